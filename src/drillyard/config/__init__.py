@@ -1,0 +1,32 @@
+"""The configs a user writes: `run.yaml` (what to train) and `cluster.yaml` (where).
+
+config = load_run_config("run.yaml", overrides=["training.steps=100"])
+require_valid(config, num_ranks=8)
+"""
+
+from drillyard.config.checks import (
+    check_run,
+    num_data_ranks,
+    require_valid,
+    resolved_accumulation,
+    resolved_global_batch,
+)
+from drillyard.config.cluster import ClusterConfig
+from drillyard.config.comparing import config_digest, differences
+from drillyard.config.loading import load_cluster_config, load_run_config, save_resolved
+from drillyard.config.run import RunConfig
+
+__all__ = [
+    "ClusterConfig",
+    "RunConfig",
+    "check_run",
+    "config_digest",
+    "differences",
+    "load_cluster_config",
+    "load_run_config",
+    "num_data_ranks",
+    "require_valid",
+    "resolved_accumulation",
+    "resolved_global_batch",
+    "save_resolved",
+]

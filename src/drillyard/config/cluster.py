@@ -1,0 +1,198 @@
+"""What the user writes about a cluster: `cluster.yaml`, where a run config is trained.
+
+What a platform needs and what it offers are rows of `PLATFORMS`; `cluster_problems` compares a config with its row, so
+that a new platform is a new row. Fields hold what every platform shares or one section per platform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from drillyard.config.problems import Path, Problem, dotted
+from drillyard.config.strict import Strict
+
+Platform = Literal["local", "ssh", "slurm", "gke", "vertex", "gce", "nebius"]
+Consumption = Literal["on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"]
+
+
+class Location(Strict):
+    """Where a cloud's machines stand and who pays for them."""
+
+    project: str | None = Field(default=None, description="Google Cloud project id, or Nebius project id.")
+    region: str | None = Field(default=None, description="Region, such as us-central1.")
+    zone: str | None = Field(default=None, description="Zone, such as us-central1-b.")
+
+
+class StorageConfig(Strict):
+    """Where run directories and data live that every node reads and writes."""
+
+    bucket: str | None = Field(default=None, description="Object storage bucket, without gs:// or s3://.")
+    directory: str | None = Field(default=None, description="Shared directory, at the same path on every node.")
+
+
+class SshConfig(Strict):
+    """Machines that are reached by ssh."""
+
+    hosts: Annotated[list[str], Field(min_length=1)] = Field(
+        description="Host names or addresses, the first one is rank 0's: [node-0, node-1]."
+    )
+    user: str | None = Field(default=None, description="Login; default: what the ssh configuration says.")
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(default=22, description="Port of the ssh server.")
+    identity_file: str | None = Field(
+        default=None, description="Private key; default: what the ssh configuration says."
+    )
+    directory: str | None = Field(default=None, description="Directory of this project on the hosts; default: as here.")
+
+
+class SlurmConfig(Strict):
+    """How jobs are submitted to Slurm."""
+
+    partition: str | None = Field(default=None, description="Partition; default: the cluster's.")
+    account: str | None = Field(default=None, description="Account that the job is charged to.")
+    qos: str | None = Field(default=None, description="Quality of service.")
+    time_limit: Annotated[str, Field(pattern=r"^(\d+-)?\d+(:[0-5]\d){0,2}$")] | None = Field(
+        default=None, description="Time limit as Slurm writes it: minutes, HH:MM:SS or D-HH:MM:SS."
+    )
+    login_host: str | None = Field(
+        default=None, description="Login node, reached by ssh; null: sbatch runs on this machine."
+    )
+    exclusive: bool = Field(default=True, description="Ask for whole nodes.")
+    exclude: list[str] = Field(default=[], description="Nodes that jobs must not use.")
+    arguments: list[str] = Field(default=[], description="Further #SBATCH arguments, as written: [--mail-type=END].")
+
+
+class ClusterConfig(Strict):
+    """A cluster: where to train. `run.yaml` says what."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")] = Field(
+        description="Name of the cluster: at most 40 lower case letters, digits and '-', beginning with a letter."
+    )
+    platform: Platform = Field(description="What runs the job: local, ssh, slurm, gke, vertex, gce or nebius.")
+    location: Location | None = Field(default=None, description="Project, region and zone of a cloud platform.")
+    machine: str | None = Field(default=None, description="Machine type, such as a4-highgpu-8g.")
+    nodes: PositiveInt = Field(default=1, description="Number of machines.")
+    consumption: Consumption | None = Field(
+        default=None,
+        description="How capacity is bought: on-demand, reservation, spot, flex-start, flex-start-queued or calendar.",
+    )
+    reservation: str | None = Field(
+        default=None, description="Name of the reservation, for consumption: reservation or calendar."
+    )
+    storage: StorageConfig = Field(default=StorageConfig(), description="Storage that every node shares.")
+    image: str | None = Field(default=None, description="Container image of the run.")
+    ssh: SshConfig | None = Field(default=None, description="Hosts of platform ssh.")
+    slurm: SlurmConfig | None = Field(default=None, description="Settings of platform slurm.")
+
+
+@dataclass(frozen=True)
+class PlatformFacts:
+    """What a platform's cluster config must hold, may hold, and how its capacity can be bought."""
+
+    required: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    consumption: tuple[str, ...] = ()
+    max_nodes: int | None = None
+
+
+PLATFORMS: dict[str, PlatformFacts] = {
+    "local": PlatformFacts(optional=("storage",), max_nodes=1),
+    "ssh": PlatformFacts(required=("ssh",), optional=("storage", "image")),
+    "slurm": PlatformFacts(
+        # A Slurm cluster that exists needs none of these; one that is to be made on a cloud needs its machines.
+        optional=("slurm", "storage", "image", "location", "machine", "consumption", "reservation"),
+        consumption=("on-demand", "reservation", "spot", "flex-start", "calendar"),
+    ),
+    "gke": PlatformFacts(
+        required=("location.project", "location.region", "machine", "consumption", "image", "storage.bucket"),
+        optional=("location", "storage", "reservation"),
+        consumption=("on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"),
+    ),
+    "vertex": PlatformFacts(
+        required=("location.project", "location.region", "machine", "consumption", "image", "storage.bucket"),
+        optional=("location", "storage", "reservation"),
+        consumption=("on-demand", "reservation", "spot", "flex-start"),
+    ),
+    "gce": PlatformFacts(
+        required=("location.project", "location.zone", "machine", "consumption"),
+        optional=("location", "storage", "reservation", "image"),
+        consumption=("on-demand", "reservation", "spot", "flex-start", "calendar"),
+    ),
+    "nebius": PlatformFacts(
+        required=("location.project", "location.region", "machine", "consumption"),
+        optional=("location", "storage", "reservation", "image"),
+        consumption=("on-demand", "reservation", "spot"),
+    ),
+}
+
+
+def cluster_problems(config: ClusterConfig) -> list[Problem]:
+    """What the config's platform lacks, does not know or cannot do."""
+    return [*_fields(config), *_capacity(config), *_nodes(config)]
+
+
+def _fields(config: ClusterConfig) -> Iterator[Problem]:
+    facts = PLATFORMS[config.platform]
+    for name in facts.required:
+        path = tuple(name.split("."))
+        if _value(config, path) is None:
+            field = _description(config, path)
+            yield Problem(path, f"missing: platform {config.platform} needs it. {field}")
+    known = {"name", "platform", "nodes", *facts.optional, *(name.split(".")[0] for name in facts.required)}
+    for name in ClusterConfig.model_fields:
+        if name not in known and getattr(config, name) != ClusterConfig.model_fields[name].get_default():
+            others = [platform for platform, row in PLATFORMS.items() if _has(row, name)]
+            yield Problem((name,), f"platform {config.platform} has no such setting; it belongs to {', '.join(others)}")
+
+
+def _capacity(config: ClusterConfig) -> Iterator[Problem]:
+    facts = PLATFORMS[config.platform]
+    bought = config.consumption
+    if bought is not None and facts.consumption and bought not in facts.consumption:
+        offered = ", ".join(facts.consumption)
+        yield Problem(("consumption",), f"found '{bought}'; platform {config.platform} allows {offered}")
+    if bought in ("reservation", "calendar") and config.reservation is None:
+        yield Problem(("reservation",), f"missing: consumption {bought} needs the name of the reservation")
+    if config.reservation is not None and bought not in ("reservation", "calendar"):
+        yield Problem(
+            ("reservation",),
+            f"only consumption reservation or calendar uses it; consumption is {bought or 'not given'}",
+        )
+    if config.platform == "slurm" and config.machine is not None:
+        for path in (("location", "project"), ("location", "zone"), ("consumption",)):
+            if _value(config, path) is None:
+                yield Problem(path, "missing: a Slurm cluster with a `machine` is made on a cloud, which needs it")
+
+
+def _nodes(config: ClusterConfig) -> Iterator[Problem]:
+    limit = PLATFORMS[config.platform].max_nodes
+    if limit is not None and config.nodes > limit:
+        yield Problem(("nodes",), f"found {config.nodes}; platform {config.platform} is this machine alone: {limit}")
+    if config.platform == "ssh" and config.ssh is not None:
+        hosts = config.ssh.hosts
+        if config.nodes != len(hosts):
+            yield Problem(
+                ("nodes",), f"found {config.nodes}, but ssh.hosts names {len(hosts)}; write nodes: {len(hosts)}"
+            )
+        for host in dict.fromkeys(host for host in hosts if hosts.count(host) > 1):
+            yield Problem(("ssh", "hosts"), f"'{host}' is named more than once")
+
+
+def _has(row: PlatformFacts, name: str) -> bool:
+    return name in row.optional or any(dotted(tuple(path.split("."))).split(".")[0] == name for path in row.required)
+
+
+def _value(config: ClusterConfig, path: Path) -> object:
+    value: object = config
+    for part in path:
+        value = getattr(value, str(part), None)
+    return value
+
+
+def _description(config: ClusterConfig, path: Path) -> str:
+    sections: dict[str, type[Strict]] = {"location": Location, "storage": StorageConfig}
+    model = sections[str(path[0])] if len(path) > 1 else type(config)
+    return model.model_fields[str(path[-1])].description or ""

@@ -1,0 +1,89 @@
+"""Whether two configs are the same run: what a resume may change, and what would make it another run.
+
+What decides the numbers of training up to rounding (model, data, order, batch, optimizer, schedule, length, precision)
+must stay. What decides only where, how fast and how visibly they are computed may change. The batch is compared by the
+caller through `resolved_global_batch`, since it depends on the number of ranks: 4 ranks x 1 micro-batch is the same run
+as 1 rank x 4.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from drillyard.config.checks import sources_of
+from drillyard.config.problems import dotted
+from drillyard.config.run import RunConfig
+
+MAY_CHANGE = frozenset(
+    {
+        "name",
+        "output",
+        "model.attention",
+        "data.cache_directory",
+        "training.micro_batch_size",
+        "training.gradient_accumulation",
+        "training.global_batch_size",
+        "training.activation_checkpointing",
+        "training.compile",
+        "training.device",
+        "training.deterministic",
+        "training.threads_per_rank",
+        "training.loss_chunk_tokens",
+        "training.max_nonfinite_steps",
+        "parallelism",
+        "checkpoint",
+        "evaluation",
+        "logging",
+    }
+)
+"""Settings, or whole sections, that a resume may change."""
+
+
+def config_digest(config: RunConfig) -> str:
+    """SHA-256, in hex, of everything that must stay; equal exactly when `differences` finds nothing but the batch."""
+    return hashlib.sha256(json.dumps(_essence(config), sort_keys=True).encode()).hexdigest()
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """What makes `new` another run than `old`: `training.seed: 0 -> 1`, in the order of the config.
+
+    `training.global_batch_size` is among them when both configs give it; otherwise the caller compares the resolved
+    batches.
+    """
+    before, after = _essence(old), _essence(new)
+    batches = (old.training.global_batch_size, new.training.global_batch_size)
+    if None not in batches:
+        before["training.global_batch_size"], after["training.global_batch_size"] = batches
+    keys = dict.fromkeys([*before, *after])
+    return [
+        f"{key}: {_shown(before, key)} -> {_shown(after, key)}"
+        for key in keys
+        if before.get(key, _shown) != after.get(key, _shown)
+    ]
+
+
+def _essence(config: RunConfig) -> dict[str, Any]:
+    """What must stay, flat: dotted key -> value. A source has one form, however it was written."""
+    values = config.model_dump(mode="json")
+    values["data"]["source"] = [source.model_dump(mode="json") for source in sources_of(config.data.source)]
+    held_out = config.data.held_out.source
+    if held_out is not None:
+        values["data"]["held_out"]["source"] = [source.model_dump(mode="json") for source in sources_of(held_out)]
+    return dict(_leaves(values, ()))
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> list[tuple[str, Any]]:
+    key = dotted(path)
+    if key in MAY_CHANGE:
+        return []
+    if isinstance(value, dict) and value:
+        return [leaf for name, inner in value.items() for leaf in _leaves(inner, (*path, str(name)))]
+    if isinstance(value, list) and value:
+        return [leaf for index, inner in enumerate(value) for leaf in _leaves(inner, (*path, str(index)))]
+    return [(key, value)]
+
+
+def _shown(values: dict[str, Any], key: str) -> str:
+    return json.dumps(values[key], ensure_ascii=False) if key in values else "(not set)"

@@ -1,0 +1,128 @@
+"""`run.yaml` and `cluster.yaml` to configs, and a config to a file with every default spelled out.
+
+Everything that is wrong with a file is told at once, each mistake with its file, line and key:
+
+    run.yaml:7: training.optimzer: unknown key; did you mean 'optimizer'?
+
+Values are typed by YAML and never coerced: `steps: "3"` and `seed: true` are mistakes, not 3 and 1.
+
+Secrets: a text `${env:NAME}` resolves to the variable's value when the config is loaded, but everything that the config
+shows of itself (a saved file, a repr, `model_dump`, a pickle) has the reference; see `environment.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from drillyard import __version__
+from drillyard.config.cluster import ClusterConfig, cluster_problems
+from drillyard.config.document import FLOAT, STANDARD_TAG, Document, read_document
+from drillyard.config.environment import reference_problems
+from drillyard.config.explain import describe_value, find_problems, problems_of
+from drillyard.config.overrides import apply_overrides
+from drillyard.config.problems import raise_all
+from drillyard.config.run import RunConfig
+from drillyard.config.strict import Origin, Strict
+from drillyard.errors import UserError
+
+Config = TypeVar("Config", bound=Strict)
+
+
+def load_run_config(
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), *, resolve_environment: bool = True
+) -> RunConfig:
+    """The run config in the file at `path`, changed by `overrides` (`training.steps=3`).
+
+    With `resolve_environment=False` references to the environment stay text and need not be set: for commands that
+    read a finished run and use none of its secrets. Contradictions between settings are `checks.require_valid`'s.
+    Raises UserError with every mistake of the file and the overrides.
+    """
+    return _load(RunConfig, path, overrides, resolve_environment)
+
+
+def load_cluster_config(
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), *, resolve_environment: bool = True
+) -> ClusterConfig:
+    """The cluster config in the file at `path`, changed by `overrides`; what its platform needs is there.
+
+    Raises UserError with every mistake of the file and the overrides.
+    """
+    config = _load(ClusterConfig, path, overrides, resolve_environment)
+    raise_all(cluster_problems(config), config._origin.places)
+    return config
+
+
+def save_resolved(config: Strict, path: str | os.PathLike[str]) -> None:
+    """Write `config` to `path` with every default spelled out; loading it gives an equal config.
+
+    Written to a file beside it first and moved into place, so that a reader never sees half of it. References to the
+    environment are written as references. Raises UserError when the file cannot be written.
+    """
+    values = config.model_dump(mode="json")
+    header = f"# Resolved by drillyard {__version__}: every default is spelled out.\n"
+    text = header + yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    target = FilePath(path)
+    try:
+        handle, partial = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(partial, 0o644)
+            os.replace(partial, target)
+        except BaseException:
+            os.unlink(partial)
+            raise
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written: {error.strerror}") from None
+
+
+def _load(
+    model: type[Config], path: str | os.PathLike[str], overrides: Sequence[str], resolve_environment: bool
+) -> Config:
+    document = apply_overrides(_with_mapping(read_document(path), model), overrides)
+    problems = [*document.problems, *reference_problems(document.value, must_be_set=resolve_environment)]
+    try:
+        config = model.model_validate_json(
+            json.dumps(document.value), strict=True, context={"resolve_environment": resolve_environment}
+        )
+    except ValidationError as error:
+        found = list(find_problems(model, document.value))
+        raise_all([*problems, *(found or (() if problems else problems_of(error)))], document.places)
+        raise
+    raise_all(problems, document.places)
+    config._origin = Origin(document.places)
+    return config
+
+
+def _with_mapping(document: Document, model: type[Strict]) -> Document:
+    if isinstance(document.value, dict):
+        return document
+    label = document.places[()].label
+    keys = ", ".join(model.model_fields)
+    found = "is empty" if document.value is None else f"holds {describe_value(document.value)}"
+    raise UserError(f"{label}: {found}; a config is a mapping with the keys {keys}")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that this project's reading or YAML 1.1 would take for something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Text as usual, but escaped where PyYAML would write a line separator plainly and read a line break."""
+    style = '"' if any(separator in text for separator in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar(f"{STANDARD_TAG}str", text, style)
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_implicit_resolver(f"{STANDARD_TAG}float", FLOAT, list("-+.0123456789"))

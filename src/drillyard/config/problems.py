@@ -1,0 +1,77 @@
+"""A problem of a config: where it is and what is wrong, and how a list of them becomes one error.
+
+A config usually has several mistakes at once, so nothing here stops at the first: finders yield problems, `raise_all`
+turns them into one `UserError` with a line for each, in the order of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from drillyard.errors import UserError
+
+Path = tuple[str | int, ...]
+"""Keys and list positions from the top of a config: ("data", "source", 0, "weight")."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value was written: `run.yaml:7`, or `--set training.steps=3`. Problems are told by rising `order`."""
+
+    label: str
+    order: int
+
+
+Places = Mapping[Path, Place]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with the value at `path`; `place` where that is not where the value was written."""
+
+    path: Path
+    message: str
+    place: Place | None = None
+
+
+def dotted(path: Path) -> str:
+    """`data.source.0.weight`, as it is written after `--set`."""
+    return ".".join(str(part) for part in path)
+
+
+def place_of(path: Path, places: Places) -> Place:
+    """Where `path` was written, or the nearest thing around it that was; `places` holds at least the top, ()."""
+    while path not in places:
+        path = path[:-1]
+    return places[path]
+
+
+def raise_all(problems: Iterable[Problem], places: Places | None = None) -> None:
+    """Raise one UserError that tells every problem on a line of its own; do nothing when there is none."""
+    found = list(dict.fromkeys(problems))
+    if not found:
+        return
+    if places is None:
+        raise UserError("\n".join(f"{dotted(problem.path)}: {problem.message}" for problem in found))
+    located = [(problem.place or place_of(problem.path, places), problem) for problem in found]
+    located.sort(key=lambda pair: pair[0].order)
+    raise UserError("\n".join(told(place, problem) for place, problem in located))
+
+
+def told(place: Place, problem: Problem) -> str:
+    """`run.yaml:7: training.steps: what is wrong`."""
+    key = f"{dotted(problem.path)}: " if problem.path else ""
+    return f"{place.label}: {key}{problem.message}"
+
+
+def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The spelling among `words` that the user most likely meant, or None; `cutoff` is the least likeness, 0 to 1."""
+    candidates = list(words)
+    by_lower = {candidate.lower(): candidate for candidate in candidates}
+    for spelling in (word.lower().replace("-", "_"), word.lower()):
+        close = get_close_matches(spelling, by_lower, n=1, cutoff=cutoff)
+        if close:
+            return by_lower[close[0]]
+    return None

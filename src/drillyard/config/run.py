@@ -1,0 +1,271 @@
+"""What the user writes about a training run: `run.yaml` as typed, strict models.
+
+Every field carries its meaning and unit in its description, so the JSON Schema, the commented
+starter of `drillyard init` and the reference documentation all come from here. Relations between
+fields (a batch that does not divide, LoRA on random weights, ...) are judged in `checks.py`, several at once;
+this file only says what each field may hold on its own.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from drillyard.config.strict import Strict
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class LoraConfig(Strict):
+    """Low-rank adapters on a frozen pretrained model."""
+
+    rank: PositiveInt = Field(default=16, description="Rank of the adapters.")
+    alpha: PositiveFloat = Field(
+        default=32.0, description="Scale of the adapters; the update is multiplied by alpha/rank."
+    )
+    dropout: Fraction = Field(default=0.0, description="Dropout probability on the adapters' input.")
+    target_modules: list[str] = Field(
+        default=["q_proj", "k_proj", "v_proj", "o_proj"], description="Names of the linear layers that get an adapter."
+    )
+
+
+class ModelConfig(Strict):
+    """Which causal language model, and where its weights come from."""
+
+    id: str | None = Field(default=None, description="Hugging Face id or local directory of a model.")
+    config: dict[str, Any] | None = Field(
+        default=None,
+        description="Inline model config instead of `id`: `architecture` (a transformers model_type such as llama) "
+        "and its own fields.",
+    )
+    init: Literal["pretrained", "random"] = Field(
+        default="pretrained", description="`pretrained` reads the weights of `id`; `random` trains from scratch."
+    )
+    lora: LoraConfig | None = Field(default=None, description="Train low-rank adapters instead of all weights.")
+    attention: Literal["auto", "sdpa", "eager", "varlen", "flex"] = Field(
+        default="auto", description="Attention kernel; `auto` takes the fastest that the device can train with."
+    )
+
+
+class SourceConfig(Strict):
+    """One source of documents, and its share of the training mixture."""
+
+    path: str = Field(
+        description="File, directory, Hugging Face data set id, or builtin:text-to-sql / builtin:python-stdlib."
+    )
+    weight: PositiveFloat = Field(
+        default=1.0, description="Share of training sequences drawn from this source, relative to the others."
+    )
+    name: str | None = Field(default=None, description="Name in metrics; default: the last part of `path`.")
+    split: str = Field(default="train", description="Split of a Hugging Face data set.")
+    options: dict[str, Any] = Field(
+        default={}, description="Settings of a built-in source, such as {examples: 20000, seed: 0}."
+    )
+
+
+class TrainTokenizer(Strict):
+    """A tokenizer trained from the training documents."""
+
+    train: Literal["bpe"] = Field(description="Algorithm: byte-level BPE.")
+    vocab_size: Annotated[int, Field(ge=260)] = Field(description="Entries of the vocabulary, special tokens included.")
+
+
+class HeldOutConfig(Strict):
+    """Documents kept from training, on which evaluation is done."""
+
+    source: str | SourceConfig | list[str | SourceConfig] | None = Field(
+        default=None,
+        description="A source of its own for held-out documents; otherwise they are taken from `data.source`.",
+    )
+    fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        default=0.0, description="Share of each source's documents that is held out, chosen by a hash of the document."
+    )
+    split_by: str | None = Field(
+        default=None,
+        description="Column whose values are held out as a whole (such as db_id), so that no value is in both parts.",
+    )
+
+
+class DataConfig(Strict):
+    """What is read, how it becomes tokens, and how tokens become sequences."""
+
+    source: str | SourceConfig | list[str | SourceConfig] = Field(
+        description="A source, or several with weights: [{path: a.jsonl, weight: 2}, {path: b.jsonl}]."
+    )
+    format: Literal["text", "prompt-completion", "chat", "text-to-sql"] = Field(
+        default="text", description="How a row becomes a document."
+    )
+    columns: dict[str, str] = Field(
+        default={},
+        description="Column names where they differ from the format's own: {prompt: question, completion: answer}.",
+    )
+    sequence_length: Annotated[int, Field(ge=8)] = Field(description="Tokens per training sequence.")
+    packing: bool = Field(
+        default=True, description="Pack several documents into one sequence; attention never crosses documents."
+    )
+    loss_on: Literal["completion", "all"] | None = Field(
+        default=None, description="Tokens that carry loss; default: `all` for text, `completion` for the others."
+    )
+    too_long: Literal["truncate", "split", "drop", "error"] | None = Field(
+        default=None,
+        description="What is done with a document longer than a sequence; default: `split` for text, "
+        "`drop` for the others.",
+    )
+    tokenizer: str | TrainTokenizer | None = Field(
+        default=None, description="Tokenizer: null takes the model's, a path or id, or {train: bpe, vocab_size: N}."
+    )
+    held_out: HeldOutConfig = Field(default=HeldOutConfig(), description="Documents kept for evaluation.")
+    cache_directory: str | None = Field(
+        default=None, description="Where tokenised data is kept; default: $DRILLYARD_CACHE or ~/.cache/drillyard."
+    )
+
+
+class OptimizerConfig(Strict):
+    """The optimizer and its constants."""
+
+    name: Literal["adamw"] = Field(default="adamw", description="Optimizer.")
+    learning_rate: PositiveFloat = Field(description="Peak learning rate.")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        default=(0.9, 0.95), description="Decay of the first and second moment."
+    )
+    epsilon: PositiveFloat = Field(default=1e-8, description="Added to the root of the second moment.")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        default=0.1, description="Decoupled weight decay; not on norms and biases."
+    )
+
+
+class ScheduleConfig(Strict):
+    """Learning rate over steps: linear warmup, then one of four shapes."""
+
+    name: Literal["cosine", "linear", "constant", "warmup-stable-decay"] = Field(
+        default="cosine", description="Shape after warmup."
+    )
+    warmup_steps: Count = Field(default=0, description="Steps of linear warmup from 0 to the peak.")
+    final_fraction: Fraction = Field(default=0.0, description="Learning rate at the end, as a fraction of the peak.")
+    decay_steps: PositiveInt | None = Field(
+        default=None, description="Steps of the final decay of warmup-stable-decay; default: a fifth of all steps."
+    )
+
+
+class TrainingConfig(Strict):
+    """How long, how large a batch, in which precision, and with which optimizer."""
+
+    steps: PositiveInt | None = Field(default=None, description="Optimizer steps; give this or `epochs`.")
+    epochs: PositiveFloat | None = Field(default=None, description="Passes over the data; give this or `steps`.")
+    micro_batch_size: PositiveInt = Field(default=1, description="Sequences per rank in one forward/backward.")
+    gradient_accumulation: PositiveInt | None = Field(
+        default=None, description="Micro-batches per step; default 1, or what `global_batch_size` asks for."
+    )
+    global_batch_size: PositiveInt | None = Field(
+        default=None, description="Sequences per step over all ranks; fixes the batch whatever the number of ranks."
+    )
+    precision: Literal["bf16", "fp32", "fp64"] = Field(
+        default="bf16", description="Compute precision; master weights and reductions are fp32 under bf16."
+    )
+    optimizer: OptimizerConfig = Field(description="Optimizer and its constants.")
+    schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="Learning rate over steps.")
+    gradient_clipping: PositiveFloat | None = Field(
+        default=1.0, description="Largest global gradient norm; null: no clipping."
+    )
+    activation_checkpointing: Literal["auto", "none", "selective", "full"] = Field(
+        default="auto", description="What is recomputed in backward instead of stored."
+    )
+    compile: Literal["auto"] | bool = Field(default="auto", description="torch.compile per block; `auto`: on GPUs.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="Where ranks compute; `auto`: GPUs if there are any."
+    )
+    seed: Count = Field(default=0, description="Seed of weights, data order and dropout.")
+    deterministic: bool = Field(default=False, description="Only deterministic kernels, on GPUs at some cost in speed.")
+    threads_per_rank: PositiveInt | None = Field(
+        default=None,
+        description="CPU threads per rank; default: the host's cores shared among its ranks. Fixed and recorded.",
+    )
+    loss_chunk_tokens: PositiveInt | None = Field(
+        default=None,
+        description="Tokens whose logits are in memory at once; default: at most a quarter of a micro-batch and 2048.",
+    )
+    max_nonfinite_steps: PositiveInt = Field(
+        default=10,
+        description="Consecutive steps with a non-finite loss or gradient after which the run ends with an error.",
+    )
+
+
+class ParallelismConfig(Strict):
+    """How ranks share the model. shard x replicate x tensor x context = number of ranks."""
+
+    shard: Literal["auto"] | PositiveInt = Field(
+        default="auto", description="Ranks that share one copy of the weights (FSDP2)."
+    )
+    replicate: PositiveInt = Field(default=1, description="Copies of the sharded model (HSDP when over 1).")
+    tensor: PositiveInt = Field(default=1, description="Tensor-parallel ranks.")
+    context: PositiveInt = Field(default=1, description="Context-parallel ranks.")
+
+
+class CheckpointConfig(Strict):
+    """When state is saved, what is kept, and what a start resumes from."""
+
+    every_steps: PositiveInt | None = Field(
+        default=None, description="Steps between checkpoints; null: only at the end."
+    )
+    keep: PositiveInt = Field(default=3, description="Newest checkpoints kept.")
+    keep_best: bool = Field(default=True, description="Keep the checkpoint with the lowest held-out loss besides.")
+    asynchronous: bool = Field(default=True, description="Write while training goes on.")
+    resume: str = Field(
+        default="auto",
+        description="`auto`: newest complete checkpoint of the run directory; `never`; or a checkpoint's path.",
+    )
+
+
+class EvaluationConfig(Strict):
+    """What is measured on held-out data, and when."""
+
+    every_steps: PositiveInt | None = Field(
+        default=None, description="Steps between evaluations; null: only at the end, if there is held-out data."
+    )
+    at_start: bool = Field(default=False, description="Evaluate before the first step too.")
+    metrics: list[Literal["loss", "sql-execution"]] = Field(default=["loss"], description="What is measured.")
+    parts: list[str] | None = Field(
+        default=None,
+        description="Names of the held-out parts to evaluate; default: all (of a built-in source its test parts).",
+    )
+    max_sequences: PositiveInt | None = Field(
+        default=None, description="At most this many held-out sequences per source for the loss."
+    )
+    samples: PositiveInt = Field(
+        default=200, description="Questions per held-out split for metrics that generate text."
+    )
+    batch_size: PositiveInt = Field(default=64, description="Sequences or prompts per rank in one forward.")
+    max_new_tokens: PositiveInt = Field(default=128, description="Longest generated answer.")
+
+
+class LoggingConfig(Strict):
+    """What a run writes about itself."""
+
+    every_steps: PositiveInt = Field(default=1, description="Steps between logged steps.")
+    tensorboard: bool = Field(default=True, description="Write TensorBoard event files.")
+    wandb: dict[str, Any] | None = Field(
+        default=None, description="Weights & Biases: arguments of wandb.init (extra `wandb`)."
+    )
+    mlflow: dict[str, Any] | None = Field(
+        default=None, description="MLflow: {tracking_uri, experiment} (extra `mlflow`)."
+    )
+
+
+class RunConfig(Strict):
+    """A training run: what to train. `cluster.yaml` says where."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")] = Field(
+        description="Name of the run: lower case letters, digits, '.', '_' and '-'."
+    )
+    output: str = Field(
+        default="runs", description="Directory that holds run directories; this run's is <output>/<name>."
+    )
+    model: ModelConfig
+    data: DataConfig
+    training: TrainingConfig
+    parallelism: ParallelismConfig = ParallelismConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    logging: LoggingConfig = LoggingConfig()

@@ -1,0 +1,140 @@
+"""Commented starters of `run.yaml` and `cluster.yaml`, made from the config models themselves.
+
+A setting that the starter chooses is written; every other one stands behind a `#` with its default, so that deleting
+the `#` changes nothing and the file shows all there is. Comments are the fields' own descriptions, so a starter cannot
+describe a setting that no longer exists.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from drillyard.config.schema import MODELS
+from drillyard.errors import UserError
+
+# A model of 0.3 million parameters that learns text-to-SQL on two CPU cores in minutes.
+RUN: dict[str, Any] = {
+    "name": "text-to-sql-small",
+    "model": {
+        "config": {
+            "architecture": "llama",
+            "hidden_size": 64,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "intermediate_size": 256,
+        },
+        "init": "random",
+    },
+    "data": {
+        "source": "builtin:text-to-sql",
+        "format": "text-to-sql",
+        "sequence_length": 128,
+        "tokenizer": {"train": "bpe", "vocab_size": 1024},
+    },
+    "training": {
+        "steps": 1500,
+        "micro_batch_size": 16,
+        "precision": "fp32",
+        "optimizer": {"learning_rate": 4e-3},
+        "schedule": {"name": "cosine", "warmup_steps": 100},
+        "seed": 0,
+    },
+    "parallelism": {"shard": "auto"},
+    "checkpoint": {"every_steps": 500},
+    "evaluation": {"every_steps": 500, "metrics": ["loss", "sql-execution"]},
+    "logging": {"every_steps": 10},
+}
+
+CLUSTER: dict[str, Any] = {"name": "this-machine", "platform": "local", "nodes": 1}
+
+HEADERS = {
+    "run": (
+        "What to train. `drillyard train run.yaml` trains it; any setting can be changed for one run by\n"
+        "`--set training.steps=100`. Settings behind a # show their defaults. Secrets: ${env:NAME}."
+    ),
+    "cluster": "Where to train. Settings behind a # show their defaults; a platform needs only its own.",
+}
+
+WIDTH = 110
+
+
+def starter(which: str) -> str:
+    """The text of a starter: `run` or `cluster`."""
+    chosen = {"run": RUN, "cluster": CLUSTER}[which]
+    header = "".join(f"# {line}\n" for line in HEADERS[which].splitlines())
+    return header + "\n" + "\n".join(_settings(MODELS[which], chosen, "")).rstrip() + "\n"
+
+
+def write_starters(directory: Path) -> list[Path]:
+    """Write `run.yaml` and `cluster.yaml` into `directory`, making it if need be.
+
+    Raises UserError, with nothing written, when one of them is there already or cannot be written.
+    """
+    paths = {which: directory / f"{which}.yaml" for which in ("run", "cluster")}
+    there = [str(path) for path in paths.values() if path.exists() or path.is_symlink()]
+    if there:
+        raise UserError(f"{' and '.join(there)}: there already, and nothing is overwritten; name another directory")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for which, path in paths.items():
+            with open(path, "x", encoding="utf-8") as file:
+                file.write(starter(which))
+    except OSError as error:
+        raise UserError(f"{error.filename or directory}: cannot be written: {error.strerror}") from None
+    return list(paths.values())
+
+
+def _settings(model: type[BaseModel], chosen: dict[str, Any], indent: str) -> Iterator[str]:
+    """The lines of a section: what is chosen as it is, everything else behind a `#`."""
+    for key, field in model.model_fields.items():
+        section = _section(field)
+        if key in chosen:
+            yield from _comment(field, section, indent)
+            if section is not None:
+                yield f"{indent}{key}:"
+                yield from _settings(section, chosen[key], f"{indent}  ")
+            else:
+                yield f"{indent}{key}: {_flow(chosen[key])}"
+        else:
+            yield from (f"{indent}{line}" for line in _comment(field, section, ""))
+            yield from (f"{indent}#{line}" for line in _default(key, field, section))
+        if not indent:
+            yield ""
+
+
+def _default(key: str, field: FieldInfo, section: type[BaseModel] | None) -> Iterator[str]:
+    """The lines of a setting that is not chosen, as they read without the `#` before each."""
+    if section is None:
+        yield f"{key}:" if field.default is PydanticUndefined else f"{key}: {_flow(field.get_default())}"
+        return
+    yield f"{key}:"
+    for inner, inner_field in section.model_fields.items():
+        yield from (f"  {line}" for line in _comment(inner_field, _section(inner_field), ""))
+        yield from (f"  {line}" for line in _default(inner, inner_field, _section(inner_field)))
+
+
+def _comment(field: FieldInfo, section: type[BaseModel] | None, indent: str) -> Iterator[str]:
+    text = field.description or (section.__doc__ if section is not None else "") or ""
+    for line in textwrap.wrap(text.split("\n\n")[0], WIDTH - len(indent) - 2):
+        yield f"{indent}# {line}"
+
+
+def _section(field: FieldInfo) -> type[BaseModel] | None:
+    """The model of a setting that is a section, given always or only if wanted; None for a value."""
+    members = [member for member in get_args(field.annotation) or (field.annotation,) if member is not type(None)]
+    only = members[0] if len(members) == 1 else None
+    return only if isinstance(only, type) and issubclass(only, BaseModel) else None
+
+
+def _flow(value: Any) -> str:
+    """A value on one line: `{train: bpe, vocab_size: 1024}`."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
