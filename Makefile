@@ -1,0 +1,68 @@
+# Everything here runs on a machine that has only python3 (>= 3.11), make and git: each target first makes .venv, once.
+
+PYTHON ?=
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -q
+TEST_GROUPS := lint unit distributed integration
+
+# Tests and the demo never reach for the network, and leave the cores to the ranks.
+export HF_HUB_OFFLINE := 1
+export HF_DATASETS_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+export HF_HUB_DISABLE_TELEMETRY := 1
+export PYTHON
+
+.PHONY: help setup demo test lint format unit distributed integration gpu bench clean
+
+help:
+	@echo "make demo         train a small model on two ranks, kill one, resume, measure, export"
+	@echo "make test         lint, then every group of tests: unit, distributed, integration"
+	@echo "make lint         ruff format --check, ruff check, mypy --strict"
+	@echo "make format       ruff format and ruff check --fix"
+	@echo "make bench        the benchmarks under benchmarks/"
+	@echo "make gpu          the tests that need a CUDA device"
+	@echo "make clean        remove caches and build output; keeps .venv and runs/"
+
+setup:
+	@sh .ci/setup
+
+demo: setup
+	@$(BIN)/python demo/run.py
+
+# Each group is a make of its own, so that its time is told and the first failing one stops the rest.
+test: setup
+	@for group in $(TEST_GROUPS); do \
+	    started=$$(date +%s); \
+	    echo "== $$group"; \
+	    $(MAKE) --no-print-directory $$group || { echo "== $$group FAILED after $$(($$(date +%s) - started)) s"; exit 1; }; \
+	    echo "== $$group: $$(($$(date +%s) - started)) s"; \
+	done
+
+lint: setup
+	@$(BIN)/ruff format --check --quiet . || { echo "ruff format: run 'make format'"; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+
+format: setup
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+unit: setup
+	@$(PYTEST) tests/unit -n 2
+
+# Ranks are processes of their own: one test at a time keeps their number at that of the test.
+distributed: setup
+	@$(PYTEST) tests/distributed -m "not gpu" --durations=5
+
+integration: setup
+	@$(PYTEST) tests/integration -m "not gpu" --durations=5
+
+gpu: setup
+	@$(PYTEST) tests/gpu -m gpu
+
+bench: setup
+	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+clean:
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,44 @@
+"""The yardstick: the least that an FSDP2 training step can be, with the same loss normalisation, clipping and optimizer.
+
+No configuration, no telemetry, no signals, no checkpoints, no skipping of bad steps: what is measured against it is what
+all of those cost. It uses the model's own head and torch's own clipping.
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+
+class BareLoop:
+    """A causal LM under FSDP2 and a step that trains it."""
+
+    def __init__(self, model, blocks, mesh, learning_rate, clipping, device):
+        policy = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
+        for module in (*blocks, model):
+            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        for module in (*blocks, model):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+        model.to_empty(device=device)
+        self.model, self.clipping = model, clipping
+        self.optimizer = None
+        self.learning_rate = learning_rate
+
+    def step(self, input_ids, position_ids, attention, labels):
+        """One step on one micro-batch; labels are shifted already. Returns the global loss as a Python number."""
+        if self.optimizer is None:
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.learning_rate, fused=True)
+        valid = (labels != -100).sum()
+        dist.all_reduce(valid)
+        logits = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False, **attention).logits
+        loss = (
+            F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum") / valid
+        )
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clipping)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        total = loss.detach()
+        dist.all_reduce(total)
+        return total.item()

@@ -1,0 +1,182 @@
+"""A step of the trainer over a step of a bare FSDP2 loop, in the same ranks, in alternating blocks of 20 steps.
+
+The trainer logs every step to all its files with signals on; the bare loop (bare_loop.py) gets its batches ready made.
+Both train the same architecture with loss on every token, fused AdamW, the same normalisation and clipping. Printed:
+the median step of each, the ratio of medians over blocks, and its 95 % interval by bootstrap over pairs of blocks.
+
+    python benchmarks/step_overhead.py [--blocks 15] [--hidden 256] [--layers 4] [--sequence-length 256]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.bare_loop import BareLoop
+from tests.distributed.ranks import run_ranks
+
+from drillyard.config import RunConfig
+from drillyard.data import prepare
+from drillyard.models import blocks, build_model, init_random, packed_attention_inputs
+from drillyard.parallel.ranks import start_ranks
+from drillyard.telemetry import RunLog
+from drillyard.training.assemble import assemble
+from drillyard.parallel.setup import fill_weights  # noqa: E402
+from drillyard.training.signals import StopRequest
+
+STEPS_PER_BLOCK = 20
+WARMUP_BLOCKS = 2
+
+
+def make_config(directory: Path, arguments: argparse.Namespace) -> RunConfig:
+    """A run config over random text that fills every sequence."""
+    generator = random.Random(0)
+    words = ["".join(generator.choices("abcdefghijklmnopqrstuvwxyz", k=generator.randint(2, 8))) for _ in range(500)]
+    with (directory / "text.jsonl").open("w") as file:
+        for _ in range(2000):
+            file.write(json.dumps({"text": " ".join(generator.choices(words, k=300))}) + "\n")
+    return RunConfig.model_validate(
+        {
+            "name": "overhead",
+            "output": str(directory / "runs"),
+            "model": {
+                "init": "random",
+                "config": {
+                    "architecture": "llama",
+                    "hidden_size": arguments.hidden,
+                    "intermediate_size": 4 * arguments.hidden,
+                    "num_hidden_layers": arguments.layers,
+                    "num_attention_heads": 4,
+                    "num_key_value_heads": 4,
+                },
+            },
+            "data": {
+                "source": str(directory / "text.jsonl"),
+                "sequence_length": arguments.sequence_length,
+                "tokenizer": {"train": "bpe", "vocab_size": 2048},
+                "cache_directory": str(directory / "cache"),
+            },
+            "training": {
+                "steps": 1_000_000,
+                "micro_batch_size": arguments.micro_batch_size,
+                "precision": "fp32",
+                "optimizer": {"learning_rate": 1e-3, "weight_decay": 0.01},
+                "schedule": {"name": "constant"},
+                "activation_checkpointing": "none",
+                "compile": False,
+            },
+        }
+    )
+
+
+def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[float]]:
+    """Seconds per step of each block, on every rank alike."""
+    config = make_config(Path(directory), arguments) if dist.get_rank() == 0 else None
+    boxes: list[Any] = [config]
+    dist.broadcast_object_list(boxes)
+    config = boxes[0]
+    ranks = start_ranks(config.training, config.parallelism)
+    data = ranks.in_turn(lambda first: prepare(config, only_open=not first))
+    log = RunLog(Path(directory) / "run", rank=ranks.rank, config=config, console="none", round_number=0)
+    stop = StopRequest(ranks.world_size)
+    parts = assemble(config, ranks, data, log, Path(directory) / "run", stop)
+    fill_weights(config, parts.model.causal_lm)
+    bare, batches = bare_loop(config, ranks, data)
+    seconds: dict[str, list[float]] = {"trainer": [], "bare": []}
+    total = parts.trainer.total_steps
+    for block in range(arguments.blocks + WARMUP_BLOCKS):
+        for name in ("trainer", "bare") if block % 2 else ("bare", "trainer"):
+            dist.barrier()
+            started = time.perf_counter()
+            if name == "trainer":
+                first = block * STEPS_PER_BLOCK
+                parts.trainer.total_steps = first + STEPS_PER_BLOCK
+                parts.trainer.train(
+                    first, on_logged=parts.reporter.logged, after_step=parts.between.after_step, stop=stop
+                )
+                parts.trainer.total_steps = total
+            else:
+                for step in range(STEPS_PER_BLOCK):
+                    bare.step(*batches[step])
+            if block >= WARMUP_BLOCKS:
+                seconds[name].append((time.perf_counter() - started) / STEPS_PER_BLOCK)
+    log.close()
+    return seconds
+
+
+def bare_loop(config: RunConfig, ranks: Any, data: Any) -> tuple[BareLoop, list[tuple[Any, ...]]]:
+    """The yardstick on the same ranks, and its batches as tensors."""
+    model = build_model(
+        config.model,
+        vocab_size=len(data.tokenizer),
+        dtype=torch.float32,
+        attention="sdpa",
+        sequence_length=config.data.sequence_length,
+        eos_token_id=data.tokenizer.eos_token_id,
+        bos_token_id=data.tokenizer.bos_token_id,
+        pad_token_id=data.tokenizer.pad_token_id,
+    )
+    clipping = config.training.gradient_clipping
+    assert clipping is not None
+    bare = BareLoop(model, blocks(model), ranks.mesh["shard"], 1e-3, clipping, ranks.device)
+    init_random(model, 0)
+    size = config.training.micro_batch_size
+    batches = []
+    for step in range(STEPS_PER_BLOCK):
+        references = data.train.indices(step, size * ranks.world_size)
+        batch = data.train.read(references[ranks.rank * size : (ranks.rank + 1) * size])
+        attention = packed_attention_inputs(batch, model, "sdpa", ranks.device)
+        batches.append(
+            (
+                torch.from_numpy(batch.input_ids),
+                torch.from_numpy(batch.position_ids),
+                attention,
+                torch.from_numpy(batch.labels),
+            )
+        )
+    return bare, batches
+
+
+def interval(trainer: list[float], bare: list[float]) -> tuple[float, float, float]:
+    """Ratio of medians and its 95 % interval by bootstrap over pairs of blocks."""
+    generator = np.random.default_rng(0)
+    pairs = np.array([trainer, bare])
+    picks = generator.integers(0, pairs.shape[1], size=(10_000, pairs.shape[1]))
+    medians = np.median(pairs[:, picks], axis=2)
+    low, high = np.percentile(medians[0] / medians[1], [2.5, 97.5])
+    return statistics.median(trainer) / statistics.median(bare), float(low), float(high)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--blocks", type=int, default=15)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--sequence-length", type=int, default=256)
+    parser.add_argument("--micro-batch-size", type=int, default=4)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        seconds = run_ranks(measure, arguments.ranks, arguments, directory, timeout=3600)[0]
+    for name, values in seconds.items():
+        low, middle, high = (1e3 * value for value in (min(values), statistics.median(values), max(values)))
+        print(f"{name:8} median step {middle:8.2f} ms  ({low:.2f} to {high:.2f})")
+    ratio, low, high = interval(seconds["trainer"], seconds["bare"])
+    print(f"trainer / bare: {ratio:.4f}  (95 % interval {low:.4f} to {high:.4f}, {arguments.blocks} blocks)")
+
+
+if __name__ == "__main__":
+    main()

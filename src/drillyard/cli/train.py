@@ -1,0 +1,81 @@
+"""`drillyard train`: start a run's ranks under a supervisor, or be one of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Console(StrEnum):
+    """What is printed for each logged step."""
+
+    auto = "auto"
+    text = "text"
+    json = "json"
+    none = "none"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("train")(train)
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="The run config, run.yaml.", metavar="RUN.YAML")],
+    nproc_per_node: Annotated[
+        int | None, typer.Option(min=1, help="Ranks on this host; default: one per GPU, or one.", metavar="N")
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="Times that the ranks are started again after a crash.", metavar="N")
+    ] = 3,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a setting: training.steps=100.", metavar="KEY=VALUE")
+    ] = None,
+    console: Annotated[Console, typer.Option(help="Lines per step: text, json, or auto (text on a terminal).")] = Console.auto,
+) -> None:
+    """Train a model as RUN.YAML says, on this host; under torchrun or any rendezvous, be one rank of the run.
+
+    Exit code 0: done. 2: something to mend in the config or the data. 85: stopped after a checkpoint, start it again.
+    """
+    from drillyard.config import load_run_config, require_valid
+
+    run = load_run_config(config, set_ or [])
+    require_valid(run, None)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        _be_a_rank(run, console.value)
+    from drillyard.supervise import supervise_training
+
+    command = [sys.executable, "-m", "drillyard", "train", str(config), "--console", console.value]
+    for override in set_ or []:
+        command += ["--set", override]
+    raise typer.Exit(
+        supervise_training(
+            command,
+            run,
+            num_ranks=nproc_per_node or num_gpus() or 1,
+            max_restarts=max_restarts,
+        )
+    )
+
+
+def num_gpus() -> int:
+    """GPUs of this host, counted by their device files so that torch need not be imported."""
+    return len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
+
+
+def _be_a_rank(run: object, console: str) -> None:
+    from drillyard.config.run import RunConfig
+    from drillyard.training.run import train as train_rank
+
+    assert isinstance(run, RunConfig)
+    round_number = int(os.environ.get("DRILLYARD_ROUND", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+    outcome = train_rank(run, console=console, round_number=round_number)
+    # gloo's threads may abort a process that ended well while the interpreter shuts down: leave without that.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(outcome.exit_code)

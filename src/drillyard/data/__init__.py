@@ -1,0 +1,26 @@
+"""Documents to token sequences: sources, prompt formats, the tokenised cache, packing, and the resumable loader.
+
+`prepare(config)` is the door: it reads what `run.yaml` names, tokenises and packs it once into a cache that every
+rank maps, and gives the training mixture and the held-out sequences. Nothing here imports torch by itself.
+"""
+
+from drillyard.data.formats import render_prompt
+from drillyard.data.held_out import evaluation_rows, held_out_names
+from drillyard.data.loader import Mixture
+from drillyard.data.prepare import DataReport, PreparedData, load_tokenizer, prepare
+from drillyard.data.sequences import Batch, Sequences
+from drillyard.data.tokenizer import prompt_tokens
+
+__all__ = [
+    "Batch",
+    "DataReport",
+    "Mixture",
+    "PreparedData",
+    "Sequences",
+    "evaluation_rows",
+    "held_out_names",
+    "load_tokenizer",
+    "prepare",
+    "prompt_tokens",
+    "render_prompt",
+]

@@ -1,0 +1,87 @@
+"""The data sets that come with Drillyard: `builtin:text-to-sql` and `builtin:python-stdlib`.
+
+Each is a stream of rows (dicts), a function of its options alone, for training or for one of its held-out parts.
+Nothing is downloaded and torch is not imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+from drillyard.data.builtin import python_stdlib, text_to_sql
+from drillyard.errors import UserError
+
+TRAIN = "train"
+NAMES = ("text-to-sql", "python-stdlib")
+
+Options = dict[str, Any]
+
+_DEFAULTS: dict[str, Options] = {
+    # 1,500 steps of 32 packed sequences of 128 tokens are about 1.3 passes over 100,000 examples.
+    "text-to-sql": {"examples": 100_000, "seed": 0, "held_out": list(text_to_sql.TEST_PARTS), "held_out_examples": 200},
+    "python-stdlib": {},
+}
+_MINIMUM = {"examples": 1, "seed": 0, "held_out_examples": 1}
+
+
+def validate_options(name: str, options: Options) -> Options:
+    """The options with their defaults. Raises UserError for a name, a key or a value that does not exist."""
+    if name not in _DEFAULTS:
+        raise UserError(f"builtin:{name} does not exist; {_nearest(name, NAMES)}.")
+    allowed = _DEFAULTS[name]
+    for key, value in options.items():
+        where = f"builtin:{name}: option {key!r}"
+        if key not in allowed:
+            raise UserError(f"{where} does not exist; {_nearest(key, tuple(allowed))}.")
+        if key in _MINIMUM and (type(value) is not int or value < _MINIMUM[key]):
+            raise UserError(f"{where} is {value!r}; it takes a whole number of at least {_MINIMUM[key]}.")
+        if key == "held_out":
+            _check_parts(where, value)
+    return allowed | options
+
+
+def _check_parts(where: str, value: object) -> None:
+    if not isinstance(value, list) or len(set(map(str, value))) != len(value):
+        raise UserError(
+            f"{where} is {value!r}; it takes a list of different parts out of {', '.join(text_to_sql.HELD_OUT_PARTS)}."
+        )
+    for part in value:
+        if part not in text_to_sql.HELD_OUT_PARTS:
+            raise UserError(f"{where} has {part!r}; {_nearest(str(part), text_to_sql.HELD_OUT_PARTS)}.")
+
+
+def _nearest(found: str, allowed: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(found, allowed, n=1)
+    listed = f"it takes {', '.join(allowed)}" if allowed else "it takes no options"
+    return f"did you mean {close[0]!r}? ({listed})" if close else listed
+
+
+def held_out_parts(name: str, options: Options | None = None) -> list[str]:
+    """Names of the held-out parts: those that the options choose, or all that exist when no options are given."""
+    if options is not None:
+        options = validate_options(name, options)
+    if name == "python-stdlib":
+        return ["files"]
+    return list(text_to_sql.HELD_OUT_PARTS if options is None else options["held_out"])
+
+
+def documents(name: str, options: Options, part: str) -> Iterator[dict[str, Any]]:
+    """The rows of "train" or of a held-out part, always in the same order. Raises UserError before the first row."""
+    settings = validate_options(name, options)
+    if part != TRAIN and part not in held_out_parts(name):
+        raise UserError(f"builtin:{name} has no part {part!r}; {_nearest(part, (TRAIN, *held_out_parts(name)))}.")
+    if name == "python-stdlib":
+        return python_stdlib.documents(part)
+    count = settings["examples" if part == TRAIN else "held_out_examples"]
+    return text_to_sql.rows(part, count, settings["seed"])
+
+
+def content_key(name: str, options: Options) -> str:
+    """Changes when the rows of any part would; which held-out parts are asked for is no part of it."""
+    settings = validate_options(name, options)
+    if name == "python-stdlib":
+        return f"python-stdlib {python_stdlib.content_key()}"
+    kept = " ".join(f"{key}={settings[key]}" for key in ("examples", "seed", "held_out_examples"))
+    return f"text-to-sql version={text_to_sql.VERSION} {kept}"

@@ -1,0 +1,285 @@
+"""The tokenised cache: made once, complete or not there, read by every rank through memory maps.
+
+    <cache>/tokenized/<key>/                   key: content of the source, tokenizer, format, settings, version
+        train.tokens train.loss ...            flat files (see sequences.py)
+        held_out.tokens ...
+        manifest.json                          sizes and xxh3-128 of every file, counts, own checksum; written last
+
+A cache is built in a directory of its own beside the final one and renamed into place, so a reader sees all of it or
+nothing, and of two builders the second finds the first one's and takes that. On opening, sizes and checksums of all
+files are verified (by the rank that prepares; the others check the manifest and the sizes); a damaged cache is
+reported, moved away and made again.
+
+Cost of verification: one read at memory speed, several GB/s from several threads, which also brings the pages in.
+Directories of builders that died are removed when that is certain (same boot and process namespace, no such process)
+or when they are a day old.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from drillyard.data.encode import HELD_OUT, TRAIN, Encoded
+from drillyard.data.packing import Packed, Packer, padded
+from drillyard.data.sequences import FILES
+from drillyard.data.sources import hash_bytes_of
+from drillyard.errors import UserError
+
+FORMAT_VERSION = 1
+PART_NAMES = {TRAIN: "train", HELD_OUT: "held_out"}
+MANIFEST = "manifest.json"
+STALE_SECONDS = 24 * 3600
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class DamagedCache(Exception):
+    """A cache directory does not hold what its manifest says; the text names the first fault."""
+
+
+@dataclass(frozen=True)
+class PartSettings:
+    """What the files of a part need beyond the pieces."""
+
+    sequence_length: int
+    packing: bool
+    pad_id: int
+    token_dtype: np.dtype[Any]
+    covers_text: bool  # every byte of a document's text is in tokens that carry loss, unless it was cut
+
+
+class _File:
+    """An output file that is hashed while it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self.stream: BinaryIO = path.open("wb")
+        self.digest = xxhash.xxh3_128()
+        self.nbytes = 0
+
+    def write(self, array: npt.NDArray[Any]) -> None:
+        data = array.tobytes()
+        self.stream.write(data)
+        self.digest.update(data)
+        self.nbytes += len(data)
+
+    def finish(self) -> dict[str, Any]:
+        self.stream.flush()
+        os.fsync(self.stream.fileno())
+        self.stream.close()
+        return {"bytes": self.nbytes, "xxh3_128": self.digest.hexdigest()}
+
+
+class _PartWriter:
+    """Packs the pieces of one part and appends the sequences to its files."""
+
+    def __init__(self, directory: Path, part: str, settings: PartSettings) -> None:
+        self.settings = settings
+        self.packer = Packer(settings.sequence_length, settings.packing)
+        self.files = {name: _File(directory / f"{part}.{name}") for name in FILES}
+        self.counts: Counter[str] = Counter()
+        self.num_sequences = self.num_tokens = self.position = 0
+
+    def add(self, encoded: Encoded, part: int) -> None:
+        self.counts.update(encoded.counts.get(part, {}))
+        if part in encoded.pieces:
+            self.counts["pieces"] += len(encoded.pieces[part].lengths)
+            for packed in self.packer.add(encoded.pieces[part]):
+                self._append(packed)
+
+    def _append(self, packed: Packed) -> None:
+        self.files["tokens"].write(packed.tokens)
+        self.files["loss"].write(np.packbits(packed.loss))
+        self.files["starts"].write(np.packbits(packed.starts))
+        self.files["lengths"].write(packed.lengths)
+        self.files["valid_tokens"].write(packed.valid_tokens)
+        room = padded(packed.lengths)
+        self.files["offsets"].write(self.position + np.cumsum(room) - room)
+        self.position += int(room.sum())
+        self.num_sequences += len(packed.lengths)
+        self.num_tokens += int(packed.lengths.sum(dtype=np.int64))
+
+    def discard(self) -> None:
+        """Close files that may have bytes which a full disk did not take."""
+        for file in self.files.values():
+            with contextlib.suppress(OSError):
+                file.stream.close()
+
+    def finish(self) -> dict[str, Any]:
+        for packed in self.packer.finish():
+            self._append(packed)
+        exact = self.settings.covers_text and not self.counts["truncated"] and not self.counts["pieces_without_loss"]
+        return {
+            "files": {file.name: file.finish() for file in self.files.values()},
+            "num_sequences": self.num_sequences,
+            "num_tokens": self.num_tokens,
+            "sequence_length": self.settings.sequence_length,
+            "pad_id": self.settings.pad_id,
+            "token_dtype": self.settings.token_dtype.name,
+            "document_bytes": self.counts["bytes"] if exact else None,
+            "counts": dict(sorted(self.counts.items())),
+        }
+
+
+def open_cache(directory: Path, verify: bool) -> dict[str, Any]:
+    """The manifest of a complete cache. DamagedCache if it is not; FileNotFoundError if there is none."""
+    if not directory.is_dir():
+        raise FileNotFoundError(directory)
+    try:
+        manifest = json.loads((directory / MANIFEST).read_text())
+        checksum = manifest.pop("checksum")
+    except FileNotFoundError:
+        raise DamagedCache("there is no manifest: the cache is half-made") from None
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise DamagedCache("the manifest is not readable") from None
+    if checksum != _checksum(manifest) or manifest["format_version"] != FORMAT_VERSION:
+        raise DamagedCache("the manifest's own checksum does not fit")
+    files = {name: entry for part in manifest["parts"].values() for name, entry in part["files"].items()}
+    for name, entry in files.items():
+        path = directory / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != entry["bytes"]:
+            raise DamagedCache(f"{name} has {found} bytes, not {entry['bytes']}")
+    if verify:
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            hashes = pool.map(hash_bytes_of, [directory / name for name in files])
+            for (name, entry), value in zip(files.items(), hashes, strict=True):
+                if value != entry["xxh3_128"]:
+                    raise DamagedCache(f"the checksum of {name} does not fit")
+    return dict(manifest)
+
+
+def build_cache(
+    directory: Path, encoded: Callable[[], Any], parts: list[int], settings: PartSettings, note: Callable[[str], None]
+) -> dict[str, Any]:
+    """Build the cache at `directory` from `Encoded` items; returns its manifest. Nothing is left on failure."""
+    remove_leftovers(directory.parent)
+    temporary = directory.with_name(f"{directory.name}.building-{_builder_identity()}")
+    writers: dict[int, _PartWriter] = {}
+    try:
+        temporary.mkdir(parents=True)
+        writers |= {part: _PartWriter(temporary, PART_NAMES[part], settings) for part in parts}
+        for item in encoded():
+            for part, writer in writers.items():
+                writer.add(item, part)
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "parts": {PART_NAMES[part]: writer.finish() for part, writer in writers.items()},
+        }
+        _write_manifest(temporary, manifest)
+        return _publish(temporary, directory, manifest, note)
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise UserError(
+                f"{directory.parent}: no room left for the tokenised cache ({error.strerror}); nothing half-made "
+                f"was left. Free space, or set data.cache_directory to another disk."
+            ) from None
+        raise UserError(
+            f"{directory.parent}: the cache cannot be written ({error.strerror}). Set data.cache_directory."
+        ) from error
+    finally:
+        for writer in writers.values():
+            writer.discard()
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
+    with (directory / MANIFEST).open("w") as stream:
+        json.dump({**manifest, "checksum": _checksum(manifest)}, stream, indent=1)
+        stream.flush()
+        os.fsync(stream.fileno())
+    _sync_directory(directory)
+
+
+def _publish(temporary: Path, directory: Path, manifest: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
+    """Rename into place; if another builder was first and its cache is whole, take that one."""
+    while True:
+        try:
+            temporary.rename(directory)
+            _sync_directory(directory.parent)
+            return manifest
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        try:
+            theirs = open_cache(directory, verify=True)
+        except FileNotFoundError:
+            continue
+        except DamagedCache:
+            remove_cache(directory)
+            continue
+        note(f"another run made the same cache at the same time; it is used ({directory})")
+        return theirs
+
+
+def remove_cache(directory: Path) -> None:
+    """Take a cache away in one step, then delete it: no reader ever sees half of it."""
+    doomed = directory.with_name(f"{directory.name}.building-{_builder_identity()}-removed")
+    try:
+        directory.rename(doomed)
+    except FileNotFoundError:
+        return  # another process was faster
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def remove_leftovers(root: Path) -> None:
+    """Delete what dead builders left. Never what a living one, or one elsewhere, may still be writing."""
+    if not root.is_dir():
+        return
+    here = _builder_identity().rsplit("-", 3)[0]
+    for path in root.glob("*.building-*"):
+        identity = path.name.split(".building-", 1)[1].removesuffix("-removed")
+        place, pid, started, _ = identity.rsplit("-", 3)
+        dead = place == here and _process_start(int(pid)) != started
+        if dead or _idle_seconds(path) > STALE_SECONDS:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _idle_seconds(path: Path) -> float:
+    """Seconds since anything in a directory was written."""
+    try:
+        newest = max(entry.stat().st_mtime for entry in (path, *path.iterdir()))
+    except FileNotFoundError:
+        return 0.0  # its builder is renaming or deleting it now
+    return time.time() - newest
+
+
+def _builder_identity() -> str:
+    """Boot, process namespace, pid, start time and a moment: from these others can tell whether a builder lives."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    return f"{boot[:16]}{namespace}-{os.getpid()}-{_process_start(os.getpid())}-{time.monotonic_ns()}"
+
+
+def _process_start(pid: int) -> str | None:
+    """Start time of a process in clock ticks since boot, or None when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def _checksum(manifest: dict[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode())
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,273 @@
+"""From a run config to sequences: `prepare`, which the trainer calls once per rank.
+
+For each source: its content key, then the cache under (content, tokenizer, format, settings), opened if it is whole and
+built otherwise. With a warm cache this costs the hashing of changed files and one read of the cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from drillyard.config.run import DataConfig, RunConfig
+from drillyard.data.cache import (
+    FORMAT_VERSION,
+    PART_NAMES,
+    DamagedCache,
+    PartSettings,
+    build_cache,
+    open_cache,
+    remove_cache,
+)
+from drillyard.data.encode import HELD_OUT, TRAIN, Encoded, EncodeSettings, Split
+from drillyard.data.formats import RowFormat, row_format
+from drillyard.data.held_out import held_out_sources, split_of, training_texts
+from drillyard.data.loader import Mixture
+from drillyard.data.sequences import Sequences
+from drillyard.data.sources import Source, training_sources
+from drillyard.data.tokenizer import TextTokenizer, tokenizer_of
+from drillyard.data.workers import encode_all
+from drillyard.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+OnProgress = Callable[[str, int, int | None], None]
+"""Called with (what is being done, bytes done, bytes in all or None)."""
+
+
+@dataclass
+class DataReport:
+    """What became of the documents: per part its counts, fill rate and sizes; and what a reader should know besides."""
+
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, name: str, sequences: Sequences) -> None:
+        self.parts[name] = {
+            "sequences": len(sequences),
+            "tokens": sequences.num_tokens,
+            "loss_tokens": sequences.num_valid_tokens,
+            "fill_rate": sequences.fill_rate,
+            **sequences.counts,
+        }
+
+    def lines(self) -> list[str]:
+        """One line per part, then the notes."""
+        lines = []
+        for name, part in self.parts.items():
+            line = f"{name}: {part.get('documents', 0):,} documents, {part['tokens']:,} tokens ("
+            line += f"{part['loss_tokens']:,} with loss) in {part['sequences']:,} sequences, "
+            line += f"{100 * part['fill_rate']:.1f} % filled"
+            special = ["dropped", "truncated", "split", "empty", "pieces_without_loss"]
+            told = [f"{part[key]:,} {key.replace('_', ' ')}" for key in special if part.get(key)]
+            lines.append(f"{line}; {', '.join(told)}" if told else line)
+        return lines + self.notes
+
+
+@dataclass
+class PreparedData:
+    """All that training and evaluation read."""
+
+    train: Mixture
+    held_out: dict[str, Sequences]
+    report: DataReport
+    text_tokenizer: TextTokenizer
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The tokenizer as an object of transformers, with save_pretrained."""
+        return self.text_tokenizer.pretrained
+
+
+def cache_root(data: DataConfig) -> Path:
+    """Where tokenised data is kept: `data.cache_directory`, $DRILLYARD_CACHE or ~/.cache/drillyard. Made if absent."""
+    root = Path(data.cache_directory or os.environ.get("DRILLYARD_CACHE") or "~/.cache/drillyard").expanduser()
+    try:
+        for name in ("tokenized", "tokenizers", "hashes"):
+            (root / name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{root}: the cache directory cannot be made ({error.strerror}). Set data.cache_directory."
+        ) from None
+    return root
+
+
+def prepare(
+    config: RunConfig,
+    tokenizer_directory: Path | None = None,
+    on_progress: OnProgress | None = None,
+    *,
+    only_open: bool = False,
+    num_workers: int | None = None,
+) -> PreparedData:
+    """Open the run's data, building what is not cached yet.
+
+    Call it on one rank first, which builds and verifies, then on the others with `only_open=True`, which open without
+    verifying checksums again and never build. `tokenizer_directory` is a saved tokenizer (a checkpoint's, say) to be
+    used instead of the config's. Raises UserError for every mistake in data or config.
+    """
+    return _Preparation(config, tokenizer_directory, on_progress, only_open, num_workers).run()
+
+
+class _Preparation:
+    """The state of one call of `prepare`."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        tokenizer_directory: Path | None,
+        on_progress: OnProgress | None,
+        only_open: bool,
+        num_workers: int | None,
+    ) -> None:
+        self.config, self.data = config, config.data
+        self.tokenizer_directory = tokenizer_directory
+        self.on_progress = on_progress
+        self.only_open, self.num_workers = only_open, num_workers
+        self.root = cache_root(config.data)
+        self.format = row_format(config.data)
+        self.split = split_of(config.data)
+        self.report = DataReport()
+
+    def run(self) -> PreparedData:
+        sources = training_sources(self.data)
+        keys = {source.name: source.content_key(self.root / "hashes") for source in sources}
+        self.tokenizer = _tokenizer(self.config, self.tokenizer_directory, self.root, sources, self.format, self.split)
+        self.settings = self._encode_settings(self.tokenizer)
+        trained, held_out = [], {}
+        for source in sources:
+            parts = self._sequences(source, keys[source.name], self.split)
+            trained.append(_not_empty(parts[TRAIN], source.name, "training"))
+            self.report.add(source.name, parts[TRAIN])
+            if HELD_OUT in parts:
+                held_out[source.name] = _not_empty(parts[HELD_OUT], source.name, "held-out")
+        for name, source in held_out_sources(self.data, sources).items():
+            key = source.content_key(self.root / "hashes")
+            held_out[name] = _not_empty(self._sequences(source, key, Split())[TRAIN], name, "held-out")
+        for name, sequences in held_out.items():
+            self.report.add(f"{name} (held out)", sequences)
+        mixture = Mixture(trained, [source.weight for source in sources], self.config.training.seed)
+        return PreparedData(mixture, held_out, self.report, self.tokenizer)
+
+    def _encode_settings(self, tokenizer: TextTokenizer) -> EncodeSettings:
+        data = self.data
+        if data.format == "chat" and tokenizer.chat_template is None:
+            raise UserError(
+                f"data.format: chat needs a tokenizer with a chat template, and {tokenizer.origin} has none. "
+                f"Set data.tokenizer to one that has (an instruct model's), or use prompt-completion."
+            )
+        if data.format not in ("chat", "text") and tokenizer.eos_id is None:
+            raise UserError(
+                f"the tokenizer {tokenizer.origin} has no end-of-sequence token, so a completion would never end. "
+                f"Set data.tokenizer to one that has."
+            )
+        return EncodeSettings(
+            format=self.format,
+            sequence_length=data.sequence_length,
+            too_long=data.too_long or ("split" if data.format == "text" else "drop"),
+            split=self.split,
+            tokenizer_json=tokenizer.json,
+            wide=tokenizer.vocab_size > 1 << 16,
+            bos_id=tokenizer.bos_id,
+            eos_id=tokenizer.eos_id,
+            chat_template=tokenizer.chat_template if data.format == "chat" else None,
+            special_tokens=tokenizer.special_tokens,
+        )
+
+    def _sequences(self, source: Source, content_key: str, split: Split) -> dict[int, Sequences]:
+        """The parts of a source, from the cache or built now."""
+        settings = EncodeSettings(**{**self.settings.__dict__, "split": split})
+        described = {
+            **settings.__dict__,
+            "tokenizer_json": self.tokenizer.key,
+            "format": self.format.__dict__,
+            "split": split.__dict__,
+        }
+        key = _key([FORMAT_VERSION, content_key, described, self.data.packing, self.tokenizer.pad_id])
+        directory = self.root / "tokenized" / key
+        parts = [TRAIN, HELD_OUT] if split.fraction else [TRAIN]
+        manifest = self._open_or_build(source, directory, settings, parts)
+        return {
+            part: Sequences(directory, PART_NAMES[part], manifest["parts"][PART_NAMES[part]], source.name)
+            for part in parts
+        }
+
+    def _open_or_build(
+        self, source: Source, directory: Path, settings: EncodeSettings, parts: list[int]
+    ) -> dict[str, Any]:
+        try:
+            return open_cache(directory, verify=not self.only_open)
+        except FileNotFoundError:
+            if self.only_open:
+                raise UserError(
+                    f"{directory}: not there, though another rank made it. "
+                    f"data.cache_directory must be on a disk that all hosts share."
+                ) from None
+        except DamagedCache as damage:
+            if self.only_open:
+                raise UserError(
+                    f"{directory}: the tokenised cache is damaged ({damage}). Start again: it will be made anew."
+                ) from None
+            self._note(f"the tokenised cache of {source.name} was damaged ({damage}); it is made again")
+            remove_cache(directory)
+        has_start = settings.bos_id is not None or settings.eos_id is not None
+        part_settings = PartSettings(
+            settings.sequence_length, self.data.packing, self.tokenizer.pad_id, settings.dtype,
+            covers_text=self.format.name == "text" and has_start,
+        )  # fmt: skip
+        return build_cache(directory, lambda: self._encoded(source, settings), parts, part_settings, self._note)
+
+    def _encoded(self, source: Source, settings: EncodeSettings) -> Iterator[Encoded]:
+        done, total = 0, source.nbytes
+        for encoded in encode_all(source.batches(), settings, self.num_workers):
+            yield encoded
+            done += encoded.nbytes
+            if self.on_progress is not None:
+                self.on_progress(f"tokenising {source.name}", done, total)
+
+    def _note(self, text: str) -> None:
+        self.report.notes.append(text)
+
+
+def _not_empty(sequences: Sequences, name: str, kind: str) -> Sequences:
+    if len(sequences):
+        return sequences
+    counts = {key: value for key, value in sequences.counts.items() if value}
+    if not counts.get("rows"):
+        advice = (
+            "raise data.held_out.fraction" if kind == "held-out" else "check the source (and data.held_out.fraction)"
+        )
+        raise UserError(f"data.source {name}: the {kind} data set is empty (no rows); {advice}.")
+    became = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items())
+    raise UserError(
+        f"data.source {name}: no {kind} document is left with a token that carries loss ({became}). "
+        f"Check data.too_long, data.sequence_length and the columns."
+    )
+
+
+def _key(value: Any) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True, default=repr).encode())
+
+
+def load_tokenizer(config: RunConfig, tokenizer_directory: Path | None = None) -> PreTrainedTokenizerFast:
+    """The run's tokenizer alone, trained from its data if it is such a one and not cached."""
+    root, form, split = cache_root(config.data), row_format(config.data), split_of(config.data)
+    return _tokenizer(config, tokenizer_directory, root, training_sources(config.data), form, split).pretrained
+
+
+def _tokenizer(
+    config: RunConfig, directory: Path | None, root: Path, sources: list[Source], form: RowFormat, split: Split
+) -> TextTokenizer:
+    def documents_key() -> str:
+        keys = [source.content_key(root / "hashes") for source in sources]
+        return _key([keys, split.__dict__, form.__dict__])
+
+    return tokenizer_of(config, directory, root, documents_key, lambda: training_texts(sources, form, split))

@@ -1,0 +1,119 @@
+"""Packed sequences read through memory maps, and the batch that training sees.
+
+A part of a cache is six flat files (see `FILES`). A sequence takes its own length rounded up to 8 tokens, so short
+sequences cost no padding on disk and the loss and document-start bits of a row begin at a byte. All ranks share the
+same pages.
+
+Cost of a batch: one copy of its tokens and some vectorised passes over [B, T]; about 0.1 ms for 16 x 128.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from drillyard.data.packing import padded
+
+IGNORED = -100
+"""Label of a position without loss, the `ignore_index` of torch's cross entropy."""
+
+FILES = {
+    "tokens": None,  # uint16 or uint32, by the size of the vocabulary
+    "loss": np.uint8,  # bit t of a row: position t carries loss
+    "starts": np.uint8,  # bit t of a row: a document (or piece of one) starts at t
+    "lengths": np.int32,  # tokens per sequence
+    "valid_tokens": np.int32,  # positions with loss per sequence
+    "offsets": np.int64,  # where a row begins in tokens; in bytes of loss and starts after division by 8
+}
+
+
+@dataclass
+class Batch:
+    """B sequences of T tokens, as the model takes them.
+
+    input_ids, labels (already shifted: the token to be predicted from that position, -100 without loss), position_ids
+    (from 0 in each document): int64 [B, T]. document_ids: int32 [B, T], 0, 1, 2, ... within a sequence, -1 on
+    padding.
+    """
+
+    input_ids: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.int64]
+    position_ids: npt.NDArray[np.int64]
+    document_ids: npt.NDArray[np.int32]
+
+
+def map_file(path: Path, dtype: Any) -> npt.NDArray[Any]:
+    """A file as a read-only array through a shared memory map. A plain array: numpy's memmap class is slow to slice."""
+    if path.stat().st_size == 0:
+        return np.zeros(0, dtype)
+    with path.open("rb") as stream:
+        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    return np.frombuffer(mapped, dtype)
+
+
+class Sequences:
+    """The packed sequences of one part of one source. Use `len` and `read`."""
+
+    def __init__(self, directory: Path, part: str, manifest: dict[str, Any], name: str) -> None:
+        """Open part `part` of the cache in `directory`; `manifest` is the part's entry of its manifest."""
+        self.name = name
+        self.key = f"{directory.name}/{part}"
+        self.counts: dict[str, int] = manifest["counts"]
+        self.sequence_length: int = manifest["sequence_length"]
+        self.pad_id: int = manifest["pad_id"]
+        self.document_bytes: int | None = manifest["document_bytes"]
+        self.num_tokens: int = manifest["num_tokens"]
+        arrays = {
+            name: map_file(directory / f"{part}.{name}", dtype or np.dtype(manifest["token_dtype"]))
+            for name, dtype in FILES.items()
+        }
+        self._tokens, self._loss, self._starts = arrays["tokens"], arrays["loss"], arrays["starts"]
+        self._lengths, self._offsets = arrays["lengths"], arrays["offsets"]
+        self.valid_tokens: npt.NDArray[np.int32] = arrays["valid_tokens"]
+        self._positions = np.arange(self.sequence_length, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    @property
+    def fill_rate(self) -> float:
+        """Tokens over positions: 1.0 when no position is padding."""
+        return self.num_tokens / max(1, len(self) * self.sequence_length)
+
+    @cached_property
+    def num_valid_tokens(self) -> int:
+        """Positions with loss over all sequences."""
+        return int(self.valid_tokens.sum(dtype=np.int64))
+
+    def read(self, indices: npt.NDArray[np.integer[Any]] | Sequence[int]) -> Batch:
+        """The sequences with these numbers as a batch [B, T]."""
+        rows = np.asarray(indices, np.int64)
+        size, length = len(rows), self.sequence_length
+        offsets, lengths = self._offsets[rows], self._lengths[rows]
+        input_ids = np.full((size, length), self.pad_id, np.int64)
+        bits = np.zeros((2, size, (length + 7) // 8), np.uint8)
+        spans = zip(offsets.tolist(), lengths.tolist(), (padded(lengths) // 8).tolist(), strict=True)
+        for b, (offset, count, num_bytes) in enumerate(spans):
+            input_ids[b, :count] = self._tokens[offset : offset + count]
+            first = offset >> 3
+            bits[0, b, :num_bytes] = self._loss[first : first + num_bytes]
+            bits[1, b, :num_bytes] = self._starts[first : first + num_bytes]
+        loss, starts = np.unpackbits(bits, axis=2, count=length).view(np.bool_)
+        padding = self._positions >= lengths[:, None]
+        labels = np.full((size, length), IGNORED, np.int64)
+        np.copyto(labels[:, :-1], input_ids[:, 1:], where=loss[:, :-1])
+        document_ids = np.cumsum(starts, axis=1, dtype=np.int32)
+        document_ids -= 1
+        document_ids[padding] = -1
+        # Padding is numbered from 0 as if it were a document of its own, so that it is masked like one.
+        short = np.flatnonzero(lengths < length)
+        starts[short, lengths[short]] = True
+        begins = np.maximum.accumulate(np.where(starts, self._positions, 0), axis=1)
+        return Batch(input_ids, labels, self._positions - begins, document_ids)

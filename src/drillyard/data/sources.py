@@ -1,0 +1,201 @@
+"""Where documents come from: files, directories, Hugging Face data sets and the built-in sets, behind one interface.
+
+A `Source` gives raw batches in a fixed order and a key that stands for its content. The key of files is the xxh3-128
+of their bytes, hashed in threads (xxhash releases the interpreter lock); results are remembered per file under its
+size, inode and change times, so that a restart does not read terabytes again. As git does with its index, a file that
+changed within the last two seconds is not remembered, because a later change may leave the same times.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from drillyard.config.run import DataConfig, SourceConfig
+from drillyard.data.batches import RawBatch, batched_rows
+from drillyard.data.readers import BATCH_BYTES, COMPRESSIONS, kind_of, read_files
+from drillyard.errors import UserError
+
+BUILTIN = "builtin:"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+KINDS = ".jsonl, .parquet, .csv, .txt and other plain text, also with .gz or .zst"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files (already listed), one part of a built-in set, or a data set of the Hugging Face library."""
+
+    name: str
+    weight: float
+    config: SourceConfig
+    files: tuple[Path, ...] = ()
+    builtin_part: str | None = None
+
+    @property
+    def builtin(self) -> str | None:
+        """Name of the built-in set, or None."""
+        return self.config.path.removeprefix(BUILTIN) if self.config.path.startswith(BUILTIN) else None
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes to be read, or None when they are not known beforehand."""
+        if not self.files or any(file.suffix.lower() in (*COMPRESSIONS, ".parquet") for file in self.files):
+            return None
+        return sum(file.stat().st_size for file in self.files)
+
+    def batches(self) -> Iterator[RawBatch]:
+        """Raw batches in a fixed order."""
+        if self.files:
+            return read_files(list(self.files))
+        if self.builtin is not None:
+            from drillyard.data import builtin
+
+            part = self.builtin_part or "train"
+            rows = builtin.documents(self.builtin, self.config.options, part=part)
+            return batched_rows(f"{self.config.path} ({part})", "row", enumerate(rows, 1), BATCH_BYTES)
+        from drillyard.data import hub
+
+        return hub.batches(self.config)
+
+    def content_key(self, memo: Path) -> str:
+        """A key that changes when the content does; `memo` is a directory for remembered hashes of files."""
+        if self.files:
+            with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+                hashes = list(pool.map(lambda file: file_hash(file, memo), self.files))
+            root = _root(self.config.path)
+            names = [file.relative_to(root).as_posix() if root else "" for file in self.files]
+            return _digest(["files", [[name, value] for name, value in zip(names, hashes, strict=True)]])
+        if self.builtin is not None:
+            from drillyard.data import builtin
+
+            part = self.builtin_part or "train"
+            return _digest(["builtin", self.builtin, part, builtin.content_key(self.builtin, self.config.options)])
+        from drillyard.data import hub
+
+        return _digest(["hub", hub.content_key(self.config)])
+
+
+def resolve_source(config: SourceConfig) -> Source:
+    """Find out what a path is. UserError when it is nothing that can be read."""
+    name = config.name or _default_name(config.path)
+    if config.path.startswith(BUILTIN):
+        return Source(name, config.weight, config)
+    if config.options and (Path(config.path).exists() or not HUB_ID.fullmatch(config.path)):
+        raise UserError(
+            f"data.source: {config.path} takes no options (found: {', '.join(config.options)}); "
+            f"only built-in sources and Hugging Face data sets do."
+        )
+    path = Path(config.path).expanduser()
+    if path.is_dir():
+        return Source(name, config.weight, config, () if _is_saved_data_set(path) else _files_of(path))
+    if path.is_file():
+        if kind_of(path) is None:
+            raise UserError(f"{path}: unknown kind of file. Readable are {KINDS}.")
+        return Source(name, config.weight, config, (path,))
+    if HUB_ID.fullmatch(config.path) and kind_of(path) is None:
+        return Source(name, config.weight, config)
+    raise UserError(_missing(path))
+
+
+def resolve_sources(configured: str | SourceConfig | list[str | SourceConfig]) -> list[Source]:
+    """All sources of a config key, their names made sure to be distinct."""
+    items = configured if isinstance(configured, list) else [configured]
+    if not items:
+        raise UserError("data.source is an empty list: name at least one file, directory or data set.")
+    sources = [resolve_source(SourceConfig(path=item) if isinstance(item, str) else item) for item in items]
+    names = [source.name for source in sources]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"data.source: two sources are named {name!r}; give each its own `name`.")
+    return sources
+
+
+def training_sources(data: DataConfig) -> list[Source]:
+    """The sources that training draws from."""
+    return resolve_sources(data.source)
+
+
+def file_hash(file: Path, memo: Path) -> str:
+    """xxh3-128 of a file's bytes in hex, remembered in the directory `memo` while the file stays unchanged."""
+    stat = file.stat()
+    identity = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
+    record = memo / f"{xxhash.xxh3_128_hexdigest(os.fsencode(file.resolve()))}.json"
+    try:
+        known = json.loads(record.read_text())
+        if known["identity"] == identity:
+            return str(known["xxh3_128"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # no record, or one that another process is writing: hash the file
+    started_ns = time.time_ns()
+    value = hash_bytes_of(file)
+    if started_ns - max(stat.st_mtime_ns, stat.st_ctime_ns) > 2_000_000_000:
+        temporary = record.with_suffix(f".{os.getpid()}-{started_ns}")
+        temporary.write_text(json.dumps({"identity": identity, "xxh3_128": value, "file": str(file)}))
+        temporary.replace(record)
+    return value
+
+
+def hash_bytes_of(file: Path) -> str:
+    """xxh3-128 of a file's bytes in hex."""
+    digest = xxhash.xxh3_128()
+    buffer = bytearray(4 << 20)
+    view = memoryview(buffer)
+    try:
+        with file.open("rb", buffering=0) as stream:
+            while count := stream.readinto(buffer):
+                digest.update(view[:count])
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror}). Check the file and its permissions.") from None
+    return digest.hexdigest()
+
+
+def _digest(value: Any) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())
+
+
+def _root(path: str) -> Path | None:
+    root = Path(path).expanduser()
+    return root if root.is_dir() else None
+
+
+def _default_name(path: str) -> str:
+    """The last part of a path without the suffixes of its format."""
+    name = path.removeprefix(BUILTIN).rstrip("/").rsplit("/", 1)[-1]
+    for compression in COMPRESSIONS:
+        name = name.removesuffix(compression)
+    return name.rsplit(".", 1)[0] if kind_of(Path(name)) is not None else name
+
+
+def _is_saved_data_set(path: Path) -> bool:
+    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+
+
+def _files_of(directory: Path) -> tuple[Path, ...]:
+    """Readable files below a directory in the order of their paths; hidden files and directories are left out."""
+    found = []
+    for parent, directories, names in os.walk(directory, followlinks=True):
+        directories[:] = sorted(name for name in directories if not name.startswith("."))
+        found += [Path(parent, name) for name in names if not name.startswith(".") and kind_of(Path(name)) is not None]
+    if not found:
+        raise UserError(f"{directory}: no readable file in this directory. Readable are {KINDS}.")
+    return tuple(sorted(found, key=lambda file: file.relative_to(directory).as_posix()))
+
+
+def _missing(path: Path) -> str:
+    message = f"{path}: no such file or directory."
+    if path.parent.is_dir():
+        near = difflib.get_close_matches(path.name, sorted(os.listdir(path.parent)), 1)
+        if near:
+            return f"{message} Did you mean {path.parent / near[0]}?"
+        return f"{message} Check data.source; {path.parent} exists."
+    return f"{message} Check data.source: {path.parent} does not exist either."

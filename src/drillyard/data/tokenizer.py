@@ -1,0 +1,217 @@
+"""The tokenizer of a run: the model's, one from a path, or one trained from the training documents.
+
+A `TextTokenizer` holds what the data room needs (the `tokenizer.json`, the ids of special tokens, the chat template),
+so that workers load only the `tokenizers` library; the transformers object is made when asked for.
+
+A trained tokenizer is byte-level BPE: every text can be encoded, and decode(encode(x)) == x including leading spaces.
+Its <|endoftext|> begins and ends documents, its <|pad|> fills sequences. The training is deterministic, and is kept
+in the cache under the content of its documents. At most `TRAINING_BYTES` of text are looked at, taken in equal shares
+from the sources, because the trainer keeps every distinct word in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from queue import Queue
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from drillyard.config.run import RunConfig, TrainTokenizer
+from drillyard.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+END_OF_TEXT = "<|endoftext|>"
+PAD = "<|pad|>"
+TRAINING_BYTES = 512 << 20
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A fast tokenizer as data. `origin` is the id or directory that it was loaded from."""
+
+    json: str
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int
+    chat_template: str | None
+    special_tokens: dict[str, str]
+    origin: str
+
+    @cached_property
+    def key(self) -> str:
+        """Changes when any token of any document would."""
+        parts = [self.json, self.bos_id, self.eos_id, self.pad_id, self.chat_template, self.special_tokens]
+        return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode())
+
+    @cached_property
+    def pretrained(self) -> PreTrainedTokenizerFast:
+        """The same tokenizer as an object of transformers."""
+        tokenizer: PreTrainedTokenizerFast = _load_pretrained(self.origin)
+        return tokenizer
+
+
+def prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
+    """Token ids of a prompt exactly as in training: the beginning-of-sequence token if there is one, then the text.
+
+    Text that looks like a special token is encoded as plain text, as in training.
+    """
+    backend = tokenizer.backend_tokenizer
+    before = backend.encode_special_tokens
+    backend.encode_special_tokens = True
+    try:
+        ids = backend.encode(prompt, add_special_tokens=False).ids
+    finally:
+        backend.encode_special_tokens = before
+    bos = tokenizer.bos_token_id
+    return list(ids) if bos is None else [int(bos), *ids]
+
+
+def open_tokenizer(path: str) -> TextTokenizer:
+    """The fast tokenizer of a model id or of a directory. UserError when there is none."""
+    tokenizer = _load_pretrained(path)
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    settled = TextTokenizer(
+        json=backend.to_str(),
+        vocab_size=max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=0)),
+        bos_id=tokenizer.bos_token_id,
+        eos_id=tokenizer.eos_token_id,
+        pad_id=int(pad) if pad is not None else 0,
+        chat_template=tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None,
+        special_tokens={
+            key: str(value) for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)
+        },
+        origin=path,
+    )
+    settled.__dict__["pretrained"] = tokenizer
+    return settled
+
+
+def trained_tokenizer(
+    wanted: TrainTokenizer, documents_key: str, documents: Callable[[], Iterator[str]], cache: Path
+) -> TextTokenizer:
+    """The byte-level BPE trained from `documents()`, from the cache when it is there."""
+    key = xxhash.xxh3_128_hexdigest(
+        f"{_VERSION}/{wanted.train}/{wanted.vocab_size}/{TRAINING_BYTES}/{documents_key}".encode()
+    )
+    directory = cache / "tokenizers" / key
+    if not (directory / "tokenizer.json").is_file():
+        temporary = directory.with_name(f"{key}.building-{os.getpid()}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        _as_pretrained(_train(wanted.vocab_size, documents())).save_pretrained(str(temporary))
+        try:
+            temporary.rename(directory)
+        except OSError:
+            shutil.rmtree(temporary)  # another run made the same tokenizer first
+    return open_tokenizer(str(directory))
+
+
+def _train(vocab_size: int, documents: Iterator[str]) -> Tokenizer:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT, PAD],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    _in_this_thread(documents, lambda handed_over: tokenizer.train_from_iterator(handed_over, trainer))
+    return tokenizer
+
+
+def _in_this_thread(items: Iterator[str], consume: Callable[[Iterator[list[str]]], None]) -> None:
+    """Run `consume` in a thread of its own, fed with lists of `items`, which are drawn here.
+
+    The trainer draws from a thread of its pool, and a source may be bound to the thread that opened it (sqlite is).
+    """
+    handed_over: Queue[list[str] | None] = Queue(maxsize=4)
+
+    def consume_all() -> None:
+        drawn = iter(handed_over.get, None)
+        try:
+            consume(drawn)
+        finally:
+            deque(drawn, maxlen=0)  # after a failure: let the producer finish
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(consume_all)
+        try:
+            while some := list(islice(items, 1024)):
+                handed_over.put(some)
+        finally:
+            handed_over.put(None)
+        done.result()
+
+
+def _as_pretrained(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    from transformers import PreTrainedTokenizerFast
+
+    make: Any = PreTrainedTokenizerFast  # its constructor has no annotations
+    return make(  # type: ignore[no-any-return]
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=PAD,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _load_pretrained(path: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except Exception as error:  # the library raises many types for what is always the same: there is no tokenizer
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"no tokenizer can be loaded from {path}: {reason} "
+            f"Set data.tokenizer to a path, an id, or {{train: bpe, vocab_size: N}}."
+        ) from error
+    if not getattr(tokenizer, "is_fast", False):
+        raise UserError(
+            f"the tokenizer of {path} has no fast version (tokenizer.json). Set data.tokenizer to one that has."
+        )
+    return tokenizer
+
+
+def tokenizer_of(
+    config: RunConfig,
+    directory: Path | None,
+    cache: Path,
+    documents_key: Callable[[], str],
+    documents: Callable[[], Iterator[str]],
+) -> TextTokenizer:
+    """The tokenizer that a run uses: `directory` (a saved one, such as a checkpoint's) goes before the config's."""
+    wanted = config.data.tokenizer
+    if directory is not None:
+        return open_tokenizer(str(directory))
+    if isinstance(wanted, TrainTokenizer):
+        return trained_tokenizer(wanted, documents_key(), documents, cache)
+    if wanted is not None:
+        return open_tokenizer(wanted)
+    if config.model.id is None:
+        raise UserError(
+            "data.tokenizer is missing: a model given by `config` has none. "
+            "Set a path, an id, or {train: bpe, vocab_size: N}."
+        )
+    return open_tokenizer(config.model.id)

@@ -1,0 +1,107 @@
+"""Greedy generation with a KV cache, batched, with the prompts shared out among the ranks.
+
+Every rank generates for its own prompts, but all make the same number of forward calls, because a sharded model gathers
+its weights in each. Prompts are sorted by length before they are dealt into batches, padded on the left, and a batch ends when
+every rank's rows have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import register_fsdp_forward_method
+from transformers import DynamicCache
+
+from drillyard.models.loss import LanguageModelLoss
+from drillyard.parallel.apply import fsdp_modules
+from drillyard.parallel.ranks import Ranks
+
+GENERATION_ATTENTION = "sdpa"
+
+
+@torch.no_grad()
+def generate(
+    root: LanguageModelLoss,
+    prompts: Sequence[list[int]],
+    ranks: Ranks,
+    *,
+    eos_token_id: int,
+    pad_token_id: int,
+    max_new_tokens: int,
+    batch_size: int,
+) -> list[list[int]]:
+    """The greedy continuation of every prompt, without the end-of-text token; the whole list on every rank."""
+    register_fsdp_forward_method(root, "next_logits")
+    was_training = root.training
+    root.eval()
+    config = root.causal_lm.config
+    cached, config.use_cache = config.use_cache, True
+    # Kernels for packed training take no KV cache.
+    kernel, config._attn_implementation = config._attn_implementation, GENERATION_ATTENTION
+    order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
+    mine: dict[int, list[int]] = {}
+    round_size = batch_size * ranks.world_size
+    for start in range(0, len(order), round_size):
+        dealt = order[start + ranks.rank : start + round_size : ranks.world_size]
+        rows = [prompts[i] for i in dealt] or [[eos_token_id]]
+        outputs = _generate_batch(root, rows, ranks, eos_token_id, pad_token_id, max_new_tokens)
+        mine.update(zip(dealt, outputs, strict=False))
+    config.use_cache, config._attn_implementation = cached, kernel
+    for module in fsdp_modules(root):
+        module.reshard()
+    root.train(was_training)
+    return _gather(mine, len(prompts), ranks)
+
+
+def _generate_batch(
+    root: LanguageModelLoss, rows: list[list[int]], ranks: Ranks, eos: int, pad: int, max_new_tokens: int
+) -> list[list[int]]:
+    width = max(len(row) for row in rows)
+    input_ids_BT = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=ranks.device)
+    mask_BT = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=ranks.device)
+    position_ids_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
+    cache = DynamicCache(config=root.causal_lm.config)
+    ended_B = torch.zeros(len(rows), dtype=torch.bool, device=ranks.device)
+    columns: list[torch.Tensor] = []
+    for _ in range(max_new_tokens):
+        logits_BV = root.next_logits(
+            input_ids=input_ids_BT,
+            attention_mask=mask_BT,
+            position_ids=position_ids_BT,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        next_B = logits_BV.argmax(dim=-1)
+        next_B = torch.where(ended_B, eos, next_B)
+        columns.append(next_B)
+        ended_B = ended_B | (next_B == eos)
+        if _all_ended(ended_B, ranks):
+            break
+        input_ids_BT = next_B[:, None]
+        position_ids_BT = position_ids_BT[:, -1:] + 1
+        mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(rows), 1)], dim=1)
+    return [_until(row, eos) for row in torch.stack(columns, dim=1).tolist()]
+
+
+def _all_ended(ended_B: torch.Tensor, ranks: Ranks) -> bool:
+    unfinished = (~ended_B).any().to(torch.int32)
+    if ranks.world_size > 1:
+        dist.all_reduce(unfinished, op=dist.ReduceOp.MAX)
+    return not unfinished.item()
+
+
+def _until(tokens: list[int], eos: int) -> list[int]:
+    return tokens[: tokens.index(eos)] if eos in tokens else tokens
+
+
+def _gather(mine: dict[int, list[int]], count: int, ranks: Ranks) -> list[list[int]]:
+    parts: list[Any] = [None] * ranks.world_size
+    if ranks.world_size > 1:
+        dist.all_gather_object(parts, mine)
+    else:
+        parts = [mine]
+    merged = {index: tokens for part in parts for index, tokens in part.items()}
+    return [merged[index] for index in range(count)]

@@ -1,0 +1,119 @@
+"""Everything that is measured on held-out data, in one call that training and `drillyard eval` share.
+
+Each held-out part gives its loss; with the metric sql-execution the model also answers the part's questions, each answer is
+run, and every prediction is written to a file beside the figures.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from drillyard.config.run import RunConfig
+from drillyard.data import PreparedData, evaluation_rows, prompt_tokens, render_prompt
+from drillyard.errors import UserError
+from drillyard.evaluation.generate import generate
+from drillyard.evaluation.loss import evaluate_loss
+from drillyard.evaluation.sql import Verdict, accuracy, judge
+from drillyard.models.loss import LanguageModelLoss
+from drillyard.parallel.ranks import Ranks
+
+
+@dataclass
+class HeldOut:
+    """The held-out parts of a run and how to measure a model on them; called on every rank alike."""
+
+    config: RunConfig
+    data: PreparedData
+    root: LanguageModelLoss
+    ranks: Ranks
+    directory: Path
+    attention: str
+    parts: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        wanted = self.config.evaluation.parts
+        self.parts = list(self.data.held_out) if wanted is None else wanted
+        missing = [name for name in self.parts if name not in self.data.held_out]
+        if missing:
+            raise UserError(
+                f"evaluation.parts: there is no held-out part {missing[0]!r}; there are: {', '.join(self.data.held_out)}"
+            )
+
+    def evaluate(self, step: int) -> dict[str, dict[str, Any]]:
+        """All metrics of all parts: {part: {loss, perplexity, bits_per_byte, tokens, sequences, sql_execution, ...}}."""
+        results: dict[str, dict[str, Any]] = {}
+        evaluation = self.config.evaluation
+        for name in self.parts:
+            result: dict[str, Any] = {}
+            if "loss" in evaluation.metrics:
+                result |= evaluate_loss(
+                    self.root,
+                    self.data.held_out[name],
+                    self.ranks,
+                    attention=self.attention,
+                    batch_size=evaluation.batch_size,
+                    limit=evaluation.max_sequences,
+                ).as_dict()
+            if "sql-execution" in evaluation.metrics:
+                result |= self.sql_execution(name, step)
+            results[name] = result
+        return results
+
+    def sql_execution(self, part: str, step: int) -> dict[str, Any]:
+        """Answer the questions of a held-out part and run the answers; predictions go to evaluations/step-N/PART.jsonl."""
+        rows = evaluation_rows(self.config, part, self.config.evaluation.samples)
+        tokenizer = self.data.tokenizer
+        prompts = [render_prompt(row) for row in rows]
+        outputs = generate(
+            self.root,
+            [prompt_tokens(tokenizer, prompt) for prompt in prompts],
+            self.ranks,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            max_new_tokens=self.config.evaluation.max_new_tokens,
+            batch_size=self.config.evaluation.batch_size,
+        )
+        predictions = [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in outputs]
+        verdicts = self.judge_shared(rows, predictions)
+        if self.ranks.rank == 0:
+            self.write_predictions(part, step, rows, prompts, predictions, verdicts)
+        return accuracy(verdicts)
+
+    def judge_shared(self, rows: list[dict[str, Any]], predictions: list[str]) -> list[Verdict]:
+        """Run this rank's share of the predictions, and collect everybody's verdicts in the order of the rows."""
+        rank, size = self.ranks.rank, self.ranks.world_size
+        mine = [judge(row, text) for row, text in list(zip(rows, predictions, strict=True))[rank::size]]
+        if size == 1:
+            return mine
+        parts: list[Any] = [None] * size
+        dist.all_gather_object(parts, mine)
+        return [parts[index % size][index // size] for index in range(len(rows))]
+
+    def write_predictions(
+        self,
+        part: str,
+        step: int,
+        rows: list[dict[str, Any]],
+        prompts: list[str],
+        predictions: list[str],
+        verdicts: list[Verdict],
+    ) -> None:
+        """One JSON line per question: what was asked, expected, predicted, and the verdict."""
+        path = self.directory / "evaluations" / f"step-{step:08d}" / f"{part.replace('/', '_')}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8") as file:
+            for row, prompt, predicted, verdict in zip(rows, prompts, predictions, verdicts, strict=True):
+                line = {
+                    **row,
+                    "prompt": prompt,
+                    "max_new_tokens": self.config.evaluation.max_new_tokens,
+                    "predicted": predicted,
+                    "verdict": verdict.outcome,
+                    "reason": verdict.reason,
+                }
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")

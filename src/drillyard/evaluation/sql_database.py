@@ -1,0 +1,46 @@
+"""The databases on which a row's queries are compared, built in memory and then closed to writing.
+
+A row of `builtin:text-to-sql` names its fills; a row with INSERT statements (gretelai/synthetic_text_to_sql) has one
+database of its own; a row with CREATE TABLE statements alone (Spider as JSONL) gets rows generated for its reference
+query (`sql_fill`). A row's statements come from a data set that others made, so building is guarded as well as
+querying.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from drillyard.data.builtin import text_to_sql
+from drillyard.errors import UserError
+from drillyard.evaluation.sql_fill import generated_fills, has_rows
+from drillyard.evaluation.sql_run import build, forbid_writing
+
+SCHEMA_COLUMNS = ("schema", "sql_context")
+
+
+def databases(row: dict[str, Any]) -> list[tuple[sqlite3.Connection | None, str]]:
+    """The row's databases, read-only, or one (None, why it cannot be built). Raises UserError without a schema."""
+    schema = next((row[name] for name in SCHEMA_COLUMNS if row.get(name)), None)
+    if schema is None:
+        raise UserError(
+            f"SQL execution needs a column {' or '.join(SCHEMA_COLUMNS)} with CREATE TABLE statements; "
+            f"this row has {', '.join(row)}."
+        )
+    try:
+        if row.get("fills"):
+            return [(_built_in(str(schema), str(row["domain"]), seed), "") for seed in row["fills"]]
+        own = build(str(schema))
+        if has_rows(own):
+            return [(forbid_writing(own), "")]
+        own.close()
+        fills, problem = generated_fills(str(schema), str(row["sql"]))
+    except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
+        return [(None, f"the schema cannot be built in sqlite: {error}")]
+    return [(connection, "") for connection in fills] or [(None, problem)]
+
+
+def _built_in(schema: str, table: str, seed: int) -> sqlite3.Connection:
+    connection = build(schema)
+    text_to_sql.insert_fill(connection, text_to_sql.fill(text_to_sql.domain_of(table), seed))
+    return forbid_writing(connection)

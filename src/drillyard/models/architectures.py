@@ -1,0 +1,97 @@
+"""The causal language models that are proven right here, one row each, and the settings that no row covers.
+
+A packed batch trains correctly only if every attention layer takes the masks it is given, and a sharded model is
+written and read correctly only if the names of its weights on disk are understood. Both are tested for each row of
+`ARCHITECTURES` (isolation of documents, logits, random initialisation, pretrained load, export). A model that is not
+in the table is refused: most would work, and some would leak across documents without a sign.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from drillyard.errors import UserError
+
+Masks = Literal["full", "window", "by-layer-type"]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How one transformers `model_type` is built.
+
+    `blocks` is the attribute of the base model that holds the transformer blocks in order. `masks` says what its
+    forward takes as attention_mask: one causal mask for all layers (`full`), one that is limited to the sliding window
+    where the config has one (`window`), or a dictionary with a mask per layer type (`by-layer-type`).
+    `undeclared` are settings that the model reads and its config class does not declare. `mixture`: it has experts.
+    """
+
+    masks: Masks
+    blocks: str = "layers"
+    undeclared: tuple[str, ...] = ()
+    mixture: bool = False
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "cohere": Architecture("full"),
+    "cohere2": Architecture("by-layer-type"),
+    "gemma2": Architecture("by-layer-type"),
+    "gemma3_text": Architecture("by-layer-type"),
+    "gpt2": Architecture("full", blocks="h"),
+    "granite": Architecture("full"),
+    "llama": Architecture("full"),
+    "mistral": Architecture("window"),
+    "mixtral": Architecture("window", mixture=True),
+    "olmo2": Architecture("full"),
+    "olmo3": Architecture("by-layer-type"),
+    "phi3": Architecture("window"),
+    "qwen2": Architecture("by-layer-type"),
+    "qwen3": Architecture("by-layer-type"),
+    "qwen3_moe": Architecture("window", undeclared=("head_dim",), mixture=True),
+    "smollm3": Architecture("by-layer-type"),
+}
+
+
+def known(model_type: str) -> bool:
+    """Whether the architecture is in the table of those proven right."""
+    return model_type in ARCHITECTURES
+
+
+def architecture(model_type: str) -> Architecture:
+    """The table's row for a model type; UserError with the nearest spelling and the whole list when there is none."""
+    if model_type in ARCHITECTURES:
+        return ARCHITECTURES[model_type]
+    near = difflib.get_close_matches(model_type, ARCHITECTURES, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UserError(
+        f"model architecture {model_type!r} is not supported: neither the isolation of packed documents nor its weight "
+        f"format is proven for it\n{hint}supported: {', '.join(ARCHITECTURES)}"
+    )
+
+
+def refuse_unproven_settings(config: Any, sequence_length: int) -> None:
+    """Raise UserError for settings of a transformers config under which a table row does not hold.
+
+    Each would train without an error and with wrong numbers, or fail in the first step.
+    """
+    problems = []
+    rope = getattr(config, "rope_parameters", None) or {}
+    tables = [table for table in rope.values() if isinstance(table, dict)] or [rope]
+    for table in tables:
+        original = table.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        if table.get("rope_type") == "longrope" and original and sequence_length > original:
+            problems.append(
+                f"rope_type longrope changes its table with the longest document of a batch beyond {original} tokens; "
+                f"use data.sequence_length <= {original}"
+            )
+    if getattr(config, "is_causal", True) is False or getattr(config, "use_bidirectional_attention", None):
+        problems.append("attention is not causal: only causal language models are trained here")
+    if getattr(config, "quantization_config", None) is not None:
+        problems.append("the weights are quantised; use the unquantised model")
+    if getattr(config, "add_cross_attention", False):
+        problems.append("cross attention is not supported")
+    if problems:
+        raise UserError(f"model of type {config.model_type}: " + "; ".join(problems))

@@ -1,0 +1,164 @@
+"""Weights from safetensors files into a sharded model: each rank reads its own slices, none holds the whole.
+
+The files are memory-mapped and read by slice, one parameter at a time: private memory beyond the rank's own shard is
+one slice of one tensor. What a checkpoint lacks or has too much of is an error that names it; a model that is partly
+random trains, and wrongly.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
+
+from drillyard.errors import UserError
+from drillyard.models.initialise import init_buffers
+from drillyard.models.layout import Piece, named_tensors, overlap, pieces_stored, relative
+from drillyard.models.sharding import local_region, local_tensor, restore_ties
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+NAMES_SHOWN = 5
+
+
+def load_pretrained(model: PreTrainedModel, source: str | Path) -> None:
+    """Fill a model whose storage is allocated, sharded or not, from a directory or hub id, to the bit.
+
+    Equal to transformers' `from_pretrained` in the model's precision, on any number of ranks. Buffers that files do
+    not hold are computed. Raises UserError for files that are missing, damaged or of another model.
+    """
+    restore_ties(model)
+    directory = model_directory(str(source))
+    with StoredTensors(directory) as stored, torch.no_grad():
+        pieces, unexpected = pieces_stored(model, stored.shapes)
+        by_tensor: dict[int, tuple[torch.Tensor, list[str]]] = {}
+        for name, tensor in named_tensors(model).items():
+            by_tensor.setdefault(id(tensor), (tensor, []))[1].append(name)
+        missing = [names[0] for _, names in by_tensor.values() if not any(name in pieces for name in names)]
+        _refuse(directory, "lacks", missing)
+        _refuse(directory, "holds weights that the model has no place for:", unexpected)
+        for tensor, names in by_tensor.values():
+            versions = [piece_list for name in names if (piece_list := pieces.get(name)) is not None]
+            _read(tensor, versions[0][:], stored)
+            for other in [piece for piece_list in versions for piece in piece_list][len(versions[0]) :]:
+                _require_equal(tensor, versions[0][0], other, stored)
+    init_buffers(model)
+
+
+def model_directory(source: str) -> Path:
+    """The local directory of a model: `source` itself, or the hub's copy of it, downloaded when it is not here yet."""
+    directory = Path(source).expanduser()
+    if directory.is_dir():
+        return directory
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"model.id: {source} is no directory here and cannot be fetched: {reason}\n"
+            "check the id or path, the network, and access to the model (hf auth login)"
+        ) from error
+
+
+class StoredTensors:
+    """The tensors of a model directory's safetensors files, memory-mapped; read by slices."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._files: dict[str, Any] = {}
+        self._open = ExitStack()
+
+    def __enter__(self) -> StoredTensors:
+        for path in weight_files(self.directory):
+            try:
+                file = self._open.enter_context(safe_open(str(path), framework="pt"))
+            except (SafetensorError, OSError) as error:
+                self._open.close()
+                raise UserError(f"{path} cannot be read: {error}\nfetch or export the model again") from error
+            for name in file.keys():  # noqa: SIM118 (not a dictionary)
+                self._files[name] = file
+                self.shapes[name] = tuple(file.get_slice(name).get_shape())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._files.clear()
+        self._open.close()
+
+    def read(self, name: str, region: tuple[slice, ...]) -> torch.Tensor:
+        """A part of a stored tensor, in its stored precision."""
+        stored = self._files[name].get_slice(name)
+        part: torch.Tensor = stored[region] if region else stored[...]
+        return part
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a model directory, as its index lists them. Raises UserError when one is missing."""
+    index = directory / INDEX
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise UserError(f"{index} is damaged ({error})\nfetch or export the model again") from error
+        absent = [name for name in names if not (directory / name).is_file()]
+        if absent:
+            raise UserError(f"{directory} lacks {len(absent)} of {len(names)} weight files, {absent[0]} for one")
+        return [directory / name for name in names]
+    if (directory / WEIGHTS).is_file():
+        return [directory / WEIGHTS]
+    other = sorted(path.name for pattern in ("*.bin", "*.pth", "*.safetensors") for path in directory.glob(pattern))
+    found = f"it has {', '.join(other[:NAMES_SHOWN])}" if other else "it has no weights"
+    raise UserError(
+        f"{directory} has no {WEIGHTS} and no {INDEX}; {found}\n"
+        "give a model in the safetensors format, or set model.init: random"
+    )
+
+
+def _refuse(directory: Path, problem: str, names: list[str]) -> None:
+    if names:
+        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+        raise UserError(
+            f"{directory} {problem} {', '.join(names[:NAMES_SHOWN])}{more}\n"
+            "its weights and its config.json do not belong to one causal language model"
+        )
+
+
+def _read(tensor: torch.Tensor, pieces: list[Piece], stored: StoredTensors) -> None:
+    """Fill this rank's part of a parameter from the stored boxes that it touches."""
+    own = local_region(tensor)
+    local = local_tensor(tensor)
+    for piece in pieces:
+        common = overlap(own, piece.region)
+        if common is not None:
+            local[relative(common, own)].copy_(_read_part(piece, common, stored))
+
+
+def _read_part(piece: Piece, region: tuple[slice, ...], stored: StoredTensors) -> torch.Tensor:
+    within = relative(region, piece.region)
+    part = stored.read(piece.stored_name, within[1:] if piece.stacked else within)
+    return part[None] if piece.stacked else part
+
+
+def _require_equal(tensor: torch.Tensor, first: Piece, other: Piece, stored: StoredTensors) -> None:
+    """Refuse a checkpoint that holds two different tensors for one tied parameter."""
+    own = local_region(tensor)
+    common = overlap(own, other.region)
+    if common is not None and not torch.equal(
+        local_tensor(tensor)[relative(common, own)].cpu(),
+        _read_part(other, common, stored).to(tensor.dtype),
+    ):
+        raise UserError(
+            f"{first.stored_name} and {other.stored_name} differ, but the model's config ties them\n"
+            "set tie_word_embeddings: false in its config.json if both are meant"
+        )

@@ -1,0 +1,97 @@
+"""What is applied to a model before it trains, in the order in which it is applied.
+
+1. Activation checkpointing, per block: the block's forward is wrapped, so no parameter changes its name.
+2. torch.compile, per block: collectives stay outside of the graphs and compile time does not grow with depth.
+3. FSDP2, per block and then the root: parameters rest as fp32 (or fp64) shards, are gathered in the compute precision, and
+   gradients are summed in the precision of the parameters.
+
+Gradients are summed, not averaged, over ranks (divide factor 1): the loss is already divided by the valid tokens of the
+whole global batch, so a rank that holds more of them weighs more. gloo has no pre-multiplied sum, hence the forced plain SUM.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from drillyard.config.run import TrainingConfig
+from drillyard.parallel.ranks import Ranks
+
+COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+MASTER_DTYPE = {"bf16": torch.float32, "fp32": torch.float32, "fp64": torch.float64}
+
+
+def parallelise(
+    root: nn.Module, blocks: list[nn.Module], ranks: Ranks, training: TrainingConfig, *, keep_unsharded: bool
+) -> FSDPModule:
+    """Apply checkpointing, compile and FSDP2 to `root`, whose transformer blocks are `blocks`; in place.
+
+    `keep_unsharded` leaves a block's gathered weights in memory from forward to backward: one gather per step instead
+    of two, at the price of the whole model in compute precision.
+    """
+    for block in blocks:
+        checkpoint_activations(block, training.activation_checkpointing)
+    if compiles(training, ranks.device):
+        for block in blocks:
+            block.compile(fullgraph=True)
+    policy = MixedPrecisionPolicy(
+        param_dtype=COMPUTE_DTYPE[training.precision],
+        reduce_dtype=MASTER_DTYPE[training.precision],
+        cast_forward_inputs=False,
+    )
+    for block in blocks:
+        fully_shard(block, mesh=ranks.fsdp_mesh, mp_policy=policy, reshard_after_forward=not keep_unsharded)
+    fully_shard(root, mesh=ranks.fsdp_mesh, mp_policy=policy, reshard_after_forward=False)
+    for module in fsdp_modules(root):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    return cast(FSDPModule, root)
+
+
+def fsdp_modules(root: nn.Module) -> list[FSDPModule]:
+    """Every module of `root` that FSDP2 shards, the root included."""
+    return [module for module in root.modules() if isinstance(module, FSDPModule)]
+
+
+def compiles(training: TrainingConfig, device: torch.device) -> bool:
+    """Whether blocks are compiled: as asked for, or on GPUs when it is left open."""
+    return training.compile is True or (training.compile == "auto" and device.type == "cuda")
+
+
+def checkpoint_activations(block: nn.Module, mode: str) -> None:
+    """Make `block` recompute its activations in backward; `auto` is full until an estimate decides."""
+    if mode == "none":
+        return
+    options: dict[str, Any] = {}
+    if mode == "selective":
+        options = {"context_fn": lambda: create_selective_checkpoint_contexts(_save_expensive())}
+    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, **options)
+
+
+def _save_expensive() -> Callable[..., CheckpointPolicy]:
+    """Selective policy: keep attention's output and every second matrix product, recompute the rest."""
+    aten = torch.ops.aten
+    attention = {
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+    }
+    products = {aten.mm.default, aten.bmm.default, aten.addmm.default}
+    seen = {False: 0, True: 0}
+
+    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if operator in attention:
+            return CheckpointPolicy.MUST_SAVE
+        if operator in products:
+            seen[context.is_recompute] += 1
+            return CheckpointPolicy.MUST_SAVE if seen[context.is_recompute] % 2 else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    return policy

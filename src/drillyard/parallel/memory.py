@@ -1,0 +1,56 @@
+"""What fits where: the few memory questions that the trainer asks before it lays out a model.
+
+State per parameter: master weight, gradient and AdamW's two moments, each in the master precision: 16 bytes under fp32
+and bf16 (which keeps fp32 masters), 32 under fp64. Activations are not counted here; the estimate command does that.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from drillyard.errors import UserError
+from drillyard.parallel.apply import MASTER_DTYPE
+from drillyard.parallel.ranks import Ranks
+
+GIB = 2**30
+SMALL_SHARE_OF_MEMORY = 1 / 16
+
+
+def memory_bytes_per_rank(ranks: Ranks) -> int:
+    """Memory that one rank may use: its GPU's, or its share of the host's."""
+    if ranks.device.type == "cuda":
+        return int(torch.cuda.get_device_properties(ranks.device).total_memory)
+    return host_memory_bytes() // ranks.local_world_size
+
+
+def host_memory_bytes() -> int:
+    """The host's memory, or the limit of the container it is in."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        path = Path(limit)
+        if path.is_file() and (text := path.read_text().strip()).isdigit():
+            total = min(total, int(text))
+    return total
+
+
+def unsharded_is_small(num_parameters: int, precision: str, ranks: Ranks) -> bool:
+    """Whether the whole model's weights, or gradients, take a small part of a rank's memory.
+
+    Then it is faster to keep them whole within a step: weights from forward to backward, gradients over micro-batches.
+    """
+    return num_parameters * MASTER_DTYPE[precision].itemsize <= SMALL_SHARE_OF_MEMORY * memory_bytes_per_rank(ranks)
+
+
+def require_state_fits(num_parameters: int, precision: str, ranks: Ranks) -> None:
+    """Raise UserError when weights, gradients and moments alone are more than the memory there is."""
+    state_bytes = 4 * MASTER_DTYPE[precision].itemsize * num_parameters // ranks.mesh.size(1)
+    available = memory_bytes_per_rank(ranks)
+    if state_bytes > available:
+        where = "its GPU has" if ranks.device.type == "cuda" else "its share of this host is"
+        raise UserError(
+            f"the model does not fit: weights, gradients and AdamW moments of {num_parameters / 1e9:.2f}B parameters take "
+            f"{state_bytes / GIB:.1f} GiB per rank, {where} {available / GIB:.1f} GiB; use more ranks or a smaller model"
+        )

@@ -1,0 +1,134 @@
+"""The ranks of a run: process groups, device, mesh and threads, in one value that is passed around.
+
+A process learns its place from the environment that torchrun and Drillyard's supervisor both set (RANK, WORLD_SIZE,
+LOCAL_RANK, MASTER_ADDR, MASTER_PORT); without them it is a run of one rank. There is no global state but torch's own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from drillyard.config.run import ParallelismConfig, TrainingConfig
+from drillyard.errors import UserError
+
+T = TypeVar("T")
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place among all ranks, its device and the mesh that the model is sharded over.
+
+    `mesh` has axes ("replicate", "shard"); with one copy of the model FSDP2 gets the "shard" axis alone.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    device: torch.device
+    mesh: DeviceMesh
+    threads: int
+
+    @property
+    def num_replicas(self) -> int:
+        return self.mesh.size(0)
+
+    @property
+    def fsdp_mesh(self) -> DeviceMesh:
+        return self.mesh if self.num_replicas > 1 else self.mesh["shard"]
+
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum `values` over all ranks, in place, without waiting for the device."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def in_turn(self, action: Callable[[bool], T]) -> T:
+        """Run `action(first)` on rank 0, then on the first rank of every other node, then on all the rest.
+
+        `first` is True on the first rank of each node, which makes what is missing: what rank 0 made in a shared
+        directory the others find there, and where the directory is not shared each node makes its own. Waiting is on
+        the store, not in a collective, so it may take hours without a timeout.
+        """
+        store = dist.distributed_c10d._get_default_store()
+        in_turn_number = store.add(f"drillyard/in-turn/{self.rank}", 1)
+        prefix = f"drillyard/in-turn/{in_turn_number}"
+        if self.rank == 0:
+            result = action(True)
+            store.set(f"{prefix}/first", "done")
+            return result
+        store.wait([f"{prefix}/first"], timedelta(days=7))
+        node = self.rank - self.local_rank
+        if self.local_rank == 0:
+            result = action(True)
+            store.set(f"{prefix}/node-{node}", "done")
+            return result
+        if node != 0:
+            store.wait([f"{prefix}/node-{node}"], timedelta(days=7))
+        return action(False)
+
+
+def choose_device(wanted: str, local_rank: int) -> torch.device:
+    """The device of a rank: its own GPU, or the CPU."""
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError(
+            "training.device is cuda, but torch finds no GPU here; use `device: auto` or run where there is one"
+        )
+    if local_rank >= torch.cuda.device_count():
+        raise UserError(
+            f"rank with local number {local_rank} has no GPU: this host has {torch.cuda.device_count()}; "
+            "lower --nproc-per-node"
+        )
+    return torch.device("cuda", local_rank)
+
+
+def start_ranks(training: TrainingConfig, parallelism: ParallelismConfig) -> Ranks:
+    """Join the other ranks and lay the mesh over them.
+
+    Raises UserError when shard x replicate is not the number of ranks, or the device is not there.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size if world_size == 1 else 1)))
+    device = choose_device(training.device, local_rank)
+    threads = training.threads_per_rank or max(1, (os.cpu_count() or 1) // max(1, local_world_size))
+    torch.set_num_threads(threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        _join(rank, world_size, device)
+    shard = world_size // parallelism.replicate if parallelism.shard == "auto" else parallelism.shard
+    if shard * parallelism.replicate != world_size:
+        raise UserError(
+            f"parallelism: shard {shard} x replicate {parallelism.replicate} is not the number of ranks, {world_size}; "
+            "set shard: auto, or start another number of ranks"
+        )
+    mesh = init_device_mesh(device.type, (parallelism.replicate, shard), mesh_dim_names=("replicate", "shard"))
+    return Ranks(rank, world_size, local_rank, local_world_size, device, mesh, threads)
+
+
+def _join(rank: int, world_size: int, device: torch.device) -> None:
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if "MASTER_ADDR" in os.environ:
+        dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT)
+
+
+def stop_ranks() -> None:
+    """Leave the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

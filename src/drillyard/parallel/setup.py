@@ -1,0 +1,87 @@
+"""From a run config to a model that can train: built on meta, sharded, materialised, filled.
+
+No rank ever holds the whole model: parameters exist as this rank's shards only, drawn module by module or read slice by slice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from drillyard.config.run import RunConfig
+from drillyard.models import blocks, build_model, init_random, load_pretrained, resolve_attention
+from drillyard.models.initialise import init_buffers
+from drillyard.models.loss import LanguageModelLoss
+from drillyard.parallel.apply import MASTER_DTYPE, fsdp_modules, parallelise
+from drillyard.parallel.memory import require_state_fits, unsharded_is_small
+from drillyard.parallel.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class SetUpModel:
+    """A sharded model in memory, and what was decided on the way."""
+
+    root: LanguageModelLoss
+    attention: str
+    num_parameters: int
+    small: bool
+
+    @property
+    def causal_lm(self) -> PreTrainedModel:
+        return self.root.causal_lm
+
+
+def set_up_model(config: RunConfig, tokenizer: PreTrainedTokenizerFast, ranks: Ranks) -> SetUpModel:
+    """Build, shard and materialise the model of `config`; its parameters are for `fill_weights` or a checkpoint to fill.
+
+    Raises UserError when the model does not fit, or cannot train as asked for on this device.
+    """
+    training = config.training
+    attention = resolve_attention(config.model.attention, ranks.device.type)
+    model = build_model(
+        config.model,
+        vocab_size=len(tokenizer),
+        dtype=MASTER_DTYPE[training.precision],
+        attention=attention,
+        sequence_length=config.data.sequence_length,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    require_state_fits(num_parameters, training.precision, ranks)
+    small = unsharded_is_small(num_parameters, training.precision, ranks)
+    root = LanguageModelLoss(model)
+    parallelise(root, blocks(model), ranks, training, keep_unsharded=small)
+    root.to_empty(device=ranks.device)
+    init_buffers(model)
+    materialise(root)
+    root.train()
+    return SetUpModel(root, attention, num_parameters, small)
+
+
+def fill_weights(config: RunConfig, model: PreTrainedModel) -> None:
+    """Fill the parameters: from the files of `model.id`, or with the model's own random scheme."""
+    if config.model.init == "random":
+        init_random(model, config.training.seed)
+        return
+    assert config.model.id is not None, "checked before start"
+    load_pretrained(model, config.model.id)
+
+
+def materialise(root: torch.nn.Module) -> None:
+    """Let FSDP2 take hold of the shards now, so that the tensors it uses from here on are the final ones."""
+    for module in fsdp_modules(root):
+        module.unshard()
+        module.reshard()
+
+
+def set_determinism(config: RunConfig) -> None:
+    """`deterministic: true`: only kernels that give the same bits every time; an error where there is none."""
+    if config.training.deterministic:
+        torch.use_deterministic_algorithms(True)
+        backends: Any = torch.backends
+        backends.cudnn.benchmark = False

@@ -1,0 +1,17 @@
+"""The ranks of one host: start, watch, restart, end; without torch.
+
+`supervise` runs any command as ranks; `supervise_training` runs a run config with it. See supervisor.py for the idea.
+"""
+
+from drillyard.supervise.round import EXIT_CHECKPOINTED, EXIT_USER_ERROR, STACKS_SIGNAL, Patience
+from drillyard.supervise.supervisor import supervise
+from drillyard.supervise.training import supervise_training
+
+__all__ = [
+    "EXIT_CHECKPOINTED",
+    "EXIT_USER_ERROR",
+    "STACKS_SIGNAL",
+    "Patience",
+    "supervise",
+    "supervise_training",
+]

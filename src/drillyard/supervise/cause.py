@@ -1,0 +1,146 @@
+"""Why a rank ended, in words: exit codes and signals, the kernel's word on memory, the last lines of its log.
+
+When one rank dies its peers fail too, a moment later, with errors about lost connections. Such an error is an effect:
+the cause is the first rank in time whose last words do not speak of a lost peer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from pathlib import Path
+
+_LOST_PEER = re.compile(
+    r"connection (was )?(closed|reset|refused)|connectfullmesh|broken pipe|socket timeout|distnetworkerror"
+    r"|remote process exited|ncclremoteerror|ncclsystemerror|timed out waiting|store\w* (is )?(not reachable|closed)",
+    re.IGNORECASE,
+)
+_EXCEPTION = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit|Failed|Timeout)\b")
+_NOT_A_CAUSE = re.compile(r'^\s*(Step: \d+|\{".*\}|Evaluation after step|\[rank\d+\]:\[W)')
+_TAIL_BYTES = 64 * 1024
+
+
+def describe_exit(returncode: int) -> str:
+    """`exit code 1`, `killed by SIGKILL (exit code 137)`; negative codes are signals, as subprocess has them."""
+    if returncode < 0:
+        return f"killed by {_signal_name(-returncode)} (exit code {128 - returncode})"
+    if 128 < returncode <= 128 + 64:
+        return f"exit code {returncode}, the code of {_signal_name(returncode - 128)}"
+    return f"exit code {returncode}"
+
+
+def exit_status(returncode: int) -> int:
+    """The code a shell would show: 128 + N for a process ended by signal N."""
+    return 128 - returncode if returncode < 0 else returncode
+
+
+def was_killed(returncode: int) -> bool:
+    """Whether a rank ended by SIGKILL, which is also how the kernel ends a process when memory runs out."""
+    return exit_status(returncode) == 128 + signal.SIGKILL
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def oom_kills() -> int:
+    """Processes of this control group that the kernel has killed for want of memory; 0 where it does not tell.
+
+    cgroup v2: `oom_kill` of memory.events; v1: of memory.oom_control.
+    """
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            text = _read(f"/sys/fs/cgroup{path}/memory.events") or _read("/sys/fs/cgroup/memory.events")
+        elif "memory" in controllers.split(","):
+            text = _read(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
+        else:
+            continue
+        found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+        if found:
+            return int(found[1])
+    return 0
+
+
+def kernel_names_victim(pid: int) -> bool:
+    """Whether the kernel's log says that it killed process `pid` for want of memory; False where it may not be read."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            while record := os.read(descriptor, 8192):
+                if f"Killed process {pid} (".encode() in record:
+                    return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
+def memory_verdict(pid: int, oom_kills_before: int) -> str:
+    """What is known about why a rank was killed by SIGKILL."""
+    if kernel_names_victim(pid) or oom_kills() > oom_kills_before:
+        return "the kernel ended it because memory ran out; lower micro_batch_size or the ranks per host"
+    return "possibly out of memory, or killed from outside; the kernel reports no out-of-memory kill"
+
+
+def read_from(path: Path, offset: int) -> str:
+    """What a log holds from byte `offset` on, at most its last 64 KiB."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(offset, size - _TAIL_BYTES))
+        return file.read().decode(errors="replace")
+
+
+def last_words(text: str, limit: int = 6) -> list[str]:
+    """The lines of a rank's log that say best why it ended, at most `limit`.
+
+    A message for the user (`error: ...`) to its end; else the last exception and the line of code that raised it; else
+    the last lines that are neither steps nor warnings of a collective library.
+    """
+    lines = [line.rstrip() for line in text.splitlines()]
+    for index in reversed(range(len(lines))):
+        if lines[index].startswith("error: "):
+            return _until_blank(lines[index:], limit)
+    for index in reversed(range(len(lines))):
+        line = re.sub(r"^\[rank\d+\]: ?", "", lines[index])
+        if _EXCEPTION.match(line):
+            frame = [line for line in lines[max(index - 3, 0) : index] if line.lstrip("[]rank0123456789: ")]
+            return [*frame[-2:], *_until_blank(lines[index:], limit - 2)]
+    telling = [line for line in lines if line and not _NOT_A_CAUSE.match(line) and not line.startswith("=== ")]
+    return telling[-limit:]
+
+
+def _until_blank(lines: list[str], limit: int) -> list[str]:
+    blank = lines.index("") if "" in lines else len(lines)
+    return lines[: min(blank, limit)]
+
+
+def user_message(text: str) -> str | None:
+    """The message of a user's mistake in a rank's log (`error: ...`, its whole text), or None."""
+    words = last_words(text, limit=40)
+    return "\n".join(words) if words and words[0].startswith("error: ") else None
+
+
+def error_line(words: list[str]) -> str:
+    """The one line of `last_words` that names the error: the first that is no traceback, or nothing."""
+    for line in words:
+        bare = re.sub(r"^\[rank\d+\]: ?", "", line)
+        if _EXCEPTION.match(bare) or bare.startswith("error: "):
+            return bare
+    return words[-1].strip() if words else ""
+
+
+def speaks_of_lost_peer(words: list[str]) -> bool:
+    """Whether a rank's last words tell of another rank's end and not of an error of its own."""
+    return any(_LOST_PEER.search(line) for line in words)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

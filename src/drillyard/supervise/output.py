@@ -1,0 +1,180 @@
+"""Where the ranks' words go: one log per rank, rank 0's lines to the console, a progress bar where a person watches.
+
+Ranks write straight into their logs (opened for appending), which costs the supervisor nothing; only rank 0's standard
+output comes through a pipe, is appended to its log as it is and forwarded in whole lines, many per write. On a terminal
+the lines scroll above a bar with the time that is left; elsewhere they are passed on unchanged, and the supervisor's
+own messages go to standard error so that rank 0's JSON lines stay clean.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Protocol
+
+from drillyard.telemetry.console import parse_step_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Output(Protocol):
+    """What the supervisor shows to whoever started it."""
+
+    refresh_seconds: float | None
+
+    def lines(self, text: str) -> None:
+        """Whole lines of rank 0's standard output."""
+
+    def say(self, text: str) -> None:
+        """A message of the supervisor itself."""
+
+    def error(self, text: str) -> None:
+        """A rank's message to the user, as it is."""
+
+    def refresh(self) -> None:
+        """Called about every `refresh_seconds`, if that is not None."""
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+
+class PlainOutput:
+    """Rank 0's lines to `stream`, the supervisor's own to standard error: for files, pipes and other programs."""
+
+    refresh_seconds: float | None = None
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream: IO[str] | None = stream
+
+    def lines(self, text: str) -> None:
+        """Pass on lines; when the reader is gone (`| head`) the run goes on and its logs hold everything."""
+        if self._stream is None:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            # Later flushes, the interpreter's at exit among them, must not fail on what nobody can receive.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+            self._stream = None
+
+    def say(self, text: str) -> None:
+        """Print to standard error."""
+        print(f"drillyard: {text}", file=sys.stderr, flush=True)
+
+    def error(self, text: str) -> None:
+        """Print to standard error."""
+        print(text, file=sys.stderr, flush=True)
+
+    def refresh(self) -> None:
+        """Nothing moves here."""
+
+    def close(self) -> None:
+        """Nothing to take down."""
+
+
+class TerminalOutput:
+    """Rank 0's lines above a progress bar with the steps done, the time elapsed and the time left."""
+
+    refresh_seconds: float | None = 0.5
+
+    def __init__(self, console: Console, name: str, total_steps: int | None) -> None:
+        # rich takes 50 ms to import its bars: only where somebody watches.
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import TimeRemainingColumn as TimeLeft
+
+        columns = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn())
+        # No thread of rich's: ranks are forked from this process.
+        self._progress = Progress(
+            *columns, TextColumn("left"), TimeLeft(compact=True), console=console, auto_refresh=False, expand=True
+        )
+        self._task = self._progress.add_task(name, total=total_steps)
+        self._progress.start()
+
+    def lines(self, text: str) -> None:
+        """Print lines above the bar and move it to the last step that they tell of."""
+        for line in reversed(text.splitlines()):
+            step = parse_step_line(line)
+            if step is not None:
+                total = step.total_steps or self._progress.tasks[0].total
+                self._progress.update(self._task, completed=step.step, total=total)
+                break
+        self._progress.console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """Print a message of the supervisor above the bar."""
+        self._progress.console.print(
+            f"drillyard: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True
+        )
+
+    def error(self, text: str) -> None:
+        """Print above the bar."""
+        self._progress.console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+
+    def refresh(self) -> None:
+        """Let the clock of the bar move."""
+        self._progress.refresh()
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        self._progress.refresh()
+        self._progress.stop()
+
+
+class LineForwarder:
+    """Bytes of rank 0's standard output: unchanged into its log, whole lines to the console."""
+
+    def __init__(self, log: int, output: Output) -> None:
+        self._log = log
+        self._output = output
+        self._rest = b""
+        self._log_failed = False
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes, cut anywhere."""
+        self._append(chunk)
+        data = self._rest + chunk
+        whole, newline, self._rest = data.rpartition(b"\n")
+        if newline:
+            self._output.lines((whole + newline).decode(errors="replace"))
+
+    def finish(self) -> None:
+        """The pipe has ended: pass on a last line that has no end."""
+        if self._rest:
+            self._output.lines(self._rest.decode(errors="replace") + "\n")
+            self._rest = b""
+
+    def _append(self, chunk: bytes) -> None:
+        try:
+            while chunk:
+                chunk = chunk[os.write(self._log, chunk) :]
+        except OSError as error:
+            if not self._log_failed:
+                self._output.say(f"logs/rank-0.log: {error.strerror}; the run goes on without it")
+            self._log_failed = True
+
+
+def log_path(run_directory: Path, rank: int) -> Path:
+    """The log of one rank, over all rounds."""
+    return run_directory / "logs" / f"rank-{rank}.log"
+
+
+def open_log(path: Path, header: str) -> tuple[int, int]:
+    """A descriptor for appending to a rank's log, and the offset at which this round begins, just after its header."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    size = os.fstat(descriptor).st_size
+    torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+    os.write(descriptor, (b"\n" if torn else b"") + header.encode() + b"\n")
+    return descriptor, os.fstat(descriptor).st_size
+
+
+def round_header(round_number: int, rank: int, num_ranks: int) -> str:
+    """The line that opens a round in a rank's log."""
+    moment = datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f"=== round {round_number} | {moment} | rank {rank} of {num_ranks}"

@@ -1,0 +1,275 @@
+"""One round of ranks: start them, sleep until something happens, end them, and say how it went.
+
+The round sleeps in one `select` on the ranks' process descriptors, rank 0's output and the supervisor's signals. What
+is to happen later (send SIGTERM, then SIGKILL, ...) is a single pending transition with its time; each one replaces
+the last:
+
+    a rank fails         -> a moment for its peers' own last words -> SIGTERM to the rest -> SIGKILL to all groups
+    a rank ends well     -> the others finish; if the run has ended (summary, exit 85), only for so long -> SIGKILL
+    a stop signal        -> forwarded, the ranks save and exit; a second one -> SIGKILL
+    no sign of life      -> stack dumps are asked for -> SIGTERM -> SIGKILL
+
+Cost: nothing while nothing happens. Rank 0's pipe holds 1 MiB and is read at most 50 times per second, so a rank that
+prints 100,000 lines costs a few reads and not 100,000 wake-ups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drillyard.supervise.output import LineForwarder, Output, log_path, open_log, round_header
+from drillyard.supervise.processes import Rank
+from drillyard.supervise.signals import FORWARDED_AS, SignalInbox
+from drillyard.supervise.traces import Traces
+
+EXIT_CHECKPOINTED = 85
+EXIT_USER_ERROR = 2
+
+# Asks a rank for the Python stacks of its threads; a rank that has no handler for it ends, as it was to anyway.
+STACKS_SIGNAL = signal.SIGUSR2
+
+_PIPE_BYTES = 1 << 20
+_READ_PAUSE_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long each wait may take, in seconds."""
+
+    settle: float = 0.2
+    """After a rank's own error, before its peers are ended: one of them may know the cause better."""
+    terminate: float = 0.5
+    """From SIGTERM to SIGKILL after a crash. Nothing that a survivor could still do is of use to the next round."""
+    finish: float = 60.0
+    """For the other ranks once the run has ended well on one."""
+    watchdog: float | None = None
+    """Without a sign of life from any rank, a round counts as hung after this; None: never."""
+    stacks: float = 1.0
+    """For the stack dumps of a hung round."""
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """What a round starts: the same command once per environment, rank 0 first."""
+
+    number: int
+    command: Sequence[str]
+    environments: Sequence[Mapping[str, str]]
+    run_directory: Path
+    patience: Patience
+
+
+@dataclass(frozen=True)
+class Exit:
+    """The end of one rank: its code (negative: a signal), and whether the supervisor had asked it to end."""
+
+    rank: int
+    pid: int
+    returncode: int
+    asked: bool
+
+
+@dataclass
+class RoundResult:
+    """How a round went. `exits` are in order of time; `log_offsets` say where each rank's words of this round begin."""
+
+    number: int
+    exits: list[Exit] = field(default_factory=list)
+    log_offsets: list[int] = field(default_factory=list)
+    last_step: int | None = None
+    summary_written: bool = False
+    hung: bool = False
+    stop_signal: signal.Signals | None = None
+    forced: bool = False
+    seconds_to_end: float = 0.0
+
+
+class Round:
+    """One round of ranks; `run` returns when none of them is left. `on_stop` is told of the first stop signal."""
+
+    def __init__(
+        self, plan: RoundPlan, output: Output, signals: SignalInbox, on_stop: Callable[[signal.Signals], None]
+    ) -> None:
+        self._plan = plan
+        self._output = output
+        self._signals = signals
+        self._on_stop = on_stop
+        self._patience = plan.patience
+        self._result = RoundResult(plan.number)
+        self._ranks: list[Rank] = []
+        self._selector = selectors.DefaultSelector()
+        self._pending: tuple[float, Callable[[], None]] | None = None
+        self._asked_to_end = False
+        self._first_end: float | None = None
+        self._resume_reading: float | None = None
+        self._last_sign_of_life = time.monotonic()
+        self._traces = Traces(plan.run_directory, len(plan.environments))
+
+    def run(self) -> RoundResult:
+        """Start the ranks and watch them until all have ended. Raises UserError when they cannot be started."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._selector.close)
+            self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
+            try:
+                self._start(stack)
+                while any(rank.returncode is None for rank in self._ranks):
+                    happened = [key.data for key, _ in self._selector.select(self._seconds_to_wait())]
+                    for action in happened:
+                        if not isinstance(action, Rank):
+                            action()
+                    self._reap([rank for rank in happened if isinstance(rank, Rank)])
+                    self._on_time()
+            finally:
+                for rank in self._ranks:
+                    if rank.returncode is None:
+                        rank.kill_group()
+                        rank.reap()
+            self._drain()
+        self._result.last_step = self._traces.last_step()
+        self._result.summary_written = self._traces.summary_written()
+        if self._first_end is not None:
+            self._result.seconds_to_end = time.monotonic() - self._first_end
+        return self._result
+
+    def _start(self, stack: contextlib.ExitStack) -> None:
+        self._pipe, write_end = os.pipe()
+        stack.callback(os.close, self._pipe)
+        os.set_blocking(self._pipe, False)
+        with contextlib.suppress(OSError):
+            # Above this user's limit for pipes: the default size does, with more wake-ups.
+            fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        with contextlib.ExitStack() as ours:
+            ours.callback(os.close, write_end)
+            plan = self._plan
+            for number, environment in enumerate(plan.environments):
+                header = round_header(plan.number, number, len(plan.environments))
+                log, offset = open_log(log_path(plan.run_directory, number), header)
+                self._result.log_offsets.append(offset)
+                if number == 0:
+                    stack.callback(os.close, log)
+                    self._forwarder = LineForwarder(log, self._output)
+                else:
+                    ours.callback(os.close, log)
+                rank = Rank(number, plan.command, environment, write_end if number == 0 else log, log)
+                self._ranks.append(rank)
+                self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
+        self._selector.register(self._pipe, selectors.EVENT_READ, self._on_output)
+
+    def _seconds_to_wait(self) -> float | None:
+        now = time.monotonic()
+        moments = [self._resume_reading, self._pending[0] if self._pending else None]
+        if self._patience.watchdog is not None and not self._asked_to_end:
+            moments.append(self._last_sign_of_life + self._patience.watchdog)
+        if self._output.refresh_seconds is not None:
+            moments.append(now + self._output.refresh_seconds)
+        waits = [max(0.0, moment - now) for moment in moments if moment is not None]
+        return min(waits) if waits else None
+
+    def _on_time(self) -> None:
+        now = time.monotonic()
+        if self._output.refresh_seconds is not None:
+            self._output.refresh()
+        if self._resume_reading is not None and now >= self._resume_reading:
+            self._resume_reading = None
+            self._selector.register(self._pipe, selectors.EVENT_READ, self._on_output)
+        if self._pending is not None and now >= self._pending[0]:
+            action, self._pending = self._pending[1], None
+            action()
+        watchdog = self._patience.watchdog
+        if watchdog is not None and not self._asked_to_end and now >= self._last_sign_of_life + watchdog:
+            self._last_sign_of_life = now
+            if not self._traces.changed():
+                self._on_hang()
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        self._pending = (time.monotonic() + seconds, action)
+
+    def _reap(self, ended: list[Rank]) -> None:
+        """Reap ranks that have ended. Of several at once, those ended by a signal count as first: the others follow."""
+        exits = []
+        for rank in ended:
+            self._selector.unregister(rank.pidfd)
+            exits.append(Exit(rank.number, rank.pid, rank.reap(), self._asked_to_end))
+        for end in sorted(exits, key=lambda end: (end.returncode >= 0, end.rank)):
+            self._first_end = self._first_end or time.monotonic()
+            self._result.exits.append(end)
+            self._after_exit(end)
+
+    def _after_exit(self, end: Exit) -> None:
+        if self._asked_to_end:
+            return
+        if end.returncode == EXIT_CHECKPOINTED or self._traces.summary_written():
+            if self._pending is None:
+                self._later(self._patience.finish, self._kill)
+        elif end.returncode < 0:
+            self._terminate()
+        elif end.returncode != 0 and self._pending is None:
+            self._later(self._patience.settle, self._terminate)
+
+    def _terminate(self) -> None:
+        """Ask the remaining ranks to end, and end them soon after."""
+        self._asked_to_end = True
+        for rank in self._ranks:
+            if rank.returncode is None:
+                rank.send(signal.SIGTERM)
+        self._later(self._patience.terminate, self._kill)
+
+    def _kill(self) -> None:
+        self._asked_to_end = True
+        for rank in self._ranks:
+            if rank.returncode is None:
+                rank.kill_group()
+
+    def _on_hang(self) -> None:
+        self._result.hung = True
+        self._first_end = self._first_end or time.monotonic()
+        self._asked_to_end = True
+        for rank in self._ranks:
+            if rank.returncode is None:
+                rank.send(STACKS_SIGNAL)
+        self._later(self._patience.stacks, self._terminate)
+
+    def _on_signal(self) -> None:
+        for number in self._signals.take():
+            if self._result.stop_signal is not None:
+                self._result.forced = True
+                self._kill()
+                continue
+            self._result.stop_signal = number
+            self._on_stop(number)
+            self._output.say(
+                f"{number.name}: the ranks will finish their step, save and stop; a second signal ends them at once"
+            )
+            for rank in self._ranks:
+                if rank.returncode is None:
+                    rank.send(FORWARDED_AS.get(number, number))
+
+    def _on_output(self) -> None:
+        try:
+            chunk = os.read(self._pipe, _PIPE_BYTES)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self._selector.unregister(self._pipe)
+            return
+        self._last_sign_of_life = time.monotonic()
+        self._forwarder.feed(chunk)
+        if len(chunk) < _PIPE_BYTES // 2:
+            # Let lines gather instead of waking up for each.
+            self._selector.unregister(self._pipe)
+            self._resume_reading = time.monotonic() + _READ_PAUSE_SECONDS
+
+    def _drain(self) -> None:
+        """What rank 0 wrote before its end, without waiting for others that may still hold its pipe."""
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._pipe, _PIPE_BYTES):
+                self._forwarder.feed(chunk)
+        self._forwarder.finish()

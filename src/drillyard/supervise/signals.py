@@ -1,0 +1,56 @@
+"""Signals as something to wait for: noted by the interpreter, read from a descriptor beside all others."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+# Ranks stop on SIGTERM and SIGUSR1 (finish the step, save, exit with 85); Ctrl-C or a closed terminal asks the same.
+FORWARDED_AS = {signal.SIGINT: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
+
+
+class SignalInbox:
+    """The stop signals that this process received, to be read in its loop. Use it with `with`, in the main thread.
+
+    SIGHUP stays ignored where it is (nohup).
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def __enter__(self) -> SignalInbox:
+        self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._previous = {
+            number: signal.signal(number, _noted)
+            for number in STOP_SIGNALS
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+        }
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._previous_fd)
+        self._reader.close()
+        self._writer.close()
+
+    def fileno(self) -> int:
+        """Readable when a signal has come."""
+        return self._reader.fileno()
+
+    def take(self) -> list[signal.Signals]:
+        """The stop signals since the last call, in order."""
+        try:
+            numbers = self._reader.recv(4096)
+        except BlockingIOError:
+            return []
+        return [signal.Signals(number) for number in numbers if number in STOP_SIGNALS]
+
+
+def _noted(number: int, frame: FrameType | None) -> None:
+    """The wake-up descriptor has told already."""

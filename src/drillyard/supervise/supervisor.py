@@ -1,0 +1,240 @@
+"""The ranks of one host, over as many rounds as it takes: `supervise`.
+
+A round is all ranks started together on a port of their own. When one fails, all are ended, the cause is told in
+words, and a fresh round starts, which resumes from the newest checkpoint; rules.py says when it does not. Nothing of a
+dead round is used again, neither port nor process: reviving half-dead process groups is what elastic launchers lose
+time on.
+
+Exit codes: 0 the run is done (its summary is written, or every rank exited with 0); 2 a user's mistake, never retried;
+85 stopped after a checkpoint, start it again; 128 + N ended by signal N; else that of the rank that failed first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drillyard.errors import UserError
+from drillyard.supervise import cause
+from drillyard.supervise.guardian import MARK
+from drillyard.supervise.output import Output, PlainOutput, TerminalOutput, log_path
+from drillyard.supervise.processes import Guardian, free_port, new_token
+from drillyard.supervise.round import EXIT_CHECKPOINTED, EXIT_USER_ERROR, Exit, Patience, Round, RoundPlan, RoundResult
+from drillyard.supervise.rules import Failure, RestartRules
+from drillyard.supervise.signals import SignalInbox
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+OnEvent = Callable[..., None]
+_LOCK_PATIENCE_SECONDS = 5.0
+
+
+def supervise(
+    command: Sequence[str],
+    *,
+    num_ranks: int,
+    run_directory: Path,
+    max_restarts: int,
+    environment: Mapping[str, str],
+    on_event: OnEvent,
+    console: Console,
+    total_steps: int | None = None,
+    patience: Patience | None = None,
+) -> int:
+    """Run `command` (an argv list) as `num_ranks` ranks until the run is done or cannot go on; returns the exit code.
+
+    Each rank gets this process's environment, `environment`, its place (RANK, WORLD_SIZE, LOCAL_RANK and
+    LOCAL_WORLD_SIZE), a meeting point (MASTER_ADDR, MASTER_PORT, new in each round), DRILLYARD_ROUND (0, 1, ...) and
+    DRILLYARD_SUPERVISED=1. `on_event(name, **fields)` is told what telemetry/events.py lists as the supervisor's.
+    Call it from the main thread: signals are read there, and ranks end with the thread that started them.
+
+    Raises UserError when the run directory cannot be written, another run is active in it, or `command` cannot start.
+    """
+    output: Output = (
+        TerminalOutput(console, run_directory.name, total_steps) if console.is_terminal else PlainOutput(console.file)
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(output.close)
+        lock = stack.enter_context(_only_supervisor_of(run_directory))
+        token = new_token()
+        guardian = stack.enter_context(Guardian(token, keep_open=[lock]))
+        signals = stack.enter_context(SignalInbox())
+        run = _Run(run_directory, on_event, output, RestartRules(max_restarts))
+        used_ports: set[int] = set()
+        run.event("run_start", world_size=num_ranks)
+        while True:
+            shared = {**os.environ, **environment, MARK: token, "MASTER_PORT": str(free_port(used_ports))}
+            environments = rank_environments(shared, num_ranks, run.round)
+            plan = RoundPlan(run.round, list(command), environments, run_directory, patience or Patience())
+            result = Round(plan, output, signals, on_stop=lambda number: run.event("signal", signal=number.name)).run()
+            guardian.end_all()
+            code = run.after(result, signals.take())
+            if code is not None:
+                return code
+
+
+def rank_environments(shared: Mapping[str, str], num_ranks: int, round_number: int) -> list[dict[str, str]]:
+    """The environment of each rank of a round on one host, by rank."""
+    common = {
+        **shared,
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "DRILLYARD_ROUND": str(round_number),
+        "DRILLYARD_SUPERVISED": "1",
+        # Lines reach the log when they are printed: what a killed rank said last is what its user wants to read.
+        "PYTHONUNBUFFERED": "1",
+    }
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
+
+
+@contextlib.contextmanager
+def _only_supervisor_of(run_directory: Path) -> Iterator[int]:
+    """Hold the lock of a run directory, which is one on its logs/; yields the descriptor.
+
+    The kernel drops the lock with its last holder: nothing stale is left by a crash. File systems without locks do not
+    keep two runs apart.
+    """
+    logs = run_directory / "logs"
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(logs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UserError(f"{logs}: cannot be created ({error.strerror}); choose another `output`") from None
+    try:
+        deadline = time.monotonic() + _LOCK_PATIENCE_SECONDS
+        while not _try_lock(descriptor):
+            if time.monotonic() > deadline:
+                raise UserError(f"{run_directory}: a run is active in it; wait for its end, or choose another `name`")
+            time.sleep(0.05)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a round failed: the rank that did first, how, and its last words. `rank` is None when a round hung."""
+
+    rank: int | None
+    exit_code: int
+    reason: str
+    words: list[str]
+
+    @property
+    def error(self) -> str:
+        """How it ended and with which error, the same for two failures of the same kind whichever rank had them."""
+        return f"{self.exit_code} {cause.error_line(self.words)}"
+
+
+class _Run:
+    """What is known over the rounds of a run, and what is said about it."""
+
+    def __init__(self, run_directory: Path, on_event: OnEvent, output: Output, rules: RestartRules) -> None:
+        self.round = 0
+        self._directory = run_directory
+        self._on_event = on_event
+        self._output = output
+        self._rules = rules
+        self._oom_kills = cause.oom_kills()
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Tell of an event. A full or read-only disk is said and never ends the run."""
+        try:
+            self._on_event(name, round=self.round, **fields)
+        except UserError as error:
+            self._output.say(str(error))
+
+    def after(self, result: RoundResult, late_signals: Sequence[signal.Signals]) -> int | None:
+        """The exit code of the run after this round, or None: there is a further round, and `round` is its number."""
+        if result.forced:
+            assert result.stop_signal is not None
+            return self._end("interrupted", "ended at once, as asked", 128 + result.stop_signal)
+        if result.summary_written or all(end.returncode == 0 for end in result.exits):
+            return 0
+        if any(end.returncode == EXIT_USER_ERROR for end in result.exits):
+            return self._user_error(result)
+        failures = [end for end in result.exits if end.returncode != 0 and not end.asked]
+        if failures and failures[0].returncode == EXIT_CHECKPOINTED:
+            self._output.say("stopped after a checkpoint; the same command goes on from there (exit code 85)")
+            return EXIT_CHECKPOINTED
+        stop = result.stop_signal or next(iter(late_signals), None)
+        if stop is not None:
+            code = cause.exit_status(failures[0].returncode) if failures else 128 + stop
+            return self._end("interrupted", f"stopped by {stop.name} without a checkpoint of this moment", code)
+        return self._after_failure(result, self._hang() if result.hung else self._cause(result, failures))
+
+    def _after_failure(self, result: RoundResult, why: Cause) -> int | None:
+        self.event("failure", step=result.last_step, reason=why.reason, failed_rank=why.rank, exit_code=why.exit_code)
+        where = "before its first step" if result.last_step is None else f"after step {result.last_step}"
+        self._output.say(f"round {self.round} failed {where}: {why.reason}")
+        for line in why.words:
+            self._output.say(f"  {line}")
+        refusal = self._rules.refusal(Failure(result.last_step, why.error))
+        if refusal is not None:
+            return self._end(
+                "failed", f"no further round: {refusal}. All output is in {self._directory / 'logs'}", why.exit_code
+            )
+        self.round += 1
+        self.event("restart", reason=why.reason)
+        self._oom_kills = cause.oom_kills()
+        self._output.say(
+            f"all ranks ended within {result.seconds_to_end:.1f} s; round {self.round} starts "
+            f"({self._rules.restarts} of {self._rules.max_restarts} restarts used)"
+        )
+        return None
+
+    def _end(self, status: str, text: str, code: int) -> int:
+        self._output.say(text)
+        self.event("end", status=status, exit_code=code)
+        return code
+
+    def _user_error(self, result: RoundResult) -> int:
+        """Show a rank's message to the user once, whichever and however many ranks it comes from."""
+        mistaken = [end for end in result.exits if end.returncode == EXIT_USER_ERROR]
+        texts = [self._words_of(end.rank, result) for end in mistaken]
+        message = next((found for text in texts if (found := cause.user_message(text))), None)
+        self._output.error(message or "\n".join(cause.last_words(texts[0])))
+        self.event("end", status="failed", exit_code=EXIT_USER_ERROR)
+        return EXIT_USER_ERROR
+
+    def _cause(self, result: RoundResult, failures: Sequence[Exit]) -> Cause:
+        """The first failed rank in time, unless it only tells of another's end and that one has a word of its own."""
+        told = [(end, cause.last_words(self._words_of(end.rank, result))) for end in failures]
+        by_own_fault = [
+            (end, words)
+            for end, words in told
+            if cause.was_killed(end.returncode) or not cause.speaks_of_lost_peer(words)
+        ]
+        end, words = (by_own_fault or told)[0]
+        reason = f"rank {end.rank}: {cause.describe_exit(end.returncode)}"
+        if cause.was_killed(end.returncode):
+            reason += f"; {cause.memory_verdict(end.pid, self._oom_kills)}"
+        elif line := cause.error_line(words):
+            reason += f"; {line}"
+        return Cause(end.rank, cause.exit_status(end.returncode), reason, words)
+
+    def _hang(self) -> Cause:
+        reason = f"no sign of life from any rank within the watchdog's time; stacks are in {self._directory / 'logs'}"
+        return Cause(None, 1, reason, [])
+
+    def _words_of(self, rank: int, result: RoundResult) -> str:
+        return cause.read_from(log_path(self._directory, rank), result.log_offsets[rank])

@@ -1,0 +1,53 @@
+"""`drillyard train` on one host: a run config's ranks under the supervisor, with events in the run's own log."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drillyard.supervise.round import Patience
+from drillyard.supervise.supervisor import supervise
+from drillyard.telemetry.events import append_event
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from drillyard.config.run import RunConfig
+
+
+def supervise_training(
+    command: Sequence[str],
+    run: RunConfig,
+    *,
+    num_ranks: int,
+    max_restarts: int,
+    watchdog_seconds: float | None = None,
+    console: Console | None = None,
+) -> int:
+    """Train `run` with `num_ranks` processes of `command` on this host; returns the exit code.
+
+    `watchdog_seconds`: a round without an event, a metric or a line of log for this long is ended and started again.
+    Raises UserError for mistakes of the user, also when a rank found them.
+    """
+    from rich.console import Console
+
+    directory = Path(run.output) / run.name
+    return supervise(
+        command,
+        num_ranks=num_ranks,
+        run_directory=directory,
+        max_restarts=max_restarts,
+        environment={"OMP_NUM_THREADS": str(threads_per_rank(run, num_ranks))},
+        on_event=functools.partial(append_event, directory),
+        console=console or Console(),
+        total_steps=run.training.steps,
+        patience=Patience(watchdog=watchdog_seconds),
+    )
+
+
+def threads_per_rank(run: RunConfig, num_ranks: int) -> int:
+    """CPU threads of each rank: as configured, or the host's cores shared among its ranks."""
+    return run.training.threads_per_rank or max(1, (os.cpu_count() or 1) // num_ranks)

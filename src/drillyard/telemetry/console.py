@@ -1,0 +1,98 @@
+"""The lines a run prints: for people in the PerfLogger's shape, for machines as JSON.
+
+    [PerfLogger] Using 70.55B parameters for TFLOPs calculation. Formula 6N: 423.3 GFLOPs per token.
+    Step: 5 | Time: 14.54s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620
+
+Tools that read the PerfLogger's lines read these. Numbers carry at least four significant digits whatever their size
+(a step of 0.06712 s, a CPU's 0.01234 TFLOP/s), never an exponent. The supervisor reads rank 0's output with
+`parse_step_line` to move its progress bar, so both forms are parsed here, next to where they are made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NamedTuple
+
+_STEP_LINE = re.compile(r"Step:\s*(\d+)\s*\|\s*Time:\s*([\d.]+)s\s*\|.*?Loss:\s*(\S+)")
+
+
+class StepLine(NamedTuple):
+    """What a printed step line tells: the step, and how many there will be where the line says so."""
+
+    step: int
+    total_steps: int | None
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """`value` with at least `digits` significant digits and no exponent: 14.54, 0.06712, 2254, 954.0, nan."""
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{value:.{max(decimals, 0)}f}"
+
+
+def count(value: float) -> str:
+    """A count in the field's short form: 70.55B, 1.24B, 493.0M, 1.23T, 512."""
+    for suffix, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.2f}{suffix}"
+    return f"{value:.0f}"
+
+
+def format_parameters_line(parameters: int, formula: str, flops_per_token: float) -> str:
+    """The line that says on which parameter count and formula every TFLOP/s below rests."""
+    return (
+        f"[PerfLogger] Using {count(parameters)} parameters for TFLOPs calculation"
+        f". Formula {formula}: {significant(flops_per_token / 1e9)} GFLOPs per token."
+    )
+
+
+def format_step_line(record: dict[str, Any]) -> str:
+    """One line of metrics.jsonl in the PerfLogger's shape; a loss that is not finite is printed as nan or inf."""
+    loss = record["loss"]
+    tokens = record["tokens_per_second_per_gpu"]
+    return (
+        f"Step: {record['step']}"
+        f" | Time: {significant(record['step_seconds'])}s"
+        f" | TFLOPs/s/GPU: {significant(record['tflops_per_gpu'])}"
+        f" | Tokens/s/GPU: {significant(tokens)}"
+        f" | Loss: {f'{loss:.4f}' if not abs(loss) < 0.1 else significant(loss)}"
+    )
+
+
+def format_evaluation_line(step: int, results: dict[str, Any]) -> str:
+    """The results of an evaluation on one line, nested names joined by dots."""
+    numbers = flatten(results).items()
+    parts = [f"{name}: {value if isinstance(value, int) else significant(value)}" for name, value in numbers]
+    return " | ".join([f"Evaluation after step {step}", *parts])
+
+
+def flatten(results: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of nested results under dotted names; what is not a number is left out."""
+    flat: dict[str, float] = {}
+    for name, value in results.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def parse_step_line(line: str) -> StepLine | None:
+    """The step of a line printed by `format_step_line` or by the JSON console; None for any other line.
+
+    A launcher's prefix before the line does no harm.
+    """
+    match = _STEP_LINE.search(line)
+    if match:
+        return StepLine(int(match[1]), None)
+    start = line.find("{")
+    if start < 0 or '"event": "step"' not in line:
+        return None
+    try:
+        record = json.loads(line[start:])
+    except ValueError:
+        return None
+    return StepLine(record["step"], record.get("total_steps")) if isinstance(record.get("step"), int) else None

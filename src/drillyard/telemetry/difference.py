@@ -1,0 +1,155 @@
+"""Where two runs part: their metrics compared step by step, to the bit.
+
+Losses are written with `repr`, so equal text means equal bits: two runs that should be the same (a resumed one and an
+undisturbed one, before and after a refactoring) are the same exactly when nothing differs here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from drillyard.errors import UserError
+from drillyard.telemetry.metrics import METRICS_FILE, read_metrics
+
+COMPARED: Final = ("loss", "grad_norm")
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """How one metric differs: at the first step where it does, and where the difference is largest.
+
+    Differences are absolute; `relative` ones are over the larger magnitude of the two. A value that is not finite, or
+    missing, in one run only differs infinitely.
+    """
+
+    metric: str
+    first_step: int
+    first_values: tuple[float | None, float | None]
+    first_difference: float
+    first_relative: float
+    largest_step: int
+    largest_difference: float
+    largest_relative: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The comparison of two runs: common steps, steps that only one has, and the metrics that differ."""
+
+    common_steps: int
+    only_first: tuple[int, ...]
+    only_second: tuple[int, ...]
+    divergences: tuple[Divergence, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Same steps, same bits."""
+        return not (self.only_first or self.only_second or self.divergences)
+
+    @property
+    def first_step(self) -> int | None:
+        """The first common step at which any metric differs."""
+        return min((divergence.first_step for divergence in self.divergences), default=None)
+
+
+def compare_runs(first: Path, second: Path) -> Difference:
+    """Compare the metrics of two run directories; of a step done again the last occurrence counts.
+
+    Raises UserError where a directory has no logged step, or the two have none in common.
+    """
+    left, right = _by_step(first), _by_step(second)
+    common = sorted(left.keys() & right.keys())
+    if not common:
+        raise UserError(
+            f"{first} and {second} have no logged step in common"
+            f" ({min(left)}..{max(left)} and {min(right)}..{max(right)}): nothing can be compared."
+        )
+    divergences = (_divergence(metric, common, left, right) for metric in COMPARED)
+    return Difference(
+        common_steps=len(common),
+        only_first=tuple(sorted(left.keys() - right.keys())),
+        only_second=tuple(sorted(right.keys() - left.keys())),
+        divergences=tuple(divergence for divergence in divergences if divergence is not None),
+    )
+
+
+def _by_step(run_directory: Path) -> dict[int, dict[str, Any]]:
+    if not (run_directory / METRICS_FILE).is_file():
+        raise UserError(f"{run_directory}: no {METRICS_FILE}: give the directory of a run, such as runs/NAME.")
+    records = {record["step"]: record for record in read_metrics(run_directory)}
+    if not records:
+        raise UserError(f"{run_directory / METRICS_FILE} holds no logged step yet.")
+    return records
+
+
+def _divergence(
+    metric: str, steps: list[int], left: dict[int, dict[str, Any]], right: dict[int, dict[str, Any]]
+) -> Divergence | None:
+    """How `metric` differs over `steps`; None when it is equal to the bit at each."""
+    pairs = [(step, left[step].get(metric), right[step].get(metric)) for step in steps]
+    different = [(step, a, b) for step, a, b in pairs if repr(a) != repr(b)]
+    if not different:
+        return None
+    first_step, a, b = different[0]
+    largest_step, c, d = max(different, key=lambda item: _absolute(item[1], item[2]))
+    return Divergence(
+        metric=metric,
+        first_step=first_step,
+        first_values=(a, b),
+        first_difference=_absolute(a, b),
+        first_relative=_relative(a, b),
+        largest_step=largest_step,
+        largest_difference=_absolute(c, d),
+        largest_relative=_relative(c, d),
+        steps=len(different),
+    )
+
+
+def _absolute(a: float | None, b: float | None) -> float:
+    if a is None or b is None or not (math.isfinite(a) and math.isfinite(b)):
+        return math.inf
+    return abs(a - b)
+
+
+def _relative(a: float | None, b: float | None) -> float:
+    difference = _absolute(a, b)
+    if a is None or b is None or not difference or math.isinf(difference):
+        return difference
+    return difference / max(abs(a), abs(b))
+
+
+def format_difference(difference: Difference, first: Path, second: Path) -> str:
+    """The comparison in a few lines for people."""
+    lines = [f"A {first}", f"B {second}"]
+    for divergence in difference.divergences:
+        a, b = divergence.first_values
+        lines += [
+            f"{divergence.metric} differs first at step {divergence.first_step}: A {a!r}, B {b!r}",
+            f"  by {divergence.first_difference:.3g} (relative {divergence.first_relative:.3g});"
+            f" at {divergence.steps} of {difference.common_steps} common steps,"
+            f" most at step {divergence.largest_step}: {divergence.largest_difference:.3g}"
+            f" (relative {divergence.largest_relative:.3g})",
+        ]
+    for name, steps in (("A", difference.only_first), ("B", difference.only_second)):
+        if steps:
+            lines.append(f"{len(steps)} steps only in {name}: {_ranges(steps)}")
+    same = [metric for metric in COMPARED if metric not in {item.metric for item in difference.divergences}]
+    if same:
+        lines.append(f"Equal to the bit at all {difference.common_steps} common steps: {', '.join(same)}")
+    return "\n".join(lines)
+
+
+def _ranges(steps: tuple[int, ...], at_most: int = 5) -> str:
+    """Steps as ranges of neighbours: 1-3, 7, 9-12."""
+    ranges: list[list[int]] = []
+    for step in steps:
+        if ranges and step == ranges[-1][1] + 1:
+            ranges[-1][1] = step
+        else:
+            ranges.append([step, step])
+    shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges[:at_most])
+    return shown + (", ..." if len(ranges) > at_most else "")

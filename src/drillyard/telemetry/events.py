@@ -1,0 +1,98 @@
+"""events.jsonl: what happened to a run, when, across all its restarts. The vocabulary, and how to append and read it.
+
+One JSON object per line: `time` (UTC, microseconds, e.g. 2026-01-31T12:00:00.123456Z), `event`, and where they apply
+`round` (0 for the first start of the ranks, +1 with each restart), `rank` and `step` (optimizer steps completed).
+Rank 0 and the supervisor append to the same file. Goodput (goodput.py) is computed from these lines alone.
+
+| event | written by | when | fields besides time, round, step |
+|---|---|---|---|
+| run_start | supervisor (1) | a person or scheduler starts the run | world_size, versions, ... |
+| round_start | rank 0 | a round of ranks begins to work | world_size |
+| data | rank 0 | the data is ready | parts, notes |
+| parameters | rank 0 | the model is built | count, trainable, formula, flops_per_token, accelerator, peak_flops |
+| resume | rank 0 | a checkpoint was loaded; `step` is its step | path, seconds |
+| first_step | rank 0 | the first step of a round is done (needed only if it is not logged) | |
+| step | rank 0 | a logged step is done | step_seconds, window_steps, data_seconds, compile_seconds |
+| checkpoint_begin, checkpoint_end | rank 0 | training waits for a save (blocking part only) | seconds (end) |
+| checkpoint | rank 0 | a checkpoint is complete, manifest written | path, bytes, blocking_seconds, seconds |
+| evaluation_begin, evaluation_end | rank 0 | training waits for an evaluation | seconds (end) |
+| evaluation | rank 0 | the results of an evaluation | results |
+| export_begin, export_end | rank 0 | `final/` is written | seconds (end) |
+| signal | who received it | a signal asks the run to stop | signal |
+| failure | supervisor, or a rank that gives up | a rank died, hung or raised | reason, failed_rank, exit_code |
+| waiting | supervisor or launcher | nothing can run before the next start (queued) | reason |
+| restart | supervisor | a new round of ranks is started after a failure | reason |
+| end | rank 0, then the supervisor | nothing of the run is left to do | status: completed, interrupted, failed |
+
+(1) rank 0 where there is no supervisor; one of the two, not both.
+
+Besides these a writer may add events of its own: readers ignore what they do not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from drillyard.telemetry.jsonlines import LineFile, encode, read_records
+
+EVENTS_FILE: Final = "events.jsonl"
+
+EventName = Literal[
+    "run_start",
+    "round_start",
+    "data",
+    "parameters",
+    "resume",
+    "first_step",
+    "step",
+    "checkpoint_begin",
+    "checkpoint_end",
+    "checkpoint",
+    "evaluation_begin",
+    "evaluation_end",
+    "evaluation",
+    "export_begin",
+    "export_end",
+    "signal",
+    "failure",
+    "waiting",
+    "restart",
+    "end",
+]
+EVENT_NAMES: Final[frozenset[str]] = frozenset(get_args(EventName))
+
+
+def utc_now() -> str:
+    """The time of day in UTC with microseconds, as written in every line."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def event_line(event: str, fields: dict[str, Any]) -> str:
+    """The line of one event that happens now; fields that are None are left out."""
+    present = {name: value for name, value in fields.items() if value is not None}
+    return encode({"time": utc_now(), "event": event, **present})
+
+
+def append_event(run_directory: Path, event: EventName, **fields: Any) -> None:
+    """Append one event; any process of the run may. Opens and closes the file: for rare events, not for steps.
+
+    Raises UserError when the file cannot be opened; a failed write only warns on stderr.
+    """
+    file = LineFile(run_directory / EVENTS_FILE)
+    file.write(event_line(event, fields))
+    file.close()
+
+
+def read_events(run_directory: Path) -> list[dict[str, Any]]:
+    """All events in the order they were written; torn lines and lines without a time or a name are passed over."""
+    return [record for record in read_records(run_directory / EVENTS_FILE) if "time" in record and "event" in record]
+
+
+def event_microseconds(event: Mapping[str, Any]) -> int:
+    """An event's time in whole microseconds since 1970."""
+    moment = datetime.fromisoformat(event["time"])
+    delta = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds

@@ -1,0 +1,64 @@
+"""metrics.jsonl: one line per logged step, every float at full precision.
+
+A run that resumes from a checkpoint does again the steps logged after it. The file is append-only: the first
+occurrence stays, the second follows with a higher `round`. The last occurrence of a step is the one that led to the
+model; `read_metrics` returns that one. A resumed run on the same layout repeats its losses to the bit, and the file
+lets anyone check it.
+
+With `logging.every_steps: N` a line stands for a window of N steps: `window_steps` is N, `step_seconds`,
+`data_seconds` and every rate are means per step over the window, while `loss`, `grad_norm`, `learning_rate` and
+`valid_tokens` are those of the step named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from drillyard.telemetry.jsonlines import read_records
+
+METRICS_FILE: Final = "metrics.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What the trainer knows about a logged step.
+
+    `step` counts from 1 (the number of optimizer steps completed). `tokens` and `valid_tokens` (those that carry loss)
+    are of the whole global batch of one step, over all ranks and micro-batches. `step_seconds` is wall time per step,
+    checkpoints and evaluations left out; `data_seconds` is the part of it spent waiting for data and `compile_seconds`
+    the part spent compiling, if any was. `skipped_steps` counts all steps of the run so far that a non-finite loss or
+    gradient turned into no-ops.
+    """
+
+    step: int
+    loss: float
+    learning_rate: float
+    grad_norm: float | None
+    step_seconds: float
+    tokens: int
+    valid_tokens: int
+    num_gpus: int
+    data_seconds: float | None = None
+    compile_seconds: float | None = None
+    memory_gib: float | None = None
+    skipped_steps: int = 0
+    window_steps: int = 1
+    epoch: float | None = None
+
+
+def last_occurrences(records: list[dict[str, Any]], key: Callable[[dict[str, Any]], int]) -> list[dict[str, Any]]:
+    """The last record for each key, ordered by key."""
+    last = {key(record): record for record in records}
+    return [last[value] for value in sorted(last)]
+
+
+def read_metrics(run_directory: Path) -> list[dict[str, Any]]:
+    """Logged steps in order, each once: where a step was done again, its last occurrence.
+
+    Torn lines are passed over; a directory without metrics.jsonl has no steps. Non-finite losses come back as floats.
+    """
+    records = [record for record in read_records(run_directory / METRICS_FILE) if isinstance(record.get("step"), int)]
+    return last_occurrences(records, lambda record: int(record["step"]))

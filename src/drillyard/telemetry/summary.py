@@ -1,0 +1,217 @@
+"""summary.json and summary.txt: what a run achieved, computed from its metrics.jsonl and events.jsonl alone.
+
+It can therefore be written by the trainer at the end, by the supervisor after a failure, or by anyone later, and comes
+out the same. Speed is the median over logged steps. Left out of it, and said so: the first logged step of each start
+and steps that compiled. Every MFU comes with its formula, peak and precision, or with the reason why there is none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from drillyard.errors import UserError
+from drillyard.telemetry.console import count, flatten, significant
+from drillyard.telemetry.events import EVENTS_FILE, read_events
+from drillyard.telemetry.goodput import goodput
+from drillyard.telemetry.jsonlines import encode, read_records
+from drillyard.telemetry.metrics import METRICS_FILE, last_occurrences
+
+SUMMARY_VERSION: Final = 1
+
+
+def summarize(run_directory: Path) -> dict[str, Any]:
+    """The contents of summary.json (see its keys here); figures that the logs do not give are None.
+
+    Raises UserError for a directory without an events.jsonl.
+    """
+    if not (run_directory / EVENTS_FILE).exists():
+        raise UserError(f"{run_directory}: no {EVENTS_FILE}: this is not the directory of a run that has started.")
+    events = read_events(run_directory)
+    logged = [record for record in read_records(run_directory / METRICS_FILE) if isinstance(record.get("step"), int)]
+    steps = last_occurrences(logged, lambda record: int(record["step"]))
+    last = steps[-1] if steps else {}
+    parameters = _last_event(events, "parameters")
+    account = goodput(events)
+    return {
+        "version": SUMMARY_VERSION,
+        "name": run_directory.resolve().name,
+        "status": _last_event(events, "end").get("status", "running or killed"),
+        "steps": last.get("step", 0),
+        "final_loss": last.get("loss"),
+        "held_out": _held_out(events),
+        "tokens": _tokens(steps),
+        "skipped_steps": last.get("skipped_steps", 0),
+        "num_gpus": last.get("num_gpus"),
+        "parameters": parameters.get("count"),
+        "trainable_parameters": parameters.get("trainable"),
+        **_speed(logged, [event["time"] for event in events if event["event"] in ("run_start", "round_start")]),
+        "formula": parameters.get("formula"),
+        "flops_per_token": parameters.get("flops_per_token"),
+        "accelerator": parameters.get("accelerator"),
+        "precision": parameters.get("precision"),
+        "peak_flops": parameters.get("peak_flops"),
+        "wall_seconds": account.wall_microseconds / 1e6,
+        "goodput": account.goodput,
+        "seconds_by_category": account.seconds(),
+        "restarts": account.restarts,
+        "failures": sum(event["event"] == "failure" for event in events),
+        "steps_redone": account.steps_redone,
+        "clock_steps_back": account.clock_steps_back,
+    }
+
+
+def write_summary(run_directory: Path) -> dict[str, Any]:
+    """Write summary.json and summary.txt into the run directory, each replaced as a whole; returns the former."""
+    summary = summarize(run_directory)
+    _replace(run_directory / "summary.json", json.dumps(json.loads(encode(summary)), indent=2) + "\n")
+    _replace(run_directory / "summary.txt", format_summary(summary))
+    return summary
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _last_event(events: Iterable[dict[str, Any]], name: str) -> dict[str, Any]:
+    return next((event for event in reversed(list(events)) if event["event"] == name), {})
+
+
+def _held_out(events: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """For each figure of the evaluations (dotted name): the last value and its step; for losses also the lowest."""
+    figures: dict[str, dict[str, Any]] = {}
+    for event in events:
+        if event["event"] != "evaluation":
+            continue
+        for name, value in flatten(event.get("results", {})).items():
+            figure = figures.setdefault(name, {})
+            figure |= {"last": value, "last_step": event.get("step")}
+            if name.split(".")[-1] == "loss" and value <= figure.get("best", value):
+                figure |= {"best": value, "best_step": event.get("step")}
+    return figures
+
+
+def _tokens(steps: list[dict[str, Any]]) -> int:
+    """Tokens of all steps that led to the model, each step once; those between two logged ones are like the later."""
+    total, previous = 0, None
+    for record in steps:
+        covered = record.get("window_steps", 1) if previous is None else record["step"] - previous
+        total += record["tokens"] * covered
+        previous = record["step"]
+    return total
+
+
+def _speed(logged: list[dict[str, Any]], starts: list[str]) -> dict[str, Any]:
+    """Medians over logged steps, without the first after each of `starts` (times of day) and those that compiled."""
+    kept, previous = [], ""
+    for record in logged:
+        first = not previous or any(previous < start <= record["time"] for start in starts)
+        if not first and not record.get("compile_seconds"):
+            kept.append(record)
+        previous = record["time"]
+    times = [record["step_seconds"] for record in kept]
+    mfus = [record["mfu"] for record in kept if record.get("mfu") is not None]
+    return {
+        "step_seconds": {
+            "median": statistics.median(times) if times else None,
+            "p95": _percentile_95(times),
+            "logged_steps": len(logged),
+            "left_out": len(logged) - len(kept),
+            "window_steps": max((record.get("window_steps", 1) for record in kept), default=1),
+        },
+        "tokens_per_second_per_gpu": _median(record["tokens_per_second_per_gpu"] for record in kept),
+        "tflops_per_gpu": _median(record["tflops_per_gpu"] for record in kept),
+        "mfu": _median(mfus),
+    }
+
+
+def _median(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return statistics.median(known) if known else None
+
+
+def _percentile_95(values: list[float]) -> float | None:
+    if len(values) < 2:
+        return values[0] if values else None
+    return statistics.quantiles(values, n=20, method="inclusive")[18]
+
+
+def format_summary(summary: dict[str, Any]) -> str:
+    """summary.txt: the same for people, within 80 columns."""
+    rows = [("Run", f"{summary['name']}: {summary['status']}, {summary['steps']} steps")]
+    if summary["final_loss"] is not None:
+        rows.append(("Final loss", f"{summary['final_loss']:.4f}"))
+    for name, figure in summary["held_out"].items():
+        best = f" (best {significant(figure['best'])} at step {figure['best_step']})" if "best" in figure else ""
+        rows.append((name, f"{significant(figure['last'])}{best}"))
+    rows += [*_speed_rows(summary), *_size_rows(summary)]
+    width = max(len(label) for label, _ in rows) + 2
+    lines = [f"{label:<{width}}{value}" for label, value in rows]
+    return "\n".join([*lines, "", *_goodput_lines(summary)]) + "\n"
+
+
+def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    times = summary["step_seconds"]
+    if times["median"] is None:
+        return [("Step time", "not known: fewer than two steps were logged")]
+    kept = times["logged_steps"] - times["left_out"]
+    windows = f", means over {times['window_steps']} steps each" if times["window_steps"] > 1 else ""
+    ranks = "GPUs" if summary["accelerator"] else "ranks"
+    rows = [
+        ("Step time", f"median {significant(times['median'])} s, p95 {significant(times['p95'])} s"),
+        ("", f"({kept} logged{windows}; {times['left_out']} first or compiling ones left out)"),
+        (
+            "Speed",
+            f"{significant(summary['tokens_per_second_per_gpu'])} tokens/s/GPU,"
+            f" {significant(summary['tflops_per_gpu'])} TFLOP/s/GPU on {summary['num_gpus']} {ranks}",
+        ),
+    ]
+    if summary["mfu"] is None:
+        reason = (
+            f"no {summary['precision']} peak of {summary['accelerator']} is known"
+            if summary["accelerator"]
+            else "no peak is known for this device"
+        )
+        return [*rows, ("MFU", f"none: {reason} (TFLOP/s by formula {summary['formula']})")]
+    peak = f"peak {significant(summary['peak_flops'] / 1e12)} TFLOP/s {summary['precision']}"
+    return [*rows, ("MFU", f"{summary['mfu']:.2%} (formula {summary['formula']}, {peak}, {summary['accelerator']})")]
+
+
+def _size_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("Tokens", count(summary["tokens"]))]
+    total, trainable = summary["parameters"], summary["trainable_parameters"]
+    if total is not None:
+        rows.append(
+            ("Parameters", count(total) + ("" if trainable == total else f", {count(trainable)} of them trained"))
+        )
+    if summary["skipped_steps"]:
+        rows.append(("Skipped", f"{summary['skipped_steps']} steps with a loss or gradient that was not finite"))
+    rows.append(
+        (
+            "Restarts",
+            f"{summary['restarts']} ({summary['failures']} failures, {summary['steps_redone']} steps done again)",
+        )
+    )
+    return rows
+
+
+def _goodput_lines(summary: dict[str, Any]) -> list[str]:
+    """Goodput and what the rest of the wall time went to, largest first."""
+    wall = summary["wall_seconds"]
+    if not wall:
+        return ["Goodput: not known, the run has no duration"]
+    lines = [f"Goodput {summary['goodput']:.1%} of {timedelta(seconds=round(wall))} wall time (h:mm:ss)"]
+    for name, seconds in sorted(summary["seconds_by_category"].items(), key=lambda item: -item[1]):
+        if seconds:
+            bar = "#" * round(40 * seconds / wall)
+            lines.append(f"  {name:<14}{seconds:>12,.1f} s {seconds / wall:>7.1%}  {bar}".rstrip())
+    if summary["clock_steps_back"]:
+        lines.append(f"  The clock stepped back {summary['clock_steps_back']} times; what it hid is not counted.")
+    return lines

@@ -1,0 +1,196 @@
+"""Experiment trackers: TensorBoard, Weights & Biases, MLflow. Each receives the same numbers under the same names.
+
+A tracker is never imported unless the run config asks for it. A missing package is the user's to mend (UserError,
+before training starts); a tracker that fails later (disk full, service gone) warns once and is left out, and training
+goes on. One that cannot start (no login, no service) is an error at the first start of a run, a warning at a restart.
+
+TensorBoard is written through its own event writer, which has a queue and a thread, so that a step costs the trainer
+only the building of one protocol buffer (about 100 microseconds). W&B and MLflow send from threads of their own too.
+A resumed run continues the same W&B or MLflow run: their ids are kept in `trackers.json` in the run directory. In
+TensorBoard a resume hides the points of steps that are done again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from drillyard.errors import UserError
+
+if TYPE_CHECKING:
+    from drillyard.config.run import RunConfig
+
+IDS_FILE: Final = "trackers.json"
+
+
+class Tracker(Protocol):
+    """A sink of scalars by step."""
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        """Record `values` (name -> number) at `step`."""
+
+    def resumed(self, step: int) -> None:
+        """Training goes on after `step`: later points already recorded are superseded."""
+
+    def close(self) -> None:
+        """Send what is still queued."""
+
+
+class TensorBoard:
+    """Event files under `tensorboard/`, one per round, written without torch or TensorFlow."""
+
+    def __init__(self, run_directory: Path, config: RunConfig) -> None:
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError as error:
+            raise UserError(
+                "logging.tensorboard is true but TensorBoard is not installed.\n"
+                "Install it (pip install tensorboard) or set `logging: {tensorboard: false}`."
+            ) from error
+        self._event, self._summary = event_pb2, summary_pb2
+        self._writer = EventFileWriter(str(run_directory / "tensorboard"), max_queue_size=1000, flush_secs=10)
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        summary = self._summary.Summary(
+            value=[self._summary.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        )
+        self._writer.add_event(self._event.Event(wall_time=time.time(), step=step, summary=summary))
+
+    def resumed(self, step: int) -> None:
+        start = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._writer.add_event(self._event.Event(wall_time=time.time(), step=step + 1, session_log=start))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A Weights & Biases run; `logging.wandb` holds arguments of wandb.init."""
+
+    def __init__(self, run_directory: Path, config: RunConfig) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError(
+                "logging.wandb is set but wandb is not installed.\nInstall it: pip install 'drillyard[wandb]'."
+            ) from error
+        arguments = {
+            "name": config.name,
+            "dir": str(run_directory),
+            "config": config.model_dump(mode="json"),
+            "resume": "allow",
+            "id": _tracker_id(run_directory, "wandb"),
+            **(config.logging.wandb or {}),
+        }
+        self._run: Any = wandb.init(**arguments)
+        # A step axis of our own: W&B's counter may not go back, and after a resume steps are logged again.
+        self._run.define_metric("*", step_metric="step")
+        _keep_tracker_id(run_directory, "wandb", self._run.id)
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        self._run.log({"step": step, **values})
+
+    def resumed(self, step: int) -> None:
+        pass
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MLflow:
+    """An MLflow run; `logging.mlflow` holds `tracking_uri` and `experiment`."""
+
+    def __init__(self, run_directory: Path, config: RunConfig) -> None:
+        try:
+            import mlflow
+        except ImportError as error:
+            raise UserError(
+                "logging.mlflow is set but mlflow is not installed.\nInstall it: pip install 'drillyard[mlflow]'."
+            ) from error
+        settings = config.logging.mlflow or {}
+        unknown = settings.keys() - {"tracking_uri", "experiment"}
+        if unknown:
+            raise UserError(f"logging.mlflow: unknown keys {sorted(unknown)}; allowed: experiment, tracking_uri.")
+        self._mlflow: Any = mlflow
+        if "tracking_uri" in settings:
+            mlflow.set_tracking_uri(settings["tracking_uri"])
+        mlflow.set_experiment(settings.get("experiment", "drillyard"))
+        known_id = _tracker_id(run_directory, "mlflow")
+        run = mlflow.start_run(run_id=known_id, run_name=config.name)
+        if known_id is None:
+            mlflow.log_dict(config.model_dump(mode="json"), "run.json")
+        _keep_tracker_id(run_directory, "mlflow", run.info.run_id)
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        self._mlflow.log_metrics(values, step=step, synchronous=False)
+
+    def resumed(self, step: int) -> None:
+        pass
+
+    def close(self) -> None:
+        self._mlflow.end_run()
+
+
+def _tracker_id(run_directory: Path, tracker: str) -> str | None:
+    """The id under which an earlier round of this run was tracked."""
+    path = run_directory / IDS_FILE
+    if not path.exists():
+        return None
+    identifier: str | None = json.loads(path.read_text()).get(tracker)
+    return identifier
+
+
+def _keep_tracker_id(run_directory: Path, tracker: str, identifier: str) -> None:
+    path = run_directory / IDS_FILE
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**known, tracker: identifier}) + "\n")
+
+
+class Trackers:
+    """All trackers that the config asks for, behind the rule that none of them ends a training that has begun."""
+
+    def __init__(self, run_directory: Path, config: RunConfig, *, first_start: bool) -> None:
+        chosen: list[type[TensorBoard | WeightsAndBiases | MLflow]] = []
+        if config.logging.tensorboard:
+            chosen.append(TensorBoard)
+        if config.logging.wandb is not None:
+            chosen.append(WeightsAndBiases)
+        if config.logging.mlflow is not None:
+            chosen.append(MLflow)
+        self._active: list[Tracker] = []
+        for tracker in chosen:
+            try:
+                self._active.append(tracker(run_directory, config))
+            except UserError:
+                raise
+            except Exception as error:  # a tracker's own, of any kind
+                if first_start:
+                    raise UserError(f"{tracker.__name__} cannot start: {error}") from error
+                print(f"warning: {tracker.__name__} cannot start and is left out: {error}", file=sys.stderr)
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        """Record numbers at `step` everywhere."""
+        self._each(lambda tracker: tracker.scalars(step, values))
+
+    def resumed(self, step: int) -> None:
+        """Say everywhere that training goes on after `step`."""
+        self._each(lambda tracker: tracker.resumed(step))
+
+    def close(self) -> None:
+        """Flush and close everywhere."""
+        self._each(lambda tracker: tracker.close())
+        self._active = []
+
+    def _each(self, call: Callable[[Tracker], None]) -> None:
+        for tracker in list(self._active):
+            try:
+                call(tracker)
+            except Exception as error:  # trackers raise what they like: anything of theirs only costs the tracker
+                name = type(tracker).__name__
+                print(f"warning: {name} failed and is left out from here on: {error}", file=sys.stderr)
+                self._active.remove(tracker)

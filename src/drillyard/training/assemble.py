@@ -1,0 +1,163 @@
+"""All the parts of a run, put together on one rank: model, optimizer, trainer, checkpoints, evaluation, telemetry."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drillyard.config import resolved_accumulation, resolved_global_batch
+from drillyard.config.run import RunConfig
+from drillyard.data import PreparedData
+from drillyard.errors import UserError
+from drillyard.evaluation.held_out import HeldOut
+from drillyard.parallel.apply import compiles
+from drillyard.parallel.memory import GIB
+from drillyard.parallel.ranks import Ranks
+from drillyard.telemetry import RunLog, StepRecord, describe_model
+from drillyard.training.between import BetweenSteps
+from drillyard.training.checkpoint import Checkpointer
+from drillyard.training.optimizer import ShardedAdamW
+from drillyard.parallel.setup import SetUpModel, set_up_model
+from drillyard.training.signals import StopRequest
+from drillyard.training.trainer import BatchShape, Logged, Trainer
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run consists of. `identity` is what a checkpoint must agree with to go on in the same sample order."""
+
+    model: SetUpModel
+    optimizer: ShardedAdamW
+    trainer: Trainer
+    checkpointer: Checkpointer
+    between: BetweenSteps
+    reporter: StepReporter
+    identity: dict[str, Any]
+
+
+def assemble(
+    config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, directory: Path, stop: StopRequest
+) -> Parts:
+    """Build every part of the run that writes into `directory`; weights are filled, no checkpoint is loaded yet."""
+    shape = batch_shape(config, ranks)
+    total_steps = num_steps(config, data, shape)
+    model = set_up_model(config, data.tokenizer, ranks)
+    optimizer = ShardedAdamW(model.root, config.training.optimizer, config.training.gradient_clipping, ranks)
+    log.parameters(
+        **describe_model(
+            model.causal_lm.config.to_dict(),
+            count=model.num_parameters,
+            trainable=sum(shard.parameter.numel() for shard in optimizer.shards),
+            sequence_length=config.data.sequence_length,
+            device=torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu",
+            precision=config.training.precision,
+        )
+    )
+    trainer = Trainer(
+        config,
+        ranks,
+        model.root,
+        optimizer,
+        data.train,
+        shape,
+        total_steps,
+        attention=model.attention,
+        gather_gradients_once=model.small,
+    )
+    identity = {
+        "data": data.train.fingerprint,
+        "global_batch_size": shape.global_batch_size,
+        "total_steps": total_steps,
+    }
+    checkpointer = Checkpointer(
+        directory / "checkpoints",
+        keep=config.checkpoint.keep,
+        keep_best=config.checkpoint.keep_best,
+        asynchronous=config.checkpoint.asynchronous,
+        identity={"name": config.name},
+        on_event=log.event,
+    )
+    held_out = HeldOut(config, data, model.root, ranks, directory, attention=model.attention)
+    between = BetweenSteps(
+        config,
+        ranks,
+        trainer,
+        optimizer,
+        checkpointer,
+        log,
+        stop,
+        held_out.evaluate if held_out.parts else None,
+        metadata={**identity, "world_size": ranks.world_size, "parallelism": config.parallelism.model_dump()},
+    )
+    reporter = StepReporter(config, ranks, trainer, log, compiled=compiles(config.training, ranks.device))
+    return Parts(model, optimizer, trainer, checkpointer, between, reporter, identity)
+
+
+def batch_shape(config: RunConfig, ranks: Ranks) -> BatchShape:
+    """How a step's global batch is cut for these ranks. Raises UserError where it does not divide."""
+    return BatchShape(
+        config.training.micro_batch_size,
+        resolved_accumulation(config, ranks.world_size),
+        resolved_global_batch(config, ranks.world_size),
+    )
+
+
+def num_steps(config: RunConfig, data: PreparedData, shape: BatchShape) -> int:
+    """Optimizer steps of the run: as configured, or as many as `epochs` passes over the data take."""
+    if config.training.steps is not None:
+        return config.training.steps
+    assert config.training.epochs is not None
+    steps = int(config.training.epochs * data.train.num_sequences / shape.global_batch_size)
+    if steps == 0:
+        raise UserError(
+            f"training.epochs: {config.training.epochs} passes over {data.train.num_sequences} sequences are less than one "
+            f"global batch of {shape.global_batch_size}; give more data, or training.steps"
+        )
+    return steps
+
+
+@dataclass
+class StepReporter:
+    """Turns the figures of a logged step into a telemetry record."""
+
+    config: RunConfig
+    ranks: Ranks
+    trainer: Trainer
+    log: RunLog
+    compiled: bool
+
+    def logged(self, figures: Logged) -> None:
+        """Write one logged step."""
+        shape = self.trainer.shape
+        self.log.step(
+            StepRecord(
+                step=figures.step,
+                loss=figures.loss,
+                learning_rate=figures.learning_rate,
+                grad_norm=figures.gradient_norm,
+                step_seconds=figures.step_seconds,
+                tokens=shape.global_batch_size * self.config.data.sequence_length,
+                valid_tokens=figures.valid_tokens,
+                num_gpus=self.ranks.world_size,
+                data_seconds=figures.data_seconds,
+                compile_seconds=figures.compile_seconds if self.compiled else None,
+                memory_gib=memory_gib(self.ranks.device),
+                skipped_steps=figures.skipped_steps,
+                window_steps=figures.window_steps,
+                epoch=self.trainer.data.epoch_of(figures.step - 1, shape.global_batch_size),
+            )
+        )
+
+
+def memory_gib(device: torch.device) -> float | None:
+    """Peak memory of this rank: allocated on its GPU, or resident on the host."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / GIB
+    if sys.platform != "linux":
+        return None
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[1]) * 4096 / GIB

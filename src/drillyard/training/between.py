@@ -1,0 +1,91 @@
+"""What happens between steps: evaluation, saving, and the events that tell of them.
+
+None of it changes a bit of training: random state is forked around an evaluation, a save copies what it writes. A save that falls
+due in a row of skipped (non-finite) steps waits until a step was good again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from drillyard.config.run import RunConfig
+from drillyard.parallel.ranks import Ranks
+from drillyard.telemetry import RunLog
+from drillyard.training.checkpoint import Checkpointer
+from drillyard.training.optimizer import ShardedAdamW
+from drillyard.training.signals import StopRequest
+from drillyard.training.state import checkpoint_state
+from drillyard.training.trainer import Trainer
+
+Evaluate = Callable[[int], dict[str, dict[str, Any]]]
+
+
+@dataclass
+class BetweenSteps:
+    """Evaluates and saves on schedule. Called after every step on every rank, with the same answers on all."""
+
+    config: RunConfig
+    ranks: Ranks
+    trainer: Trainer
+    optimizer: ShardedAdamW
+    checkpointer: Checkpointer
+    log: RunLog
+    stop: StopRequest
+    evaluate: Evaluate | None
+    metadata: dict[str, Any]
+    evaluated: dict[str, dict[str, Any]] = field(default_factory=dict)
+    evaluated_at: int | None = None
+    saved_at: int | None = None
+    save_is_due: bool = False
+
+    def after_step(self, steps_done: int, stopping: bool) -> float:
+        """Do what is due after `steps_done` steps; returns the seconds that training waited for it."""
+        started = time.perf_counter()
+        evaluation, saving = self.config.evaluation, self.config.checkpoint
+        if evaluation.every_steps and steps_done % evaluation.every_steps == 0:
+            self.run_evaluation(steps_done)
+        if stopping:
+            self.log.event("signal", step=steps_done, signal=self.stop.received.name if self.stop.received else None)
+        if stopping or (saving.every_steps and steps_done % saving.every_steps == 0):
+            self.save_is_due = True
+        if self.save_is_due and not self.trainer.in_nonfinite_row():
+            self.save(steps_done, wait=stopping)
+        return time.perf_counter() - started
+
+    def run_evaluation(self, step: int) -> None:
+        """Evaluate held-out data once per step, with the random state put back afterwards."""
+        if self.evaluate is None or self.evaluated_at == step:
+            return
+        started = time.perf_counter()
+        self.log.event("evaluation_begin", step=step)
+        devices = [self.ranks.device] if self.ranks.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            self.evaluated = self.evaluate(step)
+        self.evaluated_at = step
+        self.log.event("evaluation_end", step=step, seconds=time.perf_counter() - started)
+        self.log.evaluation(step, self.evaluated)
+
+    def save(self, step: int, *, wait: bool) -> None:
+        """Save the state after `step` steps, once."""
+        self.save_is_due = False
+        if self.saved_at == step:
+            return
+        self.log.event("checkpoint_begin", step=step)
+        started = time.perf_counter()
+        metadata = {**self.metadata, "step": step, "held_out_loss": self.held_out_loss(step)}
+        self.checkpointer.save(step, checkpoint_state(self.optimizer, self.ranks), metadata=metadata, wait=wait)
+        self.saved_at = step
+        self.log.event("checkpoint_end", step=step, seconds=time.perf_counter() - started)
+
+    def held_out_loss(self, step: int) -> float | None:
+        """Mean held-out loss per token over all sources, where it was measured at this very step."""
+        if self.evaluated_at != step:
+            return None
+        parts = [result for result in self.evaluated.values() if "loss" in result and result.get("tokens")]
+        tokens = sum(part["tokens"] for part in parts)
+        return sum(part["loss"] * part["tokens"] for part in parts) / tokens if tokens else None

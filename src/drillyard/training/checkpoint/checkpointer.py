@@ -1,0 +1,311 @@
+"""The trainer's checkpoints: `save` while training goes on, `load` the newest good one, keep the newest N and the best.
+
+A save is three parts. Training waits only for the first: the state is copied into kept CPU buffers
+(`planning.Staging`). Then a thread of its own writes the copy through torch.distributed.checkpoint over a gloo group
+of its own (collectives of two threads on one group would mix), and at last the coordinator, rank 0, deletes what is
+no longer kept. One save is in flight at a time; the next one waits for it.
+
+A save that fails on any rank (disk full, I/O error) fails on all, is told as an event, and training goes on with the
+earlier checkpoints untouched: nothing is deleted before the new checkpoint is complete. One process writes a run
+directory at a time; who else might is for the caller to rule out.
+
+Events (`on_event(name, **fields)`, called from the saving thread, on rank 0): `checkpoint` (step, path, bytes,
+blocking_seconds, seconds), `checkpoint_failed` (step, path, reason), `checkpoint_damaged` (step, path, reason),
+`checkpoint_abandoned`, `checkpoint_removed` (step, path) and `checkpoint_not_removed` (step, path, reason). A rank
+that loses its connection to the others tells `checkpoint_failed` itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import save as save_state_dict
+
+from drillyard.errors import UserError
+from drillyard.training.checkpoint.listing import (
+    CheckpointInfo,
+    abandon_checkpoint,
+    list_directory,
+    prunable,
+    remove_checkpoint,
+    step_directory_name,
+)
+from drillyard.training.checkpoint.loading import (
+    Accept,
+    LoadedCheckpoint,
+    StateSource,
+    failure_text,
+    from_coordinator,
+    load_checkpoint,
+    read,
+)
+from drillyard.training.checkpoint.manifest import FileRecord, Manifest, json_value
+from drillyard.training.checkpoint.planning import RepeatedSavePlanner, Staged, Staging, flatten
+from drillyard.training.checkpoint.storage import CheckpointWriter, DamagedCheckpoint
+
+OnEvent = Callable[..., None]
+
+
+@dataclass
+class _Save:
+    """One save on its way: what is written where, and what it has cost so far."""
+
+    step: int
+    path: Path
+    flat: dict[str, Any]
+    staged: Staged
+    metadata: Any
+    blocking_seconds: float
+
+
+class Checkpointer:
+    """Saves and loads the checkpoints in `directory` (`RUN_DIR/checkpoints`). All ranks make one and call it alike.
+
+    `keep`: newest checkpoints kept; `keep_best`: also the one with the lowest metadata["held_out_loss"].
+    `asynchronous`: write while training goes on, at the price of a copy of the rank's state in host memory.
+    `identity`: what the run is, written into each manifest. `timeout`: how long a rank waits for the slowest to have
+    written.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        keep: int,
+        keep_best: bool,
+        asynchronous: bool,
+        identity: Mapping[str, Any],
+        on_event: OnEvent,
+        timeout: timedelta = timedelta(minutes=30),
+    ) -> None:
+        self.directory = directory
+        self.keep = keep
+        self.keep_best = keep_best
+        self.asynchronous = asynchronous
+        self.identity = json_value(identity)
+        self.blocked_seconds = 0.0
+        self.saves_failed = 0
+        self._on_event = on_event
+        self._group: dist.ProcessGroup | None = None
+        if dist.is_initialized():
+            group = dist.new_group(backend="gloo", timeout=timeout)
+            assert isinstance(group, dist.ProcessGroup)
+            self._group = group
+        self._world_size = dist.get_world_size(self._group) if self._group is not None else 1
+        self._is_coordinator = self._group is None or dist.get_rank(self._group) == 0
+        self._staging = Staging()
+        self._planner = RepeatedSavePlanner()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._in_flight: Future[bool] | None = None
+        self._step_on_disk: int | None = None
+        self._leftovers_removed = False
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    def save(self, step: int, state: dict[str, Any], *, metadata: Mapping[str, Any], wait: bool = False) -> float:
+        """Save the state after `step` steps; returns the seconds that training waited for it. Collective.
+
+        `state`: nested dictionary of DTensors, tensors and small objects; keys that only one rank has are fine, a key
+        that several ranks have names the same value on all of them. The state may change as soon as this returns.
+        `metadata`: JSON values. With `wait`, or when not asynchronous, it returns when the save has ended, well or
+        not. A step that is on disk already (loaded from here, or saved before) is not saved again.
+        """
+        started = time.perf_counter()
+        self.wait()
+        if step == self._step_on_disk:
+            return self._blocked_since(started)
+        flat = flatten(state)
+        copies = self.asynchronous and not wait
+        staged = self._staging.stage(flat) if copies else self._staging.live(flat)
+        path = self.directory / step_directory_name(step)
+        save = _Save(step, path, flat, staged, json_value(metadata), time.perf_counter() - started)
+        self._in_flight = self._thread.submit(self._write, save)
+        if not copies:
+            self.wait()
+        return self._blocked_since(started)
+
+    def wait(self) -> bool:
+        """Wait for the save in flight; True when it (or, with none in flight, nothing) has gone well."""
+        if self._in_flight is None:
+            return True
+        in_flight, self._in_flight = self._in_flight, None
+        return in_flight.result()
+
+    def close(self) -> None:
+        """Wait for the save in flight and end the thread and the process group. Collective."""
+        self.wait()
+        self._thread.shutdown()
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+            self._group = None
+
+    def _blocked_since(self, started: float) -> float:
+        seconds = time.perf_counter() - started
+        self.blocked_seconds += seconds
+        return seconds
+
+    def _write(self, save: _Save) -> bool:
+        """The saving thread: write, then tidy up."""
+        started = time.perf_counter()
+        if self._is_coordinator and not self._leftovers_removed:
+            self._remove_leftovers(save.path)
+            self._leftovers_removed = True
+        writer = CheckpointWriter(save.path, lambda files: self._manifest(save, files))
+        self._planner.staged = save.staged
+        try:
+            save.staged.wait()
+            with torch.no_grad():
+                save_state_dict(
+                    save.flat,
+                    storage_writer=writer,
+                    planner=self._planner,
+                    process_group=self._group,
+                    no_dist=self._group is None,
+                )
+        except CheckpointException as failure:
+            self._failed(save, failure_text(failure.failures), tell=self._is_coordinator)
+            return False
+        except RuntimeError as failure:
+            self._failed(save, f"lost the other ranks: {failure}", tell=True)
+            return False
+        finally:
+            self._planner.staged = None
+        self._step_on_disk = save.step
+        if self._is_coordinator:
+            assert writer.manifest is not None
+            size = sum(record.bytes for record in writer.manifest.files.values())
+            self._tell("checkpoint", save.step, save.path, bytes=size, blocking_seconds=save.blocking_seconds,
+                       seconds=time.perf_counter() - started)  # fmt: skip
+            self._tidy_up(save.step)
+        return True
+
+    def _manifest(self, save: _Save, files: dict[str, FileRecord]) -> Manifest:
+        return Manifest(
+            step=save.step,
+            world_size=self._world_size,
+            torch_version=str(torch.__version__),
+            created=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            files=files,
+            identity=self.identity,
+            metadata=save.metadata,
+        )
+
+    def _failed(self, save: _Save, reason: str, *, tell: bool) -> None:
+        """Forget the plans, which may differ between ranks now, and remove what was written of this save."""
+        self.saves_failed += 1
+        self._planner = RepeatedSavePlanner()
+        if tell:
+            self._tell("checkpoint_failed", save.step, save.path, reason=reason)
+        if self._is_coordinator:
+            self._remove(save.step, save.path, tell=False)
+
+    # -- keeping -------------------------------------------------------------------------------------------------------
+
+    def _tidy_up(self, step: int) -> None:
+        """After a save: set aside what lies ahead of it (the run went back), then delete what is no longer kept."""
+        try:
+            for info in list_directory(self.directory):
+                if info.complete and info.step > step:
+                    abandon_checkpoint(info.path)
+                    self._tell("checkpoint_abandoned", info.step, info.path)
+            checkpoints = list_directory(self.directory)
+        except OSError as error:
+            self._tell("checkpoint_not_removed", step, self.directory, reason=str(error))
+            return
+        for info in prunable(checkpoints, self.keep, self.keep_best):
+            self._remove(info.step, info.path, tell=True)
+
+    def _remove_leftovers(self, being_written: Path) -> None:
+        """Delete what interrupted saves and deletions of earlier rounds left behind."""
+        try:
+            checkpoints = list_directory(self.directory)
+        except OSError as error:
+            self._tell("checkpoint_not_removed", None, self.directory, reason=str(error))
+            return
+        for info in checkpoints:
+            if info.status == "incomplete" and info.path != being_written:
+                self._remove(info.step, info.path, tell=True)
+
+    def _remove(self, step: int, path: Path, *, tell: bool) -> None:
+        try:
+            remove_checkpoint(path)
+        except OSError as error:
+            self._tell("checkpoint_not_removed", step, path, reason=str(error))
+        else:
+            if tell:
+                self._tell("checkpoint_removed", step, path)
+
+    def _tell(self, event: str, step: int | None, path: Path, **fields: Any) -> None:
+        self._on_event(event, step=step, path=str(path), **fields)
+
+    # -- loading -------------------------------------------------------------------------------------------------------
+
+    def candidates(self) -> list[CheckpointInfo]:
+        """The complete checkpoints, newest first; the same on all ranks. Collective."""
+        return [info for info in reversed(self._all()) if info.complete]
+
+    def latest(self) -> CheckpointInfo | None:
+        """The newest complete checkpoint, judged by manifest and sizes; None when there is none. Collective."""
+        return next(iter(self.candidates()), None)
+
+    def load(
+        self, state: StateSource, source: int | Path | None = None, *, accept: Accept | None = None
+    ) -> LoadedCheckpoint | None:
+        """Fill `state` from a checkpoint: the newest good one, or with `source` that of a step or path. Collective.
+
+        Without `source` a damaged checkpoint is passed over for the next older one, with an event that names the
+        file; None when nothing was ever completely saved. `state` may be a function of the checkpoint's metadata, and
+        `accept(metadata)` may raise to refuse it. Raises UserError when the one asked for is unusable, or every one
+        is damaged.
+        """
+        self.wait()
+        if source is not None:
+            path = self.directory / step_directory_name(source) if isinstance(source, int) else source
+            try:
+                loaded = load_checkpoint(path, state, process_group=self._group, accept=accept)
+            except DamagedCheckpoint as damage:
+                raise UserError(
+                    f"the checkpoint is damaged: {damage}; name an older one, or use resume: auto"
+                ) from damage
+            return self._loaded(loaded)
+        damage_seen: list[str] = []
+        for info in reversed(self._all()):
+            reason = f"{info.path}: {info.reason}"
+            if info.complete:
+                try:
+                    return self._loaded(read(info, state, self._group, accept))
+                except DamagedCheckpoint as damage:
+                    reason = str(damage)
+            elif info.status != "damaged":
+                continue
+            damage_seen.append(reason)
+            if self._is_coordinator:
+                self._tell("checkpoint_damaged", info.step, info.path, reason=reason)
+        if damage_seen:
+            raise UserError(
+                f"{self.directory}: none of its {len(damage_seen)} checkpoints can be used ({damage_seen[0]}); "
+                "restore one from a copy, or move the directory away to start from step 0"
+            )
+        return None
+
+    def _all(self) -> list[CheckpointInfo]:
+        try:
+            return from_coordinator(self._group, lambda: list_directory(self.directory))
+        except OSError as error:
+            raise UserError(
+                f"{self.directory}: cannot be read: {error.strerror}; check its storage and rights"
+            ) from error
+
+    def _loaded(self, loaded: LoadedCheckpoint) -> LoadedCheckpoint:
+        if loaded.info.path.resolve().parent == self.directory.resolve():
+            self._step_on_disk = loaded.step
+        return loaded

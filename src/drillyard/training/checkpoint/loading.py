@@ -1,0 +1,174 @@
+"""Reading a checkpoint into the state at hand, whatever number of ranks and sharding wrote it.
+
+Reading is collective: the coordinator says which checkpoint and hands out its manifest, every rank verifies what it
+is about to read, and a problem on one rank is a problem on all, so that all ranks load the same checkpoint or none.
+Damage found by a checksum is found before the state is touched; only an I/O error in the short time between the check
+and the read leaves it partly filled, and then an older checkpoint fills all of it or the run ends.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import load as load_state_dict
+
+from drillyard.errors import UserError
+from drillyard.training.checkpoint.listing import CHECKPOINTS_NAME, CheckpointInfo, inspect, list_directory
+from drillyard.training.checkpoint.manifest import MANIFEST_NAME
+from drillyard.training.checkpoint.planning import flatten, unflatten_into
+from drillyard.training.checkpoint.storage import METADATA_NAME, CheckpointReader, DamagedCheckpoint, require_undamaged
+
+T = TypeVar("T")
+# The state to fill, or what makes it once the checkpoint's metadata (such as its number of ranks) is known.
+StateSource = dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]
+Accept = Callable[[dict[str, Any]], None]
+
+# A single process is a supported way to load and save, not a mistake.
+warnings.filterwarnings(
+    "ignore", message="torch.distributed is disabled, unavailable or uninitialized", category=UserWarning
+)
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """What was loaded: the directory and its manifest, and the state, filled."""
+
+    info: CheckpointInfo
+    state: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that were done when it was saved."""
+        return self.info.step
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata given to `save`, with `step`, `world_size` (of the saving run) and `path`."""
+        return full_metadata(self.info)
+
+
+def load_checkpoint(
+    path: Path, state: StateSource, *, process_group: dist.ProcessGroup | None = None, accept: Accept | None = None
+) -> LoadedCheckpoint:
+    """Fill `state` from the checkpoint at `path`, or the newest complete one of a run directory. Collective.
+
+    `state`: nested dictionary of tensors and DTensors, which are filled in place, and of small objects, which are
+    replaced; every key must be in the checkpoint, which may hold more. `accept(metadata)` may raise to refuse it
+    beforehand. Raises UserError when there is no such checkpoint or it does not fit the state, DamagedCheckpoint when
+    a file is not as written.
+    """
+    info = from_coordinator(process_group, lambda: _find(path))
+    return read(info, state, process_group, accept)
+
+
+def read(
+    info: CheckpointInfo, state: StateSource, group: dist.ProcessGroup | None, accept: Accept | None
+) -> LoadedCheckpoint:
+    """Load one complete checkpoint; `info` must be the same on all ranks. Raises as `load_checkpoint`."""
+    assert info.manifest is not None
+    metadata = full_metadata(info)
+    if accept is not None:
+        accept(metadata)
+    # Unpickling `.metadata` is the first use of anything written by ranks, so it is verified first, and by everyone.
+    for problem in on_all_ranks(group, lambda: _problem_with(info, METADATA_NAME)):
+        if problem is not None:
+            raise DamagedCheckpoint(problem)
+    filled = state(metadata) if callable(state) else state
+    flat = flatten(filled)
+    try:
+        load_state_dict(
+            flat,
+            storage_reader=CheckpointReader(info.path, info.manifest),
+            planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+            process_group=group,
+            no_dist=not dist.is_initialized(),
+        )
+    except CheckpointException as failure:
+        raise _translated(info, failure) from failure
+    unflatten_into(filled, flat)
+    return LoadedCheckpoint(info, filled)
+
+
+def full_metadata(info: CheckpointInfo) -> dict[str, Any]:
+    """The caller's metadata, with `step`, `world_size` and `path`."""
+    assert info.manifest is not None
+    return {**info.metadata, "step": info.step, "world_size": info.manifest.world_size, "path": str(info.path)}
+
+
+def from_coordinator(group: dist.ProcessGroup | None, function: Callable[[], T]) -> T:
+    """Run `function` on the group's first rank alone; all ranks get its value, or its OSError or UserError raised."""
+    if not dist.is_initialized() or dist.get_world_size(group) == 1:
+        return function()
+    outcome: list[Any] = [None]
+    if dist.get_rank(group) == 0:
+        try:
+            outcome = [function()]
+        except (OSError, UserError) as error:
+            outcome = [error]
+    dist.broadcast_object_list(outcome, src=dist.get_global_rank(group, 0) if group is not None else 0, group=group)
+    if isinstance(outcome[0], OSError | UserError):
+        raise outcome[0]
+    value: T = outcome[0]
+    return value
+
+
+def on_all_ranks(group: dist.ProcessGroup | None, function: Callable[[], T]) -> list[T]:
+    """Run `function` on every rank; all ranks get all values, in order of rank."""
+    value = function()
+    if not dist.is_initialized() or dist.get_world_size(group) == 1:
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def failure_text(failures: Mapping[int, Any]) -> str:
+    """`rank 1: OSError: [Errno 28] No space left on device`, for up to three of the ranks that failed."""
+    ranks = sorted(failures)
+    texts = [f"rank {rank}: {type(failures[rank][0]).__name__}: {failures[rank][0]}" for rank in ranks[:3]]
+    return "; ".join(texts) + (f"; and {len(ranks) - 3} more ranks" if len(ranks) > 3 else "")
+
+
+def _find(path: Path) -> CheckpointInfo:
+    """The checkpoint that a user's path means."""
+    if (path / MANIFEST_NAME).is_file() or not path.is_dir():
+        candidates = [info] if (info := inspect(path)) is not None else []
+    else:
+        inner = path / CHECKPOINTS_NAME
+        candidates = list_directory(inner if inner.is_dir() else path) or [i for i in [inspect(path)] if i is not None]
+    complete = [info for info in candidates if info.complete]
+    if complete:
+        return complete[-1]
+    if not candidates:
+        raise UserError(f"{path}: there is no checkpoint; name a directory such as RUN_DIR/checkpoints/step-00000050")
+    raise UserError(f"{candidates[-1].path}: not a complete checkpoint: {candidates[-1].reason}; name another one")
+
+
+def _problem_with(info: CheckpointInfo, name: str) -> str | None:
+    assert info.manifest is not None
+    try:
+        require_undamaged(info.path, name, info.manifest)
+    except DamagedCheckpoint as damage:
+        return str(damage)
+    return None
+
+
+def _translated(info: CheckpointInfo, failure: CheckpointException) -> Exception:
+    """The same exception on every rank: damage (an I/O error too), a state that does not fit, or neither."""
+    for rank in sorted(failure.failures):
+        error = failure.failures[rank][0]
+        if isinstance(error, DamagedCheckpoint):
+            return DamagedCheckpoint(str(error))
+        if isinstance(error, OSError):
+            return DamagedCheckpoint(f"{info.path}: it cannot be read: {error}")
+    # torch raises a RuntimeError for a key that is missing and a ValueError for another shape or kind of entry.
+    if all(isinstance(failure.failures[rank][0], ValueError | RuntimeError) for rank in failure.failures):
+        return UserError(f"{info.path} does not fit this model: {failure_text(failure.failures)}")
+    return RuntimeError(f"loading {info.path} failed: {failure}")

@@ -1,0 +1,117 @@
+"""The manifest of a checkpoint: the last file written, and the only one that makes the others a checkpoint.
+
+It names every file with its size and checksum, and ends with a checksum of itself: XXH3-128 over the manifest's own
+bytes with the 32 digits of that checksum set to zero. Every byte is covered, so a flipped bit, a truncation or a
+half-copied object is noticed before anything in it is believed. `format_version` counts up when older programs could
+no longer read what is written; every earlier version stays readable.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drillyard.training.checkpoint.files import checksum, write_durably
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+# Set aside by a return to an earlier checkpoint: no longer used, not yet deleted. Renaming it back undoes that.
+ABANDONED_NAME = "manifest.abandoned.json"
+
+_ZERO = b"0" * 32
+_TAIL = re.compile(rb'"checksum": "([0-9a-f]{32})"\n\}\n\Z')
+
+
+class ManifestError(Exception):
+    """The manifest cannot be believed, or is of a version that this program does not know. The text says why."""
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """Size in bytes and XXH3-128 (hexadecimal) of one file."""
+
+    bytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint holds. `identity` and `metadata` are the caller's (JSON values); `created` is UTC, ISO 8601."""
+
+    step: int
+    world_size: int
+    torch_version: str
+    created: str
+    files: Mapping[str, FileRecord]
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+
+def json_value(value: Any) -> Any:
+    """`value` as JSON can hold it: non-finite numbers become null, tuples lists. TypeError for anything else."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    raise TypeError(f"{type(value).__name__} is not a JSON value: {value!r}")
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The bytes of `manifest.json`: indented JSON (UTF-8) that ends with its own checksum."""
+    body = {
+        "format_version": manifest.format_version,
+        "step": manifest.step,
+        "identity": json_value(manifest.identity),
+        "metadata": json_value(manifest.metadata),
+        "world_size": manifest.world_size,
+        "torch_version": manifest.torch_version,
+        "created": manifest.created,
+        "files": {name: {"bytes": f.bytes, "xxh3_128": f.xxh3_128} for name, f in sorted(manifest.files.items())},
+        "checksum": _ZERO.decode(),
+    }
+    raw = (json.dumps(body, indent=1, allow_nan=False) + "\n").encode()
+    return _with_checksum(raw, checksum(raw).encode())
+
+
+def decode(raw: bytes) -> Manifest:
+    """Read a manifest. Raises ManifestError when a byte is not as written or the format is newer than this program."""
+    tail = _TAIL.search(raw[-64:])
+    if tail is None:
+        raise ManifestError("it is cut short or damaged: it does not end with its checksum")
+    if checksum(_with_checksum(raw, _ZERO)).encode() != tail.group(1):
+        raise ManifestError("its checksum does not match its content")
+    body = json.loads(raw)
+    if body["format_version"] > FORMAT_VERSION:
+        raise ManifestError(
+            f"format version {body['format_version']} is newer than the {FORMAT_VERSION} known here; "
+            "use the Drillyard version that wrote it, or a later one"
+        )
+    body.pop("checksum")
+    body["files"] = {name: FileRecord(**record) for name, record in body["files"].items()}
+    return Manifest(**body)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a checkpoint directory. Raises FileNotFoundError, OSError or ManifestError."""
+    return decode((directory / MANIFEST_NAME).read_bytes())
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Make a checkpoint complete, durably. All its other files must be durable already. Raises OSError."""
+    write_durably(directory / MANIFEST_NAME, encode(manifest))
+
+
+def _with_checksum(raw: bytes, digits: bytes) -> bytes:
+    """`raw` with the 32 digits before the closing quote, newline, brace and newline replaced."""
+    end = len(raw) - len(b'"\n}\n')
+    return raw[: end - len(_ZERO)] + digits + raw[end:]

@@ -1,0 +1,113 @@
+"""AdamW over this rank's shards, clipped and guarded on the device.
+
+The optimizer sees plain local tensors, not DTensors: each rank's arithmetic on its own shard needs no knowledge of the others,
+and DTensor's dispatch would cost more than the update of a small model. One all-reduce a step carries both the squared gradient
+norm and the summed loss. The verdict "finite or not" stays on the device and goes into the fused kernel as `found_inf`, torch's
+own gate for skipped steps: parameters, moments and step count stay as they are. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from drillyard.config.run import OptimizerConfig
+from drillyard.parallel.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One parameter as this rank holds it."""
+
+    name: str
+    parameter: DTensor
+    local: torch.Tensor
+
+
+@torch.no_grad()
+def local_shards(root: nn.Module) -> list[Shard]:
+    """The trainable parameters of a sharded module, each with the tensor that this rank holds of it."""
+    return [
+        Shard(name, parameter, parameter.to_local())
+        for name, parameter in root.named_parameters()
+        if parameter.requires_grad and isinstance(parameter, DTensor)
+    ]
+
+
+class ShardedAdamW:
+    """Fused AdamW on local shards, with global clipping and the skipping of non-finite steps.
+
+    `root` must be sharded, materialised and loaded. Weight decay applies to matrices only (not to norms and biases).
+    """
+
+    def __init__(self, root: nn.Module, config: OptimizerConfig, clipping: float | None, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.clipping = clipping
+        self.shards = local_shards(root)
+        self.dtype = self.shards[0].local.dtype
+        self.optimizer = torch.optim.AdamW(
+            [
+                {
+                    "params": [s.local for s in self.shards if s.parameter.ndim >= 2],
+                    "weight_decay": config.weight_decay,
+                },
+                {"params": [s.local for s in self.shards if s.parameter.ndim < 2], "weight_decay": 0.0},
+            ],
+            lr=config.learning_rate,
+            betas=config.betas,
+            eps=config.epsilon,
+            fused=True,
+        )
+        for shard in self.shards:
+            self.optimizer.state[shard.local] = {
+                "step": torch.zeros((), dtype=torch.float32, device=ranks.device),
+                "exp_avg": torch.zeros_like(shard.local),
+                "exp_avg_sq": torch.zeros_like(shard.local),
+            }
+        # skipped in all, skipped in a row now, longest row ever: counted where the verdict is, read when somebody looks
+        self.skipped = torch.zeros(3, dtype=torch.float32, device=ranks.device)
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for shard in self.shards:
+            shard.parameter.grad = None
+            shard.local.grad = None
+
+    @torch.no_grad()
+    def step(self, loss_sum: torch.Tensor, learning_rate: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Update the shards; returns the global loss and the gradient norm before clipping, both on the device.
+
+        `loss_sum` is this rank's share of the global mean loss; the sum over ranks is the loss of the global batch.
+        """
+        for shard in self.shards:
+            gradient = shard.parameter.grad
+            assert isinstance(gradient, DTensor), shard.name
+            shard.local.grad = gradient.to_local()
+        loss, norm = self._global_loss_and_norm(loss_sum)
+        found_inf = (~(torch.isfinite(norm) & torch.isfinite(loss))).to(torch.float32)
+        self.optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+        if self.clipping is not None:
+            clip_grads_with_norm_(
+                [shard.local for shard in self.shards], self.clipping, norm.to(self.dtype), foreach=True
+            )
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        self._count(found_inf)
+        return loss, norm
+
+    def _global_loss_and_norm(self, loss_sum: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        norm = get_total_norm([shard.local.grad for shard in self.shards if shard.local.grad is not None], foreach=True)
+        # Replicas hold the same gradients: each adds its share of the squared norm.
+        both = torch.stack([norm.double().square() / self.ranks.num_replicas, loss_sum.double()])
+        self.ranks.all_reduce_sum(both)
+        return both[1], both[0].sqrt()
+
+    def _count(self, found_inf: torch.Tensor) -> None:
+        total, row, longest = self.skipped.unbind()
+        row = (row + found_inf) * found_inf
+        self.skipped = torch.stack([total + found_inf, row, torch.maximum(longest, row)])

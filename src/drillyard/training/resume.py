@@ -1,0 +1,64 @@
+"""Where a run starts from: nothing, its own newest good checkpoint, or one that the user names."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from drillyard.config.run import RunConfig
+from drillyard.errors import UserError
+from drillyard.parallel.ranks import Ranks
+from drillyard.telemetry import RunLog
+from drillyard.training.checkpoint import Checkpointer
+from drillyard.training.optimizer import ShardedAdamW
+from drillyard.training.state import checkpoint_state, seed_rank
+
+
+def resume(
+    config: RunConfig,
+    checkpointer: Checkpointer,
+    optimizer: ShardedAdamW,
+    ranks: Ranks,
+    identity: dict[str, Any],
+    log: RunLog,
+) -> int:
+    """Load what `checkpoint.resume` asks for; returns the number of steps that are already done.
+
+    Raises UserError where a checkpoint belongs to other data or another batch, which would be another sample order.
+    """
+    wanted = config.checkpoint.resume
+    if wanted == "never":
+        return 0
+    started = time.perf_counter()
+    loaded = checkpointer.load(
+        lambda saved: checkpoint_state(optimizer, ranks, with_random_state=saved["world_size"] == ranks.world_size),
+        None if wanted == "auto" else Path(wanted),
+        accept=lambda saved: require_same_order(saved, identity),
+    )
+    if loaded is None:
+        return 0
+    restore(loaded.state, optimizer, ranks)
+    if random_key(ranks) not in loaded.state:
+        seed_rank(config.training.seed, loaded.step, ranks)
+    log.event("resume", step=loaded.step, path=str(loaded.info.path), seconds=time.perf_counter() - started)
+    return loaded.step
+
+
+def require_same_order(saved: dict[str, Any], identity: dict[str, Any]) -> None:
+    """Raise UserError where going on from `saved` would change which samples a step sees."""
+    words = {
+        "data": "the data (source, tokenizer or format) is not what this checkpoint was trained on",
+        "global_batch_size": "the global batch is not the checkpoint's",
+        "total_steps": "the number of steps, and so the schedule, is not the checkpoint's",
+    }
+    for key, sentence in words.items():
+        if saved.get(key) != identity[key]:
+            raise UserError(
+                f"cannot resume: {sentence} (it has {saved.get(key)}, this run {identity[key]}); "
+                + (
+                    f"set training.global_batch_size: {saved.get(key)}"
+                    if key == "global_batch_size"
+                    else "undo the change, or start under another name"
+                )
+            )

@@ -1,0 +1,123 @@
+"""One rank's whole life: join, prepare, build, resume, train, evaluate, export, tell.
+
+`train` is what every rank of `drillyard train` and of torchrun executes. It reads top to bottom in the order in which things
+happen; each step of it is a function of its own room.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from drillyard.config import require_valid
+from drillyard.config.run import RunConfig
+from drillyard.data import PreparedData, prepare
+from drillyard.models import export
+from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
+from drillyard.telemetry import RunLog, write_summary
+from drillyard.training.assemble import Parts, assemble
+from drillyard.training.checkpoint import list_checkpoints
+from drillyard.training.directory import claim_run_directory, run_directory_of
+from drillyard.training.resume import resume
+from drillyard.parallel.setup import fill_weights, set_determinism
+from drillyard.supervise import EXIT_CHECKPOINTED
+from drillyard.training.signals import StopRequest
+from drillyard.training.state import seed_rank
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How this rank's part of the run ended."""
+
+    exit_code: int
+    run_directory: Path
+
+
+def train(config: RunConfig, *, console: str = "auto", round_number: int = 0) -> Outcome:
+    """Train `config` as one rank of however many there are; returns exit code 0, or 85 when stopped after a checkpoint.
+
+    Raises UserError for everything that the user can mend.
+    """
+    require_valid(config, None)
+    set_determinism(config)
+    ranks = start_ranks(config.training, config.parallelism)
+    try:
+        require_valid(config, ranks.world_size)
+        directory = run_directory_of(config)
+        has_checkpoints = bool(list_checkpoints(directory))
+        if ranks.rank == 0:
+            claim_run_directory(config, has_checkpoints=round_number == 0 and has_checkpoints)
+        if round_number > 0 and (has_checkpoints or config.checkpoint.resume == "never"):
+            config = goes_on(config)
+        data = prepare_on_all(config, ranks)
+        log = RunLog(directory, rank=ranks.rank, config=config, console=console, round_number=round_number)
+        log.event("round_start", world_size=ranks.world_size, threads=ranks.threads, **versions())
+        log.event("data", parts=data.report.parts, notes=data.report.notes or None)
+        return run_rank(config, ranks, data, log, directory)
+    finally:
+        stop_ranks()
+
+
+def goes_on(config: RunConfig) -> RunConfig:
+    """The config of a later round of the same run: it goes on from its own newest checkpoint, wherever it began."""
+    return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"resume": "auto"})})
+
+
+def prepare_on_all(config: RunConfig, ranks: Ranks) -> PreparedData:
+    """Tokenise on one rank while the others wait, then open the caches on all of them."""
+    return ranks.in_turn(lambda first: prepare(config, only_open=not first))
+
+
+def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, directory: Path) -> Outcome:
+    """Build, resume, train and finish, with everything that is shared between ranks in place."""
+    stop = StopRequest(ranks.world_size)
+    parts = assemble(config, ranks, data, log, directory, stop)
+    seed_rank(config.training.seed, 0, ranks)
+    first_step = resume(config, parts.checkpointer, parts.optimizer, ranks, parts.identity, log)
+    if first_step == 0:
+        fill_weights(config, parts.model.causal_lm)
+        if config.evaluation.at_start:
+            parts.between.run_evaluation(0)
+    finished = parts.trainer.train(
+        first_step, on_logged=parts.reporter.logged, after_step=parts.between.after_step, stop=stop
+    )
+    if not finished:
+        parts.checkpointer.close()
+        log.event("end", step=parts.trainer.steps_done, status="interrupted")
+        log.close()
+        return Outcome(EXIT_CHECKPOINTED, directory)
+    finish(parts, ranks, data, log, directory)
+    stop.close()
+    return Outcome(0, directory)
+
+
+def finish(parts: Parts, ranks: Ranks, data: PreparedData, log: RunLog, directory: Path) -> None:
+    """Last evaluation, last checkpoint, `final/` and the summary."""
+    step = parts.trainer.total_steps
+    parts.between.run_evaluation(step)
+    if not parts.trainer.in_nonfinite_row():
+        parts.between.save(step, wait=True)
+    parts.checkpointer.close()
+    started = time.perf_counter()
+    log.event("export_begin", step=step)
+    export(parts.model.causal_lm, directory / "final", tokenizer=data.tokenizer)
+    log.event("export_end", step=step, seconds=time.perf_counter() - started)
+    log.event("end", step=step, status="completed")
+    log.close()
+    if ranks.rank == 0:
+        write_summary(directory)
+    if ranks.world_size > 1:
+        dist.barrier()
+
+
+def versions() -> dict[str, Any]:
+    """Versions that a run's numbers depend on."""
+    import transformers
+
+    return {"torch": torch.__version__, "transformers": transformers.__version__, "python": sys.version.split()[0]}

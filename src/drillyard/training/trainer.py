@@ -1,0 +1,219 @@
+"""The loop: step, log, evaluate, save, stop.
+
+A step is `train_step`: read the micro-batches of this rank, run forward and backward, update. Everything else here happens
+between steps and changes no bit of them: evaluation runs with the random state forked, logging reads what the device
+already holds, saving copies it. The device is waited for only where a number is looked at: at logged steps and before saves.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from drillyard.config.run import RunConfig
+from drillyard.data.loader import Mixture
+from drillyard.errors import UserError
+from drillyard.models.loss import LanguageModelLoss, LossInputs, loss_inputs
+from drillyard.parallel.apply import fsdp_modules
+from drillyard.parallel.ranks import Ranks
+from drillyard.training.optimizer import ShardedAdamW
+from drillyard.training.schedule import learning_rate
+from drillyard.training.signals import StopRequest
+
+STEPS_BETWEEN_GARBAGE_COLLECTIONS = 50
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """How the global batch of a step is dealt out: rank r takes micro-batches r, r + ranks, ... of it."""
+
+    micro_batch_size: int
+    accumulation: int
+    global_batch_size: int
+
+
+@dataclass
+class StepWindow:
+    """What the steps since the last logged one took, seen from this rank's host."""
+
+    started: float
+    steps: int = 0
+    data_seconds: float = 0.0
+    compile_started: float = 0.0
+    valid_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Logged:
+    """The numbers of a logged step, read from the device at once."""
+
+    step: int
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+    skipped_steps: int
+    longest_skipped_row: int
+    window_steps: int
+    step_seconds: float
+    data_seconds: float
+    compile_seconds: float | None
+    valid_tokens: int
+
+
+class Trainer:
+    """Takes a sharded model from `first_step` to `total_steps`; what is done between steps comes in as callables."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        ranks: Ranks,
+        root: LanguageModelLoss,
+        optimizer: ShardedAdamW,
+        data: Mixture,
+        shape: BatchShape,
+        total_steps: int,
+        *,
+        attention: str,
+        gather_gradients_once: bool,
+    ) -> None:
+        self.config = config
+        self.ranks = ranks
+        self.root = root
+        self.optimizer = optimizer
+        self.data = data
+        self.shape = shape
+        self.total_steps = total_steps
+        self.attention = attention
+        self.accumulate_locally = gather_gradients_once and shape.accumulation > 1
+        self.sharded = fsdp_modules(root)
+        self.steps_done = 0
+
+    def train_step(self, step: int, window: StepWindow) -> tuple[torch.Tensor, torch.Tensor]:
+        """One optimizer step; returns the loss of the global batch and its gradient norm, both still on the device.
+
+        The loss is summed over tokens and divided by the valid tokens of the whole global batch, which every rank reads
+        from the index: no communication, and neither ranks nor micro-batches change what is computed.
+        """
+        started = time.perf_counter()
+        references = self.data.indices(step, self.shape.global_batch_size)
+        window.valid_tokens = self.data.valid_tokens(references)
+        micro_batches = list(self.micro_batches(references))
+        window.data_seconds += time.perf_counter() - started
+
+        loss_sum = torch.zeros((), device=self.ranks.device, dtype=torch.float64)
+        for number, inputs in enumerate(micro_batches):
+            self.synchronise_gradients(last=number == len(micro_batches) - 1)
+            loss = self.root(**vars(inputs)) / max(1, window.valid_tokens)
+            loss.backward()
+            loss_sum += loss.detach()
+        loss_and_norm = self.optimizer.step(loss_sum, self.learning_rate(step))
+        self.optimizer.zero_grad()
+        return loss_and_norm
+
+    def micro_batches(self, references: Any) -> Iterator[LossInputs]:
+        """This rank's micro-batches of the global batch, on the device."""
+        size, ranks = self.shape.micro_batch_size, self.ranks
+        for number in range(self.shape.accumulation):
+            first = (number * ranks.world_size + ranks.rank) * size
+            batch = self.data.read(references[first : first + size])
+            yield loss_inputs(
+                batch, self.root.causal_lm, self.attention, ranks.device, self.config.training.loss_chunk_tokens
+            )
+
+    def synchronise_gradients(self, *, last: bool) -> None:
+        """Reduce gradients after the last micro-batch only, where whole gradients fit in memory; else after each."""
+        if self.shape.accumulation == 1:
+            return
+        root = self.root
+        assert isinstance(root, FSDPModule)
+        root.set_is_last_backward(last)
+        if self.accumulate_locally:
+            root.set_requires_gradient_sync(last)
+
+    def learning_rate(self, step: int) -> float:
+        """The schedule's value at `step`."""
+        training = self.config.training
+        return learning_rate(
+            step, peak=training.optimizer.learning_rate, total_steps=self.total_steps, schedule=training.schedule
+        )
+
+    def train(
+        self,
+        first_step: int,
+        *,
+        on_logged: Callable[[Logged], None],
+        after_step: Callable[[int, bool], float],
+        stop: StopRequest,
+    ) -> bool:
+        """Run steps until the end or until somebody asks to stop; True when all steps are done.
+
+        `on_logged` gets the figures of each logged step. `after_step(steps_done, stopping)` evaluates and saves what is due,
+        and returns the seconds it took, which are no step's time.
+        """
+        self.steps_done = first_step
+        every = self.config.logging.every_steps
+        window = StepWindow(time.perf_counter(), compile_started=compile_seconds())
+        _calm_garbage_collector()
+        for step in range(first_step, self.total_steps):
+            loss, norm = self.train_step(step, window)
+            window.steps += 1
+            self.steps_done = step + 1
+            if self.steps_done % every == 0 or self.steps_done == self.total_steps:
+                on_logged(self.read_figures(step, loss, norm, window))
+                window = StepWindow(time.perf_counter(), compile_started=compile_seconds())
+            if self.steps_done % STEPS_BETWEEN_GARBAGE_COLLECTIONS == 0:
+                gc.collect(1)
+            stopping = stop.agreed()
+            paused = after_step(self.steps_done, stopping)
+            window.started += paused
+            if stopping:
+                break
+        gc.enable()
+        return self.steps_done == self.total_steps
+
+    def read_figures(self, step: int, loss: torch.Tensor, norm: torch.Tensor, window: StepWindow) -> Logged:
+        """Wait for the device, once, and read what this step left there. Raises UserError after a row of skipped steps."""
+        figures = torch.cat([torch.stack([loss, norm]), self.optimizer.skipped.double()]).tolist()
+        longest = int(figures[4])
+        seconds = (time.perf_counter() - window.started) / window.steps
+        if longest >= self.config.training.max_nonfinite_steps:
+            raise UserError(
+                f"step {step + 1}: the loss or gradient was not finite in {longest} steps in a row (all of them skipped, "
+                "weights unchanged); lower training.optimizer.learning_rate, or look at the data of these steps"
+            )
+        return Logged(
+            step=step + 1,
+            loss=figures[0],
+            gradient_norm=figures[1],
+            learning_rate=self.learning_rate(step),
+            skipped_steps=int(figures[2]),
+            longest_skipped_row=longest,
+            window_steps=window.steps,
+            step_seconds=seconds,
+            data_seconds=window.data_seconds / window.steps,
+            compile_seconds=(compile_seconds() - window.compile_started) / window.steps or None,
+            valid_tokens=window.valid_tokens,
+        )
+
+    def in_nonfinite_row(self) -> bool:
+        """Whether the last step was skipped: then nothing is saved. Waits for the device."""
+        return bool(self.optimizer.skipped[1].item() > 0)
+
+
+def compile_seconds() -> float:
+    """Seconds that torch.compile has taken in this process so far."""
+    spent = torch._dynamo.utils.calculate_time_spent()
+    return float(spent.get("total_wall_time", 0.0))
+
+
+def _calm_garbage_collector() -> None:
+    """Collect at chosen steps, the same on all ranks: a pause on one of them is a pause of all."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()

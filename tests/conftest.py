@@ -1,0 +1,62 @@
+"""What every test starts from: markers by directory, a time limit per group, no network, caches of its own.
+
+The environment is set at import, before any test module can import a library that reads it, and is inherited by the
+processes that tests start.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+TIMEOUT_SECONDS = {"unit": 60, "distributed": 300, "integration": 600, "gpu": 600}
+
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    TOKENIZERS_PARALLELISM="false",
+    # Ranks of a test share two cores; more threads than cores make gloo ranks wait for each other.
+    OMP_NUM_THREADS="1",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the session empty caches, whatever the caller's HOME holds. xdist workers inherit the controller's."""
+    if hasattr(config, "workerinput"):
+        return
+    directory = tempfile.mkdtemp(prefix="drillyard-tests-")
+    config.stash[CACHE_DIRECTORY] = directory
+    os.environ["DRILLYARD_CACHE"] = os.path.join(directory, "drillyard")
+    os.environ["HF_HOME"] = os.path.join(directory, "huggingface")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the session's caches."""
+    directory = config.stash.get(CACHE_DIRECTORY, None)
+    if directory is not None:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+CACHE_DIRECTORY = pytest.StashKey[str]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test by its directory, limit its time, and deselect GPU tests on a host without a GPU."""
+    has_gpu = Path("/dev/nvidia0").exists()
+    kept, dropped = [], []
+    for item in items:
+        group = item.path.relative_to(Path(__file__).parent).parts[0]
+        if group in TIMEOUT_SECONDS:
+            item.add_marker(group)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS[group]))
+        needs_gpu = item.get_closest_marker("gpu") is not None
+        (dropped if needs_gpu and not has_gpu else kept).append(item)
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept

@@ -1,0 +1,185 @@
+"""Models sharded over gloo ranks: initialised, loaded and exported to the same bits as in one process."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.distributed.ranks import run_ranks
+from tests.unit.models.tiny import CONFIGS, meta_model
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from drillyard.errors import UserError
+from drillyard.models import blocks, export, head_logits, init_random, load_pretrained
+from drillyard.models.sharding import holders, local_region
+
+# Axes of the mesh: (ranks that share the weights,), or (copies, ranks that share one).
+MESHES = [(2,), (3,), (4,), (2, 2)]
+UNEVEN = ["llama", "gpt2", "mixtral"]
+
+
+def sharded(architecture: str, mesh_shape: tuple[int, ...]) -> PreTrainedModel:
+    """A model sharded as the trainer does it, its memory NaN everywhere."""
+    mesh = init_device_mesh("cpu", mesh_shape)
+    model = meta_model(architecture)
+    for block in blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.fill_(math.nan)
+    return model
+
+
+def assert_whole_equals(model: PreTrainedModel, expected: PreTrainedModel, what: str) -> None:
+    wanted = expected.state_dict()
+    found = model.state_dict()
+    assert found.keys() == wanted.keys()
+    for name, tensor in found.items():
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        assert torch.equal(whole, wanted[name]), f"{what}: {name}"
+    buffers = dict(expected.named_buffers())
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, buffers[name]), f"{what}: {name}"
+
+
+def initialise_load_export(mesh_shape: tuple[int, ...], architectures: list[str], folder: str) -> None:
+    for architecture in architectures:
+        alone = meta_model(architecture).to_empty(device="cpu")
+        init_random(alone, seed=3)
+        model = sharded(architecture, mesh_shape)
+        init_random(model, seed=3)
+        assert_whole_equals(model, alone, f"{architecture} initialised")
+        for name, parameter in model.named_parameters():
+            local, region = parameter.to_local(), local_region(parameter)
+            assert torch.equal(local, parameter.full_tensor()[region]), name
+            covered = sum(math.prod(part.stop - part.start for part in held) for _, held in holders(parameter))
+            assert covered == parameter.numel(), name
+
+        ours = Path(folder, architecture, "ours")
+        export(model, ours, max_file_bytes=20_000)
+        read = AutoModelForCausalLM.from_pretrained(ours)
+        assert_whole_equals(read, alone, f"{architecture} exported")
+
+        theirs = Path(folder, architecture, "theirs")
+        if dist.get_rank() == 0:
+            read.save_pretrained(theirs, max_shard_size="20KB")
+        dist.barrier()
+        loaded = sharded(architecture, mesh_shape)
+        load_pretrained(loaded, theirs)
+        assert_whole_equals(loaded, AutoModelForCausalLM.from_pretrained(theirs), f"{architecture} loaded")
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES, ids=lambda shape: "x".join(map(str, shape)))
+def test_init_load_and_export_equal_one_process_to_the_bit(mesh_shape: tuple[int, ...], tmp_path: Path) -> None:
+    architectures = UNEVEN if mesh_shape == (3,) else list(CONFIGS)
+    run_ranks(initialise_load_export, math.prod(mesh_shape), mesh_shape, architectures, str(tmp_path))
+
+
+def files_by_rank(folder: str) -> dict[str, Any]:
+    """Export on two ranks, recording which files this rank opened for writing."""
+    model = sharded("llama", (2,))
+    init_random(model, seed=0)
+    opened: list[str] = []
+    real_open = open
+
+    def recording_open(path: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
+        if "w" in mode and str(path).endswith(".safetensors"):
+            opened.append(Path(path).name)
+        return real_open(path, mode, *args, **options)
+
+    import builtins
+
+    builtins.open = recording_open
+    try:
+        export(model, folder, max_file_bytes=20_000)
+    finally:
+        builtins.open = real_open
+    return {"opened": opened, "bf16": export_half(model, folder)}
+
+
+def export_half(model: PreTrainedModel, folder: str) -> bool:
+    export(model, f"{folder}-half", dtype=torch.bfloat16)
+    read = AutoModelForCausalLM.from_pretrained(f"{folder}-half", dtype="auto").state_dict()
+    whole = {name: tensor.full_tensor() for name, tensor in model.state_dict().items()}
+    return all(torch.equal(read[name], tensor.to(torch.bfloat16)) for name, tensor in whole.items())
+
+
+def test_files_are_spread_over_the_ranks(tmp_path: Path) -> None:
+    results = run_ranks(files_by_rank, 2, str(tmp_path / "model"))
+    written = [result["opened"] for result in results]
+    everything = sorted(path.name for path in (tmp_path / "model").glob("*.safetensors"))
+    assert sorted(written[0] + written[1]) == everything
+    assert abs(len(written[0]) - len(written[1])) <= 1
+    assert all(result["bf16"] for result in results)
+
+
+def export_with_a_full_disk(folder: str) -> str:
+    import os
+
+    model = sharded("llama", (2,))
+    init_random(model, seed=0)
+    if dist.get_rank() == 1:
+
+        def full_disk(descriptor: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        os.fsync = full_disk
+    try:
+        export(model, folder, max_file_bytes=20_000)
+    except UserError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_full_disk_on_one_rank_is_told_on_all_and_none_waits(tmp_path: Path) -> None:
+    messages = run_ranks(export_with_a_full_disk, 2, str(tmp_path / "model"))
+    assert all("No space left" in message for message in messages)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Root(torch.nn.Module):
+    """A root as the trainer's: the model's forward is not called, only its halves."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        from torch.utils.checkpoint import checkpoint
+
+        return torch.cat([checkpoint(head_logits, self.model, part, use_reentrant=False) for part in rows.split(3)])
+
+
+def head_under_fsdp() -> list[tuple[str, float]]:
+    differences = []
+    for architecture in ("llama", "gemma3_text", "cohere"):
+        alone = meta_model(architecture).to_empty(device="cpu")
+        init_random(alone, seed=3)
+        rows = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
+        head_logits(alone, rows).square().sum().backward()
+        root = Root(meta_model(architecture))
+        for block in blocks(root.model):
+            fully_shard(block)
+        fully_shard(root, reshard_after_forward=False)
+        root.to_empty(device="cpu")
+        init_random(root.model, seed=3)
+        assert torch.equal(root(rows), head_logits(alone, rows))
+        root(rows).square().sum().backward()
+        gradient = root.model.lm_head.weight.grad.full_tensor()
+        differences.append((architecture, float((gradient - alone.lm_head.weight.grad).abs().max())))
+    return differences
+
+
+def test_the_head_works_under_checkpointing_inside_a_sharded_roots_forward() -> None:
+    for result in run_ranks(head_under_fsdp, 2):
+        for architecture, difference in result:
+            assert difference < 1e-6, architecture

@@ -1,0 +1,154 @@
+"""A small training case for tests of exactness: real config, data, model, sharding and step, without files of a run.
+
+The data are documents of very different lengths with loss on the completion only, so that ranks and micro-batches hold
+different numbers of valid tokens: what a wrong normalisation would show in.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from drillyard.config import RunConfig, resolved_accumulation, resolved_global_batch
+from drillyard.data import prepare
+from drillyard.parallel.ranks import Ranks, start_ranks
+from drillyard.training.optimizer import ShardedAdamW
+from drillyard.parallel.setup import SetUpModel, fill_weights, set_up_model
+from drillyard.training.state import seed_rank
+from drillyard.training.trainer import BatchShape, StepWindow, Trainer
+
+LLAMA = {
+    "architecture": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": False,
+}
+
+
+def write_documents(directory: Path, count: int = 240) -> Path:
+    """Prompts and completions that a small model can learn something from, of uneven length."""
+    generator = random.Random(7)
+    words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"]
+    path = directory / "documents.jsonl"
+    with path.open("w") as file:
+        for number in range(count):
+            prompt = " ".join(generator.choices(words, k=generator.randint(2, 16)))
+            length = generator.choice([1, 2, 3, 14])
+            completion = " ".join((prompt.split() * 9)[:length])
+            file.write(json.dumps({"prompt": f"{number}: {prompt}", "completion": completion}) + "\n")
+    return path
+
+
+def make_config(directory: Path, **changes: Any) -> RunConfig:
+    """A run config over the documents in `directory`; `changes` are dotted settings with __ for the dot."""
+    settings: dict[str, Any] = {
+        "name": "case",
+        "output": str(directory / "runs"),
+        "model": {"config": dict(LLAMA), "init": "random"},
+        "data": {
+            "source": str(directory / "documents.jsonl"),
+            "format": "prompt-completion",
+            "sequence_length": 64,
+            "tokenizer": {"train": "bpe", "vocab_size": 320},
+            "cache_directory": str(directory / "cache"),
+        },
+        "training": {
+            "steps": 20,
+            "micro_batch_size": 1,
+            "global_batch_size": 4,
+            "precision": "fp64",
+            "optimizer": {"learning_rate": 4.0e-3},
+            "schedule": {"name": "cosine", "warmup_steps": 3},
+            "gradient_clipping": 0.5,
+            "activation_checkpointing": "none",
+            "compile": False,
+            "device": "cpu",
+            "threads_per_rank": 1,
+        },
+    }
+    for dotted, value in changes.items():
+        *parents, last = dotted.split("__")
+        place = settings
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return RunConfig.model_validate(settings)
+
+
+def norms_in_fp64(model: nn.Module) -> None:
+    """Replace the RMS norms' forward by one that does not pass through fp32, as transformers' does in an fp64 model."""
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = _rms_norm_forward(module)
+
+
+def _rms_norm_forward(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        scale = torch.rsqrt(hidden.square().mean(-1, keepdim=True) + module.variance_epsilon)
+        return module.weight * (hidden * scale)
+
+    return forward
+
+
+def build(config: RunConfig, ranks: Ranks | None = None) -> tuple[Trainer, SetUpModel]:
+    """A trainer for `config` on the ranks that this process is one of."""
+    ranks = ranks or start_ranks(config.training, config.parallelism)
+    data = ranks.in_turn(lambda first: prepare(config, only_open=not first))
+    model = set_up_model(config, data.tokenizer, ranks)
+    fill_weights(config, model.causal_lm)
+    if config.training.precision == "fp64":
+        norms_in_fp64(model.causal_lm)
+    optimizer = ShardedAdamW(model.root, config.training.optimizer, config.training.gradient_clipping, ranks)
+    shape = BatchShape(
+        config.training.micro_batch_size,
+        resolved_accumulation(config, ranks.world_size),
+        resolved_global_batch(config, ranks.world_size),
+    )
+    assert config.training.steps is not None
+    trainer = Trainer(
+        config,
+        ranks,
+        model.root,
+        optimizer,
+        data.train,
+        shape,
+        config.training.steps,
+        attention=model.attention,
+        gather_gradients_once=model.small,
+    )
+    seed_rank(config.training.seed, 0, ranks)
+    return trainer, model
+
+
+def run_steps(trainer: Trainer, first: int, last: int) -> np.ndarray:
+    """Losses and gradient norms before clipping of steps first..last-1: fp64 [steps, 2]."""
+    rows = []
+    for step in range(first, last):
+        loss, norm = trainer.train_step(step, StepWindow(0.0))
+        rows.append([loss.item(), norm.item()])
+    return np.array(rows)
+
+
+def losses_and_norms(config: RunConfig) -> np.ndarray:
+    """All steps of `config` from the start: fp64 [steps, 2]."""
+    trainer, _ = build(config)
+    return run_steps(trainer, 0, trainer.total_steps)
+
+
+def full_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter gathered whole, by name (collective)."""
+    return {
+        name: parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        for name, parameter in model.named_parameters()
+    }

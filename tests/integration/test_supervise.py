@@ -1,0 +1,355 @@
+"""The supervisor over real processes: tiny ranks that crash, hang, spew, stop, and leave children behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+DRIVER = """
+import functools, sys
+from pathlib import Path
+from rich.console import Console
+from drillyard.supervise import Patience, supervise
+from drillyard.telemetry import append_event
+directory = Path(sys.argv[1])
+sys.exit(supervise(
+    [sys.executable, "-c", sys.argv[2]],
+    num_ranks=int(sys.argv[3]), run_directory=directory, max_restarts=int(sys.argv[4]),
+    environment={"FROM_CALLER": "yes"}, on_event=functools.partial(append_event, directory),
+    console=Console(), patience=Patience(watchdog=float(sys.argv[5]) or None, stacks=0.2),
+))
+"""
+# What every rank script starts with: its place, and a way to tell of a step as the trainer does.
+PREAMBLE = """
+import json, os, signal, subprocess, sys, time
+rank, round_number = int(os.environ["RANK"]), int(os.environ["DRILLYARD_ROUND"])
+directory = os.environ["RUN_DIRECTORY"]
+def step(number):
+    with open(directory + "/events.jsonl", "a") as file:
+        file.write(json.dumps({"time": "2026-01-01T00:00:00.000000Z", "event": "step", "step": number}) + "\\n")
+def summary():
+    with open(directory + "/summary.json", "w") as file:
+        file.write("{}")
+def wait_for(name):
+    while not os.path.exists(directory + "/" + name):
+        time.sleep(0.01)
+def touch(name):
+    open(directory + "/" + name, "w").close()
+"""
+
+
+class Supervised:
+    """A supervisor in a process of its own."""
+
+    def __init__(self, directory: Path, script: str, ranks: int, max_restarts: int, watchdog: float) -> None:
+        self.directory = directory
+        directory.mkdir(exist_ok=True)
+        script = PREAMBLE + textwrap.dedent(script)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(directory), script, str(ranks), str(max_restarts), str(watchdog)],
+            env={**os.environ, "RUN_DIRECTORY": str(directory)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error of the supervisor."""
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out, err
+
+    def wait_for(self, name: str) -> None:
+        """Until a rank has made this file."""
+        wait_until((self.directory / name).exists)
+
+    def log(self, rank: int) -> str:
+        """All of a rank's log."""
+        return (self.directory / "logs" / f"rank-{rank}.log").read_text()
+
+    def events(self) -> list[dict[str, object]]:
+        """What was told to events.jsonl."""
+        return [json.loads(line) for line in (self.directory / "events.jsonl").read_text().splitlines()]
+
+    def left_running(self) -> list[str]:
+        """Processes of this run that still live, by their environment."""
+        needle = f"RUN_DIRECTORY={self.directory}\0".encode()
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if needle in (process / "environ").read_bytes():
+                    found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:80])
+        return found
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
+
+
+Start = Callable[..., Supervised]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Supervised] = []
+
+    def begin(script: str, *, ranks: int = 2, max_restarts: int = 3, watchdog: float = 0) -> Supervised:
+        started.append(Supervised(tmp_path / "run", script, ranks, max_restarts, watchdog))
+        return started[-1]
+
+    yield begin
+    for supervised in started:
+        if supervised.process.poll() is None:
+            supervised.process.kill()
+            supervised.process.communicate()
+        wait_until(lambda supervised=supervised: not supervised.left_running())  # type: ignore[misc]
+
+
+def test_ranks_get_their_place_and_rank_0_speaks_on_the_console(start: Start) -> None:
+    run = start(
+        """
+        names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR DRILLYARD_SUPERVISED FROM_CALLER".split()
+        print(*(os.environ[name] for name in names))
+        print("to stderr", file=sys.stderr)
+        """
+    )
+    code, out, err = run.end()
+    assert (code, out, err) == (0, "0 2 0 2 127.0.0.1 1 yes\n", "")
+    assert run.log(1).splitlines()[1:] in (
+        ["1 2 1 2 127.0.0.1 1 yes", "to stderr"],
+        ["to stderr", "1 2 1 2 127.0.0.1 1 yes"],
+    )
+    assert "0 2 0 2 127.0.0.1 1 yes" in run.log(0) and "to stderr" in run.log(0)
+    assert run.log(0).startswith("=== round 0 | ")
+
+
+def test_a_crash_is_told_and_a_fresh_round_on_a_new_port_ends_the_run(start: Start) -> None:
+    run = start(
+        """
+        print("port", os.environ["MASTER_PORT"])
+        if round_number == 0:
+            if rank == 1:
+                step(3)
+                raise ValueError("the cause")
+            time.sleep(60)
+        """
+    )
+    code, out, err = run.end()
+    assert code == 0
+    first, second = re.findall(r"port (\d+)", out)
+    assert first != second
+    assert "round 0 failed after step 3: rank 1: exit code 1; ValueError: the cause" in err
+    assert "round 1 starts (1 of 3 restarts used)" in err
+    assert [line for line in run.log(1).splitlines() if line.startswith("=== round")][1].startswith("=== round 1 |")
+    told = [event["event"] for event in run.events()]
+    assert told == ["run_start", "step", "failure", "restart"]
+    failure = run.events()[2]
+    assert (failure["failed_rank"], failure["exit_code"], failure["step"], failure["round"]) == (1, 1, 3, 0)
+
+
+def test_a_rank_killed_from_outside_is_told_as_killed(start: Start) -> None:
+    run = start(
+        """
+        if round_number == 0:
+            step(1)
+            if rank == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
+        """
+    )
+    code, _, err = run.end()
+    assert code == 0
+    assert "rank 0: killed by SIGKILL (exit code 137); possibly out of memory" in err
+
+
+def test_the_rank_that_lost_its_peer_is_not_the_cause(start: Start) -> None:
+    run = start(
+        """
+        if rank == 0:
+            touch("ready")
+            time.sleep(0.1)
+            raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:29500")
+        wait_for("ready")
+        try:
+            raise KeyError("the cause")
+        finally:
+            time.sleep(0.15)
+        """,
+        max_restarts=0,
+    )
+    code, _, err = run.end()
+    assert code == 1
+    assert "rank 1: exit code 1; KeyError: 'the cause'" in err
+
+
+def test_survivors_that_ignore_sigterm_are_killed_and_their_children_too(start: Start) -> None:
+    run = start(
+        """
+        if rank == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True)
+            touch("ready")
+            time.sleep(100)
+        wait_for("ready")
+        os._exit(7)
+        """,
+        max_restarts=0,
+    )
+    code, _, err = run.end()
+    assert code == 7 and "exit code 7" in err
+    assert run.left_running() == []
+
+
+def test_a_supervisor_that_is_killed_leaves_nothing_and_frees_the_run_directory(start: Start) -> None:
+    script = """
+        if os.path.exists(directory + "/second"):
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True)
+        touch(f"ready-{rank}")
+        time.sleep(100)
+        """
+    run = start(script)
+    run.wait_for("ready-0")
+    run.wait_for("ready-1")
+    run.process.kill()
+    run.process.wait()
+    (run.directory / "second").touch()
+    assert start(script).end()[0] == 0
+    wait_until(lambda: not run.left_running())
+
+
+def test_two_supervisors_never_share_a_run_directory(start: Start, tmp_path: Path) -> None:
+    first = start("touch('ready'); wait_for('go on')")
+    first.wait_for("ready")
+    second = start("raise AssertionError('it must not start')")
+    code, _, err = second.end()
+    assert code == 1 and "a run is active in it" in err
+    (first.directory / "go on").touch()
+    assert first.end()[0] == 0
+
+
+def test_a_users_mistake_is_shown_once_and_not_repeated(start: Start) -> None:
+    run = start(
+        """
+        print("error: data.jsonl: line 3 is not JSON\\nmend the line", file=sys.stderr)
+        sys.exit(2)
+        """
+    )
+    code, _, err = run.end()
+    assert (code, err) == (2, "error: data.jsonl: line 3 is not JSON\nmend the line\n")
+    assert run.log(0).count("=== round") == 1
+
+
+def test_a_users_mistake_found_by_one_rank_ends_the_others(start: Start) -> None:
+    run = start("time.sleep(60 * rank); print('error: no such file', file=sys.stderr); sys.exit(2)")
+    code, _, err = run.end()
+    assert (code, err) == (2, "error: no such file\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_stop_signal_reaches_the_ranks_once_and_exit_85_is_passed_on(start: Start, number: signal.Signals) -> None:
+    run = start(
+        """
+        def stop(number, frame):
+            print("told to stop", flush=True)
+            time.sleep(0.2 * (1 + rank))
+            os._exit(85)
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGUSR1, stop)
+        touch(f"ready-{rank}")
+        time.sleep(60)
+        """
+    )
+    run.wait_for("ready-0")
+    run.wait_for("ready-1")
+    run.process.send_signal(number)
+    code, out, err = run.end()
+    assert code == 85 and out == "told to stop\n"
+    assert run.log(1).count("told to stop") == 1 and run.log(1).count("=== round") == 1
+    assert "exit code 85" in err
+    assert [event["signal"] for event in run.events() if event["event"] == "signal"] == [number.name]
+
+
+def test_a_second_signal_ends_everything_at_once(start: Start) -> None:
+    run = start("signal.signal(signal.SIGTERM, lambda *_: touch(f'told-{rank}')); touch('ready')\nwait_for('never')")
+    run.wait_for("ready")
+    time.sleep(0.2)
+    run.process.terminate()
+    run.wait_for("told-0")
+    run.process.terminate()
+    code, _, err = run.end()
+    assert code == 128 + signal.SIGTERM and "ended at once" in err
+    assert run.left_running() == []
+
+
+def test_a_run_whose_summary_is_written_has_succeeded_whatever_its_ranks_say(start: Start) -> None:
+    code, _, err = start("if rank == 0: summary()\nelse: wait_for('summary.json')\nos.abort()").end()
+    assert (code, err) == (0, "")
+
+
+def test_a_summary_of_an_earlier_run_is_no_success(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").write_text("{}")
+    assert start("sys.exit(3)", max_restarts=0).end()[0] == 3
+
+
+def test_rounds_that_never_reach_a_step_stop_after_three(start: Start) -> None:
+    run = start("raise RuntimeError('no start')", max_restarts=100)
+    code, _, err = run.end()
+    assert code == 1 and "3 rounds in a row failed before their first step" in err
+    assert run.log(0).count("=== round") == 3
+    assert run.events()[-1]["event"] == "end" and run.events()[-1]["status"] == "failed"
+
+
+def test_a_crash_that_repeats_at_the_same_step_is_not_repeated_forever(start: Start) -> None:
+    run = start("step(7)\nif rank == 1: raise RuntimeError(f'at {time.time()}')\ntime.sleep(60)", max_restarts=100)
+    code, _, err = run.end()
+    assert code == 1 and "ended at the same step 7 with the same error" in err
+    assert run.log(1).count("=== round") == 3
+
+
+def test_a_hung_round_is_asked_for_its_stacks_and_started_again(start: Start) -> None:
+    run = start(
+        """
+        import faulthandler
+        faulthandler.register(signal.SIGUSR2)
+        if round_number == 0:
+            step(1)
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(100)
+        """,
+        watchdog=1.0,
+    )
+    code, _, err = run.end()
+    assert code == 0 and "no sign of life" in err
+    assert "most recent call first" in run.log(0)
+
+
+def test_a_rank_that_prints_100_000_lines_loses_none(start: Start) -> None:
+    run = start("for i in range(100_000): print('line', i)", ranks=1)
+    code, out, _ = run.end()
+    expected = "".join(f"line {i}\n" for i in range(100_000))
+    assert code == 0 and out == expected
+    assert run.log(0).partition("\n")[2] == expected
+
+
+def test_a_last_line_without_an_end_is_not_lost(start: Start) -> None:
+    code, out, _ = start("sys.stdout.write('one\\ntwo')", ranks=1).end()
+    assert (code, out) == (0, "one\ntwo\n")

@@ -1,0 +1,178 @@
+"""What lies in `checkpoints/`: judged by manifest and sizes, kept and deleted so that a good one always remains."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drillyard.training.checkpoint import listing
+from drillyard.training.checkpoint.files import checksum
+from drillyard.training.checkpoint.listing import (
+    CheckpointInfo,
+    abandon_checkpoint,
+    best,
+    list_checkpoints,
+    prunable,
+    remove_checkpoint,
+    verify,
+)
+from drillyard.training.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, write_manifest
+
+CONTENT = {"__0_0.distcp": b"first shard", "__1_0.distcp": b"second", ".metadata": b"index"}
+
+
+def make_checkpoint(run: Path, step: int, **metadata: Any) -> Path:
+    path = run / "checkpoints" / f"step-{step:08d}"
+    path.mkdir(parents=True)
+    for name, data in CONTENT.items():
+        (path / name).write_bytes(data)
+    records = {name: FileRecord(len(data), checksum(data)) for name, data in CONTENT.items()}
+    write_manifest(path, Manifest(step, 2, "2.15.0", "2026-01-31T12:00:00.000Z", records, {"name": "a"}, metadata))
+    return path
+
+
+def test_a_run_directory_without_checkpoints_has_none(tmp_path: Path) -> None:
+    assert list_checkpoints(tmp_path) == []
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "notes").mkdir()
+    assert list_checkpoints(tmp_path) == []
+
+
+def test_complete_checkpoints_are_listed_by_step_with_what_the_manifest_says(tmp_path: Path) -> None:
+    for step in (100, 50, 123456789):
+        make_checkpoint(tmp_path, step, held_out_loss=1.5)
+    found = list_checkpoints(tmp_path)
+    assert [info.step for info in found] == [50, 100, 123456789] and all(info.complete for info in found)
+    assert found[0].bytes == sum(file.stat().st_size for file in found[0].path.iterdir())
+    assert found[0].identity == {"name": "a"} and found[0].held_out_loss == 1.5
+    assert found[0].created == "2026-01-31T12:00:00.000Z"
+
+
+def test_without_a_manifest_it_is_incomplete_whatever_else_is_there(tmp_path: Path) -> None:
+    (make_checkpoint(tmp_path, 50) / MANIFEST_NAME).unlink()
+    (info,) = list_checkpoints(tmp_path)
+    assert info.status == "incomplete" and info.metadata == {}
+    assert [v.verdict for v in verify(info)] == ["missing"]
+
+
+@pytest.mark.parametrize("name", CONTENT)
+def test_missing_cut_and_changed_files_are_noticed_and_named(tmp_path: Path, name: str) -> None:
+    path = make_checkpoint(tmp_path, 50)
+    good = (path / name).read_bytes()
+
+    def judged() -> tuple[str, str, list[tuple[str, str]]]:
+        (info,) = list_checkpoints(tmp_path)
+        return info.status, info.reason, [(v.name, v.verdict) for v in verify(info) if v.verdict != "ok"]
+
+    (path / name).write_bytes(good[:-1])
+    status, reason, verdicts = judged()
+    assert (status, verdicts) == ("damaged", [(name, "wrong size")]) and name in reason
+    (path / name).write_bytes(good[:-1] + b"?")
+    assert judged() == ("complete", "", [(name, "wrong checksum")])  # listing reads no content, verifying does
+    (path / name).unlink()
+    status, reason, verdicts = judged()
+    assert (status, verdicts) == ("damaged", [(name, "missing")]) and name in reason
+    (path / name).write_bytes(good)
+    assert judged() == ("complete", "", [])
+
+
+def test_a_file_that_the_manifest_does_not_name_is_told_and_harmless(tmp_path: Path) -> None:
+    (make_checkpoint(tmp_path, 50) / "notes.txt").write_text("mine")
+    (info,) = list_checkpoints(tmp_path)
+    (odd,) = [v for v in verify(info) if v.verdict != "ok"]
+    assert info.complete and (odd.name, odd.verdict, odd.harmless) == ("notes.txt", "unexpected", True)
+
+
+def test_a_checkpoint_copied_under_another_step_is_damaged(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, 50).rename(tmp_path / "checkpoints" / "step-00000060")
+    (info,) = list_checkpoints(tmp_path)
+    assert info.status == "damaged" and "step 50" in info.reason
+
+
+def info_of(step: int, status: str, loss: float | None) -> CheckpointInfo:
+    manifest = Manifest(step, 1, "", "", {}, metadata={"held_out_loss": loss})
+    return CheckpointInfo(Path(f"step-{step:08d}"), step, status, "", 1, manifest)  # type: ignore[arg-type]
+
+
+INFOS = st.lists(
+    st.tuples(
+        st.integers(0, 50),
+        st.sampled_from(["complete", "complete", "incomplete", "damaged", "abandoned"]),
+        st.none() | st.floats(0, 9),
+    ),
+    unique_by=lambda item: item[0],
+).map(lambda items: [info_of(*item) for item in sorted(items, key=lambda item: item[0])])
+
+
+@given(INFOS, st.integers(1, 4), st.booleans())
+def test_pruning_keeps_the_newest_and_the_best_and_touches_nothing_unfinished(
+    infos: list[CheckpointInfo], keep: int, keep_best: bool
+) -> None:
+    gone = prunable(infos, keep, keep_best)
+    complete = [info for info in infos if info.complete]
+    left = [info for info in complete if info not in gone]
+    assert left[-keep:] == complete[-keep:]
+    assert all(info.status in ("complete", "abandoned") for info in gone)
+    winner = best(complete)
+    if keep_best and winner is not None:
+        assert winner in left and all(
+            winner.held_out_loss <= i.held_out_loss for i in complete if i.held_out_loss is not None
+        )
+    assert len(left) <= keep + keep_best
+    assert left or not complete
+
+
+def test_the_best_is_by_held_out_loss_and_the_newer_of_equals() -> None:
+    infos = [info_of(1, "complete", 2.0), info_of(2, "complete", 1.0), info_of(3, "complete", 1.0)]
+    assert best(infos) == infos[2]
+    assert best([info_of(4, "damaged", 0.1), info_of(5, "complete", None)]) is None
+
+
+def test_a_deletion_stopped_anywhere_leaves_an_incomplete_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink, removed = Path.unlink, 0
+
+    def unlink_until(self: Path, missing_ok: bool = False) -> None:
+        nonlocal removed
+        if removed == allowed:
+            raise OSError(5, "Input/output error")
+        if self.exists():
+            removed += 1
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink_until)
+    for allowed in range(len(CONTENT) + 1):
+        removed = 0
+        path = make_checkpoint(tmp_path / str(allowed), 50)
+        with pytest.raises(OSError, match="Input/output"):
+            remove_checkpoint(path)
+        (info,) = list_checkpoints(tmp_path / str(allowed))
+        assert info.status == ("complete" if allowed == 0 else "incomplete")
+    monkeypatch.undo()
+    remove_checkpoint(path)
+    remove_checkpoint(path)
+    assert not path.exists()
+
+
+def test_an_abandoned_checkpoint_is_out_of_use_until_its_manifest_is_renamed_back(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, 50)
+    abandon_checkpoint(path)
+    assert list_checkpoints(tmp_path)[0].status == "abandoned"
+    (path / listing.ABANDONED_NAME).rename(path / MANIFEST_NAME)
+    assert list_checkpoints(tmp_path)[0].complete
+
+
+def test_listing_needs_no_torch() -> None:
+    code = "import sys, drillyard.training.checkpoint as c; c.list_checkpoints; sys.exit('torch' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": ":".join(sys.path)}).returncode
+        == 0
+    )

@@ -1,0 +1,125 @@
+"""What a cluster.yaml must hold for each platform, and what it must not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drillyard.config import load_cluster_config, save_resolved
+from drillyard.config.cluster import PLATFORMS, ClusterConfig
+from drillyard.errors import UserError
+
+GKE = """\
+name: b200-flex
+platform: gke
+location: {project: my-project, region: us-central1, zone: us-central1-b}
+machine: a4-highgpu-8g
+nodes: 2
+consumption: flex-start-queued
+storage: {bucket: my-bucket}
+image: us-docker.pkg.dev/my-project/drillyard/drillyard:latest
+"""
+SLURM = "name: s\nplatform: slurm\nnodes: 4\nslurm: {partition: gpu, account: a, time_limit: 1-12:00:00, login_host: login}\n"
+SSH = "name: s\nplatform: ssh\nnodes: 2\nssh: {hosts: [a, b], user: me}\n"
+VALID = {
+    "local": "name: here\nplatform: local\n",
+    "ssh": SSH,
+    "slurm": SLURM,
+    "gke": GKE,
+    "vertex": GKE.replace("platform: gke", "platform: vertex").replace("flex-start-queued", "flex-start"),
+    "gce": "name: g\nplatform: gce\nlocation: {project: p, zone: z}\nmachine: m\nconsumption: spot\n",
+    "nebius": "name: n\nplatform: nebius\nlocation: {project: p, region: r}\nmachine: m\nconsumption: on-demand\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def load(text: str, *overrides: str) -> ClusterConfig:
+    Path("cluster.yaml").write_text(text)
+    return load_cluster_config("cluster.yaml", overrides)
+
+
+def refuse(text: str, *overrides: str) -> list[str]:
+    with pytest.raises(UserError) as caught:
+        load(text, *overrides)
+    return str(caught.value).splitlines()
+
+
+def test_every_platform_has_a_valid_config_that_survives_saving() -> None:
+    assert set(VALID) == set(PLATFORMS)
+    for text in VALID.values():
+        config = load(text)
+        save_resolved(config, "saved.yaml")
+        assert load_cluster_config("saved.yaml") == config
+
+
+@pytest.mark.parametrize("platform", sorted(PLATFORMS))
+def test_everything_that_a_platform_needs_is_asked_for_at_once(platform: str) -> None:
+    text = f"name: x\nplatform: {platform}\n"
+    required = PLATFORMS[platform].required
+    if not required:
+        assert load(text).platform == platform
+        return
+    told = refuse(text)
+    assert [line.split(": ")[1] for line in told] == list(required)
+    assert all(f"platform {platform} needs it" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            SSH + "machine: a4\n",
+            "cluster.yaml:5: machine: platform ssh has no such setting; it belongs to slurm, gke, vertex, gce, nebius",
+        ),
+        (
+            GKE + "slurm: {partition: x}\n",
+            "cluster.yaml:9: slurm: platform gke has no such setting; it belongs to slurm",
+        ),
+        (
+            "name: x\nplatform: local\nnodes: 2\n",
+            "cluster.yaml:3: nodes: found 2; platform local is this machine alone: 1",
+        ),
+        (SSH.replace("nodes: 2", "nodes: 3"), "cluster.yaml:3: nodes: found 3, but ssh.hosts names 2; write nodes: 2"),
+        (SSH.replace("[a, b]", "[a, a]"), "cluster.yaml:4: ssh.hosts: 'a' is named more than once"),
+        (SSH.replace("[a, b]", "[]"), "cluster.yaml:4: ssh.hosts: found an empty list; allowed: a list of at least 1"),
+        (SSH.replace("hosts", "host"), "cluster.yaml:4: ssh.host: unknown key; did you mean 'hosts'?"),
+        (
+            VALID["gce"].replace("spot", "flex-start-queued"),
+            "cluster.yaml:5: consumption: found 'flex-start-queued'; platform gce allows on-demand, reservation, spot, flex-start, calendar",
+        ),
+        (
+            GKE.replace("flex-start-queued", "reservation"),
+            "cluster.yaml: reservation: missing: consumption reservation needs the name of the reservation",
+        ),
+        (
+            GKE + "reservation: r\n",
+            "cluster.yaml:9: reservation: only consumption reservation or calendar uses it; consumption is flex-start-queued",
+        ),
+        (
+            GKE.replace("platform: gke", "platform: gek"),
+            "cluster.yaml:2: platform: found 'gek'; allowed: 'local', 'ssh', 'slurm', 'gke', 'vertex', 'gce' or 'nebius'",
+        ),
+        (
+            SLURM.replace("1-12:00:00", "12h"),
+            "cluster.yaml:4: slurm.time_limit: found '12h'; allowed: Time limit as Slurm writes it: minutes, HH:MM:SS or D-HH:MM:SS",
+        ),
+    ],
+)
+def test_what_does_not_belong_together_is_told(text: str, told: str) -> None:
+    assert refuse(text) == [told]
+
+
+def test_a_time_limit_is_text_even_where_yaml_sees_a_number() -> None:
+    config = load(SLURM.replace("1-12:00:00", "12:30:00"))
+    assert config.slurm is not None
+    assert config.slurm.time_limit == "12:30:00"
+
+
+def test_a_slurm_cluster_that_is_to_be_made_needs_a_place() -> None:
+    told = refuse(SLURM + "machine: a3-megagpu-8g\n")
+    assert [line.split(": ")[1] for line in told] == ["location.project", "location.zone", "consumption"]

@@ -1,0 +1,100 @@
+"""How the end of a rank is told."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drillyard.supervise import cause
+
+TRACEBACK = """\
+Step: 3 | Time: 0.1000s | TFLOPs/s/GPU: 0.01 | Tokens/s/GPU: 20 | Loss: 2.0
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "trainer.py", line 12, in train_step
+[rank1]:     loss.backward()
+[rank1]: RuntimeError: shapes do not match
+[rank1]:[W1121 13:00:00.0 ProcessGroup.cpp:1] Warning: destroy_process_group was not called
+"""
+
+
+@pytest.mark.parametrize(
+    ("returncode", "words"),
+    [
+        (1, "exit code 1"),
+        (-9, "killed by SIGKILL (exit code 137)"),
+        (-11, "killed by SIGSEGV (exit code 139)"),
+        (143, "exit code 143, the code of SIGTERM"),
+        (-40, "killed by signal 40 (exit code 168)"),
+    ],
+)
+def test_exit_codes_and_signals_are_told_in_words(returncode: int, words: str) -> None:
+    assert cause.describe_exit(returncode) == words
+
+
+def test_a_kill_is_known_by_signal_and_by_shell_code() -> None:
+    assert cause.was_killed(-signal.SIGKILL) and cause.was_killed(137)
+    assert not cause.was_killed(-signal.SIGTERM) and not cause.was_killed(1)
+
+
+def test_the_last_exception_with_its_line_of_code_is_the_last_word() -> None:
+    words = cause.last_words(TRACEBACK)
+    assert words[:3] == [
+        '[rank1]:   File "trainer.py", line 12, in train_step',
+        "[rank1]:     loss.backward()",
+        "[rank1]: RuntimeError: shapes do not match",
+    ]
+    assert cause.error_line(words) == "RuntimeError: shapes do not match"
+    assert not cause.speaks_of_lost_peer(words)
+
+
+def test_a_message_to_the_user_wins_and_keeps_its_lines() -> None:
+    text = "Step: 1 | x\nerror: a.jsonl: line 3 is not JSON\nmend it\n\nlater noise\n"
+    assert cause.user_message(text) == "error: a.jsonl: line 3 is not JSON\nmend it"
+    assert cause.user_message(TRACEBACK) is None
+
+
+def test_without_an_exception_the_last_telling_lines_are_shown() -> None:
+    text = "=== round 1 | ...\nterminate called\nStep: 9 | Time: 1s\n" + '{"event": "step", "step": 9}\n'
+    assert cause.last_words(text) == ["terminate called"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2958",
+        "RuntimeError: Gloo connectFullMesh failed with Connection refused",
+        "torch.distributed.DistBackendError: NCCL error: ncclRemoteError: possibly due to a network error",
+        "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
+    ],
+)
+def test_errors_about_lost_peers_are_recognised_as_effects(line: str) -> None:
+    assert cause.speaks_of_lost_peer(cause.last_words(f"Traceback (most recent call last):\n{line}\n"))
+
+
+@given(st.text())
+def test_any_log_has_some_last_words_of_limited_length(text: str) -> None:
+    assert len(cause.last_words(text)) <= 6
+
+
+def test_only_this_round_of_a_log_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_bytes(b"ValueError: old\n" + b"new\n")
+    assert cause.read_from(log, len(b"ValueError: old\n")) == "new\n"
+
+
+def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_bytes(b"x" * 1_000_000 + b"\nthe end\n")
+    text = cause.read_from(log, 0)
+    assert text.endswith("\nthe end\n") and len(text) <= 64 * 1024
+
+
+def test_a_counted_kill_of_the_kernel_is_told_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cause, "kernel_names_victim", lambda pid: False)
+    monkeypatch.setattr(cause, "oom_kills", lambda: 3)
+    assert "memory ran out" in cause.memory_verdict(1, oom_kills_before=2)
+    assert cause.memory_verdict(1, oom_kills_before=3).startswith("possibly out of memory")

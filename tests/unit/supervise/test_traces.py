@@ -1,0 +1,48 @@
+"""What a round left in the run directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from drillyard.supervise.traces import Traces
+
+
+def add_event(directory: Path, **fields: object) -> None:
+    with open(directory / "events.jsonl", "a") as file:
+        file.write(json.dumps(fields) + "\n")
+
+
+def test_the_last_step_is_that_of_this_round_only(tmp_path: Path) -> None:
+    add_event(tmp_path, event="step", step=90)
+    traces = Traces(tmp_path, 1)
+    assert traces.last_step() is None
+    add_event(tmp_path, event="round_start")
+    assert traces.last_step() is None
+    add_event(tmp_path, event="first_step", step=51)
+    add_event(tmp_path, event="step", step=60)
+    with open(tmp_path / "events.jsonl", "a") as file:
+        file.write('{"event": "step", "st')
+    assert traces.last_step() == 60
+
+
+def test_a_run_without_events_never_got_to_a_step(tmp_path: Path) -> None:
+    assert Traces(tmp_path, 1).last_step() is None
+
+
+def test_only_a_summary_of_this_round_counts(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    traces = Traces(tmp_path, 1)
+    assert not traces.summary_written()
+    (tmp_path / "new").write_text("{}")
+    (tmp_path / "new").rename(tmp_path / "summary.json")
+    assert traces.summary_written()
+
+
+def test_any_rank_that_writes_shows_life(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    traces = Traces(tmp_path, 2)
+    assert not traces.changed()
+    (tmp_path / "logs" / "rank-1.log").write_text("a line\n")
+    assert traces.changed()
+    assert not traces.changed()

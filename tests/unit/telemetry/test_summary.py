@@ -1,0 +1,128 @@
+"""The summary: computed from the logs alone, every figure with its conditions, readable in 80 columns."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from drillyard.errors import UserError
+from drillyard.hardware import find_accelerator
+from drillyard.telemetry import RunLog, append_event, read_events, write_summary
+from drillyard.telemetry.goodput import goodput
+
+
+@pytest.fixture
+def finished_run(tmp_path, config, record):
+    """Two rounds: steps 1-4, a failure, resume from 2, steps 3-6; the first step of each round is slow."""
+    run_directory = tmp_path / "trial"
+    run_directory.mkdir()
+
+    def run(accelerator="b200", **changes) -> dict:
+        append_event(run_directory, "run_start")
+        for round_number, steps in ((0, (1, 2, 3, 4)), (1, (3, 4, 5, 6))):
+            with RunLog(run_directory, rank=0, config=config, console="none", round_number=round_number) as log:
+                log.event("round_start")
+                log.parameters(70_000, 70_000, "6N", 420_000.0, find_accelerator(accelerator))
+                if round_number:
+                    log.event("resume", 2)
+                for step in steps:
+                    seconds = 60.0 if step == steps[0] else 10.0 + step
+                    log.step(replace(record, step=step, loss=10.0 / step, step_seconds=seconds, **changes))
+                    log.evaluation(step, {"sql": {"loss": abs(step - 4.5), "accuracy": step / 10}})
+            append_event(run_directory, "end" if round_number else "failure", status="completed")
+        return write_summary(run_directory)
+
+    run.directory = run_directory
+    return run
+
+
+def test_what_the_summary_says(finished_run, record):
+    summary = finished_run()
+    assert summary == json.loads((finished_run.directory / "summary.json").read_text())
+    assert (summary["version"], summary["name"], summary["status"], summary["steps"]) == (1, "trial", "completed", 6)
+    assert summary["final_loss"] == 10.0 / 6
+    assert summary["held_out"]["sql.loss"] == {"last": 1.5, "last_step": 6, "best": 0.5, "best_step": 5}
+    assert summary["held_out"]["sql.accuracy"] == {"last": 0.6, "last_step": 6}
+    assert summary["tokens"] == 6 * record.tokens  # each step once, though two were done twice
+    assert (summary["restarts"], summary["failures"], summary["steps_redone"]) == (1, 1, 2)
+    # Left out: step 1 of the first round and step 3 of the second; kept 12, 13, 14 and 14, 15, 16 seconds.
+    assert summary["step_seconds"] == {
+        "median": 14.0,
+        "p95": pytest.approx(15.75),
+        "logged_steps": 8,
+        "left_out": 2,
+        "window_steps": 1,
+    }
+    assert summary["tokens_per_second_per_gpu"] == pytest.approx(record.tokens / 16 / 14.0)
+    assert summary["mfu"] == pytest.approx(record.tokens / 16 / 14.0 * 420_000 / 2250e12)
+
+
+def test_goodput_is_the_one_sum_over_the_events(finished_run):
+    summary = finished_run()
+    account = goodput(read_events(finished_run.directory))
+    assert summary["seconds_by_category"] == account.seconds()
+    assert summary["goodput"] == account.goodput
+    assert sum(summary["seconds_by_category"].values()) == pytest.approx(summary["wall_seconds"], abs=1e-9)
+
+
+def test_the_text_fits_80_columns_and_names_the_ruler(finished_run):
+    finished_run()
+    text = (finished_run.directory / "summary.txt").read_text()
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "2 first or compiling ones left out" in text
+    assert "formula 6N, peak 2250 TFLOP/s bf16, b200" in text
+    assert "1 failures, 2 steps done again" in text
+
+
+def test_an_unknown_device_has_no_mfu_and_the_text_says_why(finished_run):
+    summary = finished_run(accelerator="cpu")
+    assert summary["mfu"] is None
+    assert "MFU" in (text := (finished_run.directory / "summary.txt").read_text())
+    assert "none: no peak is known for this device" in text
+    assert "on 16 ranks" in text
+
+
+def test_steps_that_compiled_are_left_out_of_the_speed(finished_run):
+    summary = finished_run(compile_seconds=3.0)
+    assert summary["step_seconds"]["median"] is None
+    assert "not known" in (finished_run.directory / "summary.txt").read_text()
+
+
+def test_windows_count_all_their_steps(tmp_path, config, record):
+    with RunLog(tmp_path, rank=0, config=config, console="none") as log:
+        log.parameters(1000, 10, "6N", 6000.0, None)
+        for step in (10, 20, 30):
+            log.step(replace(record, step=step, window_steps=10))
+        log.event("end", 30, status="completed")
+    summary = write_summary(tmp_path)
+    assert summary["tokens"] == 30 * record.tokens
+    text = (tmp_path / "summary.txt").read_text()
+    assert "means over 10 steps each" in text
+    assert "1.00K, 10 of them trained" in text
+
+
+def test_a_final_loss_of_nan_is_strict_json(tmp_path, config, record):
+    with RunLog(tmp_path, rank=0, config=config, console="none") as log:
+        log.parameters(1000, 1000, "6N", 6000.0, None)
+        log.step(replace(record, loss=math.nan, skipped_steps=2))
+    write_summary(tmp_path)
+    stored = json.loads((tmp_path / "summary.json").read_text())
+    assert (stored["final_loss"], stored["nonfinite"]) == (None, {"final_loss": "nan"})
+    assert (stored["status"], stored["skipped_steps"]) == ("running or killed", 2)
+    assert "2 steps with a loss or gradient that was not finite" in (tmp_path / "summary.txt").read_text()
+
+
+def test_a_run_that_never_took_a_step_has_a_summary(tmp_path):
+    append_event(tmp_path, "run_start")
+    append_event(tmp_path, "failure", reason="killed")
+    append_event(tmp_path, "end", status="failed")
+    summary = write_summary(tmp_path)
+    assert (summary["steps"], summary["final_loss"], summary["goodput"]) == (0, None, 0.0)
+
+
+def test_a_directory_of_no_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"no events\.jsonl"):
+        write_summary(tmp_path)
