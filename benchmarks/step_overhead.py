@@ -32,9 +32,9 @@ from drillyard.config import RunConfig
 from drillyard.data import prepare
 from drillyard.models import blocks, build_model, init_random, packed_attention_inputs
 from drillyard.parallel.ranks import start_ranks
+from drillyard.parallel.setup import fill_weights
 from drillyard.telemetry import RunLog
 from drillyard.training.assemble import assemble
-from drillyard.parallel.setup import fill_weights  # noqa: E402
 from drillyard.training.signals import StopRequest
 
 STEPS_PER_BLOCK = 20
@@ -105,7 +105,11 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
                 first = block * STEPS_PER_BLOCK
                 parts.trainer.total_steps = first + STEPS_PER_BLOCK
                 parts.trainer.train(
-                    first, on_logged=parts.reporter.logged, after_step=parts.between.after_step, stop=stop
+                    first,
+                    on_first=lambda step: None,
+                    on_logged=parts.reporter.logged,
+                    after_step=parts.between.after_step,
+                    stop=stop,
                 )
                 parts.trainer.total_steps = total
             else:

@@ -66,7 +66,8 @@ class Demo:
             *(sys.executable, "-m", "drillyard", "train", str(HERE / "run.yaml")),
             *("--nproc-per-node", str(self.ranks), "--console", "text"),
             *("--set", f"name={self.directory.name}", "--set", f"output={self.output}"),
-            *("--set", f"training.seed={self.seed}", "--set", f"evaluation.parts=[{','.join(self.parts.values())}]"),
+            *("--set", f"training.seed={self.seed}"),
+            *("--set", f"data.source.options.held_out=[{','.join(self.parts.values())}]"),
         ]
         print("   $ drillyard " + " ".join(command[3:]))
         training = subprocess.Popen(command)
@@ -111,9 +112,7 @@ class Demo:
             raise SystemExit(f"demo: expected one resume after the kill, found {len(resumed)}")
         before = [e["step"] for e in events if e["event"] == "step" and e.get("round", 0) == 0]
         lost = max(before) - resumed[0]["step"]
-        print(
-            f"   rank {killed['rank']} was killed after step {max(before)} was logged; resumed at step {resumed[0]['step']}:"
-        )
+        print(f"   rank {killed['rank']} was killed when step {max(before)} was done; resumed at {resumed[0]['step']}:")
         print(f"   {lost} steps were lost and done again, bit for bit: " + self.redone_steps_agree())
 
     def redone_steps_agree(self) -> str:
@@ -142,6 +141,7 @@ class Demo:
         failed = []
         print(f"   {'':52} {'before':>7} {'constant':>9} {'after':>7}")
         for part, name in self.parts.items():
+            name = f"text-to-sql/{name}"
             _, constant = best_constant_answer(evaluation_rows(config, name, config.evaluation.samples))
             first, last = before[name]["sql_execution"], after[name]["sql_execution"]
             print(f"   {MEANING[part]:52} {first:7.1%} {constant:9.1%} {last:7.1%}")

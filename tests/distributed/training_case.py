@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 from drillyard.config import RunConfig, resolved_accumulation, resolved_global_batch
 from drillyard.data import prepare
 from drillyard.parallel.ranks import Ranks, start_ranks
-from drillyard.training.optimizer import ShardedAdamW
 from drillyard.parallel.setup import SetUpModel, fill_weights, set_up_model
+from drillyard.training.optimizer import ShardedAdamW
 from drillyard.training.state import seed_rank
 from drillyard.training.trainer import BatchShape, StepWindow, Trainer
 

@@ -27,7 +27,7 @@ sys.exit(supervise(
     [sys.executable, "-c", sys.argv[2]],
     num_ranks=int(sys.argv[3]), run_directory=directory, max_restarts=int(sys.argv[4]),
     environment={"FROM_CALLER": "yes"}, on_event=functools.partial(append_event, directory),
-    console=Console(), patience=Patience(watchdog=float(sys.argv[5]) or None, stacks=0.2),
+    console=Console(), patience=Patience(watchdog=float(sys.argv[5]) or None, stacks=0.2, settle=float(sys.argv[6])),
 ))
 """
 # What every rank script starts with: its place, and a way to tell of a step as the trainer does.
@@ -52,12 +52,12 @@ def touch(name):
 class Supervised:
     """A supervisor in a process of its own."""
 
-    def __init__(self, directory: Path, script: str, ranks: int, max_restarts: int, watchdog: float) -> None:
+    def __init__(self, directory: Path, script: str, ranks: int, *settings: float) -> None:
         self.directory = directory
         directory.mkdir(exist_ok=True)
         script = PREAMBLE + textwrap.dedent(script)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, str(directory), script, str(ranks), str(max_restarts), str(watchdog)],
+            [sys.executable, "-c", DRIVER, str(directory), script, str(ranks), *map(str, settings)],
             env={**os.environ, "RUN_DIRECTORY": str(directory)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -107,8 +107,10 @@ Start = Callable[..., Supervised]
 def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Supervised] = []
 
-    def begin(script: str, *, ranks: int = 2, max_restarts: int = 3, watchdog: float = 0) -> Supervised:
-        started.append(Supervised(tmp_path / "run", script, ranks, max_restarts, watchdog))
+    def begin(
+        script: str, *, ranks: int = 2, max_restarts: int = 3, watchdog: float = 0, settle: float = 0.2
+    ) -> Supervised:
+        started.append(Supervised(tmp_path / "run", script, ranks, max_restarts, watchdog, settle))
         return started[-1]
 
     yield begin
@@ -176,20 +178,23 @@ def test_a_rank_killed_from_outside_is_told_as_killed(start: Start) -> None:
     assert "rank 0: killed by SIGKILL (exit code 137); possibly out of memory" in err
 
 
-def test_the_rank_that_lost_its_peer_is_not_the_cause(start: Start) -> None:
+@pytest.mark.parametrize("settle", [30.0, 0.0], ids=["before it is told to end", "after it was told to end"])
+def test_the_rank_that_lost_its_peer_is_not_the_cause(start: Start, settle: float) -> None:
     run = start(
         """
         if rank == 0:
-            touch("ready")
-            time.sleep(0.1)
-            raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:29500")
-        wait_for("ready")
-        try:
-            raise KeyError("the cause")
-        finally:
-            time.sleep(0.15)
+            wait_for("ready")
+            print("RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:29500", file=sys.stderr)
+            touch("gone")
+            sys.exit(1)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        touch("ready")
+        wait_for("gone")
+        time.sleep(0.2)
+        raise KeyError("the cause")
         """,
         max_restarts=0,
+        settle=settle,
     )
     code, _, err = run.end()
     assert code == 1

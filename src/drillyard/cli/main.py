@@ -85,7 +85,10 @@ def drillyard(
 def main(arguments: list[str] | None = None) -> None:
     """Run `drillyard` with `arguments` (default: the process's) and exit with its code."""
     try:
-        app(arguments, prog_name="drillyard")
+        try:
+            app(arguments, prog_name="drillyard")
+        finally:
+            sys.stdout.flush()
     except UserError as error:
         tell_error(str(error))
         sys.exit(2)

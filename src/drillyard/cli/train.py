@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from drillyard.errors import UserError
+
+if TYPE_CHECKING:
+    from drillyard.config.run import RunConfig
+    from drillyard.telemetry.runlog import ConsoleMode
 
 
 class Console(StrEnum):
@@ -36,7 +44,9 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a setting: training.steps=100.", metavar="KEY=VALUE")
     ] = None,
-    console: Annotated[Console, typer.Option(help="Lines per step: text, json, or auto (text on a terminal).")] = Console.auto,
+    console: Annotated[
+        Console, typer.Option(help="Lines per step: text, json, or auto (text on a terminal).")
+    ] = Console.auto,
 ) -> None:
     """Train a model as RUN.YAML says, on this host; under torchrun or any rendezvous, be one rank of the run.
 
@@ -45,19 +55,24 @@ def train(
     from drillyard.config import load_run_config, require_valid
 
     run = load_run_config(config, set_ or [])
-    require_valid(run, None)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         _be_a_rank(run, console.value)
+    num_ranks = nproc_per_node or num_gpus() or 1
+    require_valid(run, num_ranks)
     from drillyard.supervise import supervise_training
+    from drillyard.training.directory import SAVED_CONFIG, claim_run_directory
 
-    command = [sys.executable, "-m", "drillyard", "train", str(config), "--console", console.value]
-    for override in set_ or []:
-        command += ["--set", override]
+    directory = claim_run_directory(run)
+
+    if console is Console.auto:
+        console = Console.text if sys.stdout.isatty() else Console.json
+    # The ranks of every round read the saved config: editing RUN.YAML meanwhile changes nothing.
+    command = [sys.executable, "-m", "drillyard", "train", str(directory / SAVED_CONFIG), "--console", console.value]
     raise typer.Exit(
         supervise_training(
             command,
             run,
-            num_ranks=nproc_per_node or num_gpus() or 1,
+            num_ranks=num_ranks,
             max_restarts=max_restarts,
         )
     )
@@ -68,14 +83,18 @@ def num_gpus() -> int:
     return len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
 
 
-def _be_a_rank(run: object, console: str) -> None:
-    from drillyard.config.run import RunConfig
+def _be_a_rank(run: RunConfig, console: ConsoleMode) -> None:
     from drillyard.training.run import train as train_rank
 
-    assert isinstance(run, RunConfig)
     round_number = int(os.environ.get("DRILLYARD_ROUND", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
-    outcome = train_rank(run, console=console, round_number=round_number)
-    # gloo's threads may abort a process that ended well while the interpreter shuts down: leave without that.
+    is_claimed = os.environ.get("DRILLYARD_SUPERVISED") == "1"
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    try:
+        code = train_rank(run, console=console, round_number=round_number, is_claimed=is_claimed).exit_code
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
+    # gloo's threads may abort a process that is done while the interpreter shuts down: leave without that.
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(outcome.exit_code)
+    os._exit(code)

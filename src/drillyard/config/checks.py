@@ -10,10 +10,9 @@ data-parallel ranks are `shard` x `replicate` (tensor and context ranks see the 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
-from drillyard.config.problems import Path, Problem, raise_all
+from drillyard.config.problems import Path, Problem, nearest, raise_all
 from drillyard.config.run import RunConfig, SourceConfig, TrainTokenizer
 from drillyard.errors import UserError
 
@@ -248,14 +247,6 @@ def _device(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("model", "attention"), f"varlen attention computes in bf16 only, and precision is {training.precision}"
         )
-    if (
-        training.device == "cuda"
-        and training.threads_per_rank is not None
-        and training.threads_per_rank > (os.cpu_count() or 1)
-    ):
-        yield Problem(
-            ("training", "threads_per_rank"), f"{training.threads_per_rank} is over this host's {os.cpu_count()} cores"
-        )
 
 
 def _parallelism(config: RunConfig) -> Iterator[Problem]:
@@ -321,12 +312,10 @@ def _evaluation(config: RunConfig) -> Iterator[Problem]:
 
 def _checkpoint(config: RunConfig) -> Iterator[Problem]:
     resume = config.checkpoint.resume
-    if resume in ("auto", "never"):
-        return
+    allowed = "allowed: auto, never, or the path of a checkpoint"
     if not resume.strip():
-        yield Problem(("checkpoint", "resume"), "is empty; allowed: auto, never, or the path of a checkpoint")
-    elif os.sep not in resume and not os.path.isdir(resume):
-        yield Problem(
-            ("checkpoint", "resume"),
-            f"found '{resume}', which is no directory; allowed: auto, never, or the path of a checkpoint",
-        )
+        yield Problem(("checkpoint", "resume"), f"is empty; {allowed}")
+        return
+    meant = nearest(resume, ("auto", "never"))
+    if meant is not None and meant != resume:
+        yield Problem(("checkpoint", "resume"), f"found '{resume}'; {allowed}; did you mean '{meant}'?")

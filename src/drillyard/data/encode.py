@@ -12,6 +12,7 @@ learnt.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,6 +102,10 @@ class Encoder:
         self.is_chat = settings.format.name == "chat"
         # A chat template writes special tokens as text; everywhere else such text is data and must stay harmless.
         self.tokenizer.encode_special_tokens = not self.is_chat
+        special = [
+            re.escape(token.content) for token in self.tokenizer.get_added_tokens_decoder().values() if token.special
+        ]
+        self.special = re.compile("|".join(special)) if special and not self.is_chat else None
         self.chat: Any = None
         if self.is_chat:
             from drillyard.data.chat import ChatRenderer
@@ -126,6 +131,8 @@ class Encoder:
             if not any(text for text, _ in segments):
                 counts["empty"] += 1
                 continue
+            if self.special is not None and any(self.special.search(text) for text, _ in segments):
+                counts["special_tokens_as_text"] += 1
             documents.append((number, part, len(segments)))
             for text, loss in segments:
                 texts.append(text)

@@ -66,7 +66,7 @@ class DataReport:
             line = f"{name}: {part.get('documents', 0):,} documents, {part['tokens']:,} tokens ("
             line += f"{part['loss_tokens']:,} with loss) in {part['sequences']:,} sequences, "
             line += f"{100 * part['fill_rate']:.1f} % filled"
-            special = ["dropped", "truncated", "split", "empty", "pieces_without_loss"]
+            special = ["dropped", "truncated", "split", "empty", "pieces_without_loss", "special_tokens_as_text"]
             told = [f"{part[key]:,} {key.replace('_', ' ')}" for key in special if part.get(key)]
             lines.append(f"{line}; {', '.join(told)}" if told else line)
         return lines + self.notes

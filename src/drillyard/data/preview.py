@@ -49,10 +49,7 @@ def spans_of(batch: Batch, row: int) -> list[Span]:
         return []
     change = (np.diff(documents[:used]) != 0) | (np.diff(learnt[:used]) != 0)
     bounds = [0, *(np.flatnonzero(change) + 1).tolist(), used]
-    return [
-        Span(int(documents[begin]), begin, end, bool(learnt[begin]))
-        for begin, end in pairwise(bounds)
-    ]
+    return [Span(int(documents[begin]), begin, end, bool(learnt[begin])) for begin, end in pairwise(bounds)]
 
 
 def faults(batch: Batch, row: int, completions_only: bool) -> list[str]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
-import zstandard
+import pyarrow as pa
 
 from drillyard.data.batches import ArrowRows, JsonLines, PlainRows, RawBatch, Row, TextFiles, bad_utf8, batched_rows
 from drillyard.errors import UserError
@@ -56,7 +56,8 @@ def open_bytes(file: Path) -> BinaryIO:
     if suffix == ".gz":
         return cast(BinaryIO, gzip.GzipFile(fileobj=stream))
     if suffix == ".zst":
-        return cast(BinaryIO, zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True))
+        # Arrow's stream notices a frame that is cut short; the reader of the zstandard package ends there in silence.
+        return cast(BinaryIO, pa.CompressedInputStream(stream, "zstd"))
     return stream
 
 
@@ -66,7 +67,7 @@ def blocks_of(file: Path) -> Iterator[bytes]:
         while True:
             try:
                 block = stream.read(BATCH_BYTES)
-            except (EOFError, zlib.error, zstandard.ZstdError, OSError) as error:
+            except (EOFError, zlib.error, OSError) as error:
                 raise UserError(f"{file}: damaged or cut short ({error}). Fetch or write the file again.") from None
             if not block:
                 return
@@ -133,7 +134,6 @@ def read_csv(file: Path) -> Iterator[PlainRows]:
 
 def read_parquet(file: Path) -> Iterator[ArrowRows]:
     """Batches of about a megabyte, whatever the size of the row groups."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:

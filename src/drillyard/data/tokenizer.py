@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
 TRAINING_BYTES = 512 << 20
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def trained_tokenizer(
 
 
 def _train(vocab_size: int, documents: Iterator[str]) -> Tokenizer:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -136,6 +136,10 @@ def _train(vocab_size: int, documents: Iterator[str]) -> Tokenizer:
         show_progress=False,
     )
     _in_this_thread(documents, lambda handed_over: tokenizer.train_from_iterator(handed_over, trainer))
+    # Plain transformers must put the same token before a prompt as training did.
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))]
+    )
     return tokenizer
 
 

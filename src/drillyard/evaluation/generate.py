@@ -1,8 +1,8 @@
 """Greedy generation with a KV cache, batched, with the prompts shared out among the ranks.
 
 Every rank generates for its own prompts, but all make the same number of forward calls, because a sharded model gathers
-its weights in each. Prompts are sorted by length before they are dealt into batches, padded on the left, and a batch ends when
-every rank's rows have ended.
+its weights in each. Prompts are sorted by length before they are dealt into batches, padded on the left, and a batch
+ends when every rank's rows have ended.
 """
 
 from __future__ import annotations

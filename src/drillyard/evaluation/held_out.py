@@ -1,7 +1,7 @@
 """Everything that is measured on held-out data, in one call that training and `drillyard eval` share.
 
-Each held-out part gives its loss; with the metric sql-execution the model also answers the part's questions, each answer is
-run, and every prediction is written to a file beside the figures.
+Each held-out part gives its loss; with the metric sql-execution the model also answers the part's questions, each
+answer is run, and every prediction is written to a file beside the figures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from drillyard.parallel.ranks import Ranks
 
 @dataclass
 class HeldOut:
-    """The held-out parts of a run and how to measure a model on them; called on every rank alike."""
+    """The held-out parts of a run and how to measure a model on them; called on every rank alike.
+
+    Predictions are written to `directory`.
+    """
 
     config: RunConfig
     data: PreparedData
@@ -41,11 +44,11 @@ class HeldOut:
         missing = [name for name in self.parts if name not in self.data.held_out]
         if missing:
             raise UserError(
-                f"evaluation.parts: there is no held-out part {missing[0]!r}; there are: {', '.join(self.data.held_out)}"
+                f"evaluation.parts: no held-out part is {missing[0]!r}; there are: {', '.join(self.data.held_out)}"
             )
 
-    def evaluate(self, step: int) -> dict[str, dict[str, Any]]:
-        """All metrics of all parts: {part: {loss, perplexity, bits_per_byte, tokens, sequences, sql_execution, ...}}."""
+    def evaluate(self, label: str) -> dict[str, dict[str, Any]]:
+        """All metrics of all parts: {part: {loss, perplexity, bits_per_byte, tokens, sql_execution, ...}}."""
         results: dict[str, dict[str, Any]] = {}
         evaluation = self.config.evaluation
         for name in self.parts:
@@ -60,12 +63,12 @@ class HeldOut:
                     limit=evaluation.max_sequences,
                 ).as_dict()
             if "sql-execution" in evaluation.metrics:
-                result |= self.sql_execution(name, step)
+                result |= self.sql_execution(name, label)
             results[name] = result
         return results
 
-    def sql_execution(self, part: str, step: int) -> dict[str, Any]:
-        """Answer the questions of a held-out part and run the answers; predictions go to evaluations/step-N/PART.jsonl."""
+    def sql_execution(self, part: str, label: str) -> dict[str, Any]:
+        """Answer a held-out part's questions and run the answers; predictions go to `directory`/LABEL/PART.jsonl."""
         rows = evaluation_rows(self.config, part, self.config.evaluation.samples)
         tokenizer = self.data.tokenizer
         prompts = [render_prompt(row) for row in rows]
@@ -78,11 +81,16 @@ class HeldOut:
             max_new_tokens=self.config.evaluation.max_new_tokens,
             batch_size=self.config.evaluation.batch_size,
         )
-        predictions = [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in outputs]
+        predictions = [text.strip() for text in tokenizer.batch_decode(outputs, skip_special_tokens=True)]
         verdicts = self.judge_shared(rows, predictions)
         if self.ranks.rank == 0:
-            self.write_predictions(part, step, rows, prompts, predictions, verdicts)
-        return accuracy(verdicts)
+            self.write_predictions(part, label, rows, prompts, predictions, verdicts)
+        figures = accuracy(verdicts)
+        return {
+            "sql_execution": figures["accuracy"] if figures["judged"] else None,
+            "questions": figures["judged"],
+            "unjudged": figures["unjudged"] or None,
+        }
 
     def judge_shared(self, rows: list[dict[str, Any]], predictions: list[str]) -> list[Verdict]:
         """Run this rank's share of the predictions, and collect everybody's verdicts in the order of the rows."""
@@ -97,14 +105,14 @@ class HeldOut:
     def write_predictions(
         self,
         part: str,
-        step: int,
+        label: str,
         rows: list[dict[str, Any]],
         prompts: list[str],
         predictions: list[str],
         verdicts: list[Verdict],
     ) -> None:
         """One JSON line per question: what was asked, expected, predicted, and the verdict."""
-        path = self.directory / "evaluations" / f"step-{step:08d}" / f"{part.replace('/', '_')}.jsonl"
+        path = self.directory / label / f"{part.replace('/', '_')}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8") as file:
             for row, prompt, predicted, verdict in zip(rows, prompts, predictions, verdicts, strict=True):

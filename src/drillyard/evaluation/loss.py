@@ -1,7 +1,8 @@
 """Loss on held-out sequences: nats per token, perplexity, and bits per byte where every byte of the text is covered.
 
-All ranks call the model the same number of times (FSDP2 gathers weights in every call), so sequences are dealt out in rounds
-and a rank without any left runs one whose labels are all ignored. Sums are taken in fp64 and added over ranks once.
+All ranks call the model the same number of times (FSDP2 gathers weights in every call), so sequences are dealt out in
+rounds and a rank without any left runs one whose labels are all ignored. Sums are taken in fp64 and added over ranks
+once.
 """
 
 from __future__ import annotations

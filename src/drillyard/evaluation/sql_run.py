@@ -36,7 +36,7 @@ _BUILDING = _READING | {
 # Functions that reach outside, differ from call to call, or work long and make large values in one step.
 _FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "random", "randomblob", "zeroblob", "printf", "format"})
 
-_MAX_BUILD_STEPS = 20_000_000
+_MAX_BUILD_STEPS = 5_000_000
 _QUERY_LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 100_000,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 50_000,

@@ -1,8 +1,8 @@
-"""A sharded model as a Hugging Face directory, written by all ranks, each holding one tensor of it at a time.
+"""A sharded model as a Hugging Face directory, written by all ranks, each holding a few MB of it at a time.
 
-Tensors are dealt out to files and files to ranks before anything moves. Then, in rounds, every rank sends its part of
-one tensor per writer, and each writer puts the tensor together and appends it to its file. Besides its own shard a
-rank holds one tensor, whatever the size of the model or of a file.
+Tensors are dealt out to files and files to ranks before anything moves. Then, in rounds, every rank sends its share of
+one part per writer, and each writer puts the part together and appends it to its file. Parts are at most 8 MiB: besides
+its own shard a rank holds that much, whatever the size of the model, of a tensor or of a file.
 
 Files are written into a hidden directory beside the target, flushed to disk, and put in place by a rename when all of
 them, the index and the configs are complete: a reader sees the old directory, none, or the new one.
@@ -17,7 +17,7 @@ import copy
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -45,6 +45,7 @@ DTYPE_NAMES = {
 }
 LARGEST_FILE_BYTES = 4 * 1024**3
 SMALLEST_FILE_BYTES = 256 * 1024**2
+LARGEST_PART_BYTES = 8 * 1024**2
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,28 @@ class Item:
     @property
     def num_bytes(self) -> int:
         return torch.Size(self.piece.stored_shape).numel() * self.dtype.itemsize
+
+    def parts(self) -> Iterator[Part]:
+        """The tensor in boxes of at most about LARGEST_PART_BYTES that follow each other in the file."""
+        region = self.piece.region
+        dim = next((dim for dim, size in enumerate(region) if size.stop - size.start > 1), None)
+        if dim is None:
+            yield Part(region, self.tensor, self.dtype)
+            return
+        along = region[dim]
+        step = max(1, LARGEST_PART_BYTES * (along.stop - along.start) // self.num_bytes)
+        for start in range(along.start, along.stop, step):
+            box = (*region[:dim], slice(start, min(start + step, along.stop)), *region[dim + 1 :])
+            yield Part(box, self.tensor, self.dtype)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A box of a parameter that travels to its writer in one round."""
+
+    box: Region
+    tensor: torch.Tensor
+    dtype: torch.dtype
 
 
 def export(
@@ -167,7 +190,10 @@ def _write_files(
 
     After an error of its disk a rank goes on taking part, so that no other one waits for it.
     """
-    queues = [[item for file in files[writer::world_size] for item in file] for writer in range(world_size)]
+    queues = [
+        [part for file in files[writer::world_size] for item in file for part in item.parts()]
+        for writer in range(world_size)
+    ]
     mine = iter(
         [
             (name, file)
@@ -185,7 +211,7 @@ def _write_files(
         try:
             if left == 0:
                 name, file = next(mine)
-                left = len(file)
+                left = sum(1 for item in file for _ in item.parts())
                 if problem is None:
                     output = open(staging / name, "wb")  # noqa: SIM115 (closed with the file's last tensor)
                     output.write(_header(file))
@@ -227,29 +253,29 @@ def _header(file: Iterable[Item]) -> bytes:
 
 
 def _exchange(
-    items: tuple[Item | None, ...], rank: int, process_group: dist.ProcessGroup | None
+    parts: tuple[Part | None, ...], rank: int, process_group: dist.ProcessGroup | None
 ) -> torch.Tensor | None:
-    """Bring one tensor per writer to it; returns this rank's, on the CPU, or None when it has nothing to write.
+    """Bring one part per writer to it; returns this rank's, on the CPU, or None when it has nothing to write.
 
-    Between two ranks there is at most one message per round: a rank holds one region, and a writer one tensor.
+    Between two ranks there is at most one message per round: a rank holds one region, and a writer gets one part.
     """
     operations: list[dist.P2POp] = []
     kept_alive: list[torch.Tensor] = []
     to_copy: list[tuple[torch.Tensor, torch.Tensor]] = []
     whole: torch.Tensor | None = None
-    for writer, item in enumerate(items):
-        if item is None:
+    for writer, part in enumerate(parts):
+        if part is None:
             continue
-        box = item.piece.region
+        box = part.box
         if writer != rank:
-            part = _own_part(item, process_group)
-            if part is not None:
-                kept_alive.append(part)
-                operations.append(_operation(dist.isend, part, writer, process_group))
+            own = _own_share(part, rank, process_group)
+            if own is not None:
+                kept_alive.append(own)
+                operations.append(_operation(dist.isend, own, writer, process_group))
             continue
-        local = local_tensor(item.tensor)
-        whole = torch.empty([part.stop - part.start for part in box], dtype=item.dtype, device=local.device)
-        for holder, region in _holders(item.tensor, rank, process_group):
+        local = local_tensor(part.tensor)
+        whole = torch.empty([size.stop - size.start for size in box], dtype=part.dtype, device=local.device)
+        for holder, region in _holders(part.tensor, rank, process_group):
             common = overlap(region, box)
             if common is None:
                 continue
@@ -270,18 +296,15 @@ def _exchange(
     return None if whole is None else whole.cpu()
 
 
-def _own_part(item: Item, process_group: dist.ProcessGroup | None) -> torch.Tensor | None:
-    """What this rank sends of a tensor that another one writes; None when it holds nothing of it."""
-    rank, _ = _place(process_group)
-    if not isinstance(item.tensor, DTensor) or rank not in {
-        holder for holder, _ in _holders(item.tensor, rank, process_group)
-    }:
+def _own_share(part: Part, rank: int, process_group: dist.ProcessGroup | None) -> torch.Tensor | None:
+    """What this rank sends of a part that another one writes; None when it holds nothing of it."""
+    if not isinstance(part.tensor, DTensor):
         return None
-    own = local_region(item.tensor)
-    common = overlap(own, item.piece.region)
-    if common is None:
-        return None
-    return local_tensor(item.tensor)[relative(common, own)].detach().to(item.dtype).contiguous()
+    for holder, region in _holders(part.tensor, rank, process_group):
+        common = overlap(region, part.box)
+        if holder == rank and common is not None:
+            return local_tensor(part.tensor)[relative(common, region)].detach().to(part.dtype).contiguous()
+    return None
 
 
 def _holders(tensor: torch.Tensor, rank: int, process_group: dist.ProcessGroup | None) -> list[tuple[int, Region]]:

@@ -1,15 +1,16 @@
 """Next-token cross entropy inside the root's forward, with the vocabulary never whole in memory.
 
-The root module that FSDP2 shards is the causal language model *and* its loss. Its forward keeps the final hidden states,
-takes only the rows that carry loss, and turns them into logits a chunk at a time. Each chunk is recomputed in backward
-(non-reentrant checkpointing), so at most chunk x V logits exist at once, in forward and in backward. The head's weights belong
-to the root's FSDP group, which is gathered while the root's forward and backward run; called from outside, the head would be
-a shard.
+The root module that FSDP2 shards is the causal language model *and* its loss. Its forward keeps the final hidden
+states, takes only the rows that carry loss, and turns them into logits a chunk at a time. Each chunk is recomputed in
+backward (non-reentrant checkpointing), so at most chunk x V logits exist at once, in forward and in backward. The
+head's weights belong to the root's FSDP group, which is gathered while the root's forward and backward run; called from
+outside, the head would be a shard.
 
 Cost: the head's matrix product twice in forward (once again in backward). Rows without a label cost nothing, which in
 supervised fine-tuning with long prompts more than pays for the recomputation.
 
-Letters: B sequences, T tokens per sequence, R rows that carry loss (padded to a whole number of chunks), H hidden, V vocabulary.
+Letters: B sequences, T tokens per sequence, R rows that carry loss (padded to a whole number of chunks), H hidden, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class LanguageModelLoss(nn.Module):
         hidden_BTH = final_hidden(self.causal_lm, input_ids_BT, position_ids_BT, attention)
         hidden_RH = hidden_BTH.flatten(0, 1).index_select(0, rows_R)
         total = hidden_RH.new_zeros((), dtype=loss_dtype(hidden_RH.dtype))
-        for hidden_CH, targets_C in zip(hidden_RH.split(chunk_rows), targets_R.split(chunk_rows), strict=True):
+        for hidden_CH, targets_C in zip(
+            torch.split(hidden_RH, chunk_rows), torch.split(targets_R, chunk_rows), strict=True
+        ):
             if torch.is_grad_enabled():
                 total = total + checkpoint(self._chunk_loss, hidden_CH, targets_C, use_reentrant=False)
             else:
@@ -100,8 +103,8 @@ def loss_inputs(
 ) -> LossInputs:
     """Move a micro-batch to the device, with the rows that carry loss found on the host.
 
-    R is padded to a multiple of an eighth of the chunk, so that shapes repeat and compiled code is reused; on a GPU the copies
-    do not block.
+    R is padded to a multiple of an eighth of the chunk, so that shapes repeat and compiled code is reused; on a GPU the
+    copies do not block.
     """
     chunk_rows = chunk_rows_for(batch.labels.size, chunk_tokens)
     flat_labels = batch.labels.reshape(-1)

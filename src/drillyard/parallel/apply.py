@@ -2,11 +2,13 @@
 
 1. Activation checkpointing, per block: the block's forward is wrapped, so no parameter changes its name.
 2. torch.compile, per block: collectives stay outside of the graphs and compile time does not grow with depth.
-3. FSDP2, per block and then the root: parameters rest as fp32 (or fp64) shards, are gathered in the compute precision, and
+3. FSDP2, per block and then the root: parameters rest as fp32 (or fp64) shards, are gathered in the compute precision,
+and
    gradients are summed in the precision of the parameters.
 
 Gradients are summed, not averaged, over ranks (divide factor 1): the loss is already divided by the valid tokens of the
-whole global batch, so a rank that holds more of them weighs more. gloo has no pre-multiplied sum, hence the forced plain SUM.
+whole global batch, so a rank that holds more of them weighs more. gloo has no pre-multiplied sum, hence the forced
+plain SUM.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ def checkpoint_activations(block: nn.Module, mode: str) -> None:
         return
     options: dict[str, Any] = {}
     if mode == "selective":
-        options = {"context_fn": lambda: create_selective_checkpoint_contexts(_save_expensive())}
+        options = {"context_fn": lambda: create_selective_checkpoint_contexts(_save_expensive())}  # type: ignore[no-untyped-call]
     block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, **options)
 
 

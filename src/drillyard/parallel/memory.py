@@ -51,6 +51,7 @@ def require_state_fits(num_parameters: int, precision: str, ranks: Ranks) -> Non
     if state_bytes > available:
         where = "its GPU has" if ranks.device.type == "cuda" else "its share of this host is"
         raise UserError(
-            f"the model does not fit: weights, gradients and AdamW moments of {num_parameters / 1e9:.2f}B parameters take "
-            f"{state_bytes / GIB:.1f} GiB per rank, {where} {available / GIB:.1f} GiB; use more ranks or a smaller model"
+            f"the model does not fit: weights, gradients and AdamW moments of {num_parameters / 1e9:.2f}B parameters "
+            f"take {state_bytes / GIB:.1f} GiB per rank, {where} {available / GIB:.1f} GiB; use more ranks or hosts, "
+            "or a smaller model"
         )

@@ -125,7 +125,9 @@ def _join(rank: int, world_size: int, device: torch.device) -> None:
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT)
+        dist.init_process_group(
+            backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT
+        )
 
 
 def stop_ranks() -> None:

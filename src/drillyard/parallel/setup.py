@@ -1,6 +1,7 @@
 """From a run config to a model that can train: built on meta, sharded, materialised, filled.
 
-No rank ever holds the whole model: parameters exist as this rank's shards only, drawn module by module or read slice by slice.
+No rank ever holds the whole model: parameters exist as this rank's shards only, drawn module by module or read slice by
+slice.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from drillyard.config.run import RunConfig
-from drillyard.models import blocks, build_model, init_random, load_pretrained, resolve_attention
+from drillyard.models import blocks, build_model, init_random, load_config, load_pretrained, resolve_attention
 from drillyard.models.initialise import init_buffers
 from drillyard.models.loss import LanguageModelLoss
-from drillyard.parallel.apply import MASTER_DTYPE, fsdp_modules, parallelise
+from drillyard.parallel.apply import COMPUTE_DTYPE, MASTER_DTYPE, fsdp_modules, parallelise
 from drillyard.parallel.memory import require_state_fits, unsharded_is_small
 from drillyard.parallel.ranks import Ranks
 
@@ -35,12 +36,15 @@ class SetUpModel:
 
 
 def set_up_model(config: RunConfig, tokenizer: PreTrainedTokenizerFast, ranks: Ranks) -> SetUpModel:
-    """Build, shard and materialise the model of `config`; its parameters are for `fill_weights` or a checkpoint to fill.
+    """Build, shard and materialise the model of `config`; its parameters are for `fill_weights` or a checkpoint to
+    fill.
 
     Raises UserError when the model does not fit, or cannot train as asked for on this device.
     """
     training = config.training
-    attention = resolve_attention(config.model.attention, ranks.device.type)
+    attention = resolve_attention(
+        config.model.attention, ranks.device.type, COMPUTE_DTYPE[training.precision], load_config(config.model)
+    )
     model = build_model(
         config.model,
         vocab_size=len(tokenizer),

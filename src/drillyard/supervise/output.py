@@ -20,6 +20,8 @@ from drillyard.telemetry.console import parse_step_line
 if TYPE_CHECKING:
     from rich.console import Console
 
+_LONGEST_LINE_BYTES = 1 << 20
+
 
 class Output(Protocol):
     """What the supervisor shows to whoever started it."""
@@ -128,7 +130,10 @@ class TerminalOutput:
 
 
 class LineForwarder:
-    """Bytes of rank 0's standard output: unchanged into its log, whole lines to the console."""
+    """Bytes of rank 0's standard output, in whole lines: unchanged into its log, as text to the console.
+
+    Whole lines, because the rank writes its standard error into the same log meanwhile.
+    """
 
     def __init__(self, log: int, output: Output) -> None:
         self._log = log
@@ -137,16 +142,18 @@ class LineForwarder:
         self._log_failed = False
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes, cut anywhere."""
-        self._append(chunk)
-        data = self._rest + chunk
-        whole, newline, self._rest = data.rpartition(b"\n")
+        """Take the next bytes, cut anywhere. A line without an end is passed on when it reaches 1 MiB."""
+        whole, newline, self._rest = (self._rest + chunk).rpartition(b"\n")
         if newline:
+            self._append(whole + newline)
             self._output.lines((whole + newline).decode(errors="replace"))
+        if len(self._rest) >= _LONGEST_LINE_BYTES:
+            self.finish()
 
     def finish(self) -> None:
         """The pipe has ended: pass on a last line that has no end."""
         if self._rest:
+            self._append(self._rest)
             self._output.lines(self._rest.decode(errors="replace") + "\n")
             self._rest = b""
 

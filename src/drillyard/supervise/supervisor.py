@@ -217,14 +217,18 @@ class _Run:
         return EXIT_USER_ERROR
 
     def _cause(self, result: RoundResult, failures: Sequence[Exit]) -> Cause:
-        """The first failed rank in time, unless it only tells of another's end and that one has a word of its own."""
-        told = [(end, cause.last_words(self._words_of(end.rank, result))) for end in failures]
-        by_own_fault = [
+        """The first failed rank in time that does not merely tell of another's end; else the first.
+
+        A rank that was told to end meanwhile may still have died of its own error, when its code is one of its own.
+        """
+        suspects = [*failures, *(end for end in result.exits if end.asked and 0 < end.returncode < 128)]
+        told = [(end, cause.last_words(self._words_of(end.rank, result))) for end in suspects]
+        own_fault = [
             (end, words)
             for end, words in told
             if cause.was_killed(end.returncode) or not cause.speaks_of_lost_peer(words)
         ]
-        end, words = (by_own_fault or told)[0]
+        end, words = (own_fault or told)[0]
         reason = f"rank {end.rank}: {cause.describe_exit(end.returncode)}"
         if cause.was_killed(end.returncode):
             reason += f"; {cause.memory_verdict(end.pid, self._oom_kills)}"

@@ -62,11 +62,22 @@ def format_step_line(record: dict[str, Any]) -> str:
     )
 
 
+HEADLINES = {
+    "loss": "Loss: {:.4f}",
+    "bits_per_byte": "Bits per byte: {:.4f}",
+    "sql_execution": "SQL execution accuracy: {:.1%}",
+}
+
+
 def format_evaluation_line(step: int, results: dict[str, Any]) -> str:
-    """The results of an evaluation on one line, nested names joined by dots."""
-    numbers = flatten(results).items()
-    parts = [f"{name}: {value if isinstance(value, int) else significant(value)}" for name, value in numbers]
-    return " | ".join([f"Evaluation after step {step}", *parts])
+    """What an evaluation found, one line per held-out part: the figures of `HEADLINES` that it has, else all numbers."""
+    lines = [f"Evaluation after step {step}"]
+    for part, result in results.items():
+        numbers = flatten(result if isinstance(result, dict) else {part: result})
+        shown = {name: value for name, value in numbers.items() if name in HEADLINES} or numbers
+        figures = [HEADLINES.get(name, f"{name} {{:.4g}}").format(value) for name, value in shown.items()]
+        lines.append(f"  {part} | " + " | ".join(figures))
+    return "\n".join(lines)
 
 
 def flatten(results: dict[str, Any], prefix: str = "") -> dict[str, float]:

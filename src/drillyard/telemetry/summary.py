@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from drillyard.errors import UserError
-from drillyard.telemetry.console import count, flatten, significant
+from drillyard.telemetry.console import HEADLINES, count, flatten, significant
 from drillyard.telemetry.events import EVENTS_FILE, read_events
 from drillyard.telemetry.goodput import goodput
 from drillyard.telemetry.jsonlines import encode, read_records
@@ -149,8 +149,11 @@ def format_summary(summary: dict[str, Any]) -> str:
     if summary["final_loss"] is not None:
         rows.append(("Final loss", f"{summary['final_loss']:.4f}"))
     for name, figure in summary["held_out"].items():
+        part, _, measure = name.rpartition(".")
+        if measure not in HEADLINES:
+            continue
         best = f" (best {significant(figure['best'])} at step {figure['best_step']})" if "best" in figure else ""
-        rows.append((name, f"{significant(figure['last'])}{best}"))
+        rows.append((part, f"{HEADLINES[measure].format(figure['last'])}{best}"))
     rows += [*_speed_rows(summary), *_size_rows(summary)]
     width = max(len(label) for label, _ in rows) + 2
     lines = [f"{label:<{width}}{value}" for label, value in rows]

@@ -17,11 +17,11 @@ from drillyard.evaluation.held_out import HeldOut
 from drillyard.parallel.apply import compiles
 from drillyard.parallel.memory import GIB
 from drillyard.parallel.ranks import Ranks
+from drillyard.parallel.setup import SetUpModel, set_up_model
 from drillyard.telemetry import RunLog, StepRecord, describe_model
 from drillyard.training.between import BetweenSteps
 from drillyard.training.checkpoint import Checkpointer
 from drillyard.training.optimizer import ShardedAdamW
-from drillyard.parallel.setup import SetUpModel, set_up_model
 from drillyard.training.signals import StopRequest
 from drillyard.training.trainer import BatchShape, Logged, Trainer
 
@@ -81,7 +81,7 @@ def assemble(
         identity={"name": config.name},
         on_event=log.event,
     )
-    held_out = HeldOut(config, data, model.root, ranks, directory, attention=model.attention)
+    held_out = HeldOut(config, data, model.root, ranks, directory / "evaluations", attention=model.attention)
     between = BetweenSteps(
         config,
         ranks,
@@ -90,7 +90,7 @@ def assemble(
         checkpointer,
         log,
         stop,
-        held_out.evaluate if held_out.parts else None,
+        (lambda step: held_out.evaluate(f"step-{step:08d}")) if held_out.parts else None,
         metadata={**identity, "world_size": ranks.world_size, "parallelism": config.parallelism.model_dump()},
     )
     reporter = StepReporter(config, ranks, trainer, log, compiled=compiles(config.training, ranks.device))
@@ -114,8 +114,8 @@ def num_steps(config: RunConfig, data: PreparedData, shape: BatchShape) -> int:
     steps = int(config.training.epochs * data.train.num_sequences / shape.global_batch_size)
     if steps == 0:
         raise UserError(
-            f"training.epochs: {config.training.epochs} passes over {data.train.num_sequences} sequences are less than one "
-            f"global batch of {shape.global_batch_size}; give more data, or training.steps"
+            f"training.epochs: {config.training.epochs} passes over {data.train.num_sequences} sequences are less than "
+            f"one global batch of {shape.global_batch_size}; give more data, or training.steps"
         )
     return steps
 

@@ -1,7 +1,7 @@
 """What happens between steps: evaluation, saving, and the events that tell of them.
 
-None of it changes a bit of training: random state is forked around an evaluation, a save copies what it writes. A save that falls
-due in a row of skipped (non-finite) steps waits until a step was good again.
+None of it changes a bit of training: random state is forked around an evaluation, a save copies what it writes. A save
+that falls due in a row of skipped (non-finite) steps waits until a step was good again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The run directory at the start of a run: is it this run's, may it be written, and what is already in it.
 
-A directory that holds another run is never touched: the saved run.yaml is compared with the config that is about to start,
-and what differs in a way that matters is said.
+A directory that holds another run is never touched: the saved run.yaml is compared with the config that is about to
+start, and what differs in a way that matters is said.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from pathlib import Path
 from drillyard.config import differences, load_run_config, save_resolved
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
+from drillyard.training.checkpoint import list_checkpoints
 
 SAVED_CONFIG = "run.yaml"
+SAVED_TOKENIZER = "tokenizer"
 
 
 def run_directory_of(config: RunConfig) -> Path:
@@ -21,10 +23,11 @@ def run_directory_of(config: RunConfig) -> Path:
     return Path(config.output) / config.name
 
 
-def claim_run_directory(config: RunConfig, *, has_checkpoints: bool) -> Path:
+def claim_run_directory(config: RunConfig) -> Path:
     """Create or reuse the run directory of `config` and save the resolved config there; returns its path.
 
-    Raises UserError when it cannot be written, holds a different run, or holds checkpoints that `resume: never` would pass over.
+    Raises UserError when it cannot be written, holds a different run, or holds checkpoints that `resume: never` would
+    pass over.
     """
     directory = run_directory_of(config)
     try:
@@ -37,8 +40,8 @@ def claim_run_directory(config: RunConfig, *, has_checkpoints: bool) -> Path:
         )
     saved = directory / SAVED_CONFIG
     if saved.is_file():
-        _require_same_run(directory, load_run_config(saved), config)
-    if has_checkpoints and config.checkpoint.resume == "never":
+        _require_same_run(directory, load_run_config(saved, resolve_environment=False), config)
+    if config.checkpoint.resume == "never" and list_checkpoints(directory):
         raise UserError(
             f"{directory}: holds checkpoints, and checkpoint.resume is never; "
             "set `resume: auto` to go on from them, or choose another name"

@@ -1,9 +1,10 @@
 """AdamW over this rank's shards, clipped and guarded on the device.
 
-The optimizer sees plain local tensors, not DTensors: each rank's arithmetic on its own shard needs no knowledge of the others,
-and DTensor's dispatch would cost more than the update of a small model. One all-reduce a step carries both the squared gradient
-norm and the summed loss. The verdict "finite or not" stays on the device and goes into the fused kernel as `found_inf`, torch's
-own gate for skipped steps: parameters, moments and step count stay as they are. Nothing here waits for the device.
+The optimizer sees plain local tensors, not DTensors: each rank's arithmetic on its own shard needs no knowledge of the
+others, and DTensor's dispatch would cost more than the update of a small model. One all-reduce a step carries both the
+squared gradient norm and the summed loss. The verdict "finite or not" stays on the device and goes into the fused
+kernel as `found_inf`, torch's own gate for skipped steps: parameters, moments and step count stay as they are. Nothing
+here waits for the device.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from drillyard.parallel.ranks import Ranks
 from drillyard.telemetry import RunLog
 from drillyard.training.checkpoint import Checkpointer
 from drillyard.training.optimizer import ShardedAdamW
-from drillyard.training.state import checkpoint_state, seed_rank
+from drillyard.training.state import checkpoint_state, random_key, restore, seed_rank
 
 
 def resume(

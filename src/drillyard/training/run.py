@@ -1,7 +1,7 @@
 """One rank's whole life: join, prepare, build, resume, train, evaluate, export, tell.
 
-`train` is what every rank of `drillyard train` and of torchrun executes. It reads top to bottom in the order in which things
-happen; each step of it is a function of its own room.
+`train` is what every rank of `drillyard train` and of torchrun executes. It reads top to bottom in the order in which
+things happen; each step of it is a function of its own room.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from drillyard.config.run import RunConfig
 from drillyard.data import PreparedData, prepare
 from drillyard.models import export
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
-from drillyard.telemetry import RunLog, write_summary
-from drillyard.training.assemble import Parts, assemble
-from drillyard.training.checkpoint import list_checkpoints
-from drillyard.training.directory import claim_run_directory, run_directory_of
-from drillyard.training.resume import resume
 from drillyard.parallel.setup import fill_weights, set_determinism
 from drillyard.supervise import EXIT_CHECKPOINTED
+from drillyard.telemetry import RunLog, write_summary
+from drillyard.telemetry.runlog import ConsoleMode
+from drillyard.training.assemble import Parts, assemble
+from drillyard.training.checkpoint import list_checkpoints
+from drillyard.training.directory import SAVED_TOKENIZER, claim_run_directory, run_directory_of
+from drillyard.training.resume import resume
 from drillyard.training.signals import StopRequest
-from drillyard.training.state import seed_rank
+from drillyard.training.state import checkpoint_state, seed_rank
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,12 @@ class Outcome:
     run_directory: Path
 
 
-def train(config: RunConfig, *, console: str = "auto", round_number: int = 0) -> Outcome:
+def train(
+    config: RunConfig, *, console: ConsoleMode = "auto", round_number: int = 0, is_claimed: bool = False
+) -> Outcome:
     """Train `config` as one rank of however many there are; returns exit code 0, or 85 when stopped after a checkpoint.
 
+    `round_number` counts the starts of these ranks; `is_claimed` says that a supervisor has claimed the run directory.
     Raises UserError for everything that the user can mend.
     """
     require_valid(config, None)
@@ -50,12 +54,13 @@ def train(config: RunConfig, *, console: str = "auto", round_number: int = 0) ->
     try:
         require_valid(config, ranks.world_size)
         directory = run_directory_of(config)
-        has_checkpoints = bool(list_checkpoints(directory))
-        if ranks.rank == 0:
-            claim_run_directory(config, has_checkpoints=round_number == 0 and has_checkpoints)
-        if round_number > 0 and (has_checkpoints or config.checkpoint.resume == "never"):
+        if round_number > 0 and (config.checkpoint.resume == "never" or list_checkpoints(directory)):
             config = goes_on(config)
+        elif ranks.rank == 0 and not is_claimed:
+            claim_run_directory(config)
         data = prepare_on_all(config, ranks)
+        if ranks.rank == 0:
+            data.tokenizer.save_pretrained(directory / SAVED_TOKENIZER)
         log = RunLog(directory, rank=ranks.rank, config=config, console=console, round_number=round_number)
         log.event("round_start", world_size=ranks.world_size, threads=ranks.threads, **versions())
         log.event("data", parts=data.report.parts, notes=data.report.notes or None)
@@ -79,13 +84,19 @@ def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, d
     stop = StopRequest(ranks.world_size)
     parts = assemble(config, ranks, data, log, directory, stop)
     seed_rank(config.training.seed, 0, ranks)
+    log.total_steps = parts.trainer.total_steps
     first_step = resume(config, parts.checkpointer, parts.optimizer, ranks, parts.identity, log)
     if first_step == 0:
         fill_weights(config, parts.model.causal_lm)
         if config.evaluation.at_start:
             parts.between.run_evaluation(0)
+    parts.checkpointer.prepare(checkpoint_state(parts.optimizer, ranks))
     finished = parts.trainer.train(
-        first_step, on_logged=parts.reporter.logged, after_step=parts.between.after_step, stop=stop
+        first_step,
+        on_first=lambda step: log.event("first_step", step=step),
+        on_logged=parts.reporter.logged,
+        after_step=parts.between.after_step,
+        stop=stop,
     )
     if not finished:
         parts.checkpointer.close()

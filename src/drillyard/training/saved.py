@@ -9,15 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerFast
+
 from drillyard.config import load_run_config
 from drillyard.config.run import RunConfig
-from drillyard.data import PreparedData, load_tokenizer
+from drillyard.data.tokenizer import open_tokenizer
 from drillyard.errors import UserError
 from drillyard.models import export
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
 from drillyard.parallel.setup import SetUpModel, fill_weights, set_up_model
 from drillyard.training.checkpoint import DamagedCheckpoint, load_checkpoint
-from drillyard.training.directory import SAVED_CONFIG
+from drillyard.training.directory import SAVED_CONFIG, SAVED_TOKENIZER
 from drillyard.training.optimizer import local_shards
 from drillyard.training.state import model_state
 
@@ -31,20 +33,22 @@ class SavedModel:
     config: RunConfig | None
 
     @property
-    def run_directory(self) -> Path | None:
-        """The run directory that the model belongs to."""
-        return None if self.config is None else run_directory_above(self.path)
+    def tokenizer_directory(self) -> Path:
+        """Where the model's tokenizer is saved: beside the weights, or in the run directory."""
+        owner = run_directory_above(self.path)
+        return owner / SAVED_TOKENIZER if self.is_checkpoint and owner else self.path
 
 
 def find_saved_model(path: Path) -> SavedModel:
-    """What `path` is: a checkpoint directory, a model directory in Hugging Face format, or a run directory (its final/).
+    """What `path` is: a checkpoint directory, a model directory in Hugging Face format, or a run directory (its
+    final/).
 
     Raises UserError when it is none of them.
     """
     if not path.is_dir():
         raise UserError(f"{path}: there is no such directory; give a checkpoint, a final/ directory or a run directory")
     owner = run_directory_above(path)
-    config = load_run_config(owner / SAVED_CONFIG) if owner else None
+    config = load_run_config(owner / SAVED_CONFIG, resolve_environment=False) if owner else None
     if (path / "config.json").is_file():
         return SavedModel(path, False, config)
     if (path / "manifest.json").is_file():
@@ -74,22 +78,17 @@ def as_pretrained(config: RunConfig, path: Path) -> RunConfig:
     return config.model_copy(update={"model": model, "data": config.data.model_copy(update={"tokenizer": str(path)})})
 
 
-def bring_up(saved: SavedModel, config: RunConfig, data: PreparedData, ranks: Ranks) -> SetUpModel:
-    """The saved model, sharded over the ranks and filled."""
-    model = set_up_model(config, data.tokenizer, ranks)
-    fill_from(saved, config, model)
-    return model
-
-
-def fill_from(saved: SavedModel, config: RunConfig, model: SetUpModel) -> None:
-    """Fill a model from `saved`. Raises UserError when a file is damaged."""
+def bring_up(saved: SavedModel, config: RunConfig, tokenizer: PreTrainedTokenizerFast, ranks: Ranks) -> SetUpModel:
+    """The saved model, sharded over the ranks and filled. Raises UserError when one of its files is damaged."""
+    model = set_up_model(config, tokenizer, ranks)
     if not saved.is_checkpoint:
         fill_weights(config, model.causal_lm)
-        return
+        return model
     try:
         load_checkpoint(saved.path, model_state(local_shards(model.root)))
     except DamagedCheckpoint as damage:
         raise UserError(f"{saved.path}: damaged: {damage}; use another checkpoint") from None
+    return model
 
 
 def export_checkpoint(path: Path, destination: Path) -> None:
@@ -104,9 +103,8 @@ def export_checkpoint(path: Path, destination: Path) -> None:
         raise UserError(f"{destination}: holds something else than a model; choose a new directory")
     ranks = start_ranks(saved.config.training, saved.config.parallelism)
     try:
-        tokenizer = load_tokenizer(saved.config)
-        model = set_up_model(saved.config, tokenizer, ranks)
-        fill_from(saved, saved.config, model)
+        tokenizer = open_tokenizer(str(saved.tokenizer_directory)).pretrained
+        model = bring_up(saved, saved.config, tokenizer, ranks)
         export(model.causal_lm, destination, tokenizer=tokenizer)
     finally:
         stop_ranks()

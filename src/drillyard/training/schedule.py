@@ -10,8 +10,8 @@ from drillyard.config.run import ScheduleConfig
 def learning_rate(step: int, *, peak: float, total_steps: int, schedule: ScheduleConfig) -> float:
     """Learning rate of optimizer step `step` (0-based) of `total_steps`.
 
-    Warmup rises linearly and reaches the peak in its last step; the shapes then fall to `final_fraction` of the peak, which
-    the last step would reach if there were one more (as in PyTorch's and transformers' schedules).
+    Warmup rises linearly and reaches the peak in its last step; the shapes then fall to `final_fraction` of the peak,
+    which the last step would reach if there were one more (as in PyTorch's and transformers' schedules).
     """
     warmup = schedule.warmup_steps
     if step < warmup:

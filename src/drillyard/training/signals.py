@@ -1,8 +1,8 @@
 """Stopping on request, at a step on which all ranks agree.
 
-SIGTERM or SIGUSR1 to any rank sets a flag there. Each step starts an asynchronous all-reduce of that flag between CPUs and reads
-the result of the one started a step earlier: by then it has long arrived, so nobody waits, no device is synchronised,
-and every rank sees the same answer at the same step. A second signal ends the process at once.
+SIGTERM or SIGUSR1 to any rank sets a flag there. Each step starts an asynchronous all-reduce of that flag between CPUs
+and reads the result of the one started a step earlier: by then it has long arrived, so nobody waits, no device is
+synchronised, and every rank sees the same answer at the same step. A second signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ class StopRequest:
 
     def __init__(self, world_size: int) -> None:
         self.received: signal.Signals | None = None
-        self._group = dist.new_group(backend="gloo") if world_size > 1 else None
+        self._group: dist.ProcessGroup | None = None
+        if world_size > 1:
+            group = dist.new_group(backend="gloo")
+            assert isinstance(group, dist.ProcessGroup)
+            self._group = group
         self._flag = torch.zeros(1, dtype=torch.int32)
         self._pending: dist.Work | None = None
         self._previous = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}

@@ -1,9 +1,9 @@
 """What a checkpoint holds, as a flat dictionary of sharded tensors that any layout of ranks can load.
 
-Parameters are FSDP2's own DTensors; AdamW's moments live on local shards and are dressed as DTensors with the parameter's
-mesh, placements and shape, so that torch.distributed.checkpoint writes each piece once and re-slices it for another number of
-ranks. Random state belongs to a rank: it is restored where the layout is the same and drawn anew where it is not.
-The schedule and the loader need no state beyond the step: both are pure functions of it.
+Parameters are FSDP2's own DTensors; AdamW's moments live on local shards and are dressed as DTensors with the
+parameter's mesh, placements and shape, so that torch.distributed.checkpoint writes each piece once and re-slices it for
+another number of ranks. Random state belongs to a rank: it is restored where the layout is the same and drawn anew
+where it is not. The schedule and the loader need no state beyond the step: both are pure functions of it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def model_state(shards: list[Shard]) -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any], optimizer: ShardedAdamW, ranks: Ranks) -> None:
-    """Finish a load: tensors were filled in place, what is left is the step count of every shard and the random state."""
+    """Finish a load: tensors are filled in place; what is left is every shard's step count and the random state."""
     for shard in optimizer.shards:
         optimizer.optimizer.state[shard.local]["step"].copy_(state["optimizer.step"])
     if random_key(ranks) in state:

@@ -1,8 +1,9 @@
 """The loop: step, log, evaluate, save, stop.
 
-A step is `train_step`: read the micro-batches of this rank, run forward and backward, update. Everything else here happens
-between steps and changes no bit of them: evaluation runs with the random state forked, logging reads what the device
-already holds, saving copies it. The device is waited for only where a number is looked at: at logged steps and before saves.
+A step is `train_step`: read the micro-batches of this rank, run forward and backward, update. Everything else here
+happens between steps and changes no bit of them: evaluation runs with the random state forked, logging reads what the
+device already holds, saving copies it. The device is waited for only where a number is looked at: at logged steps and
+before saves.
 """
 
 from __future__ import annotations
@@ -147,14 +148,15 @@ class Trainer:
         self,
         first_step: int,
         *,
+        on_first: Callable[[int], None],
         on_logged: Callable[[Logged], None],
         after_step: Callable[[int, bool], float],
         stop: StopRequest,
     ) -> bool:
         """Run steps until the end or until somebody asks to stop; True when all steps are done.
 
-        `on_logged` gets the figures of each logged step. `after_step(steps_done, stopping)` evaluates and saves what is due,
-        and returns the seconds it took, which are no step's time.
+        `on_first` is called when the first of them is done. `on_logged` gets the figures of each logged step. `after_step(steps_done, stopping)` evaluates and saves what is
+        due, and returns the seconds it took, which are no step's time.
         """
         self.steps_done = first_step
         every = self.config.logging.every_steps
@@ -164,9 +166,12 @@ class Trainer:
             loss, norm = self.train_step(step, window)
             window.steps += 1
             self.steps_done = step + 1
+            if step == first_step:
+                on_first(self.steps_done)
             if self.steps_done % every == 0 or self.steps_done == self.total_steps:
-                on_logged(self.read_figures(step, loss, norm, window))
+                figures = self.read_figures(step, loss, norm, window)
                 window = StepWindow(time.perf_counter(), compile_started=compile_seconds())
+                on_logged(figures)
             if self.steps_done % STEPS_BETWEEN_GARBAGE_COLLECTIONS == 0:
                 gc.collect(1)
             stopping = stop.agreed()
@@ -178,13 +183,13 @@ class Trainer:
         return self.steps_done == self.total_steps
 
     def read_figures(self, step: int, loss: torch.Tensor, norm: torch.Tensor, window: StepWindow) -> Logged:
-        """Wait for the device, once, and read what this step left there. Raises UserError after a row of skipped steps."""
+        """Wait for the device, once, and read what the step left there. UserError after a row of skipped steps."""
         figures = torch.cat([torch.stack([loss, norm]), self.optimizer.skipped.double()]).tolist()
         longest = int(figures[4])
         seconds = (time.perf_counter() - window.started) / window.steps
         if longest >= self.config.training.max_nonfinite_steps:
             raise UserError(
-                f"step {step + 1}: the loss or gradient was not finite in {longest} steps in a row (all of them skipped, "
+                f"step {step + 1}: the loss or gradient was not finite in {longest} steps in a row (all skipped, "
                 "weights unchanged); lower training.optimizer.learning_rate, or look at the data of these steps"
             )
         return Logged(

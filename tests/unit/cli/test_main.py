@@ -52,7 +52,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     return raised
 
 
-def test_help_lists_every_command_with_its_line_and_imports_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_command_with_its_line_and_imports_none() -> None:
     code = (
         "import sys; sys.argv = ['drillyard', '--help']\n"
         "import atexit; atexit.register(lambda: print(*sorted(sys.modules), file=sys.stderr))\n"
@@ -129,12 +129,13 @@ def test_the_word_error_is_red_on_a_terminal_unless_colours_are_unwanted(monkeyp
         os.close(master)
 
 
-def test_a_reader_that_goes_away_is_not_an_error() -> None:
+@pytest.mark.parametrize("arguments", [["schema", "run"], ["--version"]])
+def test_a_reader_that_goes_away_is_not_an_error(arguments: list[str]) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     read, write = os.pipe()
     os.close(read)
     ended = subprocess.run(
-        [sys.executable, "-m", "drillyard", "schema", "run"], stdout=write, stderr=subprocess.PIPE, env=environment
+        [sys.executable, "-m", "drillyard", *arguments], stdout=write, stderr=subprocess.PIPE, env=environment
     )
     os.close(write)
     assert ended.stderr == b""

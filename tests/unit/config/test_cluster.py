@@ -20,7 +20,12 @@ consumption: flex-start-queued
 storage: {bucket: my-bucket}
 image: us-docker.pkg.dev/my-project/drillyard/drillyard:latest
 """
-SLURM = "name: s\nplatform: slurm\nnodes: 4\nslurm: {partition: gpu, account: a, time_limit: 1-12:00:00, login_host: login}\n"
+SLURM = """\
+name: s
+platform: slurm
+nodes: 4
+slurm: {partition: gpu, account: a, time_limit: 1-12:00:00, login_host: login}
+"""
 SSH = "name: s\nplatform: ssh\nnodes: 2\nssh: {hosts: [a, b], user: me}\n"
 VALID = {
     "local": "name: here\nplatform: local\n",
@@ -90,7 +95,8 @@ def test_everything_that_a_platform_needs_is_asked_for_at_once(platform: str) ->
         (SSH.replace("hosts", "host"), "cluster.yaml:4: ssh.host: unknown key; did you mean 'hosts'?"),
         (
             VALID["gce"].replace("spot", "flex-start-queued"),
-            "cluster.yaml:5: consumption: found 'flex-start-queued'; platform gce allows on-demand, reservation, spot, flex-start, calendar",
+            "cluster.yaml:5: consumption: found 'flex-start-queued'; platform gce allows on-demand, "
+            "reservation, spot, flex-start, calendar",
         ),
         (
             GKE.replace("flex-start-queued", "reservation"),
@@ -98,15 +104,18 @@ def test_everything_that_a_platform_needs_is_asked_for_at_once(platform: str) ->
         ),
         (
             GKE + "reservation: r\n",
-            "cluster.yaml:9: reservation: only consumption reservation or calendar uses it; consumption is flex-start-queued",
+            "cluster.yaml:9: reservation: only consumption reservation or calendar uses it; "
+            "consumption is flex-start-queued",
         ),
         (
             GKE.replace("platform: gke", "platform: gek"),
-            "cluster.yaml:2: platform: found 'gek'; allowed: 'local', 'ssh', 'slurm', 'gke', 'vertex', 'gce' or 'nebius'",
+            "cluster.yaml:2: platform: found 'gek'; allowed: 'local', 'ssh', 'slurm', 'gke', "
+            "'vertex', 'gce' or 'nebius'",
         ),
         (
             SLURM.replace("1-12:00:00", "12h"),
-            "cluster.yaml:4: slurm.time_limit: found '12h'; allowed: Time limit as Slurm writes it: minutes, HH:MM:SS or D-HH:MM:SS",
+            "cluster.yaml:4: slurm.time_limit: found '12h'; allowed: Time limit as Slurm writes it: "
+            "minutes, HH:MM:SS or D-HH:MM:SS",
         ),
     ],
 )

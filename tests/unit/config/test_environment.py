@@ -16,7 +16,8 @@ from drillyard.errors import UserError
 
 from .conftest import RUN, Load, Refuse
 
-SECRETS = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJ0123456789-_%:{}'\"\\ \n", min_size=12, max_size=40)
+# Begins with what no config holds, so that finding it anywhere is a leak and not a word of the config.
+SECRETS = st.text("abcdefghijABCDEFGHIJ0123456789-_%:{}'\"\\ \n", max_size=40).map(lambda text: f"Zq9!{text}")
 PLACES = {
     "logging:\n  wandb: {key: '${env:DRILLYARD_TEST_SECRET}'}": lambda run: run.logging.wandb["key"],
     "logging:\n  mlflow: {headers: [x, {auth: 'Bearer ${env:DRILLYARD_TEST_SECRET}'}]}": lambda run: run.logging.mlflow[

@@ -218,6 +218,11 @@ def test_a_mistake_is_told_with_line_key_what_was_found_and_what_is_allowed(
     assert refuse(RUN.replace(old, new)) == [f"run.yaml:{told}"]
 
 
+def test_a_whole_section_that_is_missing_is_told_with_its_keys(refuse: Refuse) -> None:
+    text = RUN.replace("model:\n  config: {architecture: llama, hidden_size: 64}\n  init: random\n", "")
+    assert refuse(text) == ["run.yaml: model: missing; a mapping with id, config, init, lora, attention"]
+
+
 def test_a_list_of_the_wrong_length_is_told(refuse: Refuse) -> None:
     text = RUN + "    betas: [0.9]\n"
     assert refuse(text) == [

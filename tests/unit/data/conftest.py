@@ -42,7 +42,11 @@ def make_config(tmp_path: Path, tokenizer_directory: Path) -> Callable[..., RunC
     """A run config around settings of `data`; the cache is the test's own."""
 
     def make(source: Any, seed: int = 0, **data: Any) -> RunConfig:
-        settings = {"sequence_length": 64, "tokenizer": str(tokenizer_directory), "cache_directory": str(tmp_path / "cache")}
+        settings = {
+            "sequence_length": 64,
+            "tokenizer": str(tokenizer_directory),
+            "cache_directory": str(tmp_path / "cache"),
+        }
         listed = source if isinstance(source, list) else [source]
         paths = [str(item) if isinstance(item, Path) else item for item in listed]
         return RunConfig.model_validate(

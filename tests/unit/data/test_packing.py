@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ def unpack(packed: Packed) -> list[list[tuple[int, ...]]]:
         tokens, starts = packed.tokens[begin : begin + length], packed.starts[begin : begin + length]
         assert starts[0]
         bounds = [*np.flatnonzero(starts).tolist(), int(length)]
-        sequences.append([tuple(tokens[a:b].tolist()) for a, b in zip(bounds, bounds[1:], strict=False)])
+        sequences.append([tuple(tokens[a:b].tolist()) for a, b in pairwise(bounds)])
         begin += int(room)
     return sequences
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,10 @@ from tokenizers import Tokenizer
 
 from drillyard.config.run import RunConfig
 from drillyard.data import Batch, Sequences, evaluation_rows, held_out_names, prepare, prompt_tokens, render_prompt
+from drillyard.data.formats import row_format
+from drillyard.data.held_out import split_of, training_texts
 from drillyard.data.sequences import IGNORED
+from drillyard.data.sources import training_sources
 from drillyard.errors import UserError
 
 MakeConfig = Callable[..., RunConfig]
@@ -65,12 +70,14 @@ def test_every_token_of_every_document_is_learnt_once_per_epoch(
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         config = make_config(path, sequence_length=length, packing=packing, cache_directory=directory + "/cache")
         data = prepare(config)
-        batch = data.train.read([ref for step in range(data.train.num_sequences) for ref in data.train.indices(step, 1)])
+        batch = data.train.read(
+            [ref for step in range(data.train.num_sequences) for ref in data.train.indices(step, 1)]
+        )
     tokenizer = Tokenizer.from_file(str(tokenizer_directory / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
     end = tokenizer.token_to_id("<|endoftext|>")
     documents = [[end, *tokenizer.encode(text).ids, end] for text in texts if text]
-    expected = Counter(pair for tokens in documents for pair in zip(tokens, tokens[1:], strict=False))
+    expected = Counter(pair for tokens in documents for pair in pairwise(tokens))
     assert learnt(batch) == expected
     check_layout(batch)
     (sequences,) = data.train.sources
@@ -101,7 +108,9 @@ def test_a_document_that_is_too_long_can_be_an_error(make_config: MakeConfig, wr
         prepare(make_config(path, sequence_length=32, too_long="error"))
 
 
-def test_loss_is_on_completions_only_and_ends_with_the_end_token(make_config: MakeConfig, write_rows: WriteRows) -> None:
+def test_loss_is_on_completions_only_and_ends_with_the_end_token(
+    make_config: MakeConfig, write_rows: WriteRows
+) -> None:
     rows = [{"prompt": f"question {n}?", "completion": f" answer {n}"} for n in range(9)]
     data = prepare(make_config(write_rows(rows), format="prompt-completion"))
     batch = whole(data.train.sources[0])
@@ -118,8 +127,14 @@ def test_loss_can_be_on_prompts_too(make_config: MakeConfig, write_rows: WriteRo
     assert (batch.labels != IGNORED).sum() == (batch.document_ids >= 0).sum() - 1
 
 
-def test_a_prompt_has_the_same_tokens_in_training_and_in_generation(make_config: MakeConfig, write_rows: WriteRows) -> None:
-    row = {"schema": "CREATE TABLE t (a INTEGER)", "question": "What  is\nthe largest a?", "sql": "SELECT max(a) FROM t"}
+def test_a_prompt_has_the_same_tokens_in_training_and_in_generation(
+    make_config: MakeConfig, write_rows: WriteRows
+) -> None:
+    row = {
+        "schema": "CREATE TABLE t (a INTEGER)",
+        "question": "What  is\nthe largest a?",
+        "sql": "SELECT max(a) FROM t",
+    }
     data = prepare(make_config(write_rows([row]), format="text-to-sql", sequence_length=256))
     batch = whole(data.train.sources[0])
     prompt = prompt_tokens(data.tokenizer, render_prompt(row))
@@ -135,9 +150,12 @@ def test_text_that_looks_like_a_special_token_stays_text(make_config: MakeConfig
     batch = whole(data.train.sources[0])
     assert (batch.input_ids[0][batch.document_ids[0] >= 0] == data.tokenizer.eos_token_id).sum() == 2
     assert data.tokenizer.eos_token_id not in prompt_tokens(data.tokenizer, "a <|endoftext|> b")[1:]
+    assert "1 special tokens as text" in data.report.lines()[0]
 
 
-def test_a_batch_from_several_sources_keeps_the_order_of_its_samples(make_config: MakeConfig, write_rows: WriteRows) -> None:
+def test_a_batch_from_several_sources_keeps_the_order_of_its_samples(
+    make_config: MakeConfig, write_rows: WriteRows
+) -> None:
     paths = [write_rows([{"text": f"{name}{n} " * 20} for n in range(20)], f"{name}.jsonl") for name in "ab"]
     data = prepare(make_config(paths))
     refs = data.train.indices(0, 12)
@@ -199,14 +217,12 @@ def test_evaluation_rows_are_a_fixed_choice_and_smaller_limits_are_prefixes(
 
 
 def test_held_out_text_never_reaches_a_trained_tokenizer(make_config: MakeConfig, write_rows: WriteRows) -> None:
-    rows = [{"text": f"common words {n}", "part": "train"} for n in range(200)]
-    rows += [{"text": "zebraquux " * 50, "part": f"p{n}"} for n in range(30)]
-    tokenizer = {"train": "bpe", "vocab_size": 300}
-    held_out = {"fraction": 0.9, "split_by": "part"}
-    data = prepare(make_config(write_rows(rows), tokenizer=tokenizer, held_out=held_out))
-    assert data.held_out["data"].counts["rows"] > 0
-    has_word = "zebraquux" in data.tokenizer.get_vocab() or "Ġzebraquux" in data.tokenizer.get_vocab()
-    assert not has_word or data.report.parts["data"]["rows"] > 200
+    texts = {f"document {n}" for n in range(200)}
+    config = make_config(write_rows([{"text": text} for text in sorted(texts)]), held_out={"fraction": 0.3})
+    held_out = {row["text"] for row in evaluation_rows(config, "data", 1000)}
+    used = set(training_texts(training_sources(config.data), row_format(config.data), split_of(config.data)))
+    assert held_out
+    assert used == texts - held_out
 
 
 def test_built_in_sets_bring_their_held_out_parts(make_config: MakeConfig) -> None:
@@ -230,7 +246,7 @@ def test_a_second_opening_builds_nothing_and_gives_the_same_bits(
     def refuse(*_arguments: Any, **_settings: Any) -> None:
         raise AssertionError("built again")
 
-    monkeypatch.setattr("drillyard.data.prepare.build_cache", refuse)
+    monkeypatch.setattr(sys.modules["drillyard.data.prepare"], "build_cache", refuse)
     for second in (prepare(config), prepare(config, only_open=True)):
         assert second.train.fingerprint == first.train.fingerprint
         assert np.array_equal(whole(second.train.sources[0]).input_ids, whole(first.train.sources[0]).input_ids)
@@ -238,9 +254,15 @@ def test_a_second_opening_builds_nothing_and_gives_the_same_bits(
 
 @pytest.mark.parametrize(
     "change",
-    [{"sequence_length": 48}, {"packing": False}, {"too_long": "drop"}, {"columns": {"text": "other"}}, {"held_out": {"fraction": 0.5}}],
+    [
+        {"sequence_length": 48},
+        {"packing": False},
+        {"too_long": "drop"},
+        {"columns": {"text": "other"}},
+        {"held_out": {"fraction": 0.5}},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_every_setting_that_changes_tokens_changes_the_key(
     change: dict[str, Any], make_config: MakeConfig, write_rows: WriteRows
 ) -> None:

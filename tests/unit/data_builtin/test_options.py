@@ -23,6 +23,7 @@ from drillyard.errors import UserError
         ("text-to-sql", {"held_out": "questions"}, "takes a list"),
         ("text-to-sql", {"held_out": ["question"]}, "did you mean 'questions'"),
         ("text-to-sql", {"held_out": ["questions", "questions"]}, "different parts"),
+        ("text-to-sql", {"made_up": 1.5}, "share from 0 to 1"),
         ("python-stdlib", {"seed": 1}, "takes no options"),
     ],
 )

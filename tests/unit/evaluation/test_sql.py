@@ -108,8 +108,7 @@ def test_a_prediction_that_does_more_than_read_is_invalid_and_changes_nothing(pr
     [
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n",
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT COUNT(*) FROM n",
-        "WITH RECURSIVE n(i) AS (SELECT 'a' UNION ALL SELECT i || i FROM n WHERE length(i) < 9) SELECT 1 FROM n a, n b, n c, "
-        + ", ".join(f"n d{i}" for i in range(10)),
+        "SELECT COUNT(*) FROM " + ", ".join(f"shops s{i}" for i in range(30)),
     ],
 )
 def test_a_query_that_does_not_end_is_stopped(predicted: str) -> None:
@@ -123,16 +122,15 @@ def test_the_step_limit_is_the_same_on_every_machine(monkeypatch: pytest.MonkeyP
     assert len(reasons) == 1 and "steps" in reasons.pop()
 
 
-SQL_WORDS = st.sampled_from(
-    "SELECT FROM WHERE shops name price city * ( ) , ; ' \" ` [ -- /* */ 1 -1 9e999 x'ff' NULL ORDER BY GROUP HAVING LIMIT "
-    "UNION ALL JOIN ON USING WITH RECURSIVE AS VALUES COUNT(*) AVG( CAST LIKE % IN BETWEEN AND OR NOT DELETE PRAGMA ? : @ $a".split()
-)
+SQL_WORDS = """
+SELECT FROM WHERE shops name price city * ( ) , ; ' " ` [ -- /* */ 1 -1 9e999 x'ff' NULL ORDER BY GROUP HAVING LIMIT
+UNION ALL JOIN ON USING WITH RECURSIVE AS VALUES COUNT(*) AVG( CAST LIKE % IN BETWEEN AND OR NOT DELETE PRAGMA ? : @ $a
+"""
+SQL_SOUP = st.lists(st.sampled_from(SQL_WORDS.split()), max_size=25).map(" ".join)
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    st.one_of(st.text(), st.binary().map(lambda b: b.decode("latin-1")), st.lists(SQL_WORDS, max_size=25).map(" ".join))
-)
+@given(st.one_of(st.text(), st.binary().map(lambda raw: raw.decode("latin-1")), SQL_SOUP))
 def test_no_text_raises(predicted: str) -> None:
     referee = Referee(row("SELECT name, price FROM shops"))
     assert isinstance(referee.judge(predicted), Verdict)
@@ -178,7 +176,7 @@ def test_the_built_in_set_is_judged_on_three_databases() -> None:
         constant = "SELECT * FROM (VALUES " + ", ".join(f"({', '.join(map(literal, found))})" for found in values) + ")"
         verdict = referee.judge(constant)
         assert verdict.outcome == "wrong"
-        assert "database 2" in verdict.reason or "database 3" in verdict.reason or "order" in verdict.reason
+        assert not verdict.reason.endswith("on database 1 of 3")
         found_out += 1
         referee.close()
     assert found_out == 60
@@ -215,7 +213,8 @@ def test_accuracy_counts_what_could_be_judged() -> None:
         "CREATE TABLE a (x INT) ENGINE=InnoDB",
         "ATTACH DATABASE '/tmp/never.db' AS b",
         "PRAGMA writable_schema = ON",
-        "CREATE TABLE a (x); INSERT INTO a WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n",
+        "CREATE TABLE a (x); INSERT INTO a "
+        "WITH RECURSIVE n AS (SELECT 1 i UNION ALL SELECT i + 1 FROM n) SELECT i FROM n",
         "not SQL",
     ],
 )

@@ -58,4 +58,5 @@ def test_lower_precision_is_never_slower_and_fp8_is_twice_bf16():
 def test_unverified_peaks_say_so_by_precision():
     b200, h20 = find_accelerator("b200"), find_accelerator("h20")
     assert [b200.peak_is_unverified(p) for p in ("bf16", "fp4")] == [False, True]
-    assert h20.peak_is_unverified("bf16")
+    assert [h20.peak_is_unverified(p) for p in ("bf16", "fp8")] == [False, True]
+    assert find_accelerator("l4").peak_is_unverified("bf16")

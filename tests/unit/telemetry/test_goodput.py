@@ -94,7 +94,12 @@ def test_simulated_runs_are_accounted_for_to_the_microsecond(data, timed):
         run.spend(data.draw(duration), launch)
         if saved:
             run.emit("resume", step=saved)
-        step = saved
+        if data.draw(st.booleans()):
+            run.emit("evaluation_begin", step=saved)
+            run.spend(data.draw(duration), "evaluation")
+            run.emit("evaluation_end", step=saved)
+            run.spend(data.draw(duration), launch)
+        step, cut_save = saved, False
         fails_at = data.draw(st.none() | st.integers(saved + 1, total)) if rounds < 4 else None
         first = True
         while step < total and step + 1 != fails_at:
@@ -113,6 +118,9 @@ def test_simulated_runs_are_accounted_for_to_the_microsecond(data, timed):
             if step % save_every == 0:
                 run.emit("checkpoint_begin", step=step)
                 run.spend(data.draw(duration), "checkpoint")
+                cut_save = step + 1 == fails_at and data.draw(st.booleans())
+                if cut_save:
+                    break
                 run.emit("checkpoint_end", step=step)
                 saved = step
             if step % evaluate_every == 0:
@@ -122,7 +130,8 @@ def test_simulated_runs_are_accounted_for_to_the_microsecond(data, timed):
                 run.emit("evaluation", step=step, results={})
         if fails_at is None:
             break
-        run.spend(data.draw(duration), (("restart" if run.steps else "startup") if first else "recomputation"))
+        if not cut_save:
+            run.spend(data.draw(duration), (("restart" if run.steps else "startup") if first else "recomputation"))
         run.emit("failure", reason="killed")
         if data.draw(st.booleans()):
             run.spend(data.draw(duration), "restart" if run.steps else "startup")

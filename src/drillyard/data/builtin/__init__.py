@@ -20,7 +20,13 @@ Options = dict[str, Any]
 
 _DEFAULTS: dict[str, Options] = {
     # 1,500 steps of 32 packed sequences of 128 tokens are about 1.3 passes over 100,000 examples.
-    "text-to-sql": {"examples": 100_000, "seed": 0, "held_out": list(text_to_sql.TEST_PARTS), "held_out_examples": 200},
+    "text-to-sql": {
+        "examples": 100_000,
+        "seed": 0,
+        "made_up": 0.0,
+        "held_out": list(text_to_sql.TEST_PARTS),
+        "held_out_examples": 200,
+    },
     "python-stdlib": {},
 }
 _MINIMUM = {"examples": 1, "seed": 0, "held_out_examples": 1}
@@ -37,6 +43,8 @@ def validate_options(name: str, options: Options) -> Options:
             raise UserError(f"{where} does not exist; {_nearest(key, tuple(allowed))}.")
         if key in _MINIMUM and (type(value) is not int or value < _MINIMUM[key]):
             raise UserError(f"{where} is {value!r}; it takes a whole number of at least {_MINIMUM[key]}.")
+        if key == "made_up" and not (type(value) in (int, float) and 0 <= value <= 1):
+            raise UserError(f"{where} is {value!r}; it takes a share from 0 to 1 of the training rows.")
         if key == "held_out":
             _check_parts(where, value)
     return allowed | options
@@ -75,7 +83,7 @@ def documents(name: str, options: Options, part: str) -> Iterator[dict[str, Any]
     if name == "python-stdlib":
         return python_stdlib.documents(part)
     count = settings["examples" if part == TRAIN else "held_out_examples"]
-    return text_to_sql.rows(part, count, settings["seed"])
+    return text_to_sql.rows(part, count, settings["seed"], settings["made_up"])
 
 
 def content_key(name: str, options: Options) -> str:
@@ -83,5 +91,5 @@ def content_key(name: str, options: Options) -> str:
     settings = validate_options(name, options)
     if name == "python-stdlib":
         return f"python-stdlib {python_stdlib.content_key()}"
-    kept = " ".join(f"{key}={settings[key]}" for key in ("examples", "seed", "held_out_examples"))
+    kept = " ".join(f"{key}={settings[key]}" for key in ("examples", "seed", "made_up", "held_out_examples"))
     return f"text-to-sql version={text_to_sql.VERSION} {kept}"

@@ -13,7 +13,11 @@ So no part shares an SQL text with another, whatever the seeds and sizes; and si
 A database is a pure function of (domain, fill seed): `fill` gives its rows. `fills` of a row names the shown database
 first, then two further ones on which its SQL gives other results (where it can) for test-suite accuracy.
 
-Cost: about 25,000 training rows a second on one core, in constant memory. Limits: one spelling of SQL per template,
+Fifteen trained domains are few enough to learn by heart: a model then answers about a new table with one that it knows.
+The option `made_up` takes a share of the training rows from 400 domains with invented names, which can only be copied
+from the prompt. The held-out parts do not depend on it.
+
+Cost: about 16,000 training rows a second on one core, in constant memory. Limits: one spelling of SQL per template,
 integers and short texts only, two tables at most.
 """
 
@@ -23,11 +27,20 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
 from random import Random
 from typing import Any, TypeVar
 
-from drillyard.data.builtin.text_to_sql_domains import CATEGORY_VALUES, DOMAINS, LABELS, NUMBER_RANGES, Domain
+from drillyard.data.builtin.text_to_sql_domains import (
+    CATEGORY_VALUES,
+    DOMAINS,
+    EXTRA_CATEGORIES,
+    EXTRA_NUMBERS,
+    LABELS,
+    NUMBER_RANGES,
+    Domain,
+)
 from drillyard.data.builtin.text_to_sql_templates import TEMPLATES, Template
 from drillyard.errors import UserError
 
@@ -42,6 +55,7 @@ _SQL_PERCENT = 4
 _COMBINATION_PERCENT = 6
 _ROWS_PER_FILL = {True: 200, False: 4}
 _FILL_ATTEMPTS = 60
+_MADE_UP_DOMAINS = 400
 _MAX_DRAWS_WITHOUT_A_ROW = 300_000
 
 Item = TypeVar("Item")
@@ -103,10 +117,36 @@ def _number_values(column: str) -> range:
 
 def domain_of(table: str) -> Domain:
     """The domain with this main table. Raises KeyError for a name that is none."""
-    return _DOMAIN_OF[table]
+    return next((domain for domain in DOMAINS if domain.table == table), None) or _made_up_domains()[table]
 
 
-_DOMAIN_OF = {domain.table: domain for domain in DOMAINS}
+@cache
+def _made_up_domains() -> dict[str, Domain]:
+    """Training domains with invented table names: names that a model cannot know it can only copy from the schema."""
+    trained = [domain for domain in DOMAINS if domain.role == "train"]
+    categories = sorted({name for domain in trained for name in domain.categories} | set(EXTRA_CATEGORIES))
+    numbers = sorted({name for domain in trained for name in domain.numbers} | set(EXTRA_NUMBERS))
+    draw, made = Draw("made-up domains"), dict[str, Domain]()
+    while len(made) < _MADE_UP_DOMAINS:
+        events = draw.one(trained)
+        word = _invented_word(draw)
+        made[word + "s"] = Domain(
+            table=word + "s",
+            label=draw.one(("name", "title")),
+            categories=tuple(draw.some(categories, 4)),
+            numbers=tuple(draw.some(numbers, 4)),
+            events=_invented_word(draw) + "s",
+            key=word + "_id",
+            event_category=events.event_category,
+            event_numbers=events.event_numbers,
+            role="train",
+        )
+    return made
+
+
+def _invented_word(draw: Draw) -> str:
+    onset, vowel = "bdfgklmnprstvz", "aeiou"
+    return "".join(draw.one(letters) for letters in (onset, vowel, onset, vowel, "lmnrtk"))
 
 
 def create_tables(domain: Domain) -> str:
@@ -243,16 +283,20 @@ def _domains_of(part: str) -> list[Domain]:
     return [domain for domain in DOMAINS if domain.role == role]
 
 
-def rows(part: str, count: int, seed: int) -> Iterator[dict[str, Any]]:
+def rows(part: str, count: int, seed: int, made_up: float = 0.0) -> Iterator[dict[str, Any]]:
     """`count` rows of a part, in a fixed order; the first rows of a larger count are the rows of a smaller one.
 
     Columns: `schema` (as shown to the model), `question`, `sql`, `domain` (its main table), `template`, `columns`
     (those of the combination), `fills` (seeds: the shown database and two further ones). In a held-out part no SQL
-    occurs twice.
+    occurs twice. `made_up` is the share of training rows about domains with invented names; held-out parts have none.
     """
     draw = Draw("rows", part, seed)
     training = part == "train"
-    databases = [_Database(domain, draw.below(2**31)) for domain in _domains_of(part)]
+    domains = _domains_of(part)
+    named = len(domains)
+    if training and made_up:
+        domains += _made_up_domains().values()
+    databases = [_Database(domain, draw.below(2**31)) for domain in domains]
     uses, seen = [0] * len(databases), set[str]()
     made = without = 0
     while made < count:
@@ -261,7 +305,8 @@ def rows(part: str, count: int, seed: int) -> Iterator[dict[str, Any]]:
             raise UserError(
                 f"builtin:text-to-sql has no more than {made:,} rows in {part}: ask for fewer held_out_examples."
             )
-        number = draw.below(len(databases))
+        invented = len(domains) > named and draw.uniform() < made_up
+        number = named + draw.below(len(domains) - named) if invented else draw.below(named)
         database = databases[number]
         candidate = _candidate(draw, database)
         if (

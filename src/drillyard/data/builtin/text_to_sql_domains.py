@@ -118,6 +118,27 @@ Raven Rosa Sage Sierra Tara Tiger Uma Vera Vista Willow Zeta
 """
 LABELS: tuple[str, ...] = tuple(_LABELS.split())
 
+# Columns of made-up domains only, besides those of the domains above; a category shares the values of another one.
+EXTRA_CATEGORIES: dict[str, str] = {
+    "region": "city",
+    "origin": "country",
+    "keeper": "owner",
+    "kind": "category",
+    "theme": "genre",
+    "dialect": "language",
+    "maker": "brand",
+    "paint": "color",
+    "squad": "team",
+    "sector": "department",
+    "grade": "level",
+    "shape": "size",
+    "fabric": "material",
+}
+_EXTRA_NUMBERS = (
+    "width depth volume wage debt profit votes wins losses goals calls mass heat cost worth doors guests rank"
+)
+EXTRA_NUMBERS: tuple[str, ...] = tuple(_EXTRA_NUMBERS.split())
+
 CATEGORY_VALUES: dict[str, tuple[str, ...]] = {
     name: tuple(values.split())
     for name, values in {
@@ -181,3 +202,5 @@ NUMBER_RANGES: dict[str, tuple[int, int, int]] = {
     "days": (1, 60, 1),
     "points": (1, 99, 1),
 }
+CATEGORY_VALUES |= {name: CATEGORY_VALUES[like] for name, like in EXTRA_CATEGORIES.items()}
+NUMBER_RANGES |= {name: (1, 999, 1) for name in EXTRA_NUMBERS}

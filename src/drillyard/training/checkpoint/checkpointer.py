@@ -133,6 +133,11 @@ class Checkpointer:
             self.wait()
         return self._blocked_since(started)
 
+    def prepare(self, state: dict[str, Any]) -> None:
+        """Allocate the buffers for saving such a state, so that the first save need not: worth a call before step 1."""
+        if self.asynchronous:
+            self._staging.stage(flatten(state)).wait()
+
     def wait(self) -> bool:
         """Wait for the save in flight; True when it (or, with none in flight, nothing) has gone well."""
         if self._in_flight is None:
@@ -175,8 +180,10 @@ class Checkpointer:
             self._failed(save, failure_text(failure.failures), tell=self._is_coordinator)
             return False
         except RuntimeError as failure:
-            self._failed(save, f"lost the other ranks: {failure}", tell=True)
-            return False
+            # A rank that is lost after the manifest was written takes nothing from the checkpoint.
+            if not writer.completed:
+                self._failed(save, f"lost the other ranks: {failure}", tell=True)
+                return False
         finally:
             self._planner.staged = None
         self._step_on_disk = save.step

@@ -91,7 +91,7 @@ def list_directory(checkpoints: Path) -> list[CheckpointInfo]:
     """As `list_checkpoints`, given the `checkpoints` directory itself."""
     try:
         names = os.listdir(checkpoints)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     found = sorted((int(match.group(1)), name) for name in names if (match := _STEP_DIRECTORY.match(name)))
     return [info for _, name in found if (info := inspect(checkpoints / name)) is not None]

@@ -137,12 +137,12 @@ def failure_text(failures: Mapping[int, Any]) -> str:
 
 
 def _find(path: Path) -> CheckpointInfo:
-    """The checkpoint that a user's path means."""
-    if (path / MANIFEST_NAME).is_file() or not path.is_dir():
-        candidates = [info] if (info := inspect(path)) is not None else []
+    """The checkpoint that a user's path means: itself, or the newest complete one below a run directory."""
+    if any((path / name).is_file() for name in (MANIFEST_NAME, METADATA_NAME)):
+        candidates = [info for info in [inspect(path)] if info is not None]
     else:
         inner = path / CHECKPOINTS_NAME
-        candidates = list_directory(inner if inner.is_dir() else path) or [i for i in [inspect(path)] if i is not None]
+        candidates = list_directory(inner if inner.is_dir() else path)
     complete = [info for info in candidates if info.complete]
     if complete:
         return complete[-1]

@@ -163,6 +163,7 @@ class CheckpointWriter(FileSystemWriter):
         self._make_manifest = make_manifest
         self.fs: HashingFileSystem = HashingFileSystem()
         self.manifest: Manifest | None = None
+        self.completed = False
 
     @property
     def directory(self) -> Path:
@@ -208,6 +209,7 @@ class CheckpointWriter(FileSystemWriter):
         self.manifest = self._make_manifest(files)
         sync_directory(self.directory)
         write_manifest(self.directory, self.manifest)
+        self.completed = True
 
 
 class CheckpointReader(FileSystemReader):

@@ -1,0 +1,113 @@
+"""`drillyard eval`: measure a saved model on held-out data."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+class Metric(StrEnum):
+    """What can be measured."""
+
+    loss = "loss"
+    sql_execution = "sql-execution"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("eval")(evaluate)
+
+
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A checkpoint, a final/ directory, or a run directory.")],
+    data: Annotated[
+        str | None, typer.Option(help="A run.yaml, or a source of held-out documents; default: the run's own.")
+    ] = None,
+    format_: Annotated[str | None, typer.Option("--format", help="Format of the source's rows.")] = None,
+    metric: Annotated[list[Metric] | None, typer.Option(help="What to measure; may be repeated.")] = None,
+    part: Annotated[list[str] | None, typer.Option(help="Held-out part to measure; may be repeated.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Questions per part for generated answers.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(min=8, help="Tokens per sequence for the loss.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Where predictions go; default: evaluations/ in the run.")] = None,
+    nproc_per_node: Annotated[int, typer.Option(min=1, help="Ranks on this host.", metavar="N")] = 1,
+) -> None:
+    """Measure MODEL: loss, perplexity, bits per byte, or the share of questions whose SQL gives the right rows.
+
+    Prints a table and writes every prediction to a file.
+    """
+    from drillyard.errors import UserError
+
+    if nproc_per_node > 1 and "RANK" not in os.environ:
+        raise typer.Exit(_on_many_ranks(nproc_per_node, model, output))
+    from drillyard.training.evaluate import Request, evaluate_saved
+
+    try:
+        folder = output or _default_output(model)
+    except OSError as error:
+        raise UserError(f"{model}: {error.strerror}") from None
+    request = Request(
+        model=model,
+        output=folder,
+        data=data,
+        format=format_,
+        metrics=tuple(m.value for m in metric or ()),
+        parts=tuple(part or ()),
+        samples=samples,
+        sequence_length=sequence_length,
+    )
+    results = evaluate_saved(request)
+    if results is not None:
+        _print_table(results)
+        if "sql-execution" in request.metrics or any("sql_execution" in result for result in results.values()):
+            typer.echo(f"predictions: {folder / model.name}")
+
+
+def _default_output(model: Path) -> Path:
+    for directory in (model, model.parent, model.parent.parent):
+        if (directory / "run.yaml").is_file():
+            return directory / "evaluations"
+    return Path("evaluations")
+
+
+def _on_many_ranks(num_ranks: int, model: Path, output: Path | None) -> int:
+    from rich.console import Console
+
+    from drillyard.supervise import supervise
+
+    folder = output or _default_output(model)
+    return supervise(
+        [sys.executable, "-m", "drillyard", *sys.argv[1:]],
+        num_ranks=num_ranks,
+        run_directory=folder / f"{model.name}-ranks",
+        max_restarts=0,
+        environment={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_ranks))},
+        on_event=lambda name, **fields: None,
+        console=Console(),
+        total_steps=None,
+    )
+
+
+def _print_table(results: dict[str, dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    columns: list[str] = []
+    for result in results.values():
+        columns += [key for key, value in result.items() if value is not None and key not in columns]
+    table = Table("held-out part", *columns)
+    for name, result in results.items():
+        table.add_row(name, *(_cell(key, result.get(key)) for key in columns))
+    Console().print(table)
+
+
+def _cell(key: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if key == "sql_execution":
+        return f"{value:.1%}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"

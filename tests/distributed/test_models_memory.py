@@ -1,0 +1,108 @@
+"""A model of 1 GB on four ranks: no rank ever holds much more than its shard, in initialisation, load and export.
+
+Load and export are bounded with the process's own imports (about 0.4 GB with a CUDA build of torch) counted in.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import torch
+from tests.distributed.ranks import run_ranks
+from torch.distributed.fsdp import fully_shard
+
+from drillyard.config.run import ModelConfig
+from drillyard.models import blocks, build_model, export, init_random, load_pretrained
+
+GIGABYTE = 1e9
+ALLOWANCE_BYTES = 0.3 * GIGABYTE
+WORLD_SIZE = 4
+# 250 million parameters: 1.0 GB in fp32.
+CONFIG = {
+    "architecture": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 24_000,
+}
+
+
+def private_bytes() -> int:
+    """RssAnon of this process: resident memory that no file backs."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no RssAnon in /proc/self/status")
+
+
+class PrivatePeak:
+    """The largest private memory of this process while the context is open, sampled every two milliseconds."""
+
+    def __enter__(self) -> PrivatePeak:
+        self.peak = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+        self._thread.start()
+        return self
+
+    def _sample(self) -> None:
+        while not self._stop.is_set():
+            self.peak = max(self.peak, private_bytes())
+            time.sleep(0.002)
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def sharded_empty() -> torch.nn.Module:
+    model = build_model(
+        ModelConfig(config=CONFIG, init="random"),
+        vocab_size=None,
+        dtype=torch.float32,
+        attention="sdpa",
+        sequence_length=128,
+    )
+    for block in blocks(model):
+        fully_shard(block)
+    fully_shard(model)
+    return model.to_empty(device="cpu")
+
+
+def peaks(folder: str) -> dict[str, float]:
+    """Peak private bytes of this rank, imports included, in each phase."""
+    found: dict[str, float] = {"imports": private_bytes()}
+    model = sharded_empty()
+    found["shard"] = sum(parameter.to_local().nbytes for parameter in model.parameters())
+    with PrivatePeak() as sampled:
+        init_random(model, seed=0)
+    found["init"] = sampled.peak
+    found["after init"] = private_bytes()
+    with PrivatePeak() as sampled:
+        export(model, folder)
+    found["export"] = sampled.peak
+    checksum = [float(parameter.detach().to_local().sum()) for parameter in model.parameters()]
+    del model
+    model = sharded_empty()
+    with PrivatePeak() as sampled:
+        load_pretrained(model, folder)
+    found["load"] = sampled.peak
+    assert checksum == [float(parameter.detach().to_local().sum()) for parameter in model.parameters()]
+    return found
+
+
+def test_private_memory_of_each_rank_is_bounded_by_its_shard_one_file_and_the_allowance(tmp_path: Path) -> None:
+    results = run_ranks(peaks, WORLD_SIZE, str(tmp_path / "model"))
+    files = [path.stat().st_size for path in (tmp_path / "model").glob("*.safetensors")]
+    assert sum(files) > GIGABYTE
+    assert len(files) >= WORLD_SIZE
+    for found in results:
+        print({name: f"{value / GIGABYTE:.3f} GB" for name, value in found.items()})
+        assert found["shard"] < 1.01 * sum(files) / WORLD_SIZE
+        for phase in ("export", "load"):
+            assert found[phase] < found["shard"] + max(files) + ALLOWANCE_BYTES, (phase, found)
+        assert found["init"] - found["imports"] < found["shard"] + ALLOWANCE_BYTES, found

@@ -1,0 +1,225 @@
+"""The Checkpointer in one process: earlier formats, keeping, saving once, what a state may hold, errors of the disk."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drillyard.errors import UserError
+from drillyard.training.checkpoint import Checkpointer, list_checkpoints, load_checkpoint, storage, verify
+from drillyard.training.checkpoint import checkpointer as checkpointer_module
+from drillyard.training.checkpoint.planning import flatten, unflatten_into
+
+FORMATS = Path(__file__).parent
+
+
+def make(run: Path, **settings: Any) -> tuple[Checkpointer, list[tuple[str, Any]]]:
+    events: list[tuple[str, Any]] = []
+    defaults: dict[str, Any] = {"keep": 2, "keep_best": True, "asynchronous": True, "identity": {"name": "a"}}
+    checkpointer = Checkpointer(
+        run / "checkpoints",
+        **{**defaults, **settings},
+        on_event=lambda name, **fields: events.append((name, fields["step"])),
+    )
+    return checkpointer, events
+
+
+def steps(run: Path) -> list[int]:
+    return [info.step for info in list_checkpoints(run) if info.complete]
+
+
+@pytest.mark.parametrize("version", [1])
+def test_a_checkpoint_of_every_earlier_format_is_loaded(version: int) -> None:
+    state: dict[str, Any] = {
+        "model": {"w": torch.zeros(5, 3)},
+        "optimizer": {"step": torch.tensor(0.0)},
+        "note": None,
+        "random.00001": torch.zeros(4, dtype=torch.uint8),
+    }
+    loaded = load_checkpoint(FORMATS / f"format-{version}", state)
+    assert loaded.info.manifest is not None and loaded.info.manifest.format_version == version
+    assert loaded.metadata["held_out_loss"] == 1.25 and loaded.metadata["world_size"] == 2 and loaded.step == 10
+    assert torch.equal(state["model"]["w"], torch.arange(15.0).reshape(5, 3))
+    assert state["optimizer"]["step"] == 10 and state["note"] == "ten"
+    assert state["random.00001"].tolist() == [1, 2, 3, 4]
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    checkpointer, events = make(tmp_path)
+    for step, loss in [(1, 3.0), (2, 1.0), (3, 2.0), (4, float("nan")), (5, 2.0)]:
+        checkpointer.save(step, {"w": torch.zeros(2)}, metadata={"held_out_loss": loss})
+    checkpointer.close()
+    assert steps(tmp_path) == [2, 4, 5]
+    assert [step for name, step in events if name == "checkpoint_removed"] == [1, 3]
+
+
+def test_a_step_on_disk_is_not_saved_again(tmp_path: Path) -> None:
+    checkpointer, events = make(tmp_path, keep=1)
+    checkpointer.save(7, {"w": torch.zeros(2)}, metadata={})
+    checkpointer.save(7, {"w": torch.ones(2)}, metadata={}, wait=True)
+    checkpointer.close()
+    again, events_again = make(tmp_path, keep=1)
+    state = {"w": torch.ones(2)}
+    again.load(state)
+    again.save(7, state, metadata={}, wait=True)
+    again.close()
+    assert state["w"].tolist() == [0, 0] and events == [("checkpoint", 7)] and events_again == []
+
+
+def test_what_interrupted_rounds_left_is_removed_at_the_first_save_and_damaged_ones_stay(tmp_path: Path) -> None:
+    checkpointer, _ = make(tmp_path, keep=5)
+    for step in (1, 2, 3):
+        checkpointer.save(step, {"w": torch.zeros(2)}, metadata={})
+    checkpointer.close()
+    one, two, _ = (info.path for info in list_checkpoints(tmp_path))
+    (one / "manifest.json").unlink()
+    (two / ".metadata").unlink()
+    checkpointer, events = make(tmp_path, keep=5)
+    assert len(list_checkpoints(tmp_path)) == 3  # a start alone deletes nothing
+    checkpointer.save(4, {"w": torch.zeros(2)}, metadata={})
+    checkpointer.close()
+    assert events == [("checkpoint_removed", 1), ("checkpoint", 4)]
+    assert [(i.step, i.status) for i in list_checkpoints(tmp_path)] == [
+        (2, "damaged"),
+        (3, "complete"),
+        (4, "complete"),
+    ]
+
+
+def test_views_strides_dtypes_scalars_and_objects_come_back(tmp_path: Path) -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    state = {
+        "view": base[1:3, ::2],
+        "transposed": base.t(),
+        "bf16": base.to(torch.bfloat16),
+        "scalar": torch.tensor(3),
+        "empty": torch.zeros(0, 3),
+        "parameter": torch.nn.Parameter(base.clone()),
+        "nested": {"list": [1, {"a": 2}], "none": None, "dict": {}},
+    }
+    for asynchronous in (True, False):
+        run = tmp_path / str(asynchronous)
+        checkpointer, _ = make(run, asynchronous=asynchronous)
+        checkpointer.save(1, state, metadata={})
+        target = {k: torch.zeros_like(v) if isinstance(v, torch.Tensor) else v for k, v in state.items()}
+        target["nested"] = {"list": None, "none": 1, "dict": None}
+        assert checkpointer.load(target) is not None
+        checkpointer.close()
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(target[key], value) and target[key].dtype == value.dtype, key
+        assert target["nested"] == state["nested"]
+
+
+def test_names_that_collide_are_refused_and_flattening_is_undone() -> None:
+    with pytest.raises(ValueError, match=r"a\.b"):
+        flatten({"a": {"b": 1}, "a.b": 2})
+    state: dict[str, Any] = {"a": {"b": 1, "c": {}}, "d": [1]}
+    flat = flatten(state)
+    assert flat == {"a.b": 1, "a.c": {}, "d": [1]}
+    unflatten_into(state, {"a.b": 5, "a.c": {"x": 1}, "d": None})
+    assert state == {"a": {"b": 5, "c": {"x": 1}}, "d": None}
+
+
+class FailingFile(storage.io.FileIO):
+    """A file on a disk that has room for so many bytes, or that cannot be closed."""
+
+    room = 0
+    fails_at_close = False
+
+    def write(self, data: Any) -> int:
+        part = memoryview(data)[: FailingFile.room]
+        if not part:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        FailingFile.room -= len(part)
+        return super().write(part)
+
+    def close(self) -> None:
+        failing = not self.closed and self.writable() and FailingFile.fails_at_close
+        super().close()
+        if failing:
+            raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_write_that_fails_at_any_byte_or_at_closing_fails_the_save_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"w": torch.arange(600_000.0), "note": "x" * 1000}
+    checkpointer, events = make(tmp_path)
+    checkpointer.save(1, state, metadata={}, wait=True)
+    size = list_checkpoints(tmp_path)[0].bytes
+    monkeypatch.setattr(storage.io, "FileIO", FailingFile)
+    rooms = [0, 1, 1000, 1_500_000, size - 2500, size - 1500]
+    for step, room in enumerate(rooms, start=2):
+        FailingFile.room = room
+        checkpointer.save(step, state, metadata={}, wait=True)
+    FailingFile.room, FailingFile.fails_at_close = 10**9, True
+    checkpointer.save(20, state, metadata={}, wait=True)
+    FailingFile.fails_at_close = False
+    checkpointer.save(30, state, metadata={}, wait=True)
+    checkpointer.close()
+    failed = [step for name, step in events if name == "checkpoint_failed"]
+    assert failed == [*range(2, 2 + len(rooms)), 20] and checkpointer.saves_failed == len(failed)
+    assert [(i.step, i.status) for i in list_checkpoints(tmp_path)] == [(1, "complete"), (30, "complete")]
+    assert all(v.verdict == "ok" for info in list_checkpoints(tmp_path) for v in verify(info))
+
+
+@pytest.mark.parametrize("before_the_manifest", [True, False])
+def test_ranks_lost_before_the_manifest_cost_the_save_and_after_it_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before_the_manifest: bool
+) -> None:
+    save = checkpointer_module.save_state_dict
+
+    def lose_the_others(*args: Any, **settings: Any) -> None:
+        if not before_the_manifest:
+            save(*args, **settings)
+        raise RuntimeError("Connection closed by peer")
+
+    checkpointer, events = make(tmp_path)
+    checkpointer.save(1, {"w": torch.zeros(2)}, metadata={}, wait=True)
+    monkeypatch.setattr(checkpointer_module, "save_state_dict", lose_the_others)
+    checkpointer.save(2, {"w": torch.zeros(2)}, metadata={})
+    checkpointer.close()
+    assert steps(tmp_path) == ([1] if before_the_manifest else [1, 2])
+    assert events[-1] == ("checkpoint_failed" if before_the_manifest else "checkpoint", 2)
+
+
+def test_every_byte_flipped_in_a_shard_and_every_truncation_is_noticed(tmp_path: Path) -> None:
+    shutil.copytree(FORMATS / "format-1", tmp_path / "run")
+    (info,) = list_checkpoints(tmp_path / "run")
+    for name in ("__1_0.distcp", ".metadata"):
+        good = (info.path / name).read_bytes()
+        for position in range(0, len(good), 1 if len(good) < 3000 else 3):
+            (info.path / name).write_bytes(good[:position] + bytes([good[position] ^ 0x01]) + good[position + 1 :])
+            assert [v.name for v in verify(info) if not v.harmless] == [name]
+            (info.path / name).write_bytes(good[:position])
+            assert [i.status for i in list_checkpoints(tmp_path / "run")] == ["damaged"]
+        (info.path / name).write_bytes(good)
+    assert all(v.verdict == "ok" for v in verify(info))
+
+
+def test_a_path_that_holds_no_checkpoint_says_so_and_what_to_name(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(UserError, match=r"there is no checkpoint; name a directory such as"):
+            load_checkpoint(path, {})
+    (tmp_path / "not-a-directory").write_text("")
+    with pytest.raises(UserError, match="there is no checkpoint"):
+        load_checkpoint(tmp_path / "not-a-directory", {})
+    (tmp_path / "checkpoints" / "step-00000010").mkdir(parents=True)
+    with pytest.raises(UserError, match="not a complete checkpoint: it has no manifest"):
+        load_checkpoint(tmp_path, {})
+
+
+def test_accept_can_refuse_before_the_state_is_touched(tmp_path: Path) -> None:
+    def refuse(metadata: dict[str, Any]) -> None:
+        raise UserError(f"not from step {metadata['step']} of {metadata['world_size']} rank")
+
+    state = {"model": {"w": torch.zeros(5, 3)}}
+    with pytest.raises(UserError, match="not from step 10 of 2 rank"):
+        load_checkpoint(FORMATS / "format-1", state, accept=refuse)
+    assert not state["model"]["w"].any()

@@ -1,0 +1,199 @@
+"""The tokenised cache is whole or made again, and two builders never disturb each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from drillyard.config.run import RunConfig
+from drillyard.data import cache, prepare
+from drillyard.data.cache import DamagedCache, open_cache, remove_leftovers
+from drillyard.data.sequences import FILES
+from drillyard.errors import UserError
+
+MakeConfig = Callable[..., RunConfig]
+WriteRows = Callable[..., Path]
+
+
+@pytest.fixture
+def config(make_config: MakeConfig, write_rows: WriteRows) -> RunConfig:
+    return make_config(write_rows([{"text": f"text number {n}"} for n in range(30)]), held_out={"fraction": 0.3})
+
+
+def cache_directory(config: RunConfig) -> Path:
+    assert config.data.cache_directory is not None
+    (directory,) = (Path(config.data.cache_directory) / "tokenized").iterdir()
+    return directory
+
+
+def test_a_whole_cache_opens(config: RunConfig) -> None:
+    prepare(config)
+    manifest = open_cache(cache_directory(config), verify=True)
+    assert set(manifest["parts"]) == {"train", "held_out"}
+
+
+def test_a_cut_or_a_flipped_bit_is_noticed_wherever_it_is(config: RunConfig) -> None:
+    prepare(config)
+    directory = cache_directory(config)
+    names = {"manifest.json", *(f"{part}.{name}" for part in ("train", "held_out") for name in FILES)}
+    assert {path.name for path in directory.iterdir()} == names
+    for name in sorted(names):
+        path = directory / name
+        content = path.read_bytes()
+        step = max(1, len(content) // 40)
+        for place in range(0, len(content), step):
+            path.write_bytes(content[:place])
+            with pytest.raises(DamagedCache):
+                open_cache(directory, verify=True)
+            changed = bytearray(content)
+            changed[place] ^= 0x10
+            path.write_bytes(changed)
+            with pytest.raises(DamagedCache):
+                open_cache(directory, verify=True)
+        path.write_bytes(content)
+    open_cache(directory, verify=True)
+
+
+def test_a_missing_file_is_noticed(config: RunConfig) -> None:
+    prepare(config)
+    directory = cache_directory(config)
+    for path in sorted(directory.iterdir()):
+        content = path.read_bytes()
+        path.unlink()
+        with pytest.raises(DamagedCache):
+            open_cache(directory, verify=False)
+        path.write_bytes(content)
+
+
+def test_a_damaged_cache_is_told_and_made_again(config: RunConfig) -> None:
+    before = prepare(config)
+    tokens = cache_directory(config) / "train.tokens"
+    good = tokens.read_bytes()
+    tokens.write_bytes(b"\0" * len(good))
+    after = prepare(config)
+    assert tokens.read_bytes() == good
+    assert after.train.fingerprint == before.train.fingerprint
+    (note,) = after.report.notes
+    assert "damaged (the checksum of train.tokens does not fit); it is made again" in note
+
+
+def test_a_rank_that_only_opens_never_builds(config: RunConfig) -> None:
+    with pytest.raises(UserError, match="on a disk that all hosts share"):
+        prepare(config, only_open=True)
+    prepare(config)
+    (cache_directory(config) / "train.tokens").write_bytes(b"")
+    with pytest.raises(UserError, match="damaged"):
+        prepare(config, only_open=True)
+
+
+def test_the_second_of_two_builders_takes_the_first_one_s_cache(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first builder finishes while the second has all but renamed."""
+    write_manifest = cache._write_manifest
+    first_done: list[int] = []
+
+    def overtaken(directory: Path, manifest: dict[str, object]) -> None:
+        write_manifest(directory, manifest)
+        if not first_done:
+            first_done.append(1)
+            prepare(config)
+
+    monkeypatch.setattr(cache, "_write_manifest", overtaken)
+    second = prepare(config)
+    assert any("another run made the same cache" in note for note in second.report.notes)
+    open_cache(cache_directory(config), verify=True)
+
+
+def test_a_builder_replaces_a_damaged_cache_that_stands_in_its_way(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_manifest = cache._write_manifest
+
+    def obstructed(directory: Path, manifest: dict[str, object]) -> None:
+        write_manifest(directory, manifest)
+        final = directory.with_name(directory.name.split(".")[0])
+        shutil.copytree(directory, final)
+        (final / "train.tokens").write_bytes(b"half")
+
+    monkeypatch.setattr(cache, "_write_manifest", obstructed)
+    prepare(config)
+    open_cache(cache_directory(config), verify=True)
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """No file may grow beyond 2 KiB: writing more fails like a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.usefixtures("small_disk")
+def test_a_full_disk_is_an_error_and_leaves_nothing_half_made(make_config: MakeConfig, tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"{number} " * 400)
+    config = make_config(tmp_path / "texts")
+    with pytest.raises(UserError, match="no room left for the tokenised cache"):
+        prepare(config)
+    assert config.data.cache_directory is not None
+    assert list((Path(config.data.cache_directory) / "tokenized").iterdir()) == []
+
+
+def test_an_interrupted_build_leaves_nothing(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cache, "_write_manifest", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config)
+    assert config.data.cache_directory is not None
+    assert list((Path(config.data.cache_directory) / "tokenized").iterdir()) == []
+
+
+def test_only_what_surely_dead_or_old_builders_left_is_removed(tmp_path: Path) -> None:
+    place, pid, started, _ = cache._builder_identity().rsplit("-", 3)
+    living = tmp_path / f"a.building-{place}-{pid}-{started}-1"
+    dead = tmp_path / f"b.building-{place}-{pid}-{int(started) - 1}-2"
+    elsewhere = tmp_path / f"c.building-otherboot-{pid}-1-3"
+    old = tmp_path / f"d.building-otherboot-{pid}-1-4"
+    doomed = tmp_path / f"e.building-{place}-{pid}-{int(started) - 1}-5-removed"
+    for path in (living, dead, elsewhere, old, doomed):
+        path.mkdir()
+        (path / "train.tokens").write_bytes(b"x")
+    long_ago = time.time() - 2 * cache.STALE_SECONDS
+    for path in (old / "train.tokens", old):
+        os.utime(path, (long_ago, long_ago))
+    remove_leftovers(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([living, elsewhere])
+
+
+def test_a_manifest_of_another_format_version_is_not_read(config: RunConfig) -> None:
+    prepare(config)
+    path = cache_directory(config) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest.pop("checksum")
+    manifest["format_version"] += 1
+    path.write_text(json.dumps({**manifest, "checksum": cache._checksum(manifest)}))
+    with pytest.raises(DamagedCache):
+        open_cache(cache_directory(config), verify=False)
+
+
+def test_reading_goes_through_shared_read_only_maps(config: RunConfig) -> None:
+    (sequences,) = prepare(config).train.sources
+    with pytest.raises(ValueError, match="read-only"):
+        sequences.valid_tokens[0] = 1
+    assert sequences.valid_tokens.dtype == np.int32

@@ -1,0 +1,230 @@
+"""Every kind of source gives the same rows, and every broken one an error that names the place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drillyard.config.run import RunConfig, SourceConfig
+from drillyard.data import evaluation_rows, prepare, readers, sources
+from drillyard.data.sources import file_hash, resolve_source, resolve_sources
+from drillyard.errors import UserError
+
+MakeConfig = Callable[..., RunConfig]
+
+ROWS = [{"text": f'row {n}, "quoted", naïve ✓\nsecond line', "other": str(n)} for n in range(40)]
+
+
+def read(path: Path | str, **settings: Any) -> list[dict[str, Any]]:
+    source = resolve_source(SourceConfig(path=str(path), **settings))
+    return [row for batch in source.batches() for _, row in batch.rows()]
+
+
+def failure(path: Path | str, **settings: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        read(path, **settings)
+    message = str(caught.value)
+    assert message.count("\n") <= 1
+    return message
+
+
+def json_lines() -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
+
+
+def csv_text() -> bytes:
+    quoted = [[value.replace('"', '""') for value in row.values()] for row in ROWS]
+    return ("text,other\n" + "".join(f'"{text}",{other}\n' for text, other in quoted)).encode()
+
+
+@pytest.mark.parametrize("small_batches", [False, True])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.csv", "a.csv.gz", "a.csv.zst"])
+def test_text_formats_give_the_same_rows_compressed_or_not(
+    name: str, small_batches: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if small_batches:
+        monkeypatch.setattr(readers, "BATCH_BYTES", 37)
+    content = csv_text() if ".csv" in name else json_lines()
+    pack = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}.get(Path(name).suffix, bytes)
+    (tmp_path / name).write_bytes(pack(content))
+    assert read(tmp_path / name) == ROWS
+
+
+@pytest.mark.parametrize("row_group_size", [7, 1000])
+def test_parquet_gives_the_same_rows_whatever_its_row_groups(row_group_size: int, tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet", row_group_size=row_group_size)
+    assert read(tmp_path / "a.parquet") == ROWS
+
+
+def test_plain_text_is_one_document_per_file(tmp_path: Path) -> None:
+    (tmp_path / "b.md").write_text("\ufeffsecond\n")
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"first\r\n"))
+    assert [row["text"] for row in read(tmp_path)] == ["first\r\n", "second\n"]
+
+
+def test_a_directory_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
+    for name in ("b/1.txt", "a.txt", "c.jsonl", "b/0.txt", ".hidden/x.txt", ".y.txt", "b/image.png"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text('{"text": "c"}\n' if name.endswith("jsonl") else name)
+    assert [row["text"] for row in read(tmp_path)] == ["a.txt", "b/0.txt", "b/1.txt", "c"]
+
+
+def test_saved_data_sets_are_read_split_by_split(tmp_path: Path) -> None:
+    dataset = datasets.Dataset.from_list(ROWS)
+    dataset.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": dataset, "test": dataset.select(range(3))}).save_to_disk(tmp_path / "two")
+    assert read(tmp_path / "one") == ROWS
+    assert read(tmp_path / "two") == ROWS
+    assert read(tmp_path / "two", split="test") == ROWS[:3]
+    assert "no split 'dev'; it has train, test" in failure(tmp_path / "two", split="dev")
+
+
+def test_hub_data_sets_are_read_streamed_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = datasets.Dataset.from_list(ROWS)
+
+    def load_dataset(path: str, split: str, streaming: bool, **options: Any) -> Any:
+        assert (path, split, options) == ("org/name", "train", {"revision": "abc"})
+        return dataset.to_iterable_dataset() if streaming else dataset
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert read("org/name", options={"revision": "abc"}) == ROWS
+    assert read("org/name", options={"revision": "abc", "streaming": True}) == ROWS
+    assert "unknown option 'speed'" in failure("org/name", options={"speed": 1})
+
+
+def test_a_hub_data_set_that_cannot_be_had_is_an_error() -> None:
+    message = failure("no-such-organisation/no-such-set")
+    assert "is no file or directory here, and cannot be loaded as a Hugging Face data set" in message
+
+
+def test_windows_line_ends_and_blank_lines_are_fine(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n\r\n  \n{"text": "b"}')
+    assert read(tmp_path / "a.jsonl") == [{"text": "a"}, {"text": "b"}]
+
+
+def test_a_missing_file_is_told_with_the_nearest_name(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("{}")
+    assert "no such file or directory. Did you mean" in failure(tmp_path / "trian.jsonl")
+    assert "train.jsonl?" in failure(tmp_path / "trian.jsonl")
+    assert "nowhere does not exist either" in failure(tmp_path / "nowhere" / "train.jsonl")
+
+
+@pytest.mark.parametrize("small_batches", [False, True])
+def test_a_broken_json_line_is_told_with_line_and_column(
+    small_batches: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if small_batches:
+        monkeypatch.setattr(readers, "BATCH_BYTES", 10)
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"text": "b" "c"}\n')
+    assert f"{tmp_path}/a.jsonl, line 3, column 14: not valid JSON" in failure(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("line", ["[1, 2]", '"text"', "3"])
+def test_a_line_that_is_no_object_is_told(line: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' + line + "\n")
+    assert "line 2: a JSON object is expected" in failure(tmp_path / "a.jsonl")
+
+
+@settings(max_examples=30, deadline=None)
+@given(before=st.lists(st.sampled_from(["x", "ä", "longer line"]), max_size=6), block=st.integers(5, 60))
+def test_text_that_is_not_utf8_is_told_with_line_and_byte(
+    before: list[str], block: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in before).encode() + b'{"text": "'
+    path = tmp_path_factory.mktemp("utf8") / "a.jsonl"
+    path.write_bytes(lines + b'\xe9"}\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "BATCH_BYTES", block)
+        message = failure(path)
+    assert f"line {len(before) + 1}, byte {len(lines)}: 0xe9 is not UTF-8 text" in message
+
+
+def test_plain_text_and_csv_that_are_not_utf8_are_told_too(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"good\nbad \xff\n")
+    assert "a.txt, line 2, byte 9: 0xff" in failure(tmp_path / "a.txt")
+    (tmp_path / "a.csv").write_bytes(b"text\nbad \xff\n")
+    assert "a.csv, line 2, byte 9: 0xff" in failure(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize(("content", "told"), [
+    ("a,b\n1,2\n3\n", "line 3: 1 values, but the header has 2 columns"),
+    ('a,b\n1,"x" y\n', "line 2: not valid CSV"),
+    ("a,a\n1,2\n", "line 1: a column name occurs twice"),
+])  # fmt: skip
+def test_a_broken_csv_is_told_with_its_line(content: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(content)
+    assert told in failure(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.txt.gz", "a.parquet"])
+def test_a_damaged_archive_is_told(name: str, tmp_path: Path) -> None:
+    pack = gzip.compress if name.endswith("gz") else zstandard.ZstdCompressor().compress
+    (tmp_path / name).write_bytes(pack(json_lines() * 50)[:-20])
+    message = failure(tmp_path / name)
+    assert name in message
+    assert re.search("damaged or cut short|not a readable Parquet file", message)
+
+
+def test_unknown_kinds_and_empty_directories_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"x")
+    assert "unknown kind of file" in failure(tmp_path / "a.bin")
+    assert "no readable file in this directory" in failure(tmp_path)
+
+
+def test_sources_need_distinct_names(tmp_path: Path) -> None:
+    for directory in ("a", "b"):
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / "x.jsonl").write_text("{}")
+    paths: list[str | SourceConfig] = [str(tmp_path / "a" / "x.jsonl"), str(tmp_path / "b" / "x.jsonl")]
+    with pytest.raises(UserError, match="two sources are named 'x'"):
+        resolve_sources(paths)
+    named = resolve_sources([SourceConfig(path=str(paths[0]), name="y", weight=2.0), paths[1]])
+    assert [(source.name, source.weight) for source in named] == [("y", 2.0), ("x", 1.0)]
+
+
+def test_a_file_that_changed_is_hashed_again_and_an_old_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("one")
+    first = file_hash(path, tmp_path)
+    path.write_text("two")
+    assert file_hash(path, tmp_path) != first
+    hour_later = sources.time.time_ns() + 3600 * 10**9
+    monkeypatch.setattr(sources.time, "time_ns", lambda: hour_later)
+    known = file_hash(path, tmp_path)
+    monkeypatch.setattr(sources, "hash_bytes_of", lambda _: "hashed again")
+    assert file_hash(path, tmp_path) == known
+    path.write_text("six")
+    assert file_hash(path, tmp_path) == "hashed again"
+
+
+def test_an_empty_data_set_is_told(make_config: MakeConfig, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n\n")
+    with pytest.raises(UserError, match="a: the training data set is empty"):
+        prepare(make_config(tmp_path / "a.jsonl"))
+    (tmp_path / "b.jsonl").write_text('{"text": ""}\n')
+    with pytest.raises(UserError, match=r"no training document is left .*1 empty"):
+        prepare(make_config(tmp_path / "b.jsonl"))
+
+
+def test_a_held_out_share_without_documents_is_told(make_config: MakeConfig, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    config = make_config(tmp_path / "a.jsonl", held_out={"fraction": 1e-9})
+    with pytest.raises(UserError, match="held-out data set is empty"):
+        prepare(config)
+    with pytest.raises(UserError, match="has no rows"):
+        evaluation_rows(config, "a", 3)

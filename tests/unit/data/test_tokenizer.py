@@ -1,0 +1,110 @@
+"""Tokenizers: trained ones are exact, deterministic and load anywhere; missing ones are told."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from drillyard.config.run import RunConfig
+from drillyard.data import load_tokenizer, prepare
+from drillyard.data.tokenizer import _as_pretrained, _train, open_tokenizer
+from drillyard.errors import UserError
+
+MakeConfig = Callable[..., RunConfig]
+WriteRows = Callable[..., Path]
+
+TEXTS = [f"SELECT a{n} FROM t{n % 5}  WHERE b > {n};\n\n    indented , spaced ." for n in range(50)]
+
+
+@cache
+def trained() -> PreTrainedTokenizerFast:
+    return _as_pretrained(_train(300, iter(TEXTS)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_decoding_gives_back_every_text(text: str) -> None:
+    assert trained().decode(trained().encode(text, add_special_tokens=False)) == text
+
+
+def test_training_is_deterministic() -> None:
+    assert _train(330, iter(TEXTS)).to_str() == _train(330, iter(TEXTS)).to_str()
+
+
+@pytest.mark.parametrize("model_type", [None, "llama", "qwen3", "gpt2", "olmo2", "mixtral"])
+def test_a_saved_tokenizer_loads_in_plain_transformers_to_the_same_ids(
+    model_type: str | None, make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path
+) -> None:
+    path = write_rows([{"text": text} for text in TEXTS])
+    tokenizer = prepare(make_config(path, tokenizer={"train": "bpe", "vocab_size": 310})).tokenizer
+    tokenizer.save_pretrained(str(tmp_path / "final"))
+    if model_type is not None:
+        (tmp_path / "final" / "config.json").write_text(json.dumps({"model_type": model_type}))
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "final")
+    for text in ("  leading", "don 't , stop .", "<|endoftext|>x", "naïve ✓\n\n  y"):
+        assert loaded(text).input_ids == tokenizer(text).input_ids
+        assert loaded.decode(loaded(text).input_ids) == text
+    assert len(loaded) == 310
+    assert (loaded.eos_token, loaded.bos_token, loaded.pad_token) == ("<|endoftext|>", "<|endoftext|>", "<|pad|>")
+
+
+def test_a_trained_tokenizer_is_kept_and_belongs_to_its_documents(
+    make_config: MakeConfig, write_rows: WriteRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = {"train": "bpe", "vocab_size": 310}
+    config = make_config(write_rows([{"text": text} for text in TEXTS]), tokenizer=wanted)
+    first = load_tokenizer(config).get_vocab()
+    other = make_config(write_rows([{"text": "different words"}] * 20, "other.jsonl"), tokenizer=wanted)
+    assert load_tokenizer(other).get_vocab() != first
+    monkeypatch.setattr("drillyard.data.tokenizer._train", None)
+    assert load_tokenizer(config).get_vocab() == first
+
+
+def test_a_saved_tokenizer_goes_before_the_config_s(
+    make_config: MakeConfig, write_rows: WriteRows, tokenizer_directory: Path
+) -> None:
+    config = make_config(write_rows([{"text": "a"}]), tokenizer={"train": "bpe", "vocab_size": 300})
+    assert len(prepare(config, tokenizer_directory).tokenizer) == 320
+
+
+def test_a_source_may_be_bound_to_the_thread_that_opened_it() -> None:
+    opened_in = threading.get_ident()
+
+    def documents() -> Iterator[str]:
+        for text in TEXTS:
+            assert threading.get_ident() == opened_in
+            yield text
+
+    _train(300, documents())
+
+
+def test_an_error_in_the_source_ends_the_training_of_a_tokenizer(make_config: MakeConfig, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": ')
+    with pytest.raises(UserError, match="line 2, column 10"):
+        prepare(make_config(tmp_path / "a.jsonl", tokenizer={"train": "bpe", "vocab_size": 300}))
+
+
+def test_a_tokenizer_that_cannot_be_had_is_told(make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path) -> None:
+    path = write_rows([{"text": "a"}])
+    with pytest.raises(UserError, match=r"no tokenizer can be loaded from .*Set data.tokenizer"):
+        prepare(make_config(path, tokenizer=str(tmp_path)))
+    with pytest.raises(UserError, match=r"data\.tokenizer is missing"):
+        prepare(make_config(path, tokenizer=None))
+
+
+def test_a_saved_tokenizer_s_truncation_is_switched_off(tokenizer_directory: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_directory)
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    tokenizer.backend_tokenizer.enable_padding(length=9)
+    tokenizer.save_pretrained(tmp_path / "cut")
+    settled = json.loads(open_tokenizer(str(tmp_path / "cut")).json)
+    assert settled["truncation"] is None
+    assert settled["padding"] is None
