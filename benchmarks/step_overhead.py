@@ -90,6 +90,7 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
     config = boxes[0]
     ranks = start_ranks(config.training, config.parallelism)
     data = ranks.in_turn(lambda first: prepare(config, only_open=not first))
+    (Path(directory) / "run").mkdir(exist_ok=True)
     log = RunLog(Path(directory) / "run", rank=ranks.rank, config=config, console="none", round_number=0)
     stop = StopRequest(ranks.world_size)
     parts = assemble(config, ranks, data, log, Path(directory) / "run", stop)

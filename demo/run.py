@@ -28,6 +28,7 @@ MEANING = {
 }
 REQUIRED = {"questions": 0.85, "combinations": 0.75}
 LARGEST_BEFORE = 0.03
+STEPS_AFTER_SAVE = 20
 
 
 @dataclass
@@ -83,12 +84,14 @@ class Demo:
         return killed
 
     def kill_a_rank(self, training: subprocess.Popen[bytes]) -> dict[str, Any]:
-        """Wait for the third checkpoint, then for a moment that the clock chooses, and SIGKILL one of the ranks."""
+        """SIGKILL a rank at a moment that the clock chooses, after the third checkpoint and well after a save."""
         while self.saves() < 3:
             if training.poll() is not None:
                 raise SystemExit(f"demo: training ended early, exit code {training.returncode}")
             time.sleep(0.05)
         time.sleep(1.0 + time.time_ns() % 4_000 / 1_000)
+        while self.steps_since_save() < STEPS_AFTER_SAVE and training.poll() is None:
+            time.sleep(0.01)
         rank = time.time_ns() // 1_000 % self.ranks
         pid = pid_of_rank(training.pid, rank)
         os.kill(pid, signal.SIGKILL)
@@ -97,6 +100,14 @@ class Demo:
 
     def saves(self) -> int:
         return sum(event["event"] == "checkpoint" for event in self.events())
+
+    def steps_since_save(self) -> int:
+        """Logged steps that are in no checkpoint yet."""
+        steps = {name: 0 for name in ("step", "checkpoint")}
+        for event in self.events():
+            if event["event"] in steps:
+                steps[event["event"]] = event["step"]
+        return steps["step"] - steps["checkpoint"]
 
     def events(self) -> list[dict[str, Any]]:
         path = self.directory / "events.jsonl"
@@ -124,6 +135,8 @@ class Demo:
                 by_step.setdefault(line["step"], []).append((line["loss"], line["grad_norm"]))
         twice = {step: values for step, values in by_step.items() if len(values) > 1}
         different = [step for step, values in twice.items() if len(set(values)) > 1]
+        if not twice:
+            raise SystemExit("demo: no step was done twice, so the kill proves nothing")
         if different:
             raise SystemExit(f"demo: step {different[0]} gave another loss the second time: {by_step[different[0]]}")
         return f"the {len(twice)} of them that were logged have the same loss and gradient norm both times"

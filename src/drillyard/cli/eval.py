@@ -6,9 +6,12 @@ import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from drillyard.training.evaluate import Request
 
 
 class Metric(StrEnum):
@@ -41,10 +44,7 @@ def evaluate(
     Prints a table and writes every prediction to a file.
     """
     from drillyard.errors import UserError
-
-    if nproc_per_node > 1 and "RANK" not in os.environ:
-        raise typer.Exit(_on_many_ranks(nproc_per_node, model, output))
-    from drillyard.training.evaluate import Request, evaluate_saved
+    from drillyard.training.evaluate import Request, check_request, evaluate_saved
 
     try:
         folder = output or _default_output(model)
@@ -60,6 +60,9 @@ def evaluate(
         samples=samples,
         sequence_length=sequence_length,
     )
+    check_request(request)
+    if nproc_per_node > 1 and "RANK" not in os.environ:
+        raise typer.Exit(_on_many_ranks(nproc_per_node, request))
     results = evaluate_saved(request)
     if results is not None:
         _print_table(results)
@@ -74,16 +77,15 @@ def _default_output(model: Path) -> Path:
     return Path("evaluations")
 
 
-def _on_many_ranks(num_ranks: int, model: Path, output: Path | None) -> int:
+def _on_many_ranks(num_ranks: int, request: Request) -> int:
     from rich.console import Console
 
     from drillyard.supervise import supervise
 
-    folder = output or _default_output(model)
     return supervise(
         [sys.executable, "-m", "drillyard", *sys.argv[1:]],
         num_ranks=num_ranks,
-        run_directory=folder / f"{model.name}-ranks",
+        run_directory=request.output / f"{request.model.name}-ranks",
         max_restarts=0,
         environment={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_ranks))},
         on_event=lambda name, **fields: None,
@@ -94,15 +96,16 @@ def _on_many_ranks(num_ranks: int, model: Path, output: Path | None) -> int:
 
 def _print_table(results: dict[str, dict[str, Any]]) -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     columns: list[str] = []
     for result in results.values():
         columns += [key for key, value in result.items() if value is not None and key not in columns]
-    table = Table("held-out part", *columns)
+    table = Table(*(Column(name, overflow="fold") for name in ["held-out part", *columns]))
     for name, result in results.items():
         table.add_row(name, *(_cell(key, result.get(key)) for key in columns))
-    Console().print(table)
+    # A file or another program gets every figure whole and on the line of its part, however many there are.
+    (Console() if sys.stdout.isatty() else Console(width=1000)).print(table)
 
 
 def _cell(key: str, value: Any) -> str:

@@ -22,6 +22,9 @@ def export(
     transformers loads it: AutoModelForCausalLM.from_pretrained(DIRECTORY). Under torchrun the files are spread over the
     ranks.
     """
+    from drillyard.training.locate import find_checkpoint_to_export
+
+    find_checkpoint_to_export(checkpoint, directory)
     from drillyard.training.saved import export_checkpoint
 
     export_checkpoint(checkpoint, directory)

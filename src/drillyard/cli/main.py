@@ -101,10 +101,15 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def tell_error(message: str) -> None:
-    """Print `error: message` on stderr, the word red when a person watches, and further lines below the first."""
+    """Print `error: message` on stderr, the word red when a person watches."""
+    print(error_text(message), file=sys.stderr)
+
+
+def error_text(message: str) -> str:
+    """`error: message` with further lines indented below the first."""
     watched = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     word = "\033[1;31merror:\033[0m" if watched else "error:"
-    print(word, message.replace("\n", "\n       "), file=sys.stderr)
+    return f"{word} " + message.replace("\n", "\n       ")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import faulthandler
 import os
 import signal
 import sys
+import traceback
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -57,12 +58,15 @@ def train(
     run = load_run_config(config, set_ or [])
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         _be_a_rank(run, console.value)
-    num_ranks = nproc_per_node or num_gpus() or 1
+    num_ranks = nproc_per_node or (run.training.device != "cpu" and num_gpus()) or 1
     require_valid(run, num_ranks)
     from drillyard.supervise import supervise_training
-    from drillyard.training.directory import SAVED_CONFIG, claim_run_directory
+    from drillyard.training.directory import SAVED_CONFIG, claim_run_directory, is_finished
 
-    directory = claim_run_directory(run)
+    directory = claim_run_directory(run, num_ranks)
+    if is_finished(run):
+        typer.echo(f"{directory}: this run is finished; its model is in final/, its figures in summary.txt")
+        raise typer.Exit(0)
 
     if console is Console.auto:
         console = Console.text if sys.stdout.isatty() else Console.json
@@ -79,11 +83,15 @@ def train(
 
 
 def num_gpus() -> int:
-    """GPUs of this host, counted by their device files so that torch need not be imported."""
+    """GPUs that ranks may use, without importing torch: CUDA_VISIBLE_DEVICES, or this host's device files."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
     return len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
 
 
 def _be_a_rank(run: RunConfig, console: ConsoleMode) -> None:
+    from drillyard.cli.main import error_text
     from drillyard.training.run import train as train_rank
 
     round_number = int(os.environ.get("DRILLYARD_ROUND", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
@@ -92,9 +100,14 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> None:
     try:
         code = train_rank(run, console=console, round_number=round_number, is_claimed=is_claimed).exit_code
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        # In one write and ended by an empty line: the supervisor reads it from a log to which others append meanwhile.
+        sys.stderr.write(f"{error_text(str(error))}\n\n")
         code = 2
-    # gloo's threads may abort a process that is done while the interpreter shuts down: leave without that.
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    # gloo's threads may abort a process that is done while the interpreter shuts down, and a rank that failed must not
+    # wait for the others in a collective on its way out: leave without either.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

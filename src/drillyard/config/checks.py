@@ -299,15 +299,6 @@ def _evaluation(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("evaluation", key), "there is no held-out data; set data.held_out.fraction (such as 0.05) or .source"
         )
-    if (
-        evaluation.every_steps is not None
-        and config.training.steps is not None
-        and evaluation.every_steps > config.training.steps
-    ):
-        yield Problem(
-            ("evaluation", "every_steps"),
-            f"{evaluation.every_steps} is over the {config.training.steps} steps of the run; lower or remove it",
-        )
 
 
 def _checkpoint(config: RunConfig) -> Iterator[Problem]:

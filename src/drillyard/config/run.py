@@ -236,7 +236,9 @@ class EvaluationConfig(Strict):
     samples: PositiveInt = Field(
         default=200, description="Questions per held-out split for metrics that generate text."
     )
-    batch_size: PositiveInt = Field(default=64, description="Sequences or prompts per rank in one forward.")
+    batch_size: PositiveInt | None = Field(
+        default=None, description="Sequences or prompts per rank in one forward; default: training.micro_batch_size."
+    )
     max_new_tokens: PositiveInt = Field(default=128, description="Longest generated answer.")
 
 

@@ -12,14 +12,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import DynamicCache
 
+from drillyard.models.attention import resolve_attention
 from drillyard.models.loss import LanguageModelLoss
-from drillyard.parallel.apply import fsdp_modules
+from drillyard.parallel.apply import reshard
 from drillyard.parallel.ranks import Ranks
-
-GENERATION_ATTENTION = "sdpa"
 
 
 @torch.no_grad()
@@ -34,37 +32,45 @@ def generate(
     batch_size: int,
 ) -> list[list[int]]:
     """The greedy continuation of every prompt, without the end-of-text token; the whole list on every rank."""
-    register_fsdp_forward_method(root, "next_logits")
     was_training = root.training
     root.eval()
     config = root.causal_lm.config
     cached, config.use_cache = config.use_cache, True
-    # Kernels for packed training take no KV cache.
-    kernel, config._attn_implementation = config._attn_implementation, GENERATION_ATTENTION
+    # Kernels for packed training take no KV cache: on the CPU's terms `auto` is SDPA, or eager where that does not fit.
+    plain = resolve_attention("auto", "cpu", config=config)
+    kernel, config._attn_implementation = config._attn_implementation, plain
     order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
     mine: dict[int, list[int]] = {}
     round_size = batch_size * ranks.world_size
     for start in range(0, len(order), round_size):
         dealt = order[start + ranks.rank : start + round_size : ranks.world_size]
         rows = [prompts[i] for i in dealt] or [[eos_token_id]]
-        outputs = _generate_batch(root, rows, ranks, eos_token_id, pad_token_id, max_new_tokens)
+        # Every token is another shape: compiled blocks would be compiled anew for each.
+        with torch.compiler.set_stance("force_eager"):
+            outputs = _generate_batch(root, rows, ranks, eos_token_id, pad_token_id, max_new_tokens, ended=not dealt)
         mine.update(zip(dealt, outputs, strict=False))
     config.use_cache, config._attn_implementation = cached, kernel
-    for module in fsdp_modules(root):
-        module.reshard()
+    reshard(root)
     root.train(was_training)
     return _gather(mine, len(prompts), ranks)
 
 
 def _generate_batch(
-    root: LanguageModelLoss, rows: list[list[int]], ranks: Ranks, eos: int, pad: int, max_new_tokens: int
+    root: LanguageModelLoss,
+    rows: list[list[int]],
+    ranks: Ranks,
+    eos: int,
+    pad: int,
+    max_new_tokens: int,
+    *,
+    ended: bool,
 ) -> list[list[int]]:
     width = max(len(row) for row in rows)
     input_ids_BT = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=ranks.device)
     mask_BT = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=ranks.device)
     position_ids_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
     cache = DynamicCache(config=root.causal_lm.config)
-    ended_B = torch.zeros(len(rows), dtype=torch.bool, device=ranks.device)
+    ended_B = torch.full((len(rows),), ended, dtype=torch.bool, device=ranks.device)
     columns: list[torch.Tensor] = []
     for _ in range(max_new_tokens):
         logits_BV = root.next_logits(

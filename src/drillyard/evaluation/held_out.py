@@ -47,6 +47,11 @@ class HeldOut:
                 f"evaluation.parts: no held-out part is {missing[0]!r}; there are: {', '.join(self.data.held_out)}"
             )
 
+    @property
+    def batch_size(self) -> int:
+        """Sequences or prompts per rank in one forward: as configured, or what training is known to fit."""
+        return self.config.evaluation.batch_size or self.config.training.micro_batch_size
+
     def evaluate(self, label: str) -> dict[str, dict[str, Any]]:
         """All metrics of all parts: {part: {loss, perplexity, bits_per_byte, tokens, sql_execution, ...}}."""
         results: dict[str, dict[str, Any]] = {}
@@ -59,8 +64,9 @@ class HeldOut:
                     self.data.held_out[name],
                     self.ranks,
                     attention=self.attention,
-                    batch_size=evaluation.batch_size,
+                    batch_size=self.batch_size,
                     limit=evaluation.max_sequences,
+                    chunk_tokens=self.config.training.loss_chunk_tokens,
                 ).as_dict()
             if "sql-execution" in evaluation.metrics:
                 result |= self.sql_execution(name, label)
@@ -79,7 +85,7 @@ class HeldOut:
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
             max_new_tokens=self.config.evaluation.max_new_tokens,
-            batch_size=self.config.evaluation.batch_size,
+            batch_size=self.batch_size,
         )
         predictions = [text.strip() for text in tokenizer.batch_decode(outputs, skip_special_tokens=True)]
         verdicts = self.judge_shared(rows, predictions)

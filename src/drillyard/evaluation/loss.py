@@ -16,6 +16,7 @@ import torch
 
 from drillyard.data import Batch, Sequences
 from drillyard.models.loss import IGNORED, LanguageModelLoss, loss_inputs
+from drillyard.parallel.apply import reshard
 from drillyard.parallel.ranks import Ranks
 
 
@@ -53,7 +54,14 @@ class LossResult:
 
 @torch.no_grad()
 def evaluate_loss(
-    root: LanguageModelLoss, sequences: Sequences, ranks: Ranks, *, attention: str, batch_size: int, limit: int | None
+    root: LanguageModelLoss,
+    sequences: Sequences,
+    ranks: Ranks,
+    *,
+    attention: str,
+    batch_size: int,
+    limit: int | None,
+    chunk_tokens: int | None,
 ) -> LossResult:
     """Mean loss per valid token of the first `limit` sequences (all of them when None), the same on every rank."""
     count = len(sequences) if limit is None else min(limit, len(sequences))
@@ -66,10 +74,11 @@ def evaluate_loss(
         first = start + ranks.rank * batch_size
         indices = np.arange(first, min(first + batch_size, count), dtype=np.int64)
         batch = sequences.read(indices) if len(indices) else silent(sequences.read(np.zeros(1, dtype=np.int64)))
-        inputs = loss_inputs(batch, root.causal_lm, attention, ranks.device, None)
+        inputs = loss_inputs(batch, root.causal_lm, attention, ranks.device, chunk_tokens)
         sums[0] += root(**vars(inputs)).double()
         sums[1] += int((batch.labels != IGNORED).sum())
     ranks.all_reduce_sum(sums)
+    reshard(root)
     root.train(was_training)
     nats, tokens = sums.tolist()
     return LossResult(

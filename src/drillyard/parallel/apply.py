@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from drillyard.config.run import TrainingConfig
@@ -41,7 +41,7 @@ def parallelise(
         checkpoint_activations(block, training.activation_checkpointing)
     if compiles(training, ranks.device):
         for block in blocks:
-            block.compile(fullgraph=True)
+            block.forward = torch.compile(block.forward, fullgraph=True)
     policy = MixedPrecisionPolicy(
         param_dtype=COMPUTE_DTYPE[training.precision],
         reduce_dtype=MASTER_DTYPE[training.precision],
@@ -53,12 +53,20 @@ def parallelise(
     for module in fsdp_modules(root):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+    register_fsdp_forward_method(root, "next_logits")
     return cast(FSDPModule, root)
 
 
 def fsdp_modules(root: nn.Module) -> list[FSDPModule]:
     """Every module of `root` that FSDP2 shards, the root included."""
     return [module for module in root.modules() if isinstance(module, FSDPModule)]
+
+
+def reshard(root: nn.Module) -> None:
+    """Give gathered weights back, as a backward would: after a forward without one they would stay, and in the compute
+    precision, where the next reader expects the master weights."""
+    for module in fsdp_modules(root):
+        module.reshard()
 
 
 def compiles(training: TrainingConfig, device: torch.device) -> bool:
@@ -77,19 +85,23 @@ def checkpoint_activations(block: nn.Module, mode: str) -> None:
 
 
 def _save_expensive() -> Callable[..., CheckpointPolicy]:
-    """Selective policy: keep attention's output and every second matrix product, recompute the rest."""
+    """Selective policy: keep outputs of attention and experts and every second matrix product, recompute the rest."""
     aten = torch.ops.aten
-    attention = {
+    expensive = {
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_efficient_attention.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten._scaled_dot_product_cudnn_attention.default,
     }
+    # Kernels that a torch or a build may lack: flash attention over packed documents, and experts of a mixture.
+    for namespace, name in (("torch_attn", "_varlen_attn"), ("aten", "_grouped_mm")):
+        if hasattr(getattr(torch.ops, namespace), name):
+            expensive.add(getattr(getattr(torch.ops, namespace), name).default)
     products = {aten.mm.default, aten.bmm.default, aten.addmm.default}
     seen = {False: 0, True: 0}
 
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        if operator in attention:
+        if operator in expensive:
             return CheckpointPolicy.MUST_SAVE
         if operator in products:
             seen[context.is_recompute] += 1

@@ -44,14 +44,15 @@ def unsharded_is_small(num_parameters: int, precision: str, ranks: Ranks) -> boo
     return num_parameters * MASTER_DTYPE[precision].itemsize <= SMALL_SHARE_OF_MEMORY * memory_bytes_per_rank(ranks)
 
 
-def require_state_fits(num_parameters: int, precision: str, ranks: Ranks) -> None:
-    """Raise UserError when weights, gradients and moments alone are more than the memory there is."""
-    state_bytes = 4 * MASTER_DTYPE[precision].itemsize * num_parameters // ranks.mesh.size(1)
+def require_state_fits(num_parameters: int, precision: str, ranks: Ranks, *, training: bool = True) -> None:
+    """Raise UserError when weights (and for training gradients and moments) alone are more than the memory there is."""
+    copies, what = (4, "weights, gradients and AdamW moments") if training else (1, "weights")
+    state_bytes = copies * MASTER_DTYPE[precision].itemsize * num_parameters // ranks.mesh.size(1)
     available = memory_bytes_per_rank(ranks)
     if state_bytes > available:
         where = "its GPU has" if ranks.device.type == "cuda" else "its share of this host is"
         raise UserError(
-            f"the model does not fit: weights, gradients and AdamW moments of {num_parameters / 1e9:.2f}B parameters "
-            f"take {state_bytes / GIB:.1f} GiB per rank, {where} {available / GIB:.1f} GiB; use more ranks or hosts, "
+            f"the model does not fit: {what} of {num_parameters / 1e9:.2f}B parameters take"
+            f" {state_bytes / GIB:.1f} GiB per rank, {where} {available / GIB:.1f} GiB; use more ranks or hosts, "
             "or a smaller model"
         )

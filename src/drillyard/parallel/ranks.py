@@ -102,7 +102,7 @@ def start_ranks(training: TrainingConfig, parallelism: ParallelismConfig) -> Ran
     rank = int(os.environ.get("RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size if world_size == 1 else 1)))
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or ranks_of_this_host(world_size))
     device = choose_device(training.device, local_rank)
     threads = training.threads_per_rank or max(1, (os.cpu_count() or 1) // max(1, local_world_size))
     torch.set_num_threads(threads)
@@ -118,6 +118,14 @@ def start_ranks(training: TrainingConfig, parallelism: ParallelismConfig) -> Ran
         )
     mesh = init_device_mesh(device.type, (parallelism.replicate, shard), mesh_dim_names=("replicate", "shard"))
     return Ranks(rank, world_size, local_rank, local_world_size, device, mesh, threads)
+
+
+def ranks_of_this_host(world_size: int) -> int:
+    """Ranks on this host where the launcher does not say it in torch's own words: Slurm's and Open MPI's, else all."""
+    for variable in ("SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
+        if os.environ.get(variable, "").isdigit():
+            return int(os.environ[variable])
+    return world_size
 
 
 def _join(rank: int, world_size: int, device: torch.device) -> None:

@@ -35,7 +35,9 @@ class SetUpModel:
         return self.root.causal_lm
 
 
-def set_up_model(config: RunConfig, tokenizer: PreTrainedTokenizerFast, ranks: Ranks) -> SetUpModel:
+def set_up_model(
+    config: RunConfig, tokenizer: PreTrainedTokenizerFast, ranks: Ranks, *, for_training: bool = True
+) -> SetUpModel:
     """Build, shard and materialise the model of `config`; its parameters are for `fill_weights` or a checkpoint to
     fill.
 
@@ -56,7 +58,7 @@ def set_up_model(config: RunConfig, tokenizer: PreTrainedTokenizerFast, ranks: R
         pad_token_id=tokenizer.pad_token_id,
     )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    require_state_fits(num_parameters, training.precision, ranks)
+    require_state_fits(num_parameters, training.precision, ranks, training=for_training)
     small = unsharded_is_small(num_parameters, training.precision, ranks)
     root = LanguageModelLoss(model)
     parallelise(root, blocks(model), ranks, training, keep_unsharded=small)

@@ -70,7 +70,7 @@ HEADLINES = {
 
 
 def format_evaluation_line(step: int, results: dict[str, Any]) -> str:
-    """What an evaluation found, one line per held-out part: the figures of `HEADLINES` that it has, else all numbers."""
+    """What an evaluation found, a line per held-out part: the figures of `HEADLINES` that it has, else all numbers."""
     lines = [f"Evaluation after step {step}"]
     for part, result in results.items():
         numbers = flatten(result if isinstance(result, dict) else {part: result})

@@ -91,7 +91,13 @@ def assemble(
         log,
         stop,
         (lambda step: held_out.evaluate(f"step-{step:08d}")) if held_out.parts else None,
-        metadata={**identity, "world_size": ranks.world_size, "parallelism": config.parallelism.model_dump()},
+        metadata={
+            **identity,
+            "world_size": ranks.world_size,
+            "device": ranks.device.type,
+            "resume": config.checkpoint.resume,
+            "parallelism": config.parallelism.model_dump(),
+        },
     )
     reporter = StepReporter(config, ranks, trainer, log, compiled=compiles(config.training, ranks.device))
     return Parts(model, optimizer, trainer, checkpointer, between, reporter, identity)

@@ -47,9 +47,11 @@ class BetweenSteps:
         """Do what is due after `steps_done` steps; returns the seconds that training waited for it."""
         started = time.perf_counter()
         evaluation, saving = self.config.evaluation, self.config.checkpoint
-        if evaluation.every_steps and steps_done % evaluation.every_steps == 0:
+        if evaluation.every_steps and steps_done % evaluation.every_steps == 0 and not stopping:
             self.run_evaluation(steps_done)
         if stopping:
+            if self.trainer.in_nonfinite_row():
+                self.log.message("stopping in a row of skipped steps: the newest checkpoint is an earlier one")
             self.log.event("signal", step=steps_done, signal=self.stop.received.name if self.stop.received else None)
         if stopping or (saving.every_steps and steps_done % saving.every_steps == 0):
             self.save_is_due = True

@@ -1,17 +1,20 @@
 """The run directory at the start of a run: is it this run's, may it be written, and what is already in it.
 
 A directory that holds another run is never touched: the saved run.yaml is compared with the config that is about to
-start, and what differs in a way that matters is said.
+start, and what differs in a way that matters is said. A start that failed before its first logged step, as on a
+mistake in the config, has left nothing to protect: the mended config takes its place.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
-from drillyard.config import differences, load_run_config, save_resolved
+from drillyard.config import differences, load_run_config, num_data_ranks, resolved_global_batch, save_resolved
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
+from drillyard.telemetry.metrics import METRICS_FILE
 from drillyard.training.checkpoint import list_checkpoints
 
 SAVED_CONFIG = "run.yaml"
@@ -23,11 +26,11 @@ def run_directory_of(config: RunConfig) -> Path:
     return Path(config.output) / config.name
 
 
-def claim_run_directory(config: RunConfig) -> Path:
+def claim_run_directory(config: RunConfig, num_ranks: int) -> Path:
     """Create or reuse the run directory of `config` and save the resolved config there; returns its path.
 
-    Raises UserError when it cannot be written, holds a different run, or holds checkpoints that `resume: never` would
-    pass over.
+    Raises UserError when it cannot be written, holds a different run (also: of another global batch), holds checkpoints
+    that `resume: never` would pass over, or the checkpoint to resume from is not there.
     """
     directory = run_directory_of(config)
     try:
@@ -39,15 +42,60 @@ def claim_run_directory(config: RunConfig) -> Path:
             f"{directory}: the run directory is read-only; choose another `output`, or give write permission"
         )
     saved = directory / SAVED_CONFIG
-    if saved.is_file():
+    if saved.is_file() and _holds_training(directory):
         _require_same_run(directory, load_run_config(saved, resolve_environment=False), config)
     if config.checkpoint.resume == "never" and list_checkpoints(directory):
         raise UserError(
             f"{directory}: holds checkpoints, and checkpoint.resume is never; "
             "set `resume: auto` to go on from them, or choose another name"
         )
+    _require_resumable(config, num_ranks)
     save_resolved(config, saved)
     return directory
+
+
+def is_finished(config: RunConfig) -> bool:
+    """Whether the run of `config` has nothing left to do: its summary, its model and its last checkpoint are there."""
+    directory = run_directory_of(config)
+    if config.checkpoint.resume != "auto" or not (directory / "final" / "config.json").is_file():
+        return False
+    try:
+        summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    newest = max((info.step for info in list_checkpoints(directory) if info.complete), default=None)
+    return summary.get("status") == "completed" and newest is not None and newest == summary.get("steps")
+
+
+def _holds_training(directory: Path) -> bool:
+    """Whether there are logged steps, checkpoints or a model: what two different runs must not share."""
+    metrics = directory / METRICS_FILE
+    return (
+        (metrics.is_file() and metrics.stat().st_size > 0)
+        or (directory / "final").exists()
+        or bool(list_checkpoints(directory))
+    )
+
+
+def _require_resumable(config: RunConfig, num_ranks: int) -> None:
+    """Raise UserError when the checkpoint that the run would go on from is not there or was of another global batch.
+
+    Said before anything is written, so that the saved config stays the one that the checkpoints belong to.
+    """
+    wanted = config.checkpoint.resume
+    if wanted not in ("auto", "never") and not Path(wanted).is_dir():
+        raise UserError(
+            f"checkpoint.resume: there is no directory {wanted}; "
+            "give a checkpoint (RUN_DIR/checkpoints/step-N), auto or never"
+        )
+    complete = [info for info in list_checkpoints(run_directory_of(config)) if info.complete]
+    saved = complete[-1].metadata.get("global_batch_size") if complete and wanted == "auto" else None
+    batch = resolved_global_batch(config, num_data_ranks(config, num_ranks))
+    if saved is not None and saved != batch:
+        raise UserError(
+            f"{complete[-1].path}: was trained with {saved} sequences per step, and this start has {batch}; "
+            f"set training.global_batch_size: {saved}, or choose another `name`"
+        )
 
 
 def _require_same_run(directory: Path, old: RunConfig, new: RunConfig) -> None:

@@ -1,4 +1,7 @@
-"""`drillyard eval`: measure a saved model on held-out data, as one rank of however many there are."""
+"""`drillyard eval`: measure a saved model on held-out data, as one rank of however many there are.
+
+What needs torch is imported by `evaluate_saved` alone: a request is checked before that.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drillyard.config import load_run_config
-from drillyard.config.run import DataConfig, OptimizerConfig, RunConfig, TrainingConfig
-from drillyard.data import prepare
-from drillyard.evaluation.held_out import HeldOut
-from drillyard.parallel.ranks import start_ranks, stop_ranks
-from drillyard.training.saved import SavedModel, as_pretrained, bring_up, find_saved_model
+from drillyard.config import load_run_config, require_valid
+from drillyard.config.run import DataConfig, OptimizerConfig, ParallelismConfig, RunConfig, TrainingConfig
+from drillyard.errors import UserError
+from drillyard.training.locate import SavedModel, as_pretrained, find_saved_model
 
 DEFAULT_SEQUENCE_LENGTH = 1024
 
@@ -35,11 +36,18 @@ def evaluate_saved(request: Request) -> dict[str, dict[str, Any]] | None:
 
     Raises UserError for a model, data or metric that cannot be used.
     """
-    saved = find_saved_model(request.model)
-    config = evaluation_config(request, saved)
+    from drillyard.data import prepare
+    from drillyard.evaluation.held_out import HeldOut
+    from drillyard.parallel.ranks import start_ranks, stop_ranks
+    from drillyard.training.saved import bring_up, for_use
+
+    saved, config = check_request(request)
+    config = for_use(config)
     ranks = start_ranks(config.training, config.parallelism)
     try:
         data = ranks.in_turn(lambda first: prepare(config, saved.tokenizer_directory, only_open=not first))
+        if not data.held_out:
+            raise UserError(f"{request.model}: its run held no data out; name a source of documents by --data")
         model = bring_up(saved, config, data.tokenizer, ranks)
         held_out = HeldOut(config, data, model.root, ranks, request.output, attention=model.attention)
         results = held_out.evaluate(request.model.name)
@@ -48,25 +56,24 @@ def evaluate_saved(request: Request) -> dict[str, dict[str, Any]] | None:
         stop_ranks()
 
 
+def check_request(request: Request) -> tuple[SavedModel, RunConfig]:
+    """The model, and the config to measure it under, without torch. UserError for what shows before data is read."""
+    saved = find_saved_model(request.model)
+    config = evaluation_config(request, saved)
+    require_valid(config)
+    return saved, config
+
+
 def evaluation_config(request: Request, saved: SavedModel) -> RunConfig:
     """The run config under which the model is measured: the run's own, with what the request names put in."""
     own = saved.config
-    if request.data is None or Path(request.data).suffix not in (".yaml", ".yml"):
-        base = own or bare_config(request)
-    else:
-        base = load_run_config(Path(request.data))
+    names_config = request.data is not None and Path(request.data).suffix in (".yaml", ".yml")
+    base = load_run_config(Path(str(request.data))) if names_config else own or bare_config(request)
     data = base.data
-    if request.data is not None and Path(request.data).suffix not in (".yaml", ".yml"):
-        data = DataConfig.model_validate(
-            {
-                "source": request.data,
-                "held_out": {"source": request.data} if not request.data.startswith("builtin:") else {},
-                "format": request.format or data.format,
-                "sequence_length": request.sequence_length or data.sequence_length,
-                "cache_directory": data.cache_directory,
-                "tokenizer": str(saved.tokenizer_directory),
-            }
-        )
+    if request.data is not None and not names_config:
+        data = source_alone(request, base.data, saved)
+    elif request.format or request.sequence_length:
+        raise UserError("--format and --sequence-length belong to a source of documents: name it by --data")
     evaluation = base.evaluation.model_copy(
         update={
             "metrics": list(request.metrics) or base.evaluation.metrics,
@@ -74,11 +81,26 @@ def evaluation_config(request: Request, saved: SavedModel) -> RunConfig:
             "samples": request.samples or base.evaluation.samples,
         }
     )
-    config = base.model_copy(update={"data": data, "evaluation": evaluation})
+    # How training was laid out over ranks says nothing about how many there are now.
+    config = base.model_copy(update={"data": data, "evaluation": evaluation, "parallelism": ParallelismConfig()})
     if saved.is_checkpoint:
         assert own is not None
         return config.model_copy(update={"model": own.model, "training": own.training})
     return as_pretrained(config, saved.path)
+
+
+def source_alone(request: Request, data: DataConfig, saved: SavedModel) -> DataConfig:
+    """`data` with the request's source as the only and held-out one, tokenised and packed as in training."""
+    assert request.data is not None
+    changes: dict[str, Any] = {
+        "source": request.data,
+        "held_out": {} if request.data.startswith("builtin:") else {"source": request.data},
+        "sequence_length": request.sequence_length or data.sequence_length,
+        "tokenizer": str(saved.tokenizer_directory),
+    }
+    if request.format not in (None, data.format):
+        changes |= {"format": request.format, "columns": {}, "loss_on": None, "too_long": None}
+    return DataConfig.model_validate(data.model_dump() | changes)
 
 
 def bare_config(request: Request) -> RunConfig:

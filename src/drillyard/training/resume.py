@@ -28,12 +28,17 @@ def resume(
     Raises UserError where a checkpoint belongs to other data or another batch, which would be another sample order.
     """
     wanted = config.checkpoint.resume
-    if wanted == "never":
-        return 0
     started = time.perf_counter()
+    newest = checkpointer.latest()
+    # The checkpoint that a user names is where the run begins; once it has saved, it goes on from its own. After
+    # `never` there are checkpoints only of this very run: a directory with others was refused.
+    begins_elsewhere = wanted not in ("auto", "never") and (newest is None or newest.metadata.get("resume") != wanted)
+    same_generators = {"world_size": ranks.world_size, "device": ranks.device.type}
     loaded = checkpointer.load(
-        lambda saved: checkpoint_state(optimizer, ranks, with_random_state=saved["world_size"] == ranks.world_size),
-        None if wanted == "auto" else Path(wanted),
+        lambda saved: checkpoint_state(
+            optimizer, ranks, with_random_state=all(saved.get(key) == value for key, value in same_generators.items())
+        ),
+        Path(wanted) if begins_elsewhere else None,
         accept=lambda saved: require_same_order(saved, identity),
     )
     if loaded is None:

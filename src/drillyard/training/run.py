@@ -7,7 +7,6 @@ things happen; each step of it is a function of its own room.
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from drillyard.supervise import EXIT_CHECKPOINTED
 from drillyard.telemetry import RunLog, write_summary
 from drillyard.telemetry.runlog import ConsoleMode
 from drillyard.training.assemble import Parts, assemble
-from drillyard.training.checkpoint import list_checkpoints
 from drillyard.training.directory import SAVED_TOKENIZER, claim_run_directory, run_directory_of
 from drillyard.training.resume import resume
 from drillyard.training.signals import StopRequest
@@ -48,30 +46,26 @@ def train(
     `round_number` counts the starts of these ranks; `is_claimed` says that a supervisor has claimed the run directory.
     Raises UserError for everything that the user can mend.
     """
-    require_valid(config, None)
     set_determinism(config)
     ranks = start_ranks(config.training, config.parallelism)
-    try:
-        require_valid(config, ranks.world_size)
-        directory = run_directory_of(config)
-        if round_number > 0 and (config.checkpoint.resume == "never" or list_checkpoints(directory)):
-            config = goes_on(config)
-        elif ranks.rank == 0 and not is_claimed:
-            claim_run_directory(config)
-        data = prepare_on_all(config, ranks)
-        if ranks.rank == 0:
-            data.tokenizer.save_pretrained(directory / SAVED_TOKENIZER)
-        log = RunLog(directory, rank=ranks.rank, config=config, console=console, round_number=round_number)
+    require_valid(config, ranks.world_size)
+    directory = run_directory_of(config)
+    if ranks.rank == 0 and round_number == 0 and not is_claimed:
+        claim_run_directory(config, ranks.world_size)
+    data = prepare_on_all(config, ranks)
+    if ranks.rank == 0:
+        data.tokenizer.save_pretrained(directory / SAVED_TOKENIZER)
+    with RunLog(directory, rank=ranks.rank, config=config, console=console, round_number=round_number) as log:
         log.event("round_start", world_size=ranks.world_size, threads=ranks.threads, **versions())
         log.event("data", parts=data.report.parts, notes=data.report.notes or None)
-        return run_rank(config, ranks, data, log, directory)
-    finally:
-        stop_ranks()
-
-
-def goes_on(config: RunConfig) -> RunConfig:
-    """The config of a later round of the same run: it goes on from its own newest checkpoint, wherever it began."""
-    return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"resume": "auto"})})
+        for note in data.report.notes:
+            log.message(note)
+        exit_code = run_rank(config, ranks, data, log, directory)
+    if exit_code == 0 and ranks.rank == 0:
+        write_summary(directory)
+    # Only a run that ended well takes its leave: with a rank missing, or amid a collective, this could hang.
+    stop_ranks()
+    return Outcome(exit_code, directory)
 
 
 def prepare_on_all(config: RunConfig, ranks: Ranks) -> PreparedData:
@@ -79,8 +73,8 @@ def prepare_on_all(config: RunConfig, ranks: Ranks) -> PreparedData:
     return ranks.in_turn(lambda first: prepare(config, only_open=not first))
 
 
-def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, directory: Path) -> Outcome:
-    """Build, resume, train and finish, with everything that is shared between ranks in place."""
+def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, directory: Path) -> int:
+    """Build, resume, train and finish, with everything that is shared between ranks in place; returns the exit code."""
     stop = StopRequest(ranks.world_size)
     parts = assemble(config, ranks, data, log, directory, stop)
     seed_rank(config.training.seed, 0, ranks)
@@ -90,7 +84,8 @@ def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, d
         fill_weights(config, parts.model.causal_lm)
         if config.evaluation.at_start:
             parts.between.run_evaluation(0)
-    parts.checkpointer.prepare(checkpoint_state(parts.optimizer, ranks))
+    if config.checkpoint.every_steps:
+        parts.checkpointer.prepare(checkpoint_state(parts.optimizer, ranks))
     finished = parts.trainer.train(
         first_step,
         on_first=lambda step: log.event("first_step", step=step),
@@ -98,33 +93,29 @@ def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, d
         after_step=parts.between.after_step,
         stop=stop,
     )
-    if not finished:
+    if finished:
+        finish(parts, data, log, directory)
+    else:
         parts.checkpointer.close()
-        log.event("end", step=parts.trainer.steps_done, status="interrupted")
-        log.close()
-        return Outcome(EXIT_CHECKPOINTED, directory)
-    finish(parts, ranks, data, log, directory)
-    stop.close()
-    return Outcome(0, directory)
-
-
-def finish(parts: Parts, ranks: Ranks, data: PreparedData, log: RunLog, directory: Path) -> None:
-    """Last evaluation, last checkpoint, `final/` and the summary."""
-    step = parts.trainer.total_steps
-    parts.between.run_evaluation(step)
-    if not parts.trainer.in_nonfinite_row():
-        parts.between.save(step, wait=True)
-    parts.checkpointer.close()
-    started = time.perf_counter()
-    log.event("export_begin", step=step)
-    export(parts.model.causal_lm, directory / "final", tokenizer=data.tokenizer)
-    log.event("export_end", step=step, seconds=time.perf_counter() - started)
-    log.event("end", step=step, status="completed")
-    log.close()
-    if ranks.rank == 0:
-        write_summary(directory)
+    log.event("end", step=parts.trainer.steps_done, status="completed" if finished else "interrupted")
     if ranks.world_size > 1:
         dist.barrier()
+    stop.close()
+    return 0 if finished else EXIT_CHECKPOINTED
+
+
+def finish(parts: Parts, data: PreparedData, log: RunLog, directory: Path) -> None:
+    """Last checkpoint, last evaluation and `final/`, in this order: what was trained is safe before it is measured."""
+    step = parts.trainer.total_steps
+    if not parts.trainer.in_nonfinite_row():
+        parts.between.save(step, wait=True)
+    with log.span("checkpoint", step):
+        parts.checkpointer.close()
+    if parts.checkpointer.saves_failed:
+        log.message(f"{parts.checkpointer.saves_failed} checkpoints could not be saved: see events.jsonl")
+    parts.between.run_evaluation(step)
+    with log.span("export", step):
+        export(parts.model.causal_lm, directory / "final", tokenizer=data.tokenizer)
 
 
 def versions() -> dict[str, Any]:

@@ -47,6 +47,8 @@ def restore(state: dict[str, Any], optimizer: ShardedAdamW, ranks: Ranks) -> Non
     """Finish a load: tensors are filled in place; what is left is every shard's step count and the random state."""
     for shard in optimizer.shards:
         optimizer.optimizer.state[shard.local]["step"].copy_(state["optimizer.step"])
+    # A row of skipped steps that ended before the save must not end the run now.
+    optimizer.skipped[2] = optimizer.skipped[1]
     if random_key(ranks) in state:
         set_random_state(state[random_key(ranks)], ranks.device)
 

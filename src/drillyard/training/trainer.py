@@ -136,6 +136,7 @@ class Trainer:
         root.set_is_last_backward(last)
         if self.accumulate_locally:
             root.set_requires_gradient_sync(last)
+            root.set_reshard_after_backward(last)
 
     def learning_rate(self, step: int) -> float:
         """The schedule's value at `step`."""
@@ -155,8 +156,9 @@ class Trainer:
     ) -> bool:
         """Run steps until the end or until somebody asks to stop; True when all steps are done.
 
-        `on_first` is called when the first of them is done. `on_logged` gets the figures of each logged step. `after_step(steps_done, stopping)` evaluates and saves what is
-        due, and returns the seconds it took, which are no step's time.
+        `on_first` is called when the first of them is done. `on_logged` gets the figures of each logged step.
+        `after_step(steps_done, stopping)` evaluates and saves what is due, and returns the seconds it took, which are
+        no step's time.
         """
         self.steps_done = first_step
         every = self.config.logging.every_steps
@@ -190,7 +192,8 @@ class Trainer:
         if longest >= self.config.training.max_nonfinite_steps:
             raise UserError(
                 f"step {step + 1}: the loss or gradient was not finite in {longest} steps in a row (all skipped, "
-                "weights unchanged); lower training.optimizer.learning_rate, or look at the data of these steps"
+                "weights unchanged); start under another name with a lower learning rate, or look at the data of "
+                "these steps (training.max_nonfinite_steps is the limit)"
             )
         return Logged(
             step=step + 1,

@@ -81,7 +81,6 @@ PRETRAINED = ["model={id: some/model}", "data.tokenizer=null"]
         (["data.source=a.jsonl", "evaluation.every_steps=5"], "evaluation.every_steps", "no held-out data"),
         (["data.source=a.jsonl", "evaluation.at_start=true"], "evaluation.at_start", "no held-out data"),
         (["data.source=a.jsonl", "evaluation.metrics=[sql-execution]"], "evaluation.metrics", "no held-out data"),
-        (["evaluation.every_steps=101"], "evaluation.every_steps", "101 is over the 100 steps"),
         (["checkpoint.resume=atuo"], "checkpoint.resume", "allowed: auto, never, or the path of a checkpoint"),
         (["checkpoint.resume=' '"], "checkpoint.resume", "is empty"),
     ],

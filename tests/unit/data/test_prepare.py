@@ -76,7 +76,7 @@ def test_every_token_of_every_document_is_learnt_once_per_epoch(
     tokenizer = Tokenizer.from_file(str(tokenizer_directory / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
     end = tokenizer.token_to_id("<|endoftext|>")
-    documents = [[end, *tokenizer.encode(text).ids, end] for text in texts if text]
+    documents = [[end, *tokenizer.encode(text, add_special_tokens=False).ids, end] for text in texts if text]
     expected = Counter(pair for tokens in documents for pair in pairwise(tokens))
     assert learnt(batch) == expected
     check_layout(batch)
@@ -99,7 +99,7 @@ def test_documents_that_are_too_long_are_cut_or_dropped_and_counted(
     assert any(f"1 {name}" in line for line in data.report.lines())
     assert sequences.document_bytes == {"truncate": None, "split": 605, "drop": 5}[too_long]
     if too_long == "truncate":
-        assert sequences.num_tokens == 32 + len(data.tokenizer("short").input_ids) + 2
+        assert sequences.num_tokens == 32 + len(data.tokenizer("short", add_special_tokens=False).input_ids) + 2
 
 
 def test_a_document_that_is_too_long_can_be_an_error(make_config: MakeConfig, write_rows: WriteRows) -> None:

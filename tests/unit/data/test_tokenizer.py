@@ -50,8 +50,10 @@ def test_a_saved_tokenizer_loads_in_plain_transformers_to_the_same_ids(
         (tmp_path / "final" / "config.json").write_text(json.dumps({"model_type": model_type}))
     loaded = AutoTokenizer.from_pretrained(tmp_path / "final")
     for text in ("  leading", "don 't , stop .", "<|endoftext|>x", "naïve ✓\n\n  y"):
-        assert loaded(text).input_ids == tokenizer(text).input_ids
-        assert loaded.decode(loaded(text).input_ids) == text
+        ids = loaded(text).input_ids
+        assert ids == tokenizer(text).input_ids
+        assert ids[0] == loaded.bos_token_id, "plain transformers starts a prompt as training does"
+        assert loaded.decode(ids[1:]) == text
     assert len(loaded) == 310
     assert (loaded.eos_token, loaded.bos_token, loaded.pad_token) == ("<|endoftext|>", "<|endoftext|>", "<|pad|>")
 

@@ -90,11 +90,13 @@ def test_step_lines_are_told_from_others(line, parsed):
     assert parse_step_line(line) == parsed
 
 
-def test_evaluation_results_are_flattened():
-    assert (
-        format_evaluation_line(50, {"sql": {"loss": 0.51234, "questions": 200, "note": "x"}})
-        == "Evaluation after step 50 | sql.loss: 0.5123 | sql.questions: 200"
-    )
+def test_an_evaluation_is_told_by_part_with_its_headlines():
+    results = {"sql": {"loss": 0.51234, "sql_execution": 0.985, "tokens": 9}, "other": {"questions": 200, "note": "x"}}
+    assert format_evaluation_line(50, results).splitlines() == [
+        "Evaluation after step 50",
+        "  sql | Loss: 0.5123 | SQL execution accuracy: 98.5%",
+        "  other | questions 200",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,8 @@ def test_the_text_console_prints_the_perf_loggers_lines(open_log, record, capsys
     assert capsys.readouterr().out.splitlines() == [
         "[PerfLogger] Using 70.55B parameters for TFLOPs calculation. Formula 6N: 423.3 GFLOPs per token.",
         "Step: 5 | Time: 14.54s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620",
-        "Evaluation after step 5 | sql.loss: 0.5000",
+        "Evaluation after step 5",
+        "  sql | Loss: 0.5000",
     ]
 
 

@@ -1,0 +1,34 @@
+"""What the integration tests of the main job share: one directory of data and one run that nothing disturbed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.integration.tiny_run import Run, train, write_config, write_rows
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A run that went from its first step to its last, and what it printed."""
+
+    run: Run
+    output: str
+
+
+@pytest.fixture(scope="session")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with rows.jsonl, for configs, runs and caches."""
+    directory = tmp_path_factory.mktemp("drillyard")
+    write_rows(directory / "rows.jsonl")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def reference(workplace: Path) -> Reference:
+    """Two ranks, every step logged, no evaluation and no checkpoint before the end."""
+    config = write_config(workplace, "reference", logging={"every_steps": 1, "tensorboard": True})
+    ended = train(config, "--console", "text")
+    assert ended.returncode == 0, ended.stderr
+    return Reference(Run(config), ended.stdout)
