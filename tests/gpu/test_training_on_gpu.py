@@ -1,4 +1,4 @@
-"""What only a GPU can show: fast attention kernels train like SDPA does, compiled; a step never waits for the device."""
+"""What only a GPU can show: fast attention kernels train like SDPA does; a step never waits for the device."""
 
 from __future__ import annotations
 

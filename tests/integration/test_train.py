@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import signal
@@ -177,16 +176,3 @@ def test_stopped_runs_save_and_go_on_to_the_same_bits(workplace: Path, reference
     # No step was done twice: each start went on from the very step at which the one before it stopped.
     assert run.figures() == reference.run.figures()
     assert run.weights() == reference.run.weights()
-
-
-def test_two_starts_at_once_do_not_share_a_run(workplace: Path) -> None:
-    run = Run(write_config(workplace, "active", training__steps=2))
-    first = run.start()
-    wait_until(lambda: (run.directory / "logs" / "rank-1.log").exists(), first)
-    os.kill(first.pid, signal.SIGSTOP)
-    try:
-        second = train(run.config)
-    finally:
-        os.kill(first.pid, signal.SIGCONT)
-    assert second.returncode == 2 and "a run is active in it" in second.stderr
-    assert first.wait(timeout=240) == 0, first.communicate()[1]

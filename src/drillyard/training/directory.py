@@ -29,8 +29,9 @@ def run_directory_of(config: RunConfig) -> Path:
 def claim_run_directory(config: RunConfig, num_ranks: int) -> Path:
     """Create or reuse the run directory of `config` and save the resolved config there; returns its path.
 
-    Raises UserError when it cannot be written, holds a different run (also: of another global batch), holds checkpoints
-    that `resume: never` would pass over, or the checkpoint to resume from is not there.
+    A finished run is left as it is. Raises UserError when the directory cannot be written, holds a different run (one
+    of another global batch, too) or checkpoints that `resume: never` would pass over, or when the checkpoint to resume
+    from is not there.
     """
     directory = run_directory_of(config)
     try:
@@ -50,7 +51,8 @@ def claim_run_directory(config: RunConfig, num_ranks: int) -> Path:
             "set `resume: auto` to go on from them, or choose another name"
         )
     _require_resumable(config, num_ranks)
-    save_resolved(config, saved)
+    if not is_finished(config):
+        save_resolved(config, saved)
     return directory
 
 

@@ -53,9 +53,9 @@ def train(
     if ranks.rank == 0 and round_number == 0 and not is_claimed:
         claim_run_directory(config, ranks.world_size)
     data = prepare_on_all(config, ranks)
-    if ranks.rank == 0:
-        data.tokenizer.save_pretrained(directory / SAVED_TOKENIZER)
     with RunLog(directory, rank=ranks.rank, config=config, console=console, round_number=round_number) as log:
+        if round_number == 0 and not is_claimed:
+            log.event("run_start", world_size=ranks.world_size)
         log.event("round_start", world_size=ranks.world_size, threads=ranks.threads, **versions())
         log.event("data", parts=data.report.parts, notes=data.report.notes or None)
         for note in data.report.notes:
@@ -80,6 +80,8 @@ def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, d
     seed_rank(config.training.seed, 0, ranks)
     log.total_steps = parts.trainer.total_steps
     first_step = resume(config, parts.checkpointer, parts.optimizer, ranks, parts.identity, log)
+    if ranks.rank == 0:
+        data.tokenizer.save_pretrained(directory / SAVED_TOKENIZER)
     if first_step == 0:
         fill_weights(config, parts.model.causal_lm)
         if config.evaluation.at_start:
