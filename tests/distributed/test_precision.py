@@ -38,19 +38,23 @@ def dtypes(directory: str) -> dict[str, Any]:
     """What precision everything has in one step under bf16."""
     trainer, model = build(bf16_config(directory, 0))
     seen: dict[str, Any] = {"reduced": set(), "computed": set()}
-    reduce_scatter = dist.reduce_scatter_tensor
 
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        tensor = kwargs.get("input", args[1] if len(args) > 1 else None)
-        seen["reduced"].add(str(tensor.dtype))
-        return reduce_scatter(*args, **kwargs)
+    def watch(function: Any) -> Any:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            seen["reduced"].add(str(kwargs["input"].dtype))
+            return function(*args, **kwargs)
+
+        return watched
 
     for module in model.causal_lm.modules():
         if isinstance(module, torch.nn.Linear):
             module.register_forward_hook(lambda module, _, output: seen["computed"].add(str(output.dtype)))
-    dist.reduce_scatter_tensor = watched
-    run_steps(trainer, 0, 1)
-    dist.reduce_scatter_tensor = reduce_scatter
+    with pytest.MonkeyPatch.context() as patch:
+        # The name that FSDP2 calls changed between versions of torch.
+        for name in ("reduce_scatter_tensor", "reduce_scatter_single"):
+            if hasattr(dist, name):
+                patch.setattr(dist, name, watch(getattr(dist, name)))
+        run_steps(trainer, 0, 1)
     seen["masters"] = {str(shard.local.dtype) for shard in trainer.optimizer.shards}
     states = [trainer.optimizer.optimizer.state[shard.local] for shard in trainer.optimizer.shards]
     seen["moments"] = {str(state[name].dtype) for state in states for name in ("exp_avg", "exp_avg_sq")}

@@ -59,7 +59,7 @@ def first_half(directory: str, folder: str, dropout: bool, reference: bool) -> d
     trainer, _ = build(config_of(directory, dropout))
     rows = run_steps(trainer, 0, SAVED)
     checkpointer = checkpointer_in(Path(folder))
-    metadata = {**identity_of(trainer), "step": SAVED, "world_size": trainer.ranks.world_size}
+    metadata = {**identity_of(trainer), "step": SAVED, "world_size": trainer.ranks.world_size, "device": "cpu"}
     checkpointer.save(SAVED, checkpoint_state(trainer.optimizer, trainer.ranks), metadata=metadata)
     if reference:
         rows = np.concatenate([rows, run_steps(trainer, SAVED, STEPS)])
