@@ -4,6 +4,7 @@ PYTHON ?=
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -q
 TEST_GROUPS := lint unit distributed integration
+BENCHMARKS := command_start step_overhead data_tokenize data_memory python_stdlib
 
 # Tests and the demo never reach for the network, and leave the cores to the ranks.
 export HF_HUB_OFFLINE := 1
@@ -61,7 +62,7 @@ gpu: setup
 	@$(PYTEST) tests/gpu -m gpu
 
 bench: setup
-	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 clean:
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

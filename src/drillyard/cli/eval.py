@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from drillyard.cli.leaving import is_rank, leave
+
 if TYPE_CHECKING:
     from drillyard.training.evaluate import Request
 
@@ -61,13 +63,15 @@ def evaluate(
         sequence_length=sequence_length,
     )
     check_request(request)
-    if nproc_per_node > 1 and "RANK" not in os.environ:
+    if nproc_per_node > 1 and not is_rank():
         raise typer.Exit(_on_many_ranks(nproc_per_node, request))
     results = evaluate_saved(request)
     if results is not None:
         _print_table(results)
         if "sql-execution" in request.metrics or any("sql_execution" in result for result in results.values()):
             typer.echo(f"predictions: {folder / model.name}")
+    if is_rank():
+        leave(0)
 
 
 def _default_output(model: Path) -> Path:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from drillyard.cli.leaving import is_rank, leave
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
@@ -29,3 +31,5 @@ def export(
 
     export_checkpoint(checkpoint, directory)
     typer.echo(f"wrote {directory}: AutoModelForCausalLM.from_pretrained({str(directory)!r}) loads it")
+    if is_rank():
+        leave(0)

@@ -9,10 +9,11 @@ import sys
 import traceback
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from drillyard.cli.leaving import is_rank, leave
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def train(
     from drillyard.config import load_run_config, require_valid
 
     run = load_run_config(config, set_ or [])
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    if is_rank():
         _be_a_rank(run, console.value)
     num_ranks = nproc_per_node or (run.training.device != "cpu" and num_gpus()) or 1
     require_valid(run, num_ranks)
@@ -90,7 +91,7 @@ def num_gpus() -> int:
     return len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
 
 
-def _be_a_rank(run: RunConfig, console: ConsoleMode) -> None:
+def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
     from drillyard.cli.main import error_text
     from drillyard.training.run import train as train_rank
 
@@ -106,8 +107,4 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> None:
     except BaseException:
         traceback.print_exc()
         code = 1
-    # gloo's threads may abort a process that is done while the interpreter shuts down, and a rank that failed must not
-    # wait for the others in a collective on its way out: leave without either.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave(code)

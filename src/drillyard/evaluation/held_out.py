@@ -7,6 +7,7 @@ answer is run, and every prediction is written to a file beside the figures.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,21 @@ class HeldOut:
         predictions: list[str],
         verdicts: list[Verdict],
     ) -> None:
-        """One JSON line per question: what was asked, expected, predicted, and the verdict."""
+        """One JSON line per question: what was asked, expected, predicted, and the verdict. A full disk ends no run."""
         path = self.directory / label / f"{part.replace('/', '_')}.jsonl"
+        try:
+            self._write_lines(path, rows, prompts, predictions, verdicts)
+        except OSError as error:
+            print(f"drillyard: {path}: predictions are not written: {error.strerror}", file=sys.stderr)
+
+    def _write_lines(
+        self,
+        path: Path,
+        rows: list[dict[str, Any]],
+        prompts: list[str],
+        predictions: list[str],
+        verdicts: list[Verdict],
+    ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8") as file:
             for row, prompt, predicted, verdict in zip(rows, prompts, predictions, verdicts, strict=True):

@@ -6,6 +6,7 @@ slice.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +89,8 @@ def materialise(root: torch.nn.Module) -> None:
 def set_determinism(config: RunConfig) -> None:
     """`deterministic: true`: only kernels that give the same bits every time; an error where there is none."""
     if config.training.deterministic:
+        # cuBLAS is deterministic only with workspaces of fixed size; it reads this when it starts.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         backends: Any = torch.backends
         backends.cudnn.benchmark = False

@@ -123,6 +123,12 @@ def num_steps(config: RunConfig, data: PreparedData, shape: BatchShape) -> int:
             f"training.epochs: {config.training.epochs} passes over {data.train.num_sequences} sequences are less than "
             f"one global batch of {shape.global_batch_size}; give more data, or training.steps"
         )
+    warmup = config.training.schedule.warmup_steps
+    if warmup >= steps:
+        raise UserError(
+            f"training.schedule.warmup_steps: {warmup} of {steps} steps ({config.training.epochs} epochs) are warmup: "
+            "the peak is never trained at; lower it"
+        )
     return steps
 
 
