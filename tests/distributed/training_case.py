@@ -17,13 +17,14 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from drillyard.config import RunConfig, resolved_accumulation, resolved_global_batch
+from drillyard.config import RunConfig
 from drillyard.data import prepare
 from drillyard.parallel.ranks import Ranks, start_ranks
 from drillyard.parallel.setup import SetUpModel, fill_weights, set_up_model
+from drillyard.training.assemble import batch_shape
 from drillyard.training.optimizer import ShardedAdamW
 from drillyard.training.state import seed_rank
-from drillyard.training.trainer import BatchShape, StepWindow, Trainer
+from drillyard.training.trainer import StepWindow, Trainer
 
 LLAMA = {
     "architecture": "llama",
@@ -110,11 +111,7 @@ def build(config: RunConfig, ranks: Ranks | None = None) -> tuple[Trainer, SetUp
     if config.training.precision == "fp64":
         norms_in_fp64(model.causal_lm)
     optimizer = ShardedAdamW(model.root, config.training.optimizer, config.training.gradient_clipping, ranks)
-    shape = BatchShape(
-        config.training.micro_batch_size,
-        resolved_accumulation(config, ranks.world_size),
-        resolved_global_batch(config, ranks.world_size),
-    )
+    shape = batch_shape(config, ranks)
     assert config.training.steps is not None
     trainer = Trainer(
         config,
