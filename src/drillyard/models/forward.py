@@ -45,6 +45,12 @@ def head_logits(model: PreTrainedModel, hidden_RH: torch.Tensor) -> torch.Tensor
     return logits_RV
 
 
+def head_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
+    """The parameters that `head_logits` uses: those outside of the base model, and those it shares with it (tied)."""
+    heads = [child for name, child in model.named_children() if name != model.base_model_prefix]
+    return list(dict.fromkeys(parameter for head in heads for parameter in head.parameters()))
+
+
 class _GivenRows(nn.Module):
     """A base model whose final hidden states are its input embeddings."""
 

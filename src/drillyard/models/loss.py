@@ -1,33 +1,37 @@
 """Next-token cross entropy inside the root's forward, with the vocabulary never whole in memory.
 
 The root module that FSDP2 shards is the causal language model *and* its loss. Its forward keeps the final hidden
-states, takes only the rows that carry loss, and turns them into logits a chunk at a time. Each chunk is recomputed in
-backward (non-reentrant checkpointing), so at most chunk x V logits exist at once, in forward and in backward. The
-head's weights belong to the root's FSDP group, which is gathered while the root's forward and backward run; called from
-outside, the head would be a shard.
+states, takes only the rows that carry loss, and turns them into logits a chunk at a time. A chunk's gradient is made
+as soon as its loss is, while its logits are there: at most chunk x V logits exist at once, nothing is computed twice,
+and what waits for backward is the gradient of the hidden rows and of the head's weights. The head's weights belong to
+the root's FSDP group, which is gathered while the root's forward and backward run; called from outside, the head would
+be a shard.
 
-Cost: the head's matrix product twice in forward (once again in backward). Rows without a label cost nothing, which in
-supervised fine-tuning with long prompts more than pays for the recomputation.
+Cost: rows that carry loss times three products with the head (one forward, two backward), which is the least there is;
+rows without a label cost nothing. The head's gradient, V x H in compute precision, is alive from the loss on, as it
+would be from the start of backward. A forward with gradients enabled is taken to be followed by a backward.
 
-Letters: B sequences, T tokens per sequence, R rows that carry loss (padded to a whole number of chunks), H hidden, V
-vocabulary.
+Letters: B sequences, T tokens per sequence, R rows that carry loss (padded to a whole number of chunks), C rows of a
+chunk, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from drillyard.data import Batch
 from drillyard.models.attention import packed_attention_inputs
-from drillyard.models.forward import final_hidden, head_logits
+from drillyard.models.forward import final_hidden, head_logits, head_parameters
 
 IGNORED = -100
 LARGEST_CHUNK = 2048
@@ -55,25 +59,91 @@ class LanguageModelLoss(nn.Module):
         """
         hidden_BTH = final_hidden(self.causal_lm, input_ids_BT, position_ids_BT, attention)
         hidden_RH = hidden_BTH.flatten(0, 1).index_select(0, rows_R)
-        total = hidden_RH.new_zeros((), dtype=loss_dtype(hidden_RH.dtype))
-        for hidden_CH, targets_C in zip(
-            torch.split(hidden_RH, chunk_rows), torch.split(targets_R, chunk_rows), strict=True
-        ):
-            if torch.is_grad_enabled():
-                total = total + checkpoint(self._chunk_loss, hidden_CH, targets_C, use_reentrant=False)
-            else:
-                total = total + self._chunk_loss(hidden_CH, targets_C)
-        return total
-
-    def _chunk_loss(self, hidden_CH: torch.Tensor, targets_C: torch.Tensor) -> torch.Tensor:
-        logits_CV = head_logits(self.causal_lm, hidden_CH)
-        logits_CV = logits_CV.to(loss_dtype(logits_CV.dtype))
-        return F.cross_entropy(logits_CV, targets_C, ignore_index=IGNORED, reduction="sum")
+        if torch.is_grad_enabled():
+            weights = [weight for weight in head_parameters(self.causal_lm) if weight.requires_grad]
+            total: torch.Tensor = _LossWithGradients.apply(self.causal_lm, targets_R, chunk_rows, hidden_RH, *weights)
+            return total
+        return sum_of_chunks(
+            chunk_loss(head_logits(self.causal_lm, hidden_CH), targets_C)
+            for hidden_CH, targets_C in chunks(hidden_RH, targets_R, chunk_rows)
+        )
 
     def next_logits(self, **inputs: Any) -> torch.Tensor:
         """Logits [B, V] that follow the last position; for generation with a KV cache in `inputs`."""
         logits: torch.Tensor = self.causal_lm(**inputs, logits_to_keep=1).logits
         return logits[:, -1]
+
+
+class _LossWithGradients(torch.autograd.Function):
+    """The summed loss of rows of hidden states, whose gradients are made along with it, chunk by chunk."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        causal_lm: PreTrainedModel,
+        targets_R: torch.Tensor,
+        chunk_rows: int,
+        hidden_RH: torch.Tensor,
+        *weights: torch.Tensor,
+    ) -> torch.Tensor:
+        hidden_gradient_RH = torch.empty_like(hidden_RH)
+        weight_gradients: list[torch.Tensor] = []
+        losses = []
+        done = 0
+        for hidden_CH, targets_C in chunks(hidden_RH, targets_R, chunk_rows):
+            with torch.enable_grad():
+                hidden_CH = hidden_CH.detach().requires_grad_()
+                logits_CV = head_logits(causal_lm, hidden_CH)
+            loss, logits_gradient_CV = loss_and_gradient(logits_CV.detach(), targets_C)
+            gradients = torch.autograd.grad(logits_CV, [hidden_CH, *weights], logits_gradient_CV)
+            losses.append(loss)
+            hidden_gradient_RH[done : done + len(targets_C)] = gradients[0]
+            done += len(targets_C)
+            if weight_gradients:
+                torch._foreach_add_(weight_gradients, gradients[1:])
+            else:
+                weight_gradients = list(gradients[1:])
+        # Neither inputs nor outputs; held plainly so that backward can hand them over without a copy.
+        ctx.gradients = [hidden_gradient_RH, *weight_gradients]
+        return sum_of_chunks(losses)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, loss_gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None
+        torch._foreach_mul_(gradients, loss_gradient)
+        return None, None, None, *gradients
+
+
+def loss_and_gradient(logits_CV: torch.Tensor, targets_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Summed cross entropy of a chunk, and its gradient [C, V] in the logits' precision: softmax less the target.
+
+    Rows of target -100 add nothing to either. The arithmetic is that of `loss_dtype`.
+    """
+    log_probabilities_CV = F.log_softmax(logits_CV, dim=-1, dtype=loss_dtype(logits_CV.dtype))
+    loss = F.nll_loss(log_probabilities_CV, targets_C, ignore_index=IGNORED, reduction="sum")
+    counts_C1 = (targets_C != IGNORED).to(log_probabilities_CV.dtype)[:, None]
+    gradient_CV = log_probabilities_CV.exp_().mul_(counts_C1)
+    gradient_CV.scatter_add_(1, targets_C.clamp(min=0)[:, None], -counts_C1)
+    return loss, gradient_CV.to(logits_CV.dtype)
+
+
+def chunk_loss(logits_CV: torch.Tensor, targets_C: torch.Tensor) -> torch.Tensor:
+    """Summed cross entropy of a chunk in `loss_dtype`."""
+    logits_CV = logits_CV.to(loss_dtype(logits_CV.dtype))
+    return F.cross_entropy(logits_CV, targets_C, ignore_index=IGNORED, reduction="sum")
+
+
+def chunks(
+    hidden_RH: torch.Tensor, targets_R: torch.Tensor, chunk_rows: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Rows and targets, `chunk_rows` at a time; the last chunk may be smaller."""
+    return zip(torch.split(hidden_RH, chunk_rows), torch.split(targets_R, chunk_rows), strict=True)
+
+
+def sum_of_chunks(losses: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The sum of the chunks' losses, in their order."""
+    return functools.reduce(torch.add, losses)
 
 
 def loss_dtype(dtype: torch.dtype) -> torch.dtype:

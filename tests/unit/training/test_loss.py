@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.unit.models.tiny import CONFIGS, LENGTH, VOCAB, filled_model
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -65,6 +66,59 @@ def test_equals_the_models_own_logits_in_loss_and_gradients(tied: bool, share: f
     torch.testing.assert_close(loss, expected, rtol=1e-13, atol=1e-10)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-9, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_every_architectures_own_head_gives_the_same_loss_and_gradients(architecture: str) -> None:
+    """Scaled and soft-capped logits, tied and untied heads: all gradients, in fp64, through several chunks."""
+    model = filled_model(architecture, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(2, VOCAB, (2, LENGTH), generator=generator)
+    targets = torch.randint(0, VOCAB, (2 * LENGTH,), generator=generator)
+    targets[::5] = -100
+    positions = torch.arange(LENGTH).expand(2, -1)
+    logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits
+    expected = F.cross_entropy(logits.flatten(0, 1), targets, reduction="sum")
+    (expected / 7).backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    loss = LanguageModelLoss(model)(ids, positions, {}, torch.arange(2 * LENGTH), targets, 10)
+    (loss / 7).backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-13, atol=1e-10)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(model.get_parameter(name).grad, gradient, rtol=1e-9, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("frozen", ["lm_head", "model"])
+def test_frozen_weights_get_no_gradient_and_the_others_theirs(frozen: str) -> None:
+    model, batch = make_model(), make_batch()
+    summed_loss(model, batch, chunk_tokens=24).backward()
+    whole = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    model.get_submodule(frozen).requires_grad_(False)
+    summed_loss(model, batch, chunk_tokens=24).backward()
+    for name, parameter in model.named_parameters():
+        if name.startswith(frozen):
+            assert parameter.grad is None
+        else:
+            torch.testing.assert_close(parameter.grad, whole[name], rtol=1e-12, atol=1e-12, msg=name)
+
+
+def test_bf16_gradients_are_as_near_to_the_truth_as_those_of_autograd() -> None:
+    """The chunks' own gradients are no less precise than torch's, judged by fp64 on the same bf16 weights."""
+    model, batch = make_model().bfloat16(), make_batch()
+    truth_model = make_model()
+    truth_model.load_state_dict(model.state_dict())
+    summed_loss(truth_model, batch).backward()
+    summed_loss(model, batch, chunk_tokens=64).backward()
+    ours = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    logits = model(input_ids=torch.from_numpy(batch.input_ids), use_cache=False).logits.float().flatten(0, 1)
+    F.cross_entropy(logits, torch.from_numpy(batch.labels).flatten(), reduction="sum").backward()
+    for name, parameter in model.named_parameters():
+        truth = truth_model.get_parameter(name).grad
+        error, error_of_autograd = (float((g.double() - truth).norm()) for g in (ours[name], parameter.grad))
+        assert error < 1.5 * error_of_autograd + 1e-3 * float(truth.norm()), name
 
 
 class LargestTensor(TorchDispatchMode):
