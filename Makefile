@@ -4,7 +4,7 @@ PYTHON ?=
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -q
 TEST_GROUPS := lint unit distributed integration
-BENCHMARKS := command_start step_overhead data_tokenize data_memory python_stdlib
+BENCHMARKS := command_start step_overhead save_cost restart data_tokenize data_memory python_stdlib
 
 # Tests and the demo never reach for the network, and leave the cores to the ranks.
 export HF_HUB_OFFLINE := 1

@@ -10,8 +10,6 @@ the median step of each, the ratio of medians over blocks, and its 95 % interval
 from __future__ import annotations
 
 import argparse
-import json
-import random
 import statistics
 import sys
 import tempfile
@@ -26,6 +24,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.bare_loop import BareLoop
+from benchmarks.workload import llama_run
 from tests.distributed.ranks import run_ranks
 
 from drillyard.config import RunConfig
@@ -42,44 +41,22 @@ WARMUP_BLOCKS = 2
 
 
 def make_config(directory: Path, arguments: argparse.Namespace) -> RunConfig:
-    """A run config over random text that fills every sequence."""
-    generator = random.Random(0)
-    words = ["".join(generator.choices("abcdefghijklmnopqrstuvwxyz", k=generator.randint(2, 8))) for _ in range(500)]
-    with (directory / "text.jsonl").open("w") as file:
-        for _ in range(2000):
-            file.write(json.dumps({"text": " ".join(generator.choices(words, k=300))}) + "\n")
-    return RunConfig.model_validate(
-        {
-            "name": "overhead",
-            "output": str(directory / "runs"),
-            "model": {
-                "init": "random",
-                "config": {
-                    "architecture": "llama",
-                    "hidden_size": arguments.hidden,
-                    "intermediate_size": 4 * arguments.hidden,
-                    "num_hidden_layers": arguments.layers,
-                    "num_attention_heads": 4,
-                    "num_key_value_heads": 4,
-                },
-            },
-            "data": {
-                "source": str(directory / "text.jsonl"),
-                "sequence_length": arguments.sequence_length,
-                "tokenizer": {"train": "bpe", "vocab_size": 2048},
-                "cache_directory": str(directory / "cache"),
-            },
-            "training": {
-                "steps": 1_000_000,
-                "micro_batch_size": arguments.micro_batch_size,
-                "precision": "fp32",
-                "optimizer": {"learning_rate": 1e-3, "weight_decay": 0.01},
-                "schedule": {"name": "constant"},
-                "activation_checkpointing": "none",
-                "compile": False,
-            },
-        }
+    """The run that both train: fp32, nothing compiled."""
+    settings = llama_run(
+        directory,
+        "overhead",
+        hidden=arguments.hidden,
+        layers=arguments.layers,
+        heads=4,
+        kv_heads=4,
+        sequence_length=arguments.sequence_length,
+        micro_batch_size=arguments.micro_batch_size,
+        vocab_size=2048,
+        documents=2000,
+        words=300,
+        training={"steps": 1_000_000, "precision": "fp32", "compile": False},
     )
+    return RunConfig.model_validate(settings)
 
 
 def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[float]]:

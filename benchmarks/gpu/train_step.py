@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.workload import llama_run
 
 WARMUP, STEPS = 5, 15
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -33,38 +36,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def write_inputs(directory: Path, arguments: argparse.Namespace) -> Path:
     """Random text and a run config over it."""
-    generator = random.Random(0)
-    words = ["".join(generator.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(5000)]
-    with (directory / "text.jsonl").open("w") as file:
-        for _ in range(400):
-            file.write(json.dumps({"text": " ".join(generator.choices(words, k=4000))}) + "\n")
-    config = {
-        "name": "gpu",
-        "model": {
-            "init": "random",
-            "config": {
-                "architecture": "llama",
-                "hidden_size": arguments.hidden,
-                "intermediate_size": 4 * arguments.hidden,
-                "num_hidden_layers": arguments.layers,
-                "num_attention_heads": arguments.hidden // 64,
-                "num_key_value_heads": max(1, arguments.hidden // 256),
-            },
-        },
-        "data": {
-            "source": str(directory / "text.jsonl"),
-            "sequence_length": arguments.sequence_length,
-            "tokenizer": {"train": "bpe", "vocab_size": 32000},
-        },
-        "training": {
-            "steps": STEPS,
-            "micro_batch_size": arguments.micro_batch_size,
-            "optimizer": {"learning_rate": 1e-4},
-            "activation_checkpointing": "none",
-        },
-    }
+    settings = llama_run(
+        directory,
+        "gpu",
+        hidden=arguments.hidden,
+        layers=arguments.layers,
+        heads=arguments.hidden // 64,
+        kv_heads=max(1, arguments.hidden // 256),
+        sequence_length=arguments.sequence_length,
+        micro_batch_size=arguments.micro_batch_size,
+        vocab_size=32000,
+        documents=400,
+        words=4000,
+        training={"steps": STEPS},
+    )
     path = directory / "run.yaml"
-    path.write_text(json.dumps(config))
+    path.write_text(json.dumps(settings))
     return path
 
 
