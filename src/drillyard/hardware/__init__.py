@@ -1,5 +1,37 @@
-"""Facts about hardware as data files, each with its source and date, and their lookup."""
+"""Facts about hardware as data files, each with its source and date, and their lookup.
 
-from drillyard.hardware.accelerators import Accelerator, accelerators, find_accelerator
+from drillyard.hardware import catalog
+machine = catalog().machine("a4-highgpu-8g")
+catalog().accelerator_of(machine).peak("bf16").value      # FLOP/s, dense
+machine.fact("network_gbps")                              # the value with source, date and whether it is unverified
+"""
 
-__all__ = ["Accelerator", "accelerators", "find_accelerator"]
+from drillyard.hardware.accelerators import Accelerator
+from drillyard.hardware.bandwidths import Bandwidth, BusBandwidth
+from drillyard.hardware.catalog import Catalog, accelerators, catalog, find_accelerator, load_catalog
+from drillyard.hardware.facts import Fact, Source, combine, total
+from drillyard.hardware.machines import Machine
+from drillyard.hardware.network_stacks import NetworkStack
+from drillyard.hardware.prices import Price
+from drillyard.hardware.quotas import Quota, quota_needed, region_of
+
+__all__ = [
+    "Accelerator",
+    "Bandwidth",
+    "BusBandwidth",
+    "Catalog",
+    "Fact",
+    "Machine",
+    "NetworkStack",
+    "Price",
+    "Quota",
+    "Source",
+    "accelerators",
+    "catalog",
+    "combine",
+    "find_accelerator",
+    "load_catalog",
+    "quota_needed",
+    "region_of",
+    "total",
+]

@@ -1,65 +1,99 @@
-"""Accelerators: dense peak FLOP/s by precision and memory, looked up by our name or by the name the driver reports.
+"""Accelerators: dense peak FLOP/s by precision, memory and links, looked up by our name or by the name the driver
+reports.
 
-The facts stand in accelerators.yaml, each row with its source and date. There is no default row: an accelerator that is
-not known has no peak, so a run on it has no MFU; a wrong one would be worse. A CPU has no row for the same reason.
+The facts stand in accelerators.yaml, each with its source and date. There is no default row: an accelerator that is
+not known has no peak, so a run on it has no MFU; a wrong one would be worse. The row `cpu` has no peak for the same
+reason, and no device name leads to it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
-import yaml
+from drillyard.hardware.facts import Fact, Row, combine
 
 
-@dataclass(frozen=True, slots=True)
-class Accelerator:
-    """One GPU model. `peak_flops` maps a precision (bf16, fp8, ...) to dense FLOP/s; `memory_gb` is in 1e9 bytes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator(Row):
+    """One model of GPU. What is not known is None, or missing in a mapping from precision (bf16, fp8, ...) to TFLOP/s.
 
-    `unverified` names the fields (`peak_tflops`, or one value as `peak_tflops.fp4`) that no primary source confirms.
+    `peak_tflops` and `sparse_tflops` are the vendor's, without and with 2:4 sparsity; `achievable_tflops` is the best
+    matmul anyone has published. `memory_gb` is the size as sold, `memory_gib` the total that the driver reports.
+    `gpu_link_gb_per_s` counts both directions together, as vendors do; host link and host-device copies count one.
     """
 
     name: str
     title: str
-    reported_as: tuple[str, ...]
-    peak_flops: dict[str, float]
-    memory_gb: float
-    source: str
-    date: str
-    unverified: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
+    reported_as: tuple[str, ...] = ()
+    peak_tflops: Mapping[str, float] = field(default_factory=dict)
+    sparse_tflops: Mapping[str, float] = field(default_factory=dict)
+    achievable_tflops: Mapping[str, float] = field(default_factory=dict)
+    memory_gb: float | None = None
+    memory_gib: float | None = None
+    memory_bandwidth_gb_per_s: float | None = None
+    gpu_link: Literal["nvlink", "infinity-fabric"] | None = None
+    gpu_link_gb_per_s: float | None = None
+    host_link: str | None = None
+    host_link_gb_per_s: float | None = None
+    host_device_gb_per_s: float | None = None
+
+    @property
+    def source(self) -> str:
+        """Where the row was read; single fields may have another source, see `fact`."""
+        return self.provenance.row.text
+
+    @property
+    def date(self) -> str | None:
+        """The date of `source`."""
+        return self.provenance.row.date
+
+    @property
+    def peak_flops(self) -> Mapping[str, float]:
+        """Dense peak in FLOP/s by precision."""
+        return {precision: tflops * 1e12 for precision, tflops in self.peak_tflops.items()}
+
+    def peak(self, precision: str) -> Fact[float] | None:
+        """Dense peak in FLOP/s at `precision`, or None where it is not known."""
+        return self.fact(f"peak_tflops.{precision}") * 1e12 if precision in self.peak_tflops else None
+
+    def achievable(self, precision: str) -> Fact[float] | None:
+        """The best published matmul rate in FLOP/s at `precision`, or None."""
+        return self.fact(f"achievable_tflops.{precision}") * 1e12 if precision in self.achievable_tflops else None
+
+    def achievable_fraction(self, precision: str) -> Fact[float] | None:
+        """`achievable` over `peak`: a higher utilisation is a mistake of units. None where either is not known."""
+        reached, peak = self.achievable(precision), self.peak(precision)
+        return None if reached is None or peak is None else reached / peak
 
     def peak_is_unverified(self, precision: str) -> bool:
         """Whether the peak at `precision` rests on a derivation or a secondary source: say so where it is used."""
-        return bool({"peak_tflops", f"peak_tflops.{precision}"} & set(self.unverified))
+        return self.provenance.of(f"peak_tflops.{precision}").unverified
+
+    def host_device_bandwidth_gb_per_s(self) -> Fact[float] | None:
+        """Pinned copies between host and device, one direction: as published, else the link's line rate, else None."""
+        if self.host_device_gb_per_s is not None:
+            return self.fact("host_device_gb_per_s")
+        return None if self.host_link_gb_per_s is None else self.fact("host_link_gb_per_s")
+
+    def one_way_link_gb_per_s(self) -> Fact[float] | None:
+        """GPU to GPU inside a node, one direction: half of what vendors state."""
+        if self.gpu_link_gb_per_s is None:
+            return None
+        return combine(self.gpu_link_gb_per_s / 2, self.fact("gpu_link_gb_per_s"))
+
+    def is_called(self, name: str) -> bool:
+        """Whether the whole of `name` is one of the row's names, in any case and spacing."""
+        wanted = " ".join(name.split()).casefold()
+        return wanted in {known.casefold() for known in (self.name, self.title, *self.aliases, *self.reported_as)}
 
 
-@cache
-def accelerators() -> tuple[Accelerator, ...]:
-    """All known accelerators in the order of the data file."""
-    rows = yaml.safe_load(files("drillyard.hardware").joinpath("accelerators.yaml").read_text(encoding="utf-8"))
-    return tuple(
-        Accelerator(
-            name=row["name"],
-            title=row["title"],
-            reported_as=tuple(row["reported_as"]),
-            peak_flops={precision: float(tflops) * 1e12 for precision, tflops in row["peak_tflops"].items()},
-            memory_gb=float(row["memory_gb"]),
-            source=row["source"],
-            date=str(row["date"]),
-            unverified=tuple(row.get("unverified", ())),
-        )
-        for row in rows
-    )
+def by_device_name(name: str, known: Iterable[Accelerator]) -> Accelerator | None:
+    """The accelerator that is called `name` (our name or the driver's), or None; the CPU is no accelerator here.
 
-
-def find_accelerator(name: str) -> Accelerator | None:
-    """The accelerator with our name (`h100`) or the driver's (`NVIDIA H100 80GB HBM3`), in any case; None if unknown.
-
-    The whole name must match: a partitioned GPU (`... MIG 1g.10gb`) or a variant that is not listed is not guessed at.
+    The whole name must match: a partitioned or virtual GPU (`... MIG 1g.10gb`, `GRID A100-10C`) or a variant that is
+    not listed is not guessed at.
     """
-    wanted = " ".join(name.split()).casefold()
-    for accelerator in accelerators():
-        if wanted in {known.casefold() for known in (accelerator.name, accelerator.title, *accelerator.reported_as)}:
-            return accelerator
-    return None
+    return next((row for row in known if row.name != "cpu" and row.is_called(name)), None)

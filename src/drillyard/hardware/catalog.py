@@ -1,0 +1,252 @@
+"""The catalog: all rows of our data files, and over them the rows of a user's own file.
+
+A data file is read when something of its kind is asked for, and once. A user's file is read with its line numbers,
+checked as a whole, and laid over the catalog: a row with a known name changes the fields that it gives, any other row
+is added, and own prices and bandwidths come before ours. What comes from it names it as its source.
+
+    catalog().machine("a4-highgpu-8g").fact("network_gbps")      # value, source, date, unverified
+    load_catalog("my-hardware.yaml").accelerator("my-gpu")
+
+Cost: 2 to 15 ms for a kind that is asked for first, nothing afterwards. Lookups that find nothing raise UserError
+with the nearest names; the `find_` lookups give None instead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from functools import cache, cached_property
+from importlib.resources import files
+from typing import Any, TypeVar
+
+import yaml
+
+from drillyard.errors import UserError
+from drillyard.hardware.accelerators import Accelerator, by_device_name
+from drillyard.hardware.bandwidths import Bandwidth, BusBandwidth, bus_bandwidth, bus_bandwidth_bound
+from drillyard.hardware.facts import Fact, Row, Source
+from drillyard.hardware.machines import Machine
+from drillyard.hardware.network_stacks import NetworkStack
+from drillyard.hardware.prices import Price, find_price
+from drillyard.hardware.schema import PROVENANCE_KEYS, read_row
+
+R = TypeVar("R", bound=Row)
+Key = Callable[[Mapping[str, Any]], object]
+
+
+def _by_name(row: Mapping[str, Any]) -> object:
+    return str(row.get("name"))
+
+
+def _by_measurement(row: Mapping[str, Any]) -> object:
+    place = [str(row.get(field)) for field in ("machine", "accelerator", "collective", "nodes")]
+    return (*place, str(row.get("role", "measured")), str(row.get("in_network", False)))
+
+
+def _by_offer(row: Mapping[str, Any]) -> object:
+    return tuple(str(row.get(field)) for field in ("machine", "consumption", "region"))
+
+
+KINDS: dict[str, tuple[type[Row], Key]] = {
+    "accelerators": (Accelerator, _by_name),
+    "machines": (Machine, _by_name),
+    "network_stacks": (NetworkStack, _by_name),
+    "bandwidths": (Bandwidth, _by_measurement),
+    "prices": (Price, _by_offer),
+}
+"""Sections of a hardware file: the class of their rows, and what makes two rows the same one."""
+
+OWN_FILE_HINT = "give your own in a file: --hardware FILE (`drillyard hardware --help` shows its form)"
+
+
+class Catalog:
+    """Every kind of row by name; `own` are the checked rows of a user's file, laid over ours."""
+
+    def __init__(self, own: Mapping[str, list[dict[str, Any]]] | None = None, own_source: Source | None = None) -> None:
+        self._own = own or {}
+        self._own_source = own_source
+
+    @cached_property
+    def accelerators(self) -> dict[str, Accelerator]:
+        """Accelerators by name, in the order of the data file."""
+        return {row.name: row for row in self._rows("accelerators", Accelerator)}
+
+    @cached_property
+    def machines(self) -> dict[str, Machine]:
+        """Machines by name."""
+        return {row.name: row for row in self._rows("machines", Machine)}
+
+    @cached_property
+    def network_stacks(self) -> dict[str, NetworkStack]:
+        """Network stacks by name."""
+        return {row.name: row for row in self._rows("network_stacks", NetworkStack)}
+
+    @cached_property
+    def bandwidths(self) -> tuple[Bandwidth, ...]:
+        """Reference bandwidths, a user's own first."""
+        return tuple(self._rows("bandwidths", Bandwidth))
+
+    @cached_property
+    def prices(self) -> tuple[Price, ...]:
+        """Prices, a user's own first."""
+        return tuple(self._rows("prices", Price))
+
+    def find_accelerator(self, name: str) -> Accelerator | None:
+        """The accelerator with our name (`h100`) or the driver's (`NVIDIA H100 80GB HBM3`); never a similar one."""
+        return by_device_name(name, self.accelerators.values())
+
+    def find_machine(self, name: str) -> Machine | None:
+        """The machine with this name or alias."""
+        return self.machines.get(name) or next((row for row in self.machines.values() if name in row.aliases), None)
+
+    def accelerator(self, name: str) -> Accelerator:
+        """The accelerator called `name`, `cpu` included. UserError with the nearest names when there is none."""
+        found = self.accelerators.get(name) or self.find_accelerator(name)
+        return found or _missing("accelerator", name, self.accelerators)
+
+    def machine(self, name: str) -> Machine:
+        """The machine called `name`. UserError with the nearest names when there is none."""
+        return self.find_machine(name) or _missing("machine", name, self.machines)
+
+    def network_stack(self, name: str) -> NetworkStack:
+        """The network stack called `name`. UserError with the nearest names when there is none."""
+        return self.network_stacks.get(name) or _missing("network stack", name, self.network_stacks)
+
+    def accelerator_of(self, machine: Machine) -> Accelerator:
+        """The accelerator of `machine`, which exists: the rows were checked."""
+        return self.accelerators[machine.accelerator]
+
+    def price(self, machine: str, consumption: str, region: str | None = None) -> Price | None:
+        """What `machine` costs, bought so in `region` (any known region if None), or None where that is not known."""
+        return find_price(self.prices, machine, consumption, region)
+
+    def bus_bandwidth(
+        self, machine: Machine, collective: str, num_nodes: int, size_bytes: float
+    ) -> BusBandwidth | None:
+        """The reference bus bandwidth for messages of `size_bytes`, with its row; None where nothing was measured."""
+        return bus_bandwidth(self.bandwidths, machine, collective, num_nodes, size_bytes)
+
+    def bus_bandwidth_bound(self, machine: Machine, collective: str, num_nodes: int) -> Fact[float] | None:
+        """The bus bandwidth in GB/s that line rates allow; None where they are not known."""
+        return bus_bandwidth_bound(machine, self.accelerator_of(machine), collective, num_nodes)
+
+    def _rows(self, kind: str, cls: type[R]) -> list[R]:
+        raws, own = raw_rows(kind), self._own.get(kind, [])
+        key = KINDS[kind][1]
+        keys = [key(raw) for raw in raws]
+        replaced = {key(raw) for raw in own}
+        laid_over = [self.row(cls, merged(raw, raws, keys, key), own=self._own_source) for raw in own]
+        kept = [self.row(cls, raw, own=None) for raw, its in zip(raws, keys, strict=True) if its not in replaced]
+        return [*laid_over, *kept] if kind in ("prices", "bandwidths") else [*kept, *laid_over]
+
+    @staticmethod
+    def row(cls: type[R], raw: dict[str, Any], own: Source | None) -> R:
+        """The row that `raw` describes; it was checked when its file was read, or by the tests of our files."""
+        row, mistakes = read_row(cls, raw, (), sources(), own)
+        assert row is not None, f"{raw.get('name', raw)}: {mistakes}"
+        return row
+
+
+def nearest_names(name: str, names: Iterable[str]) -> list[str]:
+    """Up to three of `names` that resemble `name`, the best first."""
+    by_lower = {known.lower(): known for known in names}
+    return [by_lower[close] for close in get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)]
+
+
+def _missing(kind: str, name: str, names: Iterable[str]) -> Any:
+    close = nearest_names(name, names)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"`drillyard hardware` lists every {kind}"
+    raise UserError(f"{kind} '{name}' is not known; {hint}\nOr {OWN_FILE_HINT}.")
+
+
+def merged(raw: dict[str, Any], raws: list[dict[str, Any]], keys: list[object], key: Key) -> dict[str, Any]:
+    """`raw`, of a user's file, over the row of ours with the same name; a price or bandwidth stands for itself.
+
+    A mapping is laid over value by value. What ours still says keeps its source and its doubts.
+    """
+    if key is not _by_name or key(raw) not in keys:
+        return raw
+    ours = raws[keys.index(key(raw))]
+    body = {field: value for field, value in ours.items() if field not in PROVENANCE_KEYS}
+    kept: list[str] = []
+    for field, value in body.items():
+        own = raw.get(field)
+        if isinstance(value, dict) and isinstance(own, dict):
+            body[field] = {**value, **own}
+            kept += [f"{field}.{inner}" for inner in value if inner not in own]
+        elif field in raw:
+            body[field] = own
+        else:
+            kept.append(field)
+    texts, doubts = ours.get("sources", {}), ours.get("unverified", [])
+    origins = {path: texts.get(path) or texts.get(path.split(".")[0]) or ours["source"] for path in kept}
+    finer = {path: text for path, text in texts.items() if path.split(".")[0] in kept}
+    doubted = [path for path in kept if path in doubts or path.split(".")[0] in doubts]
+    finer_doubts = [path for path in doubts if path.split(".")[0] in kept and path not in doubted]
+    own_texts, own_doubts = raw.get("sources", {}), raw.get("unverified", [])
+    if own_doubts is True:
+        own_doubts = [field for field in raw if field not in PROVENANCE_KEYS]
+    return {
+        **raw,
+        **body,
+        "sources": {**origins, **finer, **own_texts} if isinstance(own_texts, dict) else own_texts,
+        "unverified": [*doubted, *finer_doubts, *own_doubts] if isinstance(own_doubts, list) else own_doubts,
+    }
+
+
+@cache
+def raw_rows(kind: str) -> list[dict[str, Any]]:
+    """The rows of one of our files, as they are written."""
+    rows = _read(f"{kind}.yaml")
+    assert isinstance(rows, list)
+    return rows
+
+
+@cache
+def sources() -> dict[str, Source]:
+    """The sources that rows refer to, by key."""
+    return {
+        key: Source(row["text"], str(row["date"]), row.get("unverified", False))
+        for key, row in _read("sources.yaml").items()
+    }
+
+
+@cache
+def read_rules(cls: type[R]) -> tuple[R, ...]:
+    """The rules of quotas.yaml as rows of `cls`."""
+    return tuple(Catalog.row(cls, raw, own=None) for raw in raw_rows("quotas"))
+
+
+def _read(name: str) -> Any:
+    """A data file as plain values. libyaml's loader reads the same and is ten times as fast, where PyYAML has it."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(files("drillyard.hardware").joinpath(name).read_text(encoding="utf-8"), Loader=loader)
+
+
+@cache
+def catalog() -> Catalog:
+    """Our own catalog, without a user's file."""
+    return Catalog()
+
+
+def load_catalog(path: str | os.PathLike[str] | None) -> Catalog:
+    """Our catalog with the rows of the file at `path` laid over it; our own where `path` is None.
+
+    Raises UserError with every mistake of the file, each with its line.
+    """
+    if path is None:
+        return catalog()
+    from drillyard.hardware.own import read_own_file
+
+    return read_own_file(path)
+
+
+def accelerators() -> tuple[Accelerator, ...]:
+    """All accelerators of our catalog, in the order of the data file."""
+    return tuple(catalog().accelerators.values())
+
+
+def find_accelerator(name: str) -> Accelerator | None:
+    """The accelerator of our catalog with our name or the driver's, in any case; None if unknown."""
+    return catalog().find_accelerator(name)

@@ -1,0 +1,112 @@
+"""Machines: what a cloud sells under one name, or what a user owns: accelerators, NICs, host, disks, storage, and the
+words that the cloud's interfaces use for them. The facts stand in machines.yaml.
+
+NICs are told apart by what they carry: data NICs the traffic between GPUs of different nodes, host NICs everything
+else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from drillyard.hardware.facts import Fact, Row, combine
+
+Consumption = Literal["on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"]
+BITS_PER_BYTE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Nics:
+    """`count` NICs of `gbps` Gb/s each, one direction."""
+
+    count: int = field(metadata={"zero": True})
+    gbps: float = field(metadata={"zero": True})
+
+
+@dataclass(frozen=True, slots=True)
+class Disks:
+    """`count` local SSDs of `gib` GiB each."""
+
+    count: int
+    gib: float
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where checkpoints go and how fast in GB/s: of one node, and of all nodes together; None: not published."""
+
+    kind: str
+    per_node_gb_per_s: float | None = None
+    aggregate_gb_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine(Row):
+    """One machine type. What is not known is None.
+
+    `link_domain_accelerators`: GPUs, over several machines, that one NVLink domain joins. `accelerator_type`: the GPU
+    in Google Cloud's calls and in GKE's node label. `gpu_quota`: the GPU in the cloud's quota names;
+    `gpu_quota_form`: whether Google Cloud counts it under a metric of its own or as a family of one metric.
+    `consumption`: how it can be bought.
+    """
+
+    name: str
+    accelerator: str
+    num_accelerators: int
+    network_stack: str
+    data_nics: Nics = Nics(0, 0)
+    host_nics: Nics = Nics(0, 0)
+    network_gbps: float | None = None
+    cloud: Literal["gcp", "aws", "nebius"] | None = None
+    aliases: tuple[str, ...] = ()
+    preset: str | None = None
+    link_domain_accelerators: int | None = None
+    architecture: Literal["x86_64", "arm64"] = "x86_64"
+    vcpus: int | None = None
+    cores: int | None = None
+    host_memory_gib: float | None = None
+    local_disks: Disks | None = None
+    storage: Storage | None = None
+    accelerator_type: str | None = None
+    vertex_accelerator_type: str | None = None
+    gpu_quota: str | None = None
+    gpu_quota_form: Literal["metric", "family"] | None = None
+    cpu_quota: str | None = None
+    boot_disk: Literal["hyperdisk-balanced", "pd-balanced", "pd-ssd"] | None = None
+    consumption: tuple[Consumption, ...] = ()
+
+    @property
+    def local_ssd_gib(self) -> float:
+        """All local SSDs of one machine together."""
+        return 0.0 if self.local_disks is None else self.local_disks.count * self.local_disks.gib
+
+    def nic_gb_per_s_per_accelerator(self) -> Fact[float] | None:
+        """Line rate between nodes, one direction, that falls to each GPU; None where no NIC is known.
+
+        Data NICs where there are any, else the host NICs, which then carry everything.
+        """
+        kind = "data_nics" if self.data_nics.count else "host_nics"
+        nics = self.data_nics if self.data_nics.count else self.host_nics
+        if not nics.count:
+            return None
+        gb_per_s = nics.count * nics.gbps / BITS_PER_BYTE / self.num_accelerators
+        return combine(gb_per_s, self.fact(kind), self.fact("num_accelerators"))
+
+    def storage_gb_per_s(self, num_nodes: int) -> Fact[float] | None:
+        """What `num_nodes` of these machines can write to their storage together, at most; None where nothing is known.
+
+        A node without a published figure is bounded by its host NICs.
+        """
+        assert num_nodes > 0
+        bounds: list[Fact[float]] = []
+        if self.storage is not None and self.storage.per_node_gb_per_s is not None:
+            bounds.append(self.fact("storage.per_node_gb_per_s") * num_nodes)
+        elif self.host_nics.count:
+            line_rate = self.host_nics.count * self.host_nics.gbps / BITS_PER_BYTE
+            bounds.append(combine(line_rate * num_nodes, self.fact("host_nics")))
+        if self.storage is not None and self.storage.aggregate_gb_per_s is not None:
+            bounds.append(self.fact("storage.aggregate_gb_per_s"))
+        if not bounds:
+            return None
+        return combine(min(bound.value for bound in bounds), *bounds)

@@ -1,0 +1,123 @@
+"""Network stacks: what lets NCCL use a machine's data NICs: settings, plugin images and versions, volumes, pod
+interfaces.
+
+The facts stand in network_stacks.yaml. This module says what a stack is and derives what depends on the machine (how
+many interfaces); turning it into pods or scripts is the launchers' work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from drillyard.hardware.facts import Row
+from drillyard.hardware.machines import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """What a container mounts: a path of the host, or memory of at most `size_limit_gib` GiB."""
+
+    name: str
+    mount_path: str
+    host_path: str | None = None
+    medium: Literal["Memory"] | None = None
+    size_limit_gib: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecar:
+    """A container that must run beside the ranks; `devices` are those that its device annotation names."""
+
+    name: str
+    command: tuple[str, ...]
+    capabilities: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+    volumes: tuple[Volume, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Interfaces:
+    """How a pod's interfaces are numbered: `eth{first_data}` is on the network `network.format(first_network)`, and
+    so on.
+
+    Without `first_data` a pod has its primary interface only.
+    """
+
+    primary: str
+    first_data: int | None = None
+    network: str | None = None
+    first_network: int = field(default=0, metadata={"zero": True})
+
+
+@dataclass(frozen=True, slots=True)
+class Networks:
+    """The VPCs that a cluster needs beside its own: one per data NIC, or one for all, and one for a second host NIC."""
+
+    vpcs_per_data_nic: int = field(default=0, metadata={"zero": True})
+    shared_vpcs: int = field(default=0, metadata={"zero": True})
+    host_vpcs: int = field(default=0, metadata={"zero": True})
+    mtu: int | None = None
+    host_mtu: int | None = None
+    profile: str | None = None
+    firewall: bool = True
+    device_mode: Literal["NetDevice", "RDMA"] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkStack(Row):
+    """One stack. `environment` is complete where `profile_script` is None; else the script, sourced, sets the rest.
+
+    `machine_environment` adds settings by machine, `host_environment` holds outside containers, `forbidden` names
+    variables that must not be set. `versions` are those of `images`; `coupled_versions` lists pairs that work together.
+    """
+
+    name: str
+    title: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    profile_script: str | None = None
+    profile_environment: Mapping[str, str] = field(default_factory=dict)
+    machine_environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    host_environment: Mapping[str, str] = field(default_factory=dict)
+    forbidden: tuple[str, ...] = ()
+    images: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    coupled_versions: tuple[Mapping[str, str], ...] = ()
+    sidecar: Sidecar | None = None
+    volumes: tuple[Volume, ...] = ()
+    devices: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    interfaces: Interfaces | None = None
+    networks: Networks | None = None
+    kubernetes_resource: str | None = None
+    requires: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def environment_on(self, machine: str) -> dict[str, str]:
+        """The settings for a container on `machine`."""
+        return {**self.environment, **self.machine_environment.get(machine, {})}
+
+    def pod_interfaces(self, machine: Machine) -> dict[str, str]:
+        """Interface of a pod -> name of its network, the primary one on `default`; empty where pods need none named."""
+        if self.interfaces is None or self.interfaces.first_data is None or self.interfaces.network is None:
+            return {}
+        first, network, start = self.interfaces.first_data, self.interfaces.network, self.interfaces.first_network
+        data = {f"eth{first + n}": network.format(start + n) for n in range(machine.data_nics.count)}
+        return {self.interfaces.primary: "default", **data}
+
+    def additional_vpcs(self, machine: Machine) -> int:
+        """How many VPCs a cluster of `machine` needs beside its own."""
+        if self.networks is None:
+            return 0
+        shared = self.networks.shared_vpcs + self.networks.host_vpcs
+        return self.networks.vpcs_per_data_nic * machine.data_nics.count + shared
+
+    def additional_subnets(self, machine: Machine) -> int:
+        """How many subnets a cluster of `machine` needs beside its own: one per data NIC, one for a second host NIC."""
+        return 0 if self.networks is None else machine.data_nics.count + self.networks.host_vpcs
+
+    def works_with(self, plugin: str, rxdm: str) -> bool:
+        """Whether the pair of versions is known to work together."""
+        return {"plugin": plugin, "rxdm": rxdm} in self.coupled_versions

@@ -1,0 +1,256 @@
+"""The whole catalog is consistent: every value has a source, sums add up, nothing exceeds what the hardware can do."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from datetime import date
+
+import pytest
+
+from drillyard.errors import UserError
+from drillyard.hardware import catalog, load_catalog
+from drillyard.hardware.catalog import KINDS, raw_rows, read_rules, sources
+from drillyard.hardware.own import contradictions
+from drillyard.hardware.quotas import Rule
+from drillyard.hardware.schema import read_row
+
+OURS = catalog()
+ALL_ROWS = [
+    *OURS.accelerators.values(),
+    *OURS.machines.values(),
+    *OURS.network_stacks.values(),
+    *OURS.bandwidths,
+    *OURS.prices,
+]
+every_row = pytest.mark.parametrize("row", [pytest.param(row, id=getattr(row, "name", None)) for row in ALL_ROWS])
+ACCELERATORS = "a100-40gb a100-80gb h100 h100-pcie h100-nvl h200 h20 b200 b300 gb200 l4 l40s rtx-4090 a10g mi300x cpu"
+MACHINES = """
+a2-highgpu-8g a2-ultragpu-8g a3-highgpu-8g a3-megagpu-8g a3-ultragpu-8g a4-highgpu-8g a4x-highgpu-4g g2-standard-96
+p4d.24xlarge p4de.24xlarge p5.48xlarge p5e.48xlarge p5en.48xlarge p6-b200.48xlarge
+gpu-h100-sxm gpu-h200-sxm gpu-b200-sxm"""
+
+
+def test_the_catalog_has_what_it_is_for():
+    assert set(ACCELERATORS.split()) <= set(catalog().accelerators)
+    assert set(MACHINES.split()) <= set(catalog().machines)
+    assert set(catalog().network_stacks) == {"ethernet", "tcpx", "tcpxo", "gib", "infiniband", "efa"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_two_rows_are_the_same_one(kind):
+    keys = [KINDS[kind][1](row) for row in raw_rows(kind)]
+    assert len(set(keys)) == len(keys)
+
+
+@every_row
+def test_every_value_has_a_source_and_a_day_that_has_been(row):
+    for field in dataclasses.fields(row):
+        source = row.provenance.of(field.name)
+        assert source.text
+        assert date(2020, 1, 1) <= date.fromisoformat(source.date) <= date.today()
+    for source in row.provenance.by_field.values():
+        assert source.text
+        assert source.date
+
+
+@every_row
+def test_no_row_contradicts_itself_or_another_one(row):
+    assert list(contradictions(row, catalog())) == []
+
+
+def test_a_row_of_ours_must_name_a_known_source():
+    cls, _ = KINDS["prices"]
+    priced = {"machine": "a4-highgpu-8g", "consumption": "spot", "usd_per_gpu_hour": 3}
+    assert read_row(cls, priced, (), sources())[0] is None
+    assert read_row(cls, {**priced, "source": "hearsay"}, (), sources())[0] is None
+    assert read_row(cls, {**priced, "source": "gcp-price-table"}, (), sources())[0] is not None
+
+
+def test_every_source_is_used():
+    raws = [row for kind in (*KINDS, "quotas") for row in raw_rows(kind)]
+    used = {row["source"] for row in raws} | {key for row in raws for key in row.get("sources", {}).values()}
+    assert set(sources()) == used
+
+
+def test_data_and_host_nics_are_all_of_a_machines_network():
+    for machine in catalog().machines.values():
+        if machine.network_gbps is not None:
+            nics = [machine.data_nics, machine.host_nics]
+            assert sum(nic.count * nic.gbps for nic in nics) == machine.network_gbps, machine.name
+
+
+def test_peaks_with_sparsity_are_twice_the_dense_ones():
+    seen = 0
+    for accelerator in catalog().accelerators.values():
+        for precision in {"bf16", "fp8"} & set(accelerator.sparse_tflops):
+            dense = accelerator.peak_tflops[precision]
+            assert accelerator.sparse_tflops[precision] == pytest.approx(2 * dense, rel=0.002), accelerator.name
+            seen += 1
+    assert seen >= 20
+
+
+def test_no_matmul_was_measured_above_the_peak():
+    for accelerator in catalog().accelerators.values():
+        for precision in accelerator.achievable_tflops:
+            assert 0.5 < accelerator.achievable_fraction(precision).value < 1
+
+
+def test_the_driver_reports_no_more_memory_than_was_sold():
+    for accelerator in catalog().accelerators.values():
+        if accelerator.name != "cpu":
+            # Vendors count the gigabytes of HBM as 2^30 bytes on most models and as 1e9 on some.
+            assert 0.9 * accelerator.memory_gb < accelerator.memory_gib <= accelerator.memory_gb
+
+
+def test_host_copies_are_not_faster_than_their_link():
+    for accelerator in catalog().accelerators.values():
+        if accelerator.host_device_gb_per_s is not None:
+            assert accelerator.host_device_gb_per_s < accelerator.host_link_gb_per_s
+
+
+def test_reference_bandwidths_stay_below_what_line_rates_allow():
+    seen = 0
+    for row in catalog().bandwidths:
+        if row.machine is not None:
+            machines = [catalog().machine(row.machine)]
+        else:
+            machines = [
+                machine
+                for machine in catalog().machines.values()
+                if machine.accelerator == row.accelerator and machine.num_accelerators == row.num_accelerators
+            ]
+        for machine in machines:
+            bound = catalog().bus_bandwidth_bound(machine, row.collective, row.nodes)
+            assert max(row.gb_per_s.values()) < bound.value
+            assert row.num_accelerators == row.nodes * machine.num_accelerators
+            seen += 1
+    assert seen >= len(catalog().bandwidths) - 2  # no machine of ours carries the H100 NVL or the MI300X
+
+
+def test_bandwidth_grows_with_the_message():
+    for row in catalog().bandwidths:
+        rates = [row.gb_per_s[size] for size in sorted(row.gb_per_s)]
+        assert rates == sorted(rates)
+
+
+def test_the_least_accepted_bandwidth_is_below_the_measured_one():
+    rows = catalog().bandwidths
+    pairs = [
+        (least, seen)
+        for least in rows
+        for seen in rows
+        if (least.role, seen.role) == ("minimum", "measured")
+        and (least.machine, least.accelerator, least.collective, least.nodes, least.in_network)
+        == (seen.machine, seen.accelerator, seen.collective, seen.nodes, seen.in_network)
+    ]
+    assert len(pairs) >= 7
+    for least, seen in pairs:
+        assert min(least.gb_per_s.values()) < max(seen.gb_per_s.values())
+
+
+def test_prices_are_positive_and_spot_is_cheaper():
+    for price in catalog().prices:
+        machine = catalog().machine(price.machine)
+        assert 0.2 < price.gpu_hour(machine).value < 20
+        assert price.consumption in machine.consumption
+        on_demand = catalog().price(price.machine, "on-demand", price.region)
+        if price.consumption == "spot" and on_demand is not None:
+            assert price.node_hour(machine).value < on_demand.node_hour(machine).value
+
+
+def test_quota_rules_are_read_and_name_known_words():
+    rules = read_rules(Rule)
+    assert {rule.cloud for rule in rules} == {"gcp", "aws", "nebius"}
+    clouds = {machine.cloud: machine.gpu_quota for machine in catalog().machines.values()}
+    assert set(clouds) == {"gcp", "aws", "nebius"}
+    for rule in rules:
+        rule.metric.format(gpu="X", gpu_lower="x", vm_family="A", cpu_quota="C")
+
+
+def test_stacks_carry_the_versions_that_their_images_have():
+    for stack in catalog().network_stacks.values():
+        for image in stack.images.values():
+            assert "/" in image
+            assert ":" in image or "@" in image
+        if "plugin" in stack.versions:
+            assert stack.images["installer"].endswith(f":v{stack.versions['plugin']}")
+        if "rxdm" in stack.versions:
+            assert stack.images["sidecar"].endswith(f":v{stack.versions['rxdm']}")
+            assert stack.works_with(stack.versions["plugin"], stack.versions["rxdm"])
+            assert not stack.works_with(stack.versions["plugin"], "9.9.9")
+
+
+def test_pods_are_on_a_network_for_every_data_nic():
+    def networks(name: str) -> dict[str, str]:
+        machine = catalog().machine(name)
+        return catalog().network_stack(machine.network_stack).pod_interfaces(machine)
+
+    assert networks("a3-highgpu-8g") == {"eth0": "default", **{f"eth{n}": f"vpc{n}" for n in range(1, 5)}}
+    assert networks("a3-megagpu-8g") == {"eth0": "default", **{f"eth{n}": f"vpc{n}" for n in range(1, 9)}}
+    assert networks("a4-highgpu-8g") == {"eth0": "default", **{f"eth{n + 2}": f"rdma-{n}" for n in range(8)}}
+    assert networks("a4x-highgpu-4g") == {"eth0": "default", **{f"eth{n + 2}": f"rdma-{n}" for n in range(4)}}
+    assert networks("p5.48xlarge") == {}
+
+
+def test_settings_of_a_stack_can_depend_on_the_machine():
+    gib = catalog().network_stack("gib")
+    assert gib.environment_on("a4-highgpu-8g")["NCCL_TUNER_CONFIG_PATH"].endswith("tuner_config_a4.txtpb")
+    assert gib.environment_on("a3-ultragpu-8g")["NCCL_TUNER_CONFIG_PATH"].endswith("tuner_config_a3u.txtpb")
+    assert gib.environment_on("a4-highgpu-8g")["NCCL_NET"] == "gIB"
+
+
+def test_nodes_share_what_their_storage_can_take():
+    mega = catalog().machine("a3-megagpu-8g")
+    assert mega.storage_gb_per_s(1).value == 25  # 200 Gb/s of its host NIC
+    shared = mega.storage_gb_per_s(64)
+    assert (shared.value, shared.unverified) == (25, True)  # 200 Gb/s of the bucket
+    assert catalog().machine("p5.48xlarge").storage_gb_per_s(3).value == 30
+    assert catalog().machine("gpu-h100-sxm").storage_gb_per_s(2) is None
+
+
+def test_a_gpus_share_of_the_nics():
+    assert catalog().machine("a4-highgpu-8g").nic_gb_per_s_per_accelerator().value == 50
+    assert catalog().machine("a3-highgpu-8g").nic_gb_per_s_per_accelerator().value == 12.5
+    assert catalog().machine("a2-highgpu-8g").nic_gb_per_s_per_accelerator().value == pytest.approx(12.5 / 8)
+    assert catalog().machine("gpu-h100-sxm_1gpu-16vcpu-200gb").nic_gb_per_s_per_accelerator() is None
+
+
+def test_a_machine_is_found_by_its_platform_and_preset():
+    assert catalog().machine("gpu-h200-sxm_8gpu-128vcpu-1600gb").name == "gpu-h200-sxm"
+
+
+@pytest.mark.parametrize(
+    ("lookup", "name", "meant"),
+    [
+        ("machine", "a4-highgpu", "a4-highgpu-8g"),
+        ("machine", "P5.48XLARG", "p5.48xlarge"),
+        ("accelerator", "h1000", "h100"),
+        ("network_stack", "tcp-xo", "tcpxo"),
+    ],
+)
+def test_a_miss_names_what_was_meant_and_how_to_give_ones_own(lookup, name, meant):
+    with pytest.raises(UserError, match=f"'{name}' is not known; did you mean .*{meant}") as missed:
+        getattr(catalog(), lookup)(name)
+    assert "--hardware FILE" in str(missed.value)
+
+
+def test_a_name_like_nothing_is_told_where_the_list_is():
+    with pytest.raises(UserError, match="`drillyard hardware` lists every machine"):
+        catalog().machine("zzz")
+
+
+def test_nothing_of_ones_own_is_our_catalog():
+    assert load_catalog(None) is catalog()
+
+
+def test_lookups_cost_neither_torch_nor_pydantic():
+    code = (
+        "import sys\n"
+        "from drillyard.hardware import catalog, find_accelerator\n"
+        "assert find_accelerator('NVIDIA H200') and catalog().machine('a4-highgpu-8g') and catalog().prices\n"
+        "print(*{'torch', 'pydantic', 'numpy', 'drillyard.config'} & set(sys.modules))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == ""
