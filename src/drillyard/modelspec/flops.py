@@ -1,8 +1,9 @@
-"""FLOPs per token of a training step under each named formula, and MFU. A figure without its formula says little: one
-and the same B200 run is 42.4 % to 45.7 % by the formulas below.
+"""FLOPs per token of a training step under each named formula. A figure without its formula says little: one and the
+same B200 run is 42.4 % to 45.7 % by the formulas for model FLOPs below.
 
-Letters: N parameters (active ones in a mixture of experts), L layers, H query heads, Q head dimension, S sequence
-length, h hidden size, V vocabulary. One multiply-add is 2 FLOPs; forward and backward are 3 times the forward.
+Letters: N active parameters, L layers, H query heads, Q head dimension, S sequence length. One multiply-add is 2 FLOPs.
+A weight takes 2 in the forward pass, 2 for the gradient of its input and 2 for its own; attention (scores and values)
+takes 4 H Q S a token and layer in the forward pass and twice that in the backward pass.
 
 | name | FLOPs per token | source |
 |---|---|---|
@@ -11,68 +12,84 @@ length, h hidden size, V vocabulary. One multiply-add is 2 FLOPs; forward and ba
 | causal | 6 N + 6 L H Q S | what causal kernels execute: half of the above |
 | torchtitan | 6 (N - input embedding if untied) + 12 L H Q S | pytorch/torchtitan get_dense_model_nparams_and_flops |
 | megatron | 6 (matrices of attention, MLP and logits) + 6 L H Q S | Megatron-LM num_floating_point_operations |
-| hfu-full | 8 N + 16 L H Q S | palm with full activation recomputation: hardware FLOPs, not model FLOPs |
+| hfu-full | 8 N + 16 L H Q S | palm with every forward pass done twice: hardware FLOPs, not model FLOPs |
+| hfu-attention | 6 N + 16 L H Q S | palm with the forward pass of attention done twice (selective recomputation) |
 
-A layer with a sliding window w < S attends to w positions where the formula counts all S, and to w - w^2 / 2S on
-average where it counts the causal half (S / 2 without a window). Query heads count: grouped queries change nothing.
-With packing, attention stays within documents and does less than these formulas count: they take one document of
-length S.
+What the letters leave open:
+- A layer with a sliding window w < S attends to w positions where a formula counts all S, and to w - w^2 / 2S on
+  average where it counts the causal half (S / 2 without a window). With chunks of w positions it attends to w and,
+  causally, to half of its chunk.
+- Query heads count: grouped queries change nothing. Where values are narrower than queries and keys (latent
+  attention), 2 Q becomes the sum of both widths.
+- Linear attention (gated delta rule) takes 6 FLOPs per entry of its state: read, correct, query. It does not depend on
+  S in this recurrent form; kernels that work in chunks do more.
+- Frozen weights need no gradient of their own, so with adapters every 6 becomes 4 for them and stays 6 for the
+  adapters. That autograd stops at the lowest adapter is not counted.
+- Megatron-LM pads the vocabulary before it counts the logits; here it is counted as the config gives it.
+- With packing, attention stays within documents and does less than counted here: one document of length S is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 from drillyard.errors import UserError
-from drillyard.modelspec.spec import ModelSpec, model_spec
+from drillyard.modelspec.reading import model_spec
+from drillyard.modelspec.spec import Attention, ModelSpec
 
-Formula = Literal["6N", "palm", "causal", "torchtitan", "megatron", "hfu-full"]
+Formula = Literal["6N", "palm", "causal", "torchtitan", "megatron", "hfu-full", "hfu-attention"]
 FORMULAS: Final[tuple[Formula, ...]] = get_args(Formula)
 
 
-def _attention(spec: ModelSpec, sequence_length: int) -> float:
-    """Forward FLOPs of scores and values per token over all layers, every position attending to all: 4 L H Q S."""
-    attended = sum(min(sequence_length, window or sequence_length) for window in spec.windows)
-    return 4.0 * spec.num_heads * spec.head_dim * attended
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What a formula counts: which weights, which attention, and what is computed a second time."""
+
+    weights: Callable[[ModelSpec], int]
+    attention: Literal["none", "full", "causal"]
+    weights_again: bool = False
+    attention_again: bool = False
 
 
-def _causal_attention(spec: ModelSpec, sequence_length: int) -> float:
-    """The same with a causal mask: 2 L H Q S, by the mean number of positions attended to."""
-    widths = (min(sequence_length, window or sequence_length) for window in spec.windows)
-    return 4.0 * spec.num_heads * spec.head_dim * sum(w - w * w / (2 * sequence_length) for w in widths)
+def _active(spec: ModelSpec) -> int:
+    return spec.active_parameters
 
 
-def _torchtitan(spec: ModelSpec, sequence_length: int) -> float:
-    parameters = spec.active_parameters - (0 if spec.tied else spec.embedding_parameters)
-    return 6.0 * parameters + 3 * _attention(spec, sequence_length)
-
-
-def _megatron(spec: ModelSpec, sequence_length: int) -> float:
-    query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    projections = spec.num_layers * (spec.hidden_size * (query + 2 * key) + query * spec.hidden_size)
-    matrices = projections + spec.active_mlp_matmul_parameters + spec.hidden_size * spec.vocab_size
-    return 6.0 * matrices + 3 * _causal_attention(spec, sequence_length)
-
-
-_FLOPS_PER_TOKEN: Final[dict[Formula, Callable[[ModelSpec, int], float]]] = {
-    "6N": lambda spec, sequence_length: 6.0 * spec.active_parameters,
-    "palm": lambda spec, sequence_length: 6.0 * spec.active_parameters + 3 * _attention(spec, sequence_length),
-    "causal": lambda spec, sequence_length: 6.0 * spec.active_parameters + 3 * _causal_attention(spec, sequence_length),
-    "torchtitan": _torchtitan,
-    "megatron": _megatron,
-    "hfu-full": lambda spec, sequence_length: 8.0 * spec.active_parameters + 4 * _attention(spec, sequence_length),
+_TERMS: Final[dict[Formula, _Terms]] = {
+    "6N": _Terms(_active, "none"),
+    "palm": _Terms(_active, "full"),
+    "causal": _Terms(_active, "causal"),
+    "torchtitan": _Terms(lambda spec: _active(spec) - (0 if spec.tied else spec.embedding_parameters), "full"),
+    "megatron": _Terms(lambda spec: spec.active_matmul_parameters, "causal"),
+    "hfu-full": _Terms(_active, "full", weights_again=True, attention_again=True),
+    "hfu-attention": _Terms(_active, "full", attention_again=True),
 }
 
 
-def flops_per_token(spec: ModelSpec, formula: Formula, sequence_length: int) -> float:
+def flops_per_token(
+    spec: ModelSpec, formula: Formula, sequence_length: int, *, adapter_parameters: int | None = None
+) -> float:
     """FLOPs per token of a training step of `spec` under `formula`, for sequences of `sequence_length` tokens.
 
-    Raises UserError for a formula that is not one of FORMULAS.
+    With `adapter_parameters` the weights of `spec` are frozen and that many are trained beside them.
+    Raises UserError for a formula that is not one of FORMULAS, and for one beyond 6N where `spec` has no layers.
     """
-    if formula not in _FLOPS_PER_TOKEN:
+    if formula not in _TERMS:
         raise UserError(f"FLOPs formula {formula!r} is not known; choose one of {', '.join(FORMULAS)}.")
-    return _FLOPS_PER_TOKEN[formula](spec, sequence_length)
+    if not spec.blocks and formula != "6N":
+        raise UserError(f"FLOPs formula {formula} needs the model's layers, and only its parameters are known; use 6N.")
+    terms = _TERMS[formula]
+    weights, again = terms.weights(spec), 2.0 if terms.weights_again else 0.0
+    if adapter_parameters is None:
+        flops = (6 + again) * weights
+    else:
+        flops = (4 + again) * weights + (6 + again) * adapter_parameters
+    if terms.attention == "none":
+        return flops
+    passes = 4 if terms.attention_again else 3
+    return flops + passes * attention_flops_per_token(spec, sequence_length, causal=terms.attention == "causal")
 
 
 def training_flops_per_token(config: Mapping[str, Any], formula: Formula, sequence_length: int) -> float:
@@ -80,13 +97,31 @@ def training_flops_per_token(config: Mapping[str, Any], formula: Formula, sequen
     return flops_per_token(model_spec(config), formula, sequence_length)
 
 
-def mfu(
-    *, flops_per_token: float, tokens_per_second_per_gpu: float, peak_flops_per_second: float | None
-) -> float | None:
-    """Model FLOPs utilisation as a fraction of the accelerator's dense peak at the precision used; None without a peak.
+def formula_label(formula: Formula, *, adapters: bool = False) -> str:
+    """The formula as it is to be shown: with adapters it says that frozen weights take 4 instead of 6."""
+    if not adapters:
+        return formula
+    return "4N frozen + 6N trained" if formula == "6N" else f"{formula}, 4N frozen + 6N trained"
 
-    Name the formula of `flops_per_token`, the peak and the precision wherever the result is shown.
-    """
-    if peak_flops_per_second is None:
-        return None
-    return flops_per_token * tokens_per_second_per_gpu / peak_flops_per_second
+
+def attention_flops_per_token(spec: ModelSpec, sequence_length: int, *, causal: bool) -> float:
+    """Forward FLOPs per token of scores and values (of the state, in linear attention) over all layers."""
+    return sum(_attention_flops(block.attention, sequence_length, causal=causal) for block in spec.blocks)
+
+
+def _attention_flops(attention: Attention, sequence_length: int, *, causal: bool) -> float:
+    if attention.kind == "linear":
+        return 6.0 * attention.num_heads * attention.head_dim * attention.value_head_dim
+    attended = mean_attended_length(attention, sequence_length, causal=causal)
+    return 2.0 * attention.num_heads * (attention.head_dim + attention.value_head_dim) * attended
+
+
+def mean_attended_length(attention: Attention, sequence_length: int, *, causal: bool) -> float:
+    """The positions that a token attends to, on average over a sequence; causal: half of its own position counts."""
+    width = min(sequence_length, attention.window or sequence_length)
+    if not causal:
+        return float(width)
+    if attention.chunked:
+        chunks, rest = divmod(sequence_length, width)
+        return (chunks * width**2 + rest**2) / (2 * sequence_length)
+    return width - width**2 / (2 * sequence_length)

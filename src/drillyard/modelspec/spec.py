@@ -1,206 +1,229 @@
-"""A model from its config alone, without torch: exact parameter counts and the shapes that FLOPs depend on.
+"""What a decoder-only language model is made of: its tensors by name and shape, block by block, and their sums.
 
-`model_spec(config)` takes the contents of a config.json (or an inline `model.config`, with `architecture` in place of
-`model_type`) and adds up the tensors that transformers would build. Active parameters are those that one token uses:
-all of a dense model; of a mixture of experts the router and the chosen experts only.
+The tensors are those that transformers builds, under its names. From names and shapes follow all sums: parameters in
+total and per unit of FSDP (each block, and the root with embedding, final norm and head), the padding of a shard along
+the first dimension, the linear layers that an adapter can be hung on. Beside its tensors a block says what they do
+(heads, window, widths, experts), because FLOPs and activations depend on that.
 
-Cost: microseconds. Limits: the families of families.py; any other is refused rather than approximated.
+Blocks that are equal are one object, so a model of a hundred layers costs as much as its few kinds of layers.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Literal
 
-from drillyard.errors import UserError
-from drillyard.modelspec.families import FAMILIES, Family
+Role = Literal["attention", "mlp", "router", "expert", "norm", "embedding", "positions", "projection", "head"]
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """A decoder-only language model by its numbers.
+class Tensor:
+    """One parameter tensor: its name inside its unit and its shape, both as transformers has them.
 
-    `windows` holds for each layer the number of positions it attends to at most, None for all of them.
-    `embedding_parameters` is the input embedding alone (the table shared with the output when `tied`), learned
-    positions are not in it. `active_mlp_matmul_parameters` are the weights of the MLP matrices one token passes, over
-    all layers, routers left out.
+    `expert` tensors hold all experts of a layer along their first dimension; shared experts, which every token passes,
+    have the role `mlp`. `linear` marks the weight of an nn.Linear (or GPT-2's Conv1D, which is its transpose).
     """
 
-    model_type: str
-    num_layers: int
-    hidden_size: int
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+    linear: bool = False
+
+    @property
+    def parameters(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether activations are multiplied by it: a weight, not a bias, norm or per-head scalar."""
+        return self.linear or (self.role == "expert" and not self.name.endswith("bias"))
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """How one layer attends.
+
+    `kind`: `softmax` attention by heads, `latent` (multi-head latent attention: keys and values come from a compressed
+    vector of `kv_rank`, queries from one of `q_rank` where that is not None; `rope_head_dim` of `head_dim` is rotated),
+    or `linear` (gated delta rule: a state of head_dim x value_head_dim per value head instead of attention; there
+    `num_heads` are the value heads and `num_kv_heads` the heads of queries and keys).
+    `window` is the number of positions attended to at most, None for all; with `chunked` they are those of the same
+    chunk of `window` positions instead of the last ones. `head_dim` is that of queries and keys.
+    """
+
+    kind: Literal["softmax", "latent", "linear"]
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_head_dim: int
+    window: int | None = None
+    chunked: bool = False
+    q_rank: int | None = None
+    kv_rank: int | None = None
+    rope_head_dim: int | None = None
+    query_key_norm: Literal["none", "per_head", "all_heads"] = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """The feed-forward part of one layer.
+
+    `intermediate_size` is the width that every token passes (of the dense MLP, or of the shared experts together; 0
+    where there is neither). Of `num_experts` each token passes `experts_per_token`, each `expert_size` wide.
+    `gated`: two matrices in (SwiGLU and its kind) instead of one.
+    """
+
+    gated: bool
+    activation: str
+    intermediate_size: int
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """One layer. `parallel`: attention and MLP read the same input instead of one after the other."""
+
+    attention: Attention
+    mlp: Mlp
+    norm: Literal["rms", "layer"]
+    num_norms: int
+    """Norms over the hidden size, those without weights included."""
+    parallel: bool
+    tensors: tuple[Tensor, ...]
+
+    @cached_property
+    def parameters(self) -> int:
+        return sum(tensor.parameters for tensor in self.tensors)
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses: everything but the experts that are not chosen."""
+        return self.parameters - self._idle(sum(t.parameters for t in self.tensors if t.role == "expert"))
+
+    @cached_property
+    def attention_matrices(self) -> int:
+        """Parameters of the attention's matrices."""
+        return sum(t.parameters for t in self.tensors if t.role == "attention" and t.is_matrix)
+
+    @cached_property
+    def active_mlp_matrices(self) -> int:
+        """Parameters of the MLP's matrices that one token passes, routers left out."""
+        dense, experts = (
+            sum(t.parameters for t in self.tensors if t.role == role and t.is_matrix) for role in ("mlp", "expert")
+        )
+        return dense + experts - self._idle(experts)
+
+    def _idle(self, expert_parameters: int) -> int:
+        """Of the parameters of all experts, those of the experts that a token does not pass."""
+        number = self.mlp.num_experts
+        return expert_parameters // number * (number - self.mlp.experts_per_token) if number else 0
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A decoder-only language model by its tensors.
+
+    `root` are the tensors outside the blocks; a head that is tied to the embedding is not listed twice. `blocks_path`
+    is the name of the list of blocks: `model.layers` makes the first one's names start with `model.layers.0.`.
+    `positions` is the number of learned positions, None where positions are rotary or none. `notes` say what of the
+    config is not counted, for every output that rests on these numbers.
+    """
+
+    model_type: str
+    hidden_size: int
     vocab_size: int
     tied: bool
-    windows: tuple[int | None, ...]
-    total_parameters: int
-    active_parameters: int
-    embedding_parameters: int
-    active_mlp_matmul_parameters: int
+    blocks: tuple[Block, ...]
+    root: tuple[Tensor, ...]
+    blocks_path: str
+    positions: int | None = None
+    idle_root_parameters: int = 0
+    """Parameters in `root` that a token does not use: only where nothing but counts is known (then there are no
+    blocks, and the sizes are 0)."""
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
+    @property
+    def num_layers(self) -> int:
+        return len(self.blocks)
 
-def model_spec(config: Mapping[str, Any]) -> ModelSpec:
-    """The spec of the model that `config` describes.
+    @property
+    def attention(self) -> Attention:
+        """The attention of the layer that says most about the model: the first one with softmax, else the first."""
+        assert self.blocks, "only parameter counts are known"
+        return next((b.attention for b in self.blocks if b.attention.kind != "linear"), self.blocks[0].attention)
 
-    Raises UserError for a family that is not known and for a field of a wrong type or value.
-    """
-    model_type = config.get("model_type") or config.get("architecture")
-    if model_type not in FAMILIES:
-        near = difflib.get_close_matches(str(model_type), FAMILIES, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise UserError(
-            f"model config: model_type {model_type!r} is not one whose shapes are known.{hint}\n"
-            f"Known: {', '.join(sorted(FAMILIES))}."
-        )
-    family = FAMILIES[model_type]
-    fields = _Fields(config, family)
-    return _gpt2(fields) if model_type == "gpt2" else _decoder(model_type, family, fields)
+    @property
+    def num_heads(self) -> int:
+        return self.attention.num_heads
 
+    @property
+    def num_kv_heads(self) -> int:
+        return self.attention.num_kv_heads
 
-class _Fields:
-    """The fields of a config with the family's defaults and aliases, checked as they are read."""
+    @property
+    def head_dim(self) -> int:
+        return self.attention.head_dim
 
-    def __init__(self, config: Mapping[str, Any], family: Family) -> None:
-        own = {family.aliases.get(name, name): value for name, value in config.items()}
-        self._values = family.defaults | {name: value for name, value in own.items() if name in family.defaults}
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """For each layer the number of positions it attends to at most, None for all of them."""
+        return tuple(block.attention.window for block in self.blocks)
 
-    def integer(self, name: str, derived: int | None = None) -> int:
-        value = self._values[name]
-        if value is None and derived is not None:
-            return derived
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f"model config: {name} must be a positive integer, found {value!r}.")
-        return value
+    @property
+    def is_mixture(self) -> bool:
+        return any(block.mlp.num_experts for block in self.blocks)
 
-    def flag(self, name: str) -> bool:
-        value = self._values[name]
-        if not isinstance(value, bool):
-            raise UserError(f"model config: {name} must be true or false, found {value!r}.")
-        return value
+    @cached_property
+    def root_parameters(self) -> int:
+        return sum(tensor.parameters for tensor in self.root)
 
-    def sequence(self, name: str) -> list[Any] | None:
-        value = self._values[name]
-        if value is not None and not isinstance(value, list | tuple):
-            raise UserError(f"model config: {name} must be a list, found {value!r}.")
-        return None if value is None else list(value)
+    @cached_property
+    def total_parameters(self) -> int:
+        return self.root_parameters + sum(block.parameters for block in self.blocks)
 
-    def window(self) -> int | None:
-        return None if self._values["sliding_window"] is None else self.integer("sliding_window")
+    @cached_property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses: both tables of an untied embedding and head whole, a tied one once, routers,
+        and of the experts those chosen. Some publishers leave the input embedding out: subtract
+        `embedding_parameters`."""
+        in_blocks = sum(block.active_parameters for block in self.blocks)
+        return self.root_parameters - self.idle_root_parameters + in_blocks
 
-    def head_dim(self, hidden: int, heads: int) -> int:
-        if self._values.get("head_dim") is None and hidden % heads:
-            raise UserError(f"model config: the hidden size {hidden} does not divide by {heads} attention heads.")
-        return self.integer("head_dim", hidden // heads) if "head_dim" in self._values else hidden // heads
+    @cached_property
+    def embedding_parameters(self) -> int:
+        """The input embedding alone (the table shared with the output when `tied`), learned positions left out."""
+        return sum(tensor.parameters for tensor in self.root if tensor.role == "embedding")
 
+    @cached_property
+    def head_matrix_parameters(self) -> int:
+        """The matrix that makes logits: the head's own, or the embedding's when tied."""
+        role = "embedding" if self.tied else "head"
+        return sum(t.parameters for t in self.root if t.role == role and len(t.shape) == 2)
 
-def _decoder(model_type: str, family: Family, fields: _Fields) -> ModelSpec:
-    """Llama and its relatives: RMSNorm, gated MLP (dense or of experts), rotary positions without parameters."""
-    hidden, layers, vocab = (fields.integer(n) for n in ("hidden_size", "num_hidden_layers", "vocab_size"))
-    heads = fields.integer("num_attention_heads")
-    kv_heads = fields.integer("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise UserError(f"model config: {heads} attention heads do not divide by {kv_heads} key-value heads.")
-    head_dim = fields.head_dim(hidden, heads)
-    query, key = heads * head_dim, kv_heads * head_dim
+    @cached_property
+    def largest_block_parameters(self) -> int:
+        """Of the block with most parameters: what FSDP holds gathered at a time, besides the root."""
+        return max((block.parameters for block in self.blocks), default=0)
 
-    attention = hidden * (query + 2 * key) + query * hidden
-    if family.attention_biases == "query_key_value":
-        attention += query + 2 * key
-    elif family.attention_biases == "configured" and fields.flag("attention_bias"):
-        attention += query + 2 * key + hidden
-    attention += {"none": 0, "per_head": 2 * head_dim, "all_heads": query + key}[family.query_key_norm]
-    shared = attention + family.norms_per_layer * hidden
+    @cached_property
+    def active_mlp_matmul_parameters(self) -> int:
+        """Weights of the MLP matrices that one token passes, over all layers, routers left out."""
+        return sum(block.active_mlp_matrices for block in self.blocks)
 
-    ffn = fields.integer("intermediate_size")
-    mlp_bias = 2 * ffn + hidden if model_type == "llama" and fields.flag("mlp_bias") else 0
-    mlp = 3 * hidden * ffn
-    sparse_layers, expert, experts, chosen = 0, 0, 0, 0
-    if family.experts:
-        experts, chosen = fields.integer("num_local_experts"), fields.integer("num_experts_per_tok")
-        if chosen > experts:
-            raise UserError(f"model config: num_experts_per_tok is {chosen}, but there are {experts} experts.")
-        sparse_layers = _sparse_layers(model_type, fields, layers)
-        expert = 3 * hidden * (fields.integer("moe_intermediate_size") if model_type == "qwen3_moe" else ffn)
-    dense_layers = layers - sparse_layers
+    @cached_property
+    def active_matmul_parameters(self) -> int:
+        """Weights of the matrices of attention, MLP and logits that one token passes: what Megatron-LM counts."""
+        attention = sum(block.attention_matrices for block in self.blocks)
+        projections = sum(tensor.parameters for tensor in self.root if tensor.role == "projection" and tensor.linear)
+        return attention + self.active_mlp_matmul_parameters + projections + self.head_matrix_parameters
 
-    tied = fields.flag("tie_word_embeddings")
-    embedding = vocab * hidden
-    common = embedding * (1 if tied else 2) + hidden + layers * shared
-    common += dense_layers * (mlp + mlp_bias) + sparse_layers * experts * hidden
-    return ModelSpec(
-        model_type=model_type,
-        num_layers=layers,
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        vocab_size=vocab,
-        tied=tied,
-        windows=_windows(family, fields, layers),
-        total_parameters=common + sparse_layers * experts * expert,
-        active_parameters=common + sparse_layers * chosen * expert,
-        embedding_parameters=embedding,
-        active_mlp_matmul_parameters=dense_layers * mlp + sparse_layers * chosen * expert,
-    )
-
-
-def _sparse_layers(model_type: str, fields: _Fields, layers: int) -> int:
-    """How many layers have experts: all of Mixtral's; of Qwen3-MoE's those that its config does not keep dense."""
-    if model_type != "qwen3_moe":
-        return layers
-    dense, every = set(fields.sequence("mlp_only_layers") or ()), fields.integer("decoder_sparse_step")
-    return sum(layer not in dense and (layer + 1) % every == 0 for layer in range(layers))
-
-
-def _windows(family: Family, fields: _Fields, layers: int) -> tuple[int | None, ...]:
-    """For each layer the number of positions it attends to at most; None for all."""
-    if family.windowed_layers == "none":
-        return (None,) * layers
-    window = fields.window()
-    if family.windowed_layers in ("all_if_enabled", "upper_if_enabled") and not fields.flag("use_sliding_window"):
-        window = None
-    if window is None or family.windowed_layers in ("all", "all_if_enabled"):
-        return (window,) * layers
-    types = fields.sequence("layer_types")
-    if types is not None:
-        if len(types) != layers:
-            raise UserError(f"model config: layer_types names {len(types)} layers, num_hidden_layers is {layers}.")
-        return tuple(window if kind == "sliding_attention" else None for kind in types)
-    if family.windowed_layers == "pattern":
-        every = fields.integer("sliding_window_pattern")
-        return tuple(window if (layer + 1) % every else None for layer in range(layers))
-    first = fields.integer("max_window_layers")
-    return tuple(window if layer >= first else None for layer in range(layers))
-
-
-def _gpt2(fields: _Fields) -> ModelSpec:
-    """GPT-2: LayerNorm, biases everywhere, a plain MLP, learned positions."""
-    hidden, layers, heads = (fields.integer(n) for n in ("n_embd", "n_layer", "n_head"))
-    vocab, positions = fields.integer("vocab_size"), fields.integer("n_positions")
-    if fields.flag("add_cross_attention"):
-        raise UserError("model config: add_cross_attention is for encoder-decoder models; only decoders are known.")
-    ffn = fields.integer("n_inner", 4 * hidden)
-    attention = hidden * 3 * hidden + 3 * hidden + hidden * hidden + hidden
-    mlp = hidden * ffn + ffn + ffn * hidden + hidden
-    tied = fields.flag("tie_word_embeddings")
-    embedding = vocab * hidden
-    total = embedding * (1 if tied else 2) + positions * hidden + layers * (attention + mlp + 4 * hidden) + 2 * hidden
-    return ModelSpec(
-        model_type="gpt2",
-        num_layers=layers,
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=fields.head_dim(hidden, heads),
-        vocab_size=vocab,
-        tied=tied,
-        windows=(None,) * layers,
-        total_parameters=total,
-        active_parameters=total,
-        embedding_parameters=embedding,
-        active_mlp_matmul_parameters=layers * 2 * hidden * ffn,
-    )
+    def named_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor by its full name, as `named_parameters` of the transformers model gives them."""
+        shapes = {tensor.name: tensor.shape for tensor in self.root}
+        for index, block in enumerate(self.blocks):
+            shapes |= {f"{self.blocks_path}.{index}.{tensor.name}": tensor.shape for tensor in block.tensors}
+        return shapes

@@ -56,7 +56,7 @@ def describe_model(
 
     idle = 0
     if config.get("model_type") in FAMILIES:
-        spec = model_spec(config)
+        spec = model_spec(config, built=True)
         idle = spec.total_parameters - spec.active_parameters
     full = trainable == count
     return ModelDescription(
