@@ -1,4 +1,4 @@
-"""Checkpoints on several ranks: equal bits under any layout, saving beside training, damage and failures agreed on.
+"""Checkpoints on several ranks: equal bits under any layout, saving beside training, failures agreed on.
 
 Starting ranks costs seconds, so all that two (or four) ranks do is done in one start, by a fixture; tests judge it.
 """
@@ -7,92 +7,28 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from tests.distributed.checkpoint_case import (
+    SHAPES,
+    Recorder,
+    differences,
+    emptied,
+    full_value,
+    make_checkpointer,
+    make_state,
+    save_layout,
+    sharded,
+)
 from tests.distributed.ranks import RankFailed, run_ranks
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from drillyard.errors import UserError
-from drillyard.training.checkpoint import Checkpointer, list_checkpoints, load_checkpoint, storage, verify
+from drillyard.training.checkpoint import list_checkpoints, load_checkpoint, storage, verify
 from drillyard.training.checkpoint.storage import CheckpointWriter
-
-# Rows that divide by no number of ranks, fewer rows than ranks (empty shards), a scalar's worth, and a wide one.
-SHAPES = {"embedding": (17, 6), "norm": (3,), "bias": (1,), "wide": (8, 33)}
-
-
-class Recorder:
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-
-    def __call__(self, name: str, **fields: Any) -> None:
-        self.events.append((name, fields))
-
-    def named(self, name: str) -> list[dict[str, Any]]:
-        return [fields for event, fields in self.events if event == name]
-
-
-def full_value(name: str, step: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(name.encode()) * 1000 + step)
-    return torch.randn(SHAPES[name], generator=generator)
-
-
-def sharded(full: torch.Tensor, replicate: int) -> DTensor:
-    """The rank's part of `full`, as FSDP2 (one axis) or HSDP (two) would hold it, made without communication."""
-    world = dist.get_world_size()
-    if replicate == 1:
-        mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("shard",))
-        placements: tuple[Any, ...] = (Shard(0),)
-        part = dist.get_rank()
-    else:
-        mesh = init_device_mesh("cpu", (replicate, world // replicate), mesh_dim_names=("replicate", "shard"))
-        placements = (Replicate(), Shard(0))
-        part = mesh.get_local_rank("shard")
-    parts = world // replicate
-    chunks = list(full.chunk(parts))
-    local = chunks[part].clone() if part < len(chunks) else full.new_empty(0, *full.shape[1:])
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=full.shape, stride=full.stride())
-
-
-def make_state(step: int, replicate: int, *, random: bool = True) -> dict[str, Any]:
-    state: dict[str, Any] = {
-        "model": {name: sharded(full_value(name, step), replicate) for name in SHAPES},
-        "optimizer": {"step": torch.tensor(float(step)), "groups": [{"lr": 0.1 * step}]},
-        "step": step,
-    }
-    if random:
-        state[f"random.{dist.get_rank():05d}"] = torch.arange(5, dtype=torch.uint8) + dist.get_rank()
-    return state
-
-
-def emptied(state: dict[str, Any]) -> dict[str, Any]:
-    for value in state["model"].values():
-        value.to_local().fill_(-1.0)
-    state["optimizer"] = {"step": torch.tensor(-1.0), "groups": None}
-    state["step"] = None
-    return state
-
-
-def differences(state: dict[str, Any], step: int, replicate: int) -> list[str]:
-    """Names of the entries whose bits are not those of `make_state(step)`."""
-    wanted = make_state(step, replicate)
-    found = [n for n in SHAPES if not torch.equal(state["model"][n].to_local(), wanted["model"][n].to_local())]
-    found += [] if torch.equal(state["optimizer"]["step"], wanted["optimizer"]["step"]) else ["optimizer.step"]
-    found += [] if state["optimizer"]["groups"] == wanted["optimizer"]["groups"] else ["optimizer.groups"]
-    return found + ([] if state["step"] == step else ["step"])
-
-
-def make_checkpointer(run: Path, events: Recorder, **settings: Any) -> Checkpointer:
-    defaults: dict[str, Any] = {"keep": 3, "keep_best": True, "asynchronous": True, "identity": {"name": "test"}}
-    return Checkpointer(run / "checkpoints", **{**defaults, **settings}, on_event=events)
-
 
 # -- what four ranks do ----------------------------------------------------------------------------
 
@@ -104,12 +40,6 @@ def load_layout(run: Path, step: int, replicate: int) -> list[str]:
     assert checkpointer.load(state) is not None
     checkpointer.close()
     return differences(state, step, replicate)
-
-
-def save_layout(run: Path, step: int, replicate: int) -> None:
-    checkpointer = make_checkpointer(run, Recorder())
-    checkpointer.save(step, make_state(step, replicate), metadata={})
-    checkpointer.close()
 
 
 def on_four_ranks(folder: Path) -> dict[str, list[str]]:
@@ -204,89 +134,8 @@ def go_back(folder: Path) -> list[tuple[str, int]]:
     return [(name, fields["step"]) for name, fields in events.events]
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0x10
-    path.write_bytes(data)
-
-
-def swap(directory: Path) -> None:
-    first, second = directory / "__0_0.distcp", directory / "__1_0.distcp"
-    content = first.read_bytes()
-    first.write_bytes(second.read_bytes())
-    second.write_bytes(content)
-
-
-def append(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\n")
-
-
-FILES = ["__0_0.distcp", "__1_0.distcp", ".metadata", "manifest.json"]
-Damage = tuple[str, Callable[[Path], Any]]
-DAMAGE: dict[str, Damage] = {
-    **{f"flipped {name}": (name, lambda d, n=name: flip(d / n)) for name in FILES},
-    **{f"cut {name}": (name, lambda d, n=name: (d / n).write_bytes((d / n).read_bytes()[:-1])) for name in FILES},
-    **{f"emptied {name}": (name, lambda d, n=name: (d / n).write_bytes(b"")) for name in FILES},
-    **{f"missing {name}": (name, lambda d, n=name: (d / n).unlink()) for name in FILES[:3]},
-    "longer manifest": ("manifest.json", lambda d: append(d / "manifest.json")),
-    "swapped shards": ("__0_0.distcp", swap),
-}
-
-
-def load_damaged(folder: Path) -> dict[str, tuple[int, list[str], list[str]]]:
-    """For each damage to the newest checkpoint: the step really loaded, wrong entries, and the reasons told."""
-    good = folder / "good"
-    for step in (10, 20):
-        save_layout(good, step, 1)
-    outcomes = {}
-    for label, (_, damage) in DAMAGE.items():
-        run = folder / label.replace(" ", "-")
-        if dist.get_rank() == 0:
-            shutil.copytree(good, run)
-            damage(run / "checkpoints" / "step-00000020")
-        dist.barrier()
-        events = Recorder()
-        checkpointer = make_checkpointer(run, events)
-        state = emptied(make_state(10, 1))
-        loaded = checkpointer.load(state)
-        checkpointer.close()
-        assert loaded is not None
-        reasons = [fields["reason"] for fields in events.named("checkpoint_damaged")]
-        outcomes[label] = (loaded.step, differences(state, 10, 1), reasons)
-    return outcomes
-
-
-def refused(run: Path, state: dict[str, Any], source: int | Path | None = None) -> str:
-    checkpointer = make_checkpointer(run, Recorder())
-    with pytest.raises(UserError) as refusal:
-        checkpointer.load(state, source)
-    checkpointer.close()
-    return str(refusal.value)
-
-
-def load_in_vain(folder: Path) -> dict[str, str]:
-    good, bad = folder / "good", folder / "bad"
-    if dist.get_rank() == 0:
-        shutil.copytree(good, bad)
-        for info in list_checkpoints(bad):
-            flip(info.path / "__1_0.distcp")
-    dist.barrier()
-    state = make_state(10, 1)
-    checkpointer = make_checkpointer(folder / "nowhere", Recorder())
-    assert checkpointer.load(state) is None
-    checkpointer.close()
-    return {
-        "none left": refused(bad, state),
-        "by step": refused(bad, state, 20),
-        "by path": refused(bad, state, bad),
-        "nowhere": refused(bad, state, bad / "nowhere"),
-        "unknown key": refused(good, {**state, "model": {"extra": sharded(torch.zeros(4, 4), 1)}}),
-        "other shape": refused(good, {**state, "model": {"wide": sharded(torch.zeros(8, 34), 1)}}),
-    }
-
-
 def on_two_ranks(folder: Path) -> dict[str, Any]:
-    scenarios = (load_all_layouts, save_while_changing, fail_on_one_rank, go_back, load_damaged, load_in_vain)
+    scenarios = (load_all_layouts, save_while_changing, fail_on_one_rank, go_back)
     return {scenario.__name__: scenario(folder) for scenario in scenarios}
 
 
@@ -361,34 +210,6 @@ def test_going_back_sets_aside_what_lay_ahead_and_saves_no_step_twice(
         ("checkpoint_removed", 30),
     ]
     assert [(i.step, i.status) for i in list_checkpoints(folder / "back")] == [(10, "complete"), (15, "complete")]
-
-
-@pytest.mark.parametrize("label", DAMAGE)
-def test_damage_to_any_file_is_noticed_named_and_the_older_checkpoint_used_by_all(
-    label: str, two_ranks: list[dict[str, Any]]
-) -> None:
-    (step, wrong, reasons), (other_step, other_wrong, _) = (rank["load_damaged"][label] for rank in two_ranks)
-    assert (step, wrong, other_step, other_wrong) == (10, [], 10, [])
-    assert len(reasons) == 1 and "step-00000020" in reasons[0] and DAMAGE[label][0] in reasons[0]
-
-
-def test_a_start_is_refused_when_every_checkpoint_is_damaged_or_the_one_asked_for_is(
-    two_ranks: list[dict[str, Any]],
-) -> None:
-    for messages in (rank["load_in_vain"] for rank in two_ranks):
-        assert "none of its 2 checkpoints can be used" in messages["none left"]
-        assert "__1_0.distcp: wrong checksum" in messages["none left"]
-        assert "step-00000020/__1_0.distcp: wrong checksum" in messages["by step"]
-        assert "step-00000020/__1_0.distcp: wrong checksum" in messages["by path"]
-        assert "nowhere: there is no checkpoint" in messages["nowhere"]
-
-
-def test_a_state_that_does_not_fit_is_an_error_and_no_reason_for_an_older_checkpoint(
-    two_ranks: list[dict[str, Any]],
-) -> None:
-    for messages in (rank["load_in_vain"] for rank in two_ranks):
-        assert "does not fit this model" in messages["unknown key"] and "model.extra" in messages["unknown key"]
-        assert "does not fit this model" in messages["other shape"] and "model.wide" in messages["other shape"]
 
 
 # -- a rank that is killed in the middle of a save -------------------------------------------------

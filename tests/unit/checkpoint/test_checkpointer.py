@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +103,7 @@ def test_views_strides_dtypes_scalars_and_objects_come_back(tmp_path: Path) -> N
     }
     for asynchronous in (True, False):
         run = tmp_path / str(asynchronous)
+        run.mkdir()
         checkpointer, _ = make(run, asynchronous=asynchronous)
         checkpointer.save(1, state, metadata={})
         target = {k: torch.zeros_like(v) if isinstance(v, torch.Tensor) else v for k, v in state.items()}
@@ -187,20 +187,6 @@ def test_ranks_lost_before_the_manifest_cost_the_save_and_after_it_nothing(
     checkpointer.close()
     assert steps(tmp_path) == ([1] if before_the_manifest else [1, 2])
     assert events[-1] == ("checkpoint_failed" if before_the_manifest else "checkpoint", 2)
-
-
-def test_every_byte_flipped_in_a_shard_and_every_truncation_is_noticed(tmp_path: Path) -> None:
-    shutil.copytree(FORMATS / "format-1", tmp_path / "run")
-    (info,) = list_checkpoints(tmp_path / "run")
-    for name in ("__1_0.distcp", ".metadata"):
-        good = (info.path / name).read_bytes()
-        for position in range(0, len(good), 1 if len(good) < 3000 else 3):
-            (info.path / name).write_bytes(good[:position] + bytes([good[position] ^ 0x01]) + good[position + 1 :])
-            assert [v.name for v in verify(info) if not v.harmless] == [name]
-            (info.path / name).write_bytes(good[:position])
-            assert [i.status for i in list_checkpoints(tmp_path / "run")] == ["damaged"]
-        (info.path / name).write_bytes(good)
-    assert all(v.verdict == "ok" for v in verify(info))
 
 
 def test_a_path_that_holds_no_checkpoint_says_so_and_what_to_name(tmp_path: Path) -> None:

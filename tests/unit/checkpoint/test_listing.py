@@ -6,36 +6,27 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.checkpoint.made import CONTENT, make_checkpoint
 
+from drillyard.errors import UserError
+from drillyard.telemetry import append_event
 from drillyard.training.checkpoint import listing
-from drillyard.training.checkpoint.files import checksum
 from drillyard.training.checkpoint.listing import (
     CheckpointInfo,
     abandon_checkpoint,
     best,
+    completed_steps,
     list_checkpoints,
+    newest_usable,
     prunable,
     remove_checkpoint,
     verify,
 )
-from drillyard.training.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, write_manifest
-
-CONTENT = {"__0_0.distcp": b"first shard", "__1_0.distcp": b"second", ".metadata": b"index"}
-
-
-def make_checkpoint(run: Path, step: int, **metadata: Any) -> Path:
-    path = run / "checkpoints" / f"step-{step:08d}"
-    path.mkdir(parents=True)
-    for name, data in CONTENT.items():
-        (path / name).write_bytes(data)
-    records = {name: FileRecord(len(data), checksum(data)) for name, data in CONTENT.items()}
-    write_manifest(path, Manifest(step, 2, "2.15.0", "2026-01-31T12:00:00.000Z", records, {"name": "a"}, metadata))
-    return path
+from drillyard.training.checkpoint.manifest import MANIFEST_NAME, Manifest
 
 
 def test_a_run_directory_without_checkpoints_has_none(tmp_path: Path) -> None:
@@ -104,7 +95,7 @@ def info_of(step: int, status: str, loss: float | None) -> CheckpointInfo:
 INFOS = st.lists(
     st.tuples(
         st.integers(0, 50),
-        st.sampled_from(["complete", "complete", "incomplete", "damaged", "abandoned"]),
+        st.sampled_from(["complete", "complete", "incomplete", "damaged", "abandoned", "later-format"]),
         st.none() | st.floats(0, 9),
     ),
     unique_by=lambda item: item[0],
@@ -168,6 +159,51 @@ def test_an_abandoned_checkpoint_is_out_of_use_until_its_manifest_is_renamed_bac
     assert list_checkpoints(tmp_path)[0].status == "abandoned"
     (path / listing.ABANDONED_NAME).rename(path / MANIFEST_NAME)
     assert list_checkpoints(tmp_path)[0].complete
+
+
+def test_a_checkpoint_of_a_later_format_is_no_damage_and_stands_in_the_way_of_older_ones(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, 10)
+    make_checkpoint(tmp_path, 20, format_version=2)
+    found = list_checkpoints(tmp_path)
+    assert [info.status for info in found] == ["complete", "later-format"]
+    assert [(v.name, v.verdict, v.harmless) for v in verify(found[1])] == [(MANIFEST_NAME, "later-format", False)]
+    with pytest.raises(UserError, match=r"step-00000020: manifest\.json: its format version 2 is newer than the 1"):
+        newest_usable(found)
+    make_checkpoint(tmp_path, 30)
+    newest = newest_usable(list_checkpoints(tmp_path))
+    assert newest is not None and newest.step == 30
+
+
+def test_deleting_and_setting_aside_a_link_leave_what_it_leads_to(tmp_path: Path) -> None:
+    theirs = make_checkpoint(tmp_path / "theirs", 50)
+    (tmp_path / "ours" / "checkpoints").mkdir(parents=True)
+    link = tmp_path / "ours" / "checkpoints" / "step-00000050"
+    for take_away in (remove_checkpoint, abandon_checkpoint):
+        link.symlink_to(theirs)
+        assert [info.status for info in list_checkpoints(tmp_path / "ours")] == ["complete"]
+        take_away(link)
+        assert list_checkpoints(tmp_path / "ours") == []
+        assert [info.status for info in list_checkpoints(tmp_path / "theirs")] == ["complete"]
+
+
+def test_a_deletion_takes_directories_inside_and_stops_at_links(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, 50)
+    (path / "notes" / "deep").mkdir(parents=True)
+    (tmp_path / "kept").mkdir()
+    (path / "link").symlink_to(tmp_path / "kept")
+    remove_checkpoint(path)
+    assert not path.exists() and (tmp_path / "kept").is_dir()
+
+
+def test_events_tell_which_steps_were_complete_and_still_should_be(tmp_path: Path) -> None:
+    for event, step in [("checkpoint", 1), ("checkpoint", 2), ("checkpoint_removed", 1), ("checkpoint", 3)]:
+        append_event(tmp_path, event, step=step)  # type: ignore[arg-type]
+    append_event(tmp_path, "checkpoint_abandoned", step=3)
+    append_event(tmp_path, "checkpoint_failed", step=4)
+    assert completed_steps(tmp_path) == {2}
+    append_event(tmp_path, "checkpoint", step=3)
+    assert completed_steps(tmp_path) == {2, 3}
+    assert completed_steps(tmp_path / "nowhere") == set()
 
 
 def test_listing_needs_no_torch() -> None:

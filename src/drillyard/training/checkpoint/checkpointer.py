@@ -10,9 +10,10 @@ earlier checkpoints untouched: nothing is deleted before the new checkpoint is c
 directory at a time; who else might is for the caller to rule out.
 
 Events (`on_event(name, **fields)`, called from the saving thread, on rank 0): `checkpoint` (step, path, bytes,
-blocking_seconds, seconds), `checkpoint_failed` (step, path, reason), `checkpoint_damaged` (step, path, reason),
-`checkpoint_abandoned`, `checkpoint_removed` (step, path) and `checkpoint_not_removed` (step, path, reason). A rank
-that loses its connection to the others tells `checkpoint_failed` itself.
+blocking_seconds, seconds), `checkpoint_failed` (step, path, reason), `checkpoint_damaged` and `checkpoint_incomplete`
+(passed over by a load: step, path, reason), `checkpoint_abandoned`, `checkpoint_removed` (step, path) and
+`checkpoint_not_removed` (step, path, reason). A rank that loses its connection to the others tells `checkpoint_failed`
+itself.
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save as save_state_dict
 
 from drillyard.errors import UserError
+from drillyard.storage import NO_ROOM, describe
 from drillyard.training.checkpoint.listing import (
     CheckpointInfo,
     abandon_checkpoint,
+    later_format,
     list_directory,
+    lost_checkpoints,
     prunable,
     remove_checkpoint,
     step_directory_name,
@@ -48,7 +52,7 @@ from drillyard.training.checkpoint.loading import (
     load_checkpoint,
     read,
 )
-from drillyard.training.checkpoint.manifest import FileRecord, Manifest, json_value
+from drillyard.training.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, json_value
 from drillyard.training.checkpoint.planning import RepeatedSavePlanner, Staged, Staging, flatten
 from drillyard.training.checkpoint.storage import CheckpointWriter, DamagedCheckpoint
 
@@ -161,9 +165,8 @@ class Checkpointer:
     def _write(self, save: _Save) -> bool:
         """The saving thread: write, then tidy up."""
         started = time.perf_counter()
-        if self._is_coordinator and not self._leftovers_removed:
-            self._remove_leftovers(save.path)
-            self._leftovers_removed = True
+        if not self._leftovers_removed:
+            self._remove_leftovers()
         writer = CheckpointWriter(save.path, lambda files: self._manifest(save, files))
         self._planner.staged = save.staged
         try:
@@ -177,7 +180,8 @@ class Checkpointer:
                     no_dist=self._group is None,
                 )
         except CheckpointException as failure:
-            self._failed(save, failure_text(failure.failures), tell=self._is_coordinator)
+            advice = self._advice([failure.failures[rank][0] for rank in sorted(failure.failures)])
+            self._failed(save, failure_text(failure.failures) + advice, tell=self._is_coordinator)
             return False
         except RuntimeError as failure:
             # A rank that is lost after the manifest was written takes nothing from the checkpoint.
@@ -207,13 +211,29 @@ class Checkpointer:
         )
 
     def _failed(self, save: _Save, reason: str, *, tell: bool) -> None:
-        """Forget the plans, which may differ between ranks now, and remove what was written of this save."""
+        """Forget the plans, which may differ between ranks now, and remove what was written of this save.
+
+        At once, as it may fill the disk; where that fails too (the mount is gone), before the next save.
+        """
         self.saves_failed += 1
         self._planner = RepeatedSavePlanner()
+        self._leftovers_removed = False
         if tell:
             self._tell("checkpoint_failed", save.step, save.path, reason=reason)
         if self._is_coordinator:
             self._remove(save.step, save.path, tell=False)
+
+    def _advice(self, errors: list[BaseException]) -> str:
+        """What to do about the first error of a file system; empty when there is none."""
+        error = next((error for error in errors if isinstance(error, OSError)), None)
+        if error is None or error.strerror is None:
+            return ""
+        text = describe(error).removeprefix(error.strerror).removeprefix(": ")
+        if error.errno in NO_ROOM:
+            kept = self.keep + self.keep_best
+            text += f": old checkpoints go when the new one is complete, so keeping {kept} needs room for {kept + 1}"
+        parts = [part for part in (text, "training goes on, earlier checkpoints are untouched") if part]
+        return f" ({'; '.join(parts)})"
 
     # -- keeping -------------------------------------------------------------------------------------------------------
 
@@ -231,21 +251,31 @@ class Checkpointer:
         for info in prunable(checkpoints, self.keep, self.keep_best):
             self._remove(info.step, info.path, tell=True)
 
-    def _remove_leftovers(self, being_written: Path) -> None:
-        """Delete what interrupted saves and deletions of earlier rounds left behind."""
+    def remove_leftovers(self) -> None:
+        """Begin to delete what interrupted saves and deletions left behind, which may be what fills a disk.
+
+        For the one run that writes here, once it has loaded what it goes on from.
+        """
+        self._thread.submit(self._remove_leftovers)
+
+    def _remove_leftovers(self) -> None:
+        self._leftovers_removed = True
+        if not self._is_coordinator:
+            return
         try:
             checkpoints = list_directory(self.directory)
         except OSError as error:
             self._tell("checkpoint_not_removed", None, self.directory, reason=str(error))
             return
         for info in checkpoints:
-            if info.status == "incomplete" and info.path != being_written:
+            if info.status == "incomplete":
                 self._remove(info.step, info.path, tell=True)
 
     def _remove(self, step: int, path: Path, *, tell: bool) -> None:
         try:
             remove_checkpoint(path)
         except OSError as error:
+            self._leftovers_removed = False
             self._tell("checkpoint_not_removed", step, path, reason=str(error))
         else:
             if tell:
@@ -271,8 +301,8 @@ class Checkpointer:
 
         Without `source` a damaged checkpoint is passed over for the next older one, with an event that names the
         file; None when nothing was ever completely saved. `state` may be a function of the checkpoint's metadata, and
-        `accept(metadata)` may raise to refuse it. Raises UserError when the one asked for is unusable, or every one
-        is damaged.
+        `accept(metadata)` may raise to refuse it. Raises UserError when the one asked for is unusable, every one is
+        damaged, or the next in line was written by a later program.
         """
         self.wait()
         if source is not None:
@@ -285,24 +315,39 @@ class Checkpointer:
                 ) from damage
             return self._loaded(loaded)
         damage_seen: list[str] = []
-        for info in reversed(self._all()):
+        found = self._all()
+        for info in reversed(found):
             reason = f"{info.path}: {info.reason}"
+            if info.status == "later-format":
+                raise later_format(info)
             if info.complete:
                 try:
                     return self._loaded(read(info, state, self._group, accept))
                 except DamagedCheckpoint as damage:
                     reason = str(damage)
-            elif info.status != "damaged":
-                continue
-            damage_seen.append(reason)
-            if self._is_coordinator:
-                self._tell("checkpoint_damaged", info.step, info.path, reason=reason)
+            if info.status in ("complete", "damaged"):
+                damage_seen.append(reason)
+                self._passed_over("checkpoint_damaged", info, reason)
+            elif info.status == "incomplete":
+                self._passed_over("checkpoint_incomplete", info, reason)
+        damage_seen += self._lost(found)
         if damage_seen:
             raise UserError(
                 f"{self.directory}: none of its {len(damage_seen)} checkpoints can be used ({damage_seen[0]}); "
                 "restore one from a copy, or move the directory away to start from step 0"
             )
         return None
+
+    def _passed_over(self, event: str, info: CheckpointInfo, reason: str) -> None:
+        if self._is_coordinator:
+            self._tell(event, info.step, info.path, reason=reason)
+
+    def _lost(self, found: list[CheckpointInfo]) -> list[str]:
+        """What is said of those whose manifest is lost. Asked when nothing can be loaded; the same on all ranks."""
+        lost = from_coordinator(self._group, lambda: lost_checkpoints(found, self.directory.parent))
+        return [
+            f"{info.path}: its {MANIFEST_NAME} is gone, and events.jsonl says that it was complete" for info in lost
+        ]
 
     def _all(self) -> list[CheckpointInfo]:
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import xxhash
@@ -25,14 +26,26 @@ def checksum(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def file_checksum(path: Path) -> str:
-    """XXH3-128 of a whole file, read in chunks (constant memory). Raises OSError."""
+def file_checksum(path: Path, on_read: Callable[[int], None] | None = None) -> str:
+    """XXH3-128 of a whole file, read in chunks; `on_read` is told the bytes of each. Raises OSError."""
     digest = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(READ_CHUNK_BYTES))
     with path.open("rb", buffering=0) as file:
+        # No larger than the file: clearing megabytes for each of many small files is what would take the time.
+        buffer = memoryview(bytearray(min(READ_CHUNK_BYTES, os.fstat(file.fileno()).st_size + 1)))
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
+            if on_read is not None:
+                on_read(count)
     return digest.hexdigest()
+
+
+def forget_cached(path: Path) -> None:
+    """Ask the kernel to drop its copy of a durable file, so that the next read comes from the storage. Raises OSError.
+
+    Advice: a file system may keep its copy (tmpfs has no other).
+    """
+    with path.open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def sync_directory(path: Path) -> None:

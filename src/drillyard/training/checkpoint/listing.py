@@ -4,8 +4,10 @@ A checkpoint is a directory `step-<8 digits>`. It is
 - `complete`: its manifest is intact and every file it names is there with the right size;
 - `incomplete`: it has no manifest: a save that was interrupted, or a deletion (which takes the manifest first);
 - `abandoned`: set aside by a return to an earlier checkpoint;
+- `later-format`: intact as far as this program can see, but written by a later one;
 - `damaged`: it has a manifest, but the manifest or a file is not as written.
 Listing reads manifests and sizes (milliseconds); only `verify` and loading read the files and compare checksums.
+Links are followed: what counts is the content. Deleting a checkpoint that is a link deletes the link alone.
 """
 
 from __future__ import annotations
@@ -14,19 +16,37 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import shutil
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from drillyard.errors import UserError
 from drillyard.training.checkpoint.files import file_checksum, sync_directory
-from drillyard.training.checkpoint.manifest import ABANDONED_NAME, MANIFEST_NAME, Manifest, ManifestError, read_manifest
+from drillyard.training.checkpoint.manifest import (
+    ABANDONED_NAME,
+    MANIFEST_NAME,
+    LaterFormat,
+    Manifest,
+    ManifestError,
+    read_manifest,
+)
 
 CHECKPOINTS_NAME = "checkpoints"
 _STEP_DIRECTORY = re.compile(r"step-(\d{8,})\Z")
 
-Status = Literal["complete", "incomplete", "abandoned", "damaged"]
-Verdict = Literal["ok", "missing", "wrong size", "wrong checksum", "unreadable", "unexpected"]
+# Files read side by side by `verify`: one stream fills no network or RAID storage, and hashing leaves the GIL.
+VERIFY_THREADS = 8
+
+Status = Literal["complete", "incomplete", "abandoned", "damaged", "later-format"]
+Verdict = Literal[
+    "ok", "missing", "wrong size", "wrong checksum", "unreadable", "unexpected", "damaged", "later-format"
+]
+# Is told how many more bytes have been read; from several threads.
+OnRead = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -82,6 +102,12 @@ def step_directory_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def step_of(path: Path) -> int | None:
+    """The step that a checkpoint directory's name tells; None for other names."""
+    match = _STEP_DIRECTORY.match(path.name)
+    return int(match.group(1)) if match else None
+
+
 def list_checkpoints(run_directory: Path) -> list[CheckpointInfo]:
     """All checkpoints of a run directory, oldest step first. A missing directory holds none. Raises OSError."""
     return list_directory(run_directory / CHECKPOINTS_NAME)
@@ -93,64 +119,135 @@ def list_directory(checkpoints: Path) -> list[CheckpointInfo]:
         names = os.listdir(checkpoints)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found = sorted((int(match.group(1)), name) for name in names if (match := _STEP_DIRECTORY.match(name)))
+    found = sorted((step, name) for name in names if (step := step_of(Path(name))) is not None)
     return [info for _, name in found if (info := inspect(checkpoints / name)) is not None]
 
 
 def inspect(path: Path) -> CheckpointInfo | None:
-    """Look at one checkpoint directory: manifest and sizes. None when it is gone. Raises OSError."""
-    match = _STEP_DIRECTORY.match(path.name)
-    step = int(match.group(1)) if match else -1
+    """Look at one checkpoint directory: manifest and sizes. None when it is gone.
+
+    One that cannot be looked at (an I/O error, a file or a dangling link of that name) is damaged, not gone.
+    """
+    named = step_of(path)
+    step = -1 if named is None else named
     try:
-        sizes = _file_sizes(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    total = sum(sizes.values())
+        sizes, odd = _scan(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if not os.path.lexists(path):
+            return None
+        reason = "a link to nothing" if isinstance(error, FileNotFoundError) else "a file, not a directory"
+        return CheckpointInfo(path, step, "damaged", f"it is {reason}", 0, None)
+    except OSError as error:
+        return CheckpointInfo(path, step, "damaged", f"it cannot be read: {_message(error)}", 0, None)
+    status, reason, manifest = _judge(path, named, sizes, odd)
+    return CheckpointInfo(path, manifest.step if manifest else step, status, reason, sum(sizes.values()), manifest)
 
-    def info(status: Status, reason: str, manifest: Manifest | None = None) -> CheckpointInfo:
-        return CheckpointInfo(path, manifest.step if manifest else step, status, reason, total, manifest)
 
+def _judge(
+    path: Path, step: int | None, sizes: dict[str, int], odd: dict[str, str]
+) -> tuple[Status, str, Manifest | None]:
+    """Status, reason and manifest (where it can be believed), given what `_scan` found; `step` is the directory's."""
+    if MANIFEST_NAME in odd:
+        return "damaged", f"{MANIFEST_NAME} {odd[MANIFEST_NAME]}", None
     if MANIFEST_NAME not in sizes:
         if ABANDONED_NAME in sizes:
-            return info("abandoned", "set aside when the run went back to an earlier checkpoint")
-        return info("incomplete", "it has no manifest: its save or its deletion was interrupted")
+            return "abandoned", "set aside when the run went back to an earlier checkpoint", None
+        return "incomplete", f"it has no {MANIFEST_NAME}: its save or its deletion was interrupted", None
     try:
         manifest = read_manifest(path)
+    except LaterFormat as error:
+        return "later-format", f"{MANIFEST_NAME}: {error}", None
     except (ManifestError, OSError) as error:
-        return info("damaged", f"{MANIFEST_NAME}: {_message(error)}")
-    if match and manifest.step != step:
-        return info("damaged", f"{MANIFEST_NAME} is of step {manifest.step}")
+        return "damaged", f"{MANIFEST_NAME}: {_message(error)}", None
+    if step is not None and manifest.step != step:
+        return "damaged", f"{MANIFEST_NAME} is of step {manifest.step}", None
     for name, record in manifest.files.items():
         if name not in sizes:
-            return info("damaged", f"{name} is missing", manifest)
+            return "damaged", f"{name} {odd.get(name, 'is missing')}", manifest
         if sizes[name] != record.bytes:
-            return info("damaged", f"{name} has {sizes[name]} bytes instead of {record.bytes}", manifest)
-    return info("complete", "", manifest)
+            return "damaged", f"{name} has {sizes[name]} bytes instead of {record.bytes}", manifest
+    return "complete", "", manifest
 
 
-def verify(info: CheckpointInfo) -> Iterator[FileVerdict]:
+def completed_steps(run_directory: Path) -> set[int]:
+    """Steps whose checkpoint was completed and neither set aside nor deleted since, as events.jsonl tells."""
+    # Telemetry brings pydantic along, and is asked only where a manifest is missing: listing stays quick.
+    from drillyard.telemetry.events import read_events
+
+    steps: set[int] = set()
+    for event in read_events(run_directory):
+        step = event.get("step")
+        if event["event"] == "checkpoint" and isinstance(step, int):
+            steps.add(step)
+        elif event["event"] in ("checkpoint_abandoned", "checkpoint_removed"):
+            steps -= {step}
+    return steps
+
+
+def lost_checkpoints(checkpoints: Iterable[CheckpointInfo], run_directory: Path) -> list[CheckpointInfo]:
+    """The incomplete ones that were complete once, as the run's events tell: not what an interrupted save leaves.
+
+    Where nothing else can be loaded, to start from step 0 would be to forget them.
+    """
+    incomplete = [info for info in checkpoints if info.status == "incomplete"]
+    completed = completed_steps(run_directory) if incomplete else set()
+    return [info for info in incomplete if info.step in completed]
+
+
+def newest_usable(checkpoints: Iterable[CheckpointInfo]) -> CheckpointInfo | None:
+    """The newest complete one: what a start with `resume: auto` tries first. None without any.
+
+    Raises UserError when a checkpoint of a later format lies ahead of it: to pass over that one would be to train
+    steps again that a later program has done, and would end with its checkpoint set aside.
+    """
+    for info in sorted(checkpoints, key=lambda info: info.step, reverse=True):
+        if info.status == "later-format":
+            raise later_format(info)
+        if info.complete:
+            return info
+    return None
+
+
+def later_format(info: CheckpointInfo) -> UserError:
+    """The refusal of a checkpoint that only a later program can read."""
+    return UserError(f"{info.path}: {info.reason}; or name an older checkpoint to go on from")
+
+
+def verify(info: CheckpointInfo, on_read: OnRead | None = None) -> Iterator[FileVerdict]:
     """Compare every file with the manifest, reading all of it; one verdict per file, in order of name."""
-    if info.manifest is None:
-        verdict: Verdict = "missing" if info.status in ("incomplete", "abandoned") else "wrong checksum"
-        yield FileVerdict(MANIFEST_NAME, verdict, info.reason)
+    manifest = info.manifest
+    if manifest is None:
+        absent: dict[Status, Verdict] = {
+            "incomplete": "missing",
+            "abandoned": "missing",
+            "later-format": "later-format",
+        }
+        yield FileVerdict(MANIFEST_NAME, absent.get(info.status, "damaged"), info.reason)
         return
     yield FileVerdict(MANIFEST_NAME, "ok")
-    for name in sorted(info.manifest.files):
-        yield verify_file(info.path, name, info.manifest)
-    for name in sorted(_file_sizes(info.path).keys() - info.manifest.files.keys() - {MANIFEST_NAME}):
+    with ThreadPoolExecutor(VERIFY_THREADS) as threads:
+        yield from threads.map(lambda name: verify_file(info.path, name, manifest, on_read), sorted(manifest.files))
+    try:
+        sizes, odd = _scan(info.path)
+    except OSError as error:
+        yield FileVerdict(".", "unreadable", _message(error))
+        return
+    for name in sorted({*sizes, *odd} - manifest.files.keys() - {MANIFEST_NAME}):
         yield FileVerdict(name, "unexpected", "the manifest does not name it; nothing reads it")
 
 
-def verify_file(directory: Path, name: str, manifest: Manifest) -> FileVerdict:
+def verify_file(directory: Path, name: str, manifest: Manifest, on_read: OnRead | None = None) -> FileVerdict:
     """Compare one file with the manifest: presence, size, then checksum."""
     record, path = manifest.files[name], directory / name
     try:
-        size = path.stat().st_size
-        if size != record.bytes:
-            return FileVerdict(name, "wrong size", f"{size} bytes instead of {record.bytes}")
-        found = file_checksum(path)
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe, say, would be waited for without end
+            return FileVerdict(name, "unreadable", _kind(status.st_mode))
+        if status.st_size != record.bytes:
+            return FileVerdict(name, "wrong size", f"{status.st_size} bytes instead of {record.bytes}")
+        found = file_checksum(path, on_read)
     except FileNotFoundError:
-        return FileVerdict(name, "missing")
+        return FileVerdict(name, "missing", "a link to nothing" if path.is_symlink() else "")
     except OSError as error:
         return FileVerdict(name, "unreadable", _message(error))
     if found != record.xxh3_128:
@@ -185,9 +282,12 @@ def remove_checkpoint(path: Path) -> None:
 
     Raises OSError when something cannot be deleted; a directory that is gone already is no error.
     """
+    if path.is_symlink():
+        path.unlink()
+        return
     for name in (MANIFEST_NAME, ABANDONED_NAME):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            (path / name).unlink()
+        with contextlib.suppress(FileNotFoundError):
+            _remove_entry(path / name)
             sync_directory(path)
     try:
         names = os.listdir(path)
@@ -195,20 +295,53 @@ def remove_checkpoint(path: Path) -> None:
         return
     for name in names:
         with contextlib.suppress(FileNotFoundError):
-            (path / name).unlink()
+            _remove_entry(path / name)
     with contextlib.suppress(FileNotFoundError):
         path.rmdir()
 
 
 def abandon_checkpoint(path: Path) -> None:
-    """Set a checkpoint aside without deleting it: its manifest gets another name. Raises OSError."""
+    """Set a checkpoint aside without deleting it: its manifest gets another name. Raises OSError.
+
+    Of one that is a link only the link goes: what it leads to may be another run's.
+    """
+    if path.is_symlink():
+        path.unlink()
+        return
     (path / MANIFEST_NAME).replace(path / ABANDONED_NAME)
     sync_directory(path)
 
 
-def _file_sizes(path: Path) -> dict[str, int]:
+def _remove_entry(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _scan(path: Path) -> tuple[dict[str, int], dict[str, str]]:
+    """Sizes of the regular files by name, and what the other entries are. Raises OSError."""
+    sizes: dict[str, int] = {}
+    odd: dict[str, str] = {}
     with os.scandir(path) as entries:
-        return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        for entry in entries:
+            try:
+                status = entry.stat()
+            except FileNotFoundError:
+                if entry.is_symlink():  # else it was deleted a moment ago
+                    odd[entry.name] = "is a link to nothing"
+            except OSError as error:
+                odd[entry.name] = f"cannot be read: {_message(error)}"
+            else:
+                if stat.S_ISREG(status.st_mode):
+                    sizes[entry.name] = status.st_size
+                else:
+                    odd[entry.name] = f"is {_kind(status.st_mode)}"
+    return sizes, odd
+
+
+def _kind(mode: int) -> str:
+    return "a directory" if stat.S_ISDIR(mode) else "no regular file"
 
 
 def _message(error: Exception) -> str:

@@ -20,7 +20,13 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load as load_state_dict
 
 from drillyard.errors import UserError
-from drillyard.training.checkpoint.listing import CHECKPOINTS_NAME, CheckpointInfo, inspect, list_directory
+from drillyard.training.checkpoint.listing import (
+    CHECKPOINTS_NAME,
+    CheckpointInfo,
+    inspect,
+    list_directory,
+    newest_usable,
+)
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
 from drillyard.training.checkpoint.planning import flatten, unflatten_into
 from drillyard.training.checkpoint.storage import METADATA_NAME, CheckpointReader, DamagedCheckpoint, require_undamaged
@@ -143,9 +149,8 @@ def _find(path: Path) -> CheckpointInfo:
     else:
         inner = path / CHECKPOINTS_NAME
         candidates = list_directory(inner if inner.is_dir() else path)
-    complete = [info for info in candidates if info.complete]
-    if complete:
-        return complete[-1]
+    if (newest := newest_usable(candidates)) is not None:
+        return newest
     if not candidates:
         raise UserError(f"{path}: there is no checkpoint; name a directory such as RUN_DIR/checkpoints/step-00000050")
     raise UserError(f"{candidates[-1].path}: not a complete checkpoint: {candidates[-1].reason}; name another one")

@@ -3,7 +3,9 @@
 It names every file with its size and checksum, and ends with a checksum of itself: XXH3-128 over the manifest's own
 bytes with the 32 digits of that checksum set to zero. Every byte is covered, so a flipped bit, a truncation or a
 half-copied object is noticed before anything in it is believed. `format_version` counts up when older programs could
-no longer read what is written; every earlier version stays readable.
+no longer read what is written; every earlier version stays readable. Two things are the same in every version, so that
+a program can tell a later format from damage: the last lines, with the checksum, and the key `format_version`. Keys
+that a program does not know are passed over: what is only added needs no new version.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,11 @@ _TAIL = re.compile(rb'"checksum": "([0-9a-f]{32})"\n\}\n\Z')
 
 
 class ManifestError(Exception):
-    """The manifest cannot be believed, or is of a version that this program does not know. The text says why."""
+    """The manifest cannot be believed: a byte of it is not as written. The text says why."""
+
+
+class LaterFormat(ManifestError):
+    """The manifest is intact, and of a format that only a later program can read. The text says what to do."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(raw: bytes) -> Manifest:
-    """Read a manifest. Raises ManifestError when a byte is not as written or the format is newer than this program."""
+    """Read a manifest. Raises ManifestError when a byte is not as written, LaterFormat when the format is too new."""
     tail = _TAIL.search(raw[-64:])
     if tail is None:
         raise ManifestError("it is cut short or damaged: it does not end with its checksum")
@@ -92,13 +98,13 @@ def decode(raw: bytes) -> Manifest:
         raise ManifestError("its checksum does not match its content")
     body = json.loads(raw)
     if body["format_version"] > FORMAT_VERSION:
-        raise ManifestError(
-            f"format version {body['format_version']} is newer than the {FORMAT_VERSION} known here; "
+        raise LaterFormat(
+            f"its format version {body['format_version']} is newer than the {FORMAT_VERSION} known here; "
             "use the Drillyard version that wrote it, or a later one"
         )
-    body.pop("checksum")
-    body["files"] = {name: FileRecord(**record) for name, record in body["files"].items()}
-    return Manifest(**body)
+    files = {name: FileRecord(record["bytes"], record["xxh3_128"]) for name, record in body["files"].items()}
+    known = {item.name: body[item.name] for item in fields(Manifest) if item.name in body}
+    return Manifest(**{**known, "files": files})
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -1,8 +1,10 @@
 """Storage for torch.distributed.checkpoint that takes checksums while writing and verifies them before use.
 
-Writing: every byte passes an XXH3-128 digest on its way to the file, so the manifest costs no second read. The
-records of a rank's files travel to the coordinator among its write results. `finish` runs on the coordinator once
-every rank's files are durable: it writes `.metadata`, checks that it sees every file, and writes the manifest last.
+Writing: every byte passes an XXH3-128 digest on its way to the file. Once the file is durable, the rank reads it back
+(from the storage, not from the kernel's copy) and compares: a checkpoint that is complete was good when it was
+completed, so older ones may be deleted on its account. That costs the saving thread one read of the rank's own file.
+The records of a rank's files travel to the coordinator among its write results. `finish` runs on the coordinator once
+every rank has done so: it writes `.metadata`, checks that it sees every file, and writes the manifest last.
 Reading: each rank hashes every file that its plan reads from, and does so while planning, before any tensor is
 touched; an error there reaches all ranks, so all of them turn to the same older checkpoint.
 
@@ -13,6 +15,7 @@ FileSystemWriter loses the exceptions of its threads.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import time
@@ -29,9 +32,9 @@ from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from drillyard.training.checkpoint.files import sync_directory
+from drillyard.training.checkpoint.files import checksum, file_checksum, forget_cached, sync_directory
 from drillyard.training.checkpoint.listing import remove_checkpoint, verify_file
-from drillyard.training.checkpoint.manifest import FileRecord, Manifest, write_manifest
+from drillyard.training.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, encode, write_manifest
 
 METADATA_NAME = ".metadata"
 WRITE_BUFFER_BYTES = 1024 * 1024
@@ -80,6 +83,8 @@ class _HashingStream(io.RawIOBase):
         return self._bytes
 
     def fileno(self) -> int:
+        """The descriptor, with all that was written behind it: whoever asks for it is about to sync the file."""
+        self._write_pending()
         return self._file.fileno()
 
     def flush(self) -> None:
@@ -179,7 +184,9 @@ class CheckpointWriter(FileSystemWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """On the coordinator, before any rank writes: an empty directory, whatever an earlier attempt left in it."""
         remove_checkpoint(self.directory)
-        self.directory.mkdir(parents=True)
+        # Not their parents: where the mount of the run directory is gone, these would be made on the disk below it.
+        self.directory.parent.mkdir(exist_ok=True)
+        self.directory.mkdir()
         sync_directory(self.directory.parent)
         plans_with_prefix: list[SavePlan] = super().prepare_global_plan(plans)
         return plans_with_prefix
@@ -192,6 +199,8 @@ class CheckpointWriter(FileSystemWriter):
             self.directory.mkdir(parents=True, exist_ok=True)
             results = list(super().write_data(plan, planner).value())
             sync_directory(self.directory)
+            for name, record in self.fs.written.items():
+                _require_readable(self.directory / name, record)
         results += [
             FileWritten(index=MetadataIndex(name), size_in_bytes=record.bytes, storage_data=record)
             for name, record in self.fs.written.items()
@@ -201,14 +210,20 @@ class CheckpointWriter(FileSystemWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On the coordinator: `.metadata`, then the manifest. From here on the checkpoint exists."""
+        """On the coordinator: `.metadata`, then the manifest. From here on the checkpoint exists.
+
+        Raises OSError when one of the two cannot be written, or does not read back as written.
+        """
         files = {r.index.fqn: r.storage_data for rank in results for r in rank if isinstance(r, FileWritten)}
         super().finish(metadata, [[r for r in rank if not isinstance(r, FileWritten)] for rank in results])
         files[METADATA_NAME] = self.fs.written[METADATA_NAME]
+        _require_readable(self.directory / METADATA_NAME, files[METADATA_NAME])
         _require_visible(self.directory, files)
         self.manifest = self._make_manifest(files)
         sync_directory(self.directory)
         write_manifest(self.directory, self.manifest)
+        raw = encode(self.manifest)
+        _require_readable(self.directory / MANIFEST_NAME, FileRecord(len(raw), checksum(raw)))
         self.completed = True
 
 
@@ -235,6 +250,13 @@ def require_undamaged(directory: Path, name: str, manifest: Manifest) -> None:
         raise DamagedCheckpoint(
             f"{directory / name}: {verdict.verdict}" + (f" ({verdict.detail})" if verdict.detail else "")
         )
+
+
+def _require_readable(path: Path, record: FileRecord) -> None:
+    """Raise OSError unless a durable file reads back as it was written."""
+    forget_cached(path)
+    if file_checksum(path) != record.xxh3_128:
+        raise OSError(errno.EIO, "what was written reads back with other bytes", str(path))
 
 
 def _require_visible(directory: Path, files: dict[str, FileRecord]) -> None:

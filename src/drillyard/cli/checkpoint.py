@@ -1,0 +1,334 @@
+"""`drillyard checkpoint list | verify | prune RUN_DIR`: what a run could go on from, is it whole, and less of it.
+
+`list` reads manifests and sizes, `verify` and `prune` read the files. None of them needs torch. `--json` prints one
+object whose `version` counts up when a field changes its meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from drillyard.training.checkpoint import CheckpointInfo
+    from drillyard.training.checkpoint.pruning import PrunePlan, Target, Verified
+
+RunDirectory = Annotated[
+    Path, typer.Argument(metavar="RUN_DIR", help="A run directory, or its `checkpoints`.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+JSON_VERSION = 1
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands on checkpoints to the app."""
+    group = typer.Typer(help="List, verify and prune the checkpoints of a run.", no_args_is_help=True)
+    app.add_typer(group, name="checkpoint")
+
+    @group.callback()
+    def checkpoint() -> None:
+        """List, verify and prune the checkpoints of a run."""
+
+    group.command("list")(list_command)
+    group.command("verify")(verify_command)
+    group.command("prune")(prune_command)
+
+
+def list_command(run: RunDirectory, as_json: AsJson = False) -> None:
+    """List checkpoints: step, size, age, ranks, held-out loss, and which one the next start uses.
+
+    Judged by manifests and sizes, in milliseconds; `verify` reads the content.
+    """
+    from drillyard.errors import UserError
+    from drillyard.training.checkpoint.listing import best, lost_checkpoints, newest_usable
+    from drillyard.training.checkpoint.pruning import find_target
+
+    target = find_target(run)
+    try:
+        used, refusal = newest_usable(target.checkpoints), None
+    except UserError as error:
+        used, refusal = None, str(error)
+    lost = lost_checkpoints(target.checkpoints, target.directory.parent)
+    winner = best(target.checkpoints)
+    marks = {
+        info.path: [word for word, marked in (("newest", used), ("best", winner)) if info is marked]
+        for info in target.checkpoints
+    }
+    if as_json:
+        listed = [{**_facts(info), "marks": marks[info.path]} for info in target.checkpoints]
+        _print_json(directory=str(target.directory), next_start=used and used.step, refusal=refusal, checkpoints=listed)
+        return
+    _print_table(target.checkpoints, marks)
+    for info in target.checkpoints:
+        if info.reason:
+            typer.echo(f"{info.path.name}: {info.reason}")
+    if refusal is not None:
+        typer.echo(f"The next start is refused: {refusal}")
+    elif used is not None:
+        typer.echo(f"The next start goes on from step {used.step} (with checkpoint.resume: auto).")
+    elif any(info.status == "damaged" for info in target.checkpoints) or lost:
+        typer.echo("The next start is refused: none of the checkpoints can be used.")
+    else:
+        typer.echo(f"{target.directory}: no complete checkpoint; the next start begins at step 0.")
+
+
+def verify_command(
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN_DIR", help="A run directory, its `checkpoints`, or one step-N of them."),
+    ],
+    step: Annotated[int | None, typer.Option(metavar="N", help="Only the checkpoint of this step.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read every byte of the checkpoints and compare it with the checksums that were taken when it was written.
+
+    Exit code 0 when all complete ones are as written; 1 when a file is not, when a manifest cannot be believed or is of
+    a later format, or when there is no complete one (or the one asked for is not); 2 for an error. What interrupted
+    saves left behind is told and is no damage.
+    """
+    from drillyard.training.checkpoint.pruning import choose_step, find_target, verify_all_files
+
+    target = find_target(run)
+    one = target.one if step is None else choose_step(target, step)
+    chosen = target.checkpoints if one is None else [one]
+    with _progress(chosen) as read:
+        results = [verify_all_files(info, read) for info in chosen]
+    judged = [result for result in results if one is not None or result.info.status not in ("incomplete", "abandoned")]
+    good = [result for result in judged if result.good]
+    if as_json:
+        _print_json(
+            directory=str(target.directory),
+            undamaged=bool(good) and len(good) == len(judged),
+            checkpoints=[{**_facts(r.info), "good": r.good, "files": [vars(f) for f in r.files]} for r in results],
+        )
+    else:
+        for result in results:
+            _print_verified(result)
+        if not results:
+            typer.echo(f"{target.directory}: no checkpoint is there to verify.")
+    if not good or len(good) < len(judged):
+        raise typer.Exit(1)
+
+
+def prune_command(
+    run: RunDirectory,
+    keep: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Newest good ones to keep. [default: the run's own setting]")
+    ] = None,
+    left_overs: Annotated[
+        bool, typer.Option("--left-overs", help="Also delete what interrupted saves and returns to earlier steps left.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Read and judge, say what would go, delete nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete all but the newest good checkpoints and the best one.
+
+    Good is what has just been read in full and is as written: the ones to keep are verified before anything is
+    deleted. One that proves damaged is not counted and not deleted, and without a good one nothing is. Refused while a
+    run is active in the directory (one that was started with `drillyard train`: other launchers hold no lock).
+
+    Exit code 0 when done, 1 when a checkpoint that was to be kept is damaged, 2 for an error.
+    """
+    from drillyard.errors import UserError
+    from drillyard.supervise.supervisor import hold_run_directory
+    from drillyard.training.checkpoint.pruning import find_target, plan_prune, verify_all_files
+
+    target = find_target(run)
+    if target.run_directory is None or target.one is not None:
+        raise UserError(f"{run}: is not a run directory; give RUN_DIR or RUN_DIR/checkpoints")
+    keep, keep_best = _retention(target, keep)
+    with hold_run_directory(target.run_directory):
+        target = find_target(run)
+        with _progress([info for info in target.checkpoints if info.complete]) as read:
+            plan = plan_prune(
+                target.checkpoints,
+                keep,
+                keep_best,
+                left_overs=left_overs,
+                problem_with=lambda info: verify_all_files(info, read).problem,
+            )
+        failures = [] if dry_run else _remove(plan)
+    if as_json:
+        _print_json(
+            directory=str(target.directory),
+            dry_run=dry_run,
+            keep=[_facts(info) for info in plan.keep],
+            removed=[_facts(info) for info in plan.remove],
+            damaged=[{**_facts(info), "reason": problem} for info, problem in plan.damaged],
+            failures=failures,
+        )
+    else:
+        _print_pruned(plan, target, dry_run)
+    if failures:
+        raise UserError("\n".join(failures))
+    if plan.damaged:
+        raise typer.Exit(1)
+
+
+def _retention(target: Target, keep: int | None) -> tuple[int, bool]:
+    """How many to keep, and whether the best: from the run's own config where it is there. UserError without either."""
+    from drillyard.config.loading import load_run_config
+    from drillyard.errors import UserError
+
+    assert target.run_directory is not None
+    saved = target.run_directory / "run.yaml"
+    if saved.is_file():
+        settings = load_run_config(saved, resolve_environment=False).checkpoint
+        return keep or settings.keep, settings.keep_best
+    if keep is None:
+        raise UserError(f"{saved}: is not there to say how many checkpoints the run keeps; give --keep N")
+    return keep, True
+
+
+def _remove(plan: PrunePlan) -> list[str]:
+    """Delete what the plan says, oldest first; what could not be deleted, in words."""
+    from drillyard.training.checkpoint.listing import remove_checkpoint
+
+    failures = []
+    for info in plan.remove:
+        try:
+            remove_checkpoint(info.path)
+        except OSError as error:
+            failures.append(f"{info.path}: could not be deleted: {error.strerror}; check its rights and try again")
+    return failures
+
+
+# -- what is printed -------------------------------------------------------------------------------
+
+
+def _facts(info: CheckpointInfo) -> dict[str, Any]:
+    manifest = info.manifest
+    return {
+        "step": info.step,
+        "path": str(info.path),
+        "status": info.status,
+        "reason": info.reason or None,
+        "bytes": info.bytes,
+        "created": info.created,
+        "age_seconds": _age_seconds(info),
+        "world_size": manifest.world_size if manifest else None,
+        "torch_version": manifest.torch_version if manifest else None,
+        "format_version": manifest.format_version if manifest else None,
+        "held_out_loss": info.held_out_loss,
+    }
+
+
+def _print_table(checkpoints: list[CheckpointInfo], marks: dict[Path, list[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for heading in ("step", "size", "age", "ranks", "held-out loss"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for info in checkpoints:
+        loss = "" if info.held_out_loss is None else f"{info.held_out_loss:.4f}"
+        ranks = str(info.manifest.world_size) if info.manifest else ""
+        status = f"[{_style(info.status)}]{info.status}[/]"
+        table.add_row(
+            str(info.step), size_text(info.bytes), age_text(_age_seconds(info)), ranks, loss, status,
+            ", ".join(marks[info.path]),
+        )  # fmt: skip
+    if checkpoints:
+        Console(highlight=False).print(table)
+
+
+def _print_verified(result: Verified) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(highlight=False, soft_wrap=True)
+    info = result.info
+    whole = "undamaged" if result.good else info.status if not info.complete else "damaged"
+    console.print(
+        f"{escape(info.path.name)}  [{_style('complete' if result.good else whole)}]{whole}[/]  {size_text(info.bytes)}"
+    )
+    width = max(len(file.verdict) for file in result.files)
+    for file in result.files:
+        style = "green" if file.verdict == "ok" else "yellow" if file.harmless else "red"
+        detail = f"  {file.detail}" if file.detail else ""
+        console.print(f"  [{style}]{file.verdict:<{width}}[/]  {escape(file.name + detail)}")
+
+
+def _print_pruned(plan: PrunePlan, target: Target, dry_run: bool) -> None:
+    for info, problem in plan.damaged:
+        typer.echo(f"{info.path.name}: damaged, left as it is: {problem}")
+    for info in sorted(plan.keep, key=lambda info: info.step):
+        typer.echo(f"{info.path.name}: kept, {size_text(info.bytes)}")
+    for info in plan.remove:
+        typer.echo(f"{info.path.name}: {'would be deleted' if dry_run else 'deleted'}, {size_text(info.bytes)}")
+    if not plan.keep:
+        typer.echo(f"{target.directory}: holds no undamaged checkpoint; nothing is deleted.")
+    elif not plan.remove:
+        typer.echo("Nothing to delete.")
+    else:
+        freed = size_text(sum(info.bytes for info in plan.remove))
+        typer.echo(f"{freed} would be freed; nothing was deleted." if dry_run else f"{freed} freed.")
+
+
+def _print_json(**values: Any) -> None:
+    import json
+
+    typer.echo(json.dumps({"version": JSON_VERSION, **values}, allow_nan=False))
+
+
+@contextmanager
+def _progress(checkpoints: list[CheckpointInfo]) -> Iterator[Callable[[int], None] | None]:
+    """A bar on stderr while files are read, for a person who watches; yields what to tell of bytes read."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=sum(info.bytes for info in checkpoints))
+        yield lambda count: progress.advance(task, count)
+
+
+def _style(status: str) -> str:
+    return {"complete": "green", "damaged": "red", "later-format": "red"}.get(status, "yellow")
+
+
+def _age_seconds(info: CheckpointInfo) -> int | None:
+    """Since the manifest was written; without one, since the directory last changed. None when it is gone."""
+    import time
+    from datetime import datetime
+
+    if info.created is not None:
+        changed = datetime.fromisoformat(info.created).timestamp()
+    else:
+        try:
+            changed = info.path.lstat().st_mtime
+        except FileNotFoundError:
+            return None
+    return max(0, round(time.time() - changed))
+
+
+def size_text(count: int) -> str:
+    """A number of bytes for people: `512 B`, `12.3 MiB`, `1.2 TiB`."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def age_text(seconds: float | None) -> str:
+    """An age for people, in one unit: `40 s`, `5 min`, `3 h`, `12 d`; empty when unknown."""
+    if seconds is None:
+        return ""
+    for limit, unit_seconds, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{int(seconds // unit_seconds)} {unit}"
+    return f"{int(seconds // 86_400)} d"

@@ -1,0 +1,147 @@
+"""`drillyard checkpoint`: find what a path means, judge checkpoints by every byte, and delete without losing the last.
+
+A checkpoint counts as good only when all its bytes have just been read and are as written; size and manifest are not
+enough to delete another one for. So a plan of deletions reads the checkpoints that it keeps, newest first, until as
+many good ones are found as are to be kept, and only older ones may go. One that proves damaged is not counted and not
+deleted: it may be all that is left of a step. Without a good one nothing goes at all. Where nothing could go anyway,
+nothing is read. Needs no torch; the cost is one read of what is kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drillyard.errors import UserError
+from drillyard.training.checkpoint.listing import (
+    CHECKPOINTS_NAME,
+    CheckpointInfo,
+    FileVerdict,
+    OnRead,
+    best,
+    inspect,
+    list_directory,
+    prunable,
+    step_of,
+    verify,
+)
+
+LEFT_OVERS = ("incomplete", "abandoned")
+# What is wrong with a complete checkpoint, found by reading it; None when it is good.
+Judge = Callable[[CheckpointInfo], str | None]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a path on the command line means: a `checkpoints` directory, and the one of its checkpoints if it names one.
+
+    `run_directory` is None where the directory is a copy outside of a run.
+    """
+
+    directory: Path
+    run_directory: Path | None
+    checkpoints: list[CheckpointInfo]
+    one: CheckpointInfo | None = None
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The verdicts on the files of one checkpoint."""
+
+    info: CheckpointInfo
+    files: list[FileVerdict]
+
+    @property
+    def good(self) -> bool:
+        """Whether it can be loaded, every byte of it as written."""
+        return self.info.complete and all(file.harmless for file in self.files)
+
+    @property
+    def problem(self) -> str | None:
+        """The first thing that is wrong, in words; None when it is good."""
+        bad = next((file for file in self.files if not file.harmless), None)
+        if bad is None:
+            return None
+        return f"{bad.name}: {bad.verdict}" + (f" ({bad.detail})" if bad.detail else "")
+
+
+@dataclass
+class PrunePlan:
+    """What stays, having been read and found good; what goes, in this order; and what is damaged, with the reason."""
+
+    keep: list[CheckpointInfo] = field(default_factory=list)
+    remove: list[CheckpointInfo] = field(default_factory=list)
+    damaged: list[tuple[CheckpointInfo, str]] = field(default_factory=list)
+
+
+def find_target(path: Path) -> Target:
+    """What `path` means: a run directory, its `checkpoints`, or one checkpoint.
+
+    Raises UserError when it is none of them or cannot be read.
+    """
+    path = Path(os.path.abspath(path))
+    try:
+        if step_of(path) is not None and (one := inspect(path)) is not None:
+            return Target(path.parent, _run_directory_of(path.parent), [one], one)
+        directory = path / CHECKPOINTS_NAME if (path / CHECKPOINTS_NAME).is_dir() else path
+        checkpoints = list_directory(directory)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}; check its storage and rights") from None
+    if directory.name != CHECKPOINTS_NAME and not checkpoints:
+        raise UserError(f"{path}: there are no checkpoints; give a run directory (it holds `{CHECKPOINTS_NAME}`)")
+    return Target(directory, _run_directory_of(directory), checkpoints)
+
+
+def choose_step(target: Target, step: int) -> CheckpointInfo:
+    """The checkpoint of `step`. Raises UserError, naming the steps there are, when there is none."""
+    for info in target.checkpoints:
+        if step_of(info.path) == step:
+            return info
+    there = ", ".join(str(info.step) for info in target.checkpoints) or "none"
+    raise UserError(f"{target.directory}: there is no checkpoint of step {step}; there are: {there}")
+
+
+def verify_all_files(info: CheckpointInfo, on_read: OnRead | None = None) -> Verified:
+    """Read all of one checkpoint."""
+    return Verified(info, list(verify(info, on_read)))
+
+
+def plan_prune(
+    checkpoints: Sequence[CheckpointInfo], keep: int, keep_best: bool, *, left_overs: bool, problem_with: Judge
+) -> PrunePlan:
+    """Keep the newest `keep` good checkpoints and (`keep_best`) the good one with the lowest held-out loss.
+
+    Older complete ones go, and with `left_overs` also incomplete and abandoned ones. `problem_with` reads a
+    checkpoint; it is asked only for those that would be kept, and only when something could go.
+    """
+    assert keep >= 1
+    complete = sorted((info for info in checkpoints if info.complete), key=lambda info: info.step, reverse=True)
+    remains = [info for info in checkpoints if left_overs and info.status in LEFT_OVERS]
+    if not prunable(complete, keep, keep_best) and not remains:
+        return PrunePlan(keep=complete)
+    plan = PrunePlan()
+
+    def is_good(info: CheckpointInfo) -> bool:
+        problem = problem_with(info)
+        if problem is not None:
+            plan.damaged.append((info, problem))
+            return False
+        plan.keep.append(info)
+        return True
+
+    rest = list(complete)
+    while rest and len(plan.keep) < keep:
+        is_good(rest.pop(0))
+    while keep_best and (winner := best([*plan.keep, *rest])) in rest:
+        assert winner is not None
+        rest.remove(winner)
+        is_good(winner)
+    if plan.keep:
+        plan.remove = [*reversed(rest), *remains]
+    return plan
+
+
+def _run_directory_of(directory: Path) -> Path | None:
+    return directory.parent if directory.name == CHECKPOINTS_NAME else None
