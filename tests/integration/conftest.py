@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.integration.supervised import start as start
 from tests.integration.tiny_run import Run, train, write_config, write_rows
+from tests.integration.watched import WatchedRun
 
 
 @dataclass(frozen=True)
@@ -32,3 +35,17 @@ def reference(workplace: Path) -> Reference:
     ended = train(config, "--console", "text")
     assert ended.returncode == 0, ended.stderr
     return Reference(Run(config), ended.stdout)
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[[Path], WatchedRun]]:
+    """Start a run whose console is read as it comes; it is killed at the test's end if it still runs."""
+    started: list[WatchedRun] = []
+
+    def start(config: Path) -> WatchedRun:
+        started.append(WatchedRun(config))
+        return started[-1]
+
+    yield start
+    for watched in started:
+        watched.kill()

@@ -1,124 +1,14 @@
-"""The supervisor over real processes: tiny ranks that crash, hang, spew, stop, and leave children behind."""
+"""The supervisor over real processes: tiny ranks that crash, spew, stop, and leave children behind."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import re
 import signal
-import subprocess
-import sys
-import textwrap
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-DRIVER = """
-import functools, sys
-from pathlib import Path
-from rich.console import Console
-from drillyard.supervise import Patience, supervise
-from drillyard.telemetry import append_event
-directory = Path(sys.argv[1])
-sys.exit(supervise(
-    [sys.executable, "-c", sys.argv[2]],
-    num_ranks=int(sys.argv[3]), run_directory=directory, max_restarts=int(sys.argv[4]),
-    environment={"FROM_CALLER": "yes"}, on_event=functools.partial(append_event, directory),
-    console=Console(), patience=Patience(watchdog=float(sys.argv[5]) or None, stacks=0.2, settle=float(sys.argv[6])),
-))
-"""
-# What every rank script starts with: its place, and a way to tell of a step as the trainer does.
-PREAMBLE = """
-import json, os, signal, subprocess, sys, time
-rank, round_number = int(os.environ["RANK"]), int(os.environ["DRILLYARD_ROUND"])
-directory = os.environ["RUN_DIRECTORY"]
-def step(number):
-    with open(directory + "/events.jsonl", "a") as file:
-        file.write(json.dumps({"time": "2026-01-01T00:00:00.000000Z", "event": "step", "step": number}) + "\\n")
-def summary():
-    with open(directory + "/summary.json", "w") as file:
-        file.write("{}")
-def wait_for(name):
-    while not os.path.exists(directory + "/" + name):
-        time.sleep(0.01)
-def touch(name):
-    open(directory + "/" + name, "w").close()
-"""
-
-
-class Supervised:
-    """A supervisor in a process of its own."""
-
-    def __init__(self, directory: Path, script: str, ranks: int, *settings: float) -> None:
-        self.directory = directory
-        directory.mkdir(exist_ok=True)
-        script = PREAMBLE + textwrap.dedent(script)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, str(directory), script, str(ranks), *map(str, settings)],
-            env={**os.environ, "RUN_DIRECTORY": str(directory)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def end(self) -> tuple[int, str, str]:
-        """Exit code, standard output and standard error of the supervisor."""
-        out, err = self.process.communicate(timeout=60)
-        return self.process.returncode, out, err
-
-    def wait_for(self, name: str) -> None:
-        """Until a rank has made this file."""
-        wait_until((self.directory / name).exists)
-
-    def log(self, rank: int) -> str:
-        """All of a rank's log."""
-        return (self.directory / "logs" / f"rank-{rank}.log").read_text()
-
-    def events(self) -> list[dict[str, object]]:
-        """What was told to events.jsonl."""
-        return [json.loads(line) for line in (self.directory / "events.jsonl").read_text().splitlines()]
-
-    def left_running(self) -> list[str]:
-        """Processes of this run that still live, by their environment."""
-        needle = f"RUN_DIRECTORY={self.directory}\0".encode()
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if needle in (process / "environ").read_bytes():
-                    found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:80])
-        return found
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.01)
-
-
-Start = Callable[..., Supervised]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    started: list[Supervised] = []
-
-    def begin(
-        script: str, *, ranks: int = 2, max_restarts: int = 3, watchdog: float = 0, settle: float = 0.2
-    ) -> Supervised:
-        started.append(Supervised(tmp_path / "run", script, ranks, max_restarts, watchdog, settle))
-        return started[-1]
-
-    yield begin
-    for supervised in started:
-        if supervised.process.poll() is None:
-            supervised.process.kill()
-            supervised.process.communicate()
-        wait_until(lambda supervised=supervised: not supervised.left_running())  # type: ignore[misc]
+from tests.integration.supervised import Start, wait_until
 
 
 def test_ranks_get_their_place_and_rank_0_speaks_on_the_console(start: Start) -> None:
@@ -169,6 +59,7 @@ def test_a_rank_killed_from_outside_is_told_as_killed(start: Start) -> None:
         if round_number == 0:
             step(1)
             if rank == 0:
+                print("step 1 went well", flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)
         """
@@ -176,6 +67,7 @@ def test_a_rank_killed_from_outside_is_told_as_killed(start: Start) -> None:
     code, _, err = run.end()
     assert code == 0
     assert "rank 0: killed by SIGKILL (exit code 137); possibly out of memory" in err
+    assert "went well" not in err
 
 
 @pytest.mark.parametrize("settle", [30.0, 0.0], ids=["before it is told to end", "after it was told to end"])
@@ -291,6 +183,32 @@ def test_a_stop_signal_reaches_the_ranks_once_and_exit_85_is_passed_on(start: St
     assert [event["signal"] for event in run.events() if event["event"] == "signal"] == [number.name]
 
 
+def test_a_rank_that_leaves_with_85_takes_the_others_along(start: Start) -> None:
+    run = start(
+        """
+        if rank == 0:
+            wait_for("ready")
+            sys.exit(85)
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(85))
+        touch("ready")
+        time.sleep(60)
+        """
+    )
+    began = time.monotonic()
+    assert run.end()[0] == 85 and time.monotonic() - began < 30
+    assert [event["event"] for event in run.events()] == ["run_start", "end"]
+    assert run.events()[-1]["status"] == "interrupted"
+
+
+@pytest.mark.parametrize(("script", "code"), [("", 85), ("step(3)", 128 + signal.SIGTERM)])
+def test_a_stop_signal_that_a_rank_does_not_hear_is_no_crash(start: Start, script: str, code: int) -> None:
+    run = start(f"{script}\nif rank: os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)")
+    assert run.end()[0] == code
+    told = [event for event in run.events() if event["event"] != "step"]
+    assert [event["event"] for event in told] == ["run_start", "signal", "end"]
+    assert (told[1]["signal"], told[2]["exit_code"]) == ("SIGTERM", code)
+
+
 def test_a_second_signal_ends_everything_at_once(start: Start) -> None:
     run = start("signal.signal(signal.SIGTERM, lambda *_: touch(f'told-{rank}')); touch('ready')\nwait_for('never')")
     run.wait_for("ready")
@@ -327,24 +245,6 @@ def test_a_crash_that_repeats_at_the_same_step_is_not_repeated_forever(start: St
     code, _, err = run.end()
     assert code == 1 and "ended at the same step 7 with the same error" in err
     assert run.log(1).count("=== round") == 3
-
-
-def test_a_hung_round_is_asked_for_its_stacks_and_started_again(start: Start) -> None:
-    run = start(
-        """
-        import faulthandler
-        faulthandler.register(signal.SIGUSR2)
-        if round_number == 0:
-            step(1)
-            if rank == 1:
-                os.kill(os.getpid(), signal.SIGSTOP)
-            time.sleep(100)
-        """,
-        watchdog=1.0,
-    )
-    code, _, err = run.end()
-    assert code == 0 and "no sign of life" in err
-    assert "most recent call first" in run.log(0)
 
 
 def test_a_rank_that_prints_100_000_lines_loses_none(start: Start) -> None:

@@ -1,8 +1,9 @@
-"""How a rank leaves: at once, with its exit code, without the interpreter's shutdown."""
+"""How a process of a run leaves: a rank at once, without the interpreter's shutdown; a supervisor before its run."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -21,3 +22,15 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def leave_when_asked() -> None:
+    """Until a supervisor has started its ranks there is nothing to stop: a stop signal means exit code 85, come again.
+
+    Holds until other handlers take its place. What comes before, the interpreter's own start, ends by the signal.
+    """
+    from drillyard.supervise.round import EXIT_CHECKPOINTED
+    from drillyard.supervise.signals import RANK_STOP_SIGNALS
+
+    for number in RANK_STOP_SIGNALS:
+        signal.signal(number, lambda *_: os._exit(EXIT_CHECKPOINTED))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
-import signal
 import sys
 import traceback
 from enum import StrEnum
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from drillyard.cli.leaving import is_rank, leave
+from drillyard.cli.leaving import is_rank, leave, leave_when_asked
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,43 +41,80 @@ def train(
     max_restarts: Annotated[
         int, typer.Option(min=0, help="Times that the ranks are started again after a crash.", metavar="N")
     ] = 3,
+    watchdog: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="End and restart ranks that get no further for so long; 0: never. Sets timeouts.watchdog_seconds.",
+            metavar="SECONDS",
+            show_default="1800",
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a setting: training.steps=100.", metavar="KEY=VALUE")
     ] = None,
     console: Annotated[
         Console, typer.Option(help="Lines per step: text, json, or auto (text on a terminal).")
     ] = Console.auto,
+    replay: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Train nothing: do STEP again from the checkpoint before it and compare the bits of loss and gradient "
+            "norm with metrics.jsonl, a test for silent data corruption. Exit code 0: equal; 1: different.",
+            metavar="STEP",
+        ),
+    ] = None,
 ) -> None:
     """Train a model as RUN.YAML says, on this host; under torchrun or any rendezvous, be one rank of the run.
 
-    Exit code 0: done. 2: something to mend in the config or the data. 85: stopped after a checkpoint, start it again.
+    SIGTERM, SIGUSR1 or Ctrl-C: the ranks finish their step, save and stop; a second one ends them at once.
+
+    What was stopped, or has crashed, goes on from its newest checkpoint when the same command is given again.
+
+    Exit codes:
+
+    [bold]0[/bold] The run is done.
+
+    [bold]2[/bold] Something to mend in the config or the data; trying again does not help.
+
+    [bold]85[/bold] Stopped on request, with everything saved that was trained: start it again.
+
+    [bold]128+N[/bold] Ended at once by signal N (137: killed, often for lack of memory).
+
+    Any other: that of the rank that failed first, after all restarts (1: an exception, or ranks that hung).
     """
     from drillyard.config import load_run_config, require_valid
 
-    run = load_run_config(config, set_ or [])
+    overrides = [*(set_ or []), *([] if watchdog is None else [f"timeouts.watchdog_seconds={watchdog:g}"])]
+    run = load_run_config(config, overrides)
+    if replay is not None:
+        from drillyard.cli.replay import replay as replay_step
+
+        replay_step(run, replay, nproc_per_node)
     if is_rank():
         _be_a_rank(run, console.value)
+    leave_when_asked()
     num_ranks = nproc_per_node or (run.training.device != "cpu" and num_gpus()) or 1
-    require_valid(run, num_ranks)
+    require_valid(run, num_ranks, has_gpu=num_gpus() > 0)
     from drillyard.supervise import supervise_training
-    from drillyard.training.directory import SAVED_CONFIG, claim_run_directory, is_finished
+    from drillyard.training.directory import SAVED_CONFIG, claim_run_directory, is_finished, run_directory_of
 
-    directory = claim_run_directory(run, num_ranks)
-    if is_finished(run):
-        typer.echo(f"{directory}: this run is finished; its model is in final/, its figures in summary.txt")
-        raise typer.Exit(0)
+    directory = run_directory_of(run)
+
+    def claim() -> bool:
+        claim_run_directory(run, num_ranks)
+        finished = is_finished(run)
+        if finished:
+            typer.echo(f"{directory}: this run is finished; its model is in final/, its figures in summary.txt")
+        return not finished
 
     if console is Console.auto:
         console = Console.text if sys.stdout.isatty() else Console.json
     # The ranks of every round read the saved config: editing RUN.YAML meanwhile changes nothing.
     command = [sys.executable, "-m", "drillyard", "train", str(directory / SAVED_CONFIG), "--console", console.value]
     raise typer.Exit(
-        supervise_training(
-            command,
-            run,
-            num_ranks=num_ranks,
-            max_restarts=max_restarts,
-        )
+        supervise_training(command, run, num_ranks=num_ranks, max_restarts=max_restarts, before_start=claim)
     )
 
 
@@ -92,17 +127,26 @@ def num_gpus() -> int:
 
 
 def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
+    from drillyard.storage import forgive_standard_error
+    from drillyard.supervise.rank import attend
+
+    # It is a log in the run directory: a full disk must not turn a warning into a crash.
+    dropped = forgive_standard_error()
+    round_number = int(os.environ.get("DRILLYARD_ROUND", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+    is_claimed = os.environ.get("DRILLYARD_SUPERVISED") == "1"
+    directory = Path(run.output) / run.name
+    # Before torch is imported: signals are answered and stacks are told from here on.
+    side = attend(directory, run.timeouts.watchdog_seconds, round_number=round_number, is_claimed=is_claimed)
     from drillyard.cli.main import error_text
     from drillyard.training.run import train as train_rank
 
-    round_number = int(os.environ.get("DRILLYARD_ROUND", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
-    is_claimed = os.environ.get("DRILLYARD_SUPERVISED") == "1"
-    faulthandler.register(signal.SIGUSR2, all_threads=True)
     try:
-        code = train_rank(run, console=console, round_number=round_number, is_claimed=is_claimed).exit_code
+        code = train_rank(run, side, console=console, round_number=round_number, is_claimed=is_claimed).exit_code
     except UserError as error:
         # In one write and ended by an empty line: the supervisor reads it from a log to which others append meanwhile.
         sys.stderr.write(f"{error_text(str(error))}\n\n")
+        if dropped():
+            sys.stdout.write(f"{error_text(str(error))}\n")
         code = 2
     except BaseException:
         traceback.print_exc()

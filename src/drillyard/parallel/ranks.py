@@ -10,11 +10,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
 
 from drillyard.config.run import ParallelismConfig, TrainingConfig
 from drillyard.errors import UserError
@@ -22,6 +23,8 @@ from drillyard.errors import UserError
 T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+JOIN_TIMEOUT = timedelta(minutes=10)
+"""How long the first rank to arrive waits for the last: nodes start minutes apart, whatever a collective may take."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Ranks:
     device: torch.device
     mesh: DeviceMesh
     threads: int
+    collective_timeout: timedelta = COLLECTIVE_TIMEOUT
 
     @property
     def num_replicas(self) -> int:
@@ -94,8 +98,10 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def start_ranks(training: TrainingConfig, parallelism: ParallelismConfig) -> Ranks:
-    """Join the other ranks and lay the mesh over them.
+def start_ranks(
+    training: TrainingConfig, parallelism: ParallelismConfig, collective_timeout: timedelta = COLLECTIVE_TIMEOUT
+) -> Ranks:
+    """Join the other ranks and lay the mesh over them; every collective then fails after `collective_timeout`.
 
     Raises UserError when shard x replicate is not the number of ranks, or the device is not there.
     """
@@ -109,7 +115,7 @@ def start_ranks(training: TrainingConfig, parallelism: ParallelismConfig) -> Ran
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        _join(rank, world_size, device)
+        _join(rank, world_size, device, collective_timeout)
     shard = world_size // parallelism.replicate if parallelism.shard == "auto" else parallelism.shard
     if shard * parallelism.replicate != world_size:
         raise UserError(
@@ -117,7 +123,17 @@ def start_ranks(training: TrainingConfig, parallelism: ParallelismConfig) -> Ran
             "set shard: auto, or start another number of ranks"
         )
     mesh = init_device_mesh(device.type, (parallelism.replicate, shard), mesh_dim_names=("replicate", "shard"))
-    return Ranks(rank, world_size, local_rank, local_world_size, device, mesh, threads)
+    for axis in ("replicate", "shard"):
+        # The mesh makes groups of its own, with torch's default of 10 or 30 minutes.
+        set_timeout(mesh.get_group(axis), collective_timeout)
+    return Ranks(rank, world_size, local_rank, local_world_size, device, mesh, threads, collective_timeout)
+
+
+def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
+    """Let collectives of `group` fail after `timeout`."""
+    # torch.distributed.set_timeout is younger than the oldest torch that we support.
+    setter = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    setter(timeout, group)
 
 
 def ranks_of_this_host(world_size: int) -> int:
@@ -128,14 +144,32 @@ def ranks_of_this_host(world_size: int) -> int:
     return world_size
 
 
-def _join(rank: int, world_size: int, device: torch.device) -> None:
+def _join(rank: int, world_size: int, device: torch.device, timeout: timedelta) -> None:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    store: Any
     if "MASTER_ADDR" in os.environ:
-        dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
+        store, _, _ = next(rendezvous("env://", rank, world_size, timeout=JOIN_TIMEOUT))
+        store = torch._C._distributed_c10d.PrefixStore(f"round-{_round_of_this_host(world_size)}", store)
+        _await_all(store, world_size)
     else:
-        dist.init_process_group(
-            backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT
-        )
+        store, rank, world_size = torch._C._distributed_c10d.HashStore(), 0, 1
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+
+def _round_of_this_host(world_size: int) -> str:
+    """What keeps a restarted round from the addresses that the dead one has left in torchrun's store.
+
+    Only where all ranks are on one host: agents of several count their restarts apart.
+    """
+    is_alone = os.environ.get("LOCAL_WORLD_SIZE") == str(world_size)
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_alone else "any"
+
+
+def _await_all(store: Any, world_size: int) -> None:
+    """Wait until every rank has arrived, so that the groups' own, shorter timeout begins for all at once."""
+    if store.add("drillyard/arrived", 1) == world_size:
+        store.set("drillyard/all-arrived", "yes")
+    store.wait(["drillyard/all-arrived"], JOIN_TIMEOUT)
 
 
 def stop_ranks() -> None:

@@ -14,8 +14,17 @@ from pathlib import Path
 
 _LOST_PEER = re.compile(
     r"connection (was )?(closed|reset|refused)|connectfullmesh|broken pipe|socket timeout|distnetworkerror"
-    r"|remote process exited|ncclremoteerror|ncclsystemerror|timed out waiting|store\w* (is )?(not reachable|closed)",
+    r"|remote process exited|ncclremoteerror|ncclsystemerror"
+    r"|timed out waiting|caught collective operation timeout|store\w* (is )?(not reachable|closed)",
     re.IGNORECASE,
+)
+_TIMEOUT = re.compile(
+    r"timed out waiting|caught collective operation timeout|operation timed out|socket timeout|store timeout",
+    re.IGNORECASE,
+)
+_NO_MEMORY = re.compile(
+    r"^(\S*\.)?MemoryError\b|^(\S*\.)?OutOfMemoryError\b|CUDA out of memory|can't allocate memory|std::bad_alloc"
+    r"|Cannot allocate memory"
 )
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit|Failed|Timeout)\b")
 _NOT_A_CAUSE = re.compile(r'^\s*(Step: \d+|\{".*\}|Evaluation after step|\[rank\d+\]:\[W)')
@@ -34,6 +43,11 @@ def describe_exit(returncode: int) -> str:
 def exit_status(returncode: int) -> int:
     """The code a shell would show: 128 + N for a process ended by signal N."""
     return 128 - returncode if returncode < 0 else returncode
+
+
+def was_asked_to_stop(returncode: int) -> bool:
+    """Whether a rank ended by SIGTERM or SIGUSR1: before it could handle them, or at the second request."""
+    return exit_status(returncode) - 128 in (signal.SIGTERM, signal.SIGUSR1)
 
 
 def was_killed(returncode: int) -> bool:
@@ -132,6 +146,18 @@ def error_line(words: list[str]) -> str:
         if _EXCEPTION.match(bare) or bare.startswith("error: "):
             return bare
     return words[-1].strip() if words else ""
+
+
+def memory_advice(words: list[str]) -> str | None:
+    """What to do where a rank's last words tell that memory could not be had, in host or GPU; else None."""
+    if not any(_NO_MEMORY.search(re.sub(r"^\[rank\d+\]: ?", "", line)) for line in words):
+        return None
+    return "memory could not be allocated; lower micro_batch_size or the ranks per host"
+
+
+def speaks_of_timeout(words: list[str]) -> bool:
+    """Whether a rank's last words tell that it gave up waiting for another in a collective."""
+    return any(_TIMEOUT.search(line) for line in words)
 
 
 def speaks_of_lost_peer(words: list[str]) -> bool:

@@ -8,6 +8,7 @@ own messages go to standard error so that rank 0's JSON lines stay clean.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -15,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
+from drillyard.supervise.life import Sign
 from drillyard.telemetry.console import parse_step_line
 
 if TYPE_CHECKING:
@@ -37,8 +39,8 @@ class Output(Protocol):
     def error(self, text: str) -> None:
         """A rank's message to the user, as it is."""
 
-    def refresh(self) -> None:
-        """Called about every `refresh_seconds`, if that is not None."""
+    def refresh(self, sign: Sign) -> None:
+        """Called about every `refresh_seconds`, if that is not None, with rank 0's last sign of life."""
 
     def close(self) -> None:
         """Nothing more will come."""
@@ -74,7 +76,7 @@ class PlainOutput:
         """Print to standard error."""
         print(text, file=sys.stderr, flush=True)
 
-    def refresh(self) -> None:
+    def refresh(self, sign: Sign) -> None:
         """Nothing moves here."""
 
     def close(self) -> None:
@@ -82,7 +84,7 @@ class PlainOutput:
 
 
 class TerminalOutput:
-    """Rank 0's lines above a progress bar with the steps done, the time elapsed and the time left."""
+    """Rank 0's lines above a progress bar with the phase, the steps done, the time elapsed and the time left."""
 
     refresh_seconds: float | None = 0.5
 
@@ -92,11 +94,20 @@ class TerminalOutput:
         from rich.progress import TimeRemainingColumn as TimeLeft
 
         columns = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn())
-        # No thread of rich's: ranks are forked from this process.
+        # No thread of rich's: ranks are forked from this process. Steps may take minutes, and the time left is guessed
+        # from those of the last ten.
         self._progress = Progress(
-            *columns, TextColumn("left"), TimeLeft(compact=True), console=console, auto_refresh=False, expand=True
+            *columns,
+            TextColumn("left"),
+            TimeLeft(compact=True),
+            console=console,
+            auto_refresh=False,
+            expand=True,
+            speed_estimate_period=600.0,
         )
+        self._name = name
         self._task = self._progress.add_task(name, total=total_steps)
+        self._is_placed = False
         self._progress.start()
 
     def lines(self, text: str) -> None:
@@ -104,8 +115,7 @@ class TerminalOutput:
         for line in reversed(text.splitlines()):
             step = parse_step_line(line)
             if step is not None:
-                total = step.total_steps or self._progress.tasks[0].total
-                self._progress.update(self._task, completed=step.step, total=total)
+                self._move(step.step, step.total_steps)
                 break
         self._progress.console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
 
@@ -119,14 +129,39 @@ class TerminalOutput:
         """Print above the bar."""
         self._progress.console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
 
-    def refresh(self) -> None:
-        """Let the clock of the bar move."""
+    def refresh(self, sign: Sign) -> None:
+        """Show how far rank 0 is and what it does, and let the clock of the bar move."""
+        doing = "" if sign.phase in ("training", "between steps") else sign.phase
+        self._progress.update(self._task, description=f"{self._name} | {doing}" if doing else self._name)
+        if sign.step is not None:
+            self._move(sign.step, sign.total_steps)
         self._progress.refresh()
 
     def close(self) -> None:
         """Leave the bar as it stands."""
+        self._progress.update(self._task, description=self._name)
         self._progress.refresh()
         self._progress.stop()
+
+    def time_left(self) -> float | None:
+        """Seconds until the last step, as the bar shows them; None while that is not known."""
+        return self._progress.tasks[0].time_remaining
+
+    def _move(self, step: int, total_steps: int | None) -> None:
+        """To a step. Where a round resumes, the steps of others are no part of its speed.
+
+        A printed line may be a step ahead of the sign of life.
+        """
+        task = self._progress.tasks[0]
+        total = total_steps or task.total
+        if step == task.completed - 1:
+            return
+        if not self._is_placed or step < task.completed:
+            elapsed_from, self._is_placed = task.start_time, True
+            self._progress.reset(self._task, completed=step, total=None if total is None else int(total))
+            task.start_time = elapsed_from
+        else:
+            self._progress.update(self._task, completed=step, total=total)
 
 
 class LineForwarder:
@@ -177,7 +212,8 @@ def open_log(path: Path, header: str) -> tuple[int, int]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     size = os.fstat(descriptor).st_size
     torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-    os.write(descriptor, (b"\n" if torn else b"") + header.encode() + b"\n")
+    with contextlib.suppress(OSError):  # a full disk: the ranks will say so
+        os.write(descriptor, (b"\n" if torn else b"") + header.encode() + b"\n")
     return descriptor, os.fstat(descriptor).st_size
 
 

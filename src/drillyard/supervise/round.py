@@ -7,7 +7,10 @@ the last:
     a rank fails         -> a moment for its peers' own last words -> SIGTERM to the rest -> SIGKILL to all groups
     a rank ends well     -> the others finish; if the run has ended (summary, exit 85), only for so long -> SIGKILL
     a stop signal        -> forwarded, the ranks save and exit; a second one -> SIGKILL
-    no sign of life      -> stack dumps are asked for -> SIGTERM -> SIGKILL
+    no sign of life      -> stack dumps are asked for, also of stopped ranks -> SIGTERM -> SIGKILL
+
+A rank that leaves with 85 takes the others along: they are asked to stop as well. When a rank gives up waiting in a
+collective, the one it waited for is the one to look at: what the others do is noted, and their stacks are asked for.
 
 Cost: nothing while nothing happens. Rank 0's pipe holds 1 MiB and is read at most 50 times per second, so a rank that
 prints 100,000 lines costs a few reads and not 100,000 wake-ups.
@@ -25,6 +28,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from drillyard.storage import close_quietly
+from drillyard.supervise import cause, hang
+from drillyard.supervise.life import LifeBoard
 from drillyard.supervise.output import LineForwarder, Output, log_path, open_log, round_header
 from drillyard.supervise.processes import Rank
 from drillyard.supervise.signals import FORWARDED_AS, SignalInbox
@@ -51,7 +57,7 @@ class Patience:
     finish: float = 60.0
     """For the other ranks once the run has ended well on one."""
     watchdog: float | None = None
-    """Without a sign of life from any rank, a round counts as hung after this; None: never."""
+    """Without progress on any rank (life.py), a round counts as hung after this; None: never."""
     stacks: float = 1.0
     """For the stack dumps of a hung round."""
 
@@ -87,6 +93,8 @@ class RoundResult:
     last_step: int | None = None
     summary_written: bool = False
     hung: bool = False
+    silent: list[str] = field(default_factory=list)
+    """What each rank that others waited for was doing when the round was given up, in words."""
     stop_signal: signal.Signals | None = None
     forced: bool = False
     seconds_to_end: float = 0.0
@@ -110,30 +118,32 @@ class Round:
         self._asked_to_end = False
         self._first_end: float | None = None
         self._resume_reading: float | None = None
-        self._last_sign_of_life = time.monotonic()
-        self._traces = Traces(plan.run_directory, len(plan.environments))
+        self._last_trace = time.monotonic()
+        self._traces = Traces(plan.run_directory)
 
     def run(self) -> RoundResult:
         """Start the ranks and watch them until all have ended. Raises UserError when they cannot be started."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._selector.close)
+            self._board = stack.enter_context(LifeBoard(len(self._plan.environments)))
             self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
             try:
                 self._start(stack)
-                while any(rank.returncode is None for rank in self._ranks):
-                    happened = [key.data for key, _ in self._selector.select(self._seconds_to_wait())]
+                while self._running():
+                    happened = self._sleep()
                     for action in happened:
                         if not isinstance(action, Rank):
                             action()
                     self._reap([rank for rank in happened if isinstance(rank, Rank)])
                     self._on_time()
             finally:
-                for rank in self._ranks:
-                    if rank.returncode is None:
-                        rank.kill_group()
-                        rank.reap()
+                for rank in self._running():
+                    rank.kill_group()
+                    rank.reap()
             self._drain()
-        self._result.last_step = self._traces.last_step()
+            if self._output.refresh_seconds is not None:
+                self._output.refresh(self._board.read()[0])
+            self._result.last_step = self._last_step()
         self._result.summary_written = self._traces.summary_written()
         if self._first_end is not None:
             self._result.seconds_to_end = time.monotonic() - self._first_end
@@ -154,20 +164,40 @@ class Round:
                 log, offset = open_log(log_path(plan.run_directory, number), header)
                 self._result.log_offsets.append(offset)
                 if number == 0:
-                    stack.callback(os.close, log)
+                    stack.callback(close_quietly, log)
                     self._forwarder = LineForwarder(log, self._output)
                 else:
-                    ours.callback(os.close, log)
-                rank = Rank(number, plan.command, environment, write_end if number == 0 else log, log)
+                    ours.callback(close_quietly, log)
+                told = {**environment, **self._board.environment}
+                rank = Rank(number, plan.command, told, write_end if number == 0 else log, log)
                 self._ranks.append(rank)
                 self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
         self._selector.register(self._pipe, selectors.EVENT_READ, self._on_output)
+
+    def _last_step(self) -> int | None:
+        """The last step done in this round; None when it did not get to its first."""
+        told = self._traces.last_step()
+        shown = [sign.step for sign in self._board.read() if sign.step is not None]
+        return None if told is None else max([told, *shown])
+
+    def _sleep(self) -> list[Callable[[], None] | Rank]:
+        """Wait until something happens or is due; returns who is to act."""
+        started, wait = time.monotonic(), self._seconds_to_wait()
+        happened = [key.data for key, _ in self._selector.select(wait)]
+        watchdog = self._patience.watchdog
+        if watchdog is not None and wait is not None and time.monotonic() - started > wait + watchdog / 2:
+            # The supervisor was stopped itself, and perhaps the whole job with it: ranks begin anew to be silent.
+            self._last_trace = time.monotonic()
+        return happened
+
+    def _last_sign_of_life(self) -> float:
+        return max([self._last_trace, *(sign.at for sign in self._board.read())])
 
     def _seconds_to_wait(self) -> float | None:
         now = time.monotonic()
         moments = [self._resume_reading, self._pending[0] if self._pending else None]
         if self._patience.watchdog is not None and not self._asked_to_end:
-            moments.append(self._last_sign_of_life + self._patience.watchdog)
+            moments.append(self._last_sign_of_life() + self._patience.watchdog)
         if self._output.refresh_seconds is not None:
             moments.append(now + self._output.refresh_seconds)
         waits = [max(0.0, moment - now) for moment in moments if moment is not None]
@@ -176,7 +206,7 @@ class Round:
     def _on_time(self) -> None:
         now = time.monotonic()
         if self._output.refresh_seconds is not None:
-            self._output.refresh()
+            self._output.refresh(self._board.read()[0])
         if self._resume_reading is not None and now >= self._resume_reading:
             self._resume_reading = None
             self._selector.register(self._pipe, selectors.EVENT_READ, self._on_output)
@@ -184,8 +214,8 @@ class Round:
             action, self._pending = self._pending[1], None
             action()
         watchdog = self._patience.watchdog
-        if watchdog is not None and not self._asked_to_end and now >= self._last_sign_of_life + watchdog:
-            self._last_sign_of_life = now
+        if watchdog is not None and not self._asked_to_end and now >= self._last_sign_of_life() + watchdog:
+            self._last_trace = now
             if not self._traces.changed():
                 self._on_hang()
 
@@ -208,33 +238,52 @@ class Round:
             return
         if end.returncode == EXIT_CHECKPOINTED or self._traces.summary_written():
             if self._pending is None:
+                if end.returncode == EXIT_CHECKPOINTED and self._result.stop_signal is None:
+                    self._send(signal.SIGTERM)
                 self._later(self._patience.finish, self._kill)
         elif end.returncode < 0:
             self._terminate()
         elif end.returncode != 0 and self._pending is None:
-            self._later(self._patience.settle, self._terminate)
+            if self._gave_up_waiting(end):
+                self._ask_for_stacks()
+            else:
+                self._later(self._patience.settle, self._terminate)
+
+    def _gave_up_waiting(self, end: Exit) -> bool:
+        log = cause.read_from(log_path(self._plan.run_directory, end.rank), self._result.log_offsets[end.rank])
+        return cause.speaks_of_timeout(cause.last_words(log))
+
+    def _running(self) -> list[Rank]:
+        return [rank for rank in self._ranks if rank.returncode is None]
+
+    def _send(self, number: signal.Signals) -> None:
+        for rank in self._running():
+            rank.send(number)
 
     def _terminate(self) -> None:
         """Ask the remaining ranks to end, and end them soon after."""
         self._asked_to_end = True
-        for rank in self._ranks:
-            if rank.returncode is None:
-                rank.send(signal.SIGTERM)
+        self._send(signal.SIGTERM)
         self._later(self._patience.terminate, self._kill)
 
     def _kill(self) -> None:
         self._asked_to_end = True
-        for rank in self._ranks:
-            if rank.returncode is None:
-                rank.kill_group()
+        for rank in self._running():
+            rank.kill_group()
 
     def _on_hang(self) -> None:
         self._result.hung = True
         self._first_end = self._first_end or time.monotonic()
         self._asked_to_end = True
-        for rank in self._ranks:
-            if rank.returncode is None:
-                rank.send(STACKS_SIGNAL)
+        self._ask_for_stacks()
+
+    def _ask_for_stacks(self) -> None:
+        """Note what the remaining ranks do, let them write their stacks, and end them then."""
+        now, signs = time.monotonic(), self._board.read()
+        self._result.silent = [hang.silence(r.number, r.pid, signs[r.number], now) for r in self._running()]
+        self._send(STACKS_SIGNAL)
+        # A stopped rank runs its handler only when it goes on.
+        self._send(signal.SIGCONT)
         self._later(self._patience.stacks, self._terminate)
 
     def _on_signal(self) -> None:
@@ -248,9 +297,7 @@ class Round:
             self._output.say(
                 f"{number.name}: the ranks will finish their step, save and stop; a second signal ends them at once"
             )
-            for rank in self._ranks:
-                if rank.returncode is None:
-                    rank.send(FORWARDED_AS.get(number, number))
+            self._send(FORWARDED_AS.get(number, number))
 
     def _on_output(self) -> None:
         try:
@@ -260,7 +307,6 @@ class Round:
         if not chunk:
             self._selector.unregister(self._pipe)
             return
-        self._last_sign_of_life = time.monotonic()
         self._forwarder.feed(chunk)
         if len(chunk) < _PIPE_BYTES // 2:
             # Let lines gather instead of waking up for each.

@@ -7,6 +7,7 @@ import socket
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+RANK_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 # Ranks stop on SIGTERM and SIGUSR1 (finish the step, save, exit with 85); Ctrl-C or a closed terminal asks the same.
 FORWARDED_AS = {signal.SIGINT: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
@@ -18,7 +19,8 @@ class SignalInbox:
     SIGHUP stays ignored where it is (nohup).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: tuple[signal.Signals, ...] = STOP_SIGNALS) -> None:
+        self._numbers = numbers
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -27,7 +29,7 @@ class SignalInbox:
         self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._previous = {
             number: signal.signal(number, _noted)
-            for number in STOP_SIGNALS
+            for number in self._numbers
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
         }
         return self
@@ -49,7 +51,7 @@ class SignalInbox:
             numbers = self._reader.recv(4096)
         except BlockingIOError:
             return []
-        return [signal.Signals(number) for number in numbers if number in STOP_SIGNALS]
+        return [signal.Signals(number) for number in numbers if number in self._numbers]
 
 
 def _noted(number: int, frame: FrameType | None) -> None:

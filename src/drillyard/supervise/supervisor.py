@@ -6,7 +6,8 @@ dead round is used again, neither port nor process: reviving half-dead process g
 time on.
 
 Exit codes: 0 the run is done (its summary is written, or every rank exited with 0); 2 a user's mistake, never retried;
-85 stopped after a checkpoint, start it again; 128 + N ended by signal N; else that of the rank that failed first.
+85 stopped on request with all that was trained saved, start it again; 128 + N ended at once by signal N; else that of
+the rank that failed first (1 for a round that hung).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drillyard.errors import UserError
-from drillyard.supervise import cause
+from drillyard.storage import close_quietly
+from drillyard.supervise import cause, hang
 from drillyard.supervise.guardian import MARK
 from drillyard.supervise.output import Output, PlainOutput, TerminalOutput, log_path
 from drillyard.supervise.processes import Guardian, free_port, new_token
@@ -48,25 +50,32 @@ def supervise(
     console: Console,
     total_steps: int | None = None,
     patience: Patience | None = None,
+    before_start: Callable[[], bool] | None = None,
 ) -> int:
     """Run `command` (an argv list) as `num_ranks` ranks until the run is done or cannot go on; returns the exit code.
 
     Each rank gets this process's environment, `environment`, its place (RANK, WORLD_SIZE, LOCAL_RANK and
     LOCAL_WORLD_SIZE), a meeting point (MASTER_ADDR, MASTER_PORT, new in each round), DRILLYARD_ROUND (0, 1, ...) and
     DRILLYARD_SUPERVISED=1. `on_event(name, **fields)` is told what telemetry/events.py lists as the supervisor's.
-    Call it from the main thread: signals are read there, and ranks end with the thread that started them.
+    `before_start` is called once no other supervisor can be active in the run directory; when it returns False there is
+    nothing to do, and the exit code is 0. Call `supervise` from the main thread: signals are read there, and ranks end
+    with the thread that started them.
 
     Raises UserError when the run directory cannot be written, another run is active in it, or `command` cannot start.
     """
-    output: Output = (
-        TerminalOutput(console, run_directory.name, total_steps) if console.is_terminal else PlainOutput(console.file)
-    )
     with contextlib.ExitStack() as stack:
-        stack.callback(output.close)
         lock = stack.enter_context(_only_supervisor_of(run_directory))
+        if before_start is not None and not before_start():
+            return 0
         token = new_token()
         guardian = stack.enter_context(Guardian(token, keep_open=[lock]))
         signals = stack.enter_context(SignalInbox())
+        output: Output = (
+            TerminalOutput(console, run_directory.name, total_steps)
+            if console.is_terminal
+            else PlainOutput(console.file)
+        )
+        stack.callback(output.close)
         run = _Run(run_directory, on_event, output, RestartRules(max_restarts))
         used_ports: set[int] = set()
         run.event("run_start", world_size=num_ranks)
@@ -117,7 +126,14 @@ def _only_supervisor_of(run_directory: Path) -> Iterator[int]:
             time.sleep(0.05)
         yield descriptor
     finally:
-        os.close(descriptor)
+        close_quietly(descriptor)
+
+
+@contextlib.contextmanager
+def hold_run_directory(run_directory: Path) -> Iterator[None]:
+    """Keep runs out of a run directory while something in it is changed. UserError when one is active in it."""
+    with _only_supervisor_of(run_directory):
+        yield
 
 
 def _try_lock(descriptor: int) -> bool:
@@ -143,6 +159,13 @@ class Cause:
     def error(self) -> str:
         """How it ended and with which error, the same for two failures of the same kind whichever rank had them."""
         return f"{self.exit_code} {cause.error_line(self.words)}"
+
+
+def _unheard_signal(failures: Sequence[Exit]) -> signal.Signals | None:
+    """The stop signal that ended a rank which did not handle it, or had handled one before; None without such."""
+    asked = (end.returncode for end in failures if cause.was_asked_to_stop(end.returncode))
+    code = next(asked, None)
+    return None if code is None else signal.Signals(cause.exit_status(code) - 128)
 
 
 class _Run:
@@ -173,20 +196,29 @@ class _Run:
         if any(end.returncode == EXIT_USER_ERROR for end in result.exits):
             return self._user_error(result)
         failures = [end for end in result.exits if end.returncode != 0 and not end.asked]
+        stop = result.stop_signal or next(iter(late_signals), None) or _unheard_signal(failures)
         if failures and failures[0].returncode == EXIT_CHECKPOINTED:
-            self._output.say("stopped after a checkpoint; the same command goes on from there (exit code 85)")
-            return EXIT_CHECKPOINTED
-        stop = result.stop_signal or next(iter(late_signals), None)
+            text = "stopped on request; the same command goes on from the newest checkpoint (exit code 85)"
+            return self._end("interrupted", text, EXIT_CHECKPOINTED)
         if stop is not None:
-            code = cause.exit_status(failures[0].returncode) if failures else 128 + stop
-            return self._end("interrupted", f"stopped by {stop.name} without a checkpoint of this moment", code)
-        return self._after_failure(result, self._hang() if result.hung else self._cause(result, failures))
+            return self._stopped(stop, result)
+        return self._after_failure(result, self._hang(result) if result.hung else self._cause(result, failures))
+
+    def _stopped(self, stop: signal.Signals, result: RoundResult) -> int:
+        """The ranks were asked to stop, and not all of them could say that they had saved."""
+        if result.stop_signal is None:
+            self.event("signal", signal=stop.name)
+        if result.last_step is None:
+            text = "stopped before the first step of this round: nothing is lost, the same command starts again"
+            return self._end("interrupted", f"{text} (exit code 85)", EXIT_CHECKPOINTED)
+        text = f"stopped by {stop.name} without a checkpoint of this moment"
+        return self._end("interrupted", text, 128 + stop)
 
     def _after_failure(self, result: RoundResult, why: Cause) -> int | None:
         self.event("failure", step=result.last_step, reason=why.reason, failed_rank=why.rank, exit_code=why.exit_code)
         where = "before its first step" if result.last_step is None else f"after step {result.last_step}"
         self._output.say(f"round {self.round} failed {where}: {why.reason}")
-        for line in why.words:
+        for line in [*why.words, *self._stacks(result)]:
             self._output.say(f"  {line}")
         refusal = self._rules.refusal(Failure(result.last_step, why.error))
         if refusal is not None:
@@ -231,14 +263,27 @@ class _Run:
         end, words = (own_fault or told)[0]
         reason = f"rank {end.rank}: {cause.describe_exit(end.returncode)}"
         if cause.was_killed(end.returncode):
-            reason += f"; {cause.memory_verdict(end.pid, self._oom_kills)}"
-        elif line := cause.error_line(words):
+            # It had no last words: what it printed before was about its work.
+            return Cause(end.rank, 137, f"{reason}; {cause.memory_verdict(end.pid, self._oom_kills)}", [])
+        if line := cause.error_line(words):
             reason += f"; {line}"
+        if advice := cause.memory_advice(words):
+            reason += f"; {advice}"
+        if result.silent:
+            reason += f"; it waited for {result.silent[0]}"
         return Cause(end.rank, cause.exit_status(end.returncode), reason, words)
 
-    def _hang(self) -> Cause:
-        reason = f"no sign of life from any rank within the watchdog's time; stacks are in {self._directory / 'logs'}"
+    def _hang(self, result: RoundResult) -> Cause:
+        reason = f"no progress on any rank within the watchdog's time; stacks are in {self._directory / 'logs'}"
         return Cause(None, 1, reason, [])
+
+    def _stacks(self, result: RoundResult) -> list[str]:
+        """A line per rank that was silent when the round was given up: its state, and where its code stood."""
+        lines = []
+        for line in result.silent:
+            frame = hang.innermost_frame(self._words_of(int(line.split()[1].rstrip(":")), result))
+            lines.append(f"{line}; at {frame}" if frame else line)
+        return lines
 
     def _words_of(self, rank: int, result: RoundResult) -> str:
         return cause.read_from(log_path(self._directory, rank), result.log_offsets[rank])

@@ -1,4 +1,4 @@
-"""What a round left in the run directory: did it write the summary, how far did it get, is it alive.
+"""What a round left in the run directory: did it write the summary, how far did it get, is anything new.
 
 Files are compared with how they were when the round began and not with this host's clock: on a network file system the
 times of files are another machine's.
@@ -10,7 +10,6 @@ import json
 import os
 from pathlib import Path
 
-from drillyard.supervise.output import log_path
 from drillyard.telemetry.events import EVENTS_FILE
 from drillyard.telemetry.metrics import METRICS_FILE
 
@@ -30,14 +29,13 @@ def _stamp(path: Path) -> Stamp:
 class Traces:
     """The run directory since the moment when this object was made, at the start of a round."""
 
-    def __init__(self, run_directory: Path, num_ranks: int) -> None:
+    def __init__(self, run_directory: Path) -> None:
         self._events = run_directory / EVENTS_FILE
         self._summary = run_directory / "summary.json"
         self._summary_before = _stamp(self._summary)
         events = _stamp(self._events)
         self._events_size = events[2] if events else 0
-        logs = [log_path(run_directory, rank) for rank in range(num_ranks)]
-        self._signs_of_life = [self._events, run_directory / METRICS_FILE, *logs]
+        self._signs_of_life = [self._events, run_directory / METRICS_FILE]
         self._last_seen: list[Stamp] = []
         self.changed()
 
@@ -47,7 +45,7 @@ class Traces:
         return now is not None and now != self._summary_before
 
     def changed(self) -> bool:
-        """Whether any rank wrote an event, a metric or a line of its log since the last call."""
+        """Whether a rank wrote an event or a metric since the last call. Lines of logs are no progress."""
         seen = [_stamp(path) for path in self._signs_of_life]
         changed = seen != self._last_seen
         self._last_seen = seen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,15 +26,18 @@ def supervise_training(
     max_restarts: int,
     watchdog_seconds: float | None = None,
     console: Console | None = None,
+    before_start: Callable[[], bool] | None = None,
 ) -> int:
     """Train `run` with `num_ranks` processes of `command` on this host; returns the exit code.
 
-    `watchdog_seconds`: a round without an event, a metric or a line of log for this long is ended and started again.
+    `watchdog_seconds` instead of `timeouts.watchdog_seconds`: a round that gets no further for this long is ended and
+    started again; 0: never. `before_start`: see `supervise`.
     Raises UserError for mistakes of the user, also when a rank found them.
     """
     from rich.console import Console
 
     directory = Path(run.output) / run.name
+    watchdog = run.timeouts.watchdog_seconds if watchdog_seconds is None else watchdog_seconds
     return supervise(
         command,
         num_ranks=num_ranks,
@@ -44,7 +47,8 @@ def supervise_training(
         on_event=functools.partial(append_event, directory),
         console=console or Console(),
         total_steps=run.training.steps,
-        patience=Patience(watchdog=watchdog_seconds),
+        patience=Patience(watchdog=watchdog or None),
+        before_start=before_start,
     )
 
 

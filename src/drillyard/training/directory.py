@@ -14,6 +14,7 @@ from pathlib import Path
 from drillyard.config import differences, load_run_config, num_data_ranks, resolved_global_batch, save_resolved
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
+from drillyard.storage import describe
 from drillyard.telemetry.metrics import METRICS_FILE
 from drillyard.training.checkpoint import list_checkpoints
 
@@ -38,20 +39,17 @@ def claim_run_directory(config: RunConfig, num_ranks: int) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{directory}: cannot be created ({error.strerror}); choose another `output`") from None
-    if not os.access(directory, os.W_OK | os.X_OK) or not _accepts_a_file(directory):
-        raise UserError(
-            f"{directory}: the run directory is read-only; choose another `output`, or give write permission"
-        )
+    _require_writable(directory)
     saved = directory / SAVED_CONFIG
-    if saved.is_file() and _holds_training(directory):
-        _require_same_run(directory, load_run_config(saved, resolve_environment=False), config)
+    if saved.is_file() and holds_training(directory):
+        require_same_run(directory, load_run_config(saved, resolve_environment=False), config)
     if config.checkpoint.resume == "never" and list_checkpoints(directory):
         raise UserError(
             f"{directory}: holds checkpoints, and checkpoint.resume is never; "
             "set `resume: auto` to go on from them, or choose another name"
         )
     _require_resumable(config, num_ranks)
-    if not is_finished(config):
+    if not is_finished(config) and not _is_saved(config, saved):
         save_resolved(config, saved)
     return directory
 
@@ -69,7 +67,7 @@ def is_finished(config: RunConfig) -> bool:
     return summary.get("status") == "completed" and newest is not None and newest == summary.get("steps")
 
 
-def _holds_training(directory: Path) -> bool:
+def holds_training(directory: Path) -> bool:
     """Whether there are logged steps, checkpoints or a model: what two different runs must not share."""
     metrics = directory / METRICS_FILE
     return (
@@ -100,19 +98,35 @@ def _require_resumable(config: RunConfig, num_ranks: int) -> None:
         )
 
 
-def _require_same_run(directory: Path, old: RunConfig, new: RunConfig) -> None:
+def require_same_run(directory: Path, old: RunConfig, new: RunConfig) -> None:
+    """Raise UserError where `new` is another run than `old`, the one that `directory` holds."""
     changed = differences(old, new)
     if changed:
         shown = "; ".join(changed[:5]) + (f"; and {len(changed) - 5} more" if len(changed) > 5 else "")
         raise UserError(f"{directory}: holds a different run ({shown}); choose another `name`, or undo the change")
 
 
-def _accepts_a_file(directory: Path) -> bool:
-    """Whether a file can really be made: root passes every permission check, also on a read-only mount."""
+def _require_writable(directory: Path) -> None:
+    """Raise UserError unless a file can really be made: root passes every permission check, also on a read-only mount.
+
+    A disk without room for content is good enough: what an interrupted save has left there is deleted first.
+    """
     probe = directory / f".probe-{os.getpid()}"
     try:
         probe.touch()
         probe.unlink()
-    except OSError:
+    except OSError as error:
+        raise UserError(
+            f"{directory}: the run directory cannot be written ({describe(error)}), or choose another `output`"
+        ) from None
+
+
+def _is_saved(config: RunConfig, saved: Path) -> bool:
+    """Whether `saved` says the same already: a start on a full disk need not write what is there."""
+    if not saved.is_file():
         return False
-    return True
+    try:
+        old = load_run_config(saved, resolve_environment=False)
+    except UserError:
+        return False  # of another version, or damaged: written anew
+    return old.model_dump(mode="json") == config.model_dump(mode="json")

@@ -7,7 +7,9 @@ things happen; each step of it is a function of its own room.
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,18 @@ import torch.distributed as dist
 from drillyard.config import require_valid
 from drillyard.config.run import RunConfig
 from drillyard.data import PreparedData, prepare
-from drillyard.models import export
+from drillyard.data.record import DATA_RECORD, read_record, write_record
+from drillyard.models import export, save_tokenizer
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
-from drillyard.parallel.setup import fill_weights, set_determinism
+from drillyard.parallel.setup import SetUpModel, fill_weights, require_trainable, set_determinism
 from drillyard.supervise import EXIT_CHECKPOINTED
+from drillyard.supervise.life import LifeSigns
+from drillyard.supervise.rank import RankSide
+from drillyard.supervise.watch import Watch
 from drillyard.telemetry import RunLog, write_summary
 from drillyard.telemetry.runlog import ConsoleMode
 from drillyard.training.assemble import Parts, assemble
-from drillyard.training.directory import SAVED_TOKENIZER, claim_run_directory, run_directory_of
+from drillyard.training.directory import SAVED_TOKENIZER, claim_run_directory, holds_training, run_directory_of
 from drillyard.training.resume import resume
 from drillyard.training.signals import StopRequest
 from drillyard.training.state import checkpoint_state, seed_rank
@@ -39,66 +45,107 @@ class Outcome:
 
 
 def train(
-    config: RunConfig, *, console: ConsoleMode = "auto", round_number: int = 0, is_claimed: bool = False
+    config: RunConfig,
+    side: RankSide,
+    *,
+    console: ConsoleMode = "auto",
+    round_number: int = 0,
+    is_claimed: bool = False,
 ) -> Outcome:
-    """Train `config` as one rank of however many there are; returns exit code 0, or 85 when stopped after a checkpoint.
+    """Train `config` as one rank of however many there are; returns exit code 0, or 85 when stopped on request.
 
     `round_number` counts the starts of these ranks; `is_claimed` says that a supervisor has claimed the run directory.
     Raises UserError for everything that the user can mend.
     """
+    watch = side.watch
+    watch.begin("joining", "waiting")
     set_determinism(config)
-    ranks = start_ranks(config.training, config.parallelism)
+    ranks = start_ranks(config.training, config.parallelism, timedelta(seconds=config.timeouts.collective))
     require_valid(config, ranks.world_size)
     directory = run_directory_of(config)
     if ranks.rank == 0 and round_number == 0 and not is_claimed:
         claim_run_directory(config, ranks.world_size)
-    data = prepare_on_all(config, ranks)
+    side.owns_directory = True
+    require_trainable(config, ranks.device)
+    watch.begin("data", "waiting")
+    data = prepare_on_all(config, ranks, watch)
+    watch.begin("model", "working")
     with RunLog(directory, rank=ranks.rank, config=config, console=console, round_number=round_number) as log:
         if round_number == 0 and not is_claimed:
             log.event("run_start", world_size=ranks.world_size)
         log.event("round_start", world_size=ranks.world_size, threads=ranks.threads, **versions())
         log.event("data", parts=data.report.parts, notes=data.report.notes or None)
+        remember_data(data, log, directory, ranks)
         for note in data.report.notes:
             log.message(note)
-        exit_code = run_rank(config, ranks, data, log, directory)
+        exit_code = run_rank(config, ranks, data, log, directory, side)
     if exit_code == 0 and ranks.rank == 0:
         write_summary(directory)
     # Only a run that ended well takes its leave: with a rank missing, or amid a collective, this could hang.
     stop_ranks()
+    watch.close()
     return Outcome(exit_code, directory)
 
 
-def prepare_on_all(config: RunConfig, ranks: Ranks) -> PreparedData:
-    """Tokenise on one rank while the others wait, then open the caches on all of them."""
-    return ranks.in_turn(lambda first: prepare(config, only_open=not first))
+def prepare_on_all(config: RunConfig, ranks: Ranks, watch: Watch) -> PreparedData:
+    """Tokenise on one rank while the others wait, then open the caches on all of them.
+
+    Raises UserError when the data are not what this run has been trained on so far.
+    """
+    directory = run_directory_of(config)
+    known = read_record(directory) if holds_training(directory) else None
+
+    def prepared(first: bool) -> PreparedData:
+        with watch.during("data"):
+            return prepare(config, on_progress=lambda *_: watch.signs.show(), known=known, only_open=not first)
+
+    return ranks.in_turn(prepared)
 
 
-def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, directory: Path) -> int:
+def remember_data(data: PreparedData, log: RunLog, directory: Path, ranks: Ranks) -> None:
+    """Let later rounds know what the data were. A disk that takes no more ends no run."""
+    if ranks.rank == 0:
+        try:
+            write_record(directory, data.record)
+        except OSError as error:
+            log.warn(f"{directory / DATA_RECORD}: not written ({error.strerror}): a change of data will not be named")
+
+
+def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, directory: Path, side: RankSide) -> int:
     """Build, resume, train and finish, with everything that is shared between ranks in place; returns the exit code."""
-    stop = StopRequest(ranks.world_size)
+    watch, stop = side.watch, StopRequest(ranks.world_size, side.stops, ranks.collective_timeout)
     parts = assemble(config, ranks, data, log, directory, stop)
     seed_rank(config.training.seed, 0, ranks)
     log.total_steps = parts.trainer.total_steps
+    watch.begin("loading", "working")
     first_step = resume(config, parts.checkpointer, parts.optimizer, ranks, parts.identity, log)
+    watch.signs.step(first_step, parts.trainer.total_steps)
     if ranks.rank == 0:
-        data.tokenizer.save_pretrained(directory / SAVED_TOKENIZER)
+        save_tokenizer(data.tokenizer, directory / SAVED_TOKENIZER)
+    attend_forwards(parts.model, stop, watch.signs)
     if first_step == 0:
         fill_weights(config, parts.model.causal_lm)
         if config.evaluation.at_start:
-            parts.between.run_evaluation(0)
+            with watch.during("evaluation"):
+                parts.between.run_evaluation(0)
     if config.checkpoint.every_steps:
         parts.checkpointer.prepare(checkpoint_state(parts.optimizer, ranks))
+    # Compiling is part of the first step. Until that is done, a rank that is asked to stop has nothing to save.
+    watch.begin("first step", "working")
+    between = Between(parts, side, log)
     finished = parts.trainer.train(
         first_step,
-        on_first=lambda step: log.event("first_step", step=step),
+        on_first=between.first_step,
         on_logged=parts.reporter.logged,
-        after_step=parts.between.after_step,
+        after_step=between.after_step,
         stop=stop,
     )
     if finished:
-        finish(parts, data, log, directory)
+        finish(parts, data, log, directory, side)
     else:
         parts.checkpointer.close()
+    side.stops.answer("ignore")
+    tell_failed_saves(parts, log)
     log.event("end", step=parts.trainer.steps_done, status="completed" if finished else "interrupted")
     if ranks.world_size > 1:
         dist.barrier()
@@ -106,18 +153,78 @@ def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, d
     return 0 if finished else EXIT_CHECKPOINTED
 
 
-def finish(parts: Parts, data: PreparedData, log: RunLog, directory: Path) -> None:
+class EvaluationStopped(Exception):
+    """All ranks have agreed to stop while they evaluate."""
+
+
+def attend_forwards(model: SetUpModel, stop: StopRequest, signs: LifeSigns) -> None:
+    """Let every forward of `model` be a sign of life, and one of an evaluation ask whether to stop.
+
+    All ranks make the same forwards, as a sharded model gathers its weights in each. The hooks come before FSDP2's, so
+    that an evaluation is left with nothing gathered.
+    """
+
+    def before_forward(module: torch.nn.Module, arguments: object) -> None:
+        signs.show()
+        if not module.training and stop.agreed():
+            raise EvaluationStopped
+
+    for module in (model.root, model.causal_lm):
+        module.register_forward_pre_hook(before_forward, prepend=True)
+
+
+@dataclass(frozen=True)
+class Between:
+    """What the trainer calls between steps, with signs of life and an ear for stop signals."""
+
+    parts: Parts
+    side: RankSide
+    log: RunLog
+
+    def first_step(self, step: int) -> None:
+        """The first step of this round is done: from here on there is something to save."""
+        self.side.stops.answer("note")
+        self.side.watch.begin("training", "strict")
+        self.log.event("first_step", step=step)
+
+    def after_step(self, steps_done: int, stopping: bool) -> float:
+        """Evaluate and save what is due; returns the seconds it took. A stop ends an evaluation early."""
+        self.side.watch.signs.step(steps_done, self.parts.trainer.total_steps)
+        started = time.perf_counter()
+        with self.side.watch.during("between steps"):
+            try:
+                return self.parts.between.after_step(steps_done, stopping)
+            except EvaluationStopped:
+                # The next step is the last: all ranks hear after it that they are to stop.
+                seconds = time.perf_counter() - started
+                self.log.event("evaluation_end", step=steps_done, seconds=seconds)
+                return seconds
+
+
+def finish(parts: Parts, data: PreparedData, log: RunLog, directory: Path, side: RankSide) -> None:
     """Last checkpoint, last evaluation and `final/`, in this order: what was trained is safe before it is measured."""
     step = parts.trainer.total_steps
-    if not parts.trainer.in_nonfinite_row():
+    failed_before = parts.checkpointer.saves_failed
+    side.watch.begin("last checkpoint", "working")
+    is_saved = not parts.trainer.in_nonfinite_row()
+    if is_saved:
         parts.between.save(step, wait=True)
     with log.span("checkpoint", step):
         parts.checkpointer.close()
-    if parts.checkpointer.saves_failed:
-        log.message(f"{parts.checkpointer.saves_failed} checkpoints could not be saved: see events.jsonl")
+    if is_saved and parts.checkpointer.saves_failed == failed_before:
+        # Whatever is left can be done again from that checkpoint.
+        side.stops.answer("leave")
+    side.watch.begin("evaluation", "working")
     parts.between.run_evaluation(step)
+    side.watch.begin("export", "working")
     with log.span("export", step):
         export(parts.model.causal_lm, directory / "final", tokenizer=data.tokenizer)
+
+
+def tell_failed_saves(parts: Parts, log: RunLog) -> None:
+    """Say how many checkpoints of this round could not be saved, if any."""
+    if parts.checkpointer.saves_failed:
+        log.message(f"{parts.checkpointer.saves_failed} checkpoints could not be saved: see events.jsonl")
 
 
 def versions() -> dict[str, Any]:

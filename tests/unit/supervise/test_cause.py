@@ -98,3 +98,35 @@ def test_a_counted_kill_of_the_kernel_is_told_as_memory(monkeypatch: pytest.Monk
     monkeypatch.setattr(cause, "oom_kills", lambda: 3)
     assert "memory ran out" in cause.memory_verdict(1, oom_kills_before=2)
     assert cause.memory_verdict(1, oom_kills_before=3).startswith("possibly out of memory")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "MemoryError",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB.",
+        "[rank3]: RuntimeError: [enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: you",
+        "  what():  std::bad_alloc",
+        "OSError: [Errno 12] Cannot allocate memory",
+    ],
+)
+def test_want_of_memory_is_told_with_what_to_do(line: str) -> None:
+    assert "lower micro_batch_size" in (cause.memory_advice(["x = f()", line]) or "")
+    assert cause.memory_advice(["ValueError: memory lane"]) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 5500ms for send operation",
+        "[E ProcessGroupNCCL.cpp:607] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, Timeout(ms)=6)",
+    ],
+)
+def test_a_rank_that_gave_up_waiting_tells_of_another(line: str) -> None:
+    assert cause.speaks_of_timeout([line]) and cause.speaks_of_lost_peer([line])
+    assert not cause.speaks_of_timeout(["RuntimeError: Connection closed by peer"])
+
+
+def test_stop_signals_that_ended_a_rank_are_known_by_both_codes() -> None:
+    assert all(cause.was_asked_to_stop(code) for code in (-15, 143, -10, 138))
+    assert not any(cause.was_asked_to_stop(code) for code in (0, 1, 85, -9, -6, 137))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from drillyard.supervise.life import Sign
 from drillyard.supervise.output import LineForwarder, PlainOutput, TerminalOutput, open_log
 
 
@@ -70,3 +71,25 @@ def test_on_a_terminal_lines_stand_above_the_bar_which_follows_the_steps() -> No
     output.close()
     shown = stream.getvalue()
     assert "50/200" in shown and "[not markup]" in shown and "Loss: 2.0000" in shown
+
+
+def test_the_bar_shows_the_phase_and_knows_its_total_from_the_rank_and_not_from_the_config() -> None:
+    stream = io.StringIO()
+    output = TerminalOutput(Console(file=stream, force_terminal=True, width=100), "demo", None)
+    output.refresh(Sign(1.0, None, None, "data"))
+    assert "demo | data" in stream.getvalue()
+    output.refresh(Sign(2.0, 30, 76, "training"))
+    assert "30/76" in stream.getvalue()
+
+
+def test_the_time_left_rests_on_the_steps_of_this_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, get_time=lambda: now[0])
+    output = TerminalOutput(console, "demo", 200)
+    output.refresh(Sign(1.0, 100, 200, "loading"))
+    for step in (101, 102, 103):
+        now[0] += 60
+        output.lines(f"Step: {step} | Time: 60.00s | TFLOPs/s/GPU: 0.01000 | Tokens/s/GPU: 20.00 | Loss: 2.0000\n")
+        output.refresh(Sign(1.0, step - 1, 200, "training"))
+    left = output.time_left()
+    assert left is not None and abs(left - 97 * 60) <= 60

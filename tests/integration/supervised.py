@@ -1,0 +1,126 @@
+"""A supervisor in a process of its own, over tiny scripts as ranks: for tests of what it does when they misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+DRIVER = """
+import functools, sys
+from pathlib import Path
+from rich.console import Console
+from drillyard.supervise import Patience, supervise
+from drillyard.telemetry import append_event
+directory = Path(sys.argv[1])
+sys.exit(supervise(
+    [sys.executable, "-c", sys.argv[2]],
+    num_ranks=int(sys.argv[3]), run_directory=directory, max_restarts=int(sys.argv[4]),
+    environment={"FROM_CALLER": "yes"}, on_event=functools.partial(append_event, directory),
+    console=Console(), patience=Patience(watchdog=float(sys.argv[5]) or None, stacks=0.2, settle=float(sys.argv[6])),
+))
+"""
+# What every rank script starts with: its place, and a way to tell of a step as the trainer does.
+PREAMBLE = """
+import json, os, signal, subprocess, sys, time
+rank, round_number = int(os.environ["RANK"]), int(os.environ["DRILLYARD_ROUND"])
+directory = os.environ["RUN_DIRECTORY"]
+def step(number):
+    with open(directory + "/events.jsonl", "a") as file:
+        file.write(json.dumps({"time": "2026-01-01T00:00:00.000000Z", "event": "step", "step": number}) + "\\n")
+def summary():
+    with open(directory + "/summary.json", "w") as file:
+        file.write("{}")
+def wait_for(name):
+    while not os.path.exists(directory + "/" + name):
+        time.sleep(0.01)
+def touch(name):
+    open(directory + "/" + name, "w").close()
+"""
+
+
+class Supervised:
+    """A supervisor in a process of its own; `prelude` is Python that it runs first."""
+
+    def __init__(self, directory: Path, script: str, ranks: int, *settings: float, prelude: str = "") -> None:
+        self.directory = directory
+        directory.mkdir(exist_ok=True)
+        script = PREAMBLE + textwrap.dedent(script)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", prelude + DRIVER, str(directory), script, str(ranks), *map(str, settings)],
+            env={**os.environ, "RUN_DIRECTORY": str(directory)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error of the supervisor."""
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out, err
+
+    def wait_for(self, name: str) -> None:
+        """Until a rank has made this file."""
+        wait_until((self.directory / name).exists)
+
+    def log(self, rank: int) -> str:
+        """All of a rank's log."""
+        return (self.directory / "logs" / f"rank-{rank}.log").read_text()
+
+    def events(self) -> list[dict[str, object]]:
+        """What was told to events.jsonl."""
+        return [json.loads(line) for line in (self.directory / "events.jsonl").read_text().splitlines()]
+
+    def left_running(self) -> list[str]:
+        """Processes of this run that still live, by their environment."""
+        needle = f"RUN_DIRECTORY={self.directory}\0".encode()
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if needle in (process / "environ").read_bytes():
+                    found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:80])
+        return found
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
+
+
+Start = Callable[..., Supervised]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Supervised] = []
+
+    def begin(
+        script: str,
+        *,
+        ranks: int = 2,
+        max_restarts: int = 3,
+        watchdog: float = 0,
+        settle: float = 0.2,
+        prelude: str = "",
+    ) -> Supervised:
+        settings = (max_restarts, watchdog, settle)
+        started.append(Supervised(tmp_path / "run", script, ranks, *settings, prelude=prelude))
+        return started[-1]
+
+    yield begin
+    for supervised in started:
+        if supervised.process.poll() is None:
+            supervised.process.kill()
+            supervised.process.communicate()
+        wait_until(lambda supervised=supervised: not supervised.left_running())  # type: ignore[misc]

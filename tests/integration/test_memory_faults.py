@@ -1,0 +1,59 @@
+"""Ranks that run out of memory: killed by the kernel in a control group, or refused by a limit; both told as such.
+
+Needs root, for a control group of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.supervised import Start
+
+GREEDY = """
+    if round_number == 0:
+        step(1)
+        if rank == 1:
+            taken = []
+            while True:
+                taken.append(bytearray(1 << 22))
+        time.sleep(60)
+    """
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A control group with 400 MiB of memory, under either version of control groups."""
+    unified = Path("/sys/fs/cgroup/cgroup.subtree_control")
+    if unified.exists():
+        unified.write_text("+memory")
+        parent, limit = unified.parent, "memory.max"
+    else:
+        parent, limit = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+    group = parent / f"drillyard-test-{os.getpid()}"
+    group.mkdir()
+    (group / limit).write_text(str(400 << 20))
+    yield group
+    deadline = time.monotonic() + 20
+    while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    group.rmdir()
+
+
+def test_a_rank_that_the_kernel_kills_for_its_memory_is_told_as_that(start: Start, small_group: Path) -> None:
+    run = start(GREEDY, prelude=f"open({str(small_group / 'cgroup.procs')!r}, 'w').write('0')\n")
+    code, _, err = run.end()
+    assert code == 0
+    assert "rank 1: killed by SIGKILL (exit code 137); the kernel ended it because memory ran out" in err
+    failure = next(event for event in run.events() if event["event"] == "failure")
+    assert (failure["failed_rank"], failure["exit_code"], failure["step"]) == (1, 137, 1)
+
+
+def test_a_rank_that_gets_no_more_memory_is_told_as_that(start: Start) -> None:
+    run = start("\n    import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))" + GREEDY)
+    code, _, err = run.end()
+    assert code == 0
+    assert "rank 1: exit code 1; MemoryError; memory could not be allocated; lower micro_batch_size" in err

@@ -1,0 +1,155 @@
+"""Ranks that get no further: noticed, told with their stacks, ended and started again, whatever they print or do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.integration.supervised import Start
+
+HANG = """
+    import faulthandler, threading
+    faulthandler.register(signal.SIGUSR2)
+    def chatter():
+        while True:
+            print("I am busy", flush=True)
+            time.sleep(0.05)
+    if round_number == 0:
+        threading.Thread(target=chatter, daemon=True).start()
+        step(1)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        def stuck(): time.sleep(100)
+        stuck()
+    """
+
+
+def test_a_hung_round_is_told_with_all_its_stacks_and_started_again(start: Start) -> None:
+    run = start(HANG, watchdog=1.0)
+    code, _, err = run.end()
+    assert code == 0
+    assert "no progress on any rank within the watchdog's time" in err
+    assert "rank 1: stopped by a signal (SIGSTOP)" in err and "in stuck" in err
+    assert all("most recent call first" in run.log(rank) for rank in (0, 1))
+    failure = next(event for event in run.events() if event["event"] == "failure")
+    assert "failed_rank" not in failure and failure["step"] == 1
+
+
+def test_signs_of_life_keep_a_round_that_logs_nothing(start: Start) -> None:
+    run = start(
+        """
+        from drillyard.supervise.life import own_signs
+        signs = own_signs(os.environ)
+        for number in range(30):
+            time.sleep(0.1)
+            if rank == 1:
+                signs.step(number, 30)
+        """,
+        watchdog=1.0,
+    )
+    assert run.end()[0] == 0
+    assert [event["event"] for event in run.events()] == ["run_start"]
+
+
+def test_the_rank_that_others_gave_up_waiting_for_is_named(start: Start) -> None:
+    run = start(
+        """
+        import faulthandler
+        faulthandler.register(signal.SIGUSR2)
+        if rank == 1:
+            def read_forever(): time.sleep(100)
+            touch("ready")
+            read_forever()
+        wait_for("ready")
+        raise RuntimeError("Timed out waiting 600000ms for recv operation to complete")
+        """,
+        max_restarts=0,
+    )
+    code, _, err = run.end()
+    assert code == 1 and "it waited for rank 1" in err and "in read_forever" in err
+    assert "most recent call first" in run.log(1)
+
+
+RANK = """
+import hashlib, os, signal, sys, threading, time
+from pathlib import Path
+from drillyard.supervise.rank import attend
+side = attend(Path(sys.argv[1]), float(sys.argv[2]), round_number=0, is_claimed=True)
+def deaf():
+    # In C for minutes, so that no handler of Python's runs in the main thread.
+    print("deaf", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+"""
+
+
+def a_rank(directory: Path, watchdog: float, script: str) -> subprocess.Popen[str]:
+    """A rank without a supervisor."""
+    return subprocess.Popen(
+        [sys.executable, "-c", RANK + script, str(directory), str(watchdog)],
+        env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def told(directory: Path) -> list[str]:
+    lines = (directory / "events.jsonl").read_text().splitlines()
+    return [json.loads(line)["event"] for line in lines]
+
+
+def test_a_rank_without_a_supervisor_watches_itself(tmp_path: Path) -> None:
+    hangs = a_rank(tmp_path, 0.5, "side.watch.begin('training', 'strict'); threading.Event().wait()")
+    works = a_rank(tmp_path / "other", 1.0, "end = time.time() + 3\nwhile time.time() < end: pass\nprint('done')")
+    waits = a_rank(tmp_path / "third", 0.5, "side.watch.begin('data', 'waiting'); time.sleep(2); print('done')")
+    _, err = hangs.communicate(timeout=30)
+    assert hangs.returncode == 1 and "watchdog: no progress" in err and "logs/rank-0.log" in err
+    assert "in wait" in (tmp_path / "logs" / "rank-0.log").read_text()
+    assert told(tmp_path) == ["failure"]
+    assert works.communicate(timeout=30)[0] == waits.communicate(timeout=30)[0] == "done\n"
+
+
+def test_a_rank_hears_stop_signals_while_its_main_thread_cannot(tmp_path: Path) -> None:
+    before = a_rank(tmp_path / "before", 0, "deaf()")
+    training = a_rank(tmp_path / "training", 0, "side.stops.answer('note'); deaf()")
+    saved = a_rank(tmp_path / "saved", 0, "side.stops.answer('ignore'); deaf()")
+    for rank in (before, training, saved):
+        (tmp_path / ("before" if rank is before else "training")).mkdir(exist_ok=True)
+        assert rank.stdout is not None and rank.stdout.readline() == "deaf\n"
+        rank.send_signal(signal.SIGUSR1)
+    assert before.wait(timeout=30) == 85 and told(tmp_path / "before") == ["signal", "end"]
+    # Two seconds on, it is another request; before that the same one, delivered twice.
+    training.send_signal(signal.SIGTERM)
+    try:
+        training.wait(timeout=2.5)
+    except subprocess.TimeoutExpired:
+        training.send_signal(signal.SIGTERM)
+    else:
+        raise AssertionError("one request ended a rank that had something to save")
+    assert training.wait(timeout=30) == 128 + signal.SIGTERM
+    assert saved.poll() is None
+    saved.kill()
+    saved.wait()
+
+
+def test_a_forked_child_of_a_rank_has_signals_of_its_own(tmp_path: Path) -> None:
+    rank = a_rank(
+        tmp_path,
+        0,
+        """
+child = os.fork()
+if not child:
+    time.sleep(60)
+time.sleep(0.2)
+os.kill(child, signal.SIGTERM)
+print(os.waitpid(child, 0)[1], flush=True)
+time.sleep(0.2)
+os._exit(3)
+""",
+    )
+    said, _ = rank.communicate(timeout=30)
+    assert (said, rank.returncode) == (f"{signal.SIGTERM.value}\n", 3)
