@@ -1,4 +1,4 @@
-"""`drillyard data preview run.yaml`: the first packed samples in colour, and what became of the documents."""
+"""`drillyard data`: the first packed samples in colour and what became of the documents; the batch of any step."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ def register(app: typer.Typer) -> None:
     @group.callback()
     def data() -> None:
         """Look at the data as the model will see it."""
+
+    group.command()(show)
 
     @group.command()
     def preview(
@@ -69,6 +71,52 @@ def register(app: typer.Typer) -> None:
         if wrong:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             raise UserError(f"{wrong[0]}{more}. Check data.format, data.columns and data.loss_on.")
+
+
+def show(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, runs/NAME.")],
+    step: Annotated[int, typer.Option(help="The step, counted from 1 as in metrics.jsonl.", metavar="N")],
+    rank: Annotated[int | None, typer.Option(help="Only what this rank read.", metavar="R")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Sequences to show.", metavar="K")] = 8,
+) -> None:
+    """Show the batch that a step trained on: where each document comes from, and its text as in `data preview`.
+
+    Every step can be shown, also before it is done. Exit code 2 when the data are not those of the run any more.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+    from tokenizers import Tokenizer
+
+    from drillyard.data.preview import coloured
+    from drillyard.data.sequences import DamagedSequence
+    from drillyard.errors import UserError
+    from drillyard.training.batch import batch_of_step
+
+    console = Console(highlight=False)
+    with console.status("opening the data") as status:
+        batch = batch_of_step(
+            run_directory, step, lambda what, done, total: status.update(f"{what}: {_share(done, total)}")
+        )
+    samples = batch.samples if rank is None else batch.of_rank(rank)
+    mixture, tokenizer = batch.data.train, Tokenizer.from_str(batch.data.text_tokenizer.json)
+    for sample in samples[:limit]:
+        number_of_source, index = sample.ref
+        source = mixture.sources[number_of_source]
+        console.rule(
+            f"step {step}, sample {sample.number} (rank {sample.rank}, micro-batch {sample.micro_batch}): "
+            f"{escape(source.name)}, sequence {index}: {int(source.valid_tokens[index])} tokens carry loss"
+        )
+        for number, place in enumerate(batch.places(sample), 1):
+            console.print(f"document {number}: {place}", style="cyan", markup=False, soft_wrap=True)
+        try:
+            console.print(coloured(mixture.read([sample.ref]), 0, tokenizer), soft_wrap=True)
+        except DamagedSequence as damage:
+            raise UserError(str(damage)) from None
+    console.rule()
+    shown = min(limit, len(samples))
+    console.print(f"{shown} of {len(samples)} sequences of step {step}" + ("" if rank is None else f" on rank {rank}"))
+    for note in batch.data.report.notes:
+        console.print(note, markup=False, soft_wrap=True)
 
 
 def _share(done: int, total: int | None) -> str:

@@ -22,6 +22,9 @@ from drillyard.errors import UserError
 
 Row = dict[str, Any]
 
+Origin = tuple[str, str]
+"""(file or data set, what its rows are counted in: line, row, or nothing where it is one row)."""
+
 
 class RawBatch(Protocol):
     """Some consecutive rows of one source, not yet decoded."""
@@ -33,8 +36,25 @@ class RawBatch(Protocol):
     def rows(self) -> Iterator[tuple[int, Row]]:
         """Decoded rows with their numbers, which `where` turns into a place. Raises UserError on broken input."""
 
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """What the rows come from."""
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Where a row comes from: the number of its origin, and the line or row there."""
+
     def where(self, number: int) -> str:
         """The place of a row, for an error message."""
+
+
+NUMBER_BITS = 40
+"""A place as one uint64: the number of the origin above these bits, the line or row below (a trillion of them)."""
+
+
+def place_in_words(origin: Origin, number: int) -> str:
+    """`rows.jsonl, line 7`; the name alone where the file is one row."""
+    name, unit = origin
+    return f"{name}, {unit} {number}" if unit else name
 
 
 def bad_utf8(file: str, line: int, line_offset: int, error: UnicodeDecodeError) -> UserError:
@@ -89,8 +109,15 @@ class JsonLines:
             raise UserError(f"{self.where(number)}: a JSON object is expected, found {type(row).__name__}.{hint}")
         return row
 
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        return ((self.file, "line"),)
+
+    def place(self, number: int) -> tuple[int, int]:
+        return 0, number
+
     def where(self, number: int) -> str:
-        return f"{self.file}, line {number}"
+        return place_in_words(self.origins[0], number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +142,15 @@ class ArrowRows:
             ) from None
         yield from enumerate(rows, self.first_row)
 
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        return ((self.file, "row"),)
+
+    def place(self, number: int) -> tuple[int, int]:
+        return 0, number
+
     def where(self, number: int) -> str:
-        return f"{self.file}, row {number}"
+        return place_in_words(self.origins[0], number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +166,13 @@ class TextFiles:
         for number, file in enumerate(self.files):
             data = b"".join(blocks_of(file))
             yield number, {"text": decode_utf8(data, str(file), 1, 0).removeprefix("\ufeff"), "path": str(file)}
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        return tuple((str(file), "") for file in self.files)
+
+    def place(self, number: int) -> tuple[int, int]:
+        return number, 0
 
     def where(self, number: int) -> str:
         return str(self.files[number])
@@ -153,8 +194,15 @@ class PlainRows:
     def rows(self) -> Iterator[tuple[int, Row]]:
         yield from zip(self.numbers, self.values, strict=True)
 
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        return ((self.origin, self.unit),)
+
+    def place(self, number: int) -> tuple[int, int]:
+        return 0, number
+
     def where(self, number: int) -> str:
-        return f"{self.origin}, {self.unit} {number}"
+        return place_in_words(self.origins[0], number)
 
 
 def batched_rows(origin: str, unit: str, rows: Iterator[tuple[int, Row]], batch_bytes: int) -> Iterator[PlainRows]:

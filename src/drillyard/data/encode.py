@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from drillyard.data.batches import RawBatch, Row
+from drillyard.data.batches import NUMBER_BITS, Origin, RawBatch, Row
 from drillyard.data.formats import RowFormat, Segments
 from drillyard.errors import UserError
 
@@ -75,18 +75,24 @@ class EncodeSettings:
 
 @dataclass
 class Pieces:
-    """Tokenised pieces of one raw batch and one part, concatenated."""
+    """Tokenised pieces of one raw batch and one part, concatenated.
+
+    places: where the document of each piece comes from, uint64 as in `batches.NUMBER_BITS`; the origins are the raw
+    batch's, until a cache counts its own.
+    """
 
     tokens: npt.NDArray[Any]
     loss: npt.NDArray[np.bool_]
     lengths: npt.NDArray[np.int32]
+    places: npt.NDArray[np.uint64]
 
 
 @dataclass
 class Encoded:
-    """What one raw batch became: pieces and counts per part (TRAIN, HELD_OUT)."""
+    """What one raw batch became: pieces and counts per part (TRAIN, HELD_OUT), and what its rows came from."""
 
     nbytes: int
+    origins: tuple[Origin, ...] = ()
     pieces: dict[int, Pieces] = field(default_factory=dict)
     counts: dict[int, Counter[str]] = field(default_factory=dict)
 
@@ -120,7 +126,7 @@ class Encoder:
 
     def encode(self, batch: RawBatch) -> Encoded:
         """Pieces of all rows of a batch, in order. UserError names the row."""
-        result = Encoded(batch.nbytes)
+        result = Encoded(batch.nbytes, batch.origins)
         texts: list[str] = []
         flags: list[bool] = []
         documents: list[tuple[int, int, int]] = []  # row number, part, number of segments
@@ -188,6 +194,7 @@ class Encoder:
         """Cut documents that are too long, drop pieces without loss, count, and sort the rest by part."""
         with_loss_before = np.concatenate([[0], np.cumsum(flat.loss)])
         spans: dict[int, list[tuple[int, int]]] = {}
+        places: dict[int, list[int]] = {}
         begin = 0
         for (number, part, _), end, nbytes in zip(documents, flat.ends, flat.nbytes, strict=True):
             counts = result.counts[part]
@@ -201,11 +208,13 @@ class Encoder:
                 else:
                     counts["pieces_without_loss"] += 1
             if kept:
+                origin, line = batch.place(number)
+                places.setdefault(part, []).extend([origin << NUMBER_BITS | line] * kept)
                 counts["documents"] += 1
                 counts["bytes"] += nbytes
             begin = end
         for part, placed in spans.items():
-            result.pieces[part] = flat.pieces(placed)
+            result.pieces[part] = flat.pieces(placed, places[part])
 
     def _cut(self, begin: int, end: int, counts: Counter[str], batch: RawBatch, number: int) -> list[tuple[int, int]]:
         """Where the pieces of the document [begin, end) of the flat tokens begin and end."""
@@ -236,14 +245,14 @@ class _Flat:
     ends: list[int]
     nbytes: list[int]
 
-    def pieces(self, spans: list[tuple[int, int]]) -> Pieces:
-        """The pieces at these spans; the last position of each carries no loss."""
+    def pieces(self, spans: list[tuple[int, int]], places: list[int]) -> Pieces:
+        """The pieces at these spans, from these places; the last position of each carries no loss."""
         bounds = np.array(spans, np.int64)
         lengths = (bounds[:, 1] - bounds[:, 0]).astype(np.int32)
         tokens = np.concatenate([self.tokens[start:stop] for start, stop in spans])
         loss = np.concatenate([self.loss[start:stop] for start, stop in spans])
         loss[np.cumsum(lengths) - 1] = False
-        return Pieces(tokens, loss, lengths)
+        return Pieces(tokens, loss, lengths, np.array(places, np.uint64))
 
 
 def _lone_surrogate(batch: RawBatch, texts: list[str], documents: list[tuple[int, int, int]]) -> str:

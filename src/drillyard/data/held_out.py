@@ -8,7 +8,7 @@ built-in part by `source/part`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import xxhash
 
@@ -16,7 +16,7 @@ from drillyard.config.run import DataConfig, RunConfig
 from drillyard.data.batches import Row
 from drillyard.data.encode import HELD_OUT, TRAIN, Split
 from drillyard.data.formats import RowFormat, row_format
-from drillyard.data.sources import Source, resolve_sources, training_sources
+from drillyard.data.sources import Contents, Source, resolve_sources, training_sources
 from drillyard.data.tokenizer import TRAINING_BYTES
 from drillyard.errors import UserError
 
@@ -33,11 +33,17 @@ def split_of(data: DataConfig) -> Split:
     return Split(held_out.fraction, held_out.split_by)
 
 
-def held_out_sources(data: DataConfig, sources: list[Source]) -> dict[str, Source]:
-    """Held-out sets that are read whole: those of `held_out.source`, otherwise the parts of built-in training sets."""
+def held_out_sources(
+    data: DataConfig, sources: list[Source], recorded: Mapping[str, Contents] | None = None
+) -> dict[str, Source]:
+    """Held-out sets that are read whole: those of `held_out.source`, otherwise the parts of built-in training sets.
+
+    `recorded` as in `resolve_source`.
+    """
     explicit = data.held_out.source is not None
     found: dict[str, Source] = {}
-    for source in resolve_sources(data.held_out.source) if data.held_out.source is not None else sources:
+    configured = data.held_out.source
+    for source in sources if configured is None else resolve_sources(configured, recorded):
         if source.builtin is not None:
             from drillyard.data import builtin
 

@@ -56,7 +56,7 @@ class Packed:
     by row.
 
     tokens, loss, starts: flat [sum of padded lengths]; lengths: tokens per sequence, int32; valid_tokens: positions
-    with loss, int32.
+    with loss, int32; pieces: pieces per sequence, int64; places: per piece, in the order of the sequences.
     """
 
     tokens: npt.NDArray[Any]
@@ -64,6 +64,8 @@ class Packed:
     starts: npt.NDArray[np.bool_]
     lengths: npt.NDArray[np.int32]
     valid_tokens: npt.NDArray[np.int32]
+    pieces: npt.NDArray[np.int64]
+    places: npt.NDArray[np.uint64]
 
 
 def padded(lengths: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -97,23 +99,20 @@ class Packer:
         tokens = np.concatenate([pieces.tokens for pieces in self._held])
         loss = np.concatenate([pieces.loss for pieces in self._held])
         lengths = np.concatenate([pieces.lengths for pieces in self._held])
+        places = np.concatenate([pieces.places for pieces in self._held])
+        held = Pieces(tokens, loss, lengths, places)
         self._held, self._held_tokens = [], 0
         if not self.packing:
             rows = [[index] for index in range(len(lengths))]
         else:
             rows = best_fit(lengths, self.sequence_length)
             if not final:
-                rows = self._carry_over(rows, tokens, loss, lengths)
-        return _assemble(rows, tokens, loss, lengths)
+                rows = self._carry_over(rows, held)
+        return _assemble(rows, held)
 
-    def _carry_over(
-        self,
-        rows: list[list[int]],
-        tokens: npt.NDArray[Any],
-        loss: npt.NDArray[np.bool_],
-        lengths: npt.NDArray[np.int32],
-    ) -> list[list[int]]:
+    def _carry_over(self, rows: list[list[int]], pieces: Pieces) -> list[list[int]]:
         """Keep the emptiest sequences' pieces for the next window; returns the rows that are finished."""
+        tokens, loss, lengths = pieces.tokens, pieces.loss, pieces.lengths
         fills = np.array([int(lengths[row].sum()) for row in rows])
         emptiest = np.argsort(fills, kind="stable")
         budget = np.cumsum(fills[emptiest]) <= self.window_tokens // 8
@@ -123,7 +122,10 @@ class Packer:
             ends = np.cumsum(lengths, dtype=np.int64)
             spans = [slice(int(ends[i] - lengths[i]), int(ends[i])) for i in kept]
             held = Pieces(
-                np.concatenate([tokens[s] for s in spans]), np.concatenate([loss[s] for s in spans]), lengths[kept]
+                np.concatenate([tokens[s] for s in spans]),
+                np.concatenate([loss[s] for s in spans]),
+                lengths[kept],
+                pieces.places[kept],
             )
             self._held, self._held_tokens = [held], len(held.tokens)
         closed = np.ones(len(rows), bool)
@@ -131,10 +133,9 @@ class Packer:
         return [rows[row] for row in np.flatnonzero(closed)]
 
 
-def _assemble(
-    rows: list[list[int]], tokens: npt.NDArray[Any], loss: npt.NDArray[np.bool_], lengths: npt.NDArray[np.int32]
-) -> Packed:
+def _assemble(rows: list[list[int]], pieces: Pieces) -> Packed:
     """Lay pieces out row by row."""
+    tokens, loss, lengths = pieces.tokens, pieces.loss, pieces.lengths
     ends = np.cumsum(lengths, dtype=np.int64)
     begins = ends - lengths
     order = np.fromiter((index for row in rows for index in row), np.int64, sum(map(len, rows)))
@@ -157,4 +158,4 @@ def _assemble(
     valid = (
         np.add.reduceat(out_loss, row_starts, dtype=np.int64).astype(np.int32) if len(rows) else np.zeros(0, np.int32)
     )
-    return Packed(out_tokens, out_loss, out_starts, row_lengths, valid)
+    return Packed(out_tokens, out_loss, out_starts, row_lengths, valid, per_row, pieces.places[order])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ import xxhash
 
 from drillyard.config.run import DataConfig, RunConfig
 from drillyard.data.cache import (
+    ENCODING_VERSION,
     FORMAT_VERSION,
     PART_NAMES,
     DamagedCache,
@@ -30,8 +31,9 @@ from drillyard.data.encode import HELD_OUT, TRAIN, Encoded, EncodeSettings, Spli
 from drillyard.data.formats import RowFormat, row_format
 from drillyard.data.held_out import held_out_sources, split_of, training_texts
 from drillyard.data.loader import Mixture
+from drillyard.data.record import DataRecord, only_gone, refuse_change, what_changed
 from drillyard.data.sequences import Sequences
-from drillyard.data.sources import Source, training_sources
+from drillyard.data.sources import Contents, Source, training_sources
 from drillyard.data.tokenizer import TextTokenizer, tokenizer_of
 from drillyard.data.workers import encode_all
 from drillyard.errors import UserError
@@ -80,6 +82,7 @@ class PreparedData:
     held_out: dict[str, Sequences]
     report: DataReport
     text_tokenizer: TextTokenizer
+    record: DataRecord
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
@@ -105,6 +108,7 @@ def prepare(
     tokenizer_directory: Path | None = None,
     on_progress: OnProgress | None = None,
     *,
+    known: DataRecord | None = None,
     only_open: bool = False,
     num_workers: int | None = None,
 ) -> PreparedData:
@@ -112,9 +116,11 @@ def prepare(
 
     Call it on one rank first, which builds and verifies, then on the others with `only_open=True`, which open without
     verifying checksums again and never build. `tokenizer_directory` is a saved tokenizer (a checkpoint's, say) to be
-    used instead of the config's. Raises UserError for every mistake in data or config.
+    used instead of the config's. `known` is what the data of this run were when it began: data that changed are
+    refused before anything is tokenised, data that are gone are taken from the cache. Raises UserError for every
+    mistake in data or config.
     """
-    return _Preparation(config, tokenizer_directory, on_progress, only_open, num_workers).run()
+    return _Preparation(config, tokenizer_directory, on_progress, known, only_open, num_workers).run()
 
 
 class _Preparation:
@@ -125,12 +131,14 @@ class _Preparation:
         config: RunConfig,
         tokenizer_directory: Path | None,
         on_progress: OnProgress | None,
+        known: DataRecord | None,
         only_open: bool,
         num_workers: int | None,
     ) -> None:
         self.config, self.data = config, config.data
         self.tokenizer_directory = tokenizer_directory
         self.on_progress = on_progress
+        self.known = known or DataRecord("", "")
         self.only_open, self.num_workers = only_open, num_workers
         self.root = cache_root(config.data)
         self.format = row_format(config.data)
@@ -138,24 +146,60 @@ class _Preparation:
         self.report = DataReport()
 
     def run(self) -> PreparedData:
-        sources = training_sources(self.data)
-        keys = {source.name: source.content_key(self.root / "hashes") for source in sources}
-        self.tokenizer = _tokenizer(self.config, self.tokenizer_directory, self.root, sources, self.format, self.split)
+        training = [
+            self._settled(source, self.known.training.get(source.name), trains=True)
+            for source in training_sources(self.data, self.known.training)
+        ]
+        sources = [source for source, _ in training]
+        contents = {source.name: found for source, found in training}
+        self.tokenizer = _tokenizer(
+            self.config, self.tokenizer_directory, self.root, sources, list(contents.values()), self.format, self.split
+        )
+        if self.known.tokenizer not in ("", self.tokenizer.key):
+            raise UserError(
+                f"the tokenizer {self.tokenizer.origin} changed since this run began (its files, or the version of the "
+                "tokenizers library): the same text would give other tokens. Undo the change, or start under another "
+                "`name`"
+            )
         self.settings = self._encode_settings(self.tokenizer)
-        trained, held_out = [], {}
+        trained, held_out, held_out_contents = [], {}, {}
         for source in sources:
-            parts = self._sequences(source, keys[source.name], self.split)
+            parts = self._sequences(source, contents[source.name], self.split)
             trained.append(_not_empty(parts[TRAIN], source.name, "training"))
             self.report.add(source.name, parts[TRAIN])
             if HELD_OUT in parts:
                 held_out[source.name] = _not_empty(parts[HELD_OUT], source.name, "held-out")
-        for name, source in held_out_sources(self.data, sources).items():
-            key = source.content_key(self.root / "hashes")
-            held_out[name] = _not_empty(self._sequences(source, key, Split())[TRAIN], name, "held-out")
+        for name, listed in held_out_sources(self.data, sources, self.known.held_out).items():
+            source, found = self._settled(listed, self.known.held_out.get(name), trains=False)
+            held_out_contents[name] = found
+            held_out[name] = _not_empty(self._sequences(source, found, Split())[TRAIN], name, "held-out")
         for name, sequences in held_out.items():
             self.report.add(f"{name} (held out)", sequences)
         mixture = Mixture(trained, [source.weight for source in sources], self.config.training.seed)
-        return PreparedData(mixture, held_out, self.report, self.tokenizer)
+        record = DataRecord(mixture.fingerprint, self.tokenizer.key, contents, held_out_contents)
+        return PreparedData(mixture, held_out, self.report, self.tokenizer, record)
+
+    def _settled(self, source: Source, then: Contents | None, *, trains: bool) -> tuple[Source, Contents]:
+        """A source and its contents, as far as this run may use them. UserError where they changed."""
+        now = source.contents(self.root / "hashes")
+        if then is None or (now.key == then.key and source.gone is None):
+            return source, now
+        if source.gone is None and not only_gone(now, then):
+            if trains:
+                refuse_change(source, now, then)
+            self._note(
+                f"the held-out data {source.name} changed since this run began ({what_changed(now, then)}): its "
+                "figures cannot be compared with earlier ones"
+            )
+            return source, now
+        what = "it" if source.gone is not None else what_changed(now, then)
+        if any(metric != "loss" for metric in self.config.evaluation.metrics):
+            raise UserError(
+                f"data.source {source.name} ({source.config.path}): {what} is gone. Training could go on from the "
+                "tokenised cache, but evaluation.metrics needs the rows: put it back, or set `metrics: [loss]`"
+            )
+        self._note(f"{source.config.path} ({source.name}): {what} is gone; the run goes on from its tokenised cache")
+        return replace(source, files=(), gone=then), then
 
     def _encode_settings(self, tokenizer: TextTokenizer) -> EncodeSettings:
         data = self.data
@@ -182,7 +226,7 @@ class _Preparation:
             special_tokens=tokenizer.special_tokens,
         )
 
-    def _sequences(self, source: Source, content_key: str, split: Split) -> dict[int, Sequences]:
+    def _sequences(self, source: Source, contents: Contents, split: Split) -> dict[int, Sequences]:
         """The parts of a source, from the cache or built now."""
         settings = EncodeSettings(**{**self.settings.__dict__, "split": split})
         described = {
@@ -191,20 +235,20 @@ class _Preparation:
             "format": self.format.__dict__,
             "split": split.__dict__,
         }
-        key = _key([FORMAT_VERSION, content_key, described, self.data.packing, self.tokenizer.pad_id])
-        directory = self.root / "tokenized" / key
+        key = _key([ENCODING_VERSION, contents.key, described, self.data.packing, self.tokenizer.pad_id])
+        directory = self.root / "tokenized" / f"{key}-{FORMAT_VERSION}"
         parts = [TRAIN, HELD_OUT] if split.fraction else [TRAIN]
-        manifest = self._open_or_build(source, directory, settings, parts)
+        manifest = self._open_or_build(source, contents, directory, settings, parts)
         return {
             part: Sequences(directory, PART_NAMES[part], manifest["parts"][PART_NAMES[part]], source.name)
             for part in parts
         }
 
     def _open_or_build(
-        self, source: Source, directory: Path, settings: EncodeSettings, parts: list[int]
+        self, source: Source, contents: Contents, directory: Path, settings: EncodeSettings, parts: list[int]
     ) -> dict[str, Any]:
         try:
-            return open_cache(directory, verify=not self.only_open)
+            return open_cache(directory, "sizes" if self.only_open else "start")
         except FileNotFoundError:
             if self.only_open:
                 raise UserError(
@@ -223,15 +267,24 @@ class _Preparation:
             settings.sequence_length, self.data.packing, self.tokenizer.pad_id, settings.dtype,
             covers_text=self.format.name == "text" and has_start,
         )  # fmt: skip
-        return build_cache(directory, lambda: self._encoded(source, settings), parts, part_settings, self._note)
+        return build_cache(
+            directory, lambda: self._encoded(source, contents, settings), parts, part_settings, self._note
+        )
 
-    def _encoded(self, source: Source, settings: EncodeSettings) -> Iterator[Encoded]:
+    def _encoded(self, source: Source, contents: Contents, settings: EncodeSettings) -> Iterator[Encoded]:
         done, total = 0, source.nbytes
         for encoded in encode_all(source.batches(), settings, self.num_workers):
+            encoded.origins = tuple((source.name_of(name), unit) for name, unit in encoded.origins)
             yield encoded
             done += encoded.nbytes
             if self.on_progress is not None:
                 self.on_progress(f"tokenising {source.name}", done, total)
+        # The cache stands under the content that was hashed: what was read must be that.
+        if source.files and source.contents(self.root / "hashes") != contents:
+            raise UserError(
+                f"data.source {source.name} ({source.config.path}) changed while it was tokenised: "
+                f"{what_changed(source.contents(self.root / 'hashes'), contents)}. Start again when it is complete."
+            )
 
     def _note(self, text: str) -> None:
         self.report.notes.append(text)
@@ -260,14 +313,21 @@ def _key(value: Any) -> str:
 def load_tokenizer(config: RunConfig, tokenizer_directory: Path | None = None) -> PreTrainedTokenizerFast:
     """The run's tokenizer alone, trained from its data if it is such a one and not cached."""
     root, form, split = cache_root(config.data), row_format(config.data), split_of(config.data)
-    return _tokenizer(config, tokenizer_directory, root, training_sources(config.data), form, split).pretrained
+    sources = training_sources(config.data)
+    contents = [source.contents(root / "hashes") for source in sources]
+    return _tokenizer(config, tokenizer_directory, root, sources, contents, form, split).pretrained
 
 
 def _tokenizer(
-    config: RunConfig, directory: Path | None, root: Path, sources: list[Source], form: RowFormat, split: Split
+    config: RunConfig,
+    directory: Path | None,
+    root: Path,
+    sources: list[Source],
+    contents: list[Contents],
+    form: RowFormat,
+    split: Split,
 ) -> TextTokenizer:
     def documents_key() -> str:
-        keys = [source.content_key(root / "hashes") for source in sources]
-        return _key([keys, split.__dict__, form.__dict__])
+        return _key([[found.key for found in contents], split.__dict__, form.__dict__])
 
     return tokenizer_of(config, directory, root, documents_key, lambda: training_texts(sources, form, split))

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,14 +32,26 @@ KINDS = ".jsonl, .parquet, .csv, .txt and other plain text, also with .gz or .zs
 
 
 @dataclass(frozen=True)
+class Contents:
+    """What a source holds: a key that changes with it, and the hash of each of its files by name below the source."""
+
+    key: str
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Source:
-    """Files (already listed), one part of a built-in set, or a data set of the Hugging Face library."""
+    """Files (already listed), one part of a built-in set, or a data set of the Hugging Face library.
+
+    `gone` is what a source held that is not there any more: it can be opened from a cache, and not be read.
+    """
 
     name: str
     weight: float
     config: SourceConfig
     files: tuple[Path, ...] = ()
     builtin_part: str | None = None
+    gone: Contents | None = None
 
     @property
     def builtin(self) -> str | None:
@@ -55,6 +67,11 @@ class Source:
 
     def batches(self) -> Iterator[RawBatch]:
         """Raw batches in a fixed order."""
+        if self.gone is not None:
+            raise UserError(
+                f"data.source {self.name}: {self.config.path} is gone, or files of it are, and so is what was "
+                f"tokenised from it. Put it back as it was."
+            )
         if self.files:
             return read_files(list(self.files))
         if self.builtin is not None:
@@ -67,27 +84,43 @@ class Source:
 
         return hub.batches(self.config)
 
-    def content_key(self, memo: Path) -> str:
-        """A key that changes when the content does; `memo` is a directory for remembered hashes of files."""
+    def contents(self, memo: Path) -> Contents:
+        """What the source holds now; `memo` is a directory for remembered hashes of files."""
+        if self.gone is not None:
+            return self.gone
         if self.files:
             with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
                 hashes = list(pool.map(lambda file: file_hash(file, memo), self.files))
-            root = _root(self.config.path)
-            names = [file.relative_to(root).as_posix() if root else "" for file in self.files]
-            return _digest(["files", [[name, value] for name, value in zip(names, hashes, strict=True)]])
+            named = dict(zip(map(self.name_of, map(str, self.files)), hashes, strict=True))
+            return Contents(_digest(["files", [[name, value] for name, value in named.items()]]), named)
         if self.builtin is not None:
             from drillyard.data import builtin
 
             part = self.builtin_part or "train"
-            return _digest(["builtin", self.builtin, part, builtin.content_key(self.builtin, self.config.options)])
+            key = builtin.content_key(self.builtin, self.config.options)
+            return Contents(_digest(["builtin", self.builtin, part, key]), {})
         from drillyard.data import hub
 
-        return _digest(["hub", hub.content_key(self.config)])
+        return Contents(_digest(["hub", hub.content_key(self.config)]), {})
+
+    def name_of(self, origin: str) -> str:
+        """What a raw batch's origin is called within this source: its path below the directory, nothing for the one
+        file. So a cache says the same wherever the same content lies."""
+        if not self.files:
+            return origin
+        root = _root(self.config.path)
+        return Path(origin).relative_to(root).as_posix() if root else ""
 
 
-def resolve_source(config: SourceConfig) -> Source:
-    """Find out what a path is. UserError when it is nothing that can be read."""
+def resolve_source(config: SourceConfig, recorded: Mapping[str, Contents] | None = None) -> Source:
+    """Find out what a path is. UserError when it is nothing that can be read.
+
+    `recorded` is what sources held when the run began: one that had files, and is not there now, is `gone`.
+    """
     name = config.name or _default_name(config.path)
+    then = (recorded or {}).get(name)
+    if then is not None and then.files and not Path(config.path).expanduser().exists():
+        return Source(name, config.weight, config, gone=then)
     if config.path.startswith(BUILTIN):
         return Source(name, config.weight, config)
     if config.options and (Path(config.path).exists() or not HUB_ID.fullmatch(config.path)):
@@ -107,12 +140,14 @@ def resolve_source(config: SourceConfig) -> Source:
     raise UserError(_missing(path))
 
 
-def resolve_sources(configured: str | SourceConfig | list[str | SourceConfig]) -> list[Source]:
-    """All sources of a config key, their names made sure to be distinct."""
+def resolve_sources(
+    configured: str | SourceConfig | list[str | SourceConfig], recorded: Mapping[str, Contents] | None = None
+) -> list[Source]:
+    """All sources of a config key, their names made sure to be distinct; `recorded` as in `resolve_source`."""
     items = configured if isinstance(configured, list) else [configured]
     if not items:
         raise UserError("data.source is an empty list: name at least one file, directory or data set.")
-    sources = [resolve_source(SourceConfig(path=item) if isinstance(item, str) else item) for item in items]
+    sources = [resolve_source(SourceConfig(path=item) if isinstance(item, str) else item, recorded) for item in items]
     names = [source.name for source in sources]
     for name in names:
         if names.count(name) > 1:
@@ -120,14 +155,17 @@ def resolve_sources(configured: str | SourceConfig | list[str | SourceConfig]) -
     return sources
 
 
-def training_sources(data: DataConfig) -> list[Source]:
-    """The sources that training draws from."""
-    return resolve_sources(data.source)
+def training_sources(data: DataConfig, recorded: Mapping[str, Contents] | None = None) -> list[Source]:
+    """The sources that training draws from; `recorded` as in `resolve_source`."""
+    return resolve_sources(data.source, recorded)
 
 
 def file_hash(file: Path, memo: Path) -> str:
     """xxh3-128 of a file's bytes in hex, remembered in the directory `memo` while the file stays unchanged."""
-    stat = file.stat()
+    try:
+        stat = file.stat()
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror}). Check the file and its permissions.") from None
     identity = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
     record = memo / f"{xxhash.xxh3_128_hexdigest(os.fsencode(file.resolve()))}.json"
     try:

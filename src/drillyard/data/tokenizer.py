@@ -5,8 +5,9 @@ so that workers load only the `tokenizers` library; the transformers object is m
 
 A trained tokenizer is byte-level BPE: every text can be encoded, and decode(encode(x)) == x including leading spaces.
 Its <|endoftext|> begins and ends documents, its <|pad|> fills sequences. The training is deterministic, and is kept
-in the cache under the content of its documents. At most `TRAINING_BYTES` of text are looked at, taken in equal shares
-from the sources, because the trainer keeps every distinct word in memory.
+in the cache under the content of its documents, with checksums: one that is damaged is trained again. At most
+`TRAINING_BYTES` of text are looked at, taken in equal shares from the sources, because the trainer keeps every distinct
+word in memory.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import xxhash
 
 from drillyard.config.run import RunConfig, TrainTokenizer
 from drillyard.errors import UserError
+from drillyard.storage import publish
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -37,6 +39,7 @@ END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
 TRAINING_BYTES = 512 << 20
 _VERSION = 2
+_CHECKSUMS = "checksums.json"
 
 
 @dataclass(frozen=True)
@@ -112,15 +115,35 @@ def trained_tokenizer(
         f"{_VERSION}/{wanted.train}/{wanted.vocab_size}/{TRAINING_BYTES}/{documents_key}".encode()
     )
     directory = cache / "tokenizers" / key
-    if not (directory / "tokenizer.json").is_file():
+    if not _is_whole(directory):
         temporary = directory.with_name(f"{key}.building-{os.getpid()}")
         shutil.rmtree(temporary, ignore_errors=True)
         _as_pretrained(_train(wanted.vocab_size, documents())).save_pretrained(str(temporary))
+        (temporary / _CHECKSUMS).write_text(json.dumps(_checksums(temporary)), encoding="utf-8")
+        if not _is_whole(directory):
+            shutil.rmtree(directory, ignore_errors=True)
         try:
-            temporary.rename(directory)
+            publish(temporary, directory, last="tokenizer.json")
         except OSError:
             shutil.rmtree(temporary)  # another run made the same tokenizer first
     return open_tokenizer(str(directory))
+
+
+def _is_whole(directory: Path) -> bool:
+    """Whether a trained tokenizer is there and every file of it as it was written."""
+    try:
+        written = json.loads((directory / _CHECKSUMS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(written == _checksums(directory))
+
+
+def _checksums(directory: Path) -> dict[str, str]:
+    return {
+        path.name: xxhash.xxh3_128_hexdigest(path.read_bytes())
+        for path in sorted(directory.iterdir())
+        if path.name != _CHECKSUMS
+    }
 
 
 def _train(vocab_size: int, documents: Iterator[str]) -> Tokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from drillyard.training.between import BetweenSteps
 from drillyard.training.checkpoint import Checkpointer
 from drillyard.training.optimizer import ShardedAdamW
 from drillyard.training.signals import StopRequest
+from drillyard.training.spikes import SpikeWatch
 from drillyard.training.trainer import BatchShape, Logged, Trainer
 
 
@@ -46,6 +48,8 @@ def assemble(
     shape = batch_shape(config, ranks)
     total_steps = num_steps(config, data, shape)
     model = set_up_model(config, data.tokenizer, ranks)
+    for note in model.notes:
+        log.message(note)
     optimizer = ShardedAdamW(model.root, config.training.optimizer, config.training.gradient_clipping, ranks)
     log.parameters(
         **describe_model(
@@ -68,11 +72,22 @@ def assemble(
         attention=model.attention,
         gather_gradients_once=model.small,
     )
-    identity = {
+    identity: dict[str, Any] = {
         "data": data.train.fingerprint,
         "global_batch_size": shape.global_batch_size,
         "total_steps": total_steps,
     }
+    log.event(
+        "order",
+        **identity,
+        micro_batch_size=shape.micro_batch_size,
+        gradient_accumulation=shape.accumulation,
+        world_size=ranks.world_size,
+        hardware=hardware_name(ranks.device),
+    )
+    if ranks.rank == 0:
+        warmup = config.training.schedule.warmup_steps
+        trainer.on_read = SpikeWatch(log, directory, data.train, shape.global_batch_size, warmup).examine
     checkpointer = Checkpointer(
         directory / "checkpoints",
         keep=config.checkpoint.keep,
@@ -81,7 +96,9 @@ def assemble(
         identity={"name": config.name},
         on_event=log.event,
     )
-    held_out = HeldOut(config, data, model.root, ranks, directory / "evaluations", attention=model.attention)
+    held_out = HeldOut(
+        config, data, model.root, ranks, directory / "evaluations", attention=model.attention, warn=log.warn
+    )
     between = BetweenSteps(
         config,
         ranks,
@@ -163,6 +180,15 @@ class StepReporter:
                 epoch=self.trainer.data.epoch_of(figures.step - 1, shape.global_batch_size),
             )
         )
+
+
+def hardware_name(device: torch.device) -> str:
+    """What the kernels run on: the GPU's name, or the CPU's. Other hardware may round otherwise."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
+        names = (line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name"))
+        return next(names, platform.machine())
 
 
 def memory_gib(device: torch.device) -> float | None:

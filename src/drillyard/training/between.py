@@ -40,7 +40,6 @@ class BetweenSteps:
     metadata: dict[str, Any]
     evaluated: dict[str, dict[str, Any]] = field(default_factory=dict)
     evaluated_at: int | None = None
-    saved_at: int | None = None
     save_is_due: bool = False
 
     def after_step(self, steps_done: int, stopping: bool) -> float:
@@ -73,15 +72,12 @@ class BetweenSteps:
         self.log.evaluation(step, self.evaluated)
 
     def save(self, step: int, *, wait: bool) -> None:
-        """Save the state after `step` steps, once."""
+        """Save the state after `step` steps, unless it is on disk already; one that failed is tried again."""
         self.save_is_due = False
-        if self.saved_at == step:
-            return
         self.log.event("checkpoint_begin", step=step)
         started = time.perf_counter()
         metadata = {**self.metadata, "step": step, "held_out_loss": self.held_out_loss(step)}
         self.checkpointer.save(step, checkpoint_state(self.optimizer, self.ranks), metadata=metadata, wait=wait)
-        self.saved_at = step
         self.log.event("checkpoint_end", step=step, seconds=time.perf_counter() - started)
 
     def held_out_loss(self, step: int) -> float | None:

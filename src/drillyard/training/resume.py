@@ -10,7 +10,8 @@ from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 from drillyard.parallel.ranks import Ranks
 from drillyard.telemetry import RunLog
-from drillyard.training.checkpoint import Checkpointer
+from drillyard.training.checkpoint import Checkpointer, LoadedCheckpoint
+from drillyard.training.checkpoint.loading import StateSource
 from drillyard.training.optimizer import ShardedAdamW
 from drillyard.training.state import checkpoint_state, random_key, restore, seed_rank
 
@@ -33,21 +34,32 @@ def resume(
     # The checkpoint that a user names is where the run begins; once it has saved, it goes on from its own. After
     # `never` there are checkpoints only of this very run: a directory with others was refused.
     begins_elsewhere = wanted not in ("auto", "never") and (newest is None or newest.metadata.get("resume") != wanted)
-    same_generators = {"world_size": ranks.world_size, "device": ranks.device.type}
     loaded = checkpointer.load(
-        lambda saved: checkpoint_state(
-            optimizer, ranks, with_random_state=all(saved.get(key) == value for key, value in same_generators.items())
-        ),
+        state_for(optimizer, ranks),
         Path(wanted) if begins_elsewhere else None,
         accept=lambda saved: require_same_order(saved, identity),
     )
+    checkpointer.remove_leftovers()
     if loaded is None:
         return 0
+    finish_load(loaded, config, optimizer, ranks)
+    log.event("resume", step=loaded.step, path=str(loaded.info.path), seconds=time.perf_counter() - started)
+    return loaded.step
+
+
+def state_for(optimizer: ShardedAdamW, ranks: Ranks) -> StateSource:
+    """What a load fills; random state only from as many ranks on the same kind of device."""
+    same_generators = {"world_size": ranks.world_size, "device": ranks.device.type}
+    return lambda saved: checkpoint_state(
+        optimizer, ranks, with_random_state=all(saved.get(key) == value for key, value in same_generators.items())
+    )
+
+
+def finish_load(loaded: LoadedCheckpoint, config: RunConfig, optimizer: ShardedAdamW, ranks: Ranks) -> None:
+    """Bring what was loaded into force; random state that could not be loaded is drawn anew."""
     restore(loaded.state, optimizer, ranks)
     if random_key(ranks) not in loaded.state:
         seed_rank(config.training.seed, loaded.step, ranks)
-    log.event("resume", step=loaded.step, path=str(loaded.info.path), seconds=time.perf_counter() - started)
-    return loaded.step
 
 
 def require_same_order(saved: dict[str, Any], identity: dict[str, Any]) -> None:

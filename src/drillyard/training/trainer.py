@@ -26,6 +26,7 @@ from drillyard.parallel.ranks import Ranks
 from drillyard.training.optimizer import ShardedAdamW
 from drillyard.training.schedule import learning_rate
 from drillyard.training.signals import StopRequest
+from drillyard.training.spikes import RecentSteps, StepFigures
 
 STEPS_BETWEEN_GARBAGE_COLLECTIONS = 50
 
@@ -94,6 +95,9 @@ class Trainer:
         self.accumulate_locally = gather_gradients_once and shape.accumulation > 1
         self.sharded = fsdp_modules(root)
         self.steps_done = 0
+        self.recent = RecentSteps(min(config.logging.every_steps, total_steps), ranks.device)
+        self.on_read: Callable[[list[StepFigures]], None] = lambda recent: None
+        """Called at each logged step with the figures of all steps since the last one."""
 
     def train_step(self, step: int, window: StepWindow) -> tuple[torch.Tensor, torch.Tensor]:
         """One optimizer step; returns the loss of the global batch and its gradient norm, both still on the device.
@@ -166,6 +170,7 @@ class Trainer:
         _calm_garbage_collector()
         for step in range(first_step, self.total_steps):
             loss, norm = self.train_step(step, window)
+            self.recent.keep(step, loss, norm)
             window.steps += 1
             self.steps_done = step + 1
             if step == first_step:
@@ -186,14 +191,17 @@ class Trainer:
 
     def read_figures(self, step: int, loss: torch.Tensor, norm: torch.Tensor, window: StepWindow) -> Logged:
         """Wait for the device, once, and read what the step left there. UserError after a row of skipped steps."""
-        figures = torch.cat([torch.stack([loss, norm]), self.optimizer.skipped.double()]).tolist()
+        kept = self.recent.values.flatten()
+        figures = torch.cat([torch.stack([loss, norm]), self.optimizer.skipped.double(), kept]).tolist()
         longest = int(figures[4])
         seconds = (time.perf_counter() - window.started) / window.steps
+        self.on_read(self.recent.of(figures[5:], step, window.steps))
         if longest >= self.config.training.max_nonfinite_steps:
             raise UserError(
                 f"step {step + 1}: the loss or gradient was not finite in {longest} steps in a row (all skipped, "
                 "weights unchanged); start under another name with a lower learning rate, or look at the data of "
-                "these steps (training.max_nonfinite_steps is the limit)"
+                f"these steps: drillyard data show RUN_DIR --step {step + 1} "
+                "(training.max_nonfinite_steps is the limit)"
             )
         return Logged(
             step=step + 1,

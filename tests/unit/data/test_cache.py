@@ -17,7 +17,7 @@ import pytest
 from drillyard.config.run import RunConfig
 from drillyard.data import cache, prepare
 from drillyard.data.cache import DamagedCache, open_cache, remove_leftovers
-from drillyard.data.sequences import FILES
+from drillyard.data.sequences import BULK, DAMAGED_MARK, FILES, ORIGINS, DamagedSequence
 from drillyard.errors import UserError
 
 MakeConfig = Callable[..., RunConfig]
@@ -37,14 +37,14 @@ def cache_directory(config: RunConfig) -> Path:
 
 def test_a_whole_cache_opens(config: RunConfig) -> None:
     prepare(config)
-    manifest = open_cache(cache_directory(config), verify=True)
+    manifest = open_cache(cache_directory(config), "all")
     assert set(manifest["parts"]) == {"train", "held_out"}
 
 
 def test_a_cut_or_a_flipped_bit_is_noticed_wherever_it_is(config: RunConfig) -> None:
     prepare(config)
     directory = cache_directory(config)
-    names = {"manifest.json", *(f"{part}.{name}" for part in ("train", "held_out") for name in FILES)}
+    names = {"manifest.json", *(f"{part}.{name}" for part in ("train", "held_out") for name in (*FILES, ORIGINS))}
     assert {path.name for path in directory.iterdir()} == names
     for name in sorted(names):
         path = directory / name
@@ -53,14 +53,14 @@ def test_a_cut_or_a_flipped_bit_is_noticed_wherever_it_is(config: RunConfig) -> 
         for place in range(0, len(content), step):
             path.write_bytes(content[:place])
             with pytest.raises(DamagedCache):
-                open_cache(directory, verify=True)
+                open_cache(directory, "all")
             changed = bytearray(content)
             changed[place] ^= 0x10
             path.write_bytes(changed)
             with pytest.raises(DamagedCache):
-                open_cache(directory, verify=True)
+                open_cache(directory, "all")
         path.write_bytes(content)
-    open_cache(directory, verify=True)
+    open_cache(directory, "all")
 
 
 def test_a_missing_file_is_noticed(config: RunConfig) -> None:
@@ -70,7 +70,7 @@ def test_a_missing_file_is_noticed(config: RunConfig) -> None:
         content = path.read_bytes()
         path.unlink()
         with pytest.raises(DamagedCache):
-            open_cache(directory, verify=False)
+            open_cache(directory, "sizes")
         path.write_bytes(content)
 
 
@@ -111,7 +111,7 @@ def test_the_second_of_two_builders_takes_the_first_one_s_cache(
     monkeypatch.setattr(cache, "_write_manifest", overtaken)
     second = prepare(config)
     assert any("another run made the same cache" in note for note in second.report.notes)
-    open_cache(cache_directory(config), verify=True)
+    open_cache(cache_directory(config), "all")
 
 
 def test_a_builder_replaces_a_damaged_cache_that_stands_in_its_way(
@@ -127,7 +127,7 @@ def test_a_builder_replaces_a_damaged_cache_that_stands_in_its_way(
 
     monkeypatch.setattr(cache, "_write_manifest", obstructed)
     prepare(config)
-    open_cache(cache_directory(config), verify=True)
+    open_cache(cache_directory(config), "all")
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_a_manifest_of_another_format_version_is_not_read(config: RunConfig) -> 
     manifest["format_version"] += 1
     path.write_text(json.dumps({**manifest, "checksum": cache._checksum(manifest)}))
     with pytest.raises(DamagedCache):
-        open_cache(cache_directory(config), verify=False)
+        open_cache(cache_directory(config), "sizes")
 
 
 def test_reading_goes_through_shared_read_only_maps(config: RunConfig) -> None:
@@ -197,3 +197,111 @@ def test_reading_goes_through_shared_read_only_maps(config: RunConfig) -> None:
     with pytest.raises(ValueError, match="read-only"):
         sequences.valid_tokens[0] = 1
     assert sequences.valid_tokens.dtype == np.int32
+
+
+def flip(path: Path, place: int) -> None:
+    """Flip a bit in place, as a disk would: maps of the file see it."""
+    with path.open("r+b") as file:
+        file.seek(place)
+        (value,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([value ^ 0x04]))
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every cache counts as one too large to be verified whole at each start."""
+    monkeypatch.setattr(cache, "VERIFIED_WHOLE_BYTES", 0)
+
+
+@pytest.mark.usefixtures("large")
+def test_damage_in_a_large_cache_is_noticed_before_the_model_sees_it(config: RunConfig) -> None:
+    (sequences,) = prepare(config).train.sources
+    directory = cache_directory(config)
+    whole = [sequences.read([row]) for row in range(len(sequences))]
+    (opened,) = prepare(config, only_open=True).train.sources
+    for name in ("tokens", "loss", "starts"):
+        path = directory / f"train.{name}"
+        for place in range(path.stat().st_size):
+            flip(path, place)
+            damaged = 0
+            for row in range(len(opened)):
+                try:
+                    assert np.array_equal(opened.read([row]).input_ids, whole[row].input_ids)
+                except DamagedSequence as error:
+                    damaged += 1
+                    assert f"sequence {row} of train" in str(error)
+            assert damaged == 1, (name, place)
+            flip(path, place)
+    (directory / DAMAGED_MARK).unlink()
+
+
+@pytest.mark.usefixtures("large")
+def test_the_index_of_a_large_cache_is_verified_when_it_is_opened(config: RunConfig) -> None:
+    prepare(config)
+    directory = cache_directory(config)
+    for name in {*FILES, ORIGINS} - set(BULK):
+        path = directory / f"train.{name}"
+        flip(path, path.stat().st_size // 2)
+        with pytest.raises(DamagedCache, match=f"the checksum of train.{name} does not fit"):
+            open_cache(directory, "start")
+        flip(path, path.stat().st_size // 2)
+    open_cache(directory, "start")
+
+
+@pytest.mark.usefixtures("large")
+def test_what_a_reader_met_is_made_again_by_the_next_start(config: RunConfig) -> None:
+    before = prepare(config)
+    tokens = cache_directory(config) / "train.tokens"
+    good = tokens.read_bytes()
+    flip(tokens, 0)
+    with pytest.raises(DamagedSequence, match="the next start makes it again"):
+        before.train.sources[0].read(range(len(before.train.sources[0])))
+    after = prepare(config)
+    assert tokens.read_bytes() == good
+    assert after.train.fingerprint == before.train.fingerprint
+    assert not (cache_directory(config) / DAMAGED_MARK).exists()
+    (note,) = after.report.notes
+    assert "damaged (the checksum of train.tokens does not fit); it is made again" in note
+
+
+@pytest.mark.usefixtures("large")
+def test_a_cache_that_is_whole_after_all_is_kept(config: RunConfig) -> None:
+    data = prepare(config)
+    tokens = cache_directory(config) / "train.tokens"
+    flip(tokens, 0)
+    with pytest.raises(DamagedSequence):
+        data.train.sources[0].read(range(len(data.train.sources[0])))
+    flip(tokens, 0)
+    inode = tokens.stat().st_ino
+    assert prepare(config).report.notes == []
+    assert tokens.stat().st_ino == inode
+    assert not (cache_directory(config) / DAMAGED_MARK).exists()
+
+
+def test_the_places_of_documents_are_kept(make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path) -> None:
+    rows = [{"text": f"<{n}> " + "word " * (n % 60)} for n in range(200)]
+    write_rows(rows[:90], "rows/a.jsonl")
+    write_rows(rows[90:], "rows/deep/b.jsonl")
+    (tmp_path / "rows" / "c.txt").write_text("<200> a text")
+    config = make_config(tmp_path / "rows", held_out={"fraction": 0.3}, too_long="split")
+    data = prepare(config)
+    backend = data.tokenizer.backend_tokenizer
+    told: dict[int, set[tuple[str, str]]] = {}
+    for sequences in (*data.train.sources, *data.held_out.values()):
+        for row in range(len(sequences)):
+            batch = sequences.read([row])
+            places = sequences.places(row)
+            assert len(places) == batch.document_ids.max() + 1
+            for document, place in enumerate(places):
+                text = backend.decode(batch.input_ids[0][batch.document_ids[0] == document].tolist())
+                if text.startswith("<"):
+                    told.setdefault(int(text[1 : text.index(">")]), set()).add(place)
+    expected = {n: {("a.jsonl", f"line {n + 1}")} for n in range(90)}
+    expected |= {n: {("deep/b.jsonl", f"line {n - 89}")} for n in range(90, 200)}
+    assert told == expected | {200: {("c.txt", "")}}
+
+
+def test_a_source_of_one_file_gives_lines_alone(config: RunConfig) -> None:
+    (sequences,) = prepare(config).train.sources
+    assert {name for row in range(len(sequences)) for name, _ in sequences.places(row)} == {""}

@@ -16,7 +16,7 @@ def pieces_of(lengths: list[int], first_token: int = 0) -> Pieces:
     """Pieces whose tokens are all different, with loss on every third."""
     total = sum(lengths)
     tokens = np.arange(first_token, first_token + total, dtype=np.uint32)
-    return Pieces(tokens, tokens % 3 == 0, np.array(lengths, np.int32))
+    return Pieces(tokens, tokens % 3 == 0, np.array(lengths, np.int32), np.arange(len(lengths), dtype=np.uint64))
 
 
 def unpack(packed: Packed) -> list[list[tuple[int, ...]]]:

@@ -70,6 +70,21 @@ def test_a_trained_tokenizer_is_kept_and_belongs_to_its_documents(
     assert load_tokenizer(config).get_vocab() == first
 
 
+def test_a_damaged_trained_tokenizer_is_trained_again(make_config: MakeConfig, write_rows: WriteRows) -> None:
+    config = make_config(write_rows([{"text": text} for text in TEXTS]), tokenizer={"train": "bpe", "vocab_size": 310})
+    key = prepare(config).text_tokenizer.key
+    assert config.data.cache_directory is not None
+    (directory,) = (Path(config.data.cache_directory) / "tokenizers").iterdir()
+    good = {path.name: path.read_bytes() for path in directory.iterdir()}
+    for name, content in good.items():
+        for damaged in (content[: len(content) // 2], content.replace(b"5", b"6", 1), b"", None):
+            if damaged == content:
+                continue
+            (directory / name).unlink() if damaged is None else (directory / name).write_bytes(damaged)
+            assert prepare(config).text_tokenizer.key == key
+            assert {path.name: path.read_bytes() for path in directory.iterdir()} == good
+
+
 def test_a_saved_tokenizer_goes_before_the_config_s(
     make_config: MakeConfig, write_rows: WriteRows, tokenizer_directory: Path
 ) -> None:

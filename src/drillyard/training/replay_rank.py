@@ -1,0 +1,76 @@
+"""One rank of a replay: load the checkpoint, train up to the step, compare. See replay.py."""
+
+from __future__ import annotations
+
+import torch
+
+from drillyard.data import prepare
+from drillyard.data.record import read_record
+from drillyard.errors import UserError
+from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
+from drillyard.parallel.setup import set_determinism
+from drillyard.telemetry import RunLog
+from drillyard.training.assemble import Parts, assemble, hardware_name
+from drillyard.training.checkpoint import DamagedCheckpoint, LoadedCheckpoint, load_checkpoint
+from drillyard.training.replay import ReplayPlan, Verdict, compare, require_same_conditions
+from drillyard.training.resume import finish_load, require_same_order, state_for
+from drillyard.training.run import versions
+from drillyard.training.signals import StopRequest
+from drillyard.training.state import seed_rank
+from drillyard.training.trainer import StepWindow
+
+
+def replay(plan: ReplayPlan) -> None:
+    """Do the steps again, as one of `plan.world_size` ranks; rank 0 leaves the verdict in `plan.directory`.
+
+    Raises UserError when the conditions are not those of the run.
+    """
+    config = plan.config
+    set_determinism(config)
+    ranks = start_ranks(config.training, config.parallelism)
+    if ranks.world_size != plan.world_size:
+        raise UserError(
+            f"--replay {plan.step}: the step was done on {plan.ranks_in_words}, here are {ranks.world_size}: another "
+            "number of ranks adds up gradients in another order. Start as many"
+        )
+    here = {**versions(), "threads": ranks.threads, "hardware": hardware_name(ranks.device)}
+    require_same_conditions(plan, here)
+    known = read_record(plan.run_directory)
+    data = ranks.in_turn(lambda first: prepare(config, known=known, only_open=not first))
+    with RunLog(plan.directory, rank=ranks.rank, config=config, console="none") as log:
+        parts = assemble(config, ranks, data, log, plan.directory, StopRequest(ranks.world_size))
+        seed_rank(config.training.seed, 0, ranks)
+        loaded = _load(plan, parts, ranks)
+        found = _train(plan, parts, loaded.step)
+        parts.checkpointer.close()
+    if ranks.rank == 0:
+        Verdict(plan.step, str(loaded.info.path), list(found), compare(plan.expected, found)).write(plan.directory)
+    stop_ranks()
+
+
+def _load(plan: ReplayPlan, parts: Parts, ranks: Ranks) -> LoadedCheckpoint:
+    """The newest undamaged checkpoint before the step, in the state. UserError when there is none."""
+    damages = []
+    for info in plan.checkpoints:
+        try:
+            loaded = load_checkpoint(
+                info.path,
+                state_for(parts.optimizer, ranks),
+                accept=lambda saved: require_same_order(saved, parts.identity),
+            )
+        except DamagedCheckpoint as damage:
+            damages.append(str(damage))
+            continue
+        finish_load(loaded, plan.config, parts.optimizer, ranks)
+        return loaded
+    raise UserError(f"--replay {plan.step}: every checkpoint before this step is damaged: {damages[0]}")
+
+
+def _train(plan: ReplayPlan, parts: Parts, first: int) -> dict[int, list[float]]:
+    """(loss, gradient norm) of the logged steps from `first` (from 0) to the plan's."""
+    found = {}
+    for step in range(first, plan.step):
+        loss, norm = parts.trainer.train_step(step, StepWindow(0.0))
+        if step + 1 in plan.expected:
+            found[step + 1] = torch.stack([loss, norm]).tolist()
+    return found

@@ -1,0 +1,76 @@
+"""Data that change, break or vanish under a run of two ranks: the same bits as undisturbed, or a clear refusal."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from tests.integration.conftest import Reference
+from tests.integration.tiny_run import Run, contents, drillyard, train, wait_until, write_config
+
+
+def test_no_fault_of_the_data_changes_a_sample(workplace: Path, reference: Reference) -> None:
+    rows = workplace / "changing.jsonl"
+    content = (workplace / "rows.jsonl").read_bytes()
+    rows.write_bytes(content)
+    config = write_config(
+        workplace,
+        "data-faults",
+        data__source={"path": str(rows), "name": "rows"},
+        data__cache_directory=str(workplace / "changing-cache"),
+        checkpoint={"every_steps": 5, "keep": 9},
+        evaluation={"metrics": ["loss"]},
+    )
+    run = Run(config)
+
+    # A bit of every sequence flips on the disk while the ranks train: they notice, and the next round makes it again.
+    process = run.start()
+    wait_until(lambda: run.last_step() >= 12, process)
+    (cache,) = (workplace / "changing-cache" / "tokenized").iterdir()
+    flip_every_eighth_byte(cache / "train.tokens")
+    wait_until(lambda: len(run.events("resume")) == 1 and run.last_step() >= 16, process)
+    run.send(signal.SIGTERM, rank=1)
+    assert process.wait() == 85, process.communicate()[1]
+    (failure,) = run.events("failure")
+    assert "the tokenised cache of rows is damaged: sequence" in failure["reason"]
+    assert "it is made again" in run.events("data")[1]["notes"][0]
+
+    # A row is appended while the run is down: refused, and nothing of the run is touched.
+    rows.write_bytes(content + content.splitlines(keepends=True)[0])
+    saved = contents(run.directory / "checkpoints")
+    refused = train(config)
+    assert refused.returncode == 2
+    assert f"data.source rows ({rows}) changed since this run began" in refused.stderr
+    assert contents(run.directory / "checkpoints") == saved
+
+    # The same content written anew is the same source. Its batches can be shown.
+    rows.write_bytes(content)
+    shown = drillyard("data", "show", run.directory, "--step", 3, "--rank", 1, "--limit", 1)
+    assert shown.returncode == 0, shown.stderr
+    assert f"{rows}, line " in shown.stdout
+    assert "1 of 2 sequences of step 3 on rank 1" in shown.stdout
+
+    # The source vanishes: the run goes on from its cache to its end, and says so.
+    rows.unlink()
+    ended = train(config, "--console", "text")
+    assert ended.returncode == 0, ended.stderr
+    assert f"{rows} (rows): it is gone; the run goes on from its tokenised cache" in ended.stdout
+    assert set(run.figures()) == set(reference.run.figures())
+    assert run.weights() == reference.run.weights()
+
+    # A stretch of it repeats to the bit, on as many ranks, without the source.
+    replayed = drillyard("train", config, "--replay", 18)
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert "equal: loss and gradient norm of 3 logged steps (16 to 18)" in replayed.stdout
+
+
+def flip_every_eighth_byte(path: Path) -> None:
+    """In place, as a disk does it: whoever has mapped the file sees it."""
+    content = bytearray(path.read_bytes())
+    for place in range(0, len(content), 8):
+        content[place] ^= 0x01
+    with path.open("r+b") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,107 @@
+"""The batch of any step is computed again from the run directory, or the reason why it cannot be is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from drillyard.cli.data import register
+from drillyard.config.run import RunConfig
+from drillyard.data import prepare
+from drillyard.errors import UserError
+from drillyard.training.batch import batch_of_step
+
+MakeRun = Callable[..., Path]
+
+
+def test_the_samples_are_those_that_the_step_drew(make_run: MakeRun, config: RunConfig) -> None:
+    batch = batch_of_step(make_run((2, 10, 2)), 7)
+    assert [sample.ref for sample in batch.samples] == prepare(config).train.indices(6, 4)
+
+
+def test_ranks_have_what_the_trainer_dealt_out(make_run: MakeRun) -> None:
+    """As in Trainer.micro_batches: micro-batch k of the global batch goes to rank k mod ranks."""
+    batch = batch_of_step(make_run((2, 10, 2)), 7)
+    assert [(sample.rank, sample.micro_batch) for sample in batch.samples] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert [sample.number for sample in batch.of_rank(1)] == [1, 3]
+    with pytest.raises(UserError, match="ranks 0 to 1"):
+        batch.of_rank(2)
+
+
+def test_the_layout_is_that_of_the_round_that_did_the_step(make_run: MakeRun) -> None:
+    """Steps 6 to 10 were done on one rank and again, after going back to step 6, on four."""
+    directory = make_run((2, 6, 2), (8, 10, 1), (8, 12, 4))
+    assert [batch_of_step(directory, step).world_size for step in (1, 6, 7, 10, 12, 13)] == [2, 2, 4, 4, 4, 4]
+
+
+def test_documents_are_found_in_their_files(make_run: MakeRun, config: RunConfig, tmp_path: Path) -> None:
+    directory = make_run((2, 4, 2))
+    lines = (tmp_path / "rows.jsonl").read_text().splitlines()
+    found: set[str] = set()
+    for step in range(1, 9):
+        batch = batch_of_step(directory, step)
+        backend = batch.data.tokenizer.backend_tokenizer
+        for sample in batch.samples:
+            read = batch.data.train.read([sample.ref])
+            text = backend.decode(read.input_ids[0].tolist())
+            for place in batch.places(sample):
+                file, _, line = place.partition(", line ")
+                found.add(file)
+                if line:
+                    assert json.loads(lines[int(line) - 1])["text"].rstrip() in text
+    assert found == {str(tmp_path / "rows.jsonl"), str(tmp_path / "docs" / "a.txt"), str(tmp_path / "docs" / "b.txt")}
+
+
+def test_a_cache_that_is_gone_is_made_again(make_run: MakeRun, tmp_path: Path) -> None:
+    directory = make_run((2, 4, 2))
+    before = batch_of_step(directory, 3).samples
+    for path in sorted((tmp_path / "cache").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert batch_of_step(directory, 3).samples == before
+
+
+def test_other_data_are_refused(make_run: MakeRun, tmp_path: Path) -> None:
+    directory = make_run((2, 4, 2))
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write('{"text": "one more"}\n')
+    with pytest.raises(UserError, match=r"data\.source rows .* changed since this run began"):
+        batch_of_step(directory, 3)
+    (directory / "data.json").unlink()
+    with pytest.raises(UserError, match="not what this run was trained on"):
+        batch_of_step(directory, 3)
+
+
+def test_a_step_outside_the_run_and_a_directory_without_a_run_are_refused(make_run: MakeRun, tmp_path: Path) -> None:
+    directory = make_run((2, 4, 2))
+    for step in (0, 41, -3):
+        with pytest.raises(UserError, match="the run has steps 1 to 40"):
+            batch_of_step(directory, step)
+    with pytest.raises(UserError, match=r"no run\.yaml"):
+        batch_of_step(tmp_path, 3)
+    (directory / "events.jsonl").write_text("")
+    with pytest.raises(UserError, match="has not begun to train"):
+        batch_of_step(directory, 3)
+
+
+def test_the_command_prints_places_text_and_counts(make_run: MakeRun, tmp_path: Path) -> None:
+    app = Typer()
+    register(app)
+    app.callback()(lambda: None)
+    arguments = ["data", "show", str(make_run((2, 4, 2))), "--step", "3", "--rank", "1", "--limit", "1"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "step 3, sample 1 (rank 1, micro-batch 0)" in result.output
+    assert "document 1: " in result.output
+    assert "1 of 2 sequences of step 3 on rank 1" in result.output
+
+
+def test_torch_is_not_needed() -> None:
+    code = "import sys, drillyard.training.batch, drillyard.training.replay; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
