@@ -4,7 +4,7 @@ PYTHON ?=
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -q
 TEST_GROUPS := lint unit distributed integration
-BENCHMARKS := command_start step_overhead save_cost restart data_tokenize data_memory python_stdlib
+BENCHMARKS := command_start step_overhead save_cost restart goodput_stopwatch data_tokenize data_memory python_stdlib
 
 # Tests and the demo never reach for the network, and leave the cores to the ranks.
 export HF_HUB_OFFLINE := 1
@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PYTHON
 
-.PHONY: help setup demo test lint format unit distributed integration gpu bench clean
+.PHONY: help setup demo test lint format unit distributed integration gpu bench soak clean
 
 help:
 	@echo "make demo         train a small model on two ranks, kill one, resume, measure, export"
@@ -21,6 +21,7 @@ help:
 	@echo "make lint         ruff format --check, ruff check, mypy --strict"
 	@echo "make format       ruff format and ruff check --fix"
 	@echo "make bench        the benchmarks under benchmarks/"
+	@echo "make soak         100 faults on two ranks, each run compared to the bit with an undisturbed one"
 	@echo "make gpu          the tests that need a CUDA device"
 	@echo "make clean        remove caches and build output; keeps .venv and runs/"
 
@@ -56,6 +57,7 @@ distributed: setup
 	@$(PYTEST) tests/distributed -m "not gpu" --durations=5
 
 integration: setup
+	@sh .ci/tools/gcsfuse
 	@$(PYTEST) tests/integration -m "not gpu" --durations=5
 
 gpu: setup
@@ -63,6 +65,9 @@ gpu: setup
 
 bench: setup
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+soak: setup
+	@$(BIN)/python benchmarks/soak.py
 
 clean:
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

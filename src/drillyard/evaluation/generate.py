@@ -43,22 +43,25 @@ def generate(
     order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
     mine: dict[int, list[int]] = {}
     round_size = batch_size * ranks.world_size
-    for start in range(0, len(order), round_size):
-        dealt = order[start + ranks.rank : start + round_size : ranks.world_size]
-        rows = [prompts[i] for i in dealt] or [[eos_token_id]]
-        # Learned positions end somewhere; the limit is that of the round's longest prompt, the same on every rank.
-        longest = max(len(prompts[i]) for i in order[start : start + round_size])
-        room = max_new_tokens if positions is None else min(max_new_tokens, positions - longest)
-        if room <= 0:
-            mine.update({i: [] for i in dealt})
-            continue
-        # Every token is another shape: compiled blocks would be compiled anew for each.
-        with torch.compiler.set_stance("force_eager"):
-            outputs = _generate_batch(root, rows, ranks, eos_token_id, pad_token_id, room, ended=not dealt)
-        mine.update(zip(dealt, outputs, strict=False))
-    config.use_cache, config._attn_implementation = cached, kernel
-    reshard(root)
-    root.train(was_training)
+    try:
+        for start in range(0, len(order), round_size):
+            dealt = order[start + ranks.rank : start + round_size : ranks.world_size]
+            rows = [prompts[i] for i in dealt] or [[eos_token_id]]
+            # Learned positions end somewhere; the limit is that of the round's longest prompt, the same on every rank.
+            longest = max(len(prompts[i]) for i in order[start : start + round_size])
+            room = max_new_tokens if positions is None else min(max_new_tokens, positions - longest)
+            if room <= 0:
+                mine.update({i: [] for i in dealt})
+                continue
+            # Every token is another shape: compiled blocks would be compiled anew for each.
+            with torch.compiler.set_stance("force_eager"):
+                outputs = _generate_batch(root, rows, ranks, eos_token_id, pad_token_id, room, ended=not dealt)
+            mine.update(zip(dealt, outputs, strict=False))
+    finally:
+        # Also where the ranks have agreed to stop: a last step of training follows.
+        config.use_cache, config._attn_implementation = cached, kernel
+        reshard(root)
+        root.train(was_training)
     return _gather(mine, len(prompts), ranks)
 
 

@@ -6,8 +6,10 @@ answer is run, and every prediction is written to a file beside the figures.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,13 +24,18 @@ from drillyard.evaluation.loss import evaluate_loss
 from drillyard.evaluation.sql import Verdict, accuracy, judge
 from drillyard.models.loss import LanguageModelLoss
 from drillyard.parallel.ranks import Ranks
+from drillyard.storage import describe
+
+
+def _print_warning(text: str) -> None:
+    print(f"drillyard: {text}", file=sys.stderr)
 
 
 @dataclass
 class HeldOut:
     """The held-out parts of a run and how to measure a model on them; called on every rank alike.
 
-    Predictions are written to `directory`.
+    Predictions are written to `directory`; `warn(text)` is told when they cannot be.
     """
 
     config: RunConfig
@@ -37,6 +44,7 @@ class HeldOut:
     ranks: Ranks
     directory: Path
     attention: str
+    warn: Callable[[str], None] = _print_warning
     parts: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -123,7 +131,9 @@ class HeldOut:
         try:
             self._write_lines(path, rows, prompts, predictions, verdicts)
         except OSError as error:
-            print(f"drillyard: {path}: predictions are not written: {error.strerror}", file=sys.stderr)
+            with contextlib.suppress(OSError):
+                path.unlink()  # part of it would look like all of it
+            self.warn(f"{path}: predictions are not written: {describe(error)}")
 
     def _write_lines(
         self,

@@ -70,16 +70,19 @@ def evaluate_loss(
     was_training = root.training
     root.eval()
     round_size = batch_size * ranks.world_size
-    for start in range(0, count, round_size):
-        first = start + ranks.rank * batch_size
-        indices = np.arange(first, min(first + batch_size, count), dtype=np.int64)
-        batch = sequences.read(indices) if len(indices) else silent(sequences.read(np.zeros(1, dtype=np.int64)))
-        inputs = loss_inputs(batch, root.causal_lm, attention, ranks.device, chunk_tokens)
-        sums[0] += root(**vars(inputs)).double()
-        sums[1] += int((batch.labels != IGNORED).sum())
-    ranks.all_reduce_sum(sums)
-    reshard(root)
-    root.train(was_training)
+    try:
+        for start in range(0, count, round_size):
+            first = start + ranks.rank * batch_size
+            indices = np.arange(first, min(first + batch_size, count), dtype=np.int64)
+            batch = sequences.read(indices) if len(indices) else silent(sequences.read(np.zeros(1, dtype=np.int64)))
+            inputs = loss_inputs(batch, root.causal_lm, attention, ranks.device, chunk_tokens)
+            sums[0] += root(**vars(inputs)).double()
+            sums[1] += int((batch.labels != IGNORED).sum())
+        ranks.all_reduce_sum(sums)
+    finally:
+        # Also where the ranks have agreed to stop: a last step of training follows.
+        reshard(root)
+        root.train(was_training)
     nats, tokens = sums.tolist()
     return LossResult(
         loss=nats / tokens if tokens else math.nan,

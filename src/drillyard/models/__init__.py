@@ -12,6 +12,7 @@ from drillyard.models.export import export
 from drillyard.models.forward import blocks, final_hidden, head_logits
 from drillyard.models.initialise import init_random
 from drillyard.models.pretrained import load_pretrained
+from drillyard.models.tokenizer_files import save_tokenizer
 
 __all__ = [
     "ARCHITECTURES",
@@ -26,4 +27,5 @@ __all__ = [
     "load_pretrained",
     "packed_attention_inputs",
     "resolve_attention",
+    "save_tokenizer",
 ]

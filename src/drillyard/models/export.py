@@ -5,7 +5,9 @@ one part per writer, and each writer puts the part together and appends it to it
 its own shard a rank holds that much, whatever the size of the model, of a tensor or of a file.
 
 Files are written into a hidden directory beside the target, flushed to disk, and put in place by a rename when all of
-them, the index and the configs are complete: a reader sees the old directory, none, or the new one.
+them, the index and the configs are complete: a reader sees the old directory, none, or the new one. Object-store mounts
+have no such rename: there the files are moved one by one, config.json last, and without it nothing takes the directory
+for a model.
 
 Format of a safetensors file: 8 bytes with the length of a JSON header, the header (name -> dtype, shape, byte range),
 the data (https://github.com/huggingface/safetensors#format).
@@ -32,6 +34,8 @@ from drillyard.errors import UserError
 from drillyard.models.layout import Piece, named_tensors, overlap, pieces_to_store, relative
 from drillyard.models.pretrained import INDEX, WEIGHTS
 from drillyard.models.sharding import Region, holders, local_region, local_tensor
+from drillyard.models.tokenizer_files import write_tokenizer
+from drillyard.storage import describe, flush, publish
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -46,6 +50,7 @@ DTYPE_NAMES = {
 LARGEST_FILE_BYTES = 4 * 1024**3
 SMALLEST_FILE_BYTES = 256 * 1024**2
 LARGEST_PART_BYTES = 8 * 1024**2
+CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,8 @@ def export(
     All ranks of `process_group` (default: all) call it. Floating-point weights are converted to `dtype` when one is
     given. Files hold at most `max_file_bytes` (default: what spreads them over the ranks, between 256 MiB and 4 GiB).
     A model directory that is already there is replaced; a directory with anything else in it raises UserError, and so
-    does a disk that is full or read-only: on every rank, with the old directory untouched.
+    does a disk that is full or read-only: on every rank, with the old directory untouched. Beside the old one there
+    must be room for the new one.
     """
     target = Path(directory)
     rank, world_size = _place(process_group)
@@ -131,17 +137,20 @@ def _place(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
 def _prepare(target: Path, staging: Path) -> str | None:
     """Make an empty staging directory; the reason when the target must not or cannot be written."""
     try:
-        if (
-            target.exists()
-            and not (target / "config.json").is_file()
-            and (not target.is_dir() or any(target.iterdir()))
-        ):
+        # With the staged config the last files of an export were being moved when it was ended.
+        ours = (target / CONFIG).is_file() or (staging / CONFIG).is_file()
+        if target.exists() and not ours and (not target.is_dir() or any(target.iterdir())):
             return "it exists and is not a model directory; give another path"
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
     except OSError as error:
-        return str(error)
+        return _problem(error, staging)
     return None
+
+
+def _problem(error: OSError, path: Path) -> str:
+    """What to tell of an error at `path`, where the error does not know a better place."""
+    return f"{error.filename or path}: {describe(error)}, then run the same command again"
 
 
 def _raise_together(problem: str | None, target: Path, process_group: dist.ProcessGroup | None) -> None:
@@ -218,22 +227,22 @@ def _write_files(
             if output is not None:
                 output.write(data.reshape(-1).view(torch.uint8).numpy().data)
         except OSError as error:
-            problem = problem or str(error)
+            problem = problem or _problem(error, staging / name)
         left -= 1
         if left == 0 and output is not None:
-            problem = _close(output) or problem
+            problem = problem or _close(output, staging / name)
             output = None
     return problem
 
 
-def _close(output: BinaryIO) -> str | None:
+def _close(output: BinaryIO, path: Path) -> str | None:
     """Flush a file to the disk and close it."""
     try:
         with output:
             output.flush()
             os.fsync(output.fileno())
     except OSError as error:
-        return str(error)
+        return _problem(error, path)
     return None
 
 
@@ -340,13 +349,13 @@ def _finish(
             # Not save_pretrained: it refuses settings that models on the hub come with, at the end of a run.
             model.generation_config.to_json_file(staging / "generation_config.json")
         if tokenizer is not None:
-            tokenizer.save_pretrained(staging)
+            write_tokenizer(tokenizer, staging)
         for path in staging.iterdir():
-            _flush(path)
-        _flush(staging)
+            flush(path)
+        flush(staging)
         _publish(staging, target)
     except OSError as error:
-        return str(error)
+        return _problem(error, staging)
     return None
 
 
@@ -361,16 +370,13 @@ def _publish(staging: Path, target: Path) -> None:
     """Put the complete directory in the target's place."""
     replaced = target.with_name(f".{target.name}.replaced")
     if target.exists():
-        shutil.rmtree(replaced, ignore_errors=True)
-        target.rename(replaced)
-    staging.rename(target)
-    _flush(target.parent)
+        try:
+            shutil.rmtree(replaced, ignore_errors=True)
+            target.rename(replaced)
+        except OSError:
+            # No rename of directories here. Without its config the old one is no model, however far this gets.
+            (target / CONFIG).unlink(missing_ok=True)
+            shutil.rmtree(target)
+    publish(staging, target, last=CONFIG)
+    flush(target.parent)
     shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

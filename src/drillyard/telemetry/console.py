@@ -80,6 +80,21 @@ def format_evaluation_line(step: int, results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+_WARNINGS = {
+    "warning": "{text}",
+    "checkpoint_failed": "the checkpoint of step {step} was not saved: {reason}",
+    "checkpoint_damaged": "passed over a damaged checkpoint: {reason}",
+    "checkpoint_incomplete": "passed over an incomplete checkpoint: {reason}",
+    "checkpoint_not_removed": "{path}: cannot be deleted: {reason}",
+}
+
+
+def format_warning(event: str, step: int | None, fields: dict[str, Any]) -> str | None:
+    """The line for people of an event that they must hear of; None for any other event."""
+    text = _WARNINGS.get(event)
+    return None if text is None else "WARNING: " + text.format(step=step, **fields)
+
+
 def flatten(results: dict[str, Any], prefix: str = "") -> dict[str, float]:
     """The numbers of nested results under dotted names; what is not a number is left out."""
     flat: dict[str, float] = {}

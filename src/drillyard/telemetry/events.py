@@ -10,16 +10,24 @@ Rank 0 and the supervisor append to the same file. Goodput (goodput.py) is compu
 | round_start | rank 0 | a round of ranks begins to work | world_size |
 | data | rank 0 | the data is ready | parts, notes |
 | parameters | rank 0 | the model is built | count, trainable, formula, flops_per_token, accelerator, peak_flops |
+| order | rank 0 | which samples a step and a rank see is settled | data, global_batch_size, world_size, hardware, ... |
 | resume | rank 0 | a checkpoint was loaded; `step` is its step | path, seconds |
 | first_step | rank 0 | the first step of a round is done (needed only if it is not logged) | |
 | step | rank 0 | a logged step is done | step_seconds, window_steps, data_seconds, compile_seconds |
+| loss_spike, gradient_spike | rank 0 | `step` stands out; told at the next logged one | loss, median, limit, samples |
+| nonfinite_step | rank 0 | `step` was skipped; told at the next logged one | loss, grad_norm, samples |
 | checkpoint_begin, checkpoint_end | rank 0 | training waits for a save (blocking part only) | seconds (end) |
 | checkpoint | rank 0 | a checkpoint is complete, manifest written | path, bytes, blocking_seconds, seconds |
+| checkpoint_failed | rank 0, or a rank that lost the others | a save failed; training goes on | path, reason |
+| checkpoint_incomplete, checkpoint_damaged | rank 0 | a load passed a checkpoint over | path, reason |
+| checkpoint_abandoned | rank 0 | a checkpoint is of steps that are done again otherwise | path |
+| checkpoint_removed, checkpoint_not_removed | rank 0 | it is no longer kept | path, reason (not removed) |
 | evaluation_begin, evaluation_end | rank 0 | training waits for an evaluation | seconds (end) |
 | evaluation | rank 0 | the results of an evaluation | results |
 | export_begin, export_end | rank 0 | `final/` is written | seconds (end) |
 | signal | who received it | a signal asks the run to stop | signal |
 | failure | supervisor, or a rank that gives up | a rank died, hung or raised | reason, failed_rank, exit_code |
+| warning | rank 0 | something failed that does not end the run: a log on a full disk, a tracker | text |
 | waiting | supervisor or launcher | nothing can run before the next start (queued) | reason |
 | restart | supervisor | a new round of ranks is started after a failure | reason |
 | end | rank 0, then the supervisor | nothing of the run is left to do | status: completed, interrupted, failed |
@@ -36,6 +44,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from drillyard.errors import UserError
 from drillyard.telemetry.jsonlines import LineFile, encode, read_records
 
 EVENTS_FILE: Final = "events.jsonl"
@@ -45,12 +54,22 @@ EventName = Literal[
     "round_start",
     "data",
     "parameters",
+    "order",
     "resume",
     "first_step",
     "step",
+    "loss_spike",
+    "gradient_spike",
+    "nonfinite_step",
     "checkpoint_begin",
     "checkpoint_end",
     "checkpoint",
+    "checkpoint_failed",
+    "checkpoint_incomplete",
+    "checkpoint_damaged",
+    "checkpoint_abandoned",
+    "checkpoint_removed",
+    "checkpoint_not_removed",
     "evaluation_begin",
     "evaluation_end",
     "evaluation",
@@ -58,6 +77,7 @@ EventName = Literal[
     "export_end",
     "signal",
     "failure",
+    "warning",
     "waiting",
     "restart",
     "end",
@@ -79,11 +99,14 @@ def event_line(event: str, fields: dict[str, Any]) -> str:
 def append_event(run_directory: Path, event: EventName, **fields: Any) -> None:
     """Append one event; any process of the run may. Opens and closes the file: for rare events, not for steps.
 
-    Raises UserError when the file cannot be opened; a failed write only warns on stderr.
+    Raises UserError when it cannot be written.
     """
-    file = LineFile(run_directory / EVENTS_FILE)
+    troubles: list[str] = []
+    file = LineFile(run_directory / EVENTS_FILE, tell=troubles.append)
     file.write(event_line(event, fields))
     file.close()
+    if file.lost_lines:
+        raise UserError(f"{troubles[0].partition(';')[0]}: the event {event!r} is missing there")
 
 
 def read_events(run_directory: Path) -> list[dict[str, Any]]:

@@ -9,21 +9,32 @@ JSON has no NaN or Infinity, and strict readers refuse them. Such a value is wri
 `nonfinite` of the same object names it, nested as it was: `{"loss": null, "nonfinite": {"loss": "nan"}}`. Finite
 floats are written with `repr`, so they are read back to the bit.
 
-Cost: about 10 microseconds per line. Limits: appends are atomic on local file systems and not on NFS; telemetry that
-fails (disk full, read-only) never ends a training run: it warns once on stderr, counts the lost lines and goes on.
+A file that cannot be written (disk full, read-only, mount gone) never ends a training run: its lines wait in memory and
+are written, whole and in order, when it can be again.
+
+Cost: about 10 microseconds per line. Limits: appends are atomic on local file systems; on NFS and object-store mounts
+only those of one host are. On an object-store mount a line is on this host alone until `sync` or `close`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from drillyard.errors import UserError
+from drillyard.storage import NO_ROOM, describe
+
+WAITING_BYTES = 16 * 1024**2
+# After these the descriptor is as good as before; after others the file may be another one when it is there again.
+_SAME_DESCRIPTOR = NO_ROOM | {errno.EFBIG, errno.EINTR}
 
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(", ", ": ")).encode
 
@@ -85,44 +96,160 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
 
 
-class LineFile:
-    """An append-only text file, one `write()` per line.
+def _warn(text: str) -> None:
+    with contextlib.suppress(OSError):
+        # Standard error may be a file on the disk that the warning is about.
+        print(f"warning: {text}", file=sys.stderr, flush=True)
 
-    Opening raises UserError (nothing has been lost yet, so the user should know); a failure to write later does not
-    raise. `lost_lines` counts what could not be written.
+
+class LineFile:
+    """An append-only text file, one `write()` per line; several processes and threads may write to it.
+
+    Opening raises UserError (nothing has been lost yet, so the user should know). A failure to write later does not
+    raise: the line waits in memory, and every further `write` tries again, on a file opened anew where the old one is
+    gone with its mount; lines since the last `sync` that are then missing are written again. `tell(text)` is called
+    once when that begins and once when it is over. Lines that come when `WAITING_BYTES` are waiting already are lost;
+    `lost_lines` counts them.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tell: Callable[[str], None] = _warn) -> None:
         self.path = path
         self.lost_lines = 0
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._waiting = bytearray()
+        self._descriptor: int | None = None
+        self._in_trouble = False
+        self._torn = False
+        self._unsynced = bytearray()
+        self._synced_bytes = 0
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._open()
+            self._synced_bytes = os.fstat(self._descriptor or 0).st_size
         except OSError as error:
             raise UserError(
-                f"{path}: cannot be written: {error.strerror}. Choose a writable directory with `output:`."
+                f"{path}: cannot be written: {describe(error)}, or choose another directory with `output:`."
             ) from error
-        size = os.fstat(self._descriptor).st_size
-        self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
     def write(self, line: str) -> None:
         """Append `line` and a newline, after a newline of its own where the file ends in a torn line."""
-        data = (("\n" if self._torn else "") + line + "\n").encode("utf-8", "backslashreplace")
-        written = 0
-        try:
-            written = os.write(self._descriptor, data)
-            if written == len(data):
-                self._torn = False
+        self._report(self._append((line + "\n").encode("utf-8", "backslashreplace")))
+
+    def sync(self) -> None:
+        """Make what was written durable: flushed to the disk, and closed, which is when object-store mounts upload."""
+        self._report(self._append(b""))
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, None
+            if descriptor is None:
                 return
-            reason = "the disk is full"
-        except OSError as error:
-            reason = error.strerror or str(error)
-        self._torn = self._torn or written > 0
-        self.lost_lines += 1
-        if self.lost_lines == 1:
-            print(f"warning: {self.path}: a line could not be written ({reason}); training goes on", file=sys.stderr)
+            try:
+                try:
+                    os.fsync(descriptor)
+                    size = os.fstat(descriptor).st_size
+                finally:
+                    os.close(descriptor)
+                self._synced_bytes = size
+                self._unsynced.clear()
+                self._open()
+            except OSError:
+                # The next write opens it again, and then finds out what is missing, or tells that it cannot.
+                return
 
     def close(self) -> None:
-        """Close the file, and say how many lines were lost if any were."""
-        os.close(self._descriptor)
+        """Write what waits, say how many lines are lost if any are, and close the file."""
+        if self._waiting:
+            self._report(self._append(b""))
+        with self._lock:
+            self.lost_lines += self._waiting.count(b"\n")
+            self._waiting.clear()
         if self.lost_lines:
-            print(f"warning: {self.path}: {self.lost_lines} lines could not be written", file=sys.stderr)
+            self._tell(f"{self.path}: {self.lost_lines} lines could not be written and are lost")
+        with self._lock:
+            self._close()
+
+    def _append(self, data: bytes) -> str | None:
+        """Write what waits and `data` behind it; returns what there is to tell."""
+        with self._lock:
+            if data and len(self._waiting) + len(data) > WAITING_BYTES:
+                self.lost_lines += 1
+            else:
+                self._waiting += data
+            waited = self._waiting.count(b"\n")
+            try:
+                if self._descriptor is None:
+                    self._open()
+                    self._waiting[:0] = self._vanished()
+                self._write_all()
+            except OSError as error:
+                if error.errno not in _SAME_DESCRIPTOR:
+                    self._close()
+                begins, self._in_trouble = not self._in_trouble, True
+                text = f"{self.path}: cannot be written ({describe(error)}); its lines wait in memory, training goes on"
+                return text if begins else None
+            ends, self._in_trouble = self._in_trouble, False
+            return f"{self.path}: is written again, with the {waited} lines that have waited" if ends else None
+
+    def _write_all(self) -> None:
+        """Write all that waits; where that fails, what lines were taken wait no longer. Raises OSError."""
+        assert self._descriptor is not None
+        newline = b"\n" if self._torn else b""
+        data, written = newline + self._waiting, 0
+        try:
+            while written < len(data):
+                # After a write that took a part, the next one takes the rest or says why not.
+                written += os.write(self._descriptor, data[written:])
+        finally:
+            if written >= len(newline):
+                self._settle(written - len(newline))
+
+    def _settle(self, taken: int) -> None:
+        """Account for `taken` bytes of what waits. A line that was taken in part is taken back, and waits on whole."""
+        lacks_only_newline = self._waiting[taken : taken + 1] == b"\n"
+        whole = taken if lacks_only_newline else self._waiting.rfind(b"\n", 0, taken) + 1
+        self._torn = taken > whole and not self._taken_back(taken - whole)
+        self._unsynced += self._waiting[:whole]
+        del self._waiting[:whole]
+        del self._unsynced[: max(0, len(self._unsynced) - WAITING_BYTES)]
+
+    def _taken_back(self, num_bytes: int) -> bool:
+        """Cut off the last bytes that were written, so that strict readers find whole lines alone.
+
+        Not when another process has appended meanwhile, which a full disk hardly lets it: then a newline follows.
+        """
+        assert self._descriptor is not None
+        end = os.lseek(self._descriptor, 0, os.SEEK_CUR)
+        if os.fstat(self._descriptor).st_size != end:
+            return False
+        try:
+            os.ftruncate(self._descriptor, end - num_bytes)
+        except OSError:
+            return False
+        return True
+
+    def _vanished(self) -> bytes:
+        """The lines since the last sync that the file, opened again, does not have: they went with its mount."""
+        assert self._descriptor is not None
+        start = min(self._synced_bytes, os.fstat(self._descriptor).st_size)
+        there = set(os.pread(self._descriptor, 2 * WAITING_BYTES, start).splitlines(keepends=True))
+        lines, self._unsynced = self._unsynced.splitlines(keepends=True), bytearray()
+        return b"".join(bytes(line) for line in lines if bytes(line) not in there)
+
+    def _report(self, text: str | None) -> None:
+        if text is not None:
+            self._tell(text)
+
+    def _open(self) -> None:
+        """Open the file, or make it: on an object-store mount that went before the first upload it is not there.
+
+        The directory is never made: where its mount is gone, that would be another one.
+        """
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._descriptor).st_size
+        self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                # A write that failed late; the next one would have told.
+                os.close(self._descriptor)
+        self._descriptor = None

@@ -81,9 +81,9 @@ class RunLog:
         if not self._writes:
             return
         self._console = ("text" if sys.stdout.isatty() else "json") if console == "auto" else console
-        self._events = LineFile(run_directory / EVENTS_FILE)
-        self._metrics = LineFile(run_directory / METRICS_FILE)
-        self._dllogger = LineFile(run_directory / DLLOGGER_FILE)
+        self._events = LineFile(run_directory / EVENTS_FILE, self.warn)
+        self._metrics = LineFile(run_directory / METRICS_FILE, self.warn)
+        self._dllogger = LineFile(run_directory / DLLOGGER_FILE, self.warn)
         self._trackers = Trackers(run_directory, config, first_start=round_number == 0)
 
     def __enter__(self) -> RunLog:
@@ -102,6 +102,12 @@ class RunLog:
             self._trackers.resumed(step)
         if self._console == "json" and name != "step":
             self._print(event_line(name, {**place, **fields}))
+        elif self._console == "text" and (warning := lines.format_warning(name, step, fields)) is not None:
+            self._print(warning)
+        if name == "checkpoint":
+            # What led to a checkpoint is as durable as the checkpoint itself, on object-store mounts too.
+            for file in (self._events, self._metrics, self._dllogger):
+                file.sync()
 
     @contextmanager
     def span(self, name: Span, step: int, **fields: Any) -> Iterator[None]:
@@ -190,12 +196,16 @@ class RunLog:
         elif self._writes and self._console == "json":
             self._print(event_line("message", {"round": self._round, "text": text}))
 
+    def warn(self, text: str) -> None:
+        """Record that something went wrong which does not end the run, and print it."""
+        self.event("warning", text=text)
+
     def close(self) -> None:
         """Flush the trackers and close the files."""
         if not self._writes:
             return
         self._trackers.close()
-        for file in (self._events, self._metrics, self._dllogger):
+        for file in (self._metrics, self._dllogger, self._events):
             file.close()
         self._writes = False
 

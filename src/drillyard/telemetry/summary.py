@@ -7,6 +7,7 @@ and steps that compiled. Every MFU comes with its formula, peak and precision, o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from drillyard.errors import UserError
+from drillyard.storage import describe
 from drillyard.telemetry.console import HEADLINES, count, flatten, significant
 from drillyard.telemetry.events import EVENTS_FILE, read_events
 from drillyard.telemetry.goodput import goodput
@@ -67,17 +69,25 @@ def summarize(run_directory: Path) -> dict[str, Any]:
 
 
 def write_summary(run_directory: Path) -> dict[str, Any]:
-    """Write summary.json and summary.txt into the run directory, each replaced as a whole; returns the former."""
+    """Write summary.json and summary.txt into the run directory, each replaced as a whole; returns the former.
+
+    The JSON comes last: a run that has it is finished. Raises UserError when the disk does not take them.
+    """
     summary = summarize(run_directory)
-    _replace(run_directory / "summary.json", json.dumps(json.loads(encode(summary)), indent=2) + "\n")
     _replace(run_directory / "summary.txt", format_summary(summary))
+    _replace(run_directory / "summary.json", json.dumps(json.loads(encode(summary)), indent=2) + "\n")
     return summary
 
 
 def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise UserError(f"{path}: cannot be written: {describe(error)}, then run the same command again") from error
 
 
 def _last_event(events: Iterable[dict[str, Any]], name: str) -> dict[str, Any]:

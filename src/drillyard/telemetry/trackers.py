@@ -167,9 +167,11 @@ class Trackers:
             try:
                 self._active.append(tracker(run_directory, config))
             except UserError:
+                self.close()
                 raise
             except Exception as error:  # a tracker's own, of any kind
                 if first_start:
+                    self.close()
                     raise UserError(f"{tracker.__name__} cannot start: {error}") from error
                 print(f"warning: {tracker.__name__} cannot start and is left out: {error}", file=sys.stderr)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drillyard.errors import UserError
-from drillyard.telemetry import append_event, read_events
+from drillyard.telemetry import append_event, jsonlines, read_events
 from drillyard.telemetry.jsonlines import LineFile, decode, encode, read_records
 
 values = st.recursive(
@@ -88,8 +89,10 @@ def test_a_directory_that_cannot_be_written_is_the_users_to_mend(tmp_path):
         append_event(tmp_path / "missing", "run_start")
 
 
-def test_a_full_disk_warns_once_and_loses_only_its_own_lines(tmp_path, monkeypatch, capsys):
-    file = LineFile(tmp_path / "log.jsonl")
+def test_lines_wait_for_a_full_disk_and_are_then_written_whole_and_in_order(tmp_path, monkeypatch):
+    told: list[str] = []
+    path = tmp_path / "log.jsonl"
+    file = LineFile(path, told.append)
     file.write(encode({"number": 0}))
     write, room = os.write, 6
 
@@ -103,18 +106,105 @@ def test_a_full_disk_warns_once_and_loses_only_its_own_lines(tmp_path, monkeypat
     monkeypatch.setattr(os, "write", full_disk)
     for number in range(1, 4):
         file.write(encode({"number": number}))
+    assert path.read_text() == encode({"number": 0}) + "\n", "no torn line is left for strict readers"
     monkeypatch.undo()
     file.write(encode({"number": 4}))
     file.close()
-    assert [row["number"] for row in read_records(tmp_path / "log.jsonl")] == [0, 4]
-    assert capsys.readouterr().err.splitlines() == [
-        f"warning: {tmp_path / 'log.jsonl'}: a line could not be written (the disk is full); training goes on",
-        f"warning: {tmp_path / 'log.jsonl'}: 3 lines could not be written",
+    assert [row["number"] for row in read_records(path)] == [0, 1, 2, 3, 4]
+    assert told == [
+        f"{path}: cannot be written (No space left on device: free space there); "
+        "its lines wait in memory, training goes on",
+        f"{path}: is written again, with the 4 lines that have waited",
+    ]
+    assert file.lost_lines == 0
+
+
+@given(st.lists(st.integers(0, 40), max_size=40), st.lists(records, min_size=1, max_size=6))
+@settings(max_examples=50)
+def test_a_disk_that_takes_parts_of_lines_never_costs_or_doubles_one(tmp_path_factory, rooms, rows):
+    path = tmp_path_factory.mktemp("parts") / "log.jsonl"
+    file = LineFile(path, lambda text: None)
+    write = os.write
+
+    def some_room(descriptor: int, data: bytes) -> int:
+        room = rooms.pop() if rooms else len(data)
+        if room == 0:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data[:room])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "write", some_room)
+        for row in rows:
+            file.write(encode(row))
+        rooms.clear()
+        file.close()
+    assert [repr(row) for row in read_records(path)] == [repr(row) for row in rows]
+
+
+def test_a_file_whose_mount_was_gone_is_opened_anew_in_its_own_directory_alone(tmp_path):
+    told: list[str] = []
+    directory, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    directory.mkdir()
+    file = LineFile(directory / "log.jsonl", told.append)
+    file.write(encode({"number": 0}))
+    directory.rename(elsewhere)
+    os.dup2(os.open("/dev", os.O_RDONLY), file._descriptor)
+    for number in range(1, 3):
+        file.write(encode({"number": number}))
+    assert not directory.exists()
+    elsewhere.rename(directory)
+    file.write(encode({"number": 3}))
+    file.close()
+    assert [row["number"] for row in read_records(directory / "log.jsonl")] == [0, 1, 2, 3]
+    assert len(told) == 2 and told[1].endswith("is written again, with the 3 lines that have waited")
+
+
+def test_a_disk_with_room_for_part_of_a_line_is_full(tmp_path):
+    file = LineFile(tmp_path / "log.jsonl", lambda text: None)
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, most))
+    try:
+        for number in range(20):
+            file.write(encode({"number": number}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert (tmp_path / "log.jsonl").read_text().endswith("}\n")
+    file.close()
+    assert [row["number"] for row in read_records(tmp_path / "log.jsonl")] == list(range(20))
+
+
+def test_lines_that_a_mount_took_with_it_are_written_again(tmp_path):
+    path = tmp_path / "log.jsonl"
+    file = LineFile(path, lambda text: None)
+    for number in range(4):
+        file.write(encode({"number": number}))
+        if number == 1:
+            file.sync()
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
+    path.write_bytes(path.read_bytes() + b'{"by": "another"}\n')
+    os.dup2(os.open("/dev", os.O_RDONLY), file._descriptor)
+    file.write(encode({"number": 4}))
+    file.close()
+    assert list(read_records(path)) == [
+        *({"number": n} for n in range(3)),
+        {"by": "another"},
+        {"number": 3},
+        {"number": 4},
     ]
 
 
-def test_a_device_without_space_does_not_raise(capsys):
-    file = LineFile(Path("/dev/full"))
-    file.write("{}")
-    assert file.lost_lines == 1
-    assert "No space left on device" in capsys.readouterr().err
+def test_lines_beyond_what_memory_may_hold_are_counted_and_told(monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr(jsonlines, "WAITING_BYTES", 10)
+    file = LineFile(Path("/dev/full"), told.append)
+    for _ in range(5):
+        file.write("{}")
+    file.close()
+    assert file.lost_lines == 5
+    assert len(told) == 2 and told[1] == "/dev/full: 5 lines could not be written and are lost"
+
+
+def test_an_event_that_cannot_be_written_is_an_error_of_whoever_appends_it(tmp_path):
+    (tmp_path / "events.jsonl").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"events.jsonl: cannot be written \(No space left on device: free space"):
+        append_event(tmp_path, "run_start")

@@ -1,0 +1,104 @@
+"""What file systems do to a run, in one place: words for their errors, and how to publish a directory on any of them.
+
+A long run meets full disks, quotas, a disk that the kernel has turned read-only and mounts that are gone for a while.
+Whoever writes says so with `describe`, which adds to the system's words what to do about it. Object-store mounts (GCS
+FUSE) have no rename of directories, so what must appear as a whole is published with `publish`: its reader goes by one
+file, which comes last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+# GCS FUSE answers EMFILE: a rename would be a copy of each object ("too many objects to be renamed").
+_NO_RENAME_OF_DIRECTORIES = frozenset({errno.EMFILE, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV})
+_ADVICE = {
+    errno.ENOSPC: "free space there",
+    errno.EDQUOT: "free space there, or have the quota raised",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EROFS: "make the file system writable again; the kernel makes it read-only after errors (see dmesg)",
+    errno.EIO: "the disk or its server fails; see dmesg, or the log of the mount",
+    errno.ENOTCONN: "the mount is gone; mount it again",
+    errno.ENOENT: "it is gone; mount its disk again, or restore it",
+    errno.ESTALE: "the file was replaced on its server, by another host or process",
+    errno.EACCES: "give write permission",
+    errno.EPERM: "give write permission",
+}
+
+
+def describe(error: OSError) -> str:
+    """The system's words for an error and, where known, what to do: `No space left on device: free space there`."""
+    words = error.strerror or str(error)
+    advice = _ADVICE.get(error.errno or 0)
+    return f"{words}: {advice}" if advice else words
+
+
+def publish(made: Path, target: Path, last: str) -> None:
+    """Move the complete directory `made` to `target`, where nothing may be, by one rename where there is such a thing.
+
+    Elsewhere its files are moved one by one and the one named `last` comes at the end: until it is there, a
+    reader sees no complete directory. Raises OSError, with EEXIST or ENOTEMPTY when something is at `target`.
+    """
+    try:
+        made.rename(target)
+        return
+    except OSError as error:
+        if error.errno not in _NO_RENAME_OF_DIRECTORIES:
+            raise
+    target.mkdir()
+    files = sorted(path.relative_to(made) for path in made.rglob("*") if path.is_file())
+    for file in sorted(files, key=lambda file: file == Path(last)):
+        (target / file).parent.mkdir(parents=True, exist_ok=True)
+        (made / file).rename(target / file)
+    for directory in sorted(made.rglob("*"), reverse=True):
+        directory.rmdir()
+    made.rmdir()
+
+
+def flush(path: Path) -> None:
+    """Make a file's content, or a directory's names, durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def close_quietly(descriptor: int) -> None:
+    """Close a descriptor whose file may have gone with its mount, or cannot take what was written last."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
+class _ForgivingStream(io.FileIO):
+    """A descriptor for what people read: what cannot be written is dropped."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        self.dropped = False
+
+    def write(self, data: Any) -> int:
+        """Write all of it, or what the file takes; says that all was written."""
+        view = memoryview(data).cast("B")
+        size = len(view)
+        try:
+            while view:
+                view = view[os.write(self.fileno(), view) :]
+        except OSError:
+            self.dropped = True
+        return size
+
+
+def forgive_standard_error() -> Callable[[], bool]:
+    """From here on nothing that is written to standard error raises; returns whether something was dropped so far."""
+    stream: Any = _ForgivingStream(2)
+    sys.stderr = io.TextIOWrapper(stream, encoding="utf-8", errors="backslashreplace", write_through=True)
+    return lambda: bool(stream.dropped)

@@ -1,0 +1,111 @@
+"""A bucket on this machine: fake-gcs-server behind the real gcsfuse, both of which can be taken away for a while.
+
+`.ci/tools/gcsfuse` builds the two programs. Objects live in the server's memory.
+Mounting needs root and /dev/fuse.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+TOOLS = Path(os.environ.get("DRILLYARD_TOOLS") or "~/.cache/drillyard/tools").expanduser()
+BUCKET = "bucket"
+
+
+class Bucket:
+    """A bucket and its mount at `place`; `log` collects what gcsfuse says."""
+
+    def __init__(self, directory: Path) -> None:
+        self.place = directory / "mount"
+        self.log = directory / "gcsfuse.log"
+        self._port = _free_port()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._gcsfuse: subprocess.Popen[bytes] | None = None
+        self.place.mkdir(parents=True)
+
+    def start_server(self) -> None:
+        """Start the server and wait until it answers."""
+        command = [_tool("fake-gcs-server"), "-scheme", "http", "-host", "127.0.0.1", "-port", str(self._port)]
+        command += ["-backend", "memory", "-public-host", f"127.0.0.1:{self._port}"]
+        self._server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _until(self._has_bucket, "fake-gcs-server does not answer")
+
+    def hold_server(self) -> None:
+        """The server takes no request any more and closes no connection."""
+        assert self._server is not None
+        self._server.send_signal(signal.SIGSTOP)
+
+    def release_server(self) -> None:
+        assert self._server is not None
+        self._server.send_signal(signal.SIGCONT)
+
+    def mount(self) -> None:
+        """Mount the bucket with gcsfuse's defaults, but for two calls that the fake server lacks."""
+        command = [_tool("gcsfuse"), "--foreground", "--implicit-dirs", "--anonymous-access"]
+        command += ["--custom-endpoint", f"http://127.0.0.1:{self._port}/storage/v1/"]
+        command += ["--enable-hns=false", "--enable-atomic-rename-object=false", BUCKET, str(self.place)]
+        with self.log.open("ab") as log:
+            self._gcsfuse = subprocess.Popen(command, stdout=log, stderr=log)
+        _until(lambda: os.path.ismount(self.place), f"gcsfuse does not mount; its log is {self.log}")
+
+    def unmount(self) -> None:
+        """Unmount in order: what was written is in the bucket."""
+        assert self._gcsfuse is not None
+        subprocess.run(["umount", str(self.place)], check=True)
+        self._gcsfuse.wait(timeout=30)
+
+    def kill_mount(self) -> None:
+        """gcsfuse dies with all that it had not uploaded, and every file below the mount is dead."""
+        _kill(self._gcsfuse)
+        subprocess.run(["umount", "--lazy", str(self.place)], check=True)
+
+    def discard(self) -> None:
+        """End both programs, however they are."""
+        _kill(self._gcsfuse)
+        _kill(self._server)
+        subprocess.run(["umount", "--lazy", str(self.place)], check=False, stderr=subprocess.DEVNULL)
+
+    def _has_bucket(self) -> bool:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self._port}/storage/v1/b?project=p",
+            data=json.dumps({"name": BUCKET}).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=1.0) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+
+def _tool(name: str) -> str:
+    found = sorted(TOOLS.glob(f"{name}-v*"))
+    assert found, f"{name} is not built: run sh .ci/tools/gcsfuse"
+    return str(found[-1])
+
+
+def _kill(process: subprocess.Popen[bytes] | None) -> None:
+    if process is not None:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _until(condition: Callable[[], bool], otherwise: str) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, otherwise
+        time.sleep(0.02)

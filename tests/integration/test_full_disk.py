@@ -1,0 +1,101 @@
+"""Real runs on a disk that fills up: they say so, go on or end with a clear error, and lose nothing.
+
+Mounts a tmpfs of a few MB, which needs root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.conftest import Reference
+from tests.integration.disks import MIB, Tmpfs
+from tests.integration.tiny_run import STEPS, train, write_config
+from tests.integration.watched import WatchedRun
+
+from drillyard.config import load_run_config
+from drillyard.data import prepare
+from drillyard.errors import UserError
+from drillyard.telemetry import write_summary
+from drillyard.training.checkpoint import list_checkpoints, verify
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Tmpfs]:
+    disk = Tmpfs(tmp_path / "disk", 12 * MIB)
+    disk.mount()
+    yield disk
+    disk.unmount()
+
+
+def test_a_run_outlives_a_full_disk_and_ends_in_words_where_it_cannot(
+    disk: Tmpfs, reference: Reference, workplace: Path, watch: Callable[[Path], WatchedRun]
+) -> None:
+    config = write_config(
+        disk.place,
+        "full",
+        data__source=str(workplace / "rows.jsonl"),
+        data__cache_directory=str(workplace / "cache"),
+        checkpoint={"every_steps": 5, "keep": 2},
+        # Generation takes a second or two: time to fill the disk again.
+        evaluation={"metrics": ["loss", "sql-execution"], "samples": 16, "max_new_tokens": 48},
+    )
+    watched = watch(config)
+    run = watched.run
+
+    # Full for a while: saves fail, the lines of metrics and events wait.
+    saved = watched.wait_for_event("checkpoint", step=5)["step"]
+    ballast = disk.fill()
+    failed = watched.wait_for_event("checkpoint_failed")
+    watched.wait_for(lambda line: line["event"] == "warning" and "metrics.jsonl: cannot be written" in line["text"])
+    assert f"step-{saved:08d}" in [info.path.name for info in list_checkpoints(run.directory) if info.complete]
+    ballast.unlink()
+    watched.wait_for(lambda line: line["event"] == "warning" and "metrics.jsonl: is written again" in line["text"])
+    assert "No space left on device" in failed["reason"] and "keeping 3 needs room for 4" in failed["reason"]
+
+    # Full from the last evaluation on: the predictions are passed over, the export is an error.
+    watched.wait_for_event("checkpoint", step=STEPS)
+    ballast = disk.fill()
+    assert watched.end() == 2
+    said = "".join(watched.errors)
+    assert "error: cannot export to" in said and "No space left on device: free space there" in said, said
+    assert watched.told("predictions are not written: No space left on device")
+    assert len(watched.told("metrics.jsonl: cannot be written")) == 1, "once, not at each step"
+    assert not (run.directory / "final").exists() and not (run.directory / ".final.incomplete").exists()
+    assert run.figures() == reference.run.figures(), "no step's line is lost or torn"
+    newest = list_checkpoints(run.directory)[-1]
+    assert newest.step == STEPS and all(verdict.verdict == "ok" for verdict in verify(newest))
+
+    # A start on a disk that an interrupted save has filled to the last byte: that save goes, the run goes on.
+    torn = run.directory / "checkpoints" / "step-00000099"
+    torn.mkdir()
+    ballast.unlink()
+    disk.fill().rename(torn / "__0_0.distcp")
+    again = train(config)
+    assert again.returncode == 0, again.stderr
+    assert not torn.exists()
+    assert run.weights() == reference.run.weights()
+    assert run.figures() == reference.run.figures()
+    assert run.summary()["status"] == "completed"
+
+    # The summary is replaced as a whole or not at all.
+    before = run.summary()
+    disk.fill()
+    with pytest.raises(UserError, match=r"summary.txt: cannot be written: No space left on device: free space there"):
+        write_summary(run.directory)
+    assert run.summary() == before and not list(run.directory.glob("*.tmp"))
+
+
+def test_a_cache_that_finds_no_room_leaves_none_of_it_behind(disk: Tmpfs, workplace: Path) -> None:
+    path = write_config(workplace, "cache-full", data__cache_directory=str(disk.place / "cache"))
+    config = load_run_config(path)
+    prepare(config)
+    caches = sorted((disk.place / "cache" / "tokenized").iterdir())
+    longer = load_run_config(path, ["data.sequence_length=32"])
+    ballast = disk.fill(leave=8 * 1024)
+    with pytest.raises(UserError, match="no room left for the tokenised cache"):
+        prepare(longer)
+    assert sorted((disk.place / "cache" / "tokenized").iterdir()) == caches
+    ballast.unlink()
+    assert len(prepare(longer).train.sources) == 1
