@@ -60,7 +60,7 @@ def under_torchrun(workplace: Path) -> Run:
 def test_the_run_directory_holds_all_that_a_run_leaves(reference: Reference) -> None:
     last = f"checkpoints/step-{STEPS:08d}"
     expected = {
-        "run.yaml", "events.jsonl", "metrics.jsonl", "dllogger.json", "summary.json", "summary.txt",
+        "run.yaml", "data.json", "events.jsonl", "metrics.jsonl", "dllogger.json", "summary.json", "summary.txt",
         "logs/rank-0.log", "logs/rank-1.log", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json",
         f"{last}/manifest.json", f"{last}/.metadata", f"{last}/__0_0.distcp", f"{last}/__1_0.distcp",
         "final/model.safetensors", "final/config.json", "final/generation_config.json", "final/tokenizer.json",
@@ -139,7 +139,8 @@ def test_one_rank_of_torchrun_is_one_rank_of_the_run_and_rare_logging_changes_no
 def test_a_killed_rank_costs_one_restart_and_no_bit(workplace: Path, reference: Reference) -> None:
     run = Run(write_config(workplace, "killed", checkpoint={"every_steps": 5}))
     rank, at = random.SystemRandom().choice([0, 1]), random.SystemRandom().randrange(6, STEPS - 10)
-    process = run.start()
+    # Ranks that stand by may still be importing when their turn comes.
+    process = run.start("--standby")
     wait_until(lambda: bool(run.events("checkpoint")) and run.last_step() >= at, process)
     run.send(signal.SIGKILL, rank)
     _, said = process.communicate(timeout=240)

@@ -104,9 +104,9 @@ class Run:
         self.config = config
         self.directory = config.parent / "runs" / config.stem
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self, *options: str) -> subprocess.Popen[str]:
         """`drillyard train` on two ranks, in the background."""
-        command = [*DRILLYARD, "train", str(self.config), "--nproc-per-node", "2"]
+        command = [*DRILLYARD, "train", str(self.config), "--nproc-per-node", "2", *options]
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
     def records(self, file: str) -> list[dict[str, Any]]:
@@ -146,7 +146,9 @@ class Run:
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 ours = saved in (process / "cmdline").read_bytes().split(b"\0")
-                if ours and f"RANK={rank}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                environment = (process / "environ").read_bytes().split(b"\0") if ours else []
+                stands_by = ours and os.readlink(process / "fd" / "1") == os.devnull
+                if f"RANK={rank}".encode() in environment and not stands_by:
                     return int(process.name)
         raise AssertionError(f"no process is rank {rank} of {self.directory}")
 

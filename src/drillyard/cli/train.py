@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
@@ -48,6 +49,14 @@ def train(
             help="End and restart ranks that get no further for so long; 0: never. Sets timeouts.watchdog_seconds.",
             metavar="SECONDS",
             show_default="1800",
+        ),
+    ] = None,
+    standby: Annotated[
+        bool | None,
+        typer.Option(
+            "--standby/--no-standby",
+            help="Keep ranks ready that have everything imported, so that a restart takes seconds less.",
+            show_default="where there are 4 cores per rank",
         ),
     ] = None,
     set_: Annotated[
@@ -114,7 +123,9 @@ def train(
     # The ranks of every round read the saved config: editing RUN.YAML meanwhile changes nothing.
     command = [sys.executable, "-m", "drillyard", "train", str(directory / SAVED_CONFIG), "--console", console.value]
     raise typer.Exit(
-        supervise_training(command, run, num_ranks=num_ranks, max_restarts=max_restarts, before_start=claim)
+        supervise_training(
+            command, run, num_ranks=num_ranks, max_restarts=max_restarts, before_start=claim, standby=standby
+        )
     )
 
 
@@ -129,7 +140,9 @@ def num_gpus() -> int:
 def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
     from drillyard.storage import forgive_standard_error
     from drillyard.supervise.rank import attend
+    from drillyard.supervise.standby import await_turn
 
+    await_turn(lambda: importlib.import_module("drillyard.training.run"))
     # It is a log in the run directory: a full disk must not turn a warning into a crash.
     dropped = forgive_standard_error()
     round_number = int(os.environ.get("DRILLYARD_ROUND", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))

@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Collection
 
 MARK = "DRILLYARD_SUPERVISOR"
 PATIENCE_SECONDS = 10.0
@@ -38,10 +39,11 @@ def marked_processes(token: str) -> list[int]:
     return found
 
 
-def end_marked_processes(token: str) -> bool:
-    """SIGKILL all processes marked with `token` until none is left; False if some outlive 10 s (in a device call)."""
+def end_marked_processes(token: str, spare: Collection[int] = ()) -> bool:
+    """SIGKILL all processes marked with `token`, but those in `spare`, until none is left; False if some outlive 10 s
+    (in a device call)."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while found := marked_processes(token):
+    while found := [pid for pid in marked_processes(token) if pid not in spare]:
         for pid in found:
             try:
                 os.kill(pid, signal.SIGKILL)

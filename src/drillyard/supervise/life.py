@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from typing import Final
 
 BOARD: Final = "DRILLYARD_LIFE_BOARD"
+TRAINING: Final = "training"
+"""The phase from the first step of a round on."""
 
 _NUMBERS: Final = struct.Struct("<qqq")
 """Nanoseconds of the last sign, steps completed, steps in all; the last two are -1 while unknown."""

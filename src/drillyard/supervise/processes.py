@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from drillyard.errors import UserError
@@ -43,23 +43,40 @@ def _die_with(parent: int) -> Callable[[], None]:
     return prepare
 
 
+def start_process(
+    command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int, keep_open: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Start a process that leads a session of its own and ends when this thread does. Raises OSError."""
+    return subprocess.Popen(
+        list(command),
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+        preexec_fn=_die_with(os.getpid()),
+        pass_fds=tuple(keep_open),
+    )
+
+
 class Rank:
-    """One rank: its number, process id and descriptor, and its `returncode` once it was reaped."""
+    """One rank: its number, process id and descriptor, and its `returncode` once it was reaped.
+
+    `process` is one that stood by for it (standby.py); without one it is started.
+    """
 
     def __init__(
-        self, number: int, command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int
+        self,
+        number: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        stdout: int,
+        stderr: int,
+        process: subprocess.Popen[bytes] | None = None,
     ) -> None:
         self.number = number
         try:
-            self._process = subprocess.Popen(
-                list(command),
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,
-                preexec_fn=_die_with(os.getpid()),
-            )
+            self._process = process or start_process(command, environment, stdout, stderr)
         except OSError as error:
             raise UserError(f"cannot start rank {number}, {command[0]}: {error.strerror}") from None
         self.pid = self._process.pid
@@ -117,9 +134,9 @@ class Guardian:
         os.close(self._write_end)
         self._process.wait()
 
-    def end_all(self) -> None:
-        """End every process of the run that is still there, wherever it went."""
-        guardian.end_marked_processes(self._token)
+    def end_all(self, spare: Collection[int] = ()) -> None:
+        """End every process of the run that is still there, wherever it went, but those in `spare`."""
+        guardian.end_marked_processes(self._token, spare)
 
 
 def new_token() -> str:

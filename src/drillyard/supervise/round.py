@@ -30,10 +30,11 @@ from pathlib import Path
 
 from drillyard.storage import close_quietly
 from drillyard.supervise import cause, hang
-from drillyard.supervise.life import LifeBoard
+from drillyard.supervise.life import TRAINING, LifeBoard
 from drillyard.supervise.output import LineForwarder, Output, log_path, open_log, round_header
 from drillyard.supervise.processes import Rank
 from drillyard.supervise.signals import FORWARDED_AS, SignalInbox
+from drillyard.supervise.standby import Standby
 from drillyard.supervise.traces import Traces
 
 EXIT_CHECKPOINTED = 85
@@ -44,6 +45,7 @@ STACKS_SIGNAL = signal.SIGUSR2
 
 _PIPE_BYTES = 1 << 20
 _READ_PAUSE_SECONDS = 0.02
+_STANDBY_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class RoundPlan:
     environments: Sequence[Mapping[str, str]]
     run_directory: Path
     patience: Patience
+    standby: Standby | None = None
+    """Processes that may have been started for this round already; they are started for the next one once it trains."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,7 @@ class Round:
         self._resume_reading: float | None = None
         self._last_trace = time.monotonic()
         self._traces = Traces(plan.run_directory)
+        self._wants_standby = plan.standby is not None
 
     def run(self) -> RoundResult:
         """Start the ranks and watch them until all have ended. Raises UserError when they cannot be started."""
@@ -169,7 +174,9 @@ class Round:
                 else:
                     ours.callback(close_quietly, log)
                 told = {**environment, **self._board.environment}
-                rank = Rank(number, plan.command, told, write_end if number == 0 else log, log)
+                stdout = write_end if number == 0 else log
+                ready = plan.standby.take(number, told, stdout, log) if plan.standby is not None else None
+                rank = Rank(number, plan.command, told, stdout, log, ready)
                 self._ranks.append(rank)
                 self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
         self._selector.register(self._pipe, selectors.EVENT_READ, self._on_output)
@@ -200,6 +207,8 @@ class Round:
             moments.append(self._last_sign_of_life() + self._patience.watchdog)
         if self._output.refresh_seconds is not None:
             moments.append(now + self._output.refresh_seconds)
+        if self._wants_standby:
+            moments.append(now + _STANDBY_LOOK_SECONDS)
         waits = [max(0.0, moment - now) for moment in moments if moment is not None]
         return min(waits) if waits else None
 
@@ -218,6 +227,14 @@ class Round:
             self._last_trace = now
             if not self._traces.changed():
                 self._on_hang()
+
+        if self._wants_standby and self._plan.standby is not None and self._trains():
+            self._wants_standby = False
+            self._plan.standby.start()
+
+    def _trains(self) -> bool:
+        """Whether all ranks have done their first step and none has been asked to end."""
+        return not self._asked_to_end and all(sign.phase == TRAINING for sign in self._board.read())
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
         self._pending = (time.monotonic() + seconds, action)

@@ -31,6 +31,7 @@ from drillyard.supervise.processes import Guardian, free_port, new_token
 from drillyard.supervise.round import EXIT_CHECKPOINTED, EXIT_USER_ERROR, Exit, Patience, Round, RoundPlan, RoundResult
 from drillyard.supervise.rules import Failure, RestartRules
 from drillyard.supervise.signals import SignalInbox
+from drillyard.supervise.standby import Standby
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,6 +52,7 @@ def supervise(
     total_steps: int | None = None,
     patience: Patience | None = None,
     before_start: Callable[[], bool] | None = None,
+    standby: bool = False,
 ) -> int:
     """Run `command` (an argv list) as `num_ranks` ranks until the run is done or cannot go on; returns the exit code.
 
@@ -58,8 +60,9 @@ def supervise(
     LOCAL_WORLD_SIZE), a meeting point (MASTER_ADDR, MASTER_PORT, new in each round), DRILLYARD_ROUND (0, 1, ...) and
     DRILLYARD_SUPERVISED=1. `on_event(name, **fields)` is told what telemetry/events.py lists as the supervisor's.
     `before_start` is called once no other supervisor can be active in the run directory; when it returns False there is
-    nothing to do, and the exit code is 0. Call `supervise` from the main thread: signals are read there, and ranks end
-    with the thread that started them.
+    nothing to do, and the exit code is 0. With `standby`, `command` must call `standby.await_turn`, and the ranks of a
+    further round are ready before it is needed. Call `supervise` from the main thread: signals are read there, and
+    ranks end with the thread that started them.
 
     Raises UserError when the run directory cannot be written, another run is active in it, or `command` cannot start.
     """
@@ -78,13 +81,17 @@ def supervise(
         stack.callback(output.close)
         run = _Run(run_directory, on_event, output, RestartRules(max_restarts))
         used_ports: set[int] = set()
+        shared = {**os.environ, **environment, MARK: token}
+        ready = Standby(command, rank_environments(shared, num_ranks, 0)) if standby else None
+        if ready is not None:
+            stack.enter_context(ready)
         run.event("run_start", world_size=num_ranks)
         while True:
-            shared = {**os.environ, **environment, MARK: token, "MASTER_PORT": str(free_port(used_ports))}
+            shared["MASTER_PORT"] = str(free_port(used_ports))
             environments = rank_environments(shared, num_ranks, run.round)
-            plan = RoundPlan(run.round, list(command), environments, run_directory, patience or Patience())
+            plan = RoundPlan(run.round, list(command), environments, run_directory, patience or Patience(), ready)
             result = Round(plan, output, signals, on_stop=lambda number: run.event("signal", signal=number.name)).run()
-            guardian.end_all()
+            guardian.end_all(spare=[] if ready is None else ready.pids)
             code = run.after(result, signals.take())
             if code is not None:
                 return code

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from drillyard.config.run import RunConfig
 
 
+CORES_FOR_STANDBY = 4
+"""With so many cores per rank of a host, a process that imports beside it does not slow a rank down."""
+
+
 def supervise_training(
     command: Sequence[str],
     run: RunConfig,
@@ -27,11 +31,13 @@ def supervise_training(
     watchdog_seconds: float | None = None,
     console: Console | None = None,
     before_start: Callable[[], bool] | None = None,
+    standby: bool | None = None,
 ) -> int:
     """Train `run` with `num_ranks` processes of `command` on this host; returns the exit code.
 
     `watchdog_seconds` instead of `timeouts.watchdog_seconds`: a round that gets no further for this long is ended and
-    started again; 0: never. `before_start`: see `supervise`.
+    started again; 0: never. `before_start`: see `supervise`. `standby`: keep ranks ready for a restart; None: where the
+    host has `CORES_FOR_STANDBY` cores per rank.
     Raises UserError for mistakes of the user, also when a rank found them.
     """
     from rich.console import Console
@@ -49,6 +55,7 @@ def supervise_training(
         total_steps=run.training.steps,
         patience=Patience(watchdog=watchdog or None),
         before_start=before_start,
+        standby=(os.cpu_count() or 1) >= CORES_FOR_STANDBY * num_ranks if standby is None else standby,
     )
 
 

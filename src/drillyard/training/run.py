@@ -24,7 +24,7 @@ from drillyard.models import export, save_tokenizer
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
 from drillyard.parallel.setup import SetUpModel, fill_weights, require_trainable, set_determinism
 from drillyard.supervise import EXIT_CHECKPOINTED
-from drillyard.supervise.life import LifeSigns
+from drillyard.supervise.life import TRAINING, LifeSigns
 from drillyard.supervise.rank import RankSide
 from drillyard.supervise.watch import Watch
 from drillyard.telemetry import RunLog, write_summary
@@ -184,7 +184,7 @@ class Between:
     def first_step(self, step: int) -> None:
         """The first step of this round is done: from here on there is something to save."""
         self.side.stops.answer("note")
-        self.side.watch.begin("training", "strict")
+        self.side.watch.begin(TRAINING, "strict")
         self.log.event("first_step", step=step)
 
     def after_step(self, steps_done: int, stopping: bool) -> float:

@@ -1,0 +1,92 @@
+"""Ranks that stand by: the next round is made of them, they never outlive the run, and a lost one is only slower."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from tests.integration.supervised import Start, Supervised, wait_until
+
+# The driver's supervisor keeps ranks ready; ranks prepare by leaving their process id.
+WITH_STANDBY = """
+import functools, drillyard.supervise
+drillyard.supervise.supervise = functools.partial(drillyard.supervise.supervise, standby=True)
+"""
+STANDS_BY = """
+    from drillyard.supervise.life import TRAINING, own_signs
+    from drillyard.supervise.standby import await_turn
+    def prepare():
+        with open(f"{directory}/ready-{rank}-{os.getpid()}", "w"):
+            pass
+    await_turn(prepare)
+    round_number = int(os.environ["DRILLYARD_ROUND"])
+    print(f"round {round_number} rank {rank} pid {os.getpid()} port {os.environ['MASTER_PORT']}")
+    print(f"rank {rank} has its log", file=sys.stderr)
+    step(round_number + 1)
+    own_signs(os.environ).begin(TRAINING)
+"""
+
+
+def ready(supervised: Supervised) -> dict[int, int]:
+    """The processes that have prepared so far, by rank."""
+    names = [path.name.split("-") for path in supervised.directory.glob("ready-*")]
+    return {int(rank): int(pid) for _, rank, pid in names}
+
+
+def test_a_restart_takes_the_ranks_that_stood_by(start: Start) -> None:
+    script = f"""
+    {STANDS_BY.strip()}
+    if round_number == 0:
+        wait_for("go")
+        os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(60)
+    wait_for("end")
+    """
+    supervised = start(script, prelude=WITH_STANDBY)
+    wait_until(lambda: len(ready(supervised)) == 2)
+    stood_by = ready(supervised)
+    (supervised.directory / "go").touch()
+    wait_until(lambda: "round 1 rank 1" in supervised.log(1))
+    # The round after this one gets processes of its own, which end with the run.
+    wait_until(lambda: len(list(supervised.directory.glob("ready-*"))) == 4)
+    (supervised.directory / "end").touch()
+    code, out, _ = supervised.end()
+    assert code == 0
+    lines = [line for line in (out + supervised.log(1)).splitlines() if line.startswith("round ") and "pid" in line]
+    told = {(words[1], words[3]): (int(words[5]), words[7]) for words in map(str.split, lines)}
+    assert {rank: told["1", str(rank)][0] for rank in (0, 1)} == stood_by
+    assert told["0", "0"][1] == told["0", "1"][1] != told["1", "0"][1] == told["1", "1"][1], "a port for each round"
+    assert supervised.log(0).count("rank 0 has its log") == supervised.log(1).count("rank 1 has its log") == 2
+    assert not supervised.left_running()
+
+
+def test_one_that_died_while_it_waited_is_replaced_by_an_ordinary_start(start: Start) -> None:
+    script = f"""
+    {STANDS_BY.strip()}
+    if round_number == 0:
+        wait_for("go")
+        sys.exit(3)
+    """
+    supervised = start(script, prelude=WITH_STANDBY)
+    wait_until(lambda: len(ready(supervised)) == 2)
+    lost = ready(supervised)[0]
+    os.kill(lost, signal.SIGKILL)
+    wait_until(lambda: not alive(lost))
+    (supervised.directory / "go").touch()
+    code, out, _ = supervised.end()
+    assert code == 0
+    assert "round 1 rank 0" in out
+    assert f"pid {lost}" not in out
+
+
+def test_they_end_with_a_supervisor_that_is_killed(start: Start) -> None:
+    supervised = start(f"{STANDS_BY}\n    time.sleep(60)\n", prelude=WITH_STANDBY)
+    wait_until(lambda: len(ready(supervised)) == 2)
+    supervised.process.kill()
+    wait_until(lambda: not supervised.left_running())
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a dead one that its parent has not reaped does not)."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
