@@ -145,6 +145,18 @@ def test_a_missing_package_names_what_to_install(tmp_path, make_config, monkeypa
         RunLog(tmp_path, rank=0, config=make_config(**logging), console="none")
 
 
+def test_a_tracker_that_cannot_start_leaves_none_running_that_had_started(
+    tmp_path, make_config, fake_wandb, monkeypatch
+):
+    module = ModuleType("mlflow")
+    module.set_experiment = fake_wandb.remove  # raises: there is no such run
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    for settings in ({}, {"unknown": 1}):
+        with pytest.raises(UserError):
+            RunLog(tmp_path, rank=0, config=make_config(wandb={}, mlflow=settings), console="none")
+        assert fake_wandb[-1].finished
+
+
 def test_an_unknown_key_for_mlflow_is_refused(tmp_path, make_config, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", ModuleType("mlflow"))
     with pytest.raises(UserError, match=r"unknown keys \['uri'\]"):
