@@ -6,9 +6,10 @@ different numbers of valid tokens: what a wrong normalisation would show in.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from drillyard.data import prepare
 from drillyard.parallel.ranks import Ranks, start_ranks
 from drillyard.parallel.setup import SetUpModel, fill_weights, set_up_model
 from drillyard.training.assemble import batch_shape
+from drillyard.training.checkpoint import Checkpointer
 from drillyard.training.optimizer import ShardedAdamW
-from drillyard.training.state import seed_rank
+from drillyard.training.resume import resume
+from drillyard.training.state import checkpoint_state, seed_rank
 from drillyard.training.trainer import StepWindow, Trainer
 
 LLAMA = {
@@ -102,12 +105,18 @@ def _rms_norm_forward(module: nn.Module) -> Callable[[torch.Tensor], torch.Tenso
     return forward
 
 
-def build(config: RunConfig, ranks: Ranks | None = None) -> tuple[Trainer, SetUpModel]:
-    """A trainer for `config` on the ranks that this process is one of."""
+def build(config: RunConfig, ranks: Ranks | None = None, *, filled: bool = True) -> tuple[Trainer, SetUpModel]:
+    """A trainer for `config` on the ranks that this process is one of.
+
+    Without `filled` its weights are left to a checkpoint. All that nobody has written to is NaN, weights and rotary
+    tables alike.
+    """
     ranks = ranks or start_ranks(config.training, config.parallelism)
     data = ranks.in_turn(lambda first: prepare(config, only_open=not first))
-    model = set_up_model(config, data.tokenizer, ranks)
-    fill_weights(config, model.causal_lm)
+    with unset_memory_is_nan():
+        model = set_up_model(config, data.tokenizer, ranks)
+    if filled:
+        fill_weights(config, model.causal_lm)
     if config.training.precision == "fp64":
         norms_in_fp64(model.causal_lm)
     optimizer = ShardedAdamW(model.root, config.training.optimizer, config.training.gradient_clipping, ranks)
@@ -128,6 +137,17 @@ def build(config: RunConfig, ranks: Ranks | None = None) -> tuple[Trainer, SetUp
     return trainer, model
 
 
+@contextlib.contextmanager
+def unset_memory_is_nan() -> Iterator[None]:
+    """New memory holds NaN, as torch's deterministic mode does it."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def run_steps(trainer: Trainer, first: int, last: int) -> np.ndarray:
     """Losses and gradient norms before clipping of steps first..last-1: fp64 [steps, 2]."""
     rows = []
@@ -135,6 +155,46 @@ def run_steps(trainer: Trainer, first: int, last: int) -> np.ndarray:
         loss, norm = trainer.train_step(step, StepWindow(0.0))
         rows.append([loss.item(), norm.item()])
     return np.array(rows)
+
+
+class SilentLog:
+    """Takes events and forgets them."""
+
+    def event(self, name: str, **fields: Any) -> None:
+        pass
+
+
+def identity_of(trainer: Trainer) -> dict[str, Any]:
+    """What a checkpoint must agree with, as the assembled run has it."""
+    return {
+        "data": trainer.data.fingerprint,
+        "global_batch_size": trainer.shape.global_batch_size,
+        "total_steps": trainer.total_steps,
+    }
+
+
+def checkpointer_in(folder: str) -> Checkpointer:
+    """A checkpointer of a run directory that nobody else writes to."""
+    return Checkpointer(
+        Path(folder), keep=3, keep_best=False, asynchronous=True, identity={}, on_event=lambda *args, **fields: None
+    )
+
+
+def start_save(trainer: Trainer, step: int, folder: str) -> Checkpointer:
+    """Begin to save the trainer's state after `step` steps, as a run does; closing the result waits for the end."""
+    checkpointer = checkpointer_in(folder)
+    metadata = {**identity_of(trainer), "step": step, "world_size": trainer.ranks.world_size, "device": "cpu"}
+    checkpointer.save(step, checkpoint_state(trainer.optimizer, trainer.ranks), metadata=metadata)
+    return checkpointer
+
+
+def resume_from(trainer: Trainer, folder: str) -> int:
+    """Load the newest checkpoint of `folder` into a trainer, as a run does; returns the number of steps it has done."""
+    checkpointer = checkpointer_in(folder)
+    silent: Any = SilentLog()
+    step = resume(trainer.config, checkpointer, trainer.optimizer, trainer.ranks, identity_of(trainer), silent)
+    checkpointer.close()
+    return step
 
 
 def losses_and_norms(config: RunConfig) -> np.ndarray:

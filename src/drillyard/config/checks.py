@@ -1,8 +1,8 @@
 """Contradictions between settings of a run config, all found before anything starts.
 
-Each check is a generator over one part of the config that yields what is wrong with it; none reads files, data or
-devices, so they cost nothing and run anywhere. What only the data or the model can tell (a missing column, a sequence
-longer than the model's positions) is told by those rooms.
+Each check is a generator over one part of the config that yields what is wrong with it; none reads data or devices, and
+of files only a model's config.json that is here (`model_checks.py`), so they cost nothing and run anywhere. What only
+the data or the model can tell (a missing column, a sequence longer than the model's positions) is told by those rooms.
 
 The batch: a step trains `micro_batch_size` x data-parallel ranks x `gradient_accumulation` sequences, where the
 data-parallel ranks are `shard` x `replicate` (tensor and context ranks see the same sequences).
@@ -10,8 +10,10 @@ data-parallel ranks are `shard` x `replicate` (tensor and context ranks see the 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
+from drillyard.config.model_checks import model_problems
 from drillyard.config.problems import Path, Problem, nearest, raise_all
 from drillyard.config.run import RunConfig, SourceConfig, TrainTokenizer
 from drillyard.errors import UserError
@@ -32,25 +34,28 @@ ROLES = {
 }
 
 
-def check_run(config: RunConfig, *, num_ranks: int | None = None) -> list[Problem]:
-    """Every contradiction in `config`; with `num_ranks` also those between it and the number of ranks (processes)."""
+def check_run(config: RunConfig, *, num_ranks: int | None = None, has_gpu: bool | None = None) -> list[Problem]:
+    """Every contradiction in `config`; with `num_ranks` also those between it and the number of ranks (processes), with
+    `has_gpu` also those between it and the host that trains."""
     return [
         *_model(config),
+        *model_problems(config.model),
         *_sources(config),
         *_format(config),
         *_length(config),
         *_schedule(config),
-        *_device(config),
+        *_device(config, has_gpu),
         *_parallelism(config),
         *_ranks(config, num_ranks),
         *_evaluation(config),
         *_checkpoint(config),
+        *_timeouts(config),
     ]
 
 
-def require_valid(config: RunConfig, num_ranks: int | None = None) -> None:
+def require_valid(config: RunConfig, num_ranks: int | None = None, *, has_gpu: bool | None = None) -> None:
     """Raise one UserError that tells every contradiction, at the lines of the file the config was loaded from."""
-    raise_all(check_run(config, num_ranks=num_ranks), config._origin.places)
+    raise_all(check_run(config, num_ranks=num_ranks, has_gpu=has_gpu), config._origin.places)
 
 
 def num_data_ranks(config: RunConfig, num_ranks: int) -> int:
@@ -237,11 +242,16 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _device(config: RunConfig) -> Iterator[Problem]:
+def _device(config: RunConfig, has_gpu: bool | None) -> Iterator[Problem]:
     attention, training = config.model.attention, config.training
-    if attention in ("varlen", "flex") and training.device == "cpu":
+    on_cpu = training.device == "cpu" or (training.device == "auto" and has_gpu is False)
+    if attention in ("varlen", "flex") and on_cpu:
+        why = (
+            "" if training.device == "cpu" else ", and no GPU is seen here (where there is one: training.device: cuda)"
+        )
         yield Problem(
-            ("model", "attention"), f"{attention} attention cannot train on a CPU; allowed there: auto, sdpa, eager"
+            ("model", "attention"),
+            f"{attention} attention cannot train on a CPU{why}; allowed there: auto, sdpa, eager",
         )
     if attention == "varlen" and training.precision != "bf16":
         yield Problem(
@@ -310,3 +320,18 @@ def _checkpoint(config: RunConfig) -> Iterator[Problem]:
     meant = nearest(resume, ("auto", "never"))
     if meant is not None and meant != resume:
         yield Problem(("checkpoint", "resume"), f"found '{resume}'; {allowed}; did you mean '{meant}'?")
+
+
+def _timeouts(config: RunConfig) -> Iterator[Problem]:
+    """collective < watchdog < launcher: a net that closes after the one behind it has is none."""
+    timeouts = config.timeouts
+    limits = {
+        "collective_seconds": timeouts.collective,
+        "watchdog_seconds": timeouts.watchdog_seconds or None,
+        "launcher_grace_seconds": timeouts.launcher_grace_seconds,
+    }
+    given = [limit for limit in limits.values() if limit is not None]
+    if any(shorter >= longer for shorter, longer in itertools.pairwise(given)):
+        told = (f"{name} {'off' if limit is None else f'{limit:g}'}" for name, limit in limits.items())
+        message = f"{' < '.join(told)} must hold; raise the later ones or lower the earlier"
+        yield Problem(("timeouts",), message)

@@ -36,6 +36,7 @@ MAY_CHANGE = frozenset(
         "checkpoint",
         "evaluation",
         "logging",
+        "timeouts",
     }
 )
 """Settings, or whole sections, that a resume may change."""

@@ -73,7 +73,7 @@ def parse_document(text: str, label: str) -> Document:
         raise UserError(f"{where}: not valid YAML: {what}{tab}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise UserError(f"{label}:{line}: not valid YAML: character {error.character!r} is not allowed") from None
+        raise UserError(f"{label}:{line}: not valid YAML: character U+{error.character:04X} is not allowed") from None
     if node is None:
         return Document(None, {(): top})
     builder = _Builder(label)

@@ -255,6 +255,33 @@ class LoggingConfig(Strict):
     )
 
 
+class TimeoutsConfig(Strict):
+    """How long a run may make no progress: each limit is longer than the one before it, so the first net catches."""
+
+    collective_seconds: PositiveFloat | None = Field(
+        default=None,
+        description="A collective that has not ended after this many seconds fails on all ranks that wait in it; "
+        "default: 600, or half of `watchdog_seconds` where that is less.",
+    )
+    watchdog_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=1800.0,
+        description="A round whose ranks get no further for this many seconds (no step, no work in a phase without "
+        "steps) is ended, its stacks written to logs/, and started again; 0: never.",
+    )
+    launcher_grace_seconds: PositiveFloat | None = Field(
+        default=None,
+        description="How long whatever started the run lets it make no progress before it ends the job itself, "
+        "to be checked against the watchdog; null: it does not look.",
+    )
+
+    @property
+    def collective(self) -> float:
+        """Seconds after which a collective fails, the default resolved."""
+        if self.collective_seconds is not None:
+            return self.collective_seconds
+        return min(600.0, self.watchdog_seconds / 2) if self.watchdog_seconds else 600.0
+
+
 class RunConfig(Strict):
     """A training run: what to train. `cluster.yaml` says where."""
 
@@ -271,3 +298,4 @@ class RunConfig(Strict):
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
+    timeouts: TimeoutsConfig = TimeoutsConfig()

@@ -8,10 +8,10 @@ in the table is refused: most would work, and some would leak across documents w
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from drillyard.config.model_checks import WITHOUT_EFFECT, unsupported
 from drillyard.errors import UserError
 
 Masks = Literal["full", "window", "by-layer-type"]
@@ -60,14 +60,21 @@ def known(model_type: str) -> bool:
 
 def architecture(model_type: str) -> Architecture:
     """The table's row for a model type; UserError with the nearest spelling and the whole list when there is none."""
-    if model_type in ARCHITECTURES:
-        return ARCHITECTURES[model_type]
-    near = difflib.get_close_matches(model_type, ARCHITECTURES, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise UserError(
-        f"model architecture {model_type!r} is not supported: neither the isolation of packed documents nor its weight "
-        f"format is proven for it\n{hint}supported: {', '.join(ARCHITECTURES)}"
-    )
+    if model_type not in ARCHITECTURES:
+        raise UserError(f"model: {unsupported(model_type)}")
+    return ARCHITECTURES[model_type]
+
+
+def settings_without_effect(config: Any) -> list[str]:
+    """Settings of a model's own transformers config that training does not follow, and why, to be told to the user.
+
+    Not errors: many configs carry them as their authors left them. The same in an inline config is refused before.
+    """
+    return [
+        f"the model's config has {key}: true, which has no effect here: {reason.partition(';')[0]}"
+        for key, reason in WITHOUT_EFFECT.items()
+        if getattr(config, key, None) is True
+    ]
 
 
 def refuse_unproven_settings(config: Any, sequence_length: int) -> None:

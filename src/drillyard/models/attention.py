@@ -16,10 +16,12 @@ size, N documents.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch.nn.attention import varlen
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from drillyard.errors import UserError
@@ -31,6 +33,9 @@ TRANSFORMERS_NAMES = {
     "varlen": "drillyard_varlen",
     "flex": "flex_attention",
 }
+
+# torch 2.11 has no such argument; key and value heads are then repeated, which every kernel computes alike.
+KERNEL_GROUPS_HEADS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 # Fewer entries than this are padded up to it, so that most micro-batches share one compiled shape.
 SMALLEST_OFFSETS = 64
@@ -187,12 +192,15 @@ def varlen_attention(
     **unused: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface over `torch.nn.attention.varlen`: output [B, T, H, D], causal per document."""
-    from torch.nn.attention.varlen import varlen_attn
 
     def end_to_end(states: torch.Tensor) -> torch.Tensor:
         return states.transpose(1, 2).flatten(0, 1)
 
-    output: Any = varlen_attn(
+    group = query_BHTD.shape[1] // key_BKTD.shape[1]
+    options: dict[str, Any] = {"enable_gqa": group > 1} if KERNEL_GROUPS_HEADS else {}
+    if not KERNEL_GROUPS_HEADS:
+        key_BKTD, value_BKTD = (states.repeat_interleave(group, dim=1) for states in (key_BKTD, value_BKTD))
+    output: Any = varlen.varlen_attn(
         end_to_end(query_BHTD),
         end_to_end(key_BKTD),
         end_to_end(value_BKTD),
@@ -203,7 +211,7 @@ def varlen_attention(
         scale=scaling,
         # The window counts the positions before the query; transformers' counts the query itself too.
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-        enable_gqa=query_BHTD.shape[1] != key_BKTD.shape[1],
+        **options,
     )
     return output.unflatten(0, (query_BHTD.shape[0], query_BHTD.shape[2])), None
 

@@ -55,14 +55,23 @@ def build_model(
     _fit_positions(config, model_config, sequence_length)
     refuse_unproven_settings(config, sequence_length)
     refuse_unfit_kernel(config, attention)
+    if getattr(config, "output_router_logits", False):
+        # The router's logits would be kept for an auxiliary loss that nobody adds.
+        config.output_router_logits = False
     _set_special_tokens(config, model_config, bos_token_id, eos_token_id, pad_token_id)
 
     options: dict[str, Any] = {"attn_implementation": TRANSFORMERS_NAMES[attention]}
     if architecture(config.model_type).mixture and dtype == torch.float64:
         # The grouped matrix product of torch has no fp64; one expert after the other has.
         options["experts_implementation"] = "eager"
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)  # type: ignore[no-untyped-call]
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)  # type: ignore[no-untyped-call]
+    except Exception as error:  # a foreign class fails in its own way at each value that it cannot take
+        raise UserError(
+            f"{'model.config' if model_config.config else model_config.id}: no {config.model_type} model can be built "
+            f"from these values: {type(error).__name__}: {_last_line(error)}"
+        ) from error
     # Recorded now: sharding replaces the class by one of another name.
     model.config.architectures = [type(model).__name__]
     model.config.use_cache = False
@@ -116,7 +125,7 @@ def _inline_config(inline: dict[str, Any]) -> PreTrainedConfig:
             raise UserError(f"model.config.{key}: {model_type} has no such setting\n{hint}")
     try:
         return config_class(**fields)
-    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # as in build_model
         raise UserError(f"model.config: not a valid {model_type} config: {_last_line(error)}") from error
 
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from drillyard.config.run import RunConfig
 from drillyard.models import blocks, build_model, init_random, load_config, load_pretrained, resolve_attention
+from drillyard.models.architectures import settings_without_effect
 from drillyard.models.initialise import init_buffers
 from drillyard.models.loss import LanguageModelLoss
 from drillyard.parallel.apply import COMPUTE_DTYPE, MASTER_DTYPE, fsdp_modules, parallelise
@@ -24,16 +25,37 @@ from drillyard.parallel.ranks import Ranks
 
 @dataclass(frozen=True)
 class SetUpModel:
-    """A sharded model in memory, and what was decided on the way."""
+    """A sharded model in memory, and what was decided on the way; `notes` are for the user to read."""
 
     root: LanguageModelLoss
     attention: str
     num_parameters: int
     small: bool
+    notes: list[str]
 
     @property
     def causal_lm(self) -> PreTrainedModel:
         return self.root.causal_lm
+
+
+def require_trainable(config: RunConfig, device: torch.device) -> None:
+    """Raise UserError when no model can be built from the config, or it cannot be trained as asked for on this device.
+
+    The model is tried on the meta device: no memory, no data, no tokenizer. Ranks ask before they prepare data.
+    """
+    build_model(
+        config.model,
+        vocab_size=None,
+        dtype=MASTER_DTYPE[config.training.precision],
+        attention=attention_kernel(config, device),
+        sequence_length=config.data.sequence_length,
+    )
+
+
+def attention_kernel(config: RunConfig, device: torch.device) -> str:
+    """The attention kernel that the model trains with on this device. UserError when the one asked for cannot."""
+    compute_dtype = COMPUTE_DTYPE[config.training.precision]
+    return resolve_attention(config.model.attention, device.type, compute_dtype, load_config(config.model))
 
 
 def set_up_model(
@@ -45,9 +67,7 @@ def set_up_model(
     Raises UserError when the model does not fit, or cannot train as asked for on this device.
     """
     training = config.training
-    attention = resolve_attention(
-        config.model.attention, ranks.device.type, COMPUTE_DTYPE[training.precision], load_config(config.model)
-    )
+    attention = attention_kernel(config, ranks.device)
     model = build_model(
         config.model,
         vocab_size=len(tokenizer),
@@ -67,7 +87,8 @@ def set_up_model(
     init_buffers(model)
     materialise(root)
     root.train()
-    return SetUpModel(root, attention, num_parameters, small)
+    notes = settings_without_effect(load_config(config.model))
+    return SetUpModel(root, attention, num_parameters, small, notes)
 
 
 def fill_weights(config: RunConfig, model: PreTrainedModel) -> None:

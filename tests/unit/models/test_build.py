@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from tests.unit.models.tiny import CONFIGS, meta_model, model_config
+from transformers import CONFIG_MAPPING
 
 from drillyard.config.run import ModelConfig
 from drillyard.errors import UserError
-from drillyard.models import build_model, export, init_random, resolve_attention
+from drillyard.models import build_model, export, init_random, load_config, resolve_attention
+from drillyard.models.architectures import settings_without_effect
 
 
 def build(config: ModelConfig, **changes: Any) -> Any:
@@ -62,6 +64,11 @@ def test_positions_grow_with_the_sequence_only_without_trained_weights(saved: Pa
         ({"architecture": "bert"}, "'bert' is not supported(.|\n)*supported: .*llama"),
         ({"hidden_size": 3}, "`architecture` is missing"),
         ({"architecture": "gpt2", "rope_theta": 1.0}, "no such setting"),
+        ({"architecture": "llama", "id2label": 3}, "not a valid llama config"),
+        ({"architecture": "llama", "num_attention_heads": 0}, "not a valid llama config"),
+        ({"architecture": "olmo2", "num_key_value_heads": 0}, "no olmo2 model can be built(.|\n)*ZeroDivisionError"),
+        ({"architecture": "olmo2", "hidden_act": "x"}, "no olmo2 model can be built(.|\n)*'x'"),
+        ({"architecture": "phi3", "intermediate_size": -1}, "no phi3 model can be built(.|\n)*negative dimension"),
         ({"architecture": "gpt2", "add_cross_attention": True}, "cross attention"),
         ({"architecture": "gemma3_text", "use_bidirectional_attention": True}, "not causal"),
     ],
@@ -83,6 +90,18 @@ def test_a_directory_of_an_unproven_architecture_is_refused(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bloom"}))
     with pytest.raises(UserError, match="'bloom' is not supported"):
         build(ModelConfig(id=str(tmp_path)))
+
+
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_a_models_wish_for_an_auxiliary_loss_is_told_and_set_aside(asked_for: bool, tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    config = CONFIG_MAPPING["mixtral"](**{**model_config("mixtral").config, "output_router_logits": asked_for})
+    config.save_pretrained(directory)
+    from_directory = ModelConfig(id=str(directory), init="random")
+    notes = settings_without_effect(load_config(from_directory))
+    assert ["auxiliary loss" in note and "output_router_logits: true" in note for note in notes] == [True] * asked_for
+    assert build(from_directory).config.output_router_logits is False
 
 
 def test_a_rope_table_that_follows_the_longest_document_is_refused() -> None:

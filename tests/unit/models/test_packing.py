@@ -8,7 +8,7 @@ import torch
 from tests.unit.models.tiny import CONFIGS, LENGTH, Packed, filled_model, packed_batch
 from torch.nn import functional as F
 
-from drillyard.models import final_hidden, head_logits, packed_attention_inputs
+from drillyard.models import attention, final_hidden, head_logits, packed_attention_inputs
 from drillyard.models.attention import document_mask, varlen_attention, varlen_inputs
 
 CPU = torch.device("cpu")
@@ -132,15 +132,18 @@ def test_varlen_offsets_hold_every_document_however_many_there_are() -> None:
     assert len(offsets) == 256
 
 
+@pytest.mark.parametrize("groups_heads", [True, False])
 @pytest.mark.parametrize("window", [None, 4])
 def test_varlen_attention_hands_the_kernel_what_sdpa_computes(
-    monkeypatch: pytest.MonkeyPatch, window: int | None
+    monkeypatch: pytest.MonkeyPatch, window: int | None, groups_heads: bool
 ) -> None:
-    """The kernel runs on CUDA only; a stand-in with its documented arguments shows that ours mean what SDPA does."""
+    """The kernel runs on CUDA only; a stand-in with its documented arguments shows that ours mean what SDPA does: with
+    torch's argument for grouped heads, and without it as in torch 2.11."""
 
-    def reference(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
+    def reference(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, **grouping):
         assert torch.equal(cu_q, cu_k)
-        assert enable_gqa
+        assert grouping == ({"enable_gqa": True} if groups_heads else {})
+        assert (k.shape[1] == q.shape[1]) != groups_heads
         left, right = window_size
         assert right == 0
         output = torch.empty_like(q)
@@ -153,6 +156,7 @@ def test_varlen_attention_hands_the_kernel_what_sdpa_computes(
         return output
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", reference)
+    monkeypatch.setattr(attention, "KERNEL_GROUPS_HEADS", groups_heads)
     batch = packed_batch([[7, 9, 3], [LENGTH]])
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(2, 4, LENGTH, 8, generator=generator)
@@ -168,7 +172,7 @@ def test_varlen_arguments_reach_every_attention_layer(monkeypatch: pytest.Monkey
     """transformers hands keyword arguments of the base model down to the attention function, for every architecture."""
     calls: list[int | None] = []
 
-    def recorded(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
+    def recorded(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, **grouping):
         calls.append(None if window_size[0] < 0 else window_size[0] + 1)
         return torch.zeros_like(q)
 

@@ -1,0 +1,46 @@
+"""`drillyard train` finds what the model's config and this host forbid before it makes a directory or starts a rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drillyard.cli.main import main
+
+CONFIG = """\
+name: x
+model:
+  config: {{architecture: {architecture}, hidden_size: 64}}
+  init: random
+  attention: {attention}
+data: {{source: rows.jsonl, sequence_length: 64, tokenizer: {{train: bpe, vocab_size: 300}}}}
+training: {{steps: 2, optimizer: {{learning_rate: 1e-3}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("architecture", "attention", "told"),
+    [
+        ("llama", "flex", "run.yaml:5: model.attention: flex attention cannot train on a CPU, and no GPU is seen here"),
+        ("mamba", "auto", "run.yaml:3: model.config.architecture: architecture 'mamba' is not supported"),
+    ],
+)
+def test_a_model_that_cannot_train_here_is_refused_at_once(
+    architecture: str,
+    attention: str,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for variable in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    Path("run.yaml").write_text(CONFIG.format(architecture=architecture, attention=attention))
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "run.yaml"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {told}")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
