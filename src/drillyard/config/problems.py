@@ -54,7 +54,7 @@ def raise_all(problems: Iterable[Problem], places: Places | None = None) -> None
     if not found:
         return
     if places is None:
-        raise UserError("\n".join(f"{dotted(problem.path)}: {problem.message}" for problem in found))
+        raise UserError("\n".join(on_one_line(f"{dotted(problem.path)}: {problem.message}") for problem in found))
     located = [(problem.place or place_of(problem.path, places), problem) for problem in found]
     located.sort(key=lambda pair: pair[0].order)
     raise UserError("\n".join(told(place, problem) for place, problem in located))
@@ -63,7 +63,12 @@ def raise_all(problems: Iterable[Problem], places: Places | None = None) -> None
 def told(place: Place, problem: Problem) -> str:
     """`run.yaml:7: training.steps: what is wrong`."""
     key = f"{dotted(problem.path)}: " if problem.path else ""
-    return f"{place.label}: {key}{problem.message}"
+    return on_one_line(f"{place.label}: {key}{problem.message}")
+
+
+def on_one_line(text: str) -> str:
+    """`text` with line breaks and other characters that a terminal would act on written as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
