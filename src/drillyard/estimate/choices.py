@@ -1,0 +1,156 @@
+"""What simulation is asked for: which interval is best, how many spares pay, each with what the answer is worth.
+
+All candidates meet the same failures, so a difference of two is far better known than either: a candidate whose
+difference to the best one has 0 within its 95 % interval is as good as the best, and the answer says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from drillyard.errors import UserError
+from drillyard.estimate.failure_rates import assumed
+from drillyard.estimate.failures import SECONDS_PER_DAY, Job, Outlook, check_interval
+from drillyard.estimate.interval import least_interval_steps
+from drillyard.estimate.simulate import Hazard, Scenario, Simulation, paired_difference, simulate
+from drillyard.estimate.spares import cheapest_spares
+from drillyard.estimate.terms import above_zero, zero_or_above
+
+SECONDS_PER_HOUR = 3600
+INTERVAL_FACTORS = (0.25, 0.5, 0.71, 1.0, 1.41, 2.0, 4.0)
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalChoice:
+    """One interval, simulated. `as_good`: its goodput cannot be told from the best one's."""
+
+    interval_steps: int
+    simulation: Simulation
+    as_good: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SparesChoice:
+    """One number of spares, simulated. `node_hours`, those of spares included, are the mean; `usd` needs a price.
+
+    `as_good`: its node-hours cannot be told from the cheapest one's.
+    """
+
+    spares: int
+    simulation: Simulation
+    node_hours: float
+    usd: float | None
+    as_good: bool
+
+
+def scenario_of(
+    job: Job,
+    outlook: Outlook,
+    *,
+    spares: int | None = None,
+    repair_seconds: float | None = None,
+    preempted_seconds: float | None = None,
+    node_share: float | None = None,
+) -> Scenario:
+    """The scenario of an outlook: the same failures, interval and restart, and `spares` if they are finite.
+
+    `node_share` of the failures cost a node, which is back after `repair_seconds` in the mean; a preempted one after
+    `preempted_seconds`, by default as long. Detection, and start with load, are the parts of the restart.
+    """
+    share = zero_or_above("node_share", assumed("node_share", node_share).value)
+    if share > 1:
+        raise UserError(f"the share of failures that cost a node is {share:g}; a number from 0 to 1 is needed")
+    repair = assumed("repair_seconds", repair_seconds).value
+    per_node = outlook.term("failures per day").value / job.num_nodes / SECONDS_PER_DAY
+    hazards = [Hazard("hardware", per_node * share, True, repair), Hazard("other", per_node * (1 - share))]
+    if job.preemptions_per_node_day:
+        away = repair if preempted_seconds is None else zero_or_above("preempted_seconds", preempted_seconds)
+        hazards.append(Hazard("preemption", job.preemptions_per_node_day / SECONDS_PER_DAY, True, away))
+    restart = job.restart
+    return Scenario(
+        num_nodes=job.num_nodes,
+        schedule=outlook.schedule,
+        detect_seconds=restart.detect.value,
+        start_seconds=restart.start.value + restart.load.value,
+        hazards=tuple(hazards),
+        spares=spares,
+    )
+
+
+def compare_intervals(
+    scenario: Scenario, intervals: Iterable[int] | None = None, *, replicas: int = 20, seed: int = 0
+) -> tuple[IntervalChoice, ...]:
+    """Goodput at each interval in steps, best first; by default from a quarter to four times the scenario's own."""
+    schedule = scenario.schedule
+    steps, step_seconds, drain = schedule.steps, schedule.step_seconds, schedule.drain_seconds
+    if intervals is None:
+        least = least_interval_steps(step_seconds, drain, steps)
+        around = (round(factor * schedule.interval_steps) for factor in INTERVAL_FACTORS)
+        intervals = (min(max(count, least), steps) for count in around)
+    simulated = {}
+    for count in sorted(set(intervals)):
+        check_interval(count, steps, step_seconds, drain)
+        variant = replace(scenario, schedule=replace(schedule, interval_steps=count))
+        simulated[count] = simulate(variant, replicas=replicas, seed=seed)
+    if not simulated:
+        raise UserError("no interval is given: give at least one, in steps")
+    ranked = sorted(simulated, key=lambda count: -simulated[count].goodput.mean)
+    best = [outcome.goodput for outcome in simulated[ranked[0]].outcomes]
+    return tuple(
+        IntervalChoice(
+            count,
+            simulated[count],
+            paired_difference(best, [outcome.goodput for outcome in simulated[count].outcomes]).low <= 0,
+        )
+        for count in ranked
+    )
+
+
+def compare_spares(
+    scenario: Scenario,
+    candidates: Iterable[int] | None = None,
+    *,
+    usd_per_node_hour: float | None = None,
+    replicas: int = 20,
+    seed: int = 0,
+) -> tuple[SparesChoice, ...]:
+    """Node-hours of the whole run with each number of spares, cheapest first: how many spares pay.
+
+    By default around the number that is cheapest by the machine-repair model. A spare costs as much as a node.
+    """
+    if usd_per_node_hour is not None:
+        above_zero("the price of a node-hour", usd_per_node_hour)
+    if candidates is None:
+        candidates = default_spares(scenario)
+    simulated, hours = {}, {}
+    for spares in sorted(set(candidates)):
+        result = simulate(replace(scenario, spares=spares), replicas=replicas, seed=seed)
+        simulated[spares] = result
+        nodes = scenario.num_nodes + spares
+        hours[spares] = [nodes * outcome.wall_seconds / SECONDS_PER_HOUR for outcome in result.outcomes]
+    if not simulated:
+        raise UserError("no number of spares is given: give at least one, 0 included")
+    means = {spares: sum(values) / len(values) for spares, values in hours.items()}
+    ranked = sorted(simulated, key=lambda spares: (means[spares], spares))
+    return tuple(
+        SparesChoice(
+            spares,
+            simulated[spares],
+            means[spares],
+            None if usd_per_node_hour is None else means[spares] * usd_per_node_hour,
+            paired_difference(hours[spares], hours[ranked[0]]).low <= 0,
+        )
+        for spares in ranked
+    )
+
+
+def default_spares(scenario: Scenario) -> list[int]:
+    """Numbers of spares worth simulating: around the cheapest by the machine-repair model.
+
+    Numbers with which the job stands still for most of the time are left out: they never pay, and take long.
+    """
+    cheapest = cheapest_spares(scenario.num_nodes, scenario.node_losses_per_node_second, scenario.mean_away_seconds)
+    around = {round(cheapest * factor) for factor in (0.5, 0.75, 0.9, 1.0, 1.1, 1.5)}
+    working = {spares for spares in around if replace(scenario, spares=spares).waiting_share() < 0.5}
+    return sorted(working | {max(0, cheapest - 1), cheapest, cheapest + 1})

@@ -1,0 +1,100 @@
+"""Which interval is best and how many spares pay, by simulation."""
+
+from __future__ import annotations
+
+import pytest
+
+from drillyard.errors import UserError
+from drillyard.estimate.choices import compare_intervals, compare_spares, default_spares, scenario_of
+from drillyard.estimate.failure_rates import failure_rate
+from drillyard.estimate.failures import failure_outlook
+
+RSC1 = failure_rate("rsc1")
+FAST = {"asynchronous": False, "storage_gb_per_s": 800}
+
+
+@pytest.fixture
+def job(make_job):
+    return make_job(num_nodes=512, cost=FAST, steps=100_000)
+
+
+@pytest.fixture
+def scenario(job):
+    return scenario_of(job, failure_outlook(job, RSC1), repair_seconds=6 * 3600)
+
+
+def test_the_scenario_is_that_of_the_outlook(job):
+    outlook = failure_outlook(job, RSC1)
+    scenario = scenario_of(job, outlook)
+    assert scenario.schedule == outlook.schedule
+    assert scenario.restart_seconds == job.restart.total.value
+    assert scenario.mtbf_seconds == pytest.approx(outlook.mtbf_seconds)
+    shares = [hazard.per_node_second for hazard in scenario.hazards]
+    assert shares[0] / sum(shares) == pytest.approx(0.78)
+
+
+def test_preemptions_are_a_hazard_of_their_own(make_job):
+    job = make_job(num_nodes=64, preemptions_per_node_day=0.02)
+    scenario = scenario_of(job, failure_outlook(job, RSC1), preempted_seconds=600)
+    preemption = scenario.hazards[-1]
+    assert (preemption.name, preemption.takes_node, preemption.away_seconds) == ("preemption", True, 600)
+    assert scenario.mtbf_seconds == pytest.approx(86_400 / 64 / (0.02 + 6.5e-3))
+
+
+def test_the_closed_form_s_interval_is_as_good_as_the_best(scenario):
+    ranked = compare_intervals(scenario, replicas=10)
+    assert [choice.simulation.goodput.mean for choice in ranked] == sorted(
+        (choice.simulation.goodput.mean for choice in ranked), reverse=True
+    )
+    own = next(choice for choice in ranked if choice.interval_steps == scenario.schedule.interval_steps)
+    assert own.simulation.goodput.mean == pytest.approx(ranked[0].simulation.goodput.mean, rel=2e-3)
+    assert ranked[0].as_good
+    assert not ranked[-1].as_good
+
+
+def test_all_intervals_meet_the_same_failures(scenario):
+    short, long = compare_intervals(scenario, [8, 9], replicas=5)
+    for one, other in zip(short.simulation.outcomes, long.simulation.outcomes, strict=True):
+        assert abs(one.failures - other.failures) <= 2
+
+
+def test_spares_pay_until_nobody_waits(scenario):
+    ranked = compare_spares(scenario, [0, 1, 2, 4, 20], usd_per_node_hour=80.0, replicas=10)
+    by_count = {choice.spares: choice for choice in ranked}
+    waiting = [by_count[count].simulation.mean("waiting") for count in (0, 1, 2, 4, 20)]
+    assert waiting == sorted(waiting, reverse=True)
+    assert waiting[-1] == 0
+    assert ranked[0].spares in (2, 4)
+    assert ranked[0].as_good
+    assert not by_count[0].as_good
+    assert not by_count[20].as_good
+    assert by_count[0].usd == pytest.approx(by_count[0].node_hours * 80)
+    assert by_count[0].node_hours == pytest.approx(512 * by_count[0].simulation.wall_seconds.mean / 3600)
+
+
+def test_the_repair_model_proposes_what_the_simulation_confirms(scenario):
+    assert set(default_spares(scenario)) >= {2, 3, 4}
+    ranked = compare_spares(scenario, replicas=10)
+    assert {choice.spares for choice in ranked if choice.as_good} & {2, 3, 4}
+    assert ranked[0].usd is None
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda one: compare_spares(one, usd_per_node_hour=0), "price of a node-hour is 0"),
+        (lambda one: compare_spares(one, [-1]), "number of spares is -1"),
+        (lambda one: compare_spares(one, []), "no number of spares"),
+        (lambda one: compare_intervals(one, []), "no interval is given"),
+        (lambda one: compare_intervals(one, [100_001]), "longer than the run"),
+    ],
+)
+def test_bad_questions_are_refused(scenario, call, words):
+    with pytest.raises(UserError, match=words):
+        call(scenario)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1])
+def test_a_share_is_between_0_and_1(job, share):
+    with pytest.raises(UserError, match="share"):
+        scenario_of(job, failure_outlook(job, RSC1), node_share=share)
