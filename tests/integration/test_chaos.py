@@ -1,0 +1,78 @@
+"""`drillyard chaos` before it disturbs anything: what it refuses, and that it touches nothing then."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.integration.tiny_run import contents, drillyard, write_config
+
+from drillyard.faults.small_disk import may_mount
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "checkpoint.every_steps=null"], "checkpoint.every_steps is not set: a run without checkpoints"),
+        (["--set", "checkpoint.every_steps=10"], "40 steps and saves every 10: faults need at least 6 saves"),
+        (["--faults", "kill,quake"], "--faults kill,quake: quake is no kind; name kill, stop, term, disk-full, flip"),
+        (["--count", "3"], "--count 3 is less than the 5 kinds of --faults"),
+        (["--set", "training.stps=3"], "unknown key; did you mean 'steps'?"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_said_before_anything_runs(
+    workplace: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    config = write_config(workplace, "refused", checkpoint={"every_steps": 4})
+    before = contents(workplace)
+    ended = drillyard("chaos", config, "--directory", tmp_path / "chaos", *arguments)
+    assert ended.returncode == 2 and ended.stderr.startswith("error: "), ended.stderr
+    assert message in ended.stderr and "Traceback" not in ended.stderr
+    assert contents(workplace) == before
+    assert not (tmp_path / "chaos").exists()
+
+
+def test_a_directory_with_anything_in_it_is_refused(workplace: Path, tmp_path: Path) -> None:
+    config = write_config(workplace, "refused", checkpoint={"every_steps": 4})
+    (tmp_path / "precious").write_text("data")
+    ended = drillyard("chaos", config, "--directory", tmp_path)
+    assert ended.returncode == 2 and "is not empty" in ended.stderr
+    assert (tmp_path / "precious").read_text() == "data"
+
+
+def test_a_run_that_fails_undisturbed_is_told_with_its_own_words(workplace: Path, tmp_path: Path) -> None:
+    config = write_config(workplace, "refused", checkpoint={"every_steps": 4})
+    ended = drillyard("chaos", config, "--directory", tmp_path / "chaos", "--set", "data.source=/nowhere/rows.jsonl")
+    assert ended.returncode == 2
+    assert "the undisturbed run failed with exit code 2" in ended.stderr and "/nowhere/rows.jsonl" in ended.stderr
+    assert not (tmp_path / "chaos" / "reference" / "checkpoints").exists()
+
+
+SMALL_DISK = """
+import errno, os, sys
+from pathlib import Path
+from drillyard.faults.small_disk import may_mount, small_disk
+directory = Path(sys.argv[1])
+assert may_mount(1 << 20)
+with small_disk(directory, 1 << 20):
+    try:
+        (directory / "file").write_bytes(bytes(2 << 20))
+    except OSError as error:
+        print(errno.errorcode[error.errno], flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_small_disk_is_full_soon_and_gone_with_its_process_however_that_ends(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    ended = subprocess.run([sys.executable, "-c", SMALL_DISK, str(disk)], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "ENOSPC\n"), ended.stderr
+    assert not any(disk.iterdir())
+    assert str(disk) not in Path("/proc/self/mounts").read_text()
+
+
+def test_more_memory_than_there_is_makes_no_small_disk() -> None:
+    assert not may_mount(1 << 60)
