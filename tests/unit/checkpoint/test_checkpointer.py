@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 from drillyard.errors import UserError
 from drillyard.training.checkpoint import Checkpointer, list_checkpoints, load_checkpoint, storage, verify
 from drillyard.training.checkpoint import checkpointer as checkpointer_module
+from drillyard.training.checkpoint.loading import read
 from drillyard.training.checkpoint.planning import flatten, unflatten_into
+from drillyard.training.checkpoint.storage import CheckpointReader
 
 FORMATS = Path(__file__).parent
 
@@ -46,6 +49,21 @@ def test_a_checkpoint_of_every_earlier_format_is_loaded(version: int) -> None:
     assert torch.equal(state["model"]["w"], torch.arange(15.0).reshape(5, 3))
     assert state["optimizer"]["step"] == 10 and state["note"] == "ten"
     assert state["random.00001"].tolist() == [1, 2, 3, 4]
+
+
+def test_a_torch_that_is_too_old_for_a_checkpoint_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = list_checkpoints(FORMATS / "format-1")[0]
+    assert info.manifest is not None
+    later = dataclasses.replace(info, manifest=dataclasses.replace(info.manifest, torch_version="99.1.0+cu130"))
+    state = {"model": {"w": torch.zeros(5, 3)}}
+
+    def unpickle(reader: CheckpointReader) -> None:
+        raise ValueError("too many values to unpack (expected 5)")
+
+    assert read(later, state, None, None).step == 10, "a later torch may write what this one can read"
+    monkeypatch.setattr(CheckpointReader, "read_metadata", unpickle)
+    with pytest.raises(UserError, match=r"written with torch 99\.1\.0\+cu130.*use torch 99\.1\.0 or later"):
+        read(later, state, None, None)
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:

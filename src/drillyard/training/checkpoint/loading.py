@@ -8,12 +8,14 @@ and the read leaves it partly filled, and then an older checkpoint fills all of 
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -86,6 +88,7 @@ def read(
     for problem in on_all_ranks(group, lambda: _problem_with(info, METADATA_NAME)):
         if problem is not None:
             raise DamagedCheckpoint(problem)
+    _require_readable_by_this_torch(info)
     filled = state(metadata) if callable(state) else state
     flat = flatten(filled)
     try:
@@ -154,6 +157,29 @@ def _find(path: Path) -> CheckpointInfo:
     if not candidates:
         raise UserError(f"{path}: there is no checkpoint; name a directory such as RUN_DIR/checkpoints/step-00000050")
     raise UserError(f"{candidates[-1].path}: not a complete checkpoint: {candidates[-1].reason}; name another one")
+
+
+def _require_readable_by_this_torch(info: CheckpointInfo) -> None:
+    """Raise UserError where this torch is too old: `.metadata` is a pickle of torch's own classes, which grow.
+
+    The answer is the same on all ranks, as all run the same torch.
+    """
+    assert info.manifest is not None
+    written_with = info.manifest.torch_version
+    if _release(written_with) <= _release(str(torch.__version__)):
+        return
+    try:
+        CheckpointReader(info.path, info.manifest).read_metadata()
+    except (AttributeError, ImportError, TypeError, ValueError, pickle.UnpicklingError) as error:
+        raise UserError(
+            f"{info.path}: was written with torch {written_with}, and this is torch {torch.__version__}, which cannot "
+            f"read it ({error}); use torch {written_with.partition('+')[0]} or later"
+        ) from error
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """(2, 11) of 2.11.0+cpu."""
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def _problem_with(info: CheckpointInfo, name: str) -> str | None:
