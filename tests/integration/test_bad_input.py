@@ -115,7 +115,7 @@ CASES = [
     ),
     Case(
         "data changed since the checkpoint",
-        ["cannot resume", "the data", "undo the change, or start under another name"],
+        ["changed since this run began", "another order", "undo the change, or start under another `name`"],
         # The reference's own, so that its saved run.yaml stays as it is to the byte.
         {"logging": {"tensorboard": True}},
         spoil=one_more_row,

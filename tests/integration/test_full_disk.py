@@ -38,8 +38,8 @@ def test_a_run_outlives_a_full_disk_and_ends_in_words_where_it_cannot(
         data__source=str(workplace / "rows.jsonl"),
         data__cache_directory=str(workplace / "cache"),
         checkpoint={"every_steps": 5, "keep": 2},
-        # Generation takes a second or two: time to fill the disk again.
-        evaluation={"metrics": ["loss", "sql-execution"], "samples": 16, "max_new_tokens": 48},
+        # One question at a time takes seconds: time to fill the disk again.
+        evaluation={"metrics": ["loss", "sql-execution"], "samples": 40, "batch_size": 1, "max_new_tokens": 48},
     )
     watched = watch(config)
     run = watched.run
@@ -54,8 +54,9 @@ def test_a_run_outlives_a_full_disk_and_ends_in_words_where_it_cannot(
     watched.wait_for(lambda line: line["event"] == "warning" and "metrics.jsonl: is written again" in line["text"])
     assert "No space left on device" in failed["reason"] and "keeping 3 needs room for 4" in failed["reason"]
 
-    # Full from the last evaluation on: the predictions are passed over, the export is an error.
-    watched.wait_for_event("checkpoint", step=STEPS)
+    # Full from the last evaluation on, when old checkpoints have gone: the predictions are passed over, the export is
+    # an error.
+    watched.wait_for_event("evaluation_begin", step=STEPS)
     ballast = disk.fill()
     assert watched.end() == 2
     said = "".join(watched.errors)

@@ -125,9 +125,13 @@ class MLflow:
         if known_id is None:
             mlflow.log_dict(config.model_dump(mode="json"), "run.json")
         _keep_tracker_id(run_directory, "mlflow", run.info.run_id)
+        self._known: set[str] = set()
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
-        self._mlflow.log_metrics(values, step=step, synchronous=False)
+        # A metric's first value goes out alone: MLflow's threads collide when several make a metric's file at once.
+        is_known = self._known.issuperset(values)
+        self._known.update(values)
+        self._mlflow.log_metrics(values, step=step, synchronous=not is_known)
 
     def resumed(self, step: int) -> None:
         pass
