@@ -3,7 +3,7 @@
 `drillyard train` on two ranks, a rank killed with SIGKILL several times, each time some steps after a checkpoint. The
 moment of the kill is this script's, all others are those of the run's own events. Medians over the kills.
 
-    python benchmarks/restart.py [--kills 5] [--hidden 256] [--layers 4]
+    python benchmarks/restart.py [--standby] [--kills 5] [--hidden 256] [--layers 4]
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ PARTS = {
     "resume": "checkpoint verified and loaded",
     "first_step": "first step",
 }
-STEPS_AFTER_CHECKPOINT = 5
+STEPS_AFTER_CHECKPOINT = 60
+"""Enough for processes that stand by to have imported everything."""
 
 
 def rank_pids(run_directory: Path) -> list[int]:
-    """The processes that are ranks of this run."""
+    """The processes that are ranks of this run; those that stand by for the next round print nowhere."""
     saved = os.fsencode(run_directory / "run.yaml")
     pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if saved in (process / "cmdline").read_bytes().split(b"\0"):
+            ours = saved in (process / "cmdline").read_bytes().split(b"\0")
+            if ours and os.readlink(process / "fd" / "1") != os.devnull:
                 pids.append(int(process.name))
     return pids
 
@@ -60,7 +62,7 @@ def wait_for_steps(run_directory: Path, round_number: int, process: subprocess.P
     """Until this round has saved a checkpoint and trained some steps more."""
     while process.poll() is None:
         ours = [event for event in events(run_directory) if event.get("round") == round_number]
-        saved = [event["step"] for event in ours if event["event"] == "checkpoint"]
+        saved = [event["step"] for event in ours if event["event"] in ("checkpoint", "resume")]
         last = max((event["step"] for event in ours if event["event"] == "step"), default=0)
         if saved and last >= saved[0] + STEPS_AFTER_CHECKPOINT:
             return
@@ -85,6 +87,7 @@ def parts_of(round_number: int, killed: float, run_directory: Path) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--standby", action="store_true", help="with ranks that stand by")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--sequence-length", type=int, default=64)
@@ -110,8 +113,9 @@ def main() -> None:
         config.write_text(json.dumps(settings))
         directory = Path(folder) / "runs" / "restart"
         command = [sys.executable, "-m", "drillyard", "train", str(config), "--nproc-per-node", "2"]
+        standby = "--standby" if arguments.standby else "--no-standby"
         process = subprocess.Popen(
-            [*command, "--max-restarts", "100"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*command, "--max-restarts", "100", standby], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         kills, killed = [], time.time()
         try:
