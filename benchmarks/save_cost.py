@@ -5,7 +5,7 @@ blocks of 50 steps with a save and blocks without, in alternating order, in the 
 when its checkpoint is complete, so nothing of its cost falls on its neighbour. Beside it plain `dcp.save` of the same
 state, for which training waits throughout.
 
-    python benchmarks/save_cost.py [--blocks 10] [--hidden 256] [--layers 4] [--sequence-length 256]
+    python benchmarks/save_cost.py [--blocks 10] [--hidden 256] [--layers 4] [--sequence-length 128]
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--sequence-length", type=int, default=256)
+    parser.add_argument("--sequence-length", type=int, default=128)
     parser.add_argument("--micro-batch-size", type=int, default=4)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:

@@ -4,7 +4,7 @@ The trainer logs every step to all its files with signals on; the bare loop (bar
 Both train the same architecture with loss on every token, fused AdamW, the same normalisation and clipping. Printed:
 the median step of each, the ratio of medians over blocks, and its 95 % interval by bootstrap over pairs of blocks.
 
-    python benchmarks/step_overhead.py [--blocks 15] [--hidden 256] [--layers 4] [--sequence-length 256]
+    python benchmarks/step_overhead.py [--blocks 15] [--hidden 256] [--layers 4] [--sequence-length 128]
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--sequence-length", type=int, default=256)
+    parser.add_argument("--sequence-length", type=int, default=128)
     parser.add_argument("--micro-batch-size", type=int, default=4)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
