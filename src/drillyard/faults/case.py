@@ -180,8 +180,9 @@ def _command_line(pid: int) -> str:
 def train_command(config: Path, settings: Sequence[str], num_ranks: int, max_restarts: int) -> list[str]:
     """What follows `drillyard`: `train`, its options, and the settings that make this run one of a campaign."""
     sets = [argument for setting in settings for argument in ("--set", setting)]
+    # Faults are armed when a process starts, and those that stand by do not know their round then.
     return [
-        "train", str(config), "--nproc-per-node", str(num_ranks), "--max-restarts", str(max_restarts),
+        "train", str(config), "--nproc-per-node", str(num_ranks), "--max-restarts", str(max_restarts), "--no-standby",
         "--console", "none", *sets,
     ]  # fmt: skip
 
