@@ -11,6 +11,7 @@ directory without this file, or one on another host, is protected as well; only 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -51,9 +52,17 @@ def _contents(parts: dict[str, Any]) -> dict[str, Contents]:
 
 def write_record(run_directory: Path, record: DataRecord) -> None:
     """Write the record where it is not the one that is there. Raises OSError."""
-    if read_record(run_directory) != record:
-        text = json.dumps({"version": 1, **asdict(_shortened(record))}, indent=1)
-        (run_directory / DATA_RECORD).write_text(text + "\n", encoding="utf-8")
+    kept = _shortened(record)
+    if read_record(run_directory) != kept:
+        text = json.dumps({"version": 1, **asdict(kept)}, indent=1)
+        temporary = run_directory / f"{DATA_RECORD}.tmp"
+        try:
+            temporary.write_text(text + "\n", encoding="utf-8")
+            temporary.replace(run_directory / DATA_RECORD)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
 
 
 def _shortened(record: DataRecord) -> DataRecord:

@@ -8,6 +8,7 @@ changed within the last two seconds is not remembered, because a later change ma
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
@@ -178,8 +179,13 @@ def file_hash(file: Path, memo: Path) -> str:
     value = hash_bytes_of(file)
     if started_ns - max(stat.st_mtime_ns, stat.st_ctime_ns) > 2_000_000_000:
         temporary = record.with_suffix(f".{os.getpid()}-{started_ns}")
-        temporary.write_text(json.dumps({"identity": identity, "xxh3_128": value, "file": str(file)}))
-        temporary.replace(record)
+        try:
+            temporary.write_text(json.dumps({"identity": identity, "xxh3_128": value, "file": str(file)}))
+            temporary.replace(record)
+        except OSError:
+            # A full or read-only disk: the next start hashes the file again.
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
     return value
 
 

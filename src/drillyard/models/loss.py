@@ -52,19 +52,23 @@ class LanguageModelLoss(nn.Module):
         rows_R: torch.Tensor,
         targets_R: torch.Tensor,
         chunk_rows: int,
+        scale: float = 1.0,
     ) -> torch.Tensor:
-        """The cross entropy summed over all targets, in nats: a scalar of fp32 (fp64 when the model is).
+        """`scale` times the cross entropy summed over all targets, in nats: a scalar of fp32 (fp64 when the model is).
 
-        `rows_R` indexes the flattened [B*T] positions that carry loss; padding rows have target -100.
+        `rows_R` indexes the flattened [B*T] positions that carry loss; padding rows have target -100. Dividing by the
+        valid tokens belongs here, as `scale`: gradients are made in forward, and scaled while they are still fp32.
         """
         hidden_BTH = final_hidden(self.causal_lm, input_ids_BT, position_ids_BT, attention)
         hidden_RH = hidden_BTH.flatten(0, 1).index_select(0, rows_R)
         if torch.is_grad_enabled():
             weights = [weight for weight in head_parameters(self.causal_lm) if weight.requires_grad]
-            total: torch.Tensor = _LossWithGradients.apply(self.causal_lm, targets_R, chunk_rows, hidden_RH, *weights)
+            total: torch.Tensor = _LossWithGradients.apply(
+                self.causal_lm, targets_R, chunk_rows, scale, hidden_RH, *weights
+            )
             return total
         return sum_of_chunks(
-            chunk_loss(head_logits(self.causal_lm, hidden_CH), targets_C)
+            chunk_loss(head_logits(self.causal_lm, hidden_CH), targets_C) * scale
             for hidden_CH, targets_C in chunks(hidden_RH, targets_R, chunk_rows)
         )
 
@@ -83,6 +87,7 @@ class _LossWithGradients(torch.autograd.Function):
         causal_lm: PreTrainedModel,
         targets_R: torch.Tensor,
         chunk_rows: int,
+        scale: float,
         hidden_RH: torch.Tensor,
         *weights: torch.Tensor,
     ) -> torch.Tensor:
@@ -94,7 +99,7 @@ class _LossWithGradients(torch.autograd.Function):
             with torch.enable_grad():
                 hidden_CH = hidden_CH.detach().requires_grad_()
                 logits_CV = head_logits(causal_lm, hidden_CH)
-            loss, logits_gradient_CV = loss_and_gradient(logits_CV.detach(), targets_C)
+            loss, logits_gradient_CV = loss_and_gradient(logits_CV.detach(), targets_C, scale)
             gradients = torch.autograd.grad(logits_CV, [hidden_CH, *weights], logits_gradient_CV)
             losses.append(loss)
             hidden_gradient_RH[done : done + len(targets_C)] = gradients[0]
@@ -111,20 +116,24 @@ class _LossWithGradients(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, loss_gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, None
+        # Exact where this is 1, as in training; any other factor is rounded to the gradients' precision.
         torch._foreach_mul_(gradients, loss_gradient)
-        return None, None, None, *gradients
+        return None, None, None, None, *gradients
 
 
-def loss_and_gradient(logits_CV: torch.Tensor, targets_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Summed cross entropy of a chunk, and its gradient [C, V] in the logits' precision: softmax less the target.
+def loss_and_gradient(
+    logits_CV: torch.Tensor, targets_C: torch.Tensor, scale: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`scale` times the summed cross entropy of a chunk, and its gradient [C, V] in the logits' precision: `scale`
+    times (softmax less the target).
 
     Rows of target -100 add nothing to either. The arithmetic is that of `loss_dtype`.
     """
     log_probabilities_CV = F.log_softmax(logits_CV, dim=-1, dtype=loss_dtype(logits_CV.dtype))
-    loss = F.nll_loss(log_probabilities_CV, targets_C, ignore_index=IGNORED, reduction="sum")
-    counts_C1 = (targets_C != IGNORED).to(log_probabilities_CV.dtype)[:, None]
-    gradient_CV = log_probabilities_CV.exp_().mul_(counts_C1)
-    gradient_CV.scatter_add_(1, targets_C.clamp(min=0)[:, None], -counts_C1)
+    loss = F.nll_loss(log_probabilities_CV, targets_C, ignore_index=IGNORED, reduction="sum") * scale
+    weights_C1 = (targets_C != IGNORED).to(log_probabilities_CV.dtype)[:, None] * scale
+    gradient_CV = log_probabilities_CV.exp_().mul_(weights_C1)
+    gradient_CV.scatter_add_(1, targets_C.clamp(min=0)[:, None], -weights_C1)
     return loss, gradient_CV.to(logits_CV.dtype)
 
 

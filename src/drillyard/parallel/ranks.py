@@ -61,12 +61,19 @@ class Ranks:
         """Run `action(first)` on rank 0, then on the first rank of every other node, then on all the rest.
 
         `first` is True on the first rank of each node, which makes what is missing: what rank 0 made in a shared
-        directory the others find there, and where the directory is not shared each node makes its own. Waiting is on
-        the store, not in a collective, so it may take hours without a timeout.
+        directory the others find there, and where the directory is not shared each node makes its own. All
+        return together. Waiting is on the store, not in a collective, so it may take hours without a timeout.
         """
         store = dist.distributed_c10d._get_default_store()
-        in_turn_number = store.add(f"drillyard/in-turn/{self.rank}", 1)
-        prefix = f"drillyard/in-turn/{in_turn_number}"
+        prefix = f"drillyard/in-turn/{store.add(f'drillyard/in-turn/{self.rank}', 1)}"
+        result = self._act_in_turn(store, prefix, action)
+        # Nobody goes on, into collectives that have a limit, before the slowest node is done.
+        if store.add(f"{prefix}/done", 1) == self.world_size:
+            store.set(f"{prefix}/all", "done")
+        store.wait([f"{prefix}/all"], timedelta(days=7))
+        return result
+
+    def _act_in_turn(self, store: Any, prefix: str, action: Callable[[bool], T]) -> T:
         if self.rank == 0:
             result = action(True)
             store.set(f"{prefix}/first", "done")

@@ -102,11 +102,14 @@ def memory_verdict(pid: int, oom_kills_before: int) -> str:
 
 
 def read_from(path: Path, offset: int) -> str:
-    """What a log holds from byte `offset` on, at most its last 64 KiB."""
-    with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(offset, size - _TAIL_BYTES))
-        return file.read().decode(errors="replace")
+    """What a log holds from byte `offset` on, at most its last 64 KiB; nothing when it cannot be read now."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(offset, size - _TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def last_words(text: str, limit: int = 6) -> list[str]:

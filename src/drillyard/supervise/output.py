@@ -12,10 +12,13 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from drillyard.errors import UserError
+from drillyard.storage import describe
 from drillyard.supervise.life import Sign
 from drillyard.telemetry.console import parse_step_line
 
@@ -62,25 +65,36 @@ class PlainOutput:
             self._stream.write(text)
             self._stream.flush()
         except OSError:
-            # Later flushes, the interpreter's at exit among them, must not fail on what nobody can receive.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
+            _let_go_of(self._stream)
             self._stream = None
 
     def say(self, text: str) -> None:
-        """Print to standard error."""
-        print(f"drillyard: {text}", file=sys.stderr, flush=True)
+        """Print to standard error; a reader that is gone ends no run."""
+        _print_error(f"drillyard: {text}")
 
     def error(self, text: str) -> None:
-        """Print to standard error."""
-        print(text, file=sys.stderr, flush=True)
+        """Print to standard error; a reader that is gone ends no run."""
+        _print_error(text)
 
     def refresh(self, sign: Sign) -> None:
         """Nothing moves here."""
 
     def close(self) -> None:
         """Nothing to take down."""
+
+
+def _print_error(text: str) -> None:
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        _let_go_of(sys.stderr)
+
+
+def _let_go_of(stream: IO[str]) -> None:
+    """Nobody reads this stream any more: later flushes, the interpreter's at exit among them, must not fail on it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 class TerminalOutput:
@@ -108,7 +122,18 @@ class TerminalOutput:
         self._name = name
         self._task = self._progress.add_task(name, total=total_steps)
         self._is_placed = False
-        self._progress.start()
+        self._is_watched = True
+        self._show(self._progress.start)
+
+    def _show(self, action: Callable[[], object]) -> None:
+        """A terminal that was closed is shown nothing more, and ends no run. rich makes a closed pipe a SystemExit."""
+        if self._is_watched:
+            try:
+                action()
+            except (OSError, SystemExit):
+                self._is_watched = False
+                for stream in (sys.stdout, sys.stderr):
+                    _let_go_of(stream)
 
     def lines(self, text: str) -> None:
         """Print lines above the bar and move it to the last step that they tell of."""
@@ -117,17 +142,19 @@ class TerminalOutput:
             if step is not None:
                 self._move(step.step, step.total_steps)
                 break
-        self._progress.console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+        self._print(text, end="")
 
     def say(self, text: str) -> None:
         """Print a message of the supervisor above the bar."""
-        self._progress.console.print(
-            f"drillyard: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True
-        )
+        self._print(f"drillyard: {text}", style="yellow")
 
     def error(self, text: str) -> None:
         """Print above the bar."""
-        self._progress.console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+        self._print(text, style="red")
+
+    def _print(self, text: str, style: str | None = None, end: str = "\n") -> None:
+        options: dict[str, Any] = {"style": style, "end": end, "markup": False, "highlight": False, "soft_wrap": True}
+        self._show(lambda: self._progress.console.print(text, **options))
 
     def refresh(self, sign: Sign) -> None:
         """Show how far rank 0 is and what it does, and let the clock of the bar move."""
@@ -135,13 +162,13 @@ class TerminalOutput:
         self._progress.update(self._task, description=f"{self._name} | {doing}" if doing else self._name)
         if sign.step is not None:
             self._move(sign.step, sign.total_steps)
-        self._progress.refresh()
+        self._show(self._progress.refresh)
 
     def close(self) -> None:
         """Leave the bar as it stands."""
         self._progress.update(self._task, description=self._name)
-        self._progress.refresh()
-        self._progress.stop()
+        self._show(self._progress.refresh)
+        self._show(self._progress.stop)
 
     def time_left(self) -> float | None:
         """Seconds until the last step, as the bar shows them; None while that is not known."""
@@ -209,7 +236,10 @@ def log_path(run_directory: Path, rank: int) -> Path:
 
 def open_log(path: Path, header: str) -> tuple[int, int]:
     """A descriptor for appending to a rank's log, and the offset at which this round begins, just after its header."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be opened: {describe(error)}, then start again") from None
     size = os.fstat(descriptor).st_size
     torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
     with contextlib.suppress(OSError):  # a full disk: the ranks will say so

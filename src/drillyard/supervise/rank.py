@@ -51,8 +51,9 @@ def attend(run_directory: Path, watchdog_seconds: float, *, round_number: int, i
         tell("end", status="interrupted")
         sys.stderr.write(f"drillyard: {number.name}: nothing of this round to save; start again (exit code 85)\n")
 
-    def on_hang(message: str) -> IO[str]:
-        tell("failure", reason=message, failed_rank=rank, exit_code=1)
+    def on_hang(message: str, ends: bool) -> IO[str]:
+        if ends:
+            tell("failure", reason=message, failed_rank=rank, exit_code=1)
         return stacks_file(run_directory, rank, message)
 
     judge = 0.0 if os.environ.get("DRILLYARD_SUPERVISED") == "1" else watchdog_seconds

@@ -184,8 +184,11 @@ class Round:
     def _last_step(self) -> int | None:
         """The last step done in this round; None when it did not get to its first."""
         told = self._traces.last_step()
-        shown = [sign.step for sign in self._board.read() if sign.step is not None]
-        return None if told is None else max([told, *shown])
+        signs = self._board.read()
+        shown = [sign.step for sign in signs if sign.step is not None]
+        # A disk that takes no more keeps events from being told; the phase of training begins with a step done.
+        trained = told is not None or any(sign.phase == TRAINING for sign in signs)
+        return max([told or 0, *shown]) if trained else None
 
     def _sleep(self) -> list[Callable[[], None] | Rank]:
         """Wait until something happens or is due; returns who is to act."""
@@ -230,7 +233,8 @@ class Round:
 
         if self._wants_standby and self._plan.standby is not None and self._trains():
             self._wants_standby = False
-            self._plan.standby.start()
+            if (reason := self._plan.standby.start()) is not None:
+                self._output.say(f"no ranks stand by for a restart: {reason}")
 
     def _trains(self) -> bool:
         """Whether all ranks have done their first step and none has been asked to end."""
@@ -310,11 +314,12 @@ class Round:
                 self._kill()
                 continue
             self._result.stop_signal = number
+            # First the ranks: whoever reads what is said may be what went away.
+            self._send(FORWARDED_AS.get(number, number))
             self._on_stop(number)
             self._output.say(
                 f"{number.name}: the ranks will finish their step, save and stop; a second signal ends them at once"
             )
-            self._send(FORWARDED_AS.get(number, number))
 
     def _on_output(self) -> None:
         try:

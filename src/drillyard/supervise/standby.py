@@ -54,17 +54,26 @@ class Standby:
         """The processes that wait now."""
         return [waiting.process.pid for waiting in self._waiting.values()]
 
-    def start(self) -> None:
-        """Start one process for every rank that has none."""
+    def start(self) -> str | None:
+        """Start one process for every rank that has none; returns why one could not be started, if so."""
         for number, environment in enumerate(self._environments):
             if number not in self._waiting:
-                ours, theirs = socket.socketpair()
-                with theirs:
-                    told = {**environment, STANDBY: str(theirs.fileno())}
-                    process = start_process(
-                        self._command, told, subprocess.DEVNULL, subprocess.DEVNULL, keep_open=[theirs.fileno()]
-                    )
-                self._waiting[number] = _Waiting(process, ours)
+                try:
+                    self._waiting[number] = self._started(environment)
+                except OSError as error:
+                    return str(error)
+        return None
+
+    def _started(self, environment: Mapping[str, str]) -> _Waiting:
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as unless_started:
+            unless_started.callback(ours.close)
+            told = {**environment, STANDBY: str(theirs.fileno())}
+            process = start_process(
+                self._command, told, subprocess.DEVNULL, subprocess.DEVNULL, keep_open=[theirs.fileno()]
+            )
+            unless_started.pop_all()
+        return _Waiting(process, ours)
 
     def take(
         self, number: int, environment: Mapping[str, str], stdout: int, stderr: int

@@ -44,8 +44,10 @@ _SECONDS_TO_STOP = 5.0
 class Watch:
     """What this rank is doing, and whether it gets further. `judge_seconds`: end it after this long; 0: never."""
 
-    def __init__(self, signs: LifeSigns, tick_seconds: float, judge_seconds: float, on_hang: Callable[[str], IO[str]]):
-        """`on_hang(message)` tells of the hang and returns the file for the stacks."""
+    def __init__(
+        self, signs: LifeSigns, tick_seconds: float, judge_seconds: float, on_hang: Callable[[str, bool], IO[str]]
+    ):
+        """`on_hang(message, ends)` tells of a hang, which may end this rank, and returns the file for its stacks."""
         self.signs = signs
         self._kind: Kind = "working"
         self._tick_seconds = tick_seconds
@@ -104,16 +106,17 @@ class Watch:
         where = f"({sign.phase}, after step {sign.step or 0})"
         if self._asked_at is not None and now - max(self._asked_at, sign.at) > _SECONDS_TO_STOP:
             self._asked_at = None
-            self._tell_stacks(f"asked to stop, and no progress {where}: this is where the rank is")
+            self._tell_stacks(f"asked to stop, and no progress {where}: this is where the rank is", ends=False)
         if self._kind != "waiting" and now - sign.at > self._judge_seconds:
             self._tell_stacks(
                 f"watchdog: no progress for {now - sign.at:.0f} s {where}: this rank ends; the limit is "
-                "timeouts.watchdog_seconds"
+                "timeouts.watchdog_seconds",
+                ends=True,
             )
             os._exit(1)
 
-    def _tell_stacks(self, message: str) -> None:
-        file = self._on_hang(message)
+    def _tell_stacks(self, message: str, *, ends: bool) -> None:
+        file = self._on_hang(message, ends)
         faulthandler.dump_traceback(file=file, all_threads=True)
         file.flush()
 

@@ -79,7 +79,10 @@ def decode(line: bytes | str) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict):
         return None
-    _join_nonfinite(record, record.pop("nonfinite", {}))
+    try:
+        _join_nonfinite(record, record.pop("nonfinite", {}))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return None
     return record
 
 

@@ -20,6 +20,7 @@ from drillyard.config import require_valid
 from drillyard.config.run import RunConfig
 from drillyard.data import PreparedData, prepare
 from drillyard.data.record import DATA_RECORD, read_record, write_record
+from drillyard.errors import UserError
 from drillyard.models import export, save_tokenizer
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
 from drillyard.parallel.setup import SetUpModel, fill_weights, require_trainable, set_determinism
@@ -30,6 +31,7 @@ from drillyard.supervise.watch import Watch
 from drillyard.telemetry import RunLog, write_summary
 from drillyard.telemetry.runlog import ConsoleMode
 from drillyard.training.assemble import Parts, assemble
+from drillyard.training.checkpoint.loading import on_all_ranks
 from drillyard.training.directory import SAVED_TOKENIZER, claim_run_directory, holds_training, run_directory_of
 from drillyard.training.resume import resume
 from drillyard.training.signals import StopRequest
@@ -69,6 +71,7 @@ def train(
     require_trainable(config, ranks.device)
     watch.begin("data", "waiting")
     data = prepare_on_all(config, ranks, watch)
+    require_same_data(data)
     watch.begin("model", "working")
     with RunLog(directory, rank=ranks.rank, config=config, console=console, round_number=round_number) as log:
         if round_number == 0 and not is_claimed:
@@ -100,6 +103,17 @@ def prepare_on_all(config: RunConfig, ranks: Ranks, watch: Watch) -> PreparedDat
             return prepare(config, on_progress=lambda *_: watch.signs.show(), known=known, only_open=not first)
 
     return ranks.in_turn(prepared)
+
+
+def require_same_data(data: PreparedData) -> None:
+    """Raise UserError on all ranks where nodes, each with a source of its own, have other data than rank 0."""
+    prints = on_all_ranks(None, lambda: data.train.fingerprint)
+    others = [rank for rank, fingerprint in enumerate(prints) if fingerprint != prints[0]]
+    if others:
+        raise UserError(
+            f"rank {others[0]}: its data are not those of rank 0 (another source or tokenizer on its host); give all "
+            "hosts the same files, or put them on storage that all share"
+        )
 
 
 def remember_data(data: PreparedData, log: RunLog, directory: Path, ranks: Ranks) -> None:
@@ -141,7 +155,7 @@ def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, d
         stop=stop,
     )
     if finished:
-        finish(parts, data, log, directory, side)
+        finished = finish(parts, data, log, directory, side)
     else:
         parts.checkpointer.close()
     side.stops.answer("ignore")
@@ -201,8 +215,11 @@ class Between:
                 return seconds
 
 
-def finish(parts: Parts, data: PreparedData, log: RunLog, directory: Path, side: RankSide) -> None:
-    """Last checkpoint, last evaluation and `final/`, in this order: what was trained is safe before it is measured."""
+def finish(parts: Parts, data: PreparedData, log: RunLog, directory: Path, side: RankSide) -> bool:
+    """Last checkpoint, last evaluation and `final/`, in this order: what was trained is safe before it is measured.
+
+    False when all ranks have agreed to stop in that evaluation: the next start does what is left.
+    """
     step = parts.trainer.total_steps
     failed_before = parts.checkpointer.saves_failed
     side.watch.begin("last checkpoint", "working")
@@ -215,10 +232,14 @@ def finish(parts: Parts, data: PreparedData, log: RunLog, directory: Path, side:
         # Whatever is left can be done again from that checkpoint.
         side.stops.answer("leave")
     side.watch.begin("evaluation", "working")
-    parts.between.run_evaluation(step)
+    try:
+        parts.between.run_evaluation(step)
+    except EvaluationStopped:
+        return False
     side.watch.begin("export", "working")
     with log.span("export", step):
         export(parts.model.causal_lm, directory / "final", tokenizer=data.tokenizer)
+    return True
 
 
 def tell_failed_saves(parts: Parts, log: RunLog) -> None:

@@ -218,11 +218,15 @@ def last_figures(run_directory: Path, before: int) -> list[StepFigures]:
             size = file.seek(0, 2)
             file.seek(max(0, size - _TAIL_BYTES))
             lines = file.read().splitlines()
-    except FileNotFoundError:
-        return []
+    except OSError:
+        return []  # not there, or not readable now: the window fills anew
     records = [record for record in map(decode, lines) if record is not None]
     by_step: dict[int, dict[str, Any]] = {
         record["step"]: record for record in records if isinstance(record.get("step"), int) and record["step"] < before
     }
     chosen = [by_step[step] for step in sorted(by_step)[-WINDOW:]]
-    return [StepFigures(r["step"], r["loss"], r["grad_norm"]) for r in chosen if r.get("grad_norm") is not None]
+    return [
+        StepFigures(r["step"], r["loss"], r["grad_norm"])
+        for r in chosen
+        if None not in (r.get("loss"), r.get("grad_norm"))
+    ]

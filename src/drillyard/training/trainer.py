@@ -114,7 +114,7 @@ class Trainer:
         loss_sum = torch.zeros((), device=self.ranks.device, dtype=torch.float64)
         for number, inputs in enumerate(micro_batches):
             self.synchronise_gradients(last=number == len(micro_batches) - 1)
-            loss = self.root(**vars(inputs)) / max(1, window.valid_tokens)
+            loss = self.root(**vars(inputs), scale=1 / max(1, window.valid_tokens))
             loss.backward()
             loss_sum += loss.detach()
         loss_and_norm = self.optimizer.step(loss_sum, self.learning_rate(step))

@@ -192,3 +192,16 @@ def test_a_source_of_very_many_files_is_recorded_by_its_key(
     assert known == replace(record, training={"texts": replace(record.training["texts"], files={})})
     (texts / "a.txt").write_text("other")
     assert "its content is not what it was" in refusal(config, known)
+
+
+def test_a_record_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = DataRecord("fingerprint", "tokenizer")
+    write_record(tmp_path, good)
+
+    def full(path: Path, *arguments: object, **options: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_record(tmp_path, replace(good, fingerprint="another"))
+    assert read_record(tmp_path) == good and [path.name for path in tmp_path.iterdir()] == [DATA_RECORD]

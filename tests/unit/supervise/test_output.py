@@ -93,3 +93,33 @@ def test_the_time_left_rests_on_the_steps_of_this_round(monkeypatch: pytest.Monk
         output.refresh(Sign(1.0, step - 1, 200, "training"))
     left = output.time_left()
     assert left is not None and abs(left - 97 * 60) <= 60
+
+
+class GoneReader(io.StringIO):
+    """A stream whose reader is gone: a closed terminal, or a `tee` that was interrupted first."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_reader_that_is_gone_ends_no_run(watched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = GoneReader(tmp_path / "gone")
+    monkeypatch.setattr("sys.stderr", gone)
+    monkeypatch.setattr("sys.stdout", gone)
+    output: PlainOutput | TerminalOutput = PlainOutput(gone)
+    if watched:
+        output = TerminalOutput(Console(file=gone, force_terminal=True), "run", 10)
+    output.say("a round failed")
+    output.error("error: mend this")
+    output.lines("Step: 1\n")
+    output.refresh(Sign(0.0, 1, 10, "training"))
+    output.close()
+    assert os.readlink(f"/proc/self/fd/{gone.fileno()}") == os.devnull, "later flushes go nowhere"

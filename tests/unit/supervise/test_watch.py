@@ -18,7 +18,7 @@ TICK = 0.02
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    watch = Watch(LifeSigns(), TICK, 0, lambda message: io.StringIO())
+    watch = Watch(LifeSigns(), TICK, 0, lambda message, ends: io.StringIO())
     yield watch
     watch.close()
 

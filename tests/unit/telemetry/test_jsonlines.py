@@ -208,3 +208,9 @@ def test_an_event_that_cannot_be_written_is_an_error_of_whoever_appends_it(tmp_p
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
     with pytest.raises(UserError, match=r"events.jsonl: cannot be written \(No space left on device: free space"):
         append_event(tmp_path, "run_start")
+
+
+def test_a_line_whose_nonfinite_part_was_damaged_is_passed_over():
+    line = encode({"loss": math.nan, "norms": [1.0, math.inf]})
+    for damaged in (line.replace('"nan"', '"nbn"'), line.replace('"loss": "nan"', '"loss": []'), '{"nonfinite": 3}'):
+        assert damaged != line and decode(damaged) is None

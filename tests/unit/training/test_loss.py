@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from drillyard.models.loss import LanguageModelLoss, chunk_rows_for, loss_inputs
+from drillyard.models.loss import LanguageModelLoss, chunk_rows_for, loss_and_gradient, loss_inputs
 
 B, T, V = 4, 64, 512
 
@@ -119,6 +119,30 @@ def test_bf16_gradients_are_as_near_to_the_truth_as_those_of_autograd() -> None:
         truth = truth_model.get_parameter(name).grad
         error, error_of_autograd = (float((g.double() - truth).norm()) for g in (ours[name], parameter.grad))
         assert error < 1.5 * error_of_autograd + 1e-3 * float(truth.norm()), name
+
+
+def test_the_scale_is_applied_before_gradients_are_rounded_to_bf16() -> None:
+    """A factor given to `scale` costs no precision; one applied to the loss afterwards is rounded to bf16 on a GPU."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 32, generator=generator).bfloat16()
+    targets = torch.tensor([1, 2, -100, 3, 4, 5])
+    loss, gradient = loss_and_gradient(logits.float(), targets)
+    scaled_loss, scaled = loss_and_gradient(logits, targets, 1 / 1021)
+    torch.testing.assert_close(scaled_loss, loss / 1021)
+    assert torch.equal(scaled, (gradient * (1 / 1021)).bfloat16()) and scaled[2].abs().max() == 0
+
+    model, batch = make_model(), make_batch()
+    inputs = vars(loss_inputs(batch, model, "sdpa", torch.device("cpu"), 24))
+    LanguageModelLoss(model)(**inputs, scale=1 / 1021).backward()
+    scaled_gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    (LanguageModelLoss(model)(**inputs) / 1021).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(scaled_gradients[name], parameter.grad, rtol=1e-12, atol=1e-14, msg=name)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            LanguageModelLoss(model)(**inputs, scale=0.5) * 2, LanguageModelLoss(model)(**inputs)
+        )
 
 
 class LargestTensor(TorchDispatchMode):

@@ -112,6 +112,7 @@ class Checkpointer:
         self._in_flight: Future[bool] | None = None
         self._step_on_disk: int | None = None
         self._leftovers_removed = False
+        self._group_is_lost = False
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
@@ -125,6 +126,9 @@ class Checkpointer:
         """
         started = time.perf_counter()
         self.wait()
+        if self._group_is_lost:
+            # gloo closes a group in which a collective has failed: no save of this round could work any more.
+            raise RuntimeError("an earlier save lost the other ranks: this round ends, as it could not save any more")
         if step == self._step_on_disk:
             return self._blocked_since(started)
         flat = flatten(state)
@@ -186,6 +190,7 @@ class Checkpointer:
         except RuntimeError as failure:
             # A rank that is lost after the manifest was written takes nothing from the checkpoint.
             if not writer.completed:
+                self._group_is_lost = True
                 self._failed(save, f"lost the other ranks: {failure}", tell=True)
                 return False
         finally:
