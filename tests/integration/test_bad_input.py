@@ -114,6 +114,12 @@ CASES = [
         on_existing_run=True,
     ),
     Case(
+        "another number of ranks without a global batch",
+        ["4 sequences per step", "this start has 2", "start 2 ranks as before (this start has 1), or"],
+        arguments=["--nproc-per-node", "1"],
+        on_existing_run=True,
+    ),
+    Case(
         "data changed since the checkpoint",
         ["changed since this run began", "another order", "undo the change, or start under another `name`"],
         # The reference's own, so that its saved run.yaml stays as it is to the byte.

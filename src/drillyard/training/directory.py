@@ -92,8 +92,10 @@ def _require_resumable(config: RunConfig, num_ranks: int) -> None:
     saved = complete[-1].metadata.get("global_batch_size") if complete and wanted == "auto" else None
     batch = resolved_global_batch(config, num_data_ranks(config, num_ranks))
     if saved is not None and saved != batch:
+        ranks = complete[-1].metadata.get("world_size", num_ranks)
+        as_before = "" if ranks == num_ranks else f"start {ranks} ranks as before (this start has {num_ranks}), or "
         raise UserError(
-            f"{complete[-1].path}: was trained with {saved} sequences per step, and this start has {batch}; "
+            f"{complete[-1].path}: was trained with {saved} sequences per step, and this start has {batch}; {as_before}"
             f"set training.global_batch_size: {saved}, or choose another `name`"
         )
 
