@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import IO
 
 from tests.integration.supervised import Start
 
@@ -74,6 +76,42 @@ def test_the_rank_that_others_gave_up_waiting_for_is_named(start: Start) -> None
     assert "most recent call first" in run.log(1)
 
 
+def test_what_becomes_of_a_rank_that_is_asked_for_its_stacks_is_not_the_cause(start: Start) -> None:
+    run = start(
+        """
+        if rank == 1:
+            touch("ready")
+            signal.signal(signal.SIGUSR2, lambda *_: os.kill(os.getpid(), signal.SIGSEGV))
+            time.sleep(100)
+        wait_for("ready")
+        time.sleep(0.5)
+        raise RuntimeError("Timed out waiting 600000ms for recv operation to complete")
+        """,
+        max_restarts=0,
+    )
+    code, _, err = run.end()
+    assert code == 1 and "rank 0: exit code 1" in err and "it waited for rank 1" in err
+    assert "SIGSEGV" not in err
+
+
+def test_a_rank_whose_interpreter_is_held_tells_its_stacks_when_asked_again(start: Start) -> None:
+    run = start(
+        """
+        from pathlib import Path
+        from drillyard.supervise.rank import attend
+        side = attend(Path(directory), 0, round_number=0, is_claimed=True)
+        step(1)
+        def hold_the_lock(): sum(range(10**14))  # in C, without a look at signals or other threads
+        def wait(): time.sleep(100)
+        hold_the_lock() if rank == 1 else wait()
+        """,
+        max_restarts=0,
+        watchdog=1.0,
+    )
+    code, _, err = run.end()
+    assert code == 1 and "in hold_the_lock" in err and "in wait" in err
+
+
 RANK = """
 import hashlib, os, signal, sys, threading, time
 from pathlib import Path
@@ -86,13 +124,15 @@ def deaf():
 """
 
 
-def a_rank(directory: Path, watchdog: float, script: str) -> subprocess.Popen[str]:
+def a_rank(
+    directory: Path, watchdog: float, script: str, stderr: int | IO[bytes] = subprocess.PIPE
+) -> subprocess.Popen[str]:
     """A rank without a supervisor."""
     return subprocess.Popen(
         [sys.executable, "-c", RANK + script, str(directory), str(watchdog)],
         env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"},
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     )
 
@@ -153,3 +193,27 @@ os._exit(3)
     )
     said, _ = rank.communicate(timeout=30)
     assert (said, rank.returncode) == (f"{signal.SIGTERM.value}\n", 3)
+
+
+def test_a_rank_can_be_asked_for_its_stacks_while_all_its_threads_run(tmp_path: Path) -> None:
+    with open(tmp_path / "stderr", "wb") as stderr:
+        rank = a_rank(
+            tmp_path,
+            0,
+            """
+def descend(depth): return depth and descend(depth - 1)
+def busy():
+    while True: descend(300)
+for _ in range(4): threading.Thread(target=busy, daemon=True).start()
+print("busy", flush=True)
+time.sleep(100)
+""",
+            stderr,
+        )
+    assert rank.stdout is not None and rank.stdout.readline() == "busy\n"
+    for _ in range(200):
+        rank.send_signal(signal.SIGUSR2)
+        time.sleep(0.003)
+    rank.send_signal(signal.SIGTERM)
+    assert rank.wait(timeout=60) == 85
+    assert (tmp_path / "stderr").read_text().count("in descend") > 100

@@ -59,6 +59,23 @@ def term(name: str, value: float, unit: str, formula: str, *rests_on: Term | Fac
     return Term(name, combine(value, *parts), unit, formula)
 
 
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A number that is known to lie between two; `low` and `high` are terms of the same name and unit.
+
+    `is_bound`: only the better end is known (nothing measured is like it); the other end is then the same term, and
+    whoever shows it calls it a bound.
+    """
+
+    low: Term
+    high: Term
+    is_bound: bool = False
+
+    @property
+    def unverified(self) -> bool:
+        return self.low.unverified or self.high.unverified
+
+
 def given(value: float) -> Fact[float]:
     """A user's own number as a fact."""
     return Fact(value, (GIVEN,))

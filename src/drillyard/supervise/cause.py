@@ -26,8 +26,8 @@ _NO_MEMORY = re.compile(
     r"^(\S*\.)?MemoryError\b|^(\S*\.)?OutOfMemoryError\b|CUDA out of memory|can't allocate memory|std::bad_alloc"
     r"|Cannot allocate memory"
 )
-_EXCEPTION = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit|Failed|Timeout)\b")
-_NOT_A_CAUSE = re.compile(r'^\s*(Step: \d+|\{".*\}|Evaluation after step|\[rank\d+\]:\[W)')
+_EXCEPTION = re.compile(r"^([\w.]*(Error|Exception|Interrupt|Exit|Failed|Timeout)\b|Fatal Python error: )")
+_NOT_A_CAUSE = re.compile(r'^\s*(Step: \d+|\{".*\}|Evaluation after step|\[rank\d+\]:\[W|Extension modules: )')
 _TAIL_BYTES = 64 * 1024
 
 

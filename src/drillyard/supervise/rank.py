@@ -16,7 +16,7 @@ from typing import IO
 
 from drillyard.errors import UserError
 from drillyard.supervise.life import own_signs
-from drillyard.supervise.round import STACKS_SIGNAL
+from drillyard.supervise.signals import INSISTING_STACKS_SIGNAL
 from drillyard.supervise.stopping import StopSignals
 from drillyard.supervise.watch import Watch, stacks_file, tick_seconds
 from drillyard.telemetry.events import EventName, append_event
@@ -37,7 +37,9 @@ def attend(run_directory: Path, watchdog_seconds: float, *, round_number: int, i
 
     Under a supervisor (DRILLYARD_SUPERVISED) the rank does not judge itself. `is_claimed`: see `owns_directory`.
     """
-    faulthandler.register(STACKS_SIGNAL, all_threads=True)
+    # A crash tells where it was. The handler walks frames without the interpreter's lock: only when nothing else helps.
+    faulthandler.enable()
+    faulthandler.register(INSISTING_STACKS_SIGNAL, all_threads=True)
     rank = int(os.environ["RANK"])
 
     def tell(event: EventName, **fields: object) -> None:

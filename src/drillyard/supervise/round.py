@@ -7,7 +7,7 @@ the last:
     a rank fails         -> a moment for its peers' own last words -> SIGTERM to the rest -> SIGKILL to all groups
     a rank ends well     -> the others finish; if the run has ended (summary, exit 85), only for so long -> SIGKILL
     a stop signal        -> forwarded, the ranks save and exit; a second one -> SIGKILL
-    no sign of life      -> stack dumps are asked for, also of stopped ranks -> SIGTERM -> SIGKILL
+    no sign of life      -> stack dumps are asked for, also of stopped ranks -> once more -> SIGTERM -> SIGKILL
 
 A rank that leaves with 85 takes the others along: they are asked to stop as well. When a rank gives up waiting in a
 collective, the one it waited for is the one to look at: what the others do is noted, and their stacks are asked for.
@@ -33,15 +33,12 @@ from drillyard.supervise import cause, hang
 from drillyard.supervise.life import TRAINING, LifeBoard
 from drillyard.supervise.output import LineForwarder, Output, log_path, open_log, round_header
 from drillyard.supervise.processes import Rank
-from drillyard.supervise.signals import FORWARDED_AS, SignalInbox
+from drillyard.supervise.signals import FORWARDED_AS, INSISTING_STACKS_SIGNAL, STACKS_SIGNAL, SignalInbox
 from drillyard.supervise.standby import Standby
 from drillyard.supervise.traces import Traces
 
 EXIT_CHECKPOINTED = 85
 EXIT_USER_ERROR = 2
-
-# Asks a rank for the Python stacks of its threads; a rank that has no handler for it ends, as it was to anyway.
-STACKS_SIGNAL = signal.SIGUSR2
 
 _PIPE_BYTES = 1 << 20
 _READ_PAUSE_SECONDS = 0.02
@@ -61,7 +58,7 @@ class Patience:
     watchdog: float | None = None
     """Without progress on any rank (life.py), a round counts as hung after this; None: never."""
     stacks: float = 1.0
-    """For the stack dumps of a hung round."""
+    """For the stack dumps of a hung round; as long again for those of ranks that were asked twice."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +117,7 @@ class Round:
         self._selector = selectors.DefaultSelector()
         self._pending: tuple[float, Callable[[], None]] | None = None
         self._asked_to_end = False
+        self._asked_for_stacks = False
         self._first_end: float | None = None
         self._resume_reading: float | None = None
         self._last_trace = time.monotonic()
@@ -248,14 +246,14 @@ class Round:
         exits = []
         for rank in ended:
             self._selector.unregister(rank.pidfd)
-            exits.append(Exit(rank.number, rank.pid, rank.reap(), self._asked_to_end))
+            exits.append(Exit(rank.number, rank.pid, rank.reap(), self._asked_to_end or self._asked_for_stacks))
         for end in sorted(exits, key=lambda end: (end.returncode >= 0, end.rank)):
             self._first_end = self._first_end or time.monotonic()
             self._result.exits.append(end)
             self._after_exit(end)
 
     def _after_exit(self, end: Exit) -> None:
-        if self._asked_to_end:
+        if self._asked_to_end or self._asked_for_stacks:
             return
         if end.returncode == EXIT_CHECKPOINTED or self._traces.summary_written():
             if self._pending is None:
@@ -271,8 +269,11 @@ class Round:
                 self._later(self._patience.settle, self._terminate)
 
     def _gave_up_waiting(self, end: Exit) -> bool:
-        log = cause.read_from(log_path(self._plan.run_directory, end.rank), self._result.log_offsets[end.rank])
-        return cause.speaks_of_timeout(cause.last_words(log))
+        return cause.speaks_of_timeout(cause.last_words(self._words_of(end.rank)))
+
+    def _words_of(self, rank: int) -> str:
+        """What a rank's log holds of this round."""
+        return cause.read_from(log_path(self._plan.run_directory, rank), self._result.log_offsets[rank])
 
     def _running(self) -> list[Rank]:
         return [rank for rank in self._ranks if rank.returncode is None]
@@ -302,10 +303,21 @@ class Round:
         """Note what the remaining ranks do, let them write their stacks, and end them then."""
         now, signs = time.monotonic(), self._board.read()
         self._result.silent = [hang.silence(r.number, r.pid, signs[r.number], now) for r in self._running()]
+        self._asked_for_stacks = True
         self._send(STACKS_SIGNAL)
         # A stopped rank runs its handler only when it goes on.
         self._send(signal.SIGCONT)
-        self._later(self._patience.stacks, self._terminate)
+        self._later(self._patience.stacks, self._insist_on_stacks)
+
+    def _insist_on_stacks(self) -> None:
+        """Ask ranks that have not written their stacks once more, in a way that needs nothing of their interpreter."""
+        silent = [rank for rank in self._running() if hang.innermost_frame(self._words_of(rank.number)) is None]
+        for rank in silent:
+            rank.send(INSISTING_STACKS_SIGNAL)
+        if silent:
+            self._later(self._patience.stacks, self._terminate)
+        else:
+            self._terminate()
 
     def _on_signal(self) -> None:
         for number in self._signals.take():

@@ -9,12 +9,18 @@ from types import FrameType
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 RANK_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
+# Asks a rank for the Python stacks of its threads; a rank that has no handler for it ends, as it was to anyway.
+STACKS_SIGNAL = signal.SIGUSR2
+# Asks again, of a rank that did not answer: one whose interpreter is held by code that never gives it back.
+INSISTING_STACKS_SIGNAL = signal.SIGQUIT
+
 # Ranks stop on SIGTERM and SIGUSR1 (finish the step, save, exit with 85); Ctrl-C or a closed terminal asks the same.
 FORWARDED_AS = {signal.SIGINT: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
 
 
 class SignalInbox:
-    """The stop signals that this process received, to be read in its loop. Use it with `with`, in the main thread.
+    """The signals of `numbers` that this process received, to be read in its loop. Use it with `with`, in the main
+    thread.
 
     SIGHUP stays ignored where it is (nohup).
     """
@@ -46,7 +52,7 @@ class SignalInbox:
         return self._reader.fileno()
 
     def take(self) -> list[signal.Signals]:
-        """The stop signals since the last call, in order."""
+        """The signals since the last call, in order."""
         try:
             numbers = self._reader.recv(4096)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Stop signals in a rank: heard at once, whatever its main thread is doing.
+"""Signals in a rank: heard at once, whatever its main thread is doing.
 
 SIGTERM and SIGUSR1 ask a rank to stop. Python runs handlers in the main thread, between two bytecodes: a rank that
 waits in a store, joins the others or sits in a hung collective would hear nothing. So the number is written to a socket
@@ -11,10 +11,14 @@ by the interpreter's C handler, and a thread of ours acts on it, in one of three
   at once with 128 + N. One that follows within two seconds is the same request, delivered to a supervisor and to its
   ranks alike;
 - `ignore`: all is saved and the rank is on its way out.
+
+SIGUSR2 asks for the Python stacks of all threads, on standard error. The same thread writes them, as it holds the
+interpreter's lock meanwhile: a C handler that walks the frames of threads while these run may crash the process.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import select
 import signal
@@ -24,7 +28,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from drillyard.supervise.round import EXIT_CHECKPOINTED
-from drillyard.supervise.signals import RANK_STOP_SIGNALS, SignalInbox
+from drillyard.supervise.signals import RANK_STOP_SIGNALS, STACKS_SIGNAL, SignalInbox
 
 SECONDS_OF_ONE_REQUEST = 2.0
 
@@ -42,7 +46,7 @@ class StopSignals:
         self._on_note = on_note
         self._answer: Answer = "leave"
         self._lock = threading.Lock()
-        self._inbox = SignalInbox(RANK_STOP_SIGNALS)
+        self._inbox = SignalInbox((*RANK_STOP_SIGNALS, STACKS_SIGNAL))
         self._inbox.__enter__()
         # A forked child would write its signals into our socket.
         os.register_at_fork(after_in_child=lambda: self._inbox.__exit__())
@@ -59,6 +63,9 @@ class StopSignals:
         while True:
             select.select([self._inbox], [], [])
             for number in self._inbox.take():
+                if number == STACKS_SIGNAL:
+                    faulthandler.dump_traceback(all_threads=True)
+                    continue
                 with self._lock:
                     self._hear(number)
 

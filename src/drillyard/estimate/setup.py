@@ -1,0 +1,75 @@
+"""What is predicted, in one value: a model, how it is cut over ranks, and what one rank does in a step.
+
+Memory and step time both depend on exactly these numbers, so both are functions of a `Setup` and of hardware. It is
+made from a run config by `resolve.setup_of`; variations (`--sweep`, the nearest settings that fit) are `replace`d fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from drillyard.config.automatic import Kernel
+from drillyard.modelspec import ModelSpec
+
+Precision = Literal["bf16", "fp32", "fp64"]
+Checkpointing = Literal["none", "selective", "full"]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """LoRA: adapters of `rank` on the linear layers that `targets` name (or `all-linear`); all else is frozen."""
+
+    rank: int
+    targets: Sequence[str] | Literal["all-linear"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A training step as one rank sees it. Every `auto` of the run config is resolved here.
+
+    `micro_batch_size` sequences of `sequence_length` tokens go through one forward and backward, and
+    `gradient_accumulation` of these make a step. The model is cut over `shard` ranks and there are `replicate` copies.
+    `loss_chunk_tokens`: rows whose logits exist at once. Documents that are packed together are
+    kept apart by a mask under `sdpa` and `eager`, by offsets under `varlen` and `flex`.
+    """
+
+    spec: ModelSpec
+    precision: Precision
+    sequence_length: int
+    micro_batch_size: int
+    gradient_accumulation: int
+    activation_checkpointing: Checkpointing
+    shard: int
+    replicate: int
+    gpus_per_node: int
+    kernel: Kernel
+    compiled: bool
+    loss_chunk_tokens: int
+    clips_gradients: bool = True
+    adapters: Adapters | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all: one per GPU."""
+        return self.shard * self.replicate
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines, the last of which may be partly used."""
+        return -(-self.world_size // self.gpus_per_node)
+
+    @property
+    def tokens_per_micro_batch(self) -> int:
+        """Tokens, padding included, that one rank takes through one forward."""
+        return self.micro_batch_size * self.sequence_length
+
+    @property
+    def tokens_per_step_per_gpu(self) -> int:
+        return self.tokens_per_micro_batch * self.gradient_accumulation
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens, padding included, of one optimizer step over all ranks."""
+        return self.tokens_per_step_per_gpu * self.world_size
