@@ -7,6 +7,7 @@ LOCAL_RANK, MASTER_ADDR, MASTER_PORT); without them it is a run of one rank. The
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,8 +18,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
+from drillyard.config.automatic import resolved_shard
 from drillyard.config.run import ParallelismConfig, TrainingConfig
 from drillyard.errors import UserError
+from drillyard.parallel.joining import JoinedRound, JoinFailed, join_round
 
 T = TypeVar("T")
 
@@ -42,6 +45,12 @@ class Ranks:
     mesh: DeviceMesh
     threads: int
     collective_timeout: timedelta = COLLECTIVE_TIMEOUT
+    joined: JoinedRound | None = None
+
+    @property
+    def restarts(self) -> int:
+        """How often these ranks have been started before, as far as their store or their launcher knows."""
+        return self.joined.restarts if self.joined else 0
 
     @property
     def num_replicas(self) -> int:
@@ -63,6 +72,7 @@ class Ranks:
         `first` is True on the first rank of each node, which makes what is missing: what rank 0 made in a shared
         directory the others find there, and where the directory is not shared each node makes its own. All
         return together. Waiting is on the store, not in a collective, so it may take hours without a timeout.
+        Raises JoinFailed when another rank has been started anew meanwhile.
         """
         store = dist.distributed_c10d._get_default_store()
         prefix = f"drillyard/in-turn/{store.add(f'drillyard/in-turn/{self.rank}', 1)}"
@@ -70,7 +80,7 @@ class Ranks:
         # Nobody goes on, into collectives that have a limit, before the slowest node is done.
         if store.add(f"{prefix}/done", 1) == self.world_size:
             store.set(f"{prefix}/all", "done")
-        store.wait([f"{prefix}/all"], timedelta(days=7))
+        self._await(store, f"{prefix}/all")
         return result
 
     def _act_in_turn(self, store: Any, prefix: str, action: Callable[[bool], T]) -> T:
@@ -78,15 +88,23 @@ class Ranks:
             result = action(True)
             store.set(f"{prefix}/first", "done")
             return result
-        store.wait([f"{prefix}/first"], timedelta(days=7))
+        self._await(store, f"{prefix}/first")
         node = self.rank - self.local_rank
         if self.local_rank == 0:
             result = action(True)
             store.set(f"{prefix}/node-{node}", "done")
             return result
         if node != 0:
-            store.wait([f"{prefix}/node-{node}"], timedelta(days=7))
+            self._await(store, f"{prefix}/node-{node}")
         return action(False)
+
+    def _await(self, store: Any, key: str) -> None:
+        """Wait for `key`, looking ever more rarely, without end while this round goes on."""
+        begun = time.monotonic()
+        while not store.check([key]):
+            if self.joined is not None and self.joined.is_over():
+                raise JoinFailed(f"rank {self.rank}: another rank of this round was started anew")
+            time.sleep(min(5.0, 0.01 + (time.monotonic() - begun) / 50))
 
 
 def choose_device(wanted: str, local_rank: int) -> torch.device:
@@ -121,9 +139,8 @@ def start_ranks(
     torch.set_num_threads(threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if not dist.is_initialized():
-        _join(rank, world_size, device, collective_timeout)
-    shard = world_size // parallelism.replicate if parallelism.shard == "auto" else parallelism.shard
+    joined = None if dist.is_initialized() else _join(rank, world_size, device, collective_timeout)
+    shard = resolved_shard(parallelism, world_size)
     if shard * parallelism.replicate != world_size:
         raise UserError(
             f"parallelism: shard {shard} x replicate {parallelism.replicate} is not the number of ranks, {world_size}; "
@@ -133,7 +150,7 @@ def start_ranks(
     for axis in ("replicate", "shard"):
         # The mesh makes groups of its own, with torch's default of 10 or 30 minutes.
         set_timeout(mesh.get_group(axis), collective_timeout)
-    return Ranks(rank, world_size, local_rank, local_world_size, device, mesh, threads, collective_timeout)
+    return Ranks(rank, world_size, local_rank, local_world_size, device, mesh, threads, collective_timeout, joined)
 
 
 def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
@@ -151,32 +168,21 @@ def ranks_of_this_host(world_size: int) -> int:
     return world_size
 
 
-def _join(rank: int, world_size: int, device: torch.device, timeout: timedelta) -> None:
+def _join(rank: int, world_size: int, device: torch.device, timeout: timedelta) -> JoinedRound | None:
+    """Find the other ranks and make the default group; the round that was agreed on, None for a process of its own."""
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     store: Any
+    joined = None
     if "MASTER_ADDR" in os.environ:
-        store, _, _ = next(rendezvous("env://", rank, world_size, timeout=JOIN_TIMEOUT))
-        store = torch._C._distributed_c10d.PrefixStore(f"round-{_round_of_this_host(world_size)}", store)
-        _await_all(store, world_size)
+        meeting_place, _, _ = next(rendezvous("env://", rank, world_size, timeout=JOIN_TIMEOUT))
+        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        # Where each host restarts its own ranks, the others come when their collective of the dead round has failed.
+        joined = join_round(meeting_place, rank, world_size, restarts, JOIN_TIMEOUT + timeout)
+        store = joined.store
     else:
         store, rank, world_size = torch._C._distributed_c10d.HashStore(), 0, 1
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-
-
-def _round_of_this_host(world_size: int) -> str:
-    """What keeps a restarted round from the addresses that the dead one has left in torchrun's store.
-
-    Only where all ranks are on one host: agents of several count their restarts apart.
-    """
-    is_alone = os.environ.get("LOCAL_WORLD_SIZE") == str(world_size)
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_alone else "any"
-
-
-def _await_all(store: Any, world_size: int) -> None:
-    """Wait until every rank has arrived, so that the groups' own, shorter timeout begins for all at once."""
-    if store.add("drillyard/arrived", 1) == world_size:
-        store.set("drillyard/all-arrived", "yes")
-    store.wait(["drillyard/all-arrived"], JOIN_TIMEOUT)
+    return joined
 
 
 def stop_ranks() -> None:
