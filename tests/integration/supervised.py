@@ -25,7 +25,10 @@ sys.exit(supervise(
     [sys.executable, "-c", sys.argv[2]],
     num_ranks=int(sys.argv[3]), run_directory=directory, max_restarts=int(sys.argv[4]),
     environment={"FROM_CALLER": "yes"}, on_event=functools.partial(append_event, directory),
-    console=Console(), patience=Patience(watchdog=float(sys.argv[5]) or None, stacks=0.2, settle=float(sys.argv[6])),
+    console=Console(),
+    patience=Patience(
+        watchdog=float(sys.argv[5]) or None, stacks=0.2, settle=float(sys.argv[6]), terminate=1.5, kill=4.0
+    ),
 ))
 """
 # What every rank script starts with: its place, and a way to tell of a step as the trainer does.

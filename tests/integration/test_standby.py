@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
 from pathlib import Path
 
+import pytest
 from tests.integration.supervised import Start, Supervised, wait_until
+
+from drillyard.supervise import standby
 
 # The driver's supervisor keeps ranks ready; ranks prepare by leaving their process id.
 WITH_STANDBY = """
@@ -77,6 +82,18 @@ def test_one_that_died_while_it_waited_is_replaced_by_an_ordinary_start(start: S
     assert code == 0
     assert "round 1 rank 0" in out
     assert f"pid {lost}" not in out
+
+
+def test_one_that_sigkill_does_not_end_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(standby.os, "killpg", lambda group, number: killed.append(group))
+    monkeypatch.setattr(standby, "SECONDS_TO_END", 0.2)
+    began = time.monotonic()
+    with standby.Standby([sys.executable, "-c", "import time; time.sleep(20)"], [dict(os.environ)]) as ready:
+        assert ready.start() is None
+        (pid,) = ready.pids
+    assert time.monotonic() - began < 15 and killed == [pid]
+    os.kill(pid, signal.SIGKILL)
 
 
 def test_they_end_with_a_supervisor_that_is_killed(start: Start) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import signal
 import time
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from tests.integration.supervised import Start, wait_until
+
+from drillyard.supervise.signals import SECONDS_OF_ONE_REQUEST
 
 
 def test_ranks_get_their_place_and_rank_0_speaks_on_the_console(start: Start) -> None:
@@ -71,7 +75,10 @@ def test_a_rank_killed_from_outside_is_told_as_killed(start: Start) -> None:
 
 
 @pytest.mark.parametrize("settle", [30.0, 0.0], ids=["before it is told to end", "after it was told to end"])
-def test_the_rank_that_lost_its_peer_is_not_the_cause(start: Start, settle: float) -> None:
+def test_the_rank_that_lost_its_peer_is_not_the_cause(
+    start: Start, settle: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SETTLE", str(settle))
     run = start(
         """
         if rank == 0:
@@ -79,10 +86,9 @@ def test_the_rank_that_lost_its_peer_is_not_the_cause(start: Start, settle: floa
             print("RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:29500", file=sys.stderr)
             touch("gone")
             sys.exit(1)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: touch("told"))
         touch("ready")
-        wait_for("gone")
-        time.sleep(0.2)
+        wait_for("gone" if os.environ["SETTLE"] != "0.0" else "told")
         raise KeyError("the cause")
         """,
         max_restarts=0,
@@ -200,6 +206,23 @@ def test_a_rank_that_leaves_with_85_takes_the_others_along(start: Start) -> None
     assert run.events()[-1]["status"] == "interrupted"
 
 
+def test_a_stop_that_could_not_be_saved_ends_with_1_and_its_words_and_is_not_repeated(start: Start) -> None:
+    run = start(
+        """
+        if rank == 0:
+            wait_for("ready")
+            print("error: stopped on request after step 7\\nmend it\\n", file=sys.stderr)
+            sys.exit(86)
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(86))
+        touch("ready")
+        time.sleep(60)
+        """
+    )
+    assert run.end() == (1, "", "error: stopped on request after step 7\nmend it\n")
+    end = run.events()[-1]
+    assert (end["event"], end["status"], end["exit_code"]) == ("end", "interrupted", 1)
+
+
 @pytest.mark.parametrize(("script", "code"), [("", 85), ("step(3)", 128 + signal.SIGTERM)])
 def test_a_stop_signal_that_a_rank_does_not_hear_is_no_crash(start: Start, script: str, code: int) -> None:
     run = start(f"{script}\nif rank: os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)")
@@ -209,12 +232,55 @@ def test_a_stop_signal_that_a_rank_does_not_hear_is_no_crash(start: Start, scrip
     assert (told[1]["signal"], told[2]["exit_code"]) == ("SIGTERM", code)
 
 
+def test_an_error_on_the_way_to_a_stop_is_told_with_its_cause(start: Start) -> None:
+    run = start(
+        """
+        def stop(*_):
+            if rank == 1:
+                raise RuntimeError("no room for the state")
+        signal.signal(signal.SIGTERM, stop)
+        step(3)
+        touch(f"ready-{rank}")
+        time.sleep(60)
+        """
+    )
+    run.wait_for("ready-0")
+    run.wait_for("ready-1")
+    run.process.terminate()
+    code, _, err = run.end()
+    assert code == 128 + signal.SIGTERM and "stopped by SIGTERM without a checkpoint of this moment" in err
+    assert "rank 1: exit code 1; RuntimeError: no room for the state" in err
+    told = [event for event in run.events() if event["event"] != "step"]
+    assert [event["event"] for event in told] == ["run_start", "signal", "failure", "end"]
+    assert told[2]["failed_rank"] == 1
+
+
+def test_signals_that_come_together_are_one_request(start: Start) -> None:
+    run = start(
+        """
+        def stop(*_):
+            time.sleep(0.5)
+            os._exit(85)
+        signal.signal(signal.SIGTERM, stop)
+        touch(f"ready-{rank}")
+        time.sleep(60)
+        """
+    )
+    run.wait_for("ready-0")
+    run.wait_for("ready-1")
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        run.process.send_signal(number)
+    assert run.end()[0] == 85
+    assert [event["event"] for event in run.events()] == ["run_start", "signal", "end"]
+
+
 def test_a_second_signal_ends_everything_at_once(start: Start) -> None:
     run = start("signal.signal(signal.SIGTERM, lambda *_: touch(f'told-{rank}')); touch('ready')\nwait_for('never')")
     run.wait_for("ready")
     time.sleep(0.2)
     run.process.terminate()
     run.wait_for("told-0")
+    time.sleep(SECONDS_OF_ONE_REQUEST + 0.1)
     run.process.terminate()
     code, _, err = run.end()
     assert code == 128 + signal.SIGTERM and "ended at once" in err
@@ -226,10 +292,81 @@ def test_a_run_whose_summary_is_written_has_succeeded_whatever_its_ranks_say(sta
     assert (code, err) == (0, "")
 
 
+def test_a_run_that_is_ended_at_once_after_its_summary_has_succeeded(start: Start) -> None:
+    run = start("signal.signal(signal.SIGTERM, lambda *_: touch('told'))\nsummary(); touch('ready'); wait_for('never')")
+    run.wait_for("ready")
+    run.process.terminate()
+    run.wait_for("told")
+    time.sleep(SECONDS_OF_ONE_REQUEST + 0.1)
+    run.process.terminate()
+    assert run.end()[0] == 0
+    assert run.left_running() == []
+
+
 def test_a_summary_of_an_earlier_run_is_no_success(start: Start, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "summary.json").write_text("{}")
     assert start("sys.exit(3)", max_restarts=0).end()[0] == 3
+
+
+UNKILLABLE = """
+import os
+from drillyard.supervise import guardian, processes
+kill_group = processes.Rank.kill_group
+processes.Rank.kill_group = lambda self: kill_group(self) if self.number == 0 else None
+guardian.PATIENCE_SECONDS = 0.2
+guardian.marked_processes = lambda token: []
+"""
+"""A supervisor whose SIGKILL does nothing to rank 1, as if that were in a call of the kernel that does not return."""
+
+
+@pytest.mark.parametrize("failing", ["raise RuntimeError('gone wrong')", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_rank_that_sigkill_does_not_end_is_named_and_left_and_no_round_follows(start: Start, failing: str) -> None:
+    run = start(
+        f"""
+        if rank == 0:
+            wait_for("ready")
+            {failing}
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open(directory + "/pid", "w").write(str(os.getpid()))
+        touch("ready")
+        time.sleep(60)
+        """,
+        prelude=UNKILLABLE,
+    )
+    code, _, err = run.end()
+    pid = int((run.directory / "pid").read_text())
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    assert code == (137 if "SIGKILL" in failing else 1)
+    assert f"rank 1: process {pid} did not end after SIGKILL and is left behind; it is in state S" in err
+    assert "no further round: rank 1: process" in err and "restart this host" in err
+    assert run.log(0).count("=== round") == 1
+    assert run.events()[-1]["status"] == "failed"
+
+
+def test_a_rank_that_nccl_aborted_for_waiting_is_asked_whom_it_waited_for(start: Start) -> None:
+    run = start(
+        """
+        import faulthandler
+        faulthandler.enable()
+        if rank == 0:
+            faulthandler.register(signal.SIGUSR2)
+            touch("ready")
+            time.sleep(60)
+        wait_for("ready")
+        os.write(2, b"terminate called after throwing an instance of 'c10::DistBackendError'\\n"
+            b"  what():  [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9) ran for 9 ms\\n")
+        os.abort()
+        """,
+        max_restarts=0,
+    )
+    code, _, err = run.end()
+    assert code == 128 + signal.SIGABRT
+    assert "rank 1: killed by SIGABRT (exit code 134); DistBackendError: [Rank 1] Watchdog caught" in err
+    assert "it waited for rank 0" in err
+    assert re.search(r"rank 0.*; at <string>:\d+ in <module>", err), err
+    assert "most recent call first" in run.log(0), "the stacks of the rank that was waited for"
 
 
 def test_rounds_that_never_reach_a_step_stop_after_three(start: Start) -> None:

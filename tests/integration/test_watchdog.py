@@ -31,7 +31,7 @@ HANG = """
 
 
 def test_a_hung_round_is_told_with_all_its_stacks_and_started_again(start: Start) -> None:
-    run = start(HANG, watchdog=1.0)
+    run = start(HANG, watchdog=3.0)
     code, _, err = run.end()
     assert code == 0
     assert "no progress on any rank within the watchdog's time" in err
@@ -46,12 +46,12 @@ def test_signs_of_life_keep_a_round_that_logs_nothing(start: Start) -> None:
         """
         from drillyard.supervise.life import own_signs
         signs = own_signs(os.environ)
-        for number in range(30):
+        for number in range(45):
             time.sleep(0.1)
             if rank == 1:
-                signs.step(number, 30)
+                signs.step(number, 45)
         """,
-        watchdog=1.0,
+        watchdog=3.0,
     )
     assert run.end()[0] == 0
     assert [event["event"] for event in run.events()] == ["run_start"]
@@ -106,7 +106,7 @@ def test_a_rank_whose_interpreter_is_held_tells_its_stacks_when_asked_again(star
         hold_the_lock() if rank == 1 else wait()
         """,
         max_restarts=0,
-        watchdog=1.0,
+        watchdog=4.0,
     )
     code, _, err = run.end()
     assert code == 1 and "in hold_the_lock" in err and "in wait" in err
@@ -157,13 +157,15 @@ def test_a_rank_hears_stop_signals_while_its_main_thread_cannot(tmp_path: Path) 
     before = a_rank(tmp_path / "before", 0, "deaf()")
     training = a_rank(tmp_path / "training", 0, "side.stops.answer('note'); deaf()")
     saved = a_rank(tmp_path / "saved", 0, "side.stops.answer('ignore'); deaf()")
+    (tmp_path / "before").mkdir(exist_ok=True)
     for rank in (before, training, saved):
-        (tmp_path / ("before" if rank is before else "training")).mkdir(exist_ok=True)
         assert rank.stdout is not None and rank.stdout.readline() == "deaf\n"
-        rank.send_signal(signal.SIGUSR1)
-    assert before.wait(timeout=30) == 85 and told(tmp_path / "before") == ["signal", "end"]
+    before.send_signal(signal.SIGUSR1)
+    saved.send_signal(signal.SIGUSR1)
     # Two seconds on, it is another request; before that the same one, delivered twice.
+    training.send_signal(signal.SIGUSR1)
     training.send_signal(signal.SIGTERM)
+    assert before.wait(timeout=30) == 85 and told(tmp_path / "before") == ["signal", "end"]
     try:
         training.wait(timeout=2.5)
     except subprocess.TimeoutExpired:
@@ -181,10 +183,12 @@ def test_a_forked_child_of_a_rank_has_signals_of_its_own(tmp_path: Path) -> None
         tmp_path,
         0,
         """
+ready, there = os.pipe()
 child = os.fork()
 if not child:
+    os.write(there, b".")
     time.sleep(60)
-time.sleep(0.2)
+os.read(ready, 1)
 os.kill(child, signal.SIGTERM)
 print(os.waitpid(child, 0)[1], flush=True)
 time.sleep(0.2)
@@ -217,3 +221,36 @@ time.sleep(100)
     rank.send_signal(signal.SIGTERM)
     assert rank.wait(timeout=60) == 85
     assert (tmp_path / "stderr").read_text().count("in descend") > 100
+
+
+def test_a_rank_that_was_suspended_is_judged_anew(tmp_path: Path) -> None:
+    """Suspended for longer than any limit, it goes on."""
+    script = """
+side.watch.begin("training", "strict")
+for step in range(1000):
+    print(step, flush=True)
+    side.watch.signs.step(step, 1000)
+    time.sleep(0.05)
+    if os.path.exists(sys.argv[1] + "/enough"):
+        break
+print("done", flush=True)
+"""
+    rank = a_rank(tmp_path, 2.0, script)
+    assert rank.stdout is not None
+    while rank.stdout.readline() != "5\n":
+        pass
+    rank.send_signal(signal.SIGSTOP)
+    time.sleep(6)
+    rank.send_signal(signal.SIGCONT)
+    for _ in range(20):
+        assert rank.stdout.readline(), "it has ended"
+    (tmp_path / "enough").touch()
+    out, err = rank.communicate(timeout=30)
+    assert (rank.returncode, out.splitlines()[-1], err) == (0, "done", "")
+
+
+def test_a_rank_without_a_supervisor_whose_interpreter_is_held_is_ended_with_its_stacks(tmp_path: Path) -> None:
+    held = a_rank(tmp_path, 0.5, "def hold_the_lock(): sum(range(10**14))\nhold_the_lock()")
+    _, err = held.communicate(timeout=60)
+    assert held.returncode == -signal.SIGKILL
+    assert "has not run Python for" in err and "in hold_the_lock" in err

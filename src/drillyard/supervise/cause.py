@@ -15,7 +15,8 @@ from pathlib import Path
 _LOST_PEER = re.compile(
     r"connection (was )?(closed|reset|refused)|connectfullmesh|broken pipe|socket timeout|distnetworkerror"
     r"|remote process exited|ncclremoteerror|ncclsystemerror"
-    r"|timed out waiting|caught collective operation timeout|store\w* (is )?(not reachable|closed)",
+    r"|timed out waiting|caught collective operation timeout|store\w* (is )?(not reachable|closed)"
+    r"|\bJoinFailed: ",
     re.IGNORECASE,
 )
 _TIMEOUT = re.compile(
@@ -27,6 +28,8 @@ _NO_MEMORY = re.compile(
     r"|Cannot allocate memory"
 )
 _EXCEPTION = re.compile(r"^([\w.]*(Error|Exception|Interrupt|Exit|Failed|Timeout)\b|Fatal Python error: )")
+_MESSAGE = re.compile(r"error: ")
+_TERMINATED = re.compile(r"^terminate called after throwing an instance of '(?:\w+::)*(\w+)'")
 _NOT_A_CAUSE = re.compile(r'^\s*(Step: \d+|\{".*\}|Evaluation after step|\[rank\d+\]:\[W|Extension modules: )')
 _TAIL_BYTES = 64 * 1024
 
@@ -115,20 +118,28 @@ def read_from(path: Path, offset: int) -> str:
 def last_words(text: str, limit: int = 6) -> list[str]:
     """The lines of a rank's log that say best why it ended, at most `limit`.
 
-    A message for the user (`error: ...`) to its end; else the last exception and the line of code that raised it; else
-    the last lines that are neither steps nor warnings of a collective library.
+    A message for the user (`error: ...`) to its end, where no exception follows; else a C++ exception that nobody
+    caught, of which all that follows is stacks; else the last exception and the line of code that raised it; else the
+    last lines that are neither steps nor warnings of a collective library.
     """
     lines = [line.rstrip() for line in text.splitlines()]
-    for index in reversed(range(len(lines))):
-        if lines[index].startswith("error: "):
-            return _until_blank(lines[index:], limit)
-    for index in reversed(range(len(lines))):
-        line = re.sub(r"^\[rank\d+\]: ?", "", lines[index])
-        if _EXCEPTION.match(line):
-            frame = [line for line in lines[max(index - 3, 0) : index] if line.lstrip("[]rank0123456789: ")]
-            return [*frame[-2:], *_until_blank(lines[index:], limit - 2)]
+    bare = [re.sub(r"^\[rank\d+\]: ?", "", line) for line in lines]
+    message, terminated, raised = (_last_match(p, bare) for p in (_MESSAGE, _TERMINATED, _EXCEPTION))
+    if message > max(terminated, raised):
+        return _until_blank(lines[message:], limit)
+    if found := _TERMINATED.match(bare[terminated]) if terminated >= 0 else None:
+        what = lines[terminated + 1].strip() if terminated + 1 < len(lines) else ""
+        return [f"{found[1]}: {what.removeprefix('what():').strip()}"]
+    if raised >= 0:
+        frame = [line for line in lines[max(raised - 3, 0) : raised] if line.lstrip("[]rank0123456789: ")]
+        return [*frame[-2:], *_until_blank(lines[raised:], limit - 2)]
     telling = [line for line in lines if line and not _NOT_A_CAUSE.match(line) and not line.startswith("=== ")]
     return telling[-limit:]
+
+
+def _last_match(pattern: re.Pattern[str], lines: list[str]) -> int:
+    """The number of the last line that begins so; -1 without any."""
+    return max((number for number, line in enumerate(lines) if pattern.match(line)), default=-1)
 
 
 def _until_blank(lines: list[str], limit: int) -> list[str]:
@@ -137,9 +148,13 @@ def _until_blank(lines: list[str], limit: int) -> list[str]:
 
 
 def user_message(text: str) -> str | None:
-    """The message of a user's mistake in a rank's log (`error: ...`, its whole text), or None."""
-    words = last_words(text, limit=40)
-    return "\n".join(words) if words and words[0].startswith("error: ") else None
+    """The last message of a user's mistake in a rank's log (`error: ...`, its whole text), or None.
+
+    For a rank whose exit code says that there is one: other programs begin lines like that as well.
+    """
+    lines = [line.rstrip() for line in text.splitlines()]
+    message = _last_match(_MESSAGE, lines)
+    return "\n".join(_until_blank(lines[message:], 40)) if message >= 0 else None
 
 
 def error_line(words: list[str]) -> str:

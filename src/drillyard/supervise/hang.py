@@ -36,6 +36,18 @@ def silence(rank: int, pid: int, sign: Sign, now: float) -> str:
     return "; ".join(words) if state else ": ".join(words)
 
 
+def unkillable(rank: int, pid: int) -> str:
+    """A line about a rank that SIGKILL has not ended: its process, its state, and where it is in the kernel."""
+    letter = process_state(pid)
+    try:
+        place = Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        place = ""
+    where = f", in {place} of the kernel" if place.strip("0") else ""
+    state = f"it is {_STATES.get(letter, f'in state {letter}')}{where}" if letter else "it is gone now"
+    return f"rank {rank}: process {pid} did not end after SIGKILL and is left behind; {state}"
+
+
 def innermost_frame(log: str) -> str | None:
     """`sequences.py:88 in read`, from the last of the stacks in a rank's log, its main thread's; None without any."""
     stacks = _STACK.findall(log)

@@ -9,6 +9,7 @@ own messages go to standard error so that rank 0's JSON lines stay clean.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import time
@@ -55,6 +56,7 @@ class PlainOutput:
     refresh_seconds: float | None = None
 
     def __init__(self, stream: IO[str]) -> None:
+        _show_any_text(stream)
         self._stream: IO[str] | None = stream
 
     def lines(self, text: str) -> None:
@@ -83,6 +85,12 @@ class PlainOutput:
         """Nothing to take down."""
 
 
+def _show_any_text(stream: IO[str]) -> None:
+    """Letters that the stream's encoding lacks are shown by number: what ranks print ends no run."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+
+
 def _print_error(text: str) -> None:
     try:
         print(text, file=sys.stderr, flush=True)
@@ -107,6 +115,7 @@ class TerminalOutput:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
         from rich.progress import TimeRemainingColumn as TimeLeft
 
+        _show_any_text(console.file)
         columns = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn())
         # No thread of rich's: ranks are forked from this process. Steps may take minutes, and the time left is guessed
         # from those of the last ten.

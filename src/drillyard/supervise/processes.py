@@ -62,7 +62,8 @@ def start_process(
 class Rank:
     """One rank: its number, process id and descriptor, and its `returncode` once it was reaped.
 
-    `process` is one that stood by for it (standby.py); without one it is started.
+    `process` is one that stood by for it (standby.py); without one it is started. `left_behind`: SIGKILL has not ended
+    it.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Rank:
         process: subprocess.Popen[bytes] | None = None,
     ) -> None:
         self.number = number
+        self.left_behind = False
         try:
             self._process = process or start_process(command, environment, stdout, stderr)
         except OSError as error:

@@ -10,7 +10,7 @@ import faulthandler
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -25,11 +25,12 @@ from drillyard.telemetry.events import EventName, append_event
 @dataclass
 class RankSide:
     """`watch` is told what this rank does, `stops` hears what it is asked. `owns_directory`: whether the run directory
-    is known to be this run's, so that events may be written there."""
+    is known to be this run's, so that events may be written there; `round_number`: the round that they tell."""
 
     watch: Watch
-    stops: StopSignals
     owns_directory: bool
+    round_number: int
+    stops: StopSignals = field(init=False)
 
 
 def attend(run_directory: Path, watchdog_seconds: float, *, round_number: int, is_claimed: bool) -> RankSide:
@@ -46,7 +47,7 @@ def attend(run_directory: Path, watchdog_seconds: float, *, round_number: int, i
         if rank == 0 and side.owns_directory:
             # Nothing can be told on a disk that takes no more; the exit code still says it.
             with contextlib.suppress(UserError):
-                append_event(run_directory, event, round=round_number, rank=0, **fields)
+                append_event(run_directory, event, round=side.round_number, rank=0, **fields)
 
     def on_leave(number: signal.Signals) -> None:
         tell("signal", signal=number.name)
@@ -60,5 +61,7 @@ def attend(run_directory: Path, watchdog_seconds: float, *, round_number: int, i
 
     judge = 0.0 if os.environ.get("DRILLYARD_SUPERVISED") == "1" else watchdog_seconds
     watch = Watch(own_signs(os.environ), tick_seconds(watchdog_seconds), judge, on_hang)
-    side = RankSide(watch, StopSignals(on_leave, watch.asked_to_stop), owns_directory=is_claimed or round_number > 0)
+    side = RankSide(watch, owns_directory=is_claimed or round_number > 0, round_number=round_number)
+    # Last, as a signal may be heard at once, and `tell` asks `side`.
+    side.stops = StopSignals(on_leave, watch.asked_to_stop)
     return side

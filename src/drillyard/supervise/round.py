@@ -6,8 +6,9 @@ the last:
 
     a rank fails         -> a moment for its peers' own last words -> SIGTERM to the rest -> SIGKILL to all groups
     a rank ends well     -> the others finish; if the run has ended (summary, exit 85), only for so long -> SIGKILL
-    a stop signal        -> forwarded, the ranks save and exit; a second one -> SIGKILL
+    a stop signal        -> forwarded, the ranks save and exit; a second request -> SIGKILL
     no sign of life      -> stack dumps are asked for, also of stopped ranks -> once more -> SIGTERM -> SIGKILL
+    SIGKILL              -> a rank that outlives it, in a call of the kernel, is named and left behind
 
 A rank that leaves with 85 takes the others along: they are asked to stop as well. When a rank gives up waiting in a
 collective, the one it waited for is the one to look at: what the others do is noted, and their stacks are asked for.
@@ -33,11 +34,19 @@ from drillyard.supervise import cause, hang
 from drillyard.supervise.life import TRAINING, LifeBoard
 from drillyard.supervise.output import LineForwarder, Output, log_path, open_log, round_header
 from drillyard.supervise.processes import Rank
-from drillyard.supervise.signals import FORWARDED_AS, INSISTING_STACKS_SIGNAL, STACKS_SIGNAL, SignalInbox
+from drillyard.supervise.signals import (
+    FORWARDED_AS,
+    INSISTING_STACKS_SIGNAL,
+    SECONDS_OF_ONE_REQUEST,
+    STACKS_SIGNAL,
+    SignalInbox,
+)
 from drillyard.supervise.standby import Standby
 from drillyard.supervise.traces import Traces
 
 EXIT_CHECKPOINTED = 85
+EXIT_NOT_SAVED = 86
+"""Between a rank and its supervisor: stopped on request, and that moment could not be saved. The run's code is 1."""
 EXIT_USER_ERROR = 2
 
 _PIPE_BYTES = 1 << 20
@@ -57,6 +66,8 @@ class Patience:
     """For the other ranks once the run has ended well on one."""
     watchdog: float | None = None
     """Without progress on any rank (life.py), a round counts as hung after this; None: never."""
+    kill: float = 30.0
+    """From SIGKILL until a rank that is still there counts as unkillable. Memory of many GiB takes seconds to free."""
     stacks: float = 1.0
     """For the stack dumps of a hung round; as long again for those of ranks that were asked twice."""
 
@@ -96,6 +107,8 @@ class RoundResult:
     hung: bool = False
     silent: list[str] = field(default_factory=list)
     """What each rank that others waited for was doing when the round was given up, in words."""
+    left_behind: list[str] = field(default_factory=list)
+    """Each rank that SIGKILL did not end, in words: the kernel lets a process go only when its call returns."""
     stop_signal: signal.Signals | None = None
     forced: bool = False
     seconds_to_end: float = 0.0
@@ -116,6 +129,7 @@ class Round:
         self._ranks: list[Rank] = []
         self._selector = selectors.DefaultSelector()
         self._pending: tuple[float, Callable[[], None]] | None = None
+        self._asked_to_stop_at = 0.0
         self._asked_to_end = False
         self._asked_for_stacks = False
         self._first_end: float | None = None
@@ -255,12 +269,13 @@ class Round:
     def _after_exit(self, end: Exit) -> None:
         if self._asked_to_end or self._asked_for_stacks:
             return
-        if end.returncode == EXIT_CHECKPOINTED or self._traces.summary_written():
+        stopped = end.returncode in (EXIT_CHECKPOINTED, EXIT_NOT_SAVED)
+        if stopped or self._traces.summary_written():
             if self._pending is None:
-                if end.returncode == EXIT_CHECKPOINTED and self._result.stop_signal is None:
+                if stopped and self._result.stop_signal is None:
                     self._send(signal.SIGTERM)
                 self._later(self._patience.finish, self._kill)
-        elif end.returncode < 0:
+        elif end.returncode < 0 and not (end.returncode == -signal.SIGABRT and self._gave_up_waiting(end)):
             self._terminate()
         elif end.returncode != 0 and self._pending is None:
             if self._gave_up_waiting(end):
@@ -276,7 +291,7 @@ class Round:
         return cause.read_from(log_path(self._plan.run_directory, rank), self._result.log_offsets[rank])
 
     def _running(self) -> list[Rank]:
-        return [rank for rank in self._ranks if rank.returncode is None]
+        return [rank for rank in self._ranks if rank.returncode is None and not rank.left_behind]
 
     def _send(self, number: signal.Signals) -> None:
         for rank in self._running():
@@ -292,6 +307,14 @@ class Round:
         self._asked_to_end = True
         for rank in self._running():
             rank.kill_group()
+        self._later(self._patience.kill, self._leave_behind)
+
+    def _leave_behind(self) -> None:
+        """Wait no longer for ranks that SIGKILL does not end: nobody could end them but what they wait for."""
+        for rank in self._running():
+            rank.left_behind = True
+            self._selector.unregister(rank.pidfd)
+            self._result.left_behind.append(hang.unkillable(rank.number, rank.pid))
 
     def _on_hang(self) -> None:
         self._result.hung = True
@@ -322,15 +345,17 @@ class Round:
     def _on_signal(self) -> None:
         for number in self._signals.take():
             if self._result.stop_signal is not None:
-                self._result.forced = True
-                self._kill()
+                if time.monotonic() - self._asked_to_stop_at > SECONDS_OF_ONE_REQUEST:
+                    self._result.forced = True
+                    self._kill()
                 continue
-            self._result.stop_signal = number
+            self._result.stop_signal, self._asked_to_stop_at = number, time.monotonic()
             # First the ranks: whoever reads what is said may be what went away.
             self._send(FORWARDED_AS.get(number, number))
             self._on_stop(number)
             self._output.say(
-                f"{number.name}: the ranks will finish their step, save and stop; a second signal ends them at once"
+                f"{number.name}: the ranks will finish their step, save and stop; another signal, "
+                f"{SECONDS_OF_ONE_REQUEST:.0f} s from now or later, ends them at once"
             )
 
     def _on_output(self) -> None:

@@ -14,6 +14,10 @@ STACKS_SIGNAL = signal.SIGUSR2
 # Asks again, of a rank that did not answer: one whose interpreter is held by code that never gives it back.
 INSISTING_STACKS_SIGNAL = signal.SIGQUIT
 
+SECONDS_OF_ONE_REQUEST = 2.0
+"""Stop signals that follow the first within this time are the same request. A terminal that closes sends SIGHUP from
+the kernel and from its shell, systemd sends SIGTERM and SIGHUP, a wrapper passes on what its group got as well."""
+
 # Ranks stop on SIGTERM and SIGUSR1 (finish the step, save, exit with 85); Ctrl-C or a closed terminal asks the same.
 FORWARDED_AS = {signal.SIGINT: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
 

@@ -25,6 +25,7 @@ from drillyard.supervise.processes import start_process
 STANDBY = "DRILLYARD_STANDBY"
 """In a rank's environment: the descriptor of the socket over which it is told to begin."""
 
+SECONDS_TO_END = 5.0
 _MOST_BYTES = 1 << 24
 
 
@@ -97,7 +98,9 @@ class Standby:
         waiting.connection.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(waiting.process.pid, signal.SIGKILL)
-        waiting.process.wait()
+        # One in a call of the kernel, reading from a disk that hangs, ends when that returns: nobody waits for it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            waiting.process.wait(SECONDS_TO_END)
 
 
 def await_turn(prepare: Callable[[], object]) -> None:

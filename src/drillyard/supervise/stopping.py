@@ -28,9 +28,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from drillyard.supervise.round import EXIT_CHECKPOINTED
-from drillyard.supervise.signals import RANK_STOP_SIGNALS, STACKS_SIGNAL, SignalInbox
-
-SECONDS_OF_ONE_REQUEST = 2.0
+from drillyard.supervise.signals import RANK_STOP_SIGNALS, SECONDS_OF_ONE_REQUEST, STACKS_SIGNAL, SignalInbox
 
 Answer = Literal["leave", "note", "ignore"]
 

@@ -6,8 +6,9 @@ dead round is used again, neither port nor process: reviving half-dead process g
 time on.
 
 Exit codes: 0 the run is done (its summary is written, or every rank exited with 0); 2 a user's mistake, never retried;
-85 stopped on request with all that was trained saved, start it again; 128 + N ended at once by signal N; else that of
-the rank that failed first (1 for a round that hung).
+85 stopped on request with all that was trained saved, start it again; 1 stopped on request, and that moment could not
+be saved; 128 + N ended by signal N, at once or with an error on the way to a stop; else that of the rank that failed
+first (1 for a round that hung).
 """
 
 from __future__ import annotations
@@ -28,7 +29,16 @@ from drillyard.supervise import cause, hang
 from drillyard.supervise.guardian import MARK
 from drillyard.supervise.output import Output, PlainOutput, TerminalOutput, log_path
 from drillyard.supervise.processes import Guardian, free_port, new_token
-from drillyard.supervise.round import EXIT_CHECKPOINTED, EXIT_USER_ERROR, Exit, Patience, Round, RoundPlan, RoundResult
+from drillyard.supervise.round import (
+    EXIT_CHECKPOINTED,
+    EXIT_NOT_SAVED,
+    EXIT_USER_ERROR,
+    Exit,
+    Patience,
+    Round,
+    RoundPlan,
+    RoundResult,
+)
 from drillyard.supervise.rules import Failure, RestartRules
 from drillyard.supervise.signals import SignalInbox
 from drillyard.supervise.standby import Standby
@@ -37,6 +47,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 OnEvent = Callable[..., None]
+_UNSAVED = (
+    "error: stopped on request, but that moment could not be saved: earlier checkpoints are whole\n"
+    "mend what checkpoint_failed in events.jsonl names, then give the same command again"
+)
 _LOCK_PATIENCE_SECONDS = 5.0
 
 
@@ -195,39 +209,50 @@ class _Run:
 
     def after(self, result: RoundResult, late_signals: Sequence[signal.Signals]) -> int | None:
         """The exit code of the run after this round, or None: there is a further round, and `round` is its number."""
+        for line in result.left_behind:
+            self._output.say(line)
+        if result.summary_written:
+            return 0
         if result.forced:
             assert result.stop_signal is not None
             return self._end("interrupted", "ended at once, as asked", 128 + result.stop_signal)
-        if result.summary_written or all(end.returncode == 0 for end in result.exits):
+        if not result.left_behind and all(end.returncode == 0 for end in result.exits):
             return 0
         if any(end.returncode == EXIT_USER_ERROR for end in result.exits):
             return self._user_error(result)
         failures = [end for end in result.exits if end.returncode != 0 and not end.asked]
         stop = result.stop_signal or next(iter(late_signals), None) or _unheard_signal(failures)
+        unsaved = next((end for end in failures if end.returncode == EXIT_NOT_SAVED), None)
+        if unsaved is not None:
+            # Its words may be missing on the very disk that took no checkpoint.
+            self._output.error(cause.user_message(self._words_of(unsaved.rank, result)) or _UNSAVED)
+            self.event("end", status="interrupted", exit_code=1)
+            return 1
         if failures and failures[0].returncode == EXIT_CHECKPOINTED:
             text = "stopped on request; the same command goes on from the newest checkpoint (exit code 85)"
             return self._end("interrupted", text, EXIT_CHECKPOINTED)
         if stop is not None:
-            return self._stopped(stop, result)
-        return self._after_failure(result, self._hang(result) if result.hung else self._cause(result, failures))
+            return self._stopped(stop, result, failures)
+        return self._after_failure(result, self._why(result, failures))
 
-    def _stopped(self, stop: signal.Signals, result: RoundResult) -> int:
+    def _stopped(self, stop: signal.Signals, result: RoundResult, failures: Sequence[Exit]) -> int:
         """The ranks were asked to stop, and not all of them could say that they had saved."""
         if result.stop_signal is None:
             self.event("signal", signal=stop.name)
         if result.last_step is None:
             text = "stopped before the first step of this round: nothing is lost, the same command starts again"
             return self._end("interrupted", f"{text} (exit code 85)", EXIT_CHECKPOINTED)
+        if result.hung or any(not cause.was_asked_to_stop(end.returncode) for end in failures):
+            self._tell_failure(result, self._why(result, failures))
         text = f"stopped by {stop.name} without a checkpoint of this moment"
         return self._end("interrupted", text, 128 + stop)
 
     def _after_failure(self, result: RoundResult, why: Cause) -> int | None:
-        self.event("failure", step=result.last_step, reason=why.reason, failed_rank=why.rank, exit_code=why.exit_code)
-        where = "before its first step" if result.last_step is None else f"after step {result.last_step}"
-        self._output.say(f"round {self.round} failed {where}: {why.reason}")
-        for line in [*why.words, *self._stacks(result)]:
-            self._output.say(f"  {line}")
+        self._tell_failure(result, why)
         refusal = self._rules.refusal(Failure(result.last_step, why.error))
+        if result.left_behind:
+            # It still holds its device, and what it waits for (a disk, a driver) would hold the next round as well.
+            refusal = f"{result.left_behind[0]}; mend what it waits for, or restart this host"
         if refusal is not None:
             return self._end(
                 "failed", f"no further round: {refusal}. All output is in {self._directory / 'logs'}", why.exit_code
@@ -240,6 +265,13 @@ class _Run:
             f"({self._rules.restarts} of {self._rules.max_restarts} restarts used)"
         )
         return None
+
+    def _tell_failure(self, result: RoundResult, why: Cause) -> None:
+        self.event("failure", step=result.last_step, reason=why.reason, failed_rank=why.rank, exit_code=why.exit_code)
+        where = "before its first step" if result.last_step is None else f"after step {result.last_step}"
+        self._output.say(f"round {self.round} failed {where}: {why.reason}")
+        for line in [*why.words, *self._stacks(result)]:
+            self._output.say(f"  {line}")
 
     def _end(self, status: str, text: str, code: int) -> int:
         self._output.say(text)
@@ -254,6 +286,9 @@ class _Run:
         self._output.error(message or "\n".join(cause.last_words(texts[0])))
         self.event("end", status="failed", exit_code=EXIT_USER_ERROR)
         return EXIT_USER_ERROR
+
+    def _why(self, result: RoundResult, failures: Sequence[Exit]) -> Cause:
+        return self._hang(result) if result.hung else self._cause(result, failures)
 
     def _cause(self, result: RoundResult, failures: Sequence[Exit]) -> Cause:
         """The first failed rank in time that does not merely tell of another's end; else the first.

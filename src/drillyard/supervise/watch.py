@@ -13,7 +13,9 @@ it has got further for `watchdog_seconds`. Without one, as under torchrun, the r
 stacks of all its threads to logs/rank-N.log and exits with 1, so that its launcher ends and restarts the others. A rank
 that was stopped (SIGSTOP) cannot judge; its peers, which wait for it, do. A rank that is asked to stop because another
 gave up waiting for it writes its stacks too, if it gets no further: it is the one to look at. Should a thread hold the
-interpreter's lock, faulthandler's timer, which needs no lock, ends the rank a little later.
+interpreter's lock, a process beside the rank ends it a little later (dog.py).
+
+Time in which the rank was suspended counts for nothing: when it goes on, it is judged anew.
 
 Cost: a wake-up every few seconds; 5 file reads while `working`.
 """
@@ -23,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -30,6 +33,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Literal
 
+from drillyard.supervise import dog
 from drillyard.supervise.life import LifeSigns
 
 Kind = Literal["strict", "working", "waiting"]
@@ -54,6 +58,7 @@ class Watch:
         self._judge_seconds = judge_seconds
         self._on_hang = on_hang
         self._asked_at: float | None = None
+        self._dog = _Dog(judge_seconds + 10 * tick_seconds, tick_seconds) if judge_seconds else None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
@@ -81,8 +86,8 @@ class Watch:
         """Nothing more is to be watched: the rank is leaving."""
         self._closed.set()
         self._thread.join()
-        if self._judge_seconds:
-            faulthandler.cancel_dump_traceback_later()
+        if self._dog is not None:
+            self._dog.close()
 
     def _run(self) -> None:
         looked = time.monotonic()
@@ -97,11 +102,11 @@ class Watch:
                 if did_work(before, work, now - looked):
                     self.signs.show()
             looked = now
-            if self._judge_seconds:
+            if self._dog is not None:
+                self._dog.tell()
                 self._judge(now)
 
     def _judge(self, now: float) -> None:
-        faulthandler.dump_traceback_later(self._judge_seconds + 10 * self._tick_seconds, exit=True)
         sign = self.signs.last()
         where = f"({sign.phase}, after step {sign.step or 0})"
         if self._asked_at is not None and now - max(self._asked_at, sign.at) > _SECONDS_TO_STOP:
@@ -119,6 +124,32 @@ class Watch:
         file = self._on_hang(message, ends)
         faulthandler.dump_traceback(file=file, all_threads=True)
         file.flush()
+
+
+class _Dog:
+    """The process that ends this one after `limit_seconds` without a `tell`."""
+
+    def __init__(self, limit_seconds: float, tick_seconds: float) -> None:
+        read_end, self._write_end = os.pipe()
+        os.set_blocking(self._write_end, False)
+        script = str(Path(dog.__file__))
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", script, str(os.getpid()), str(limit_seconds), str(tick_seconds)],
+            stdin=read_end,
+            stdout=subprocess.DEVNULL,
+        )
+        os.close(read_end)
+
+    def tell(self) -> None:
+        """This process runs Python."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._write_end, b".")
+
+    def close(self) -> None:
+        """Let it go."""
+        os.close(self._write_end)
+        self._process.kill()
+        self._process.wait()
 
 
 def work_done() -> tuple[float, int]:

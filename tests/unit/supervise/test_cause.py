@@ -57,6 +57,12 @@ def test_a_message_to_the_user_wins_and_keeps_its_lines() -> None:
     assert cause.user_message(TRACEBACK) is None
 
 
+def test_an_error_of_some_tool_is_not_the_cause_where_an_exception_follows() -> None:
+    text = "error: command 'gcc' failed\n\nStep: 9 | Time: 1s\n" + TRACEBACK
+    assert cause.last_words(text) == cause.last_words(TRACEBACK)
+    assert cause.user_message(text) == "error: command 'gcc' failed", "of a rank whose exit code says that there is one"
+
+
 def test_without_an_exception_the_last_telling_lines_are_shown() -> None:
     text = "=== round 1 | ...\nterminate called\nStep: 9 | Time: 1s\n" + '{"event": "step", "step": 9}\n'
     assert cause.last_words(text) == ["terminate called"]
@@ -69,6 +75,8 @@ def test_without_an_exception_the_last_telling_lines_are_shown() -> None:
         "RuntimeError: Gloo connectFullMesh failed with Connection refused",
         "torch.distributed.DistBackendError: NCCL error: ncclRemoteError: possibly due to a network error",
         "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
+        "drillyard.parallel.joining.JoinFailed: rank 0: another rank of this round was started anew",
+        "drillyard.parallel.joining.JoinFailed: rank 1: a newer process has taken its place in the rendezvous",
     ],
 )
 def test_errors_about_lost_peers_are_recognised_as_effects(line: str) -> None:
@@ -125,6 +133,26 @@ def test_want_of_memory_is_told_with_what_to_do(line: str) -> None:
 def test_a_rank_that_gave_up_waiting_tells_of_another(line: str) -> None:
     assert cause.speaks_of_timeout([line]) and cause.speaks_of_lost_peer([line])
     assert not cause.speaks_of_timeout(["RuntimeError: Connection closed by peer"])
+
+
+def test_nccls_watchdog_that_aborts_a_rank_tells_of_another_whatever_stacks_follow() -> None:
+    text = (
+        "Step: 3 | Time: 0.1s\n"
+        "[rank0]:[E1121 13:00:00.0 ProcessGroupNCCL.cpp:1] Some NCCL operations have failed or timed out.\n"
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+        "  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: "
+        "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE, Timeout(ms)=60)"
+        " ran for 600020 milliseconds before timing out.\n"
+        "Exception raised from checkTimeout at ProcessGroupNCCL.cpp:632 (most recent call first):\n"
+        "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96 (0x7f in libc10.so)\n\n"
+        'Fatal Python error: Aborted\n\nThread 0x00007f (most recent call first):\n  File "a.py", line 3 in wait\n'
+    )
+    words = cause.last_words(text)
+    assert cause.speaks_of_timeout(words) and cause.speaks_of_lost_peer(words)
+    assert cause.error_line(words).startswith("DistBackendError: [PG ID 0 ")
+    out_of_memory = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
+    assert "lower micro_batch_size" in (cause.memory_advice(cause.last_words(out_of_memory)) or "")
+    assert cause.last_words("terminate called after throwing an instance of 'int'") == ["int: "]
 
 
 def test_stop_signals_that_ended_a_rank_are_known_by_both_codes() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
+import subprocess
+import time
 from pathlib import Path
 
-from drillyard.supervise.hang import innermost_frame, process_state, silence
+from drillyard.supervise.hang import innermost_frame, process_state, silence, unkillable
 from drillyard.supervise.life import Sign
 
 
@@ -34,3 +37,17 @@ def test_the_innermost_frame_is_that_of_the_last_stack(tmp_path: Path) -> None:
 
 
 CALLER = "test_the_innermost_frame_is_that_of_the_last_stack"
+
+
+def test_an_unkillable_rank_is_told_by_process_state_and_place_in_the_kernel() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        while process_state(process.pid) != "S":
+            time.sleep(0.01)
+        line = unkillable(3, process.pid)
+        process.kill()
+    assert line.startswith(
+        f"rank 3: process {process.pid} did not end after SIGKILL and is left behind; it is in state S"
+    )
+    place = re.search(r", in (\w+) of the kernel$", line)
+    assert place is None or "nanosleep" in place[1]
+    assert unkillable(3, process.pid).endswith("; it is gone now")

@@ -53,6 +53,18 @@ def test_a_full_disk_is_said_once_and_lines_still_reach_the_console(capsys: pyte
     assert capsys.readouterr().err.count("No space left on device") == 1
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_what_the_console_has_no_letters_for_is_shown_by_number(is_terminal: bool) -> None:
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, encoding="ascii")
+    console = Console(file=stream, force_terminal=is_terminal, width=200)
+    output = TerminalOutput(console, "run", 10) if is_terminal else PlainOutput(stream)
+    output.lines("na\u00efve \ufffd\n")
+    output.close()
+    stream.flush()
+    assert b"na\\xefve \\ufffd\n" in written.getvalue()
+
+
 def test_a_reader_that_is_gone_does_not_end_the_run() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
