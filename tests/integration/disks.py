@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from pathlib import Path
@@ -32,7 +33,8 @@ class Tmpfs:
     def fill(self, leave: int = 0) -> Path:
         """A file that leaves only so many bytes free; deleting it gives them back."""
         ballast = self.place / "ballast"
-        with ballast.open("wb") as file:
+        # Who else writes there meanwhile may take the last page first: then it is full all the same.
+        with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
             statistics = os.statvfs(self.place)
             file.write(bytes(statistics.f_bavail * statistics.f_frsize - leave))
         return ballast

@@ -108,6 +108,36 @@ def test_a_run_directory_is_measured_on_other_text(reference: Reference, workpla
     assert float(row["bits_per_byte"]) == pytest.approx(bits, rel=1e-3)
 
 
+def test_a_source_that_changed_since_the_run_is_named_and_not_measured(
+    reference: Reference, checkpoint: Path, workplace: Path, tmp_path: Path
+) -> None:
+    rows = workplace / "rows.jsonl"
+    before = rows.read_bytes()
+    rows.write_bytes(before.replace(b"age of 1?", b"age of I?") + before.splitlines(keepends=True)[0])
+    try:
+        refused = drillyard("eval", checkpoint, "--output", tmp_path)
+    finally:
+        rows.write_bytes(before)
+    assert refused.returncode == 2, refused.stdout
+    assert refused.stderr.startswith("error: data.source rows") and str(rows) in refused.stderr
+    assert "changed since this run began: its content is not what it was" in refused.stderr
+    assert "--data" in refused.stderr and "Going on would train" not in refused.stderr
+
+
+def test_a_source_that_is_gone_is_measured_from_what_was_tokenised_of_it(
+    reference: Reference, both_metrics: tuple[str, Path], workplace: Path, tmp_path: Path
+) -> None:
+    rows = workplace / "rows.jsonl"
+    rows.rename(tmp_path / "away.jsonl")
+    try:
+        ended = drillyard("eval", reference.run.directory, "--output", tmp_path, "--metric", "loss")
+    finally:
+        (tmp_path / "away.jsonl").rename(rows)
+    assert ended.returncode == 0, ended.stderr
+    assert f"{rows} (rows): it is gone" in ended.stderr
+    assert table(ended.stdout)["loss"] == table(both_metrics[0])["loss"]
+
+
 def test_an_exported_checkpoint_is_final_to_the_bit_and_needs_no_drillyard(
     reference: Reference, checkpoint: Path, both_metrics: tuple[str, Path], tmp_path: Path
 ) -> None:

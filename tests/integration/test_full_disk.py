@@ -5,6 +5,7 @@ Mounts a tmpfs of a few MB, which needs root.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -86,6 +87,35 @@ def test_a_run_outlives_a_full_disk_and_ends_in_words_where_it_cannot(
     with pytest.raises(UserError, match=r"summary.txt: cannot be written: No space left on device: free space there"):
         write_summary(run.directory)
     assert run.summary() == before and not list(run.directory.glob("*.tmp"))
+
+
+def test_a_stop_whose_checkpoint_cannot_be_saved_does_not_claim_one(
+    disk: Tmpfs, reference: Reference, workplace: Path, watch: Callable[[Path], WatchedRun]
+) -> None:
+    config = write_config(
+        disk.place,
+        "stopped-full",
+        data__source=str(workplace / "rows.jsonl"),
+        data__cache_directory=str(workplace / "cache"),
+        checkpoint={"every_steps": 10, "keep": 2},
+    )
+    watched = watch(config)
+    run = watched.run
+    watched.wait_for_event("checkpoint", step=10)
+    ballast = disk.fill()
+    run.send(signal.SIGTERM, 1)
+    assert watched.end() == 1
+    said = "".join(watched.errors)
+    assert "error: stopped on request" in said and "could not be saved" in said and "Traceback" not in said, said
+    assert "exit code 85" not in said and "starts (" not in said, "neither a claim nor a restart"
+    assert watched.wait_for_event("checkpoint_failed")["reason"].startswith("rank")
+    whole = [info for info in list_checkpoints(run.directory) if info.complete]
+    assert whole and all(verdict.verdict == "ok" for info in whole for verdict in verify(info))
+
+    ballast.unlink()
+    again = train(config)
+    assert again.returncode == 0, again.stderr
+    assert run.weights() == reference.run.weights()
 
 
 def test_a_cache_that_finds_no_room_leaves_none_of_it_behind(disk: Tmpfs, workplace: Path) -> None:

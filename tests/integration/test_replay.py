@@ -79,6 +79,26 @@ def test_one_flipped_bit_of_one_gradient_is_told(failing: Run) -> None:
         assert float(now) == pytest.approx(float(then), rel=0.05), "such a failure shows in no curve"
 
 
+def test_a_setting_that_the_run_has_changed_since_is_put_back_as_it_was(failing: Run) -> None:
+    saved = failing.directory / "run.yaml"
+    before = saved.read_text()
+    assert "loss_chunk_tokens: null" in before and "attention: auto" in before
+    changed = before.replace("loss_chunk_tokens: null", "loss_chunk_tokens: 5")
+    saved.write_text(changed.replace("attention: auto", "attention: eager"))
+    ended = drillyard("train", failing.config, "--replay", 12)
+    saved.write_text(before)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "equal: loss and gradient norm of step 12 are the same to the bit" in ended.stdout
+
+
+def test_where_libraries_round_otherwise_nothing_is_compared_and_the_reason_is_named(failing: Run) -> None:
+    ended = drillyard("train", failing.config, "--replay", 12, env=os.environ | {"ATEN_CPU_CAPABILITY": "default"})
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    assert "bits cannot be compared" in ended.stderr
+    assert "ATEN_CPU_CAPABILITY: not set then, default here" in ended.stderr
+    assert "no sign of a fault" in ended.stderr
+
+
 def test_what_cannot_be_replayed_is_refused_with_the_reason(failing: Run) -> None:
     for arguments, reason in (
         ([14], "this step was not logged, so there are no bits to compare; the nearest that were are 12 and 15"),

@@ -65,7 +65,7 @@ def evaluate(
     check_request(request)
     if nproc_per_node > 1 and not is_rank():
         raise typer.Exit(_on_many_ranks(nproc_per_node, request))
-    results = evaluate_saved(request)
+    results = evaluate_saved(request, lambda note: typer.echo(note, err=True))
     if results is not None:
         _print_table(results)
         if "sql-execution" in request.metrics or any("sql_execution" in result for result in results.values()):
@@ -75,10 +75,10 @@ def evaluate(
 
 
 def _default_output(model: Path) -> Path:
-    for directory in (model, model.parent, model.parent.parent):
-        if (directory / "run.yaml").is_file():
-            return directory / "evaluations"
-    return Path("evaluations")
+    from drillyard.training.locate import run_directory_above
+
+    owner = run_directory_above(model)
+    return Path("evaluations") if owner is None else owner / "evaluations"
 
 
 def _on_many_ranks(num_ranks: int, request: Request) -> int:

@@ -31,7 +31,7 @@ from drillyard.data.encode import HELD_OUT, TRAIN, Encoded, EncodeSettings, Spli
 from drillyard.data.formats import RowFormat, row_format
 from drillyard.data.held_out import held_out_sources, split_of, training_texts
 from drillyard.data.loader import Mixture
-from drillyard.data.record import DataRecord, only_gone, refuse_change, what_changed
+from drillyard.data.record import TRAINING_GOES_ON, DataRecord, only_gone, refuse_change, what_changed
 from drillyard.data.sequences import Sequences
 from drillyard.data.sources import Contents, Source, training_sources
 from drillyard.data.tokenizer import TextTokenizer, tokenizer_of
@@ -109,6 +109,7 @@ def prepare(
     on_progress: OnProgress | None = None,
     *,
     known: DataRecord | None = None,
+    if_changed: str = TRAINING_GOES_ON,
     only_open: bool = False,
     num_workers: int | None = None,
 ) -> PreparedData:
@@ -117,10 +118,10 @@ def prepare(
     Call it on one rank first, which builds and verifies, then on the others with `only_open=True`, which open without
     verifying checksums again and never build. `tokenizer_directory` is a saved tokenizer (a checkpoint's, say) to be
     used instead of the config's. `known` is what the data of this run were when it began: data that changed are
-    refused before anything is tokenised, data that are gone are taken from the cache. Raises UserError for every
-    mistake in data or config.
+    refused before anything is tokenised (`if_changed` says what that means and what to do), data that are gone are
+    taken from the cache. Raises UserError for every mistake in data or config.
     """
-    return _Preparation(config, tokenizer_directory, on_progress, known, only_open, num_workers).run()
+    return _Preparation(config, tokenizer_directory, on_progress, known, if_changed, only_open, num_workers).run()
 
 
 class _Preparation:
@@ -132,6 +133,7 @@ class _Preparation:
         tokenizer_directory: Path | None,
         on_progress: OnProgress | None,
         known: DataRecord | None,
+        if_changed: str,
         only_open: bool,
         num_workers: int | None,
     ) -> None:
@@ -139,6 +141,7 @@ class _Preparation:
         self.tokenizer_directory = tokenizer_directory
         self.on_progress = on_progress
         self.known = known or DataRecord("", "")
+        self.if_changed = if_changed
         self.only_open, self.num_workers = only_open, num_workers
         self.root = cache_root(config.data)
         self.format = row_format(config.data)
@@ -158,8 +161,7 @@ class _Preparation:
         if self.known.tokenizer not in ("", self.tokenizer.key):
             raise UserError(
                 f"the tokenizer {self.tokenizer.origin} changed since this run began (its files, or the version of the "
-                "tokenizers library): the same text would give other tokens. Undo the change, or start under another "
-                "`name`"
+                f"tokenizers library): the same text would give other tokens. {self.if_changed}"
             )
         self.settings = self._encode_settings(self.tokenizer)
         trained, held_out, held_out_contents = [], {}, {}
@@ -186,7 +188,7 @@ class _Preparation:
             return source, now
         if source.gone is None and not only_gone(now, then):
             if trains:
-                refuse_change(source, now, then)
+                refuse_change(source, now, then, self.if_changed)
             self._note(
                 f"the held-out data {source.name} changed since this run began ({what_changed(now, then)}): its "
                 "figures cannot be compared with earlier ones"

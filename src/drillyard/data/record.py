@@ -24,6 +24,9 @@ DATA_RECORD = "data.json"
 RECORDED_FILES = 10_000
 """A source of more files is recorded by its key alone: a change is noticed, but no file is named."""
 _NAMED = 3
+TRAINING_GOES_ON = (
+    "Going on would train on other samples in another order: undo the change, or start under another `name`"
+)
 
 
 @dataclass(frozen=True)
@@ -90,12 +93,10 @@ def only_gone(now: Contents, then: Contents) -> bool:
     return bool(now.files) and now.files.items() < then.files.items()
 
 
-def refuse_change(source: Source, now: Contents, then: Contents) -> None:
-    """Raise the UserError for a training source that is not what this run was trained on."""
-    raise UserError(
-        f"data.source {source.name} ({source.config.path}) changed since this run began: {what_changed(now, then)}. "
-        "Going on would train on other samples in another order: undo the change, or start under another `name`"
-    )
+def refuse_change(source: Source, now: Contents, then: Contents, so: str = TRAINING_GOES_ON) -> None:
+    """Raise the UserError for a training source that is not what this run was trained on; `so` says what to do."""
+    what = what_changed(now, then)
+    raise UserError(f"data.source {source.name} ({source.config.path}) changed since this run began: {what}. {so}")
 
 
 def _listed(names: list[str]) -> str:

@@ -8,7 +8,7 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ from drillyard.data.readers import kind_of
 from drillyard.data.record import read_record
 from drillyard.errors import UserError
 from drillyard.telemetry.events import read_events
-from drillyard.telemetry.metrics import read_metrics
 from drillyard.training.directory import SAVED_CONFIG
+from drillyard.training.lineage import order_of
+
+OTHER_BATCHES = "Its batches cannot be told from what is there now: undo the change"
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def batch_of_step(run_directory: Path, step: int, on_progress: OnProgress | None
     config = load_run_config(run_directory / SAVED_CONFIG, resolve_environment=False)
     loss_only = config.evaluation.model_copy(update={"metrics": ["loss"]})  # rows are not needed to show tokens
     config = config.model_copy(update={"evaluation": loss_only})
-    data = prepare(config, on_progress=on_progress, known=read_record(run_directory))
+    data = prepare(config, on_progress=on_progress, known=read_record(run_directory), if_changed=OTHER_BATCHES)
     if data.train.fingerprint != order["data"]:
         raise UserError(
             f"{run_directory}: the data are not what this run was trained on (fingerprint {data.train.fingerprint}, "
@@ -86,16 +88,12 @@ def batch_of_step(run_directory: Path, step: int, on_progress: OnProgress | None
     return StepBatch(step, data, list(_dealt_out(refs, order)), order["world_size"], paths)
 
 
-def order_of_step(run_directory: Path, step: int) -> dict[str, Any]:
-    """The event `order` of the round that did the step, or of the newest one. UserError when there is none."""
-    orders = [event for event in read_events(run_directory) if event["event"] == "order"]
-    if not orders:
+def order_of_step(run_directory: Path, step: int) -> Mapping[str, Any]:
+    """The event `order` of the start that did the step last, or of the newest one. UserError when there is none."""
+    order = order_of(read_events(run_directory), step)
+    if order is None:
         raise UserError(f"{run_directory}: events.jsonl names no order of samples: the run has not begun to train")
-    logged = next((metrics for metrics in read_metrics(run_directory) if metrics["step"] >= step), None)
-    if logged is None:
-        return orders[-1]
-    # By time: round numbers begin anew with each start of the command.
-    return next((event for event in reversed(orders) if event["time"] <= logged["time"]), orders[-1])
+    return order
 
 
 def _file(path: str, name: str) -> str:
@@ -105,7 +103,7 @@ def _file(path: str, name: str) -> str:
     return str(Path(path) / name) if kind_of(Path(name)) is not None else name
 
 
-def _dealt_out(refs: list[SampleRef], order: dict[str, Any]) -> Iterator[Sample]:
+def _dealt_out(refs: list[SampleRef], order: Mapping[str, Any]) -> Iterator[Sample]:
     """Rank r takes micro-batches r, r + ranks, ... of the global batch (training/trainer.py)."""
     for number, ref in enumerate(refs):
         micro_batch, rank = divmod(number // order["micro_batch_size"], order["world_size"])

@@ -15,6 +15,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +23,22 @@ from drillyard.config import load_run_config
 from drillyard.config.run import LoggingConfig, RunConfig
 from drillyard.errors import UserError
 from drillyard.telemetry.events import read_events
-from drillyard.telemetry.jsonlines import decode, encode
-from drillyard.telemetry.metrics import read_metrics
-from drillyard.training.batch import order_of_step
+from drillyard.telemetry.jsonlines import decode, encode, read_records
+from drillyard.telemetry.metrics import METRICS_FILE
 from drillyard.training.checkpoint import CheckpointInfo, list_checkpoints
 from drillyard.training.directory import SAVED_CONFIG
+from drillyard.training.lineage import Stretch, stretches, until_done, within
 
 VERDICT = "verdict.json"
-MUST_AGREE = ("torch", "transformers", "hardware", "threads")
-"""What decides how a step is rounded, besides the config and the layout."""
+_LAYOUT = ("world_size", "micro_batch_size", "gradient_accumulation", "global_batch_size")
 
 
 @dataclass(frozen=True)
 class ReplayPlan:
     """What is to be done again: from which checkpoints (newest first), on how many ranks, against which figures.
 
-    expected: (loss, gradient norm) of the logged steps after the newest of them, by step (from 1). conditions: under
-    what they were computed, by `MUST_AGREE`.
+    expected: (loss, gradient norm) of the logged steps up to this one, by step (from 1). numerics: under what they were
+    computed (numerics.py). config: the run's, with the layout and the settings of the start that did the step.
     """
 
     step: int
@@ -46,7 +46,7 @@ class ReplayPlan:
     checkpoints: list[CheckpointInfo]
     world_size: int
     expected: dict[int, tuple[float | None, float | None]]
-    conditions: dict[str, Any]
+    numerics: dict[str, Any]
     config: RunConfig
 
     @property
@@ -134,47 +134,107 @@ def plan_replay(run_directory: Path, step: int) -> ReplayPlan:
     """What doing `step` (from 1) again takes. UserError when it cannot be done, or would prove nothing."""
     if not (run_directory / SAVED_CONFIG).is_file():
         raise UserError(f"{run_directory}: holds no run (no {SAVED_CONFIG}): nothing can be replayed")
-    logged = {record["step"]: record for record in read_metrics(run_directory)}
-    if step not in logged:
-        raise UserError(f"--replay {step}: {_not_logged(step, sorted(logged))}")
+    expected = _logged_until(run_directory, step)
+    events = read_events(run_directory)
+    so_far = _until_logged(events, step)
+    begun = {event["step"]: index for index, event in enumerate(events) if event["event"] == "checkpoint_begin"}
     complete = [info for info in list_checkpoints(run_directory) if info.complete]
-    earlier = [info for info in reversed(complete) if info.step < step]
+    # One that was saved when the step had been logged may be of a later start, which did the steps before it otherwise.
+    earlier = [info for info in reversed(complete) if info.step < step and begun.get(info.step, -1) < len(so_far)]
     if not earlier:
         kept = ", ".join(str(info.step) for info in complete) or "none"
         raise UserError(
             f"--replay {step}: no checkpoint before this step is kept (there are: {kept}); replay a step after the "
             "first of them, or keep more (checkpoint.keep)"
         )
-    order = order_of_step(run_directory, step)
-    stretch = {number: record for number, record in logged.items() if earlier[0].step < number <= step}
-    ranks = {record["num_gpus"] for record in stretch.values()}
-    if len(ranks) > 1:
+    chain = stretches(so_far)
+    _require_one_way(step, earlier[0].step, within(chain, earlier[0].step, step))
+    order = within(chain, earlier[0].step, step)[-1].order
+    if "numerics" not in order:
         raise UserError(
-            f"--replay {step}: the steps after checkpoint {earlier[0].step} were done on "
-            f"{' and '.join(map(str, sorted(ranks)))} ranks in turn: no one layout repeats them to the bit"
+            f"--replay {step}: the run did not record how its steps were rounded (another version of Drillyard wrote "
+            "it), so a difference would prove nothing"
         )
     return ReplayPlan(
         step,
         run_directory,
-        earlier,
+        [info for info in earlier if not _ways(within(chain, info.step, step))],
         order["world_size"],
-        {number: (record["loss"], record["grad_norm"]) for number, record in logged.items() if number <= step},
-        {"hardware": order["hardware"], **_round_of(run_directory, order)},
+        expected,
+        dict(order["numerics"]),
         _config_of(run_directory, order),
     )
 
 
-def require_same_conditions(plan: ReplayPlan, here: Mapping[str, Any]) -> None:
-    """Raise UserError where other software or hardware computes: there bits may differ without a fault."""
-    other = [
-        f"{name} {plan.conditions[name]} then, {here[name]} here"
-        for name in MUST_AGREE
-        if plan.conditions.get(name) != here[name]
+def _logged_until(run_directory: Path, step: int) -> dict[int, tuple[float | None, float | None]]:
+    """(loss, gradient norm) of the steps up to `step`, as logged when it was done last. UserError when it was not.
+
+    By the order of the lines: clocks are set back, and steps are done again on another layout later.
+    """
+    records = [record for record in read_records(run_directory / METRICS_FILE) if isinstance(record.get("step"), int)]
+    places = [place for place, record in enumerate(records) if record["step"] == step]
+    if not places:
+        raise UserError(f"--replay {step}: {_not_logged(step, sorted({record['step'] for record in records}))}")
+    so_far = records[: places[-1] + 1]
+    return {record["step"]: (record["loss"], record["grad_norm"]) for record in so_far if record["step"] <= step}
+
+
+def _until_logged(events: Sequence[Mapping[str, Any]], step: int) -> Sequence[Mapping[str, Any]]:
+    """The events up to where `step` was logged last."""
+    logged = [index for index, event in enumerate(events) if event["event"] == "step" and event["step"] == step]
+    return events[: logged[-1] + 1] if logged else until_done(events, step)
+
+
+def _require_one_way(step: int, first: int, chain: Sequence[Stretch]) -> None:
+    """Raise UserError where the steps of a stretch after `first` were computed in more than one way."""
+    ways = _ways(chain)
+    if ways:
+        starts = " and ".join(str(stretch.after + 1) for stretch in chain[1:])
+        raise UserError(
+            f"--replay {step}: the steps after checkpoint {first} were computed in more than one way (the run was "
+            f"started again at step {starts}: {'; '.join(ways)}), so no one start repeats them to the bit. Replay a "
+            "step between two such starts"
+        )
+
+
+def _ways(chain: Sequence[Stretch]) -> list[str]:
+    """What differs between the starts of a stretch: `training.compile False, then True`."""
+    return [
+        f"{name} {old}, then {new}"
+        for one, other in pairwise(chain)
+        for name, old, new in _differing(_all_of(one.order), _all_of(other.order))
     ]
+
+
+def _all_of(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that an `order` says about how steps are computed."""
+    return {name: order[name] for name in _LAYOUT} | _flat(order.get("numerics", {}))
+
+
+def _flat(numerics: Mapping[str, Any]) -> dict[str, Any]:
+    return {**numerics.get("settings", {}), **numerics.get("conditions", {})}
+
+
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    names = dict.fromkeys([*old, *new])
+    absent = "not set"
+    return [
+        (name, old.get(name, absent), new.get(name, absent))
+        for name in names
+        if old.get(name, absent) != new.get(name, absent)
+    ]
+
+
+def require_same_conditions(plan: ReplayPlan, here: Mapping[str, Any]) -> None:
+    """Raise UserError where another setting, software or hardware computes: there bits may differ without a fault.
+
+    `here` is the record of numerics.py for this start.
+    """
+    other = [f"{name}: {then} then, {now} here" for name, then, now in _differing(_flat(plan.numerics), _flat(here))]
     if other:
         raise UserError(
-            f"--replay {plan.step}: the run was computed under other conditions ({'; '.join(other)}), which round "
-            "otherwise: a difference would prove nothing. Replay it where they are the same"
+            f"--replay {plan.step}: bits cannot be compared, as the step was computed under other conditions, which "
+            f"round otherwise ({'; '.join(other)}). That is no sign of a fault. Replay it where they are the same"
         )
 
 
@@ -187,26 +247,18 @@ def clear(plan: ReplayPlan) -> None:
 
 
 def _config_of(run_directory: Path, order: Mapping[str, Any]) -> RunConfig:
-    """The run's config with the layout of the round that did the step; trackers stay out of it."""
+    """The run's config with the layout and the settings of the start that did the step; trackers stay out of it."""
     config = load_run_config(run_directory / SAVED_CONFIG, resolve_environment=False)
-    training = {
-        "micro_batch_size": order["micro_batch_size"],
-        "gradient_accumulation": order["gradient_accumulation"],
-        "global_batch_size": order["global_batch_size"],
+    changes: dict[str, dict[str, Any]] = {
+        "training": {name: order[name] for name in _LAYOUT if name != "world_size"},
+        "evaluation": {"metrics": ["loss"]},
     }
-    return config.model_copy(
-        update={
-            "training": config.training.model_copy(update=training),
-            "evaluation": config.evaluation.model_copy(update={"metrics": ["loss"]}),
-            "logging": LoggingConfig(every_steps=config.logging.every_steps, tensorboard=False),
-        }
-    )
-
-
-def _round_of(run_directory: Path, order: Mapping[str, Any]) -> dict[str, Any]:
-    """What the round of this `order` said of itself when it began."""
-    rounds = [e for e in read_events(run_directory) if e["event"] == "round_start" and e["time"] <= order["time"]]
-    return {name: rounds[-1].get(name) for name in MUST_AGREE if name != "hardware"} if rounds else {}
+    for key, value in order["numerics"]["settings"].items():
+        section, _, name = key.partition(".")
+        changes.setdefault(section, {})[name] = value
+    logging = LoggingConfig(every_steps=config.logging.every_steps, tensorboard=False)
+    sections = {name: getattr(config, name).model_copy(update=values) for name, values in changes.items()}
+    return config.model_copy(update={**sections, "logging": logging})
 
 
 def _not_logged(step: int, logged: list[int]) -> str:

@@ -10,11 +10,11 @@ from drillyard.errors import UserError
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
 from drillyard.parallel.setup import set_determinism
 from drillyard.telemetry import RunLog
-from drillyard.training.assemble import Parts, assemble, hardware_name
+from drillyard.training.assemble import Parts, assemble
+from drillyard.training.batch import OTHER_BATCHES
 from drillyard.training.checkpoint import DamagedCheckpoint, LoadedCheckpoint, load_checkpoint
 from drillyard.training.replay import ReplayPlan, Verdict, compare, require_same_conditions
 from drillyard.training.resume import finish_load, require_same_order, state_for
-from drillyard.training.run import versions
 from drillyard.training.signals import StopRequest
 from drillyard.training.state import seed_rank
 from drillyard.training.trainer import StepWindow
@@ -33,12 +33,11 @@ def replay(plan: ReplayPlan) -> None:
             f"--replay {plan.step}: the step was done on {plan.ranks_in_words}, here are {ranks.world_size}: another "
             "number of ranks adds up gradients in another order. Start as many"
         )
-    here = {**versions(), "threads": ranks.threads, "hardware": hardware_name(ranks.device)}
-    require_same_conditions(plan, here)
     known = read_record(plan.run_directory)
-    data = ranks.in_turn(lambda first: prepare(config, known=known, only_open=not first))
+    data = ranks.in_turn(lambda first: prepare(config, known=known, if_changed=OTHER_BATCHES, only_open=not first))
     with RunLog(plan.directory, rank=ranks.rank, config=config, console="none") as log:
         parts = assemble(config, ranks, data, log, plan.directory, StopRequest(ranks.world_size))
+        require_same_conditions(plan, parts.numerics)
         seed_rank(config.training.seed, 0, ranks)
         loaded = _load(plan, parts, ranks)
         found = _train(plan, parts, loaded.step)

@@ -149,11 +149,12 @@ class FailingFile(storage.io.FileIO):
 
     room = 0
     fails_at_close = False
+    without_room = OSError(errno.ENOSPC, "No space left on device")
 
     def write(self, data: Any) -> int:
         part = memoryview(data)[: FailingFile.room]
         if not part:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise FailingFile.without_room
         FailingFile.room -= len(part)
         return super().write(part)
 
@@ -162,6 +163,35 @@ class FailingFile(storage.io.FileIO):
         super().close()
         if failing:
             raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_quota_that_is_used_up_fails_the_save_in_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, Any]] = []
+    checkpointer = Checkpointer(
+        tmp_path / "checkpoints", keep=2, keep_best=True, asynchronous=True, identity={},
+        on_event=lambda name, **fields: told.append({"event": name, **fields}),
+    )  # fmt: skip
+    state = {"w": torch.arange(600_000.0)}
+    checkpointer.save(1, state, metadata={}, wait=True)
+    monkeypatch.setattr(storage.io, "FileIO", FailingFile)
+    monkeypatch.setattr(FailingFile, "without_room", OSError(errno.EDQUOT, "Disk quota exceeded"))
+    for step, room in enumerate((0, 1_500_000), start=2):
+        FailingFile.room = room
+        checkpointer.save(step, state, metadata={}, wait=True)
+        assert not (tmp_path / "checkpoints" / f"step-{step:08d}").exists(), "it would use up the quota for nothing"
+    monkeypatch.undo()
+    (info,) = list_checkpoints(tmp_path)
+    assert info.step == 1 and all(verdict.verdict == "ok" for verdict in verify(info))
+    checkpointer.save(4, state, metadata={}, wait=True)
+    checkpointer.close()
+    assert [(line["event"], line["step"]) for line in told] == [
+        ("checkpoint", 1), ("checkpoint_failed", 2), ("checkpoint_failed", 3), ("checkpoint", 4),
+    ]  # fmt: skip
+    for reason in (line["reason"] for line in told if line["event"] == "checkpoint_failed"):
+        assert "Disk quota exceeded (free space there, or have the quota raised: old checkpoints go when" in reason
+        assert "keeping 3 needs room for 4; training goes on, earlier checkpoints are untouched)" in reason
 
 
 def test_a_write_that_fails_at_any_byte_or_at_closing_fails_the_save_and_no_more(

@@ -156,7 +156,9 @@ def test_a_tokenizer_that_changed_is_refused(
         '"add_prefix_space":false', '"add_prefix_space":true'))  # fmt: skip
     message = refusal(config, known)
     assert str(own) in message
-    assert "the same text would give other tokens" in message
+    assert "the same text would give other tokens" in message and "under another `name`" in message
+    with pytest.raises(UserError, match=r"would give other tokens\. Nothing can be shown$"):
+        prepare(config, known=known, if_changed="Nothing can be shown")
 
 
 def test_a_source_that_changes_while_it_is_tokenised_leaves_no_cache(config: RunConfig, source: Path) -> None:

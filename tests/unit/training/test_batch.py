@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.unit.training.conftest import append_metrics
 from typer import Typer
 from typer.testing import CliRunner
 
@@ -16,6 +17,7 @@ from drillyard.cli.data import register
 from drillyard.config.run import RunConfig
 from drillyard.data import prepare
 from drillyard.errors import UserError
+from drillyard.telemetry.events import append_event, read_events
 from drillyard.training.batch import batch_of_step
 
 MakeRun = Callable[..., Path]
@@ -39,6 +41,27 @@ def test_the_layout_is_that_of_the_round_that_did_the_step(make_run: MakeRun) ->
     """Steps 6 to 10 were done on one rank and again, after going back to step 6, on four."""
     directory = make_run((2, 6, 2), (8, 10, 1), (8, 12, 4))
     assert [batch_of_step(directory, step).world_size for step in (1, 6, 7, 10, 12, 13)] == [2, 2, 4, 4, 4, 4]
+
+
+def test_an_unlogged_step_belongs_to_the_start_that_did_it_last(make_run: MakeRun) -> None:
+    """Steps 1 to 7 on two ranks, logged up to 6; after a crash from step 7 on four, so that step 7 is not redone."""
+    directory = make_run((2, 6, 2))
+    append_event(directory, "checkpoint_begin", round=0, step=7)
+    order = read_events(directory)[1]
+    append_event(directory, "order", **{name: order[name] for name in order if name not in ("time", "event")} | {
+        "world_size": 4, "gradient_accumulation": 1,
+    })  # fmt: skip
+    append_event(directory, "resume", round=1, step=7)
+    # The new start has done nothing yet: nothing is its own, except what is still to come.
+    assert [batch_of_step(directory, step).world_size for step in (6, 7, 8)] == [2, 2, 4]
+    append_event(directory, "first_step", round=1, step=8)
+    append_metrics(directory, 10, num_gpus=4)
+    assert [batch_of_step(directory, step).world_size for step in (6, 7, 8, 9, 10, 11)] == [2, 2, 4, 4, 4, 4]
+
+
+def test_a_step_that_was_lost_and_not_done_again_belongs_to_the_start_that_did_it(make_run: MakeRun) -> None:
+    directory = make_run((2, 12, 2), (6, 8, 4))
+    assert [batch_of_step(directory, step).world_size for step in (4, 5, 8, 9, 12, 13)] == [2, 4, 4, 2, 2, 4]
 
 
 def test_documents_are_found_in_their_files(make_run: MakeRun, config: RunConfig, tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.training.conftest import SOFTWARE
+from tests.unit.training.conftest import numerics_on
 
 from drillyard.errors import UserError
 from drillyard.training.replay import (
@@ -29,7 +30,7 @@ def test_the_plan_starts_at_the_newest_checkpoint_before_the_step(make_run: Make
     assert plan.world_size == 2
     assert plan.expected[24] == (2.0 + 1 / 24, 1 / 3)
     assert max(plan.expected) == 24
-    assert plan.conditions == {"hardware": "a CPU", "torch": "2.15.0", "transformers": "5.0", "threads": 1}
+    assert plan.numerics == numerics_on(2)
 
 
 def test_a_checkpoint_of_the_step_itself_is_too_late(make_run: MakeRun) -> None:
@@ -47,11 +48,65 @@ def test_the_layout_is_that_of_the_round_and_trackers_are_off(make_run: MakeRun)
     assert not plan.config.logging.tensorboard
 
 
-def test_a_stretch_of_two_layouts_is_refused(make_run: MakeRun) -> None:
+def test_the_settings_are_those_of_the_start_whatever_the_config_says_since(make_run: MakeRun) -> None:
+    compiled = {"settings": {"training.compile": True, "model.attention": "sdpa", "training.threads_per_rank": 3}}
+    plan = plan_replay(make_run((2, 20, 2), (22, 40, 2), checkpoints=(20,), numerics=({}, compiled)), 26)
+    assert plan.config.training.compile is True
+    assert plan.config.model.attention == "sdpa"
+    assert plan.config.training.threads_per_rank == 3
+    assert (plan.config.parallelism.shard, plan.config.parallelism.replicate) == (2, 1)
+
+
+def test_a_stretch_that_was_computed_in_two_ways_is_refused(make_run: MakeRun) -> None:
     directory = make_run((2, 24, 2), (26, 40, 4), checkpoints=(20,))
     assert plan_replay(directory, 24).world_size == 2
-    with pytest.raises(UserError, match="done on 2 and 4 ranks in turn"):
+    with pytest.raises(UserError, match=r"started again at step 25: world_size 2, then 4; gradient_accumulation 2"):
         plan_replay(directory, 30)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "now"),
+    [
+        ("settings", "training.compile", True),
+        ("conditions", "numerics revision", 2),
+        ("conditions", "NCCL_ALGO", "Tree"),
+    ],
+)
+def test_a_stretch_over_a_change_of_rounding_is_refused_and_the_change_is_named(
+    make_run: MakeRun, part: str, name: str, now: object
+) -> None:
+    directory = make_run((2, 24, 2), (26, 40, 2), checkpoints=(20, 30), numerics=({}, {part: {name: now}}))
+    assert plan_replay(directory, 24).numerics == numerics_on(2)
+    with pytest.raises(UserError, match=f"computed in more than one way .*{name} .*, then {now}"):
+        plan_replay(directory, 28)
+    # From a checkpoint after the change there is one way; an older one, should this be damaged, is no substitute.
+    assert [info.step for info in plan_replay(directory, 32).checkpoints] == [30]
+
+
+def test_a_checkpoint_that_a_later_start_saved_anew_is_not_where_a_lost_step_began(make_run: MakeRun) -> None:
+    """Steps 22 to 26 were done, lost and not yet done again, when the checkpoint of step 20 was saved once more."""
+    directory = make_run((2, 26, 2), (12, 20, 4), checkpoints=(10, 20))
+    assert [info.step for info in plan_replay(directory, 26).checkpoints] == [10]
+    assert plan_replay(directory, 26).world_size == 2
+
+
+def test_what_was_logged_is_told_by_its_place_and_not_by_a_clock(make_run: MakeRun) -> None:
+    """Step 26 was logged after the clock had been set back; steps 22 and 24 were then done again, and otherwise."""
+    directory = make_run((2, 26, 2), checkpoints=(20,))
+    metrics = directory / "metrics.jsonl"
+    *earlier, last = map(json.loads, metrics.read_text().splitlines())
+    again = [{**record, "loss": 9.0, "time": "1999-01-01T00:00:00Z"} for record in earlier if record["step"] > 20]
+    lines = [*earlier, {**last, "time": "2000-01-01T00:00:00Z"}, *again]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert plan_replay(directory, 26).expected == {step: (2.0 + 1 / step, 1 / 3) for step in range(2, 27, 2)}
+
+
+def test_a_run_that_did_not_record_its_rounding_is_refused(make_run: MakeRun) -> None:
+    directory = make_run((2, 20, 2), checkpoints=(10,))
+    events = directory / "events.jsonl"
+    events.write_text(events.read_text().replace('"numerics"', '"else"'))
+    with pytest.raises(UserError, match="did not record how its steps were rounded"):
+        plan_replay(directory, 14)
 
 
 def test_a_step_that_was_not_logged_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
@@ -62,13 +117,20 @@ def test_a_step_that_was_not_logged_is_refused(make_run: MakeRun, tmp_path: Path
         plan_replay(tmp_path, 13)
 
 
-def test_other_software_or_hardware_is_refused(make_run: MakeRun) -> None:
+def test_other_settings_software_or_hardware_are_refused_by_name_and_are_no_sign_of_a_fault(make_run: MakeRun) -> None:
     plan = plan_replay(make_run((2, 20, 2), checkpoints=(10,)), 14)
-    here = {**SOFTWARE, "hardware": "a CPU"}
-    require_same_conditions(plan, here)
-    for name, other in (("torch", "2.16.0"), ("hardware", "another CPU"), ("threads", 2)):
-        with pytest.raises(UserError, match=f"{name} .* then, {other} here.*would prove nothing"):
-            require_same_conditions(plan, here | {name: other})
+    require_same_conditions(plan, numerics_on(2))
+    for name, other in (("torch", "2.16.0"), ("hardware", "another CPU"), ("numerics revision", 2)):
+        here = numerics_on(2)
+        here["conditions"][name] = other
+        with pytest.raises(
+            UserError, match=f"bits cannot be compared.*{name}: .* then, {other} here.*no sign of a fault"
+        ):
+            require_same_conditions(plan, here)
+    here = numerics_on(2)
+    del here["conditions"]["torch"]
+    with pytest.raises(UserError, match=r"torch: 2\.15\.0 then, not set here"):
+        require_same_conditions(plan, here)
 
 
 def test_one_bit_is_a_difference_and_the_same_nan_is_none() -> None:

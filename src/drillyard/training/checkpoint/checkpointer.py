@@ -153,6 +153,11 @@ class Checkpointer:
         in_flight, self._in_flight = self._in_flight, None
         return in_flight.result()
 
+    @property
+    def step_on_disk(self) -> int | None:
+        """The step that was saved, or loaded from here, last; None without any. A save in flight does not count."""
+        return self._step_on_disk
+
     def close(self) -> None:
         """Wait for the save in flight and end the thread and the process group. Collective."""
         self.wait()

@@ -1,0 +1,85 @@
+"""What decides how a step is rounded besides its config, its data and the state before it: written down at each start.
+
+A run may go on with another kernel, compiled or not, on other ranks or another version of torch: all of that is
+rounding, so it is allowed and changes bits. Whoever compares bits (replay.py) must know it, or would call a change of
+software a failure of hardware. So the event `order` of each start carries this record.
+
+`settings` are those of the run config that a resume may change and that a replay can put back; `conditions` are what
+the config does not say: software, hardware, and what was decided by looking at them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import Any, Final
+
+import torch
+
+from drillyard.config.run import RunConfig
+from drillyard.parallel.ranks import Ranks
+from drillyard.parallel.setup import SetUpModel
+
+NUMERICS_REVISION: Final = 1
+"""Of Drillyard's own arithmetic. Raise it by one with every change after which some config, on the same layout, data,
+software and hardware, gives other bits of loss, gradient norm or weights than before: another order of a sum, another
+kernel or precision of an intermediate, another use of random draws, another way to cut the batch. Not for changes of
+what is printed, saved or checked."""
+
+ROUNDING_VARIABLES: Final = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NCCL_ALGO",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_PROTO",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+"""Environment variables by which libraries choose kernels or orders of reduction."""
+
+
+def numerics(config: RunConfig, ranks: Ranks, model: SetUpModel) -> dict[str, Any]:
+    """The record of this start; plain values, the same on all ranks of hosts of one kind."""
+    return {
+        "settings": {
+            **model.resolved.settings(),
+            "parallelism.replicate": ranks.num_replicas,
+            "training.deterministic": config.training.deterministic,
+            "training.threads_per_rank": ranks.threads,
+        },
+        "conditions": {
+            "numerics revision": NUMERICS_REVISION,
+            **versions(),
+            "hardware": hardware_name(ranks.device),
+            "ranks per node": ranks.local_world_size,
+            "kept unsharded": model.small,
+            **(_cuda() if ranks.device.type == "cuda" else {"cpu capability": torch.backends.cpu.get_cpu_capability()}),
+            **{name: os.environ[name] for name in ROUNDING_VARIABLES if name in os.environ},
+        },
+    }
+
+
+def versions() -> dict[str, Any]:
+    """Versions that a run's numbers depend on."""
+    import transformers
+
+    return {"torch": torch.__version__, "transformers": transformers.__version__, "python": sys.version.split()[0]}
+
+
+def hardware_name(device: torch.device) -> str:
+    """What the kernels run on: the GPU's name, or the CPU's. Other hardware may round otherwise."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
+        names = (line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name"))
+        return next(names, platform.machine())
+
+
+def _cuda() -> dict[str, Any]:
+    cudnn, nccl = torch.backends.cudnn.version(), torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return {"cuda": torch.version.cuda, "cudnn": cudnn, "nccl": ".".join(map(str, nccl))}
