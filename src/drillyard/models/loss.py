@@ -8,8 +8,9 @@ the root's FSDP group, which is gathered while the root's forward and backward r
 be a shard.
 
 Cost: rows that carry loss times three products with the head (one forward, two backward), which is the least there is;
-rows without a label cost nothing. The head's gradient, V x H in compute precision, is alive from the loss on, as it
-would be from the start of backward. A forward with gradients enabled is taken to be followed by a backward.
+rows without a label cost nothing. The head's gradient, V x H in compute precision (from torch 2.15 on in that of the
+reduction, which FSDP2 asks for), is alive from the loss on, as it would be from the start of backward. A forward with
+gradients enabled is taken to be followed by a backward.
 
 Letters: B sequences, T tokens per sequence, R rows that carry loss (padded to a whole number of chunks), C rows of a
 chunk, H hidden, V vocabulary.
@@ -29,12 +30,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from drillyard.config.automatic import resolved_loss_chunk
 from drillyard.data import Batch
 from drillyard.models.attention import packed_attention_inputs
 from drillyard.models.forward import final_hidden, head_logits, head_parameters
 
 IGNORED = -100
-LARGEST_CHUNK = 2048
 
 
 class LanguageModelLoss(nn.Module):
@@ -108,6 +109,8 @@ class _LossWithGradients(torch.autograd.Function):
                 torch._foreach_add_(weight_gradients, gradients[1:])
             else:
                 weight_gradients = list(gradients[1:])
+            # Or they would be in memory while the next chunk's are made.
+            del logits_CV, logits_gradient_CV, gradients
         # Neither inputs nor outputs; held plainly so that backward can hand them over without a copy.
         ctx.gradients = [hidden_gradient_RH, *weight_gradients]
         return sum_of_chunks(losses)
@@ -172,11 +175,6 @@ class LossInputs:
     chunk_rows: int
 
 
-def chunk_rows_for(num_positions: int, configured: int | None) -> int:
-    """Rows of logits in memory at once: as configured, else a quarter of the micro-batch and at most 2048."""
-    return configured or max(1, min(LARGEST_CHUNK, -(-num_positions // 4)))
-
-
 def loss_inputs(
     batch: Batch, model: PreTrainedModel, attention: str, device: torch.device, chunk_tokens: int | None
 ) -> LossInputs:
@@ -185,7 +183,7 @@ def loss_inputs(
     R is padded to a multiple of an eighth of the chunk, so that shapes repeat and compiled code is reused; on a GPU the
     copies do not block.
     """
-    chunk_rows = chunk_rows_for(batch.labels.size, chunk_tokens)
+    chunk_rows = resolved_loss_chunk(batch.labels.size, chunk_tokens)
     flat_labels = batch.labels.reshape(-1)
     rows = np.flatnonzero(flat_labels != IGNORED)
     granule = max(1, chunk_rows // 8)

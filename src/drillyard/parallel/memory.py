@@ -10,13 +10,13 @@ import os
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from drillyard.errors import UserError
 from drillyard.parallel.apply import MASTER_DTYPE
 from drillyard.parallel.ranks import Ranks
 
 GIB = 2**30
-SMALL_SHARE_OF_MEMORY = 1 / 16
 
 
 def memory_bytes_per_rank(ranks: Ranks) -> int:
@@ -24,6 +24,17 @@ def memory_bytes_per_rank(ranks: Ranks) -> int:
     if ranks.device.type == "cuda":
         return int(torch.cuda.get_device_properties(ranks.device).total_memory)
     return host_memory_bytes() // ranks.local_world_size
+
+
+def least_memory_bytes(ranks: Ranks) -> int:
+    """The least memory that any rank may use: what all of them decide by. Collective.
+
+    Hosts may differ, and ranks that lay a model out differently wait for each other in collectives that never match.
+    """
+    least = torch.tensor(memory_bytes_per_rank(ranks), dtype=torch.int64, device=ranks.device)
+    if ranks.world_size > 1:
+        dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    return int(least.item())
 
 
 def host_memory_bytes() -> int:
@@ -36,23 +47,19 @@ def host_memory_bytes() -> int:
     return total
 
 
-def unsharded_is_small(num_parameters: int, precision: str, ranks: Ranks) -> bool:
-    """Whether the whole model's weights, or gradients, take a small part of a rank's memory.
+def require_state_fits(
+    num_parameters: int, precision: str, ranks: Ranks, available_bytes: float, *, training: bool = True
+) -> None:
+    """Raise UserError when weights (and for training gradients and moments) alone are more than `available_bytes`.
 
-    Then it is faster to keep them whole within a step: weights from forward to backward, gradients over micro-batches.
+    With what all ranks agreed on as available, all of them raise or none does.
     """
-    return num_parameters * MASTER_DTYPE[precision].itemsize <= SMALL_SHARE_OF_MEMORY * memory_bytes_per_rank(ranks)
-
-
-def require_state_fits(num_parameters: int, precision: str, ranks: Ranks, *, training: bool = True) -> None:
-    """Raise UserError when weights (and for training gradients and moments) alone are more than the memory there is."""
     copies, what = (4, "weights, gradients and AdamW moments") if training else (1, "weights")
     state_bytes = copies * MASTER_DTYPE[precision].itemsize * num_parameters // ranks.mesh.size(1)
-    available = memory_bytes_per_rank(ranks)
-    if state_bytes > available:
+    if state_bytes > available_bytes:
         where = "its GPU has" if ranks.device.type == "cuda" else "its share of this host is"
         raise UserError(
             f"the model does not fit: {what} of {num_parameters / 1e9:.2f}B parameters take"
-            f" {state_bytes / GIB:.1f} GiB per rank, {where} {available / GIB:.1f} GiB; use more ranks or hosts, "
+            f" {state_bytes / GIB:.1f} GiB per rank, {where} {available_bytes / GIB:.1f} GiB; use more ranks or hosts, "
             "or a smaller model"
         )

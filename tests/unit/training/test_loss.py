@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from drillyard.models.loss import LanguageModelLoss, chunk_rows_for, loss_and_gradient, loss_inputs
+from drillyard.models.loss import LanguageModelLoss, loss_and_gradient, loss_inputs
 
 B, T, V = 4, 64, 512
 
@@ -168,12 +168,6 @@ def test_no_tensor_of_tokens_times_vocabulary_exists_in_forward_or_backward() ->
     with LargestTensor() as whole:
         model(input_ids=torch.from_numpy(batch.input_ids), use_cache=False)
     assert whole.elements >= B * T * V, "the hook does not see logits"
-
-
-def test_chunks_are_a_quarter_of_the_micro_batch_and_bounded() -> None:
-    assert chunk_rows_for(256, None) == 64
-    assert chunk_rows_for(1_000_000, None) == 2048
-    assert chunk_rows_for(256, 100) == 100
 
 
 def test_loss_is_fp32_for_a_bf16_model() -> None:

@@ -1,0 +1,139 @@
+"""FSDP2's own memory: gathered weights, buffers of gathers and reductions, gradients of shards.
+
+The order of events is that of torch/distributed/fsdp/_fully_shard (torch 2.15):
+
+- A gather copies the shard into compute precision where that is another one (`_get_param_all_gather_inputs`), allocates
+  what all ranks send (`foreach_all_gather`), and copies that into the weights. In forward the buffer is kept until the
+  next unit's gather, so that copy and transfer overlap (`comm_ctx.all_gather_state`).
+- Backward gathers one block ahead (`_backward_prefetch`).
+- A reduction copies a unit's gradients into one buffer of master precision; the buffer is kept until the next unit's
+  (`reduce_scatter_states`, at most one). What comes out is the gradient of the shards, or is added to it.
+"""
+
+from __future__ import annotations
+
+from drillyard.estimate.memory.ledger import Kind, Ledger
+from drillyard.estimate.memory.units import Unit
+
+
+class Sharding:
+    """The units of a model, blocks first and the root last, and what of them is in memory beyond the shards."""
+
+    def __init__(
+        self, ledger: Ledger, units: list[Unit], *, compute: int, master: int, keeps: bool, replicate: int
+    ) -> None:
+        self.ledger = ledger
+        self.units = units
+        self.compute = compute
+        self.master = master
+        self.keeps = keeps
+        self.replicate = replicate
+        self.whole_gradients = [0] * len(units)
+        """Bytes of gradients of whole weights, by unit."""
+        self._gathered: set[int] = set()
+        self._sharded_gradients: set[int] = set()
+        self._prefetched: dict[int, int] = {}
+        self._all_gather_held = 0
+        self._reduce_held = 0
+        self._replicas_held = [0] * len(units)
+
+    # Gathers
+
+    def gather(self, number: int, *, forward: bool) -> None:
+        """Make the weights of a unit whole; nothing happens where they are."""
+        unit, ledger = self.units[number], self.ledger
+        if number in self._gathered:
+            return
+        self._gathered.add(number)
+        if unit.ranks == 1:
+            cast = unit.largest * self.compute if self.compute != self.master else 0
+            ledger.take(unit.whole * self.compute + cast, Kind.GATHERED)
+            ledger.give(cast, Kind.GATHERED)
+            return
+        buffer = self._prefetched.pop(number, 0) or self._all_gather(unit)
+        if forward:
+            self.release_all_gather()
+        ledger.take(unit.whole * self.compute, Kind.GATHERED)
+        if forward:
+            self._all_gather_held = buffer
+        else:
+            ledger.give(buffer, Kind.ALL_GATHER)
+
+    def prefetch(self, number: int) -> None:
+        """Start a gather, whose buffer then waits."""
+        unit = self.units[number]
+        if number not in self._gathered and unit.ranks > 1:
+            self._prefetched[number] = self._all_gather(unit)
+
+    def _all_gather(self, unit: Unit) -> int:
+        cast = unit.shard * self.compute if self.compute != self.master else 0
+        buffer = unit.whole * self.compute
+        self.ledger.take(cast + buffer, Kind.ALL_GATHER)
+        self.ledger.give(cast, Kind.ALL_GATHER)
+        return buffer
+
+    def release_all_gather(self) -> None:
+        """Give back the buffer that forward held for overlap."""
+        self.ledger.give(self._all_gather_held, Kind.ALL_GATHER)
+        self._all_gather_held = 0
+
+    def reshard(self, number: int) -> None:
+        """Give back a unit's whole weights."""
+        if number in self._gathered:
+            self._gathered.remove(number)
+            self.ledger.give(self.units[number].whole * self.compute, Kind.GATHERED)
+
+    def after_forward(self, number: int) -> None:
+        """Blocks give their weights back after forward, unless they are kept."""
+        if not self.keeps:
+            self.reshard(number)
+
+    # Gradients
+
+    def reduce(self, number: int) -> None:
+        """Turn a unit's whole gradients into gradients of its shards."""
+        unit, ledger = self.units[number], self.ledger
+        self.reshard(number)
+        self.release_reduction()
+        if not unit.num_trained:
+            return
+        ledger.give(self._replicas_held[number], Kind.TEMPORARIES)
+        self._replicas_held[number] = 0
+        self._reduce_held = unit.whole_trained * self.master
+        ledger.take(self._reduce_held, Kind.REDUCE_SCATTER)
+        ledger.give(self.whole_gradients[number], Kind.WHOLE_GRADIENTS)
+        self.whole_gradients[number] = 0
+        result = unit.trained_shard * self.master
+        if number not in self._sharded_gradients:
+            self._sharded_gradients.add(number)
+            ledger.take(result, Kind.GRADIENTS)
+            return
+        # Added to what is there. With replicas it is held for their all-reduce until this unit's next reduction, or the
+        # end of the last backward (`_all_reduce_state`).
+        ledger.take(result, Kind.TEMPORARIES)
+        if self.replicate > 1:
+            self._replicas_held[number] = result
+        else:
+            ledger.give(result, Kind.TEMPORARIES)
+
+    def keep_whole(self, number: int) -> None:
+        """Gradients that wait for those of the next micro-batch are cast to master precision, one after the other."""
+        unit, ledger = self.units[number], self.ledger
+        wide = (unit.whole_trained - unit.padding_trained) * self.master
+        grows = wide - self.whole_gradients[number]
+        if grows > 0:
+            last = unit.largest_trained * self.compute
+            ledger.take(grows + last, Kind.WHOLE_GRADIENTS)
+            ledger.give(last, Kind.WHOLE_GRADIENTS)
+        self.whole_gradients[number] = wide
+
+    def release_reduction(self) -> None:
+        """Give back the buffer of the last reduction."""
+        self.ledger.give(self._reduce_held, Kind.REDUCE_SCATTER)
+        self._reduce_held = 0
+
+    def finish(self) -> None:
+        """The end of a step's last backward: nothing is waited for any longer."""
+        self.release_reduction()
+        self.ledger.give(sum(self._replicas_held), Kind.TEMPORARIES)
+        self._replicas_held = [0] * len(self.units)

@@ -1,0 +1,343 @@
+"""The trainer's own step under torch's memory tracker, on tensors without contents and ranks that are not there.
+
+`measure(case)` puts a model through the trainer's own path (`set_up_model`, `ShardedAdamW`, `Trainer.train_step`) with
+a fake process group of any size, in torch's FakeTensorMode, so that sizes are free: nothing is computed and nothing is
+allocated. The second step runs under `FSDPMemTracker`. What it counts are storages: those of sharded parameters,
+optimizer state and buffers from the start, and every storage that an operator returns, until it is released.
+
+Not counted by the tracker: memory that an operator takes and gives back inside itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import peft
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker, _FSDPRefType, _FSDPState
+from torch.distributed._tools.mod_tracker import ModTracker
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from drillyard.config import RunConfig
+from drillyard.config.automatic import resolved_loss_chunk
+from drillyard.data import Batch
+from drillyard.estimate.setup import Adapters, Setup
+from drillyard.models import loss as loss_room
+from drillyard.modelspec import ModelSpec, model_spec
+from drillyard.parallel import setup as parallel_setup
+from drillyard.parallel.ranks import Ranks
+from drillyard.training.assemble import batch_shape
+from drillyard.training.optimizer import ShardedAdamW
+from drillyard.training.trainer import StepWindow, Trainer
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained, and how. `model` is the inline config of a run, `architecture` included."""
+
+    model: dict[str, Any]
+    sequence_length: int = 512
+    micro_batch_size: int = 1
+    accumulation: int = 1
+    precision: str = "bf16"
+    checkpointing: str = "none"
+    shard: int = 8
+    replicate: int = 1
+    keeps_unsharded: bool = False
+    attention: str = "sdpa"
+    chunk: int | None = None
+    clipping: float | None = 1.0
+    lora: dict[str, Any] | None = None
+    """`rank` and `targets`."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Bytes by the tracker's kinds at the peak of the step, the phase it was in, and state when gradients are there."""
+
+    peak: int
+    kinds: dict[str, int]
+    phase: str
+    parameters: int
+    gradients: int
+    optimizer: int
+    at_optimizer_step: int
+
+    def without(self, *kinds: str) -> int:
+        """The peak's bytes but those of some of the tracker's kinds."""
+        return self.peak - sum(self.kinds[kind] for kind in kinds)
+
+
+class Tokenizer:
+    """As much of a tokenizer as the model's assembly reads."""
+
+    eos_token_id = bos_token_id = pad_token_id = 0
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+
+class Sequences:
+    """Sequences of one document each, all of whose tokens carry loss: what a packed pretraining batch comes to."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def indices(self, step: int, count: int) -> list[int]:
+        return list(range(count))
+
+    def valid_tokens(self, references: list[int]) -> int:
+        return len(references) * self.length
+
+    def read(self, references: list[int]) -> Batch:
+        shape = (len(references), self.length)
+        positions = np.broadcast_to(np.arange(self.length, dtype=np.int64), shape).copy()
+        return Batch(np.ones(shape, np.int64), np.ones(shape, np.int64), positions, np.zeros(shape, np.int32))
+
+
+@contextlib.contextmanager
+def fake_ranks(shard: int, replicate: int) -> Iterator[Ranks]:
+    """Rank 0 of shard x replicate ranks, of which it is the only one."""
+    size = shard * replicate
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        mesh = init_device_mesh("cpu", (replicate, shard), mesh_dim_names=("replicate", "shard"))
+        yield Ranks(0, size, 0, 1, torch.device("cpu"), mesh, 1)
+    finally:
+        dist.destroy_process_group()
+
+
+def run_config(case: Case) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "name": "memory",
+            "model": {"config": case.model, "init": "random", "attention": case.attention},
+            "data": {"source": "builtin:python-stdlib", "sequence_length": case.sequence_length},
+            "training": {
+                "steps": 3,
+                "micro_batch_size": case.micro_batch_size,
+                "gradient_accumulation": case.accumulation,
+                "precision": case.precision,
+                "optimizer": {"learning_rate": 1.0e-3},
+                "schedule": {"name": "constant"},
+                "activation_checkpointing": case.checkpointing,
+                "gradient_clipping": case.clipping,
+                "loss_chunk_tokens": case.chunk,
+                "compile": False,
+                "device": "cpu",
+            },
+            "parallelism": {"shard": case.shard, "replicate": case.replicate},
+        }
+    )
+
+
+def assemble(case: Case, ranks: Ranks) -> Trainer:
+    """What `training.assemble` puts together, without the files of a run."""
+    config = run_config(case)
+    vocab = case.model["vocab_size"]
+    # Between 16 bytes per parameter, which is its state, and 64, below which weights are not kept whole.
+    memory_bytes = 1e15 if case.keeps_unsharded else 32 * specification(case).total_parameters
+    with with_adapters(case.lora) if case.lora else contextlib.nullcontext():
+        tokenizer: Any = Tokenizer(vocab)
+        model = parallel_setup.set_up_model(config, tokenizer, ranks, memory_gib=memory_bytes / 2**30)
+    assert model.small == case.keeps_unsharded
+    optimizer = ShardedAdamW(model.root, config.training.optimizer, case.clipping, ranks)
+    data: Any = Sequences(case.sequence_length)
+    return Trainer(
+        config,
+        ranks,
+        model.root,
+        optimizer,
+        data,
+        batch_shape(config, ranks),
+        3,
+        attention=model.attention,
+        gather_gradients_once=model.small,
+    )
+
+
+@contextlib.contextmanager
+def with_adapters(lora: dict[str, Any]) -> Iterator[None]:
+    """Let the model that is built carry peft's LoRA layers, with everything else frozen."""
+    build = parallel_setup.build_model
+
+    def build_with_adapters(*args: Any, **kwargs: Any) -> Any:
+        model = build(*args, **kwargs)
+        with torch.device("meta"):
+            peft.inject_adapter_in_model(
+                peft.LoraConfig(r=lora["rank"], target_modules=lora["targets"], task_type="CAUSAL_LM"), model
+            )
+        return model
+
+    with mock.patch.object(parallel_setup, "build_model", build_with_adapters):
+        yield
+
+
+class Modules(ModTracker):
+    """Which sharded modules run, for torch's tracker.
+
+    It follows every module by hooks on tensors, which keep those of the loss alive until garbage is collected; and it
+    takes the end of the loss's own small backward for that of the step's. Neither is the trainer's memory, so only
+    modules that FSDP2 shards are followed, and leaving one twice is no error.
+    """
+
+    def _fw_pre_hook(self, mod: Any, input: Any) -> None:
+        if isinstance(mod, FSDPModule):
+            super()._fw_pre_hook(mod, input)
+
+    def _fw_post_hook(self, mod: Any, input: Any, output: Any) -> None:
+        if isinstance(mod, FSDPModule):
+            super()._fw_post_hook(mod, input, output)
+
+    def _get_pop_fn(self, w_mod: Any, name: str, is_bw: bool) -> Any:
+        leave = super()._get_pop_fn(w_mod, name, is_bw)
+        return lambda *args: leave(*args) if name in self.parents else None
+
+
+class Tracker(FSDPMemTracker):
+    """Torch's tracker, with the phase of the step in which the peak was."""
+
+    phase = "forward"
+    phase_at_peak = ""
+
+    def _update_peak_stats(self, peak_state: Any) -> None:
+        before = dict(self._peak_mem)
+        super()._update_peak_stats(peak_state)
+        if self._peak_mem != before:
+            self.phase_at_peak = self.phase
+
+    def _fsdp_param_group_post_backward(self, fsdp_mod: Any, reduce: Any) -> Any:
+        """Torch's own holds the last parameter's gradient in a variable while it is reduced."""
+        params = fsdp_mod._get_fsdp_state()._fsdp_param_group.fsdp_params
+
+        def inner(*args: Any, **kwargs: Any) -> None:
+            self._fsdp_state = _FSDPState.POST_BW
+            reduce(*args, **kwargs)
+            for param in params:
+                if param.sharded_param.grad is not None:
+                    self._update_and_maybe_create_winfos(param.sharded_param.grad, _FSDPRefType.SHARDED_GRAD)
+
+        return inner
+
+    @contextlib.contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        before, self.phase = self.phase, phase
+        yield
+        self.phase = before
+
+    def total(self) -> int:
+        return sum(kinds["Total"] for kinds in self.get_tracker_snapshot().values())
+
+
+def measure(case: Case) -> Measured:
+    """The second step of `case` under torch's tracker."""
+    with fake_ranks(case.shard, case.replicate) as ranks, FakeTensorMode(allow_non_fake_inputs=True):
+        trainer = assemble(case, ranks)
+        trainer.train_step(0, StepWindow(0.0))
+        # Sharding leaves reference cycles; the trainer collects them before its first step.
+        gc.collect()
+        tracker = Tracker(trainer.root, trainer.optimizer.optimizer)
+        tracker._mod_tracker = Modules()
+        state: dict[str, int] = {}
+        with tracker, watched(trainer, tracker, state):
+            trainer.train_step(1, StepWindow(0.0))
+        (peak,) = tracker.get_tracker_snapshot("peak").values()
+        kinds = {getattr(kind, "value", kind): nbytes for kind, nbytes in peak.items()}
+        return Measured(
+            kinds.pop("Total"),
+            kinds,
+            tracker.phase_at_peak,
+            state["Sharded Param"],
+            state["Sharded Grad"],
+            state["OptState"],
+            state["Total"],
+        )
+
+
+@contextlib.contextmanager
+def watched(trainer: Trainer, tracker: Tracker, state: dict[str, int]) -> Iterator[None]:
+    """Tell the tracker where the step is, and keep what it counts when the optimizer begins."""
+    between, update, apply_loss = (
+        trainer.synchronise_gradients,
+        trainer.optimizer.step,
+        loss_room._LossWithGradients.apply,
+    )
+    backward = torch.Tensor.backward
+
+    def at_micro_batch(*, last: bool) -> None:
+        # The tracker takes a second forward of a module for a mistake unless it is told.
+        tracker.reset_mod_stats()
+        between(last=last)
+
+    def at_loss(*args: Any) -> Any:
+        with tracker.during("loss"):
+            return apply_loss(*args)
+
+    def at_backward(loss: torch.Tensor) -> None:
+        with tracker.during("backward"):
+            backward(loss)
+
+    def at_optimizer_step(*args: Any) -> Any:
+        (kinds,) = tracker.get_tracker_snapshot().values()
+        state.update({getattr(kind, "value", kind): nbytes for kind, nbytes in kinds.items()})
+        with tracker.during("optimizer step"):
+            return update(*args)
+
+    root: Any = trainer.root
+    root_state = root._get_fsdp_state()
+    finish = root_state._root_post_backward_final_callback
+
+    def at_last_reduction() -> None:
+        with tracker.during("last reduction"):
+            finish()
+
+    with (
+        mock.patch.object(trainer, "synchronise_gradients", at_micro_batch),
+        mock.patch.object(trainer.optimizer, "step", at_optimizer_step),
+        mock.patch.object(loss_room._LossWithGradients, "apply", at_loss),
+        mock.patch.object(torch.Tensor, "backward", at_backward),
+        mock.patch.object(root_state, "_root_post_backward_final_callback", at_last_reduction),
+    ):
+        yield
+
+
+def specification(case: Case) -> ModelSpec:
+    """The model of a case as the predictor knows it."""
+    return model_spec({("model_type" if key == "architecture" else key): value for key, value in case.model.items()})
+
+
+def setup_of(case: Case) -> Setup:
+    """The case as the predictor takes it."""
+    kernel: Any = case.attention
+    precision: Any = case.precision
+    checkpointing: Any = case.checkpointing
+    return Setup(
+        spec=specification(case),
+        precision=precision,
+        sequence_length=case.sequence_length,
+        micro_batch_size=case.micro_batch_size,
+        gradient_accumulation=case.accumulation,
+        activation_checkpointing=checkpointing,
+        shard=case.shard,
+        replicate=case.replicate,
+        gpus_per_node=8,
+        kernel=kernel,
+        compiled=False,
+        loss_chunk_tokens=resolved_loss_chunk(case.sequence_length * case.micro_batch_size, case.chunk),
+        clips_gradients=case.clipping is not None,
+        adapters=Adapters(case.lora["rank"], case.lora["targets"]) if case.lora else None,
+        keeps_unsharded=case.keeps_unsharded,
+    )
