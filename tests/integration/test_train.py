@@ -60,8 +60,9 @@ def under_torchrun(workplace: Path) -> Run:
 def test_the_run_directory_holds_all_that_a_run_leaves(reference: Reference) -> None:
     last = f"checkpoints/step-{STEPS:08d}"
     expected = {
-        "run.yaml", "data.json", "events.jsonl", "metrics.jsonl", "dllogger.json", "summary.json", "summary.txt",
-        "logs/rank-0.log", "logs/rank-1.log", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json",
+        "run.yaml", "data.json", "resolved.json", "events.jsonl", "metrics.jsonl", "dllogger.json", "summary.json",
+        "summary.txt", "logs/rank-0.log", "logs/rank-1.log",
+        "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json",
         f"{last}/manifest.json", f"{last}/.metadata", f"{last}/__0_0.distcp", f"{last}/__1_0.distcp",
         "final/model.safetensors", "final/config.json", "final/generation_config.json", "final/tokenizer.json",
         "final/tokenizer_config.json",
@@ -82,8 +83,9 @@ def test_metrics_hold_every_step_at_full_precision(reference: Reference) -> None
     assert all(line["mfu"] is None and line["step_seconds"] > 0 for line in lines)
 
 
-def test_the_console_has_one_line_per_step_after_the_line_of_the_formula(reference: Reference) -> None:
-    first, *rest = reference.output.splitlines()
+def test_the_console_has_one_line_per_step_after_those_of_formula_and_estimate(reference: Reference) -> None:
+    first, estimate, *rest = reference.output.splitlines()
+    assert estimate.startswith("Estimate: it fits: ")
     assert re.fullmatch(
         r"\[PerfLogger\] Using \d+\.\d\dK parameters for TFLOPs calculation\. Formula \S+: \d+\.\d+ GFLOPs per token\.",
         first,

@@ -142,10 +142,10 @@ class Run:
         os.kill(self._rank_pid(rank), number)
 
     def _rank_pid(self, rank: int) -> int:
-        saved = os.fsencode(self.directory / "run.yaml")
+        configs = {os.fsencode(self.directory / "run.yaml"), os.fsencode(self.config)}
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                ours = saved in (process / "cmdline").read_bytes().split(b"\0")
+                ours = not configs.isdisjoint((process / "cmdline").read_bytes().split(b"\0"))
                 environment = (process / "environ").read_bytes().split(b"\0") if ours else []
                 stands_by = ours and os.readlink(process / "fd" / "1") == os.devnull
                 if f"RANK={rank}".encode() in environment and not stands_by:

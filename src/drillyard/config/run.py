@@ -170,7 +170,7 @@ class TrainingConfig(Strict):
         default=1.0, description="Largest global gradient norm; null: no clipping."
     )
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = Field(
-        default="auto", description="What is recomputed in backward instead of stored."
+        default="auto", description="What is recomputed in backward instead of stored; `auto`: the least that is predicted to fit."
     )
     compile: Literal["auto"] | bool = Field(default="auto", description="torch.compile per block; `auto`: on GPUs.")
     device: Literal["auto", "cpu", "cuda"] = Field(
@@ -196,7 +196,7 @@ class ParallelismConfig(Strict):
     """How ranks share the model. shard x replicate x tensor x context = number of ranks."""
 
     shard: Literal["auto"] | PositiveInt = Field(
-        default="auto", description="Ranks that share one copy of the weights (FSDP2)."
+        default="auto", description="Ranks that share one copy of the weights (FSDP2); `auto`: all that `replicate` leaves."
     )
     replicate: PositiveInt = Field(default=1, description="Copies of the sharded model (HSDP when over 1).")
     tensor: PositiveInt = Field(default=1, description="Tensor-parallel ranks.")
@@ -266,7 +266,7 @@ class TimeoutsConfig(Strict):
     watchdog_seconds: Annotated[float, Field(ge=0)] = Field(
         default=1800.0,
         description="A round whose ranks get no further for this many seconds (no step, no work in a phase without "
-        "steps) is ended, its stacks written to logs/, and started again; 0: never.",
+        "steps) is ended, its stacks written to logs/, and started again; 0: never. Also the limit of a save.",
     )
     launcher_grace_seconds: PositiveFloat | None = Field(
         default=None,

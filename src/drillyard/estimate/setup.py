@@ -1,20 +1,23 @@
 """What is predicted, in one value: a model, how it is cut over ranks, and what one rank does in a step.
 
 Memory and step time both depend on exactly these numbers, so both are functions of a `Setup` and of hardware. It is
-made from a run config by `resolve.setup_of`; variations (`--sweep`, the nearest settings that fit) are `replace`d fields.
+made from a run config by `resolve.setup_of`; variations (`--sweep`, the nearest setting that fits) are `replace`d
+fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from drillyard.config.automatic import Kernel
 from drillyard.modelspec import ModelSpec
 
 Precision = Literal["bf16", "fp32", "fp64"]
 Checkpointing = Literal["none", "selective", "full"]
+COMPUTE_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp32": 4, "fp64": 8}
+"""Bytes of an activation, and of a gathered weight; masters are `config.automatic.MASTER_BYTES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,8 @@ class Setup:
 
     `micro_batch_size` sequences of `sequence_length` tokens go through one forward and backward, and
     `gradient_accumulation` of these make a step. The model is cut over `shard` ranks and there are `replicate` copies.
-    `loss_chunk_tokens`: rows whose logits exist at once. Documents that are packed together are
+    `loss_chunk_tokens`: rows whose logits exist at once. `keeps_unsharded`: a small model's weights stay whole from
+    forward to backward, and its gradients over micro-batches. Documents that are packed together are
     kept apart by a mask under `sdpa` and `eager`, by offsets under `varlen` and `flex`.
     """
 
@@ -49,6 +53,8 @@ class Setup:
     loss_chunk_tokens: int
     clips_gradients: bool = True
     adapters: Adapters | None = None
+    keeps_unsharded: bool = False
+    device_type: Literal["cuda", "cpu"] = "cuda"
 
     @property
     def world_size(self) -> int:

@@ -17,17 +17,18 @@ size, N documents.
 from __future__ import annotations
 
 import inspect
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from torch.nn.attention import varlen
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
+from drillyard.config.automatic import Demands, Kernel, fastest_kernel, kernel_can_train, kernel_misfit
 from drillyard.errors import UserError
 from drillyard.models.architectures import architecture
 
-TRANSFORMERS_NAMES = {
+TRANSFORMERS_NAMES: dict[str, str] = {
     "sdpa": "sdpa",
     "eager": "eager",
     "varlen": "drillyard_varlen",
@@ -52,7 +53,7 @@ def resolve_attention(
     device_type: str,
     compute_dtype: torch.dtype = torch.bfloat16,
     config: PreTrainedConfig | None = None,
-) -> str:
+) -> Kernel:
     """The kernel to use for a run config's `attention`; `auto` becomes the fastest that can train.
 
     `config`, the model's, lets `auto` pass over kernels that cannot soft-cap scores or drop attention weights. Raises
@@ -60,36 +61,29 @@ def resolve_attention(
     model.
     """
     half = compute_dtype in (torch.bfloat16, torch.float16)
-    usable = {"sdpa": True, "eager": True, "varlen": device_type == "cuda" and half, "flex": device_type == "cuda"}
     if attention == "auto":
-        for kernel in ("varlen", "sdpa", "flex", "eager"):
-            if usable[kernel] and (config is None or not _misfit(config, kernel)):
-                return kernel
-    if attention not in usable:
-        raise UserError(f"model.attention: {attention!r} is none of auto, {', '.join(usable)}")
-    if not usable[attention]:
+        return fastest_kernel(device_type, half=half, **_demands(config))
+    if attention not in TRANSFORMERS_NAMES:
+        raise UserError(f"model.attention: {attention!r} is none of auto, {', '.join(TRANSFORMERS_NAMES)}")
+    if not kernel_can_train(attention, device_type, half=half):
         reason = "computes in bf16 only" if device_type == "cuda" else f"has no backward on {device_type}"
         raise UserError(
             f"model.attention: {attention} cannot train here: it {reason}\nuse attention: auto, sdpa or eager"
         )
     if config is not None:
         refuse_unfit_kernel(config, attention)
-    return attention
+    return cast(Kernel, attention)
 
 
-def _misfit(config: PreTrainedConfig, attention: str) -> str | None:
-    """Why the kernel does not compute what the model's config asks for; None when it does."""
-    if getattr(config, "attn_logit_softcapping", None) is not None and attention in ("sdpa", "varlen"):
-        return "it cannot soft-cap attention scores; use attention: flex on GPUs, else eager"
+def _demands(config: PreTrainedConfig | None) -> Demands:
+    """What the model's config asks of a kernel."""
     dropout = getattr(config, "attention_dropout", None) or getattr(config, "attn_pdrop", None) or 0.0
-    if dropout > 0 and attention in ("varlen", "flex"):
-        return f"it has no dropout and the model's attention dropout is {dropout}; set that to 0 or use attention: sdpa"
-    return None
+    return Demands(softcap=getattr(config, "attn_logit_softcapping", None), dropout=dropout)
 
 
 def refuse_unfit_kernel(config: PreTrainedConfig, attention: str) -> None:
     """Raise UserError when the kernel does not compute what the model's config asks for."""
-    reason = _misfit(config, attention)
+    reason = kernel_misfit(attention, **_demands(config))
     if reason is not None:
         raise UserError(f"model.attention: {attention} does not fit this {config.model_type} model\n{reason}")
 

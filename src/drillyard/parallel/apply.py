@@ -22,6 +22,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from drillyard.config.automatic import resolved_compile
 from drillyard.config.run import TrainingConfig
 from drillyard.parallel.ranks import Ranks
 
@@ -71,11 +72,12 @@ def reshard(root: nn.Module) -> None:
 
 def compiles(training: TrainingConfig, device: torch.device) -> bool:
     """Whether blocks are compiled: as asked for, or on GPUs when it is left open."""
-    return training.compile is True or (training.compile == "auto" and device.type == "cuda")
+    return resolved_compile(training, device.type)
 
 
 def checkpoint_activations(block: nn.Module, mode: str) -> None:
-    """Make `block` recompute its activations in backward; `auto` is full until an estimate decides."""
+    """Make `block` recompute its activations in backward: all of them (`full`), or the cheap ones (`selective`)."""
+    assert mode != "auto", "resolved before (estimate/resolve.py)"
     if mode == "none":
         return
     options: dict[str, Any] = {}

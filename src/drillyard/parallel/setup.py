@@ -13,25 +13,35 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from drillyard.config.automatic import Kernel, unsharded_is_small
 from drillyard.config.run import RunConfig
+from drillyard.errors import UserError
+from drillyard.estimate.fitting import nearest_that_fit
+from drillyard.estimate.resolve import Resolved, setup_of
+from drillyard.estimate.setup import Setup
 from drillyard.models import blocks, build_model, init_random, load_config, load_pretrained, resolve_attention
 from drillyard.models.architectures import settings_without_effect
 from drillyard.models.initialise import init_buffers
 from drillyard.models.loss import LanguageModelLoss
+from drillyard.modelspec import counted_spec, model_spec
 from drillyard.parallel.apply import COMPUTE_DTYPE, MASTER_DTYPE, fsdp_modules, parallelise
-from drillyard.parallel.memory import require_state_fits, unsharded_is_small
+from drillyard.parallel.memory import GIB, least_memory_bytes, require_state_fits
 from drillyard.parallel.ranks import Ranks
 
 
 @dataclass(frozen=True)
 class SetUpModel:
-    """A sharded model in memory, and what was decided on the way; `notes` are for the user to read."""
+    """A sharded model in memory, and what was decided on the way; `notes` are for the user to read.
+
+    `resolved` has the step as it can be predicted, and what the settings that were left open became.
+    """
 
     root: LanguageModelLoss
     attention: str
     num_parameters: int
     small: bool
     notes: list[str]
+    resolved: Resolved
 
     @property
     def causal_lm(self) -> PreTrainedModel:
@@ -52,19 +62,25 @@ def require_trainable(config: RunConfig, device: torch.device) -> None:
     )
 
 
-def attention_kernel(config: RunConfig, device: torch.device) -> str:
+def attention_kernel(config: RunConfig, device: torch.device) -> Kernel:
     """The attention kernel that the model trains with on this device. UserError when the one asked for cannot."""
     compute_dtype = COMPUTE_DTYPE[config.training.precision]
     return resolve_attention(config.model.attention, device.type, compute_dtype, load_config(config.model))
 
 
 def set_up_model(
-    config: RunConfig, tokenizer: PreTrainedTokenizerFast, ranks: Ranks, *, for_training: bool = True
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerFast,
+    ranks: Ranks,
+    *,
+    for_training: bool = True,
+    memory_gib: float | None = None,
 ) -> SetUpModel:
     """Build, shard and materialise the model of `config`; its parameters are for `fill_weights` or a checkpoint to
     fill.
 
-    Raises UserError when the model does not fit, or cannot train as asked for on this device.
+    What fits is decided by `memory_gib` per rank, which must be the same on all; default: the least any has. Raises
+    UserError when the model does not fit, or cannot train as asked for on this device.
     """
     training = config.training
     attention = attention_kernel(config, ranks.device)
@@ -79,16 +95,54 @@ def set_up_model(
         pad_token_id=tokenizer.pad_token_id,
     )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    require_state_fits(num_parameters, training.precision, ranks, training=for_training)
-    small = unsharded_is_small(num_parameters, training.precision, ranks)
+    memory_gib = least_memory_bytes(ranks) / GIB if memory_gib is None else memory_gib
+    resolved = resolve_settings(config, model, attention, ranks, memory_gib)
+    try:
+        require_state_fits(num_parameters, training.precision, ranks, memory_gib * GIB, training=for_training)
+    except UserError as error:
+        advice = what_would_fit(resolved.setup, memory_gib) if for_training else ""
+        raise UserError(f"{error}{advice}") from None
+    small = unsharded_is_small(num_parameters, training.precision, memory_gib * GIB)
     root = LanguageModelLoss(model)
-    parallelise(root, blocks(model), ranks, training, keep_unsharded=small)
+    recomputation = {"activation_checkpointing": resolved.setup.activation_checkpointing}
+    parallelise(root, blocks(model), ranks, training.model_copy(update=recomputation), keep_unsharded=small)
     root.to_empty(device=ranks.device)
     init_buffers(model)
     materialise(root)
     root.train()
     notes = settings_without_effect(load_config(config.model))
-    return SetUpModel(root, attention, num_parameters, small, notes)
+    return SetUpModel(root, attention, num_parameters, small, notes, resolved)
+
+
+def resolve_settings(
+    config: RunConfig, model: PreTrainedModel, attention: Kernel, ranks: Ranks, memory_gib: float
+) -> Resolved:
+    """The step that `config` asks for with the `model` that transformers has built, every setting resolved.
+
+    A model that cannot be predicted trains all the same: then only its number of parameters is known.
+    """
+    try:
+        spec = model_spec(model.config.to_dict(), built=True)
+    except UserError:
+        spec = counted_spec(sum(parameter.numel() for parameter in model.parameters()))
+    return setup_of(
+        config,
+        spec,
+        num_gpus=ranks.world_size,
+        gpus_per_node=ranks.local_world_size,
+        memory_gib=memory_gib,
+        device_type="cuda" if ranks.device.type == "cuda" else "cpu",
+        kernel=attention,
+    )
+
+
+def what_would_fit(setup: Setup, memory_gib: float) -> str:
+    """A line that names the nearest settings that fit, to end an error with; empty where nothing is known to."""
+    try:
+        changes = nearest_that_fit(setup, memory_gib, lora=False)
+    except UserError:
+        return ""
+    return "".join(f"\nwhat would fit: {change.in_words()}, at the price of {change.costs}" for change in changes[:1])
 
 
 def fill_weights(config: RunConfig, model: PreTrainedModel) -> None:

@@ -10,7 +10,9 @@ Rank 0 and the supervisor append to the same file. Goodput (goodput.py) is compu
 | round_start | rank 0 | a round of ranks begins to work | world_size |
 | data | rank 0 | the data is ready | parts, notes |
 | parameters | rank 0 | the model is built | count, trainable, formula, flops_per_token, accelerator, peak_flops |
-| order | rank 0 | which samples a step and a rank see is settled | data, global_batch_size, world_size, hardware, ... |
+| order | rank 0 | which samples a step sees and how it rounds is settled | data, world_size, numerics, ... |
+| resolved | rank 0 | settings left open are resolved, or kept as they were | settings, reasons, kept, changed |
+| estimate | rank 0 | memory and step time are predicted | verdict, memory_gib, peak_at, step_seconds, missing |
 | resume | rank 0 | a checkpoint was loaded; `step` is its step | path, seconds |
 | first_step | rank 0 | the first step of a round is done (needed only if it is not logged) | |
 | step | rank 0 | a logged step is done | step_seconds, window_steps, data_seconds, compile_seconds |
@@ -55,6 +57,8 @@ EventName = Literal[
     "data",
     "parameters",
     "order",
+    "resolved",
+    "estimate",
     "resume",
     "first_step",
     "step",
@@ -111,7 +115,20 @@ def append_event(run_directory: Path, event: EventName, **fields: Any) -> None:
 
 def read_events(run_directory: Path) -> list[dict[str, Any]]:
     """All events in the order they were written; torn lines and lines without a time or a name are passed over."""
-    return [record for record in read_records(run_directory / EVENTS_FILE) if "time" in record and "event" in record]
+    return [record for record in read_records(run_directory / EVENTS_FILE) if is_event(record)]
+
+
+def is_event(record: Mapping[str, Any]) -> bool:
+    """Whether a record has what every event has: a name, and a time that is one."""
+    return isinstance(record.get("event"), str) and has_time(record)
+
+
+def has_time(record: Mapping[str, Any]) -> bool:
+    """Whether `event_microseconds` can tell the time of a record."""
+    try:
+        return datetime.fromisoformat(record["time"]).tzinfo is not None
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def event_microseconds(event: Mapping[str, Any]) -> int:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from drillyard.config import resolved_accumulation, resolved_global_batch
-from drillyard.config.run import RunConfig
+from drillyard.config.run import RunConfig, TimeoutsConfig
 from drillyard.data import PreparedData
 from drillyard.errors import UserError
 from drillyard.evaluation.held_out import HeldOut
@@ -22,6 +22,7 @@ from drillyard.parallel.setup import SetUpModel, set_up_model
 from drillyard.telemetry import RunLog, StepRecord, describe_model
 from drillyard.training.between import BetweenSteps
 from drillyard.training.checkpoint import Checkpointer
+from drillyard.training.numerics import numerics
 from drillyard.training.optimizer import ShardedAdamW
 from drillyard.training.signals import StopRequest
 from drillyard.training.spikes import SpikeWatch
@@ -30,7 +31,8 @@ from drillyard.training.trainer import BatchShape, Logged, Trainer
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run consists of. `identity` is what a checkpoint must agree with to go on in the same sample order."""
+    """What a run consists of. `identity` is what a checkpoint must agree with to go on in the same sample order;
+    `numerics` what decides how its steps are rounded (numerics.py)."""
 
     model: SetUpModel
     optimizer: ShardedAdamW
@@ -39,15 +41,26 @@ class Parts:
     between: BetweenSteps
     reporter: StepReporter
     identity: dict[str, Any]
+    numerics: dict[str, Any]
 
 
 def assemble(
-    config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, directory: Path, stop: StopRequest
+    config: RunConfig,
+    ranks: Ranks,
+    data: PreparedData,
+    log: RunLog,
+    directory: Path,
+    stop: StopRequest,
+    *,
+    memory_gib: float | None = None,
 ) -> Parts:
-    """Build every part of the run that writes into `directory`; weights are filled, no checkpoint is loaded yet."""
+    """Build every part of the run that writes into `directory`; weights are filled, no checkpoint is loaded yet.
+
+    `memory_gib`: see `set_up_model`.
+    """
     shape = batch_shape(config, ranks)
     total_steps = num_steps(config, data, shape)
-    model = set_up_model(config, data.tokenizer, ranks)
+    model = set_up_model(config, data.tokenizer, ranks, memory_gib=memory_gib)
     for note in model.notes:
         log.message(note)
     optimizer = ShardedAdamW(model.root, config.training.optimizer, config.training.gradient_clipping, ranks)
@@ -77,13 +90,15 @@ def assemble(
         "global_batch_size": shape.global_batch_size,
         "total_steps": total_steps,
     }
+    rounding = numerics(config, ranks, model)
     log.event(
         "order",
         **identity,
         micro_batch_size=shape.micro_batch_size,
         gradient_accumulation=shape.accumulation,
         world_size=ranks.world_size,
-        hardware=hardware_name(ranks.device),
+        hardware=rounding["conditions"]["hardware"],
+        numerics=rounding,
     )
     if ranks.rank == 0:
         warmup = config.training.schedule.warmup_steps
@@ -95,6 +110,7 @@ def assemble(
         asynchronous=config.checkpoint.asynchronous,
         identity={"name": config.name},
         on_event=log.event,
+        timeout=save_timeout(config.timeouts),
     )
     held_out = HeldOut(
         config, data, model.root, ranks, directory / "evaluations", attention=model.attention, warn=log.warn
@@ -117,7 +133,16 @@ def assemble(
         },
     )
     reporter = StepReporter(config, ranks, trainer, log, compiled=compiles(config.training, ranks.device))
-    return Parts(model, optimizer, trainer, checkpointer, between, reporter, identity)
+    return Parts(model, optimizer, trainer, checkpointer, between, reporter, identity, rounding)
+
+
+def save_timeout(timeouts: TimeoutsConfig) -> timedelta:
+    """How long a rank waits for the slowest to have written a checkpoint: as long as a round may get no further.
+
+    A shared disk takes its time, so it is no matter of the collectives' limit. Without a watchdog nothing else ends it
+    either; a rank that dies meanwhile is noticed by the collectives of training.
+    """
+    return timedelta(seconds=timeouts.watchdog_seconds) if timeouts.watchdog_seconds else timedelta(days=7)
 
 
 def batch_shape(config: RunConfig, ranks: Ranks) -> BatchShape:
@@ -180,15 +205,6 @@ class StepReporter:
                 epoch=self.trainer.data.epoch_of(figures.step - 1, shape.global_batch_size),
             )
         )
-
-
-def hardware_name(device: torch.device) -> str:
-    """What the kernels run on: the GPU's name, or the CPU's. Other hardware may round otherwise."""
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
-        names = (line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name"))
-        return next(names, platform.machine())
 
 
 def memory_gib(device: torch.device) -> float | None:

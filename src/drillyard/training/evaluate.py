@@ -5,15 +5,21 @@ What needs torch is imported by `evaluate_saved` alone: a request is checked bef
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from drillyard.config import load_run_config, require_valid
 from drillyard.config.run import DataConfig, OptimizerConfig, ParallelismConfig, RunConfig, TrainingConfig
+from drillyard.data.record import DataRecord, read_record
 from drillyard.errors import UserError
-from drillyard.training.locate import SavedModel, as_pretrained, find_saved_model
+from drillyard.training.locate import SavedModel, as_pretrained, find_saved_model, run_directory_above
 
+OTHER_FIGURES = (
+    "What is held out of it is not what the run's own figures are of: undo the change, or name what to measure on by "
+    "--data"
+)
 DEFAULT_SEQUENCE_LENGTH = 1024
 
 
@@ -31,10 +37,11 @@ class Request:
     sequence_length: int | None = None
 
 
-def evaluate_saved(request: Request) -> dict[str, dict[str, Any]] | None:
+def evaluate_saved(request: Request, tell: Callable[[str], None]) -> dict[str, dict[str, Any]] | None:
     """All figures by held-out part on rank 0, None on the others; predictions are written below `request.output`.
 
-    Raises UserError for a model, data or metric that cannot be used.
+    `tell` gets what there is to know about the data, once. Raises UserError for a model, data or metric that cannot be
+    used.
     """
     from drillyard.data import prepare
     from drillyard.evaluation.held_out import HeldOut
@@ -45,7 +52,15 @@ def evaluate_saved(request: Request) -> dict[str, dict[str, Any]] | None:
     config = for_use(config)
     ranks = start_ranks(config.training, config.parallelism)
     try:
-        data = ranks.in_turn(lambda first: prepare(config, saved.tokenizer_directory, only_open=not first))
+        known = known_data(request, saved)
+        data = ranks.in_turn(
+            lambda first: prepare(
+                config, saved.tokenizer_directory, known=known, if_changed=OTHER_FIGURES, only_open=not first
+            )
+        )
+        if ranks.rank == 0:
+            for note in data.report.notes:
+                tell(note)
         if not data.held_out:
             raise UserError(f"{request.model}: its run held no data out; name a source of documents by --data")
         model = bring_up(saved, config, data.tokenizer, ranks)
@@ -54,6 +69,14 @@ def evaluate_saved(request: Request) -> dict[str, dict[str, Any]] | None:
         return results if ranks.rank == 0 else None
     finally:
         stop_ranks()
+
+
+def known_data(request: Request, saved: SavedModel) -> DataRecord | None:
+    """What the run's own data were when it trained; None for other data, or a model from elsewhere."""
+    owner = run_directory_above(saved.path)
+    known = read_record(owner) if owner is not None and request.data is None else None
+    # Its tokens are made by the tokenizer that was saved with the model, not by what the config names.
+    return None if known is None else replace(known, tokenizer="")
 
 
 def check_request(request: Request) -> tuple[SavedModel, RunConfig]:

@@ -6,12 +6,10 @@ things happen; each step of it is a function of its own room.
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,9 +29,12 @@ from drillyard.supervise.watch import Watch
 from drillyard.telemetry import RunLog, write_summary
 from drillyard.telemetry.runlog import ConsoleMode
 from drillyard.training.assemble import Parts, assemble
+from drillyard.training.checkpoint import list_checkpoints
 from drillyard.training.checkpoint.loading import on_all_ranks
 from drillyard.training.directory import SAVED_TOKENIZER, claim_run_directory, holds_training, run_directory_of
+from drillyard.training.numerics import versions
 from drillyard.training.resume import resume
+from drillyard.training.settled import keep_settings, record_settings, tell_estimate, tell_settings
 from drillyard.training.signals import StopRequest
 from drillyard.training.state import checkpoint_state, seed_rank
 
@@ -56,6 +57,7 @@ def train(
 ) -> Outcome:
     """Train `config` as one rank of however many there are; returns exit code 0, or 85 when stopped on request.
 
+    Raises StoppedUnsaved when it was stopped and the step that it stopped after could not be saved.
     `round_number` counts the starts of these ranks; `is_claimed` says that a supervisor has claimed the run directory.
     Raises UserError for everything that the user can mend.
     """
@@ -63,6 +65,8 @@ def train(
     watch.begin("joining", "waiting")
     set_determinism(config)
     ranks = start_ranks(config.training, config.parallelism, timedelta(seconds=config.timeouts.collective))
+    # Each of torchrun's agents counts its own restarts: what the ranks have agreed on holds for all of them.
+    round_number = side.round_number = max(round_number, ranks.restarts)
     require_valid(config, ranks.world_size)
     directory = run_directory_of(config)
     if ranks.rank == 0 and round_number == 0 and not is_claimed:
@@ -128,7 +132,13 @@ def remember_data(data: PreparedData, log: RunLog, directory: Path, ranks: Ranks
 def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, directory: Path, side: RankSide) -> int:
     """Build, resume, train and finish, with everything that is shared between ranks in place; returns the exit code."""
     watch, stop = side.watch, StopRequest(ranks.world_size, side.stops, ranks.collective_timeout)
-    parts = assemble(config, ranks, data, log, directory, stop)
+    kept = keep_settings(config, ranks, directory)
+    config = kept.config
+    parts = assemble(config, ranks, data, log, directory, stop, memory_gib=kept.memory_gib)
+    if ranks.rank == 0:
+        record_settings(kept, parts.model.resolved, directory, log)
+        tell_settings(kept, parts.model.resolved, log)
+        tell_estimate(kept, parts.model.resolved, log)
     seed_rank(config.training.seed, 0, ranks)
     log.total_steps = parts.trainer.total_steps
     watch.begin("loading", "working")
@@ -164,7 +174,33 @@ def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, d
     if ranks.world_size > 1:
         dist.barrier()
     stop.close()
+    if not finished and parts.checkpointer.step_on_disk != parts.trainer.steps_done:
+        raise StoppedUnsaved(unsaved_in_words(parts, directory))
     return 0 if finished else EXIT_CHECKPOINTED
+
+
+class StoppedUnsaved(RuntimeError):
+    """The ranks have stopped on request, and the step that they stopped after is on no disk."""
+
+
+def unsaved_in_words(parts: Parts, directory: Path) -> str:
+    """What a stop without a checkpoint of that moment costs, and what to do."""
+    step = parts.trainer.steps_done
+    try:
+        saved = [info.step for info in list_checkpoints(directory) if info.complete]
+    except OSError:
+        saved = []  # the storage is gone: what lies there is told by the next start
+    newest = f"the newest checkpoint is of step {saved[-1]}" if saved else "no earlier checkpoint can be read"
+    if parts.trainer.in_nonfinite_row():
+        why = "it ended a row of skipped steps (not finite), in which nothing is saved"
+        advice = "look at nonfinite_step in events.jsonl"
+    else:
+        why = "it could not be saved"
+        advice = "mend what checkpoint_failed in events.jsonl names"
+    return (
+        f"stopped on request after step {step}, but {why}: {newest}, the steps since then are lost\n"
+        f"{advice}, then give the same command again"
+    )
 
 
 class EvaluationStopped(Exception):
@@ -246,10 +282,3 @@ def tell_failed_saves(parts: Parts, log: RunLog) -> None:
     """Say how many checkpoints of this round could not be saved, if any."""
     if parts.checkpointer.saves_failed:
         log.message(f"{parts.checkpointer.saves_failed} checkpoints could not be saved: see events.jsonl")
-
-
-def versions() -> dict[str, Any]:
-    """Versions that a run's numbers depend on."""
-    import transformers
-
-    return {"torch": torch.__version__, "transformers": transformers.__version__, "python": sys.version.split()[0]}

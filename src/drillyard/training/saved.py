@@ -22,8 +22,18 @@ from drillyard.training.state import model_state
 
 
 def for_use(config: RunConfig) -> RunConfig:
-    """`config` for a host and ranks that are not those of training: what was chosen for speed there is left open."""
-    training = {"device": "auto", "compile": False, "activation_checkpointing": "none", "deterministic": False}
+    """`config` for a host and ranks that are not those of training: what was chosen for speed there is left open.
+
+    The batch of a step goes too: it need not divide by the ranks that are here.
+    """
+    training = {
+        "device": "auto",
+        "compile": False,
+        "activation_checkpointing": "none",
+        "deterministic": False,
+        "gradient_accumulation": None,
+        "global_batch_size": None,
+    }
     return config.model_copy(
         update={
             "model": config.model.model_copy(update={"attention": "auto"}),

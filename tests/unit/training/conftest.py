@@ -16,7 +16,22 @@ from drillyard.data.record import write_record
 from drillyard.telemetry.events import append_event
 from drillyard.training.checkpoint.manifest import Manifest, write_manifest
 
-SOFTWARE = {"torch": "2.15.0", "transformers": "5.0", "python": "3.12", "threads": 1}
+SOFTWARE = {"torch": "2.15.0", "transformers": "5.0", "python": "3.12"}
+
+
+def numerics_on(ranks: int) -> dict[str, dict[str, Any]]:
+    """What a start on so many ranks says of its rounding."""
+    settings = {
+        "model.attention": "eager",
+        "training.activation_checkpointing": "none",
+        "training.compile": False,
+        "training.loss_chunk_tokens": 16,
+        "training.deterministic": False,
+        "training.threads_per_rank": 1,
+        "parallelism.shard": ranks,
+        "parallelism.replicate": 1,
+    }
+    return {"settings": settings, "conditions": {"numerics revision": 1, "hardware": "a CPU", **SOFTWARE}}
 
 
 @pytest.fixture
@@ -46,23 +61,37 @@ def config(tmp_path: Path) -> RunConfig:
 
 @pytest.fixture
 def make_run(config: RunConfig) -> Callable[..., Path]:
-    """Make the run directory: rounds of (first logged step, last, ranks), each with an order of its own."""
+    """Make the run directory: starts of (first logged step, last, ranks), each with an order of its own.
 
-    def make(*rounds: tuple[int, int, int], checkpoints: tuple[int, ...] = ()) -> Path:
+    A start goes on from the step before the one that it does first. `numerics`: what differs in each start's record.
+    """
+
+    def make(
+        *rounds: tuple[int, int, int],
+        checkpoints: tuple[int, ...] = (),
+        numerics: tuple[dict[str, dict[str, Any]], ...] = (),
+    ) -> Path:
         directory = Path(config.output) / config.name
         directory.mkdir(parents=True)
         save_resolved(config, directory / "run.yaml")
         data = prepare(config)
         write_record(directory, data.record)
-        for first, last, ranks in rounds:
+        for number, (first, last, ranks) in enumerate(rounds):
+            changed = numerics[number] if numerics else {}
             append_event(directory, "round_start", round=0, world_size=ranks, **SOFTWARE)
             layout = {"micro_batch_size": 1, "gradient_accumulation": 4 // ranks, "world_size": ranks}
+            rounding = {part: values | changed.get(part, {}) for part, values in numerics_on(ranks).items()}
             append_event(
                 directory, "order", round=0, data=data.train.fingerprint, global_batch_size=4, total_steps=40,
-                hardware="a CPU", **layout,
+                numerics=rounding, **layout,
             )  # fmt: skip
+            if first > 2:
+                append_event(directory, "resume", round=0, step=first - 2)
+            append_event(directory, "first_step", round=0, step=first - 1)
             for step in range(first, last + 1, 2):
                 append_metrics(directory, step, num_gpus=ranks)
+                if step in checkpoints:
+                    append_event(directory, "checkpoint_begin", round=0, step=step)
         for step in checkpoints:
             path = directory / "checkpoints" / f"step-{step:08d}"
             path.mkdir(parents=True)

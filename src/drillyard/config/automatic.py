@@ -1,0 +1,80 @@
+"""What settings that are left open (`auto`, null) become where a fixed rule decides: one rule each, for all rooms.
+
+The trainer asks here before it lays out a model, the estimate before anything runs, so the two cannot disagree.
+`activation_checkpointing: auto` is no such setting: it depends on what fits (`estimate/resolve.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypedDict
+
+from drillyard.config.run import ParallelismConfig, TrainingConfig
+
+Kernel = Literal["sdpa", "eager", "varlen", "flex"]
+
+FASTEST_FIRST: Final[tuple[Kernel, ...]] = ("varlen", "sdpa", "flex", "eager")
+LARGEST_CHUNK: Final = 2048
+SMALL_SHARE_OF_MEMORY: Final = 1 / 16
+MASTER_BYTES: Final = {"bf16": 4, "fp32": 4, "fp64": 8}
+"""Bytes of a parameter, and of its gradient, by compute precision: bf16 keeps fp32 masters."""
+
+
+def resolved_shard(parallelism: ParallelismConfig, num_ranks: int) -> int:
+    """Ranks that share one copy of the weights; `auto`: all that `replicate` leaves, so that the most fits.
+
+    `replicate` is a number of the user's, 1 by default, so nothing else would multiply to the number of ranks.
+    """
+    return num_ranks // parallelism.replicate if parallelism.shard == "auto" else parallelism.shard
+
+
+def resolved_compile(training: TrainingConfig, device_type: str) -> bool:
+    """Whether blocks are compiled: as asked for, or on GPUs when it is left open."""
+    return training.compile is True or (training.compile == "auto" and device_type == "cuda")
+
+
+def resolved_loss_chunk(tokens_per_micro_batch: int, configured: int | None) -> int:
+    """Rows of logits in memory at once: as configured, else a quarter of the micro-batch and at most LARGEST_CHUNK."""
+    return configured or max(1, min(LARGEST_CHUNK, -(-tokens_per_micro_batch // 4)))
+
+
+def unsharded_is_small(num_parameters: int, precision: str, memory_bytes: float) -> bool:
+    """Whether the whole model's weights, or gradients, take a small part of a rank's memory.
+
+    Then it is faster to keep them whole within a step: weights from forward to backward, gradients over micro-batches.
+    """
+    return num_parameters * MASTER_BYTES[precision] <= SMALL_SHARE_OF_MEMORY * memory_bytes
+
+
+def kernel_can_train(kernel: str, device_type: str, *, half: bool) -> bool:
+    """Whether an attention kernel has a backward on the device; `half`: it computes in bf16 (or fp16)."""
+    on_gpu = device_type == "cuda"
+    return {"sdpa": True, "eager": True, "varlen": on_gpu and half, "flex": on_gpu}[kernel]
+
+
+class Demands(TypedDict):
+    """What a model asks of an attention kernel: a cap on scores (None: none), dropout of weights (0: none)."""
+
+    softcap: float | None
+    dropout: float
+
+
+def kernel_misfit(kernel: str, *, softcap: float | None, dropout: float) -> str | None:
+    """Why `kernel` does not compute what a model asks for (see `Demands`), and what to use instead; None if it does."""
+    if softcap is not None and kernel in ("sdpa", "varlen"):
+        return "it cannot soft-cap attention scores; use attention: flex on GPUs, else eager"
+    if dropout > 0 and kernel in ("varlen", "flex"):
+        return f"it has no dropout and the model's attention dropout is {dropout}; set that to 0 or use attention: sdpa"
+    return None
+
+
+def fastest_kernel(device_type: str, *, half: bool, softcap: float | None, dropout: float) -> Kernel:
+    """What `attention: auto` becomes: the fastest kernel that can train here and computes what the model asks for.
+
+    There always is one: eager attention has everything, everywhere.
+    """
+    return next(
+        kernel
+        for kernel in FASTEST_FIRST
+        if kernel_can_train(kernel, device_type, half=half)
+        and kernel_misfit(kernel, softcap=softcap, dropout=dropout) is None
+    )
