@@ -1,0 +1,149 @@
+"""The share of the best known rates that runs reach, and the range of it that a setup may expect.
+
+A measured run's efficiency is that at which `timeline` gives its measured time. Of those of runs that are alike the
+geometric mean is taken, every publisher counting once however many runs it has, and around it a band:
+
+| basis | drawn from | high over low |
+|---|---|---|
+| calibration | one run of the user's own | 1.15 |
+| class | measured runs of the class | 1.3 |
+| neighbours | other runs on the accelerator; else the same precision and checkpointing on others of its vendor | 1.4 |
+
+Runs of a class that are not in `predicted` (measured_rows.yaml) are off what is predicted without their publisher by up
+to 8 % either way; a trainer that nobody has published may be off by more, hence 1.3 (14 %). The predictions that were
+settled on beforehand are in docs/published_runs.md. Neighbours are unverified, and say so. A user's own run was made
+with this very trainer; what remains is that it differs from the setup that is asked for.
+
+Rates are the best published ones; where the accelerator has none, peaks, for it and for the runs alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from drillyard.estimate.communication import Network, traffic_of
+from drillyard.estimate.measured import MeasuredRow, run_class
+from drillyard.estimate.setup import Setup
+from drillyard.estimate.terms import Range, Term, term
+from drillyard.estimate.timeline import Rates, timeline
+from drillyard.estimate.work import work_of
+from drillyard.hardware import Accelerator, Bandwidth, Fact, Source
+
+Basis = Literal["calibration", "class", "neighbours", "bound"]
+Rate = Literal["achievable", "peak"]
+
+BANDS: Final[Mapping[Basis, float]] = {"calibration": 1.15, "class": 1.3, "neighbours": 1.4}
+"""High over low of an efficiency, by what it is drawn from."""
+NEIGHBOURS: Final = Source("no measured run of this class: those of its neighbours are taken", None, True)
+
+
+@dataclass(frozen=True, slots=True)
+class UsedRow:
+    """A measured run that the range rests on, and the efficiency that it reached."""
+
+    row: MeasuredRow
+    efficiency: float
+
+
+@dataclass(frozen=True, slots=True)
+class BestRates:
+    """The rates of an accelerator, and what they rest on."""
+
+    kind: Rate
+    flops: Fact[float]
+    memory: Fact[float]
+
+    @property
+    def values(self) -> Rates:
+        return Rates(self.flops.value, self.memory.value)
+
+
+def best_rates(accelerator: Accelerator, precision: str, kind: Rate | None = None) -> BestRates | None:
+    """The best published matmul rate (or the peak, where there is none) and the memory's bandwidth; None where they are
+    not known. With `kind` only that one."""
+    chosen: Rate = kind or ("peak" if accelerator.achievable(precision) is None else "achievable")
+    flops = accelerator.peak(precision) if chosen == "peak" else accelerator.achievable(precision)
+    if flops is None or accelerator.memory_bandwidth_gb_per_s is None:
+        return None
+    return BestRates(chosen, flops, accelerator.fact("memory_bandwidth_gb_per_s") * 1e9)
+
+
+def draw(
+    setup: Setup, accelerator: Accelerator, rows: Iterable[MeasuredRow], kind: Rate, bandwidths: tuple[Bandwidth, ...]
+) -> tuple[Basis, tuple[UsedRow, ...]]:
+    """The runs that say most about `setup` on `accelerator`, with the efficiencies they reached by rates of `kind`."""
+    asked = run_class(setup, accelerator.name)
+    same_class, same_accelerator, same_vendor = [], [], []
+    for row in rows:
+        its = row.run_class
+        if its == asked:
+            same_class.append(row)
+        elif (its.accelerator, its.precision) == (asked.accelerator, asked.precision):
+            same_accelerator.append(row)
+        elif _vendor(row.accelerator) == _vendor(accelerator) and (
+            (its.precision, its.activation_checkpointing) == (asked.precision, asked.activation_checkpointing)
+        ):
+            same_vendor.append(row)
+    for basis, candidates in (("class", same_class), ("neighbours", same_accelerator), ("neighbours", same_vendor)):
+        used = [UsedRow(row, reached) for row in candidates if (reached := efficiency_of(row, kind, bandwidths))]
+        if used:
+            return "class" if basis == "class" else "neighbours", tuple(used)
+    return "bound", ()
+
+
+def efficiency_of(row: MeasuredRow, kind: Rate, bandwidths: tuple[Bandwidth, ...]) -> float | None:
+    """The share of its accelerator's rates that a measured run reached; None where these are not known, or where
+    communication alone would take longer than the run did. Computed once for a row and a tuple of bandwidths."""
+    key = (row, kind, id(bandwidths))
+    if key not in _REACHED:
+        _REACHED[key] = (bandwidths, _efficiency(row, kind, bandwidths))
+    return _REACHED[key][1]
+
+
+_REACHED: dict[tuple[MeasuredRow, Rate, int], tuple[tuple[Bandwidth, ...], float | None]] = {}
+"""Kept with the bandwidths themselves, so that no others can get their id."""
+
+
+def _efficiency(row: MeasuredRow, kind: Rate, bandwidths: tuple[Bandwidth, ...]) -> float | None:
+    rates = best_rates(row.accelerator, row.setup.precision, kind)
+    if rates is None:
+        return None
+    work = work_of(row.setup)
+    network = Network(row.accelerator, row.machine, row.setup.gpus_per_node, bandwidths)
+    line = timeline(row.setup, work, traffic_of(row.setup, work, network), rates.values)
+    return line.efficiency(row.seconds)
+
+
+def central_efficiency(used: Iterable[UsedRow]) -> float:
+    """The geometric mean over publishers of the geometric means of their runs."""
+    logs: dict[str, list[float]] = defaultdict(list)
+    for one in used:
+        logs[one.row.publisher].append(math.log(one.efficiency))
+    means = [math.fsum(values) / len(values) for values in logs.values()]
+    return math.exp(math.fsum(means) / len(means))
+
+
+def efficiency_range(basis: Basis, used: tuple[UsedRow, ...]) -> Range:
+    """The band around the centre of `used`, which are not empty; never above 1."""
+    centre, half = central_efficiency(used), math.sqrt(BANDS[basis])
+    sources: list[Fact[Any] | Source] = [one.row.tokens_per_second_per_gpu for one in used]
+    if basis == "neighbours":
+        sources.append(NEIGHBOURS)
+    runs = "1 measured run" if len(used) == 1 else f"{len(used)} measured runs, publishers alike"
+    return Range(
+        _end(centre / half, f"geometric mean of {runs}: {centre:.3f} / {half:.3f}", sources),
+        _end(min(1.0, centre * half), f"geometric mean of {runs}: {centre:.3f} x {half:.3f}", sources),
+    )
+
+
+def _end(value: float, formula: str, sources: Iterable[Fact[Any] | Source]) -> Term:
+    return term("efficiency", value, "", formula, *sources)
+
+
+def _vendor(accelerator: Accelerator) -> str:
+    """The first word of its title: kernels and libraries differ between vendors more than between accelerators."""
+    return accelerator.title.split()[0].casefold()

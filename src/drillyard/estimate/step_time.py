@@ -1,0 +1,276 @@
+"""How long a step takes: bounds from the hardware, and a range from runs that were measured.
+
+    predicted = step_time(setup, machine, accelerator)
+    predicted.seconds, predicted.mfu, predicted.rows        # ranges; the runs that they are drawn from
+
+The bounds are what no step can beat: its FLOPs at the best rate published for the accelerator, the bytes of weights and
+optimizer at the bandwidth of its memory, its collectives at the machine's own measured bandwidths. Between the bounds
+and a real step lies an efficiency, which nobody can compute. It is taken from measured runs of the same class
+(accelerator, precision, checkpointing, sharding), see `efficiency`; what those runs differ in (model, sequence, batch,
+GPUs, network, compiled or not) is counted by `work`, `communication` and `timeline`, and not averaged.
+
+Where nothing that is measured is like the setup only the bound is known, and is called one. Without a peak at the
+precision there is no answer.
+
+Cost: about half a millisecond, and once some 20 ms for the efficiencies of published runs. Limits: mixtures of experts
+are taken from dense runs, adapters from full training; stragglers, input and evaluation are in no bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from drillyard.estimate.communication import Network, Traffic, traffic_of
+from drillyard.estimate.efficiency import (
+    NEIGHBOURS,
+    Basis,
+    BestRates,
+    UsedRow,
+    best_rates,
+    draw,
+    efficiency_of,
+    efficiency_range,
+)
+from drillyard.estimate.measured import MeasuredRow, RunClass, published_runs, run_class
+from drillyard.estimate.setup import Setup
+from drillyard.estimate.terms import Range, Term, term
+from drillyard.estimate.timeline import Timeline, timeline, unit_copies
+from drillyard.estimate.work import Work, optimizer_bytes, work_of
+from drillyard.hardware import Accelerator, Bandwidth, Fact, Machine, Source, catalog
+from drillyard.modelspec import Formula, adapter_parameters, flops_per_token, formula_label
+
+RULER: Final[Formula] = "6N"
+"""The formula of TFLOP/s and MFU, the one that runs report (`telemetry/ruler.py`)."""
+NOT_COUNTED: Final = Source("communication is not counted: nothing is known of the network", None, True)
+TERMS: Final = ("compute", "memory", "activations", "communication", "bound")
+RANGES: Final = ("efficiency", "seconds", "exposed", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu")
+
+Support = Term | Fact[Any] | Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """The time of a step in seconds, and what follows from it.
+
+    Bounds: `compute`, `memory` and `communication` (None where nothing is known of the network), the largest of which
+    is `bound`; `activations` is the time that elementwise work takes at the bandwidth of the memory, beside them.
+    `seconds` and all others are None where the accelerator has no known rates at the precision; `seconds.is_bound`
+    where nothing measured is like it. `efficiency` is the share of the best known rates; `exposed` the communication
+    that computing does not hide, inside `seconds`. MFU and TFLOP/s are by `formula`. `rows` are the runs behind the
+    range, `basis` how they were found; `notes` say what is not known.
+    """
+
+    run_class: RunClass
+    formula: str
+    notes: tuple[str, ...]
+    basis: Basis | None = None
+    rows: tuple[UsedRow, ...] = ()
+    compute: Term | None = None
+    memory: Term | None = None
+    activations: Term | None = None
+    communication: Term | None = None
+    bound: Term | None = None
+    efficiency: Range | None = None
+    seconds: Range | None = None
+    exposed: Range | None = None
+    tokens_per_second_per_gpu: Range | None = None
+    tflops_per_gpu: Range | None = None
+    mfu: Range | None = None
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """Every term in the order in which it was computed, for explanations."""
+        first = [getattr(self, name) for name in TERMS]
+        ranges = [one for name in RANGES if (one := getattr(self, name)) is not None]
+        ends = [end for one in ranges for end in ((one.low,) if one.is_bound else (one.low, one.high))]
+        return (*(one for one in first if one is not None), *ends)
+
+    def as_json(self) -> dict[str, Any]:
+        """Every field by its name, terms and ranges in full, the rows by name with their efficiencies."""
+        return {
+            "class": self.run_class._asdict(),
+            "basis": self.basis,
+            "formula": self.formula,
+            **{name: None if (one := getattr(self, name)) is None else one.as_json() for name in TERMS},
+            **{name: _range_json(getattr(self, name)) for name in RANGES},
+            "rows": [{**used.row.as_json(), "efficiency": used.efficiency} for used in self.rows],
+            "notes": list(self.notes),
+        }
+
+
+def step_time(
+    setup: Setup,
+    machine: Machine | None,
+    accelerator: Accelerator,
+    *,
+    rows: Sequence[MeasuredRow] | None = None,
+    without_source: str | None = None,
+    calibration: MeasuredRow | None = None,
+    bandwidths: Iterable[Bandwidth] | None = None,
+) -> StepTime:
+    """The time of a step of `setup` on `accelerator`; between nodes on the network of `machine`, where one is named.
+
+    `rows` are the measured runs to draw from (default: the published ones), without those of the publisher
+    `without_source`. `calibration` is a measured run that is taken instead of all others. `bandwidths` are the
+    reference bandwidths (default: those of the catalog).
+    """
+    asked, label = run_class(setup, accelerator.name), formula_label(RULER, adapters=setup.adapters is not None)
+    rates = best_rates(accelerator, setup.precision)
+    if rates is None:
+        why = f"no step time: the {setup.precision} peak or the memory bandwidth of {accelerator.name} is not known"
+        return StepTime(run_class=asked, formula=label, notes=(why,))
+    references = catalog().bandwidths if bandwidths is None else tuple(bandwidths)
+    work = work_of(setup)
+    traffic = traffic_of(setup, work, Network(accelerator, machine, setup.gpus_per_node, references))
+    notes = [*setup.spec.notes] + ([] if traffic is not None else [f"{NOT_COUNTED.text}; name a machine"])
+    basis, used = _drawn(setup, accelerator, rows, without_source, calibration, rates, references, notes)
+    bounds = _bounds(setup, work, traffic, rates)
+    return StepTime(
+        run_class=asked,
+        formula=label,
+        notes=tuple(notes),
+        basis=basis,
+        rows=used,
+        **bounds._asdict(),
+        **_times(basis, used, timeline(setup, work, traffic, rates.values), bounds, setup, accelerator)._asdict(),
+    )
+
+
+def _drawn(
+    setup: Setup,
+    accelerator: Accelerator,
+    rows: Sequence[MeasuredRow] | None,
+    without_source: str | None,
+    calibration: MeasuredRow | None,
+    rates: BestRates,
+    references: tuple[Bandwidth, ...],
+    notes: list[str],
+) -> tuple[Basis, tuple[UsedRow, ...]]:
+    """The measured runs that the range rests on; what there is to say of them goes to `notes`."""
+    asked = run_class(setup, accelerator.name)
+    if calibration is not None:
+        reached = efficiency_of(calibration, rates.kind, references)
+        if reached is None:
+            notes.append(f"{calibration.name} says nothing here: it would have waited for its network alone")
+            return "bound", ()
+        if calibration.run_class != asked:
+            notes.append(f"calibrated by a run of another class: {calibration.run_class}, not {asked}")
+        return "calibration", (UsedRow(calibration, reached),)
+    known = published_runs().values() if rows is None else rows
+    others = [row for row in known if row.publisher != without_source]
+    basis, used = draw(setup, accelerator, others, rates.kind, references)
+    if basis == "neighbours":
+        notes.append(f"{NEIGHBOURS.text} ({asked})")
+    elif basis == "bound":
+        notes.append(f"no measured run is like it ({asked}): only the bound is known")
+    return basis, used
+
+
+class _Bounds(NamedTuple):
+    """The bounds, as `StepTime` has them."""
+
+    compute: Term
+    memory: Term
+    activations: Term
+    communication: Term | None
+    bound: Term
+
+
+class _Times(NamedTuple):
+    """The ranges, as `StepTime` has them."""
+
+    seconds: Range
+    tokens_per_second_per_gpu: Range
+    tflops_per_gpu: Range
+    mfu: Range | None
+    efficiency: Range | None = None
+    exposed: Range | None = None
+
+
+def _bounds(setup: Setup, work: Work, traffic: Traffic | None, rates: BestRates) -> _Bounds:
+    best = "the best matmul rate published" if rates.kind == "achievable" else "peak"
+    executed = f"{work.flops:.4g} FLOPs that are executed, recomputation included, over {best}"
+    compute = term("compute", work.flops / rates.flops.value, "s", executed, rates.flops)
+    passes = 3 if setup.activation_checkpointing == "none" else 4
+    moved = float(work.micro_batches * passes * work.compute_bytes * work.parameters)
+    moved += work.micro_batches * sum(unit.count * sum(unit_copies(setup, work, unit)) for unit in work.units)
+    moved += optimizer_bytes(setup, work.trainable // setup.shard)
+    words = "weights read and gradients written by every pass, FSDP's copies, clipping and AdamW, over memory bandwidth"
+    memory = term("memory", moved / rates.memory.value, "s", words, rates.memory)
+    words = "bytes of elementwise operations and of the loss over memory bandwidth"
+    activations = term("activations", work.elementwise_bytes / rates.memory.value, "s", words, rates.memory)
+    communication = None if traffic is None else _communication(setup, work, traffic)
+    largest = max((one for one in (compute, memory, communication) if one is not None), key=lambda one: one.value)
+    bound = term("bound", largest.value, "s", f"the largest of the bounds: {largest.name}", largest)
+    return _Bounds(compute, memory, activations, communication, bound)
+
+
+def _communication(setup: Setup, work: Work, traffic: Traffic) -> Term:
+    in_units = zip(work.units, traffic.units, strict=True)
+    total = work.micro_batches * sum(unit.count * (one.forward + one.backward) for unit, one in in_units)
+    gathers = "one all-gather" if setup.keeps_unsharded else "two all-gathers"
+    words = "one GPU alone" if setup.world_size == 1 else "copies whose gradients are added up"
+    if setup.shard > 1:
+        words = f"{gathers} and a reduce-scatter per block and micro-batch"
+        words += ", an all-reduce over the copies" if setup.replicate > 1 else ""
+    return term("communication", total, "s", words, traffic.basis)
+
+
+def _times(
+    basis: Basis, used: tuple[UsedRow, ...], line: Timeline, bounds: _Bounds, setup: Setup, accelerator: Accelerator
+) -> _Times:
+    least = bounds.bound
+    if not used:
+        step = term("step", least.value, "s", "no less than the bound", least)
+        return _derived(setup, Range(step, step, is_bound=True), accelerator)
+    supports: list[Support] = [bounds.compute, bounds.memory, bounds.activations, bounds.communication or NOT_COUNTED]
+    efficiency = efficiency_range(basis, used)
+
+    def step_at(share: Term) -> Term:
+        words = "per block the longer of computing at the efficiency and communicating, then root and optimizer"
+        return term("step", max(least.value, line.seconds(share.value)), "s", words, *supports, share)
+
+    def exposed_at(share: Term) -> Term:
+        words = "communication that computing does not hide"
+        return term("exposed communication", line.exposed(share.value), "s", words, *supports, share)
+
+    derived = _derived(setup, Range(step_at(efficiency.high), step_at(efficiency.low)), accelerator)
+    known = bounds.communication is not None
+    exposed = Range(exposed_at(efficiency.low), exposed_at(efficiency.high)) if known else None
+    return derived._replace(efficiency=efficiency, exposed=exposed)
+
+
+def _derived(setup: Setup, seconds: Range, accelerator: Accelerator) -> _Times:
+    """Tokens/s, TFLOP/s and MFU; their high ends are those of the shortest step."""
+    tokens, adapters = setup.tokens_per_step_per_gpu, setup.adapters
+    extra = None if adapters is None else adapter_parameters(setup.spec, adapters.rank, adapters.targets)
+    flops = tokens * flops_per_token(setup.spec, RULER, setup.sequence_length, adapter_parameters=extra)
+    label = formula_label(RULER, adapters=adapters is not None)
+    peak = accelerator.peak(setup.precision)
+
+    def speed(step: Term) -> Term:
+        return term("tokens/s per GPU", tokens / step.value, "tokens/s", f"{tokens} tokens / step", step)
+
+    def rate(step: Term) -> Term:
+        return term("TFLOP/s per GPU", flops / step.value / 1e12, "TFLOP/s", f"FLOPs by {label} / step", step)
+
+    def share(step: Term) -> Term:
+        assert peak is not None
+        return term("MFU", flops / step.value / peak.value, "", f"FLOPs by {label} / step / dense peak", step, peak)
+
+    mfu = None if peak is None else _inverted(seconds, share)
+    return _Times(seconds, _inverted(seconds, speed), _inverted(seconds, rate), mfu)
+
+
+def _inverted(seconds: Range, of: Callable[[Term], Term]) -> Range:
+    """What is the higher the shorter the step is; of a bound the best end, as both."""
+    best = of(seconds.low)
+    return Range(best if seconds.is_bound else of(seconds.high), best, seconds.is_bound)
+
+
+def _range_json(one: Range | None) -> dict[str, Any] | None:
+    if one is None:
+        return None
+    return {"low": one.low.as_json(), "high": one.high.as_json(), "is_bound": one.is_bound}
