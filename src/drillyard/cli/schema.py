@@ -1,4 +1,7 @@
-"""`drillyard schema run|cluster`: the JSON Schema of a config, for editors that complete and check YAML."""
+"""`drillyard schema run|cluster|estimate`: the JSON Schema of what is read and of what is printed as JSON.
+
+Those of the configs are for editors that complete and check YAML, that of estimates for programs that read them.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,31 @@ from typing import Annotated
 import typer
 
 
-class ConfigKind(StrEnum):
-    """The two files a user writes."""
+class SchemaKind(StrEnum):
+    """The two files a user writes, and the output of `drillyard estimate --json`."""
 
     run = "run"
     cluster = "cluster"
+    estimate = "estimate"
 
 
 def register(app: typer.Typer) -> None:
     """Add the command `schema`."""
 
     @app.command()
-    def schema(which: Annotated[ConfigKind, typer.Argument(help="Which file's schema: run or cluster.")]) -> None:
-        """Print the JSON Schema of run.yaml or cluster.yaml.
+    def schema(which: Annotated[SchemaKind, typer.Argument(help="Whose schema: run, cluster or estimate.")]) -> None:
+        """Print the JSON Schema of run.yaml, of cluster.yaml, or of `drillyard estimate --json`.
 
         In an editor with the YAML language server: save it as run.schema.json and begin run.yaml with
         `# yaml-language-server: $schema=run.schema.json`.
         """
         import json
 
+        if which is SchemaKind.estimate:
+            from drillyard.estimate.published import estimate_schema
+
+            print(json.dumps(estimate_schema(), indent=2))
+            return
         from drillyard.config.schema import json_schema
 
         print(json.dumps(json_schema(which.value), indent=2))

@@ -6,8 +6,10 @@ that a new platform is a new row. Fields hold what every platform shares or one 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path as FilePath
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
@@ -75,6 +77,11 @@ class ClusterConfig(Strict):
     location: Location | None = Field(default=None, description="Project, region and zone of a cloud platform.")
     machine: str | None = Field(default=None, description="Machine type, such as a4-highgpu-8g.")
     nodes: PositiveInt = Field(default=1, description="Number of machines.")
+    hardware: str | None = Field(
+        default=None,
+        description="File with your own hardware and prices, laid over what is known; a relative path is relative to "
+        "this file.",
+    )
     consumption: Consumption | None = Field(
         default=None,
         description="How capacity is bought: on-demand, reservation, spot, flex-start, flex-start-queued or calendar.",
@@ -86,6 +93,12 @@ class ClusterConfig(Strict):
     image: str | None = Field(default=None, description="Container image of the run.")
     ssh: SshConfig | None = Field(default=None, description="Hosts of platform ssh.")
     slurm: SlurmConfig | None = Field(default=None, description="Settings of platform slurm.")
+
+    @property
+    def has_own_machines(self) -> bool:
+        """Whether the machines are there already, and no cloud makes them: no quota is needed, nothing is bought."""
+        there = self.platform == "slurm" and self.location is None and self.consumption is None
+        return there or self.platform in ("local", "ssh")
 
 
 @dataclass(frozen=True)
@@ -99,10 +112,12 @@ class PlatformFacts:
 
 
 PLATFORMS: dict[str, PlatformFacts] = {
-    "local": PlatformFacts(optional=("storage",), max_nodes=1),
-    "ssh": PlatformFacts(required=("ssh",), optional=("storage", "image")),
+    # Machines of one's own have a `machine` where estimates and acceptance are to know what they are.
+    "local": PlatformFacts(optional=("machine", "storage"), max_nodes=1),
+    "ssh": PlatformFacts(required=("ssh",), optional=("machine", "storage", "image")),
     "slurm": PlatformFacts(
-        # A Slurm cluster that exists needs none of these; one that is to be made on a cloud needs its machines.
+        # A Slurm cluster that exists needs none of these; one that is to be made on a cloud says where, of which
+        # machines, and how they are bought.
         optional=("slurm", "storage", "image", "location", "machine", "consumption", "reservation"),
         consumption=("on-demand", "reservation", "spot", "flex-start", "calendar"),
     ),
@@ -134,6 +149,14 @@ def cluster_problems(config: ClusterConfig) -> list[Problem]:
     return [*_fields(config), *_capacity(config), *_nodes(config)]
 
 
+def with_absolute_paths(config: ClusterConfig, path: str | os.PathLike[str]) -> ClusterConfig:
+    """`config`, which was read from `path`, with `hardware` absolute: so it holds wherever a copy is saved."""
+    if config.hardware is None:
+        return config
+    directory = FilePath(path).absolute().parent
+    return config.model_copy(update={"hardware": os.path.normpath(directory / FilePath(config.hardware).expanduser())})
+
+
 def _fields(config: ClusterConfig) -> Iterator[Problem]:
     facts = PLATFORMS[config.platform]
     for name in facts.required:
@@ -141,7 +164,7 @@ def _fields(config: ClusterConfig) -> Iterator[Problem]:
         if _value(config, path) is None:
             field = _description(config, path)
             yield Problem(path, f"missing: platform {config.platform} needs it. {field}")
-    known = {"name", "platform", "nodes", *facts.optional, *(name.split(".")[0] for name in facts.required)}
+    known = {"name", "platform", "nodes", "hardware", *facts.optional, *(name.split(".")[0] for name in facts.required)}
     for name in ClusterConfig.model_fields:
         if name not in known and getattr(config, name) != ClusterConfig.model_fields[name].get_default():
             others = [platform for platform, row in PLATFORMS.items() if _has(row, name)]
@@ -161,10 +184,11 @@ def _capacity(config: ClusterConfig) -> Iterator[Problem]:
             ("reservation",),
             f"only consumption reservation or calendar uses it; consumption is {bought or 'not given'}",
         )
-    if config.platform == "slurm" and config.machine is not None:
+    if config.platform == "slurm" and config.machine is not None and not config.has_own_machines:
         for path in (("location", "project"), ("location", "zone"), ("consumption",)):
             if _value(config, path) is None:
-                yield Problem(path, "missing: a Slurm cluster with a `machine` is made on a cloud, which needs it")
+                message = "missing: a cloud needs it; of machines of one's own give neither location nor consumption"
+                yield Problem(path, message)
 
 
 def _nodes(config: ClusterConfig) -> Iterator[Problem]:

@@ -23,7 +23,7 @@ import yaml
 from pydantic import ValidationError
 
 from drillyard import __version__
-from drillyard.config.cluster import ClusterConfig, cluster_problems
+from drillyard.config.cluster import ClusterConfig, cluster_problems, with_absolute_paths
 from drillyard.config.document import FLOAT, STANDARD_TAG, Document, read_document
 from drillyard.config.environment import reference_problems
 from drillyard.config.explain import describe_value, find_problems, problems_of
@@ -51,13 +51,14 @@ def load_run_config(
 def load_cluster_config(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), *, resolve_environment: bool = True
 ) -> ClusterConfig:
-    """The cluster config in the file at `path`, changed by `overrides`; what its platform needs is there.
+    """The cluster config in the file at `path`, changed by `overrides`; what its platform needs is there, and
+    `hardware` is an absolute path.
 
     Raises UserError with every mistake of the file and the overrides.
     """
     config = _load(ClusterConfig, path, overrides, resolve_environment)
     raise_all(cluster_problems(config), config._origin.places)
-    return config
+    return with_absolute_paths(config, path)
 
 
 def save_resolved(config: Strict, path: str | os.PathLike[str]) -> None:

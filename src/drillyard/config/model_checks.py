@@ -60,14 +60,14 @@ def local_model_config(model_id: str) -> dict[str, Any]:
     """The config.json of a model directory, or of a hub id from the local cache; empty where there is none to read."""
     path = FilePath(model_id).expanduser() / "config.json"
     try:
-        content = json.loads((path if path.is_file() else _cached_config(model_id)).read_bytes())
+        content = json.loads((path if path.is_file() else cached_config(model_id)).read_bytes())
     except (OSError, ValueError):
         # What is missing or damaged is told by the ranks, in the words of the library that reads all of it.
         return {}
     return content if isinstance(content, dict) else {}
 
 
-def _cached_config(model_id: str) -> FilePath:
+def cached_config(model_id: str) -> FilePath:
     """Where huggingface_hub keeps the config.json of an id's main revision (its documented cache layout)."""
     home = os.environ.get("HF_HOME") or FilePath(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     hub = FilePath(os.environ.get("HF_HUB_CACHE") or FilePath(home, "hub")).expanduser()

@@ -1,4 +1,4 @@
-"""Predictions before money is spent: how often a run fails, when it should save, and what failures leave of its time.
+"""Predictions before money is spent: will it fit, how fast, how long, how much, how often will it fail.
 
 Every answer is made of terms that carry formula and sources. Nothing here imports torch.
 """

@@ -38,6 +38,7 @@ from drillyard.estimate.interval import (
 )
 from drillyard.estimate.terms import Term, above_zero, given, term, zero_or_above
 from drillyard.hardware import Accelerator, Fact, Machine
+from drillyard.hardware.facts import combine
 
 SECONDS_PER_DAY: Final = 86_400
 GB: Final = 1e9
@@ -61,14 +62,16 @@ def checkpoint_cost(
     num_nodes: int,
     bytes_per_gpu: float,
     asynchronous: bool,
+    copies: int = 1,
     storage_gb_per_s: float | None = None,
     host_device_gb_per_s: float | None = None,
 ) -> CheckpointCost:
     """What saving `bytes_per_gpu` from every GPU takes, in seconds, at published bandwidths or at the user's own.
 
-    `storage_gb_per_s` is that of all nodes together, `host_device_gb_per_s` that of one GPU. Both are what the
-    hardware allows, so times are lower bounds; loading is taken to be as fast as writing. UserError where a bandwidth
-    that is needed is neither known nor given.
+    Of a model that is there in several `copies` each GPU holds so many times what it writes, and all of it is copied to
+    the host and loaded. `storage_gb_per_s` is that of all nodes together, `host_device_gb_per_s` that of one GPU. Both
+    are what the hardware allows, so times are lower bounds; loading is taken to be as fast as writing. UserError where
+    a bandwidth that is needed is neither known nor given.
     """
     check_nodes(num_nodes)
     zero_or_above("the checkpoint's bytes per GPU", bytes_per_gpu)
@@ -77,14 +80,15 @@ def checkpoint_cost(
     total_gb = gpus * (bytes_per_gpu / GB)
     to_storage = total_gb.value / storage.value
     formula = "GPUs x bytes per GPU / storage bandwidth of all nodes"
-    load = term("load", to_storage, "s", f"{formula}, as fast as writing", total_gb, storage)
+    times = f" x {copies} copies" if copies > 1 else ""
+    load = term("load", to_storage * copies, "s", f"{formula}{times}, as fast as writing", total_gb, storage)
     if not asynchronous:
         blocking = term("blocking part of a save", to_storage, "s", formula, total_gb, storage)
         drain = term("drain", 0.0, "s", "0: a synchronous save is on storage when training goes on")
         return CheckpointCost("synchronous", blocking, drain, load)
     link = _host_link(accelerator, host_device_gb_per_s)
-    staging = bytes_per_gpu / GB / link.value
-    blocking = term("blocking part of a save", staging, "s", "bytes per GPU / host-device bandwidth", link)
+    staging = bytes_per_gpu * copies / GB / link.value
+    blocking = term("blocking part of a save", staging, "s", f"bytes per GPU{times} / host-device bandwidth", link)
     drain = term("drain", to_storage, "s", formula, total_gb, storage)
     return CheckpointCost("asynchronous", blocking, drain, load)
 
@@ -326,21 +330,22 @@ def _saving_terms(job: Job, schedule: Schedule, mtbf_seconds: float, per_day: Te
 
 
 def _result_terms(job: Job, schedule: Schedule, wall_seconds: float, per_day: Term, saving: list[Term]) -> list[Term]:
+    support = combine(None, *(one.fact for one in saving))
     formula = "M e^(R/M) [e^(D/M) sum(e^((tau+C)/M) - 1) + e^(D/M) - 1], the sum over all saves"
-    wall = term("expected wall time", wall_seconds, "s", formula, DALY, per_day, *saving, job.step_seconds)
+    wall = term("expected wall time", wall_seconds, "s", formula, DALY, per_day, support, job.step_seconds)
     count = per_day.value * wall_seconds / SECONDS_PER_DAY
     per_second = per_day.value / SECONDS_PER_DAY
     tau, C = schedule.interval_seconds, schedule.blocking_seconds
     # To first order the drain is lost like restart time, once per interruption.
     ettr = first_order_ettr(per_second, job.restart.total.value + schedule.drain_seconds, tau, C)
     return [
-        term("failure-free time", schedule.failure_free_seconds, "s", "steps x step time + saves x C + D", *saving),
+        term("failure-free time", schedule.failure_free_seconds, "s", "steps x step time + saves x C + D", support),
         wall,
         term("expected interruptions", count, "", "interruptions per day x expected wall days", per_day, wall),
         term(GOODPUT_NAME, schedule.work_seconds / wall_seconds, "", "steps x step time / expected wall time", wall),
         term(
             "goodput to first order", ettr, "", "(1 - rate (R + D + tau/2)) / (1 + C/tau), a cross check",
-            META_ETTR, per_day, *saving,
+            META_ETTR, per_day, support,
         ),
     ]  # fmt: skip
 
@@ -348,7 +353,7 @@ def _result_terms(job: Job, schedule: Schedule, wall_seconds: float, per_day: Te
 def _left_out(job: Job) -> tuple[str, ...]:
     left_out = ["queue wait before a start and after a failure", "planned maintenance"]
     if job.preemptions_per_node_day is None and job.spot:
-        left_out.insert(0, "preemptions, though the nodes are spot: give preemptions per node-day")
+        left_out.insert(0, "preemptions, though the nodes are spot")
     return tuple(left_out)
 
 

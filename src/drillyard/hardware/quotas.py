@@ -79,7 +79,7 @@ def quota_needed(cluster: ClusterConfig, facts: Catalog | None = None) -> list[Q
     `facts` is the catalog to look the machine up in (ours by default). Raises UserError for an unknown machine and
     for a machine that the platform's cloud does not have.
     """
-    if cluster.machine is None or cluster.platform in ("local", "ssh"):
+    if cluster.machine is None or cluster.has_own_machines:
         return []
     known = facts or catalog()
     machine = known.machine(cluster.machine)

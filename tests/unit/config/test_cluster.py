@@ -78,8 +78,9 @@ def test_everything_that_a_platform_needs_is_asked_for_at_once(platform: str) ->
     ("text", "told"),
     [
         (
-            SSH + "machine: a4\n",
-            "cluster.yaml:5: machine: platform ssh has no such setting; it belongs to slurm, gke, vertex, gce, nebius",
+            SSH + "consumption: spot\n",
+            "cluster.yaml:5: consumption: platform ssh has no such setting; "
+            "it belongs to slurm, gke, vertex, gce, nebius",
         ),
         (
             GKE + "slurm: {partition: x}\n",
@@ -129,6 +130,34 @@ def test_a_time_limit_is_text_even_where_yaml_sees_a_number() -> None:
     assert config.slurm.time_limit == "12:30:00"
 
 
-def test_a_slurm_cluster_that_is_to_be_made_needs_a_place() -> None:
-    told = refuse(SLURM + "machine: a3-megagpu-8g\n")
-    assert [line.split(": ")[1] for line in told] == ["location.project", "location.zone", "consumption"]
+def test_a_slurm_cluster_of_ones_own_machines_may_say_what_they_are() -> None:
+    config = load(SLURM + "machine: a3-megagpu-8g\n")
+    assert config.machine == "a3-megagpu-8g" and config.has_own_machines
+
+
+def test_machines_are_ones_own_where_no_cloud_makes_them() -> None:
+    assert {platform for platform, text in VALID.items() if load(text).has_own_machines} == {"local", "ssh", "slurm"}
+    made = "location: {project: p, zone: z}\nmachine: a3-megagpu-8g\nconsumption: spot\n"
+    assert not load(SLURM + made).has_own_machines
+
+
+@pytest.mark.parametrize(
+    ("given", "asked_for"),
+    [
+        ("consumption: spot\n", {"location.project", "location.zone"}),
+        ("location: {project: p}\n", {"location.zone", "consumption"}),
+    ],
+)
+def test_a_slurm_cluster_that_is_to_be_made_on_a_cloud_needs_a_place_and_a_way_of_buying(
+    given: str, asked_for: set[str]
+) -> None:
+    told = refuse(SLURM + "machine: a3-megagpu-8g\n" + given)
+    assert {line.split(": ")[1] for line in told} == asked_for
+    assert all("neither location nor consumption" in line for line in told)
+
+
+@pytest.mark.parametrize("platform", sorted(PLATFORMS))
+def test_every_platform_takes_a_hardware_file_whose_path_is_relative_to_the_config(platform: str) -> None:
+    assert load(VALID[platform] + "hardware: ../own.yaml\n").hardware == str(Path.cwd().parent / "own.yaml")
+    assert load(VALID[platform] + "hardware: /etc/own.yaml\n").hardware == "/etc/own.yaml"
+    assert load(VALID[platform]).hardware is None

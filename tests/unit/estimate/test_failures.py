@@ -51,6 +51,13 @@ def test_an_asynchronous_save_blocks_for_the_copy_to_the_host_and_then_drains(ma
     assert (cost.blocking.value, cost.drain.value, cost.load.value) == pytest.approx((0.2, 16, 16))
 
 
+def test_each_copy_of_the_model_is_copied_to_its_host_and_loaded_but_one_is_written(make_job):
+    own = {"bytes_per_gpu": 1e10, "copies": 2, "storage_gb_per_s": 20, "host_device_gb_per_s": 50}
+    twice = make_job(num_nodes=4, cost=own).checkpoint
+    assert (twice.blocking.value, twice.drain.value, twice.load.value) == pytest.approx((0.4, 16, 32))
+    assert "x 2 copies" in twice.blocking.formula and "x 2 copies" in twice.load.formula
+
+
 def test_published_bandwidths_come_with_their_doubts(make_job):
     cost = make_job().checkpoint
     assert cost.drain.unverified

@@ -1,0 +1,265 @@
+"""One prediction: will it fit, how fast, how long, how much, how often will it fail.
+
+    prediction = predict(Question(config, model, place, facts))
+    prediction.verdict, prediction.step_time.seconds, prediction.cost.of_run
+
+What cannot be known is None and stands in `missing` with the reason and the flag that gives it; nothing is guessed, and
+one missing figure takes away only what rests on it. Every number is a term with formula and sources.
+
+Cost: a few milliseconds. Limits: those of its parts; what is beside the steps (start, evaluation, data preparation) is
+left out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from drillyard.config import RunConfig, check_run
+from drillyard.config.problems import Problem, raise_all
+from drillyard.config.run import LoraConfig
+from drillyard.errors import UserError
+from drillyard.estimate.cost import SECONDS_PER_HOUR, Cost, OwnPrice, cost_of, hourly_price, why_no_price
+from drillyard.estimate.fitting import Change, nearest_that_fit
+from drillyard.estimate.measured import MeasuredRow
+from drillyard.estimate.memory import MemoryEstimate, memory_estimate
+from drillyard.estimate.model import Model
+from drillyard.estimate.place import Place
+from drillyard.estimate.remarks import remarks
+from drillyard.estimate.resolve import Resolved, setup_of
+from drillyard.estimate.run_time import FailureOptions, Missing, RunTime, run_time, steps_of
+from drillyard.estimate.setup import Setup
+from drillyard.estimate.step_time import StepTime, step_time
+from drillyard.estimate.terms import Range, term
+from drillyard.estimate.verdict import Verdict, verdict_on
+from drillyard.hardware import Catalog, Fact, Quota, quota_needed
+
+DeviceType = Literal["cuda", "cpu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked: a run, its model, where it is to be, and what the user knows better than the catalog.
+
+    `without_source` leaves out measured rows of one source, to predict a published run without itself. `calibration` is
+    a run of the user's own, taken instead of the measured rows. `data_tokens`: tokens of one epoch. `tokens`: a length
+    of the run that stands for the config's.
+    """
+
+    config: RunConfig
+    model: Model
+    place: Place
+    facts: Catalog
+    price: OwnPrice = field(default_factory=OwnPrice)
+    failures: FailureOptions = field(default_factory=FailureOptions)
+    data_tokens: float | None = None
+    tokens: float | None = None
+    without_source: str | None = None
+    calibration: MeasuredRow | None = None
+
+    @property
+    def device_type(self) -> DeviceType:
+        return "cpu" if self.place.accelerator.name == "cpu" else "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A step's time and what follows from it, where there is an answer; `detail` has bounds, runs and notes."""
+
+    seconds: Range
+    tokens_per_second_per_gpu: Range
+    tflops_per_gpu: Range
+    mfu: Range | None
+    detail: StepTime
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The answer. `available_gib` is what the driver of one GPU reports."""
+
+    question: Question
+    resolved: Resolved
+    memory: MemoryEstimate | None
+    available_gib: Fact[float] | None
+    speed: Speed | None
+    run: RunTime | None
+    cost: Cost | None
+    quotas: tuple[Quota, ...]
+    missing: tuple[Missing, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def setup(self) -> Setup:
+        return self.resolved.setup
+
+    @property
+    def verdict(self) -> Verdict | Literal["unknown"]:
+        """Whether it fits; unknown where what is needed, or what there is, is."""
+        if self.memory is None or self.available_gib is None:
+            return "unknown"
+        return verdict_on(self.memory.total, self.available_gib.value)
+
+    @property
+    def gpu_hours(self) -> Range | None:
+        """What the run takes of its GPUs, with failures where they are known; None where its length is not."""
+        if self.run is None:
+            return None
+        gpus, times = self.question.place.num_gpus, self.run.longest
+        low, high = (
+            term("GPU-hours", end.value * gpus / SECONDS_PER_HOUR, "h", "wall time x GPUs", end)
+            for end in (times.low, times.high)
+        )
+        return Range(low, high, times.is_bound)
+
+    def alternatives(self) -> list[Change]:
+        """The nearest settings that fit, the fastest first; empty where it fits, or nothing is known."""
+        if self.available_gib is None or self.verdict in ("fits", "unknown"):
+            return []
+        question = self.question
+
+        def seconds(setup: Setup) -> float:
+            times = _step_time(question, setup).seconds
+            assert times is not None, "the run itself has one, on the same accelerator"
+            return times.low.value
+
+        pretrained = question.config.model.init == "pretrained"
+        timed = None if self.speed is None else seconds
+        found = nearest_that_fit(self.setup, self.available_gib.value, lora=pretrained, step_seconds=timed)
+        return [_with_refusal(change, question) for change in found]
+
+
+def predict(question: Question) -> Prediction:
+    """The answer to `question`. UserError where the run contradicts itself or the place, at the lines of the config."""
+    config, place, spec = question.config, question.place, question.model.spec
+    refused = _check(question)
+    memory_gib = place.accelerator.memory_gib
+    resolved = setup_of(
+        config,
+        spec,
+        num_gpus=place.num_gpus,
+        gpus_per_node=place.gpus_per_node,
+        memory_gib=memory_gib,
+        device_type=question.device_type,
+        model_config=question.model.config,
+    )
+    missing: list[Missing] = []
+    memory = _memory(resolved, place, missing)
+    timed = _speed(question, resolved.setup, missing)
+    run = None if timed is None else _run(question, resolved.setup, timed, missing)
+    cost = None if timed is None else _cost(question, resolved.setup, timed, run, missing)
+    return Prediction(
+        question=question,
+        resolved=resolved,
+        memory=memory,
+        available_gib=None if memory_gib is None else place.accelerator.fact("memory_gib"),
+        speed=timed,
+        run=run,
+        cost=cost,
+        quotas=() if place.cluster is None else tuple(quota_needed(place.cluster, question.facts)),
+        missing=tuple(missing),
+        warnings=tuple(
+            dict.fromkeys(remarks(question, refused, memory, () if timed is None else timed.detail.notes, run))
+        ),
+    )
+
+
+def _with_refusal(change: Change, question: Question) -> Change:
+    """A change to adapters with what the trainer would say of it, where it would refuse them."""
+    if "model.lora" not in change.settings:
+        return change
+    model = question.config.model.model_copy(update={"lora": LoraConfig()})
+    config = question.config.model_copy(update={"model": model})
+    problems = check_run(config, num_ranks=question.place.num_gpus, has_gpu=question.device_type == "cuda")
+    refused = [problem.message for problem in problems if problem.path == ("model", "lora")]
+    return replace(
+        change, costs="; ".join([change.costs, *(f"`drillyard train` refuses it: {why}" for why in refused)])
+    )
+
+
+def _check(question: Question) -> list[Problem]:
+    """What the trainer would refuse though it can be estimated; UserError for what contradicts the place or itself."""
+    config, place = question.config, question.place
+    has_gpu = question.device_type == "cuda"
+    problems = check_run(config, num_ranks=place.num_gpus, has_gpu=has_gpu)
+    contradictions = [problem for problem in problems if problem.path[0] in ("training", "parallelism")]
+    device = config.training.device
+    if device not in ("auto", question.device_type):
+        message = f"found '{device}', but the run is estimated on {place.accelerator.name}; write auto"
+        contradictions.append(Problem(("training", "device"), message))
+    raise_all(contradictions, config._origin.places)
+    return [problem for problem in problems if problem not in contradictions]
+
+
+def _memory(resolved: Resolved, place: Place, missing: list[Missing]) -> MemoryEstimate | None:
+    if place.accelerator.memory_gib is None:
+        why = f"the memory of {place.accelerator.name} is not known"
+        missing.append(Missing("whether it fits", why, "--hardware FILE with its memory_gib"))
+    if resolved.memory is not None:
+        return resolved.memory
+    try:
+        return memory_estimate(resolved.setup)
+    except UserError as error:
+        missing.append(Missing("memory", *_reason(error)))
+        return None
+
+
+def _speed(question: Question, setup: Setup, missing: list[Missing]) -> Speed | None:
+    what = "step time, and all that follows from it"
+    try:
+        timed = _step_time(question, setup)
+    except UserError as error:
+        missing.append(Missing(what, *_reason(error)))
+        return None
+    if timed.seconds is None or timed.tokens_per_second_per_gpu is None or timed.tflops_per_gpu is None:
+        missing.append(Missing(what, "; ".join(timed.notes), "--hardware FILE with what is known of it"))
+        return None
+    return Speed(timed.seconds, timed.tokens_per_second_per_gpu, timed.tflops_per_gpu, timed.mfu, timed)
+
+
+def _step_time(question: Question, setup: Setup) -> StepTime:
+    place = question.place
+    return step_time(
+        setup,
+        None if place.made_up else place.machine,
+        place.accelerator,
+        bandwidths=question.facts.bandwidths,
+        without_source=question.without_source,
+        calibration=question.calibration,
+    )
+
+
+def _run(question: Question, setup: Setup, timed: Speed, missing: list[Missing]) -> RunTime | None:
+    steps = steps_of(question.config, setup, question.data_tokens)
+    if question.tokens is not None:
+        steps = max(1, math.ceil(question.tokens / setup.tokens_per_step))
+    if steps is None:
+        why = "training.epochs says how long to train, and how many tokens the data have is not known"
+        missing.append(Missing("the length of the run, its cost and its failures", why, "--data-tokens"))
+        return None
+    run = run_time(question.config, setup, question.place, timed.seconds, steps, question.failures)
+    missing.extend(run.missing)
+    if run.outlooks and question.place.consumption == "spot" and question.failures.preemptions_per_node_day is None:
+        missing.append(
+            Missing(
+                "preemptions",
+                "the nodes are spot, and how often they are taken away is not known",
+                "--preemptions-per-node-day",
+            )
+        )
+    return run
+
+
+def _cost(question: Question, setup: Setup, timed: Speed, run: RunTime | None, missing: list[Missing]) -> Cost | None:
+    price = hourly_price(question.place, question.facts, question.price)
+    if price is None:
+        give = "--price-per-gpu-hour, --price-per-node-hour, or a price in --hardware FILE"
+        missing.append(Missing("cost", why_no_price(question.place), give))
+        return None
+    return cost_of(price, timed.seconds, setup.tokens_per_step, None if run is None else run.longest)
+
+
+def _reason(error: UserError) -> tuple[str, str]:
+    """An error's first line as the reason, its second as what to give."""
+    why, _, give = str(error).partition("\n")
+    return why, give

@@ -1,0 +1,345 @@
+"""A prediction as text: the answer first, then what is missing or doubtful; and every term with its formula.
+
+`summary` fits a screen. `explanation` is the long form: the numbers in the order in which they follow from each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from drillyard.estimate.memory import MemoryEstimate
+from drillyard.estimate.prediction import Prediction, Speed
+from drillyard.estimate.run_time import RunTime
+from drillyard.estimate.step_time import StepTime
+from drillyard.estimate.terms import Range, Term
+from drillyard.estimate.wording import (
+    DOUBT,
+    count,
+    dollars,
+    doubt,
+    ends,
+    every,
+    figure,
+    gpu_hours,
+    number_range,
+    percent,
+    seconds,
+    small,
+    span,
+    spans,
+    time_range,
+)
+from drillyard.hardware import Source
+
+if TYPE_CHECKING:
+    from drillyard.estimate.simulation import SimulatedRun
+
+STYLES = {
+    "fits": "bold green", "may not fit": "bold yellow", "does not fit": "bold red", "unknown": "bold yellow",
+}  # fmt: skip
+MOST_ALTERNATIVES = 4
+MOST_RUNS = 4
+WORTH_TELLING = 1.01
+"""How much longer saves and failures must make a run for the time without them to be told too."""
+WORTH_NAMING = 0.05
+"""The share of all that is uncertain of the memory from which a part is named."""
+SMALLEST_PART_GIB = 0.05
+"""Parts of memory below this are summed in the summary."""
+
+
+def summary(prediction: Prediction) -> RenderableType:
+    """The answer on one screen."""
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="bold", no_wrap=True)
+    rows.add_column()
+    for label, text in _rows(prediction):
+        rows.add_row(label, Text(text) if isinstance(text, str) else text)
+    parts: list[RenderableType] = [_title(prediction), rows]
+    notes = [*(Text(note) for note in prediction.warnings), *_footnotes(prediction)]
+    if notes:
+        parts += [Text(), *(Padding(note, (0, 0, 0, 2)) for note in notes)]
+    return Group(*parts)
+
+
+def explanation(prediction: Prediction) -> RenderableType:
+    """Every term with its value, its formula and its sources by number; and what open settings became, and why."""
+    parts: list[RenderableType] = []
+    if prediction.resolved.decisions:
+        parts.append(Text("\nsettings that were left open", style="bold"))
+        decided = _columns(2)
+        for decision in prediction.resolved.decisions:
+            decided.add_row(Text(f"  {decision.key}: {decision.value}"), Text(decision.reason))
+        parts.append(decided)
+    numbers: dict[Source, int] = {}
+    for title, terms in groups_of_terms(prediction):
+        table = _columns(3)
+        for one in terms:
+            table.add_row(*map(Text, _explained(one, numbers)))
+        parts += [Text(f"\n{title}", style="bold"), table]
+    parts.append(Text("\nsources", style="bold"))
+    parts += [Text(f"  [{number}] {_told(source)}") for source, number in numbers.items()]
+    return Group(*parts)
+
+
+def _columns(number: int) -> Table:
+    """A grid in which words that are wider than their column are broken, not cut."""
+    grid = Table.grid(padding=(0, 2))
+    for _ in range(number):
+        grid.add_column(overflow="fold")
+    return grid
+
+
+def groups_of_terms(prediction: Prediction) -> Iterator[tuple[str, Sequence[Term | Range]]]:
+    """The terms by what they are about, in the order in which they follow; each name once in a group."""
+    if prediction.memory is not None:
+        yield "memory per GPU", (*prediction.memory.parts, prediction.memory.total)
+    timed = prediction.speed
+    if timed is not None:
+        detail = timed.detail
+        terms = (detail.compute, detail.memory, detail.activations, detail.communication, detail.bound)
+        ranges = (detail.efficiency, timed.seconds, detail.exposed, timed.tokens_per_second_per_gpu)
+        found = (*terms, *ranges, timed.tflops_per_gpu, timed.mfu)
+        yield "step time", tuple(one for one in found if one is not None)
+    run, hours = prediction.run, prediction.gpu_hours
+    if run is not None and hours is not None:
+        yield "run", (run.failure_free, *(() if run.wall is None else (run.wall,)), hours)
+        for outlook in run.outlooks:
+            pairs = zip(outlook.fast.terms, outlook.slow.terms, strict=True)
+            yield f"failures at {outlook.rate.name}", tuple(_between(one, other) for one, other in pairs)
+    cost = prediction.cost
+    if cost is not None:
+        dollars_of = (cost.of_step, cost.of_million_tokens, *(() if cost.of_run is None else (cost.of_run,)))
+        yield "cost", (cost.price.of_gpu, cost.price.of_node, cost.price.of_all, *dollars_of)
+
+
+def _between(one: Term, other: Term) -> Range:
+    """Both ends in order."""
+    low, high = sorted((one, other), key=lambda end: end.value)
+    return Range(low, high)
+
+
+def _title(prediction: Prediction) -> Text:
+    question, setup = prediction.question, prediction.setup
+    spec = setup.spec
+    active = f", {count(spec.active_parameters)} active" if spec.active_parameters != spec.total_parameters else ""
+    adapters = f", LoRA of rank {setup.adapters.rank}" if setup.adapters is not None else ""
+    recomputed = {"none": "no", "selective": "selective", "full": "full"}[setup.activation_checkpointing]
+    copies = f" x {setup.replicate} copies" if setup.replicate > 1 else ""
+    batch = f"{setup.micro_batch_size} x {setup.sequence_length} tokens per GPU"
+    steps = (
+        f"{batch} and micro-batch, {setup.gradient_accumulation} a step" if setup.gradient_accumulation > 1 else batch
+    )
+    return Text.assemble(
+        (question.config.name, "bold"),
+        f": {count(spec.total_parameters)} parameters{active}{adapters} on {question.place.title}\n",
+        f"{setup.precision}, {recomputed} activation checkpointing, sharded over {setup.shard}{copies}, {steps}: "
+        f"{setup.tokens_per_step:,} tokens a step\n",
+    )
+
+
+def _rows(prediction: Prediction) -> Iterator[tuple[str, RenderableType]]:
+    yield from _memory_rows(prediction)
+    timed = prediction.speed
+    if timed is not None:
+        yield from _speed_rows(prediction, timed)
+    run = prediction.run
+    if run is not None:
+        yield "run", _run_text(run)
+    yield from _cost_rows(prediction)
+    if run is not None and run.outlooks:
+        yield "failures", _failure_table(run)
+        yield "checkpoints", _saves_text(run)
+    for missing in prediction.missing:
+        give = f": give {missing.give}" if missing.give.startswith("-") else f"; {missing.give}" if missing.give else ""
+        yield "missing", Text(f"{missing.what}: {missing.why}{give}", style="yellow")
+    if prediction.quotas:
+        yield (
+            "quota",
+            "\n".join(
+                f"{quota.amount:,} {quota.unit} of {quota.metric}"
+                + "".join(f", {key} {value}" for key, value in quota.dimensions.items())
+                + (f" in {quota.region}" if quota.region else "")
+                for quota in prediction.quotas
+            ),
+        )
+
+
+def _memory_rows(prediction: Prediction) -> Iterator[tuple[str, RenderableType]]:
+    memory, available, verdict = prediction.memory, prediction.available_gib, prediction.verdict
+    if memory is None:
+        return
+    needed = number_range(memory.total, "", "at least")
+    of = "" if available is None else f" of {figure(available.value)}{DOUBT if available.unverified else ''}"
+    answer = Text.assemble((verdict.upper(), STYLES[verdict]), f"  {needed}{of} GiB per GPU; peak: {memory.peak_at}")
+    yield "memory", answer
+    yield "", ", ".join(_parts(memory.parts))
+    if verdict == "may not fit" and available is not None:
+        yield "", _undecided(memory, available.value)
+    alternatives = prediction.alternatives()
+    if alternatives:
+        told = [change.in_words() + f"; {change.costs}" for change in alternatives[:MOST_ALTERNATIVES]]
+        yield "fits with", "\n".join(told)
+    elif verdict == "does not fit":
+        yield "fits with", "no setting of micro-batch, sequence, sharding, checkpointing or LoRA"
+
+
+def _undecided(memory: MemoryEstimate, available_gib: float) -> str:
+    """What the verdict hangs on: the parts whose ranges are widest, and how much of them must not be needed."""
+    widths = {part.low.name: part.high.value - part.low.value for part in memory.parts if isinstance(part, Range)}
+    all_widths = memory.total.high.value - memory.total.low.value
+    widest = sorted(widths, key=lambda name: -widths[name])
+    named = [f"{name} {figure(widths[name])}" for name in widest if widths[name] > WORTH_NAMING * all_widths]
+    over = memory.total.high.value - available_gib
+    return f"fits if {figure(over)} of the {figure(all_widths)} GiB that are uncertain are spared: {', '.join(named)}"
+
+
+def _parts(parts: Iterable[Term | Range]) -> Iterator[str]:
+    """The larger parts by name, the others summed."""
+    rest = 0.0
+    for part in parts:
+        both = part if isinstance(part, Range) else Range(part, part)
+        # What is saved (by compiling, say) is a part below 0.
+        if max(abs(both.low.value), abs(both.high.value)) < SMALLEST_PART_GIB:
+            rest += both.high.value
+        else:
+            yield f"{both.low.name} {number_range(both, '', 'at least')}"
+    if rest:
+        yield f"other {figure(rest)}"
+
+
+def _speed_rows(prediction: Prediction, timed: Speed) -> Iterator[tuple[str, RenderableType]]:
+    yield "step time", f"{time_range(timed.seconds)}  ({_basis(timed.detail)})"
+    tflops = number_range(timed.tflops_per_gpu, " TFLOP/s", "at most")
+    yield "speed", f"{number_range(timed.tokens_per_second_per_gpu, ' tokens/s', 'at most')} and {tflops} per GPU"
+    if timed.mfu is not None:
+        accelerator, precision = prediction.question.place.accelerator, prediction.setup.precision
+        peak = f"{accelerator.peak_tflops[precision]:,g} TFLOP/s ({accelerator.name}, {precision}, dense)"
+        share = f"{ends(timed.mfu, percent, 'at most')}{doubt(timed.mfu)}"
+        yield "MFU", f"{share} of {peak}, FLOPs by {timed.detail.formula}"
+
+
+def _basis(detail: StepTime) -> str:
+    """What the step time is drawn from, in a few words; --explain and --json have every run."""
+    if detail.basis == "bound":
+        return "a bound: no measured run is like this one"
+    names = [used.row.name for used in detail.rows]
+    if detail.basis == "calibration":
+        return f"from your run {names[0]}"
+    shown = ", ".join(names[:MOST_RUNS]) + (", ..." if len(names) > MOST_RUNS else "")
+    elsewhere = " of neighbouring classes" if detail.basis == "neighbours" else ""
+    return f"from {len(names)} measured run{'s' if len(names) > 1 else ''}{elsewhere}: {shown}"
+
+
+def _run_text(run: RunTime) -> str:
+    """Steps, tokens and time, with failures where they are known."""
+    what = f"{run.steps:,} steps, {count(run.tokens)} tokens: "
+    if run.wall is None:
+        return f"{what}{time_range(run.failure_free)} without saves and failures"
+    alone = time_range(run.failure_free)
+    without = f", {alone} without" if run.wall.high.value > WORTH_TELLING * run.failure_free.high.value else ""
+    return f"{what}{time_range(run.wall)} with saves and failures{without}"
+
+
+def _saves_text(run: RunTime) -> str:
+    """When is saved, and what saves and restarts take."""
+    assert run.checkpoint is not None and run.restart is not None
+    blocking, drain, restart = run.checkpoint.blocking, run.checkpoint.drain, run.restart.total
+    save = f"a save stops training for {seconds(blocking.value)}{doubt(blocking)}"
+    written = f", is stored {seconds(drain.value)}{doubt(drain)} later" if drain.value else ""
+    return f"{run.saves}\n{save}{written}; a restart takes {seconds(restart.value)}{doubt(restart)}"
+
+
+def _cost_rows(prediction: Prediction) -> Iterator[tuple[str, RenderableType]]:
+    cost, hours = prediction.cost, prediction.gpu_hours
+    if hours is not None:
+        yield "GPU-hours", ends(hours, gpu_hours, "at least") + doubt(hours)
+    if cost is None:
+        return
+    per_step = f"{ends(cost.of_step, dollars, 'at least')}{doubt(cost.of_step)} a step"
+    per_tokens = f"{ends(cost.of_million_tokens, dollars, 'at least')} per million tokens"
+    of_run = "" if cost.of_run is None else f", {ends(cost.of_run, dollars, 'at least')} for the run"
+    price = f"at ${cost.price.of_gpu.value:,.2f} per GPU-hour ({cost.price.about}){doubt(cost.price.of_gpu)}"
+    yield "cost", f"{per_step}, {per_tokens}{of_run}\n{price}"
+
+
+def _failure_table(run: RunTime) -> RenderableType:
+    """One line for each rate: failures in the run, when to save, goodput."""
+    table = Table.grid(padding=(0, 2))
+    table.add_row("rate", "in this run", "best save", "goodput")
+    for outlook in run.outlooks:
+        both = (outlook.fast, outlook.slow)
+        counts = [one.term("expected interruptions").value for one in both]
+        best = [outlook.best] if outlook.best is not None else list(both)
+        table.add_row(
+            f"{outlook.rate.name} {figure(outlook.rate.rate.value)}",
+            span(counts, small),
+            every(span([one.schedule.interval_steps for one in best], lambda steps: f"{steps:,.0f}")),
+            span(outlook.goodput, percent) + (DOUBT if outlook.fast.unverified else ""),
+        )
+    return table
+
+
+def _footnotes(prediction: Prediction) -> Iterator[RenderableType]:
+    run = prediction.run
+    if run is not None and run.outlooks:
+        left_out = dict.fromkeys(part for outlook in run.outlooks for part in outlook.fast.left_out)
+        yield Text(
+            f"rate: per 1,000 node-days; goodput: ETTR without queue wait; left out: {', '.join(left_out)}", style="dim"
+        )
+    ends_of = (
+        end
+        for _, terms in groups_of_terms(prediction)
+        for one in terms
+        for end in ((one,) if isinstance(one, Term) else (one.low, one.high))
+    )
+    if any(end.unverified for end in ends_of):
+        yield Text(f"{DOUBT} rests on values that nothing primary confirms; --explain names them", style="dim")
+
+
+def _explained(one: Term | Range, numbers: dict[Source, int]) -> tuple[str, str, str]:
+    """Name, value, and the formula with the numbers of its sources, which are counted on in `numbers`."""
+    both = one if isinstance(one, Range) else Range(one, one)
+    unit = f" {both.low.unit}" if both.low.unit else ""
+    value = ends(both, figure, "bound:") + unit + doubt(both)
+    sources = dict.fromkeys(source for end in (both.low, both.high) for source in end.fact.sources)
+    marks = spans(numbers.setdefault(source, len(numbers) + 1) for source in sources)
+    return f"  {both.low.name}", value, f"{both.low.formula} {f'[{marks}]' if marks else ''}".rstrip()
+
+
+def _told(source: Source) -> str:
+    date = f", {source.date}" if source.date else ""
+    return f"{source.text}{date}{'  unverified' if source.unverified else ''}"
+
+
+def simulation_text(simulated: SimulatedRun) -> RenderableType:
+    """What the simulator says: goodput and its spread, intervals and spares, the best first."""
+    goodput, wall = simulated.simulation.goodput, simulated.simulation.wall_seconds
+    replicas = len(simulated.simulation.outcomes)
+    head = Text.assemble(
+        ("\nsimulated", "bold"),
+        f" {replicas} times at {simulated.rate}, seed {simulated.simulation.seed}: goodput {percent(goodput.mean)}"
+        f"{DOUBT if simulated.unverified else ''} "
+        f"(mean {percent(goodput.low)} to {percent(goodput.high)}, single runs {percent(goodput.percentile_5)} to "
+        f"{percent(goodput.percentile_95)}), {seconds(wall.mean)}",
+    )
+    intervals = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("save every", "goodput", ""):
+        intervals.add_column(heading, justify="right")
+    for index, choice in enumerate(simulated.intervals):
+        word = "best" if index == 0 else "as good" if choice.as_good else ""
+        intervals.add_row(f"{choice.interval_steps:,} steps", percent(choice.simulation.goodput.mean), word)
+    spares = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("spare nodes", "goodput", "node-hours", "cost", ""):
+        spares.add_column(heading, justify="right")
+    for index, option in enumerate(simulated.spares):
+        word = "cheapest" if index == 0 else "as cheap" if option.as_good else ""
+        usd = "-" if option.usd is None else dollars(option.usd)
+        goodput_text = percent(option.simulation.goodput.mean)
+        spares.add_row(str(option.spares), goodput_text, f"{option.node_hours:,.0f}", usd, word)
+    return Group(head, Text(), intervals, Text(), spares)
