@@ -1,0 +1,186 @@
+"""What launchers and loggers put before a line: which task, rank, pod or node it is from, and when it was written.
+
+The idea: a prefix is a row of known parts, each launcher's own, in any nesting, then free text up to the message. It is
+taken apart once, slowly; the result is a `Shape`: a pattern for all prefixes that look the same, in which only
+numbers and names vary. Reading a line by a known shape is one match in C, so that the prefix costs no more than the
+message.
+
+    srun --label              `0: `, ` 12: `
+    Open MPI (4, 5)           `[1,0]<stdout>: `, `[prterun-host-77@1,0]<stdout>: `
+    torchrun                  `[rank0]: ` (global rank), `[default0]: ` (rank on its node), nested in any of these
+    kubectl logs              `[pod/job-0-1/container] ` (--prefix), RFC 3339 with nanoseconds (--timestamps)
+    gcloud logging            `INFO 2025-01-01T12:00:00.123456789Z [resource.labels.containerName: job] `
+    SkyPilot                  `(head, rank=0, pid=4112) `, `(worker1, rank=1, pid=3432, ip=10.0.0.2) `, `(name, pid=1) `
+    torchx, NeMo-Run          `name/0 `
+
+A line's *origin* is the row of those names and numbers. A global rank makes it one rank wherever it is printed;
+otherwise two lines are of one rank when their origins are equal. The time is the first stamp of the line: the
+outermost, which every line has, and most often the one that carries a zone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from drillyard.loglines.stamps import STYLES, find_stamp
+
+_STAMP: Final = b"(?:" + STYLES["iso"] + b")"
+_SEVERITY: Final = rb"(?:DEFAULT|DEBUG|INFO|NOTICE|WARNING|ERROR|CRITICAL|ALERT|EMERGENCY)"
+
+# Its plain group is what tells origins apart (a container's name does not), `T` marks its time stamp.
+_PARTS: Final[dict[str, bytes]] = {
+    "gcloud": _SEVERITY
+    + rb"[ \t]+(?P<T>"
+    + _STAMP
+    + rb")[ \t]+\[resource\.labels\.container_?[nN]ame: [^\]\n]*\][ \t]?",
+    "gcloud_pod": _SEVERITY + rb"[ \t]+(?P<T>" + _STAMP + rb")[ \t]+\[resource\.labels\.\w+: ([^\]\n]*)\][ \t]?",
+    "kubectl": rb"\[pod/([^/\]\n]+)/[^\]\n]+\][ \t]?",
+    "openmpi": rb"\[(?:[^\]\n@]*@)?\d+,[ ]?(\d+)\]<std(?:out|err|diag)>:?[ \t]?",
+    "rank": rb"\[rank[ ]?(\d+)\]:?[ \t]?",
+    "local": rb"\[[A-Za-z_]\w*?(\d+)\]:[ \t]?",
+    "skypilot": rb"\(([^()\n]*?),?[ ]?pid=\d+[^()\n]*\)[ \t]?",
+    "srun": rb"[ \t]*(\d{1,6}):(?:[ \t]|(?=[^\d\s]))",
+    "torchx": rb"([A-Za-z_][\w.-]*/\d+)[ ](?=\S|\Z)",
+    "stamp": rb"(?P<T>" + _STAMP + rb")[ \t]+(?![-|\[\]])",
+}
+_ORDER: Final = tuple((name, re.compile(pattern)) for name, pattern in _PARTS.items())
+_RANK_IN_TEXT: Final = re.compile(rb"\[(?:RANK|Rank|rank):?[ ]?(\d+)\b")
+_SKYPILOT_RANK: Final = re.compile(rb"rank=(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Prefixes that look the same. `pattern` matches one from the start of its line up to the message and has the
+    groups `stamp` (if `style` is not None) and `o0`, `o1`, ... for the `parts` that name an origin."""
+
+    pattern: bytes
+    style: str | None
+    parts: tuple[str, ...]
+
+    def groups(self) -> tuple[str, ...]:
+        """The names of its groups in order: the stamp (where there is one), then the parts of the origin."""
+        stamp = ("stamp",) if self.style else ()
+        return stamp + tuple(f"o{index}" for index in range(len(self.parts)))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Origin:
+    """Where a line comes from. `rank` is global, or None where the prefix does not tell it; `names` tells origins
+    without one apart, and is in an order in which rank 0 comes first."""
+
+    rank: int | None
+    names: tuple[tuple[int, str], ...] = ()
+
+
+NOWHERE: Final = Origin(None)
+
+
+def shape_of(prefix: bytes, *, loose: bool = False) -> Shape:
+    """The shape of a prefix: everything on a line before the message.
+
+    With `loose`, free text may be any other text: for logs in which it differs from line to line.
+    """
+    position, style = 0, None
+    pieces: list[bytes] = []
+    parts: list[str] = []
+    searching = True
+    while searching:
+        searching = False
+        for name, pattern in _ORDER:
+            match = pattern.match(prefix, position)
+            if match is None or match.end() == position or (name == "stamp" and style is not None):
+                continue
+            source = _PARTS[name]
+            if "T" in pattern.groupindex:
+                source = source.replace(b"(?P<T>", b"(?P<stamp>" if style is None else b"(?:")
+                style = style or "iso"
+            source, named = re.subn(rb"(?<!\\)\((?!\?)", b"(?P<o%d>" % len(parts), source, count=1)
+            parts += [name] * named
+            pieces.append(source)
+            position, searching = match.end(), True
+            break
+    rest, style, rank = _free_text(prefix[position:], style, len(parts), loose)
+    return Shape(b"".join(pieces) + rest, style, tuple(parts + (["rank"] if rank else [])))
+
+
+def _free_text(text: bytes, style: str | None, group: int, loose: bool) -> tuple[bytes, str | None, bool]:
+    """A pattern for what is left before the message: its first stamp and rank are captured, numbers may vary."""
+    plain = _anything if loose else _literal
+    marks: list[tuple[int, int, bytes]] = []
+    found = find_stamp(text)
+    if style is None and found is not None:
+        style, begin, end = found
+        marks.append((begin, end, b"(?P<stamp>" + STYLES[style] + b")"))
+    elif found is not None:
+        marks.append((found[1], found[2], b"(?:" + STYLES[found[0]] + b")"))
+    rank = _RANK_IN_TEXT.search(text)
+    if rank is not None and all(rank.end() <= begin or rank.start() >= end for begin, end, _ in marks):
+        marks.append((rank.start(1), rank.end(1), b"(?P<o%d>\\d+)" % group))
+    else:
+        rank = None
+    pieces, position = [], 0
+    for begin, end, pattern in sorted(marks):
+        pieces += [plain(text[position:begin]), pattern]
+        position = end
+    return b"".join([*pieces, plain(text[position:])]), style, rank is not None
+
+
+def _anything(text: bytes) -> bytes:
+    return rb"[^\n]*?" if text else b""
+
+
+def _literal(text: bytes) -> bytes:
+    """A pattern for text of which only numbers and the amount of white space vary."""
+    return re.sub(rb"\d+|[ \t]+", lambda run: rb"\d++" if run[0][:1].isdigit() else rb"[ \t]++", _escape(text))
+
+
+def _escape(text: bytes) -> bytes:
+    # re.escape also escapes blanks, which `_literal` looks for.
+    return re.escape(text).replace(rb"\ ", b" ").replace(b"\\\t", b"\t")
+
+
+def origin(parts: Sequence[str], values: Sequence[bytes]) -> Origin:
+    """The origin that the captured values of a shape's parts name."""
+    rank: int | None = None
+    names: list[tuple[int, str]] = []
+    for part, value in zip(parts, values, strict=True):
+        text = value.decode("utf-8", "replace")
+        if part == "rank":
+            rank = int(text)
+        elif part == "skypilot":
+            node = _SKYPILOT_RANK.search(value)
+            names.append((int(node[1]), "") if node else (-1, text))
+        elif text.isdigit():
+            names.append((int(text), ""))
+        else:
+            numbers = re.findall(r"\d+", text)
+            names.append((int(numbers[-1]) if numbers else -1, text))
+    if rank is not None:
+        return Origin(rank)
+    only_tasks = len(names) == 1 and set(parts) & {"srun", "openmpi"}
+    return Origin(names[0][0]) if only_tasks else Origin(None, tuple(names))
+
+
+def split(line: bytes) -> tuple[Shape, bytes | None, Origin, int]:
+    """The launcher's part of any line: its shape, the first stamp, the origin, and where the rest begins.
+
+    For lines whose message is not known: free text is left in the rest, but its first stamp is found.
+    """
+    end = 0
+    moved = True
+    while moved:
+        moved = False
+        for _, pattern in _ORDER:
+            match = pattern.match(line, end)
+            if match is not None and match.end() > end:
+                end, moved = match.end(), True
+                break
+    shape = shape_of(line[:end])
+    match = re.match(shape.pattern, line)
+    assert match is not None, "a shape matches what it was made from"
+    values = [match[f"o{index}"] for index in range(len(shape.parts))]
+    stamp = match["stamp"] if shape.style else None
+    return shape, stamp, origin(shape.parts, values), end

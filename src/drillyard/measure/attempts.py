@@ -1,0 +1,121 @@
+"""Which attempt a mark belongs to, and when each attempt began and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from drillyard.loglines.prefixes import Origin
+from drillyard.measure.records import NO_TIME, Attempt, Mark, Steps
+
+_BEGINNINGS: Final = frozenset({"run_start", "round_start", "restart", "resume"})
+Times = tuple[int | None, int | None]
+
+
+def assign_marks(marks: Sequence[tuple[Origin, Mark]], steps: Steps) -> list[Mark]:
+    """Marks with their attempts, in the order of attempts and of the log.
+
+    A mark belongs to the attempt whose steps surround it; between the last step of one attempt and the first of the
+    next, to the next from the first sign of a start on. Marks of files without steps are placed by their time. What
+    every rank prints counts once: the same kind, step and attempt within a second is the lowest rank's.
+    """
+    if not marks:
+        return []
+    starts = _starts(steps)
+    if len(starts) < 2:
+        placed = [mark for _, mark in marks]
+    else:
+        placed = [replace(mark, attempt=_attempt(mark, steps, starts)) for _, mark in marks]
+        placed = _from_start_on(placed, steps, starts)
+    ordered = sorted(placed, key=lambda mark: (mark.attempt, mark.file, mark.line))
+    return _once(ordered)
+
+
+def _starts(steps: Steps) -> list[int]:
+    """The rows at which attempts begin."""
+    if not len(steps):
+        return []
+    return np.flatnonzero(np.append(True, np.diff(steps.attempt) > 0)).tolist()
+
+
+def _attempt(mark: Mark, steps: Steps, starts: list[int]) -> int:
+    """The last attempt whose first step is before the mark."""
+    if mark.attempt:
+        return mark.attempt
+    found = 0
+    for row in starts:
+        attempt = int(steps.attempt[row])
+        if int(steps.file[row]) == mark.file:
+            before = int(steps.line[row]) <= mark.line
+        else:
+            time = int(steps.time_us[row])
+            timed = time != NO_TIME and mark.time_us is not None
+            before = time <= (mark.time_us or 0) if timed else int(steps.file[row]) < mark.file
+        if before:
+            found = attempt
+    alone = [int(steps.attempt[row]) for row in starts if int(steps.file[row]) == mark.file]
+    return max(found, alone[0]) if alone else found
+
+
+def _from_start_on(marks: list[Mark], steps: Steps, starts: list[int]) -> list[Mark]:
+    """Move marks behind an attempt's last step to the next attempt, from the first that is a sign of a start."""
+    lasts = {int(steps.attempt[row - 1]): row - 1 for row in starts[1:]}
+    result = []
+    moved: set[tuple[int, int]] = set()
+    for mark in sorted(marks, key=lambda mark: (mark.file, mark.line)):
+        last = lasts.get(mark.attempt)
+        behind = last is not None and int(steps.file[last]) == mark.file and int(steps.line[last]) < mark.line
+        key = (mark.file, mark.attempt)
+        if behind and (mark.kind in _BEGINNINGS or key in moved):
+            moved.add(key)
+            mark = replace(mark, attempt=mark.attempt + 1)
+        result.append(mark)
+    return result
+
+
+def _once(marks: list[Mark]) -> list[Mark]:
+    """Without what further ranks said of the same thing."""
+    kept: list[Mark] = []
+    latest: dict[tuple[str, int | None, int], Mark] = {}
+    for mark in marks:
+        key = (mark.kind, mark.step, mark.attempt)
+        before = latest.get(key)
+        same = before is not None and before.rank != mark.rank and _near(before, mark)
+        if not same:
+            kept.append(mark)
+            latest[key] = mark
+        elif before is not None and (mark.rank or 0) < (before.rank or 0):
+            kept[kept.index(before)] = latest[key] = mark
+    return kept
+
+
+def _near(first: Mark, second: Mark) -> bool:
+    if first.time_us is None or second.time_us is None:
+        return True
+    return abs(first.time_us - second.time_us) <= 1_000_000
+
+
+def find_attempts(steps: Steps, marks: Sequence[Mark], files: Mapping[int, Times]) -> list[Attempt]:
+    """The attempts of a run. `files` holds the first and last time stamp of each source.
+
+    The first and last attempt in a file reach to its first and last stamp.
+    """
+    starts = _starts(steps)
+    attempts = []
+    for index, row in enumerate(starts):
+        end = starts[index + 1] - 1 if index + 1 < len(starts) else len(steps) - 1
+        number = int(steps.attempt[row])
+        own = steps.time_us[row : end + 1]
+        times = own[own != NO_TIME].tolist()
+        times += [mark.time_us for mark in marks if mark.attempt == number and mark.time_us is not None]
+        first_file, last_file = int(steps.file[row]), int(steps.file[end])
+        if not index or int(steps.file[row - 1]) != first_file:
+            times += [time for time in files.get(first_file, (None, None))[:1] if time is not None]
+        if end + 1 == len(steps) or int(steps.file[end + 1]) != last_file:
+            times += [time for time in files.get(last_file, (None, None))[1:] if time is not None]
+        first, last = (min(times), max(times)) if times else (None, None)
+        attempts.append(Attempt(number, first, last, first_file, int(steps.line[row])))
+    return attempts

@@ -1,0 +1,1 @@
+"""One file per log format: how its step lines look, and what else it says about a run."""

@@ -1,0 +1,116 @@
+"""NVIDIA DLLogger's JSON lines.
+
+    DLLL {"timestamp": "1711..", "datetime": "..", "elapsedtime": "12.3", "type": "LOG", "step": 5,
+          "data": {"reduced_train_loss": 11.0, "train_step_timing in s": 25.7, "consumed_samples": 6144}}
+
+`type` is LOG or METADATA; `step` is "PARAMETER", a number, a list such as [epoch, iteration], or [] for a summary. Only
+LOG lines with a step and a loss or time are steps. All stamps are strings: seconds since 1970 and since the start.
+`train_step_timing in s` (NeMo) is a moving average. With list steps and no `global_step`, lines are numbered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drillyard.measure.formats.jsonlines import OBJECT, field, floats, gather, load_all
+from drillyard.measure.formats.layout import LARGEST_STEP, Columns, Message, Place, TextFormat, Values
+from drillyard.measure.formats.notes import Note, NoteBook
+from drillyard.measure.records import NO_TIME
+
+_NAMES: Final = {
+    "seconds": ("train_step_timing in s", "step_time", "iteration_time", "train_iteration_time"),
+    "loss": ("reduced_train_loss", "train_loss", "loss", "lm loss"),
+    "grad_norm": ("grad_norm",),
+    "learning_rate": ("lr", "learning_rate"),
+    "_samples_so_far": ("consumed_samples",),
+    "samples": ("global_batch_size",),
+    "printed_tflops_per_gpu": ("TFLOPS_per_GPU",),
+    "printed_tokens_per_second_per_gpu": ("tokens_per_sec_per_gpu",),
+}
+
+
+class DLLogger(TextFormat):
+    """The format."""
+
+    name = "dllogger"
+    anchor = b"DLLL {"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbered = 0
+
+    def message(self, line: bytes) -> Message | None:
+        """See TextFormat."""
+        begin = line.find(self.anchor)
+        return None if begin < 0 else Message(begin, rb"DLLL " + OBJECT, self._decode)
+
+    def _decode(self, groups: Sequence[Values], place: Place) -> Columns:
+        records = load_all(groups[0])
+        data = [
+            values if kind == "LOG" and type(values) is dict else {}
+            for kind, values in zip(field(records, "type"), field(records, "data"), strict=True)
+        ]
+        columns: Columns = gather(data, _NAMES)
+        step = self._steps(field(records, "step"), field(data, "global_step"))
+        told = np.zeros(len(step), np.bool_)
+        for name in ("loss", "seconds"):
+            if name in columns:
+                told |= ~np.isnan(columns[name])
+        for row in np.flatnonzero(~told).tolist():
+            # A loss that is NaN is a step all the same.
+            told[row] = any(name in data[row] for name in _NAMES["loss"])
+        step[~told] = -1
+        moments = floats(field(records, "timestamp"))
+        known = ~np.isnan(moments)
+        if known.any():
+            place.stamps.zoned = True
+            columns["time_us"] = np.where(known, np.round(np.nan_to_num(moments) * 1e6), NO_TIME).astype(np.int64)
+        columns["elapsed_seconds"] = floats(field(records, "elapsedtime"))
+        window = 0 if any("train_step_timing in s" in values for values in data) else 1
+        return {**columns, "step": step, "window_steps": np.full(len(step), window)}
+
+    def _steps(self, steps: list[Any], global_steps: list[Any]) -> NDArray[np.int64]:
+        """Steps by `global_step`, else by `step`; -1 for what is no step."""
+        quick = floats(global_steps)
+        if ((quick >= 0) & (quick < LARGEST_STEP)).all():
+            return quick.astype(np.int64)
+        numbers = []
+        for step, of_data in zip(steps, global_steps, strict=True):
+            number = step if of_data is None else of_data
+            if isinstance(number, int | float) and 0 <= number < LARGEST_STEP:
+                numbers.append(int(number))
+            elif isinstance(number, list) and number:
+                self._numbered += 1
+                numbers.append(self._numbered)
+            else:
+                numbers.append(-1)
+        return np.array(numbers, np.int64)
+
+    def notes(self) -> tuple[Note, ...]:
+        """What else the log says."""
+        return (Note(b'"PARAMETER"', rb'DLLL (\{.*"PARAMETER".*\})', _parameter),)
+
+
+_PARAMETERS: Final = {
+    "global_batch_size": "global_batch_size",
+    "micro_batch_size": "micro_batch_size",
+    "seq_length": "sequence_length",
+    "world_size": "num_gpus",
+}
+
+
+def _parameter(book: NoteBook, match: Any) -> None:
+    try:
+        record = load_all([match[1]])[0]
+    except ValueError:
+        return
+    data = record.get("data")
+    if not isinstance(data, dict):
+        return
+    for name, fact in _PARAMETERS.items():
+        if isinstance(data.get(name), int):
+            book.learn(**{fact: data[name]})

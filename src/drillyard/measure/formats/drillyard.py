@@ -1,0 +1,117 @@
+"""Drillyard's own logs: metrics.jsonl, events.jsonl, and the console's JSON lines, which hold the same.
+
+A line with `step` and `step_seconds` is a logged step; other events are marks. `round` tells the starts apart, floats
+that are not finite are restored from `nonfinite` (telemetry/jsonlines.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final, get_args
+
+import numpy as np
+
+from drillyard.measure.formats.jsonlines import OBJECT, field, floats, gather, load, load_all
+from drillyard.measure.formats.layout import LARGEST_STEP, Columns, Message, Place, TextFormat, Values
+from drillyard.measure.formats.notes import Note, NoteBook
+from drillyard.measure.records import MarkKind
+
+_NAMES: Final = {
+    "seconds": ("step_seconds",),
+    "loss": ("loss",),
+    "grad_norm": ("grad_norm",),
+    "learning_rate": ("learning_rate",),
+    "tokens": ("tokens",),
+    "printed_tokens_per_second_per_gpu": ("tokens_per_second_per_gpu",),
+    "printed_tflops_per_gpu": ("tflops_per_gpu",),
+    "printed_mfu": ("mfu",),
+    "memory_gib": ("memory_gib",),
+    "_skipped_so_far": ("skipped_steps",),
+}
+_KINDS: Final = frozenset(get_args(MarkKind))
+
+
+class Drillyard(TextFormat):
+    """The format."""
+
+    name = "drillyard"
+    anchor = b'"step_seconds"'
+
+    def message(self, line: bytes) -> Message | None:
+        """See TextFormat."""
+        begin = line.find(b"{")
+        if begin < 0 or b'"step":' not in line or not line.rstrip().endswith(b"}"):
+            return None
+        return Message(begin, OBJECT, self._decode)
+
+    def _decode(self, groups: Sequence[Values], place: Place) -> Columns:
+        records = load_all(groups[0])
+        if b"nonfinite" in place.block.text:
+            for record in records:
+                _restore(record)
+        columns: Columns = dict(gather(records, _NAMES))
+        steps = field(records, "step")
+        columns["step"] = np.array(
+            [step if type(step) is int and step < LARGEST_STEP else -1 for step in steps], np.int64
+        )
+        # Other events name a step too; only those with its time are its record.
+        columns["step"][np.isnan(columns.get("seconds", np.full(place.count, np.nan)))] = -1
+        columns["window_steps"] = np.nan_to_num(floats(field(records, "window_steps")), nan=1.0)
+        columns["_round"] = np.nan_to_num(floats(field(records, "round")), nan=-1.0)
+        times = field(records, "time")
+        if all(type(time) is str for time in times):
+            columns["time_us"] = place.stamps.column("iso", "\n".join(times).encode().split(b"\n"))
+        if isinstance(records[0].get("num_gpus"), int):
+            self.found["num_gpus"] = records[0]["num_gpus"]
+        if isinstance(records[0].get("formula"), str):
+            self.found["formula"] = records[0]["formula"]
+        return columns
+
+    def notes(self) -> tuple[Note, ...]:
+        """What else the log says."""
+        return (Note(b'"event": "', rb'(\{.*?"event": "(?!step")(\w+)".*\})', _event),)
+
+
+def _restore(record: dict[str, Any]) -> None:
+    names = record.pop("nonfinite", None)
+    if isinstance(names, dict):
+        for name, text in names.items():
+            if isinstance(text, str):
+                record[name] = float(text)
+
+
+def _event(book: NoteBook, match: re.Match[bytes]) -> None:
+    try:
+        record = load(match[1])
+    except ValueError:
+        return
+    kind = record.get("event")
+    if kind == "parameters":
+        book.learn(
+            parameters=record.get("count"),
+            trainable_parameters=record.get("trainable"),
+            formula=record.get("formula"),
+            flops_per_token=record.get("flops_per_token"),
+            accelerator=record.get("accelerator"),
+            precision=record.get("precision"),
+            peak_flops=record.get("peak_flops"),
+        )
+    if kind in ("run_start", "round_start"):
+        book.learn(num_gpus=record.get("world_size"))
+    if kind not in _KINDS:
+        return
+    time = str(record.get("time", "")).encode()
+    known = ("time", "event", "round", "rank", "step", "seconds")
+    values = {name: value for name, value in record.items() if name not in known}
+    if kind == "evaluation" and isinstance(values.get("results"), dict):
+        values = values["results"]
+    book.add(
+        kind,
+        match,
+        time_us=book.stamps.convert("iso", [time])[0] if time else None,
+        attempt=record["round"] if isinstance(record.get("round"), int) else 0,
+        step=record.get("step") if isinstance(record.get("step"), int) else None,
+        seconds=record.get("seconds") if isinstance(record.get("seconds"), int | float) else None,
+        values=values,
+    )

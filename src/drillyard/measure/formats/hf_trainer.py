@@ -1,0 +1,168 @@
+"""What Hugging Face's Trainer prints (TRL and Axolotl with it).
+
+    {'loss': 2.2091, 'grad_norm': 0.60, 'learning_rate': 1.09e-05, 'epoch': 0.09}
+    {'loss': '0.6647', 'grad_norm': '0.8371', 'learning_rate': '1.09e-05', 'epoch': '0.09'}        (transformers 5)
+    {'train_runtime': 364.4972, 'train_samples_per_second': 1.317, ..., 'train_loss': 2.25, 'epoch': 0.1}
+
+The line has neither step nor time. Both come from the progress bar drawn before it (`6/60 [00:36<05:28, 6.07s/it]`),
+where it is in the same stream; else lines are numbered by themselves, which `RunLog.warnings` says. The loss is a mean
+over `logging_steps`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from drillyard.loglines.blocks import Block
+from drillyard.measure.columns import Lane
+from drillyard.measure.formats.layout import Columns, Message, Place, TextFormat, Value, Values, decode_values
+from drillyard.measure.formats.nemo1 import clock_seconds
+from drillyard.measure.formats.notes import Note, NoteBook
+
+_OPEN: Final = re.compile(rb"\{(?='(?:loss|grad_norm|learning_rate|epoch|mean_token_accuracy|num_tokens|entropy)':)")
+_ITEM: Final = re.compile(rb"'([^'\n]+)': ('?)([-+.0-9a-zA-Z]+)'?(?=[,}])(?:, )?")
+_BAR: Final = re.compile(rb"[ \t]*\d+%\|[^|\n]*\|[ \t]*(\d+)/(\d+) \[([\d:]+)<[^\]\n]*(?:s/it|it/s)[^\]\n]*\][ \t]*")
+_VALUES: Final = {
+    b"loss": Value("loss"),
+    b"grad_norm": Value("grad_norm"),
+    b"learning_rate": Value("learning_rate"),
+    b"num_tokens": Value("_tokens_so_far"),
+    b"num_input_tokens_seen": Value("_tokens_so_far"),
+    b"step": Value("step"),
+    b"memory/max_mem_allocated(gib)": Value("memory_gib"),
+    b"memory/max_allocated (GiB)": Value("memory_gib"),
+}
+
+
+class HfTrainer(TextFormat):
+    """The format."""
+
+    name = "hf_trainer"
+    anchor = b"'loss': "
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: tuple[bytes, ...] | None = None
+        self._numbered = 0
+
+    def message(self, line: bytes) -> Message | None:
+        """See TextFormat."""
+        found = _OPEN.search(line)
+        if found is None:
+            return None
+        bar = _BAR.search(line, 0, found.start())
+        begin = bar.start() if bar is not None and bar.end() == found.start() else found.start()
+        pieces, values, position = [_BAR.pattern if begin != found.start() else b"", rb"\{"], [], found.end()
+        while item := _ITEM.match(line, position):
+            value = _VALUES.get(item[1])
+            captured = value is not None and value not in values
+            number = rb"([-+.0-9a-zA-Z]+)" if captured else rb"[^',}\n]+"
+            pieces.append(b"'" + re.escape(item[1]) + b"': " + item[2] + number + item[2] + rb"(?=[,}])(?:, )?")
+            if captured and value is not None:
+                values.append(value)
+            position = item.end()
+        if not any(value.column == "loss" for value in values):
+            return None
+        decode = decode_values(values, {})
+        barred = begin != found.start()
+
+        def columns(groups: Sequence[Values], place: Place) -> Columns:
+            read = decode(groups[3:] if barred else groups, place)
+            bars = list(zip(*groups[:3], strict=True)) if barred else None
+            return self._numbered_columns(read, place, bars)
+
+        return Message(begin, b"".join(pieces), columns)
+
+    def _numbered_columns(self, read: Columns, place: Place, own_bars: list[tuple[bytes, ...]] | None) -> Columns:
+        """Steps and elapsed times from the last bar before each line."""
+        if "step" in read:
+            return read
+        bars = own_bars or self._bars_before(place)
+        steps: list[int] = []
+        elapsed: list[float] = []
+        for bar in bars:
+            if bar is None:
+                self._numbered += 1
+                steps.append(self._numbered)
+                elapsed.append(np.nan)
+            else:
+                steps.append(int(bar[0]))
+                elapsed.append(clock_seconds(bar[2]))
+        return {**read, "step": np.array(steps, np.int64), "elapsed_seconds": np.array(elapsed)}
+
+    def _bars_before(self, place: Place) -> list[tuple[bytes, ...] | None]:
+        text = place.block.text
+        if place.begins is None or (b"it/s" not in text and b"s/it" not in text):
+            return [self._last] * place.count
+        bars = [(match.start(), match.groups()) for match in _BAR.finditer(text)]
+        found: list[tuple[bytes, ...] | None] = []
+        index = 0
+        for begin in place.begins:
+            while index < len(bars) and bars[index][0] <= begin:
+                self._last = bars[index][1]
+                index += 1
+            found.append(self._last)
+        return found
+
+    def end_block(self, block: Block) -> None:
+        """Remember the last bar of a block for lines of the next one."""
+        end = max(block.text.rfind(b"s/it"), block.text.rfind(b"it/s"))
+        if end >= 0:
+            begin, stop = block.line_at(end)
+            for match in _BAR.finditer(block.text, begin, stop):
+                self._last = match.groups()
+
+    def notes(self) -> tuple[Note, ...]:
+        """What else the log says."""
+        return (
+            Note(b"***** Running training *****", rb"Running training", NoteBook.begin_round),
+            Note(b"Total optimization steps", rb"Total optimization steps = ([\d,]+)", _total, once=True),
+            Note(b"Total train batch size", rb"Total train batch size .*= (\d+)", _batch, once=True),
+            Note(b"batch size per device", rb"nstantaneous batch size per device = (\d+)", _micro_batch, once=True),
+            Note(
+                b"Number of trainable parameters", rb"Number of trainable parameters = ([\d,]+)", _trainable, once=True
+            ),
+            Note(b"Saving model checkpoint to", rb"checkpoint-(?P<step>\d+)", NoteBook.mark("checkpoint_begin")),
+            Note(b"'eval_loss': ", rb"'eval_loss': '?([-+.\deE]+|nan|inf)", _evaluation),
+            Note(b"'train_runtime': ", rb"'train_runtime': '?(?P<seconds>[\d.]+)", _end),
+        )
+
+    def settle(self, lane: Lane) -> None:
+        """Lines between two drawings of the bar have its count: they are numbered on from it."""
+        step = lane.column("step")
+        assert step is not None
+        if self._numbered:
+            self.warnings.append("HF Trainer lines without a progress bar have no step: they are numbered 1, 2, 3, ...")
+        again = np.append(False, step[1:] == step[:-1])
+        if again.any():
+            index = np.arange(len(step))
+            lane.replace("step", step + index - np.maximum.accumulate(np.where(again, 0, index)))
+
+
+def _total(book: NoteBook, match: re.Match[bytes]) -> None:
+    book.learn(total_steps=int(match[1].replace(b",", b"")))
+
+
+def _batch(book: NoteBook, match: re.Match[bytes]) -> None:
+    book.learn(global_batch_size=int(match[1]))
+
+
+def _micro_batch(book: NoteBook, match: re.Match[bytes]) -> None:
+    book.learn(micro_batch_size=int(match[1]))
+
+
+def _trainable(book: NoteBook, match: re.Match[bytes]) -> None:
+    book.learn(trainable_parameters=float(match[1].replace(b",", b"")))
+
+
+def _evaluation(book: NoteBook, match: re.Match[bytes]) -> None:
+    book.add("evaluation", match, values={"loss": float(match[1])})
+
+
+def _end(book: NoteBook, match: re.Match[bytes]) -> None:
+    book.learn(train_runtime_seconds=float(match["seconds"]))
+    book.add("end", match)

@@ -1,0 +1,90 @@
+"""JSON objects as step lines: one parser for all formats that log them.
+
+orjson reads 5 times faster than the standard library but refuses NaN and Infinity, which Python's own writer emits;
+such lines are read again by the standard library.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Final
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from drillyard.measure.columns import nonfinite_flags
+
+OBJECT: Final = rb"(\{[^\n]*\})[ \t]*"
+"""A whole JSON object at the end of a line, as one group."""
+
+
+def load(text: bytes | memoryview) -> Any:
+    """The value of a JSON text, NaN and Infinity included. Raises ValueError for what is none."""
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        return json.loads(bytes(text))
+
+
+def load_all(texts: Sequence[bytes | None]) -> list[dict[str, Any]]:
+    """The objects of JSON texts; an empty one for another value. Raises ValueError if any is no JSON."""
+    try:
+        values = orjson.loads(b"[" + b",".join(texts) + b"]")  # type: ignore[arg-type]
+        if len(values) == len(texts):
+            return [value if type(value) is dict else {} for value in values]
+    except ValueError:
+        pass
+    loaded = [load(text or b"") for text in texts]
+    return [value if isinstance(value, dict) else {} for value in loaded]
+
+
+def gather(records: Sequence[Mapping[str, Any]], names: Mapping[str, Sequence[str]]) -> dict[str, NDArray[Any]]:
+    """Columns of numbers: for each column the first of its names that a record has. What is no number is NaN.
+
+    The column `flags` comes with them.
+    """
+    present = set(records[0]) if records else set()
+    if not all(name in present for choices in names.values() for name in choices):
+        present = present.union(*records)
+    columns: dict[str, NDArray[Any]] = {}
+    printed: dict[str, list[Any]] = {}
+    for column, choices in names.items():
+        for name in choices:
+            if name not in present:
+                continue
+            raw = field(records, name)
+            values = floats(raw)
+            known = columns.get(column)
+            columns[column] = values if known is None else np.where(np.isnan(known), values, known)
+            printed.setdefault(column, raw)
+    flags = nonfinite_flags(columns, printed) if columns else np.zeros(len(records), np.uint8)
+    return {**columns, "flags": flags}
+
+
+def field(records: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    """One field of all records; None where a record lacks it."""
+    try:
+        return list(map(itemgetter(name), records))
+    except KeyError:
+        return [record.get(name) for record in records]
+
+
+def floats(values: Sequence[Any]) -> NDArray[np.float64]:
+    """An array of numbers; None and what is no number are NaN, text is read as a number where it is one."""
+    try:
+        if values and type(values[0]) is str:
+            # Numbers in quotes: the JSON parser reads them 3 times faster than numpy does.
+            return np.array(orjson.loads("[" + ",".join(values) + "]"), np.float64).reshape(len(values))
+        return np.array(values, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return np.array([_float(value) for value in values])
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return float("nan")

@@ -1,0 +1,54 @@
+"""Step lines that are rows of `key: value`: the pattern is made from the keys that one line has, in their order.
+
+Repetitions are possessive (`*+`): no value is ever tried shorter than it is, which doubles the speed of a match.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from drillyard.measure.formats.layout import Value
+
+BAR: Final = rb"[ \t]*+\|[ \t]*+"
+_NUMBERS: Final = {False: rb"([-+.0-9a-zA-Z]++)", True: rb"([-+.,0-9a-zA-Z]++)"}
+_END: Final = rb"(?=[\s,|\]}/(]|\Z)"
+
+
+def keyed_pattern(
+    text: bytes, keys: Mapping[bytes, Value], *, equals: bytes = b":", separator: bytes = b"|"
+) -> tuple[bytes, list[Value]]:
+    """A pattern for lines with the keys of `text`, and what its groups are.
+
+    `text` is `key: value | key: value |`, with `equals` for the colon and `separator` for the bar. Of keys that are not
+    in `keys` the value may be anything without a separator; so may what follows a number before the next separator
+    (units, averages). What comes after the last value that can be read is left out.
+    """
+    bar = re.escape(separator)
+    anything = rb"[^\]\n" + bar + rb"]*+"
+    find_key = re.compile(rb"([A-Za-z_][^\n" + bar + equals + rb"]*?)[ \t]*" + equals + rb"[ \t]*")
+    pieces: list[bytes] = []
+    values: list[Value] = []
+    position = 0
+    while found := find_key.match(text, position):
+        after = text.find(separator, found.end())
+        stop = after if after >= 0 else len(text)
+        value = keys.get(found[1])
+        if value is not None and any(value.column == known.column for known in values):
+            value = None
+        piece = re.escape(found[1]) + rb"[ \t]*+" + equals + rb"[ \t]*+"
+        if value is None:
+            pieces.append(piece + anything)
+        else:
+            number = re.compile(_NUMBERS[value.commas] + _END).match(text, found.end())
+            if number is None:
+                break
+            values.append(value)
+            whole = after >= 0 and not text[number.end() : stop].strip()
+            # Before a separator a number needs no further sign of its end.
+            pieces.append(piece + _NUMBERS[value.commas] + (rb"[ \t]*+" if whole else _END + anything))
+        if after < 0:
+            break
+        position = after + 1 + len(text[after + 1 :]) - len(text[after + 1 :].lstrip(b" \t"))
+    return (bar + rb"[ \t]*+").join(pieces), values

@@ -1,0 +1,105 @@
+"""NeMo 1's progress bar (Lightning), redrawn for every step on one line with carriage returns.
+
+    Epoch 0: : 100%|##| 2000/2000 [43:24:54<00:00, reduced_train_loss=0.139, global_step=2e+3,
+    consumed_samples=2.56e+5, train_step_timing in s=68.70, val_loss=0.212]
+
+From 1,000 on `global_step` is printed in e-notation and loses digits. The bar's own count is one more than
+`global_step`; it stands in where it agrees with what is left of it. A bar is redrawn without a new step: only the first
+drawing of a step counts. Times are the bar's elapsed seconds (and the prefix's stamp, where there is one).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from drillyard.measure.columns import Lane
+from drillyard.measure.formats.keyed import keyed_pattern
+from drillyard.measure.formats.layout import (
+    Columns,
+    Message,
+    Place,
+    TextFormat,
+    Value,
+    Values,
+    decode_values,
+    half_unit,
+)
+from drillyard.measure.formats.nemo2 import NEMO_NOTES
+from drillyard.measure.formats.notes import Note
+
+_HEADER: Final = (
+    rb"Epoch \d+:[^\n\[]*?[| ](\d+)(?:/\d+|/\?|it) \[([\d:]+)(?:<[^,\]\n]*)?,"
+    rb"(?: *[\d.]+ ?(?:s/it|it/s),| *\?it/s,)? *"
+)
+_LINE: Final = re.compile(_HEADER + rb"(?=\w)")
+_KEYS: Final = {
+    b"global_step": Value("step"),
+    b"train_step_timing in s": Value("seconds"),
+    b"reduced_train_loss": Value("loss"),
+    b"lr": Value("learning_rate"),
+    b"grad_norm": Value("grad_norm"),
+    b"consumed_samples": Value("_samples_so_far"),
+}
+
+
+class NeMo1(TextFormat):
+    """The format."""
+
+    name = "nemo1"
+    anchor = b"train_step_timing in s="
+
+    def message(self, line: bytes) -> Message | None:
+        """See TextFormat."""
+        header = _LINE.search(line)
+        if header is None:
+            return None
+        bar = line[header.end() :].partition(b"]")[0]
+        pattern, values = keyed_pattern(bar, _KEYS, equals=b"=", separator=b",")
+        if not any(value.column == "step" for value in values):
+            return None
+        place_of_step = 2 + next(index for index, value in enumerate(values) if value.column == "step")
+        numbers = [Value("_count", integer=True), *values]
+        decode = decode_values(numbers, {"window_steps": 0})
+
+        def columns(groups: Sequence[Values], place: Place) -> Columns:
+            read = decode([groups[0], *groups[2:]], place)
+            counts = read.pop("_count")
+            read["step"] = np.array(
+                [_step(count, text) for count, text in zip(counts.tolist(), groups[place_of_step], strict=True)]
+            )
+            read["elapsed_seconds"] = np.array([clock_seconds(text) for text in groups[1]])
+            return read
+
+        return Message(header.start(), _HEADER + pattern, columns)
+
+    def notes(self) -> tuple[Note, ...]:
+        """What else the log says."""
+        return NEMO_NOTES
+
+    def settle(self, lane: Lane) -> None:
+        """Only the first drawing of a step counts."""
+        step = lane.column("step")
+        assert step is not None
+        new = np.append(True, step[1:] != step[:-1])
+        if not new.all():
+            lane.keep(new)
+
+
+def _step(count: int, text: bytes | None) -> int:
+    if not text:
+        return -1
+    step = float(text)
+    exact = b"e" not in text.lower()
+    return int(step) if exact or abs(step - (count - 1)) > half_unit(text) else count - 1
+
+
+def clock_seconds(text: bytes | None) -> float:
+    """Seconds of a progress bar's clock: `06:04`, `43:24:54`."""
+    seconds = 0
+    for part in (text or b"0").split(b":"):
+        seconds = seconds * 60 + int(part)
+    return float(seconds)

@@ -1,0 +1,47 @@
+"""All formats, in the order in which they are preferred where the same run was logged in several."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from drillyard.measure.formats import hf_trainer_state, tensorboard
+from drillyard.measure.formats.dllogger import DLLogger
+from drillyard.measure.formats.drillyard import Drillyard
+from drillyard.measure.formats.hf_trainer import HfTrainer
+from drillyard.measure.formats.layout import TextFormat
+from drillyard.measure.formats.maxtext import MaxText
+from drillyard.measure.formats.megatron import Megatron
+from drillyard.measure.formats.nemo1 import NeMo1
+from drillyard.measure.formats.nemo2 import NeMo2
+from drillyard.measure.formats.perflogger import PerfLogger
+from drillyard.measure.formats.torchtitan import TorchTitan
+
+TEXT_FORMATS: Final[tuple[type[TextFormat], ...]] = (
+    Drillyard,
+    DLLogger,
+    Megatron,
+    TorchTitan,
+    MaxText,
+    PerfLogger,
+    NeMo2,
+    HfTrainer,
+    NeMo1,
+)
+
+PREFERENCE: Final = (
+    "drillyard",
+    "dllogger",
+    "megatron",
+    "torchtitan",
+    "maxtext",
+    "perflogger",
+    "nemo2",
+    hf_trainer_state.NAME,
+    tensorboard.NAME,
+    "hf_trainer",
+    "nemo1",
+)
+"""Full precision and times of their own first, progress bars last."""
+
+WINDOWED: Final = frozenset({"megatron", "torchtitan", "hf_trainer", hf_trainer_state.NAME})
+"""Formats whose lines are means over the steps since the line before."""

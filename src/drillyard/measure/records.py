@@ -1,0 +1,374 @@
+"""What was read from a run's logs, whatever framework wrote them: steps as columns, everything else as marks.
+
+The idea: `read.py` turns any log into one `RunLog`; statistics, goodput, comparison, report and watch see nothing else.
+A run may have millions of steps, so `Steps` is a table of numpy columns (about 100 bytes a step; a column that the log
+does not have costs nothing), while rare events are `Mark` objects.
+
+What the reader has settled already, so that nobody has to do it again:
+- A step printed by several ranks is one row: the slowest rank's `seconds` and `time_us`, all else from the lowest rank.
+- Restarts are joined: `attempt` is 0 for the first start of the ranks, +1 for each later one. Rows are ordered by
+  attempt and, within an attempt, by step; both only rise.
+- A step that an earlier attempt had done is there twice; `again` is set on the later row. Its earlier row stays. The
+  last row of a step is the one that led to the model.
+- Times are UTC in integer microseconds since 1970; a clock that steps back is left as printed.
+
+Limits: beyond `EXACT_ROWS` rows neighbouring steps of about the same duration are folded into one row, so that memory
+stays bounded: see `Steps.stands_for` and `RunLog.folding_error`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+NO_TIME: Final = -(2**63)
+"""In `Steps.time_us`: the line carried no time stamp."""
+
+SKIPPED: Final = 1
+"""Bit of `Steps.flags`: the log says that the update of this step was not applied."""
+NONFINITE: Final = 2
+"""Bit of `Steps.flags`: loss or gradient norm is NaN or infinite (Megatron-LM: its loss is missing from the line)."""
+
+EXACT_ROWS: Final = 1_000_000
+"""Up to so many steps every step has a row of its own."""
+
+COLUMN_DEFAULTS: Final[dict[str, tuple[Any, Any]]] = {
+    "step": (np.int64, 0),
+    "time_us": (np.int64, NO_TIME),
+    "rank": (np.int32, -1),
+    "attempt": (np.int16, 0),
+    "again": (np.bool_, False),
+    "flags": (np.uint8, 0),
+    "stands_for": (np.int32, 1),
+    "window_steps": (np.int32, 1),
+    "seconds": (np.float64, math.nan),
+    "seconds_precision": (np.float32, 0.0),
+    "elapsed_seconds": (np.float64, math.nan),
+    "loss": (np.float64, math.nan),
+    "grad_norm": (np.float64, math.nan),
+    "learning_rate": (np.float64, math.nan),
+    "tokens": (np.float64, math.nan),
+    "samples": (np.float64, math.nan),
+    "printed_tokens_per_second_per_gpu": (np.float64, math.nan),
+    "printed_tflops_per_gpu": (np.float64, math.nan),
+    "printed_mfu": (np.float64, math.nan),
+    "memory_gib": (np.float32, math.nan),
+    "file": (np.int16, 0),
+    "line": (np.int64, 0),
+}
+"""Each column's type, and its value where the log has none."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """The logged steps: one numpy array per column, all of the same length N.
+
+    A column that the log lacks is all NaN (floats) or all its default, and takes no memory: it is a read-only view of
+    one element. `has(name)` tells whether a float column holds any number.
+
+    step                optimizer steps as the log numbers them (most count from 1, NeMo and MaxText from 0)
+    time_us             when the line was written, UTC microseconds since 1970; NO_TIME without a time stamp
+    rank                the rank whose line this is; -1 where nothing says so
+    attempt             0 for the first start of the ranks, +1 per restart
+    again               an earlier attempt had done this step: its time is recomputation
+    flags               bits SKIPPED and NONFINITE
+    stands_for          steps that this row stands for (step - stands_for + 1 .. step), each of about `seconds`: a
+                        weight for statistics. 1 unless the run has more than EXACT_ROWS rows
+    window_steps        how many steps `seconds` is the mean of: 1 a single step, N a window (log_interval), 0 a moving
+                        average over steps before (NeMo), whose single values mean little
+    seconds             duration of a step in seconds; NaN where the line has none (then time_us or elapsed_seconds
+                        of neighbouring rows tell). The time of the whole window is seconds x window_steps
+    seconds_precision   half a unit of the last printed digit, in seconds ('0.06s': 0.005); 0 where printed in full
+    elapsed_seconds     seconds since this attempt began, where the log prints such (progress bars, DLLogger)
+    loss, grad_norm     as printed; may be NaN or infinite by themselves: see flags
+    learning_rate
+    tokens, samples     of one optimizer step, whole global batch, where the line tells
+    printed_tokens_per_second_per_gpu, printed_tflops_per_gpu, printed_mfu (a fraction)
+                        rates as the framework printed them, under its own formula
+    memory_gib          GPU memory in GiB as printed
+    file, line          index into RunLog.sources, and the line there (1 is the first; for event files and JSON
+                        documents the number of the record)
+    """
+
+    step: NDArray[np.int64]
+    time_us: NDArray[np.int64]
+    rank: NDArray[np.int32]
+    attempt: NDArray[np.int16]
+    again: NDArray[np.bool_]
+    flags: NDArray[np.uint8]
+    stands_for: NDArray[np.int32]
+    window_steps: NDArray[np.int32]
+    seconds: NDArray[np.float64]
+    seconds_precision: NDArray[np.float32]
+    elapsed_seconds: NDArray[np.float64]
+    loss: NDArray[np.float64]
+    grad_norm: NDArray[np.float64]
+    learning_rate: NDArray[np.float64]
+    tokens: NDArray[np.float64]
+    samples: NDArray[np.float64]
+    printed_tokens_per_second_per_gpu: NDArray[np.float64]
+    printed_tflops_per_gpu: NDArray[np.float64]
+    printed_mfu: NDArray[np.float64]
+    memory_gib: NDArray[np.float32]
+    file: NDArray[np.int16]
+    line: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @classmethod
+    def of(cls, **columns: Any) -> Steps:
+        """A table from the columns that there are (sequences or arrays of one length); the rest get their defaults.
+
+        `Steps.of(step=[1, 2], seconds=[14.5, 14.6])`. Raises TypeError for a name that is not a column.
+        """
+        if unknown := columns.keys() - COLUMN_DEFAULTS.keys():
+            raise TypeError(f"no such columns: {sorted(unknown)}")
+        length = len(next(iter(columns.values()), ()))
+        return cls(
+            **{
+                name: np.asarray(columns[name], dtype=dtype)
+                if name in columns
+                else np.broadcast_to(np.asarray(default, dtype=dtype), (length,))
+                for name, (dtype, default) in COLUMN_DEFAULTS.items()
+            }
+        )
+
+    def select(self, where: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Steps:
+        """The rows that a mask, an index array or a slice picks."""
+        return Steps(**{name: _pick(getattr(self, name), where) for name in COLUMNS})
+
+    def has(self, column: str) -> bool:
+        """Whether any row has a number (not NaN; a time that is not NO_TIME) in this column."""
+        values = getattr(self, column)
+        if not len(values):
+            return False
+        present = values != NO_TIME if column == "time_us" else values == values
+        return bool(present.any())
+
+
+COLUMNS: Final = tuple(item.name for item in fields(Steps))
+assert tuple(COLUMN_DEFAULTS) == COLUMNS
+
+
+def _pick(values: NDArray[Any], where: Any) -> NDArray[Any]:
+    """Rows of one column; a column without memory of its own stays so."""
+    if values.strides == (0,) and len(values):
+        picked = np.arange(len(values))[where]
+        return np.broadcast_to(values[0], picked.shape)
+    chosen: NDArray[Any] = values[where]
+    return chosen
+
+
+MarkKind = Literal[
+    "run_start",
+    "round_start",
+    "resume",
+    "checkpoint_begin",
+    "checkpoint_end",
+    "checkpoint",
+    "evaluation_begin",
+    "evaluation_end",
+    "evaluation",
+    "export_begin",
+    "export_end",
+    "failure",
+    "restart",
+    "waiting",
+    "end",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened besides steps. `kind` is from the vocabulary of the run directory's events.jsonl
+    (`telemetry/events.py`), so that marks and steps together can be read as such events:
+
+    run_start, round_start   a program or a round of ranks starts;  resume: a checkpoint was loaded (`step` is its step)
+    checkpoint_begin/_end    training waits for a save (`seconds` on the end, where printed)
+    checkpoint               a save is complete, with no word on how long training waited (asynchronous ones)
+    evaluation_begin/_end    training waits for an evaluation;  evaluation: its results, in `values` ({"loss": 0.51})
+    failure, restart, waiting, end   as the log says so
+    """
+
+    kind: MarkKind
+    time_us: int | None
+    """UTC microseconds since 1970; None without a time stamp."""
+    file: int
+    """Index into RunLog.sources."""
+    line: int
+    attempt: int = 0
+    step: int | None = None
+    seconds: float | None = None
+    rank: int | None = None
+    text: str = ""
+    """The line, or the part of it that says so, at most 500 characters."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start of the ranks: all that the log shows between it and the next."""
+
+    number: int
+    first_time_us: int | None
+    """The first time stamp on any line of the attempt (also before its first step); None without time stamps."""
+    last_time_us: int | None
+    """The last time stamp on any line of the attempt."""
+    file: int
+    line: int
+    """Where its first step is."""
+
+
+@dataclass(slots=True)
+class Facts:
+    """What the log itself says about the run; None for what it does not say. Nothing here is guessed or looked up.
+
+    `places` tells where a fact was found ("run.log:12"), by the fact's name.
+    """
+
+    model: str | None = None
+    parameters: float | None = None
+    trainable_parameters: float | None = None
+    global_batch_size: int | None = None
+    """Sequences per optimizer step."""
+    micro_batch_size: int | None = None
+    batch_size_per_gpu: int | None = None
+    """Sequences per GPU and optimizer step."""
+    sequence_length: int | None = None
+    num_gpus: int | None = None
+    """World size, where the log says so."""
+    accelerator: str | None = None
+    """As printed, e.g. 'NVIDIA H100 80GB HBM3'; hardware/ may or may not know it."""
+    precision: str | None = None
+    """As printed: bf16, fp8, fp16, fp32, ..."""
+    peak_flops: float | None = None
+    """The peak FLOP/s on which the printed MFU rests."""
+    formula: str | None = None
+    """The FLOPs formula that the log names (Drillyard's own)."""
+    flops_per_token: float | None = None
+    tokenizer: str | None = None
+    total_steps: int | None = None
+    log_interval: int | None = None
+    tokens_per_step: int | None = None
+    """Of the whole global batch."""
+    train_runtime_seconds: float | None = None
+    """The whole training loop's time, where the framework prints it at the end (HF Trainer)."""
+    places: dict[str, str] = field(default_factory=dict)
+
+    def learn(self, place: str, **facts: Any) -> None:
+        """Take over facts that are not known yet; the first place that says something wins. None says nothing."""
+        for name, value in facts.items():
+            if value is not None and getattr(self, name) is None:
+                setattr(self, name, value)
+                self.places[name] = place
+
+
+FORMATS: Final = {
+    "dllogger": "DLLogger JSON",
+    "nemo2": "NeMo 2 text",
+    "nemo1": "NeMo 1 / Lightning progress bar",
+    "megatron": "Megatron-LM",
+    "torchtitan": "torchtitan",
+    "maxtext": "MaxText",
+    "perflogger": "PerfLogger",
+    "hf_trainer": "HF Trainer stdout",
+    "hf_trainer_state": "HF trainer_state.json",
+    "drillyard": "Drillyard run directory (metrics.jsonl, events.jsonl)",
+    "tensorboard": "TensorBoard event file",
+}
+"""Every format that is read, by its short name (for `--framework`) and the name shown to people."""
+
+
+@dataclass(slots=True)
+class Source:
+    """One file (or stream) that was read or looked at."""
+
+    name: str
+    """As a person would name it: the path, `-`, `gs://...`."""
+    format: str | None
+    """A key of FORMATS; None where nothing was recognised."""
+    used: bool = True
+    """Whether its steps are in RunLog.steps; otherwise `note` says why not."""
+    note: str = ""
+    bytes: int = 0
+    lines: int = 0
+    lines_passed_over: int = 0
+    """Lines that were neither a step nor a mark nor a fact; ordinary for any log."""
+    damaged_lines: int = 0
+    """Lines that begin like a step but cannot be read as one (torn, binary)."""
+    unfinished_lines: int = 0
+    """1 when the last line has no newline: it is left out, as it may still be growing."""
+    ranks: tuple[int, ...] = ()
+    """The ranks whose lines were seen, where something says so."""
+    steps: int = 0
+    """Step records read from here, before ranks were joined."""
+
+
+ZoneKnowledge = Literal["stated", "given", "assumed", "none"]
+
+
+@dataclass(slots=True)
+class Clock:
+    """What the log's time stamps are worth."""
+
+    zone: ZoneKnowledge = "none"
+    """stated: the stamps carry their zone (or are UTC by their format); given: `--timezone` was used; assumed: they
+    carry none and UTC was assumed (durations are right unless daylight saving time changes); none: no time stamps."""
+    first_time_us: int | None = None
+    """The earliest-read stamp of the log: its first stamped line."""
+    last_time_us: int | None = None
+    """The stamp of its last stamped line."""
+    resolution_us: int = 1
+    """The coarsest unit of the step lines' stamps: 1_000_000 when they are whole seconds."""
+
+
+@dataclass(slots=True)
+class RunLog:
+    """All that was read of one run. `sources[steps.file[i]]` is where row i comes from."""
+
+    steps: Steps
+    marks: list[Mark]
+    """In the order of attempts and, within one, of the log."""
+    facts: Facts
+    attempts: list[Attempt]
+    sources: list[Source]
+    clock: Clock
+    format: str | None
+    """The format of the source that the steps come from (a key of FORMATS)."""
+    warnings: list[str] = field(default_factory=list)
+    """For people: what was set aside, assumed or damaged."""
+    ranks: tuple[int, ...] = ()
+    run_directory: Path | None = None
+    """Set when the steps come from a Drillyard run directory on this machine: its events.jsonl, run.yaml and
+    summary.json are there."""
+    folding_error: float = 0.0
+    """0 up to EXACT_ROWS rows. Beyond: each folded row's `seconds` differs from every step it stands for by at most
+    this fraction, so weighted quantiles are that exact, and sums are exact."""
+
+    @property
+    def lines(self) -> int:
+        return sum(source.lines for source in self.sources)
+
+    @property
+    def lines_passed_over(self) -> int:
+        return sum(source.lines_passed_over for source in self.sources)
+
+    @property
+    def unfinished_lines(self) -> int:
+        return sum(source.unfinished_lines for source in self.sources)
+
+    def place(self, row: int) -> str:
+        """Where a row of `steps` was read: `run.log:123`."""
+        return f"{self.sources[int(self.steps.file[row])].name}:{int(self.steps.line[row])}"
+
+
+def empty_run_log(sources: Sequence[Source] = ()) -> RunLog:
+    """A log without a step, for what is still to be written (following a run that has not begun)."""
+    return RunLog(Steps.of(), [], Facts(), [], list(sources), Clock(), None)

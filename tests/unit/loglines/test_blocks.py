@@ -1,0 +1,78 @@
+"""Blocks hold whole lines only, whatever the pieces; colours and redraws are taken out."""
+
+from __future__ import annotations
+
+import io
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drillyard.loglines import blocks as module
+from drillyard.loglines.blocks import Blocks, read_blocks, without_colours
+
+LINES = st.lists(st.sampled_from(["", "a", "bc d", "\x1b[31mred\x1b[0m", "x\ry", "\r", "long " * 9]), max_size=12)
+
+
+@given(LINES, st.lists(st.integers(1, 40), max_size=20), st.booleans())
+def test_pieces_make_no_difference(lines: list[str], cuts: list[int], ended: bool) -> None:
+    content = ("\n".join(lines) + ("\n" if ended and lines else "")).encode()
+    blocks = Blocks()
+    text, position, finished = b"", 0, 0
+    for cut in [*cuts, len(content)]:
+        block = blocks.feed(content[position : position + cut])
+        position += cut
+        if block is not None:
+            assert block.first_line == finished + 1
+            finished += block.lines
+            assert block.text.endswith(b"\n")
+            text += block.text
+    blocks.finish()
+    assert blocks.lines == content.count(b"\n")
+    clean = without_colours(content).replace(b"\r", b"\n")
+    assert clean.startswith(text)
+    rest = clean[len(text) :]
+    assert b"\n" not in rest.rstrip(b"\n")
+    assert blocks.unfinished == int(bool(rest))
+
+
+def test_lines_are_numbered_as_in_the_file() -> None:
+    blocks = Blocks()
+    first = blocks.feed(b"one\ntwo a\rtwo b\nthree\nfo")
+    second = blocks.feed(b"ur\n")
+    assert first is not None and second is not None
+    assert first.line_number(first.text.index(b"two b")) == 2
+    assert first.line_number(first.text.index(b"three")) == 3
+    assert (second.text, second.first_line) == (b"four\n", 4)
+
+
+def test_a_redrawn_line_keeps_its_head_over_blocks() -> None:
+    blocks = Blocks()
+    first = blocks.feed(b"0: 10%\r20%\r")
+    second = blocks.feed(b"30%\r40%\n1: next\n")
+    assert first is not None and second is not None
+    assert first.line_head(first.text.index(b"10%")).startswith(b"0: ")
+    assert second.line_head(second.text.index(b"40%")).startswith(b"0: ")
+    assert second.line_head(second.text.index(b"next")).startswith(b"1: ")
+
+
+def test_a_line_without_end_does_not_fill_the_memory(monkeypatch) -> None:
+    monkeypatch.setattr(module, "LONGEST_LINE", 1000)
+    blocks = Blocks()
+    content = b"a\n" + b"x" * 5000 + b"\nb\n"
+    texts = [block.text for block in _small_blocks(io.BytesIO(content), blocks)]
+    assert b"".join(texts) == b"a\nb\n"
+    assert (blocks.lines, blocks.overlong, blocks.unfinished) == (3, 1, 0)
+
+
+def _small_blocks(stream: io.BytesIO, blocks: Blocks):
+    class Small:
+        def read(self, count: int = -1, /) -> bytes:
+            return stream.read(100)
+
+    return read_blocks(Small(), blocks)
+
+
+@given(st.lists(st.integers(0, 300), max_size=60))
+def test_many_colours(codes: list[int]) -> None:
+    text = b"".join(b"\x1b[38;5;%dmx" % code for code in codes)
+    assert without_colours(text) == b"x" * len(codes)

@@ -1,0 +1,375 @@
+"""Every format is read right, also from lines of real public logs, and behind every launcher's prefix."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.measure.prefixes import PREFIXES, STAMP, STAMP_US, prefixed
+
+from drillyard.measure.read import read
+from drillyard.measure.records import NO_TIME, NONFINITE, SKIPPED, RunLog
+
+SAMPLES = Path(__file__).parent / "samples"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a sample holds; columns that are not named are not looked at."""
+
+    format: str
+    columns: dict[str, list[Any]]
+    facts: dict[str, Any] = field(default_factory=dict)
+    marks: list[str] = field(default_factory=list)
+
+
+EXPECTED = {
+    "perflogger.log": Expected(
+        "perflogger",
+        {
+            "step": [1, 2, 3, 4],
+            "seconds": [27.02, 15.12, 15.28, 14.53],
+            "seconds_precision": [0.005] * 4,
+            "printed_tflops_per_gpu": [513.3, 917.7, 907.6, 954.9],
+            "printed_tokens_per_second_per_gpu": [1213, 2168, 2144, 2256],
+            "loss": [1.3697, 1.3077, 1.1527, 0.9699],
+            "line": [3, 4, 5, 6],
+        },
+        {"parameters": 70.55e9},
+    ),
+    "maxtext.log": Expected(
+        "maxtext",
+        {
+            "step": [0, 1, 2, 3],
+            "seconds": [44.923, 0.319, 5.658, 5.402],
+            "printed_tflops_per_gpu": [17.022, 2400.734, 135.158, 141.542],
+            "printed_tokens_per_second_per_gpu": [1094.129, 154316.608, 8687.815, 9098.189],
+            "loss": [12.038, 12.038, 11.689, 11.379],
+        },
+        {"parameters": 15.933e9},
+        ["evaluation"],
+    ),
+    "maxtext_glog.log": Expected("maxtext", {"step": [0, 1, 2], "seconds": [31.731, 0.277, 0.215]}),
+    "megatron.log": Expected(
+        "megatron",
+        {
+            "step": [1, 2, 3],
+            "seconds": [4.0, 1.0, 0.5],
+            "seconds_precision": [0.00005] * 3,
+            "loss": [3.0, 2.0, 1.5],
+            "learning_rate": [1e-4] * 3,
+            "samples": [2, 2, 2],
+            "grad_norm": [1, 1, 1],
+            "window_steps": [1, 1, 1],
+        },
+        {"num_gpus": 8, "global_batch_size": 2, "sequence_length": 1024},
+        ["round_start"],
+    ),
+    "megatron_openseek.log": Expected(
+        "megatron",
+        {"step": [1], "seconds": [271.607], "printed_tflops_per_gpu": [40.4], "loss": [11.92634], "samples": [1024]},
+    ),
+    "megatron_mindspeed.log": Expected(
+        "megatron", {"step": [11], "seconds": [52.7281], "printed_tflops_per_gpu": [167.52], "grad_norm": [459.628]}
+    ),
+    "nemo2.log": Expected(
+        "nemo2",
+        {
+            "step": [45, 46, 47],
+            "seconds": [6.08, 6.061, 6.082],
+            "seconds_precision": [0.005, 0.0005, 0.0005],
+            "window_steps": [0, 0, 0],
+            "loss": [11.96] * 3,
+            "learning_rate": [6.897e-06, 7.046e-06, 7.196e-06],
+            "samples": [128] * 3,
+            "printed_tflops_per_gpu": [1249, 1252, 1248],
+            "memory_gib": [107.84061] * 3,
+        },
+    ),
+    "nemo2_srun.log": Expected(
+        "nemo2", {"step": [28, 29, 30], "seconds": [0.189, 0.1903, 0.1915], "loss": [2.778, 2.782, 2.709]}
+    ),
+    "nemo1.log": Expected(
+        "nemo1",
+        {
+            "step": [5, 6, 7],
+            "seconds": [49.5, 49.4, 49.3],
+            "elapsed_seconds": [379, 428, 477],
+            "loss": [11.5, 11.4, 11.3],
+            "samples": [2048] * 3,
+            "line": [2, 2, 2],
+        },
+    ),
+    "nemo1_e_notation.log": Expected("nemo1", {"step": [1999], "seconds": [1.9], "loss": [2.6]}),
+    "nemo1_no_total.log": Expected("nemo1", {"step": [1], "seconds": [3.37], "elapsed_seconds": [4]}),
+    "torchtitan.log": Expected(
+        "torchtitan",
+        {
+            "step": [14, 15, 16],
+            "loss": [3.24405, 3.10680, 3.05047],
+            "grad_norm": [0.8319, 0.8587, 0.5443],
+            "memory_gib": [9.46] * 3,
+            "printed_tokens_per_second_per_gpu": [7282, 7334, 7313],
+            "printed_mfu": [0.0017] * 3,
+            "rank": [0, 0, 0],
+            "time_us": [1779120286338000, 1779120287456000, 1779120288577000],
+        },
+    ),
+    "torchtitan_no_grad_norm.log": Expected(
+        "torchtitan", {"step": [23, 24], "printed_tokens_per_second_per_gpu": [212462, 209645]}
+    ),
+    "torchtitan_unnamed_ranks.log": Expected("torchtitan", {"step": [4, 5], "loss": [7.62585, 7.07623]}),
+    "hf_trainer.log": Expected(
+        "hf_trainer",
+        {"step": [1, 2, 3], "loss": [4.75, 2.0312, 0.8984], "memory_gib": [25.45, 34.89, 34.89]},
+    ),
+    "hf_trainer_bar.log": Expected(
+        "hf_trainer",
+        {"step": [260], "elapsed_seconds": [1344], "learning_rate": [0.00014229432213209734]},
+        {"train_runtime_seconds": 364.4972},
+        ["end"],
+    ),
+    "dllogger.json": Expected(
+        "dllogger",
+        {
+            "step": [46, 47],
+            "seconds": [25.2, 25.115550994873047],
+            "seconds_precision": [0, 0],
+            "loss": [7.9, 7.890198707580566],
+            "samples": [2048, 2048],
+            "time_us": [1727463401868971, 1727463426984522],
+            "elapsed_seconds": [1620.003606, 1645.119157],
+        },
+        {"global_batch_size": 2048},
+    ),
+}
+
+
+def check(log: RunLog, expected: Expected) -> None:
+    assert log.format == expected.format
+    for name, values in expected.columns.items():
+        np.testing.assert_allclose(getattr(log.steps, name), values, rtol=1e-6, err_msg=name)
+    for name, value in expected.facts.items():
+        assert getattr(log.facts, name) == pytest.approx(value), name
+    assert [mark.kind for mark in log.marks] == expected.marks
+
+
+@pytest.mark.parametrize("sample", EXPECTED)
+def test_sample(sample: str) -> None:
+    log = read([SAMPLES / sample])
+    check(log, EXPECTED[sample])
+    assert all(source.damaged_lines == 0 for source in log.sources)
+
+
+def test_every_sample_is_expected_somewhere() -> None:
+    assert {path.name for path in SAMPLES.iterdir()} - {"README.md"} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("launcher", PREFIXES)
+def test_samples_behind_a_launchers_prefix(launcher: str, tmp_path: Path) -> None:
+    prefix = PREFIXES[launcher]
+    for sample, expected in EXPECTED.items():
+        bare = (SAMPLES / sample).read_bytes()
+        (tmp_path / sample).write_bytes(prefixed(bare, prefix))
+        log = read([tmp_path / sample])
+        own = {"time_us"} if STAMP in prefix and expected.format != "dllogger" else set()
+        ours = {name: values for name, values in expected.columns.items() if name not in own}
+        check(log, Expected(expected.format, ours, expected.facts, expected.marks))
+        if STAMP in prefix and expected.format not in ("dllogger", "nemo1"):
+            assert (log.steps.time_us == STAMP_US).all(), sample
+        if b"rank0" in prefix:
+            assert log.ranks[:1] == (0,), sample
+
+
+def test_the_stamp_before_a_redrawn_line_is_no_drawings_time(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    path.write_bytes(prefixed((SAMPLES / "nemo1.log").read_bytes(), PREFIXES["kubectl --timestamps"]))
+    assert read([path]).steps.time_us.tolist() == [NO_TIME] * 3
+    bar = b"Epoch 0: :  47%|###| 7/15 [06:19<07:13, global_step=5.000, train_step_timing in s=9.5]"
+    path.write_bytes(STAMP + b" " + bar + b"\n")
+    assert read([path]).steps.time_us.tolist() == [STAMP_US]
+
+
+def test_numbered_lines_are_said_to_be(tmp_path: Path) -> None:
+    assert "numbered" in read([SAMPLES / "hf_trainer.log"]).warnings[0]
+    assert not any("numbered" in text for text in read([SAMPLES / "hf_trainer_bar.log"]).warnings)
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_a_megatron_line_without_its_loss_is_a_step_that_is_not_finite(tmp_path: Path) -> None:
+    line = " iteration {0:8}/ 10 | elapsed time per iteration (ms): 500.0 |{1} number of skipped iterations: {2} |\n"
+    text = line.format(1, " lm loss: 2.0E+00 |", 0) + line.format(2, "", 0) + line.format(3, " lm loss: 1.9E+00 |", 1)
+    log = read([write(tmp_path / "run.log", text)])
+    assert log.steps.flags.tolist() == [0, NONFINITE, SKIPPED]
+    assert math.isnan(log.steps.loss[1])
+
+
+def test_a_megatron_log_that_never_prints_a_loss_has_no_nonfinite_steps(tmp_path: Path) -> None:
+    text = "".join(f" iteration {step}/ 9 | elapsed time per iteration (ms): 500.0 |\n" for step in (1, 2))
+    assert read([write(tmp_path / "run.log", text)]).steps.flags.tolist() == [0, 0]
+
+
+def test_megatrons_window_is_the_number_of_steps_since_the_line_before(tmp_path: Path) -> None:
+    line = " iteration {0}/ 99 | elapsed time per iteration (ms): 500.0 | lm loss: 1.0E+00 |\n"
+    log = read([write(tmp_path / "run.log", "".join(line.format(step) for step in (10, 20, 30, 35)))])
+    assert log.steps.window_steps.tolist() == [10, 10, 10, 5]
+
+
+@pytest.mark.parametrize(("printed", "value"), [("nan", math.nan), ("inf", math.inf), ("-inf", -math.inf)])
+def test_losses_that_are_not_finite(printed: str, value: float, tmp_path: Path) -> None:
+    text = f"completed step: 3, seconds: 1.5e0, TFLOP/s/device: 1.0, Tokens/s/device: 2.0, loss: {printed}\n"
+    log = read([write(tmp_path / "run.log", text)])
+    assert log.steps.seconds.tolist() == [1.5]
+    assert log.steps.loss[0] == pytest.approx(value, nan_ok=True)
+    assert log.steps.flags.tolist() == [NONFINITE]
+
+
+def test_torchtitan_without_mfu_and_in_colour(tmp_path: Path) -> None:
+    text = (
+        "\x1b[32m[titan] 2026-08-01 12:00:00,123 - root - INFO - \x1b[31mstep:  1  \x1b[32mloss:  8.1  "
+        "\x1b[38;2;180;60;0mgrad_norm:  1.2  \x1b[38;2;54;234;195mmemory: 45.12GiB(57.01%)  \x1b[34mtps: 5,762  "
+        "\x1b[36mtflops: 1,333.75"
+        "  \x1b[35mmfu: N/A\x1b[39m\n"
+    )
+    log = read([write(tmp_path / "run.log", text)])
+    assert log.steps.printed_tflops_per_gpu.tolist() == [1333.75]
+    assert not log.steps.has("printed_mfu")
+
+
+def test_torchtitan_validation_is_no_step(tmp_path: Path) -> None:
+    text = (
+        "[titan] 2026-08-01 12:00:00,123 - root - INFO - step: 10  loss:  8.1  memory: 45.12GiB(57.01%)  tps: 5,762\n"
+        "[titan] 2026-08-01 12:00:05,123 - root - INFO - validate step: 10  loss:  7.9  memory: 45.12GiB(57.01%)  "
+        "tps: 9,762\n"
+    )
+    log = read([write(tmp_path / "run.log", text)])
+    assert log.steps.step.tolist() == [10]
+    assert [(mark.kind, mark.step, dict(mark.values)) for mark in log.marks] == [("evaluation", 10, {"loss": 7.9})]
+
+
+def test_nemo2_numbers_steps_over_epochs(tmp_path: Path) -> None:
+    line = "Training epoch {}, iteration {}/1 | lr: 1e-6 | global_step: {} | reduced_train_loss: 1.0\n"
+    text = line.format(0, 0, 0) + line.format(0, 1, 1) + line.format(1, 0, 2) + line.format(1, 1, 3)
+    log = read([write(tmp_path / "run.log", text)])
+    assert log.steps.step.tolist() == [0, 1, 2, 3]
+    assert not log.steps.again.any()
+
+
+def test_dllogger_with_nan_lists_and_other_lines(tmp_path: Path) -> None:
+    lines = [
+        {"type": "LOG", "step": [0, 1], "data": {"train_loss": 2.0, "step_time": 0.5}},
+        {"type": "LOG", "step": [0, 2], "data": {"train_loss": math.nan, "step_time": 0.5}},
+        {"type": "LOG", "step": [1, 1], "data": {"train_loss": 1.0, "step_time": 0.5}},
+        {"type": "LOG", "step": [], "data": {"train_loss": 1.0}},
+        {"type": "METADATA", "metric": "train_loss", "metadata": {"unit": None}},
+        {"type": "LOG", "step": 7, "data": {"val_loss": 1.0}},
+    ]
+    text = "".join("DLLL " + json.dumps(line) + "\n" for line in lines) + 'DLLL {"type": "LOG", "step"\n'
+    log = read([write(tmp_path / "dllogger.json", text)])
+    assert log.steps.step.tolist() == [1, 2, 3]
+    assert log.steps.window_steps.tolist() == [1, 1, 1]
+    assert log.steps.flags.tolist() == [0, NONFINITE, 0]
+
+
+def test_hf_lines_with_quoted_numbers_and_bars_on_the_same_line(tmp_path: Path) -> None:
+    text = (
+        "  0%|          | 0/60 [00:00<?, ?it/s]\r  3%|3         | 2/60 [00:12<05:52,  6.07s/it]"
+        "{'loss': '0.6647', 'grad_norm': '0.8371', 'learning_rate': '1.09e-05', 'num_tokens': '4096'}\n"
+        "  7%|6         | 4/60 [00:24<05:40,  6.07s/it]"
+        "{'loss': '0.6347', 'grad_norm': 'nan', 'learning_rate': '1.05e-05', 'num_tokens': '8192'}\n"
+        "{'eval_loss': '0.7', 'eval_runtime': '9.2', 'epoch': '0.19'}\n"
+    )
+    log = read([write(tmp_path / "run.log", text)])
+    assert log.steps.step.tolist() == [2, 4]
+    assert log.steps.elapsed_seconds.tolist() == [12, 24]
+    assert log.steps.window_steps.tolist() == [2, 2]
+    assert log.steps.tokens.tolist() == [2048, 2048]
+    assert log.steps.flags.tolist() == [0, NONFINITE]
+    assert [dict(mark.values) for mark in log.marks] == [{"loss": 0.7}]
+    assert not log.warnings
+
+
+def trainer_state(steps: int, **entry: Any) -> dict[str, Any]:
+    history = [
+        {"epoch": step / 10, "loss": 2 / step, "learning_rate": 1e-5, "step": step} | entry
+        for step in range(1, steps + 1)
+    ]
+    history.append({"eval_loss": 0.5, "eval_runtime": 1.0, "step": steps})
+    history.append({"train_runtime": 12.5, "train_loss": 1.0, "total_flos": 1e15, "step": steps})
+    return {
+        "best_metric": None,
+        "best_model_checkpoint": None,
+        "global_step": steps,
+        "log_history": history,
+        "logging_steps": 1,
+        "max_steps": steps,
+        "stateful_callbacks": {"TrainerControl": {"args": {"should_log": True}, "attributes": {}}},
+        "train_batch_size": 4,
+    }
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_trainer_state(indent: int | None, tmp_path: Path) -> None:
+    log = read([write(tmp_path / "trainer_state.json", json.dumps(trainer_state(50), indent=indent))])
+    assert log.format == "hf_trainer_state"
+    np.testing.assert_array_equal(log.steps.loss, [2 / step for step in range(1, 51)])
+    assert (log.facts.micro_batch_size, log.facts.train_runtime_seconds, log.facts.total_steps) == (4, 12.5, 50)
+    assert [(mark.kind, dict(mark.values)) for mark in log.marks] == [("evaluation", {"loss": 0.5})]
+
+
+def test_trainer_state_of_many_pieces_with_nested_objects(tmp_path: Path) -> None:
+    state = trainer_state(30_000, rewards={"mean": [{"x": 1.0}, {"x": 2.0}], "text": "}, {"})
+    state["log_history"][7]["loss"] = math.nan
+    log = read([write(tmp_path / "trainer_state.json", json.dumps(state, indent=2))])
+    assert len(log.steps) == 30_000
+    assert log.steps.flags[7] == NONFINITE
+    assert log.facts.total_steps == 30_000
+
+
+def test_trainer_state_that_is_cut_off_gives_whole_entries(tmp_path: Path) -> None:
+    text = json.dumps(trainer_state(50), indent=2)
+    log = read([write(tmp_path / "trainer_state.json", text[: text.index('"step": 20')])])
+    assert log.steps.step.tolist() == list(range(1, 20))
+    assert log.unfinished_lines == 1
+
+
+def test_drillyards_lines(tmp_path: Path) -> None:
+    record = {
+        "time": "2026-01-02T03:04:05.123456Z",
+        "round": 0,
+        "step": 1,
+        "loss": 2.5,
+        "learning_rate": 1e-4,
+        "grad_norm": None,
+        "step_seconds": 0.25,
+        "tokens": 1024,
+        "num_gpus": 4,
+        "skipped_steps": 0,
+        "window_steps": 5,
+        "tokens_per_second_per_gpu": 1024.0,
+        "mfu": None,
+        "memory_gib": 3.5,
+        "formula": "6N",
+    }
+    second = record | {"step": 2, "round": 1, "skipped_steps": 1, "loss": None, "nonfinite": {"loss": "nan"}}
+    console = {"event": "step", "total_steps": 10} | record | {"step": 3, "round": 1, "skipped_steps": 1}
+    text = "".join(json.dumps(line) + "\n" for line in (record, second, console))
+    log = read([write(tmp_path / "metrics.jsonl", text)])
+    assert log.format == "drillyard"
+    assert log.steps.step.tolist() == [1, 2, 3]
+    assert log.steps.attempt.tolist() == [0, 1, 1]
+    assert log.steps.flags.tolist() == [0, NONFINITE | SKIPPED, 0]
+    assert log.steps.tokens.tolist() == [1024] * 3
+    assert log.steps.window_steps.tolist() == [5] * 3
+    assert (log.facts.num_gpus, log.facts.formula) == (4, "6N")
+    assert log.steps.time_us.tolist() == [STAMP_US] * 3
+    assert NO_TIME not in log.steps.time_us

@@ -1,0 +1,210 @@
+"""Runs in several files: directories, compression, copies, other formats of the same run; and logs that still grow."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+from rich.console import Console
+from tests.unit.measure.lines import NOON, SECOND, WHOLE, as_rows, at, perf, write
+
+from drillyard.errors import UserError
+from drillyard.measure.read import Tail, read
+from drillyard.measure.records import NO_TIME, RunLog
+from drillyard.measure.result import measure
+from drillyard.measure.text import screen
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
+def test_compressed_logs(compress: Any, tmp_path: Path) -> None:
+    text = "".join(perf(step) + "\n" for step in range(1, 2001)).encode()
+    log = read([write(tmp_path / "run.log.compressed", compress(text[:9000]) + compress(text[9000:]))])
+    assert log.steps.step.tolist() == list(range(1, 2001))
+
+
+def test_a_compressed_log_that_is_cut_off_gives_what_came_before(tmp_path: Path) -> None:
+    packed = gzip.compress(
+        np.random.default_rng(0).bytes(1).hex().encode()
+        + b"\n"
+        + "".join(perf(step, step % 97) + "\n" for step in range(1, 20_001)).encode()
+    )
+    log = read([write(tmp_path / "run.log.gz", packed[: len(packed) // 2])])
+    assert 100 < len(log.steps) < 20_000
+
+
+def test_the_same_run_in_two_formats_is_read_once_from_the_richer(tmp_path: Path) -> None:
+    write(tmp_path / "dllogger.json", WHOLE["dllogger.json"])
+    write(
+        tmp_path / "log.out",
+        "Training epoch 0, iteration 46/99 | global_step: 46 | reduced_train_loss: 7.9\n"
+        "Training epoch 0, iteration 47/99 | global_step: 47 | reduced_train_loss: 7.8\n",
+    )
+    log = read([tmp_path])
+    assert log.format == "dllogger"
+    assert log.steps.step.tolist() == [46, 47]
+    assert [(Path(source.name).name, source.used) for source in log.sources] == [
+        ("dllogger.json", True),
+        ("log.out", False),
+    ]
+    assert "DLLogger" in log.sources[1].note
+
+
+def test_a_copy_of_a_log_is_named_and_left_out(tmp_path: Path) -> None:
+    text = "".join(f"{at(step)} {perf(step)}\n" for step in range(1, 9))
+    write(tmp_path / "a.log", text)
+    write(tmp_path / "b.log", text)
+    log = read([tmp_path])
+    assert log.steps.step.tolist() == list(range(1, 9))
+    assert log.sources[1].note == f"repeats {tmp_path}/a.log"
+
+
+def test_checkpoints_of_the_hf_trainer_hold_the_same_history(tmp_path: Path) -> None:
+    for upto in (10, 20):
+        history = [{"step": step, "loss": 1 / step} for step in range(1, upto + 1)]
+        state = {"global_step": upto, "log_history": history}
+        write(tmp_path / f"checkpoint-{upto}/trainer_state.json", json.dumps(state))
+        write(tmp_path / f"checkpoint-{upto}/model.safetensors", b"\0" * 100)
+    log = read([tmp_path])
+    assert log.steps.step.tolist() == list(range(1, 21))
+    assert [source.used for source in log.sources] == [False, True]
+
+
+def test_a_drillyard_run_directory(tmp_path: Path) -> None:
+    write(
+        tmp_path / "metrics.jsonl",
+        "".join(
+            json.dumps(
+                {
+                    "time": at(step),
+                    "round": 0,
+                    "step": step,
+                    "loss": 1.0,
+                    "step_seconds": 0.5,
+                    "tokens": 64,
+                    "num_gpus": 2,
+                }
+            )
+            + "\n"
+            for step in (1, 2)
+        ),
+    )
+    events = [
+        {"time": at(0), "event": "run_start", "world_size": 2},
+        {
+            "time": at(0.5),
+            "event": "parameters",
+            "count": 1000,
+            "formula": "6N",
+            "flops_per_token": 6000.0,
+            "precision": "bf16",
+        },
+        {"time": at(1), "event": "step", "round": 0, "step": 1, "step_seconds": 0.5},
+        {"time": at(2), "event": "loss_spike", "round": 0, "step": 2, "loss": 9.0},
+        {"time": at(2.5), "event": "evaluation", "round": 0, "step": 2, "results": {"held": {"loss": 0.5}}},
+        {"time": at(3), "event": "end", "status": "completed"},
+    ]
+    write(tmp_path / "events.jsonl", "".join(json.dumps(event) + "\n" for event in events))
+    write(tmp_path / "run.yaml", "model: {id: tiny/model}\ndata: {sequence_length: 128}\n")
+    write(tmp_path / "logs/rank-0.log", perf(1) + "\n")
+    log = read([tmp_path])
+    assert log.format == "drillyard"
+    assert log.run_directory == tmp_path
+    assert log.steps.step.tolist() == [1, 2]
+    assert [mark.kind for mark in log.marks] == ["run_start", "evaluation", "end"]
+    assert (log.facts.parameters, log.facts.num_gpus, log.facts.sequence_length) == (1000, 2, 128)
+    assert (log.facts.model, log.facts.precision) == ("tiny/model", "bf16")
+    assert log.attempts[0].first_time_us == NOON
+    assert log.attempts[0].last_time_us == NOON + 3 * SECOND
+    assert [source.name for source in log.sources if not source.used] == [str(tmp_path / "logs")]
+
+
+def test_events_alone_are_steps_too(tmp_path: Path) -> None:
+    event = {"time": at(1), "event": "step", "round": 0, "step": 1, "step_seconds": 0.5, "window_steps": 1}
+    spike = {"time": at(2), "event": "loss_spike", "round": 0, "step": 2, "loss": 9.0}
+    log = read([write(tmp_path / "events.jsonl", "".join(json.dumps(one) + "\n" for one in (event, spike)))])
+    assert (log.steps.step.tolist(), log.steps.seconds.tolist()) == ([1], [0.5])
+
+
+def test_following_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    tail = Tail([path])
+    assert tail.poll() is None
+    write(path, perf(1) + "\n" + perf(2)[:20])
+    log = tail.poll()
+    assert log is not None
+    assert log.steps.step.tolist() == [1]
+    with path.open("a") as file:
+        file.write(perf(2)[20:] + "\n")
+    log = tail.poll()
+    assert log is not None
+    assert log.steps.step.tolist() == [1, 2]
+    assert tail.poll() is None
+    write(path, perf(7) + "\n")
+    log = tail.poll()
+    assert log is not None
+    assert log.steps.step.tolist() == [7]
+    path.rename(tmp_path / "run.log.1")
+    write(path, perf(8) + "\n")
+    log = tail.poll()
+    assert log is not None
+    assert log.steps.step.tolist() == [8]
+    tail.close()
+
+
+def test_following_equals_reading_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    content = WHOLE["megatron.log"]
+    tail = Tail([path])
+    log = None
+    for end in range(0, len(content) + 100, 100):
+        write(path, content[:end])
+        log = tail.poll() or log
+    assert log is not None
+    assert as_rows(log) == as_rows(read([path]))
+    assert log.facts.num_gpus == 8
+    assert NO_TIME not in log.steps.time_us
+
+
+def shown(log: RunLog) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(screen(measure(log)))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_screen_names_what_was_not_used_and_counts_what_was_passed_over(tmp_path: Path) -> None:
+    text = "".join(f"{at(step)} {perf(step)}\n" for step in range(1, 9))
+    write(tmp_path / "a.log", "loading\n\n" + text + "Step: 9 | Ti")
+    write(tmp_path / "b.log", text)
+    write(tmp_path / "c.log", b"\0\1\2\3")
+    seen = shown(read([tmp_path]))
+    assert "Read        10 lines, 2 of them passed over" in seen
+    assert f"{tmp_path}/a.log: a last line without its end is left out" in seen
+    assert f"not {tmp_path}/b.log: repeats {tmp_path}/a.log" in seen
+    assert f"not {tmp_path}/c.log: binary: passed over" in seen
+
+
+def test_what_cannot_be_followed_is_refused_and_what_is_not_there_named(tmp_path: Path) -> None:
+    packed = write(tmp_path / "run.log.gz", gzip.compress(b"Step: 1"))
+    with pytest.raises(UserError, match="is compressed"):
+        Tail([packed])
+    assert Tail([tmp_path / "later.log"]).absent() == [tmp_path / "later.log"]
+
+
+def test_a_second_run_from_the_beginning_is_doubted_and_a_restart_is_not(tmp_path: Path) -> None:
+    first = "".join(f"{at(step)} {perf(step)}\n" for step in range(1, 9))
+    write(tmp_path / "a.log", first)
+    other = write(tmp_path / "b.log", "".join(f"{at(30 + step)} {perf(step, 2.0)}\n" for step in range(1, 9)))
+    assert [text for text in read([tmp_path]).warnings if "--compare" in text] == [
+        f"{other} begins at step 1 again and counts as a restart that did all steps once more;"
+        " for a run of its own, use --compare"
+    ]
+    write(other, "".join(f"{at(30 + step)} {perf(step, 2.0)}\n" for step in range(5, 12)))
+    log = read([tmp_path])
+    assert len(log.attempts) == 2
+    assert not [text for text in log.warnings if "--compare" in text]
