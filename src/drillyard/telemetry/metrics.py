@@ -12,14 +12,16 @@ With `logging.every_steps: N` a line stands for a window of N steps: `window_ste
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from drillyard.telemetry.events import has_time
 from drillyard.telemetry.jsonlines import read_records
 
 METRICS_FILE: Final = "metrics.jsonl"
+_NUMBERS: Final = ("step_seconds", "tokens", "tokens_per_second_per_gpu", "tflops_per_gpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,19 @@ def last_occurrences(records: list[dict[str, Any]], key: Callable[[dict[str, Any
     """The last record for each key, ordered by key."""
     last = {key(record): record for record in records}
     return [last[value] for value in sorted(last)]
+
+
+def is_step(record: Mapping[str, Any]) -> bool:
+    """Whether a record is that of a logged step: what every such line has is there, and is a number."""
+    if type(record.get("step")) is not int or not has_time(record):
+        return False
+    return all(isinstance(record.get(name), int | float) for name in _NUMBERS)
+
+
+def read_steps(run_directory: Path) -> Iterator[dict[str, Any]]:
+    """Every logged step in the order of the file, those done again too; torn lines, and those that lack a measure of
+    speed (of other writers), are passed over."""
+    return filter(is_step, read_records(run_directory / METRICS_FILE))
 
 
 def read_metrics(run_directory: Path) -> list[dict[str, Any]]:

@@ -21,8 +21,8 @@ from drillyard.storage import describe
 from drillyard.telemetry.console import HEADLINES, count, flatten, significant
 from drillyard.telemetry.events import EVENTS_FILE, read_events
 from drillyard.telemetry.goodput import goodput
-from drillyard.telemetry.jsonlines import encode, read_records
-from drillyard.telemetry.metrics import METRICS_FILE, last_occurrences
+from drillyard.telemetry.jsonlines import encode
+from drillyard.telemetry.metrics import last_occurrences, read_steps
 
 SUMMARY_VERSION: Final = 1
 
@@ -35,7 +35,7 @@ def summarize(run_directory: Path) -> dict[str, Any]:
     if not (run_directory / EVENTS_FILE).exists():
         raise UserError(f"{run_directory}: no {EVENTS_FILE}: this is not the directory of a run that has started.")
     events = read_events(run_directory)
-    logged = [record for record in read_records(run_directory / METRICS_FILE) if isinstance(record.get("step"), int)]
+    logged = list(read_steps(run_directory))
     steps = last_occurrences(logged, lambda record: int(record["step"]))
     last = steps[-1] if steps else {}
     parameters = _last_event(events, "parameters")

@@ -1,0 +1,1 @@
+"""Any framework's logs -> steps, statistics, goodput, cost; comparison of runs."""
