@@ -16,7 +16,7 @@ export PYTHON
 .PHONY: help setup demo test lint format unit distributed integration gpu bench soak clean
 
 help:
-	@echo "make demo         train a small model on two ranks, kill one, resume, measure, export"
+	@echo "make demo         train a small model on two ranks, kill one, resume, measure, export, report"
 	@echo "make test         lint, then every group of tests: unit, distributed, integration"
 	@echo "make lint         ruff format --check, ruff check, mypy --strict"
 	@echo "make format       ruff format and ruff check --fix"
@@ -58,6 +58,7 @@ distributed: setup
 
 integration: setup
 	@sh .ci/tools/gcsfuse
+	@sh .ci/tools/chromium
 	@$(PYTEST) tests/integration -m "not gpu" --durations=5
 
 gpu: setup

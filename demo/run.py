@@ -58,6 +58,8 @@ class Demo:
         say("4. final/ in plain transformers, in a process that cannot import drillyard")
         self.check_plain_transformers(summary["steps"])
         print((self.directory / "summary.txt").read_text())
+        say("5. All of it as one page, which needs no network")
+        self.write_report()
         figures["seconds"] = time.monotonic() - started
         print(f"All of it holds, in {figures['seconds']:.0f} s. The run is in {self.directory}")
         return figures
@@ -172,6 +174,15 @@ class Demo:
         print("   " + (result.stdout.strip() or result.stderr.strip()[-2000:]))
         if result.returncode:
             raise SystemExit("demo: plain transformers did not generate the same texts")
+
+    def write_report(self) -> None:
+        """`drillyard report`, which writes report.html into the run directory."""
+        command = [sys.executable, "-m", "drillyard", "report", str(self.directory)]
+        print("   $ drillyard " + " ".join(command[3:]))
+        result = subprocess.run(command, capture_output=True, text=True)
+        print("   " + (result.stdout.strip() or result.stderr.strip()[-2000:]))
+        if result.returncode:
+            raise SystemExit("demo: the report was not written")
 
 
 def pid_of_rank(supervisor: int, rank: int) -> int:

@@ -30,14 +30,18 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "init": Command("drillyard.cli.init", "Write a commented run.yaml and cluster.yaml to start from."),
-    "schema": Command("drillyard.cli.schema", "Print the JSON Schema of run.yaml or cluster.yaml."),
+    "schema": Command("drillyard.cli.schema", "Print the JSON Schema of a config, or of an estimate."),
     "data": Command("drillyard.cli.data", "Look at the data as the model will see it."),
     "hardware": Command("drillyard.cli.hardware", "Look up accelerators, machines, network stacks and prices."),
+    "estimate": Command("drillyard.cli.estimate", "Predict memory, speed, cost and failures before money is spent."),
     "train": Command("drillyard.cli.train", "Train a model on this machine, or as one rank of a launcher."),
     "eval": Command("drillyard.cli.eval", "Measure a checkpoint or a finished model."),
     "export": Command("drillyard.cli.export", "Write a checkpoint as a Hugging Face model directory."),
     "checkpoint": Command("drillyard.cli.checkpoint", "List, verify and prune the checkpoints of a run."),
     "chaos": Command("drillyard.cli.chaos", "Disturb a run on purpose, and see whether it ends with the same bits."),
+    "watch": Command("drillyard.cli.watch", "Follow a run live in the terminal."),
+    "report": Command("drillyard.cli.report", "Write a report of a run as one HTML file."),
+    "metrics": Command("drillyard.cli.metrics", "Say what a run of any framework achieved, from its log."),
     "diff": Command("drillyard.cli.diff", "Name the first step at which two runs differ, and by how much."),
 }
 

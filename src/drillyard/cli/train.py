@@ -91,7 +91,8 @@ def train(
 
     [bold]128+N[/bold] Ended at once by signal N (137: killed, often for lack of memory).
 
-    Any other: that of the rank that failed first, after all restarts (1: an exception, or ranks that hung).
+    Any other: that of the rank that failed first, after all restarts (1: an exception, ranks that hung, or a stop whose
+    checkpoint could not be saved: the earlier one is whole).
     """
     from drillyard.config import load_run_config, require_valid
 
@@ -151,16 +152,24 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
     # Before torch is imported: signals are answered and stacks are told from here on.
     side = attend(directory, run.timeouts.watchdog_seconds, round_number=round_number, is_claimed=is_claimed)
     from drillyard.cli.main import error_text
+    from drillyard.supervise import EXIT_NOT_SAVED
+    from drillyard.training.run import StoppedUnsaved
     from drillyard.training.run import train as train_rank
 
-    try:
-        code = train_rank(run, side, console=console, round_number=round_number, is_claimed=is_claimed).exit_code
-    except UserError as error:
+    def tell(error: Exception) -> None:
         # In one write and ended by an empty line: the supervisor reads it from a log to which others append meanwhile.
         sys.stderr.write(f"{error_text(str(error))}\n\n")
         if dropped():
             sys.stdout.write(f"{error_text(str(error))}\n")
+
+    try:
+        code = train_rank(run, side, console=console, round_number=round_number, is_claimed=is_claimed).exit_code
+    except UserError as error:
+        tell(error)
         code = 2
+    except StoppedUnsaved as stopped:
+        tell(stopped)
+        code = EXIT_NOT_SAVED if is_claimed else 1
     except BaseException:
         traceback.print_exc()
         code = 1

@@ -1,0 +1,123 @@
+"""`drillyard report RUN_DIR | PATH...`: what a run achieved, as one HTML file that needs no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from drillyard.report.content import Content
+
+LOGS = "For the logs of other frameworks, where these do not say it"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
+
+    @app.command()
+    def report(
+        paths: Annotated[
+            list[str],
+            typer.Argument(
+                metavar="RUN_DIR | PATH...", help="Directory of a run, or logs of one run of any framework."
+            ),
+        ],
+        output: Annotated[
+            Path | None,
+            typer.Option("--output", "-o", metavar="FILE", help="Default: RUN_DIR/report.html, or ./report.html."),
+        ] = None,
+        price_per_gpu_hour: Annotated[
+            float | None,
+            typer.Option(metavar="DOLLARS", help="For the cost; default: the price of cluster.yaml's machine."),
+        ] = None,
+        accelerator: Annotated[
+            str | None, typer.Option(help="GPU, such as b200, for MFU.", rich_help_panel=LOGS)
+        ] = None,
+        num_gpus: Annotated[int | None, typer.Option(help="GPUs of the whole run.", rich_help_panel=LOGS)] = None,
+        params: Annotated[
+            str | None, typer.Option(help="Parameters of the model, such as 70.55B.", rich_help_panel=LOGS)
+        ] = None,
+        config: Annotated[
+            Path | None, typer.Option(metavar="FILE", help="config.json of the model.", rich_help_panel=LOGS)
+        ] = None,
+        batch_size_per_gpu: Annotated[
+            int | None, typer.Option(help="Sequences of a step on one GPU.", rich_help_panel=LOGS)
+        ] = None,
+        global_batch_size: Annotated[
+            int | None, typer.Option(help="Sequences of a step on all GPUs.", rich_help_panel=LOGS)
+        ] = None,
+        sequence_length: Annotated[int | None, typer.Option(help="Tokens of a sequence.", rich_help_panel=LOGS)] = None,
+        precision: Annotated[
+            str | None, typer.Option(help="Of the peak: bf16 (default), fp8, ...", rich_help_panel=LOGS)
+        ] = None,
+        formula: Annotated[
+            str | None, typer.Option(help="FLOPs per token: 6N (default), palm, ...", rich_help_panel=LOGS)
+        ] = None,
+        timezone: Annotated[str | None, typer.Option(help="Of time stamps without one.", rich_help_panel=LOGS)] = None,
+        framework: Annotated[
+            str | None, typer.Option(help="Read as this format only; default: detected.", rich_help_panel=LOGS)
+        ] = None,
+    ) -> None:
+        """Write a report of a run as one HTML file: curves, goodput, evaluation, events, configuration.
+
+        The run may still be going, and it may be any framework's whose logs `drillyard metrics` reads. The file needs
+        no network, follows light and dark mode, and shows its charts as tables where there is no JavaScript.
+        """
+        from drillyard.report import words
+        from drillyard.report.page import render
+        from drillyard.report.run_directory import is_run_directory
+        from drillyard.report.write import REPORT_FILE, write_report
+
+        facts: dict[str, object] = {
+            "accelerator": accelerator,
+            "num_gpus": num_gpus,
+            "params": params,
+            "config": config,
+            "batch_size_per_gpu": batch_size_per_gpu,
+            "global_batch_size": global_batch_size,
+            "sequence_length": sequence_length,
+            "precision": precision,
+            "formula": formula,
+        }
+        reading = {"timezone": timezone, "framework": framework}
+        directories = [path for path in paths if is_run_directory(Path(path))]
+        if directories:
+            content = _of_run(paths, price_per_gpu_hour, {**facts, **reading})
+        else:
+            content = _of_logs(paths, price_per_gpu_hour, facts, reading)
+        target = output or (Path(directories[0]) / REPORT_FILE if directories else Path(REPORT_FILE))
+        size = write_report(target, render(content))
+        typer.echo(f"{target} ({words.size(size)})")
+
+
+def _of_run(paths: list[str], price: float | None, given: dict[str, object]) -> Content:
+    """A run directory, which says everything but the price itself."""
+    from drillyard.errors import UserError
+    from drillyard.report.run_directory import read_run_directory
+
+    if len(paths) > 1:
+        raise UserError("a report is of one run: give one run directory (drillyard metrics --compare shows several)")
+    if flags := [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]:
+        raise UserError(f"{paths[0]} is a run directory and says itself what {', '.join(flags)} would: leave it out")
+    return read_run_directory(Path(paths[0]), price)
+
+
+def _of_logs(
+    paths: list[str], price: float | None, facts: dict[str, object], reading: dict[str, str | None]
+) -> Content:
+    """Logs of one run of any framework, measured as `drillyard metrics` does."""
+    from typing import Any
+
+    from drillyard.estimate.asking import parse_count
+    from drillyard.measure.asked import Asked, to_formula
+    from drillyard.measure.read import read
+    from drillyard.measure.result import measure
+    from drillyard.report.measured import measured_content
+
+    said: dict[str, Any] = dict(facts)
+    said["params"] = parse_count("--params", said["params"])
+    said["formula"] = to_formula(said["formula"])
+    asked = Asked(price_per_gpu_hour=price, **said)
+    return measured_content(measure(read(paths, **reading), asked))

@@ -1,0 +1,42 @@
+"""`drillyard watch RUN_DIR`: a run live in the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
+
+    @app.command()
+    def watch(
+        run_directory: Annotated[
+            Path, typer.Argument(metavar="RUN_DIR", help="Directory of a run, such as runs/NAME.")
+        ],
+        price: Annotated[
+            float | None,
+            typer.Option("--price-per-gpu-hour", metavar="DOLLARS", help="For the cost; default: the machine's price."),
+        ] = None,
+        interval: Annotated[
+            float | None,
+            typer.Option("--interval", min=0.05, metavar="SECONDS", help="Default: 1 on a terminal, 10 elsewhere."),
+        ] = None,
+    ) -> None:
+        """Follow a run live: loss, speed, time left, cost and the last events, until it ends or q is pressed.
+
+        Without a terminal it prints a line for each event and, every so often, one for the steps. It may be a finished
+        run. Exit code 0; 1 when the run has failed.
+        """
+        from rich.console import Console
+
+        from drillyard.report.cost import gpu_price
+        from drillyard.report.watch import FollowedRun
+        from drillyard.report.watch import watch as follow
+
+        followed = FollowedRun(run_directory, gpu_price(run_directory, price))
+        run = follow(followed, Console(), interval)
+        if run.over and run.phase == "failed":
+            raise typer.Exit(1)

@@ -1,0 +1,55 @@
+"""`drillyard report` as it is called: what it takes, what it writes where, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.report import runs
+from tests.unit.report.test_measured import write_log
+
+from drillyard.cli.main import main
+
+
+def call(*arguments):
+    """The exit code of `drillyard report`."""
+    with pytest.raises(SystemExit) as ended:
+        main(["report", *map(str, arguments)])
+    return ended.value.code or 0
+
+
+def test_a_run_directory_gets_its_report(tmp_path, capsys):
+    directory = runs.write_run(tmp_path / "trial", steps=10)
+    assert call(directory) == 0
+    assert capsys.readouterr().out.startswith(f"{directory}/report.html (")
+    assert "<h1>trial" in (directory / "report.html").read_text()
+
+
+def test_a_report_goes_where_it_is_asked_for(tmp_path):
+    directory = runs.write_run(tmp_path / "trial", steps=10)
+    assert call(directory, "--output", tmp_path / "own.html") == 0
+    assert (tmp_path / "own.html").is_file() and not (directory / "report.html").exists()
+
+
+def test_a_log_of_any_framework_gets_one_in_the_working_directory(tmp_path, monkeypatch):
+    log = write_log(tmp_path / "run.log")
+    monkeypatch.chdir(tmp_path)
+    facts = ("--accelerator", "b200", "--num-gpus", 16, "--params", "70.55B", "--batch-size-per-gpu", 8)
+    assert call(log, *facts, "--sequence-length", 4096, "--price-per-gpu-hour", 8.05) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "<h1>run.log" in page and "6N" in page and "$8.05 per GPU-hour" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{run}", "--accelerator", "b200", "--timezone", "UTC"], "--accelerator, --timezone"),
+        (["{run}", "{run}"], "a report is of one run"),
+        (["{tmp}/nothing"], "nothing"),
+        (["{run}", "--output", "{tmp}/missing/own.html"], "--output FILE writes elsewhere"),
+        (["{run}", "--price-per-gpu-hour", "-1"], "--price-per-gpu-hour -1"),
+    ],
+)
+def test_what_cannot_be_is_the_users_to_change(tmp_path, capsys, arguments, words):
+    directory = runs.write_run(tmp_path / "trial", steps=4)
+    assert call(*(argument.format(run=directory, tmp=tmp_path) for argument in arguments)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and words in error
