@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from drillyard.config import RunConfig
 from drillyard.config.model_checks import cached_config
@@ -36,6 +36,9 @@ class OwnModel:
             raise UserError("--params stands for a model whose config is not known; give it or --config, not both")
 
 
+_INLINE: Final = "model.config"
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """A model by its spec, the config.json it was read from (None: from counts), and where that was."""
@@ -53,7 +56,9 @@ def model_of(config: RunConfig, own: OwnModel, *, build: Build | None = None) ->
     if own.parameters is not None:
         return Model(counted_spec(own.parameters, own.active_parameters), None, "--params")
     content, source = _content(config, own)
-    spec = model_spec(content, source=source) if build is None else build(_named(content), source=source)
+    if build is not None:
+        return Model(build(_named(content), source=source), content, source)
+    spec = model_spec(content, source=source, published=source != _INLINE)
     return Model(spec, content, source)
 
 
@@ -63,7 +68,7 @@ def _content(config: RunConfig, own: OwnModel) -> tuple[Mapping[str, Any], str]:
     if own.config_file is not None:
         return read_config(own.config_file), str(own.config_file)
     if model.config is not None:
-        return _with_vocabulary(model.config, config), "model.config"
+        return _with_vocabulary(model.config, config), _INLINE
     if model.id is None:
         raise UserError("model: no model is named: give model.id or model.config in the run config, or --config FILE")
     directory = Path(model.id).expanduser()

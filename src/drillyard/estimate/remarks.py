@@ -14,6 +14,7 @@ from drillyard.config import RunConfig
 from drillyard.config.problems import Problem, dotted
 from drillyard.estimate.memory import MemoryEstimate
 from drillyard.estimate.run_time import RunTime
+from drillyard.estimate.wording import seconds
 
 if TYPE_CHECKING:
     from drillyard.estimate.prediction import Question
@@ -40,6 +41,7 @@ def remarks(
     if run is not None:
         yield from run.warnings
         yield from _on_storage(question)
+        yield from _on_time_limit(question, run)
     yield from _not_counted(question.config)
 
 
@@ -49,7 +51,8 @@ def _on_padding(memory: MemoryEstimate) -> Iterator[str]:
     if share > MUCH_PADDING:
         yield (
             f"{share:.0%} of each GPU's shard is padding: FSDP2 cuts a tensor along its first dimension (of experts: "
-            "their number), and sharding over more ranks than it has rows saves no memory"
+            "their number), and sharding over more ranks than it has rows saves no memory; the time to send padding is "
+            "not counted"
         )
 
 
@@ -68,6 +71,18 @@ def _on_storage(question: Question) -> Iterator[str]:
         yield (
             f"storage is taken as {place.num_nodes} x {storage.per_node_gb_per_s:g} GB/s, each node's own volumes; a "
             "shared file system (FSx for Lustre, EFS) scales with its size instead: give --storage-gb-per-s"
+        )
+
+
+def _on_time_limit(question: Question, run: RunTime) -> Iterator[str]:
+    """Where one Slurm job is over before the run is."""
+    slurm = None if question.place.cluster is None else question.place.cluster.slurm
+    limit = None if slurm is None else slurm.limit_seconds
+    longest = run.longest.high.value
+    if limit is not None and limit < longest:
+        yield (
+            f"slurm.time_limit: a job ends after {seconds(limit)}, and the run may take {seconds(longest)}: "
+            "it then goes on in another job from its last checkpoint, whose wait and start are not counted"
         )
 
 

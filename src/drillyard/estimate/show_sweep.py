@@ -55,7 +55,7 @@ def _on_classes(possible: list[Point]) -> Iterator[str]:
     if len(classes) > 1 and not calibrated:
         share = round(100 * (BANDS["class"] - 1))
         yield f"speeds rest on other measured runs for each of: {'; '.join(classes)}"
-        yield f"between these, what differs by less than {share} % may be the trainers of those runs and not the setting"
+        yield f"between these, what differs by less than {share} % may be the trainers of those runs, not the setting"
 
 
 def plot_of(swept: Sweep, run: str) -> Plot:

@@ -18,6 +18,8 @@ from drillyard.modelspec.harmless import is_harmless
 REMEDY: Final = "\nGive --params (and --active-params) instead, or --build to count the model that transformers builds."
 _ACTIVATIONS: Final = ("hidden_activation", "hidden_act", "activation_function", "activation")
 
+_SIZES: Final = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
 
 class Fields:
     """The fields of one config under one family. Every reader raises UserError where the value has a wrong type."""
@@ -40,6 +42,8 @@ class Fields:
         self.model_type = model_type
         self.activation = next((config[name] for name in _ACTIVATIONS if isinstance(config.get(name), str)), None)
         self._values = dict(defaults)
+        self.left_out = [name for name in _SIZES if name not in {aliases.get(given, given) for given in config}]
+        """Sizes that every model has and the config does not give: those of transformers count."""
         for name, value in config.items():
             own = aliases.get(name, name)
             if own in defaults:

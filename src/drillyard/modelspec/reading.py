@@ -22,6 +22,9 @@ from drillyard.modelspec.spec import Attention, Block, ModelSpec, Tensor
 _MOST: Final = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000}
 """Beyond any model: a typing error there would keep the machine busy instead of giving an answer."""
 
+_PUBLISHED: Final = ("hidden_size", "num_hidden_layers")
+"""What every config.json of a model names, whatever else it leaves to defaults."""
+
 
 def read_config(path: Path) -> dict[str, Any]:
     """The contents of a config.json, or of the one in a directory.
@@ -41,12 +44,15 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def model_spec(config: Mapping[str, Any], *, source: str = "model config", built: bool = False) -> ModelSpec:
+def model_spec(
+    config: Mapping[str, Any], *, source: str = "model config", built: bool = False, published: bool = False
+) -> ModelSpec:
     """The spec of the model that a config.json describes.
 
     An inline `model.config` with `architecture` in place of `model_type` is taken too. Of a multimodal config the text
     part counts. `source` names the config in errors. `built` says that transformers has built this very model: then a
-    field that no family knows is ignored, as transformers did.
+    field that no family knows is ignored, as transformers did. `published` says that it comes from a config.json: one
+    without a hidden size or a number of layers is a part of a file, for which no default is meant.
 
     Raises UserError for a family that is not known, a field that may change shapes and is not known, and a field of a
     wrong type or value.
@@ -69,6 +75,9 @@ def model_spec(config: Mapping[str, Any], *, source: str = "model config", built
         source=source,
         built=built,
     )
+    cut = [name for name in fields.left_out if name in _PUBLISHED]
+    if published and cut:
+        raise fields.error(f"{' and '.join(cut)} missing: is this the whole config.json of a model?")
     _check(fields, family)
     return ModelSpec(
         model_type=model_type,
@@ -158,6 +167,8 @@ def _root(family: Family, f: Fields) -> Tensors:
 
 def _notes(family: Family, f: Fields, config: Mapping[str, Any]) -> tuple[str, ...]:
     notes = []
+    if f.left_out:
+        notes.append(f"{', '.join(f.left_out)} not in the config: the defaults of transformers count")
     if family.extra_prediction_layers and f.integer(family.extra_prediction_layers, 0, minimum=0):
         notes.append("the layers for multi-token prediction are not counted: transformers does not build them")
     if config.get("quantization_config"):

@@ -193,9 +193,9 @@ def test_an_unknown_family_is_estimated_by_its_counts_or_built(estimate: Any) ->
         ("{", "config.json: not JSON: line 1"),
         ('{"model_type": "qwen2"', "config.json: not JSON"),
         ('{"hidden_size": 64}', "config.json: model_type is missing"),
-        ('{"model_type": "llama", "hidden_size": "64"}', "hidden_size"),
+        ('{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": "64"}', "hidden_size"),
         (
-            '{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 7}',
+            '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 7}',
             "does not divide by 7 attention heads",
         ),
     ],

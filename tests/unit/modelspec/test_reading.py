@@ -175,3 +175,18 @@ def _size(shape: tuple[int, ...]) -> int:
     for length in shape:
         size *= length
     return size
+
+
+def test_a_part_of_a_config_json_is_no_model():
+    whole = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100}
+    assert model_spec(whole, published=True).notes == ()
+    for name, meant in (("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers")):
+        part = {key: value for key, value in whole.items() if key != name}
+        with pytest.raises(UserError, match=f"^cut.json: {meant} missing"):
+            model_spec(part, source="cut.json", published=True)
+        assert any(meant in note for note in model_spec(part).notes), "an inline config may leave it to transformers"
+
+
+def test_sizes_that_are_left_to_transformers_are_named():
+    (note,) = model_spec({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4}, published=True).notes
+    assert note.startswith("vocab_size not in the config")
