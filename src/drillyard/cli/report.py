@@ -39,6 +39,9 @@ def register(app: typer.Typer) -> None:
         params: Annotated[
             str | None, typer.Option(help="Parameters of the model, such as 70.55B.", rich_help_panel=LOGS)
         ] = None,
+        active_params: Annotated[
+            str | None, typer.Option(help="Of these, what one token uses.", rich_help_panel=LOGS)
+        ] = None,
         config: Annotated[
             Path | None, typer.Option(metavar="FILE", help="config.json of the model.", rich_help_panel=LOGS)
         ] = None,
@@ -54,6 +57,19 @@ def register(app: typer.Typer) -> None:
         ] = None,
         formula: Annotated[
             str | None, typer.Option(help="FLOPs per token: 6N (default), palm, ...", rich_help_panel=LOGS)
+        ] = None,
+        price_per_node_hour: Annotated[
+            float | None, typer.Option(metavar="DOLLARS", help="Instead of a price per GPU.", rich_help_panel=LOGS)
+        ] = None,
+        gpus_per_node: Annotated[int | None, typer.Option(help="For a price per node.", rich_help_panel=LOGS)] = None,
+        start_step: Annotated[
+            int | None,
+            typer.Option(help="First step that counts; default: warm-up is detected.", rich_help_panel=LOGS),
+        ] = None,
+        end_step: Annotated[int | None, typer.Option(help="Last step that counts.", rich_help_panel=LOGS)] = None,
+        hardware: Annotated[
+            Path | None,
+            typer.Option(metavar="FILE", help="Your own hardware, laid over what is known.", rich_help_panel=LOGS),
         ] = None,
         timezone: Annotated[str | None, typer.Option(help="Of time stamps without one.", rich_help_panel=LOGS)] = None,
         framework: Annotated[
@@ -74,19 +90,24 @@ def register(app: typer.Typer) -> None:
             "accelerator": accelerator,
             "num_gpus": num_gpus,
             "params": params,
+            "active_params": active_params,
             "config": config,
             "batch_size_per_gpu": batch_size_per_gpu,
             "global_batch_size": global_batch_size,
             "sequence_length": sequence_length,
             "precision": precision,
             "formula": formula,
+            "price_per_node_hour": price_per_node_hour,
+            "gpus_per_node": gpus_per_node,
+            "start_step": start_step,
+            "end_step": end_step,
         }
         reading = {"timezone": timezone, "framework": framework}
         directories = [path for path in paths if is_run_directory(Path(path))]
         if directories:
-            content = _of_run(paths, price_per_gpu_hour, {**facts, **reading})
+            content = _of_run(paths, price_per_gpu_hour, {**facts, "hardware": hardware, **reading})
         else:
-            content = _of_logs(paths, price_per_gpu_hour, facts, reading)
+            content = _of_logs(paths, price_per_gpu_hour, facts, hardware, reading)
         target = output or (Path(directories[0]) / REPORT_FILE if directories else Path(REPORT_FILE))
         size = write_report(target, render(content))
         typer.echo(f"{target} ({words.size(size)})")
@@ -105,19 +126,25 @@ def _of_run(paths: list[str], price: float | None, given: dict[str, object]) -> 
 
 
 def _of_logs(
-    paths: list[str], price: float | None, facts: dict[str, object], reading: dict[str, str | None]
+    paths: list[str],
+    price: float | None,
+    facts: dict[str, object],
+    hardware: Path | None,
+    reading: dict[str, str | None],
 ) -> Content:
     """Logs of one run of any framework, measured as `drillyard metrics` does."""
     from typing import Any
 
     from drillyard.estimate.asking import parse_count
+    from drillyard.hardware import load_catalog
     from drillyard.measure.asked import Asked, to_formula
     from drillyard.measure.read import read
     from drillyard.measure.result import measure
     from drillyard.report.measured import measured_content
 
     said: dict[str, Any] = dict(facts)
-    said["params"] = parse_count("--params", said["params"])
+    for name in ("params", "active_params"):
+        said[name] = parse_count(f"--{name.replace('_', '-')}", said[name])
     said["formula"] = to_formula(said["formula"])
     asked = Asked(price_per_gpu_hour=price, **said)
-    return measured_content(measure(read(paths, **reading), asked))
+    return measured_content(measure(read(paths, **reading), asked, load_catalog(hardware)))

@@ -66,6 +66,17 @@ class SlurmConfig(Strict):
     exclude: list[str] = Field(default=[], description="Nodes that jobs must not use.")
     arguments: list[str] = Field(default=[], description="Further #SBATCH arguments, as written: [--mail-type=END].")
 
+    @property
+    def limit_seconds(self) -> int | None:
+        """`time_limit` in seconds: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S (sbatch, --time); None: the partition's."""
+        if self.time_limit is None:
+            return None
+        days, dash, clock = self.time_limit.rpartition("-")
+        parts = [int(part) for part in clock.split(":")]
+        from_hours = parts if dash or len(parts) == 3 else [0, *parts]
+        hours, minutes, seconds = (*from_hours, 0, 0)[:3]
+        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
 
 class ClusterConfig(Strict):
     """A cluster: where to train. `run.yaml` says what."""

@@ -36,7 +36,18 @@ not seen, and what a step in flight had taken until then is unknown.
 Cost: a few microseconds a moment; steps that come as columns (`StepRows`) cost a tenth of that.
 """
 
-from drillyard.goodput.account import STALL_FACTOR, account
+from drillyard.goodput.account import CLOCK_TOLERANCE, STALL_FACTOR, account
 from drillyard.goodput.moments import CATEGORIES, Goodput, Kind, Moment, Overlay, StepRows, Times
 
-__all__ = ["CATEGORIES", "STALL_FACTOR", "Goodput", "Kind", "Moment", "Overlay", "StepRows", "Times", "account"]
+__all__ = [
+    "CATEGORIES",
+    "CLOCK_TOLERANCE",
+    "STALL_FACTOR",
+    "Goodput",
+    "Kind",
+    "Moment",
+    "Overlay",
+    "StepRows",
+    "Times",
+    "account",
+]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 STALL_FACTOR: Final = 3
 """A step longer than this many medians is a stall from there on."""
 
-_CLOCK_TOLERANCE: Final = 1_000_000
+CLOCK_TOLERANCE: Final = 1_000_000
 """Microseconds by which neighbouring moments may be out of order, as several processes append to one file."""
 
 _STARTS: Final = frozenset({"run_start", "round_start"})
@@ -275,7 +275,7 @@ class _Clock:
         at += self.offset
         if self.start is None:
             self.start = self.now = at
-        set_back = at < self.now - _CLOCK_TOLERANCE
+        set_back = at < self.now - CLOCK_TOLERANCE
         if set_back:
             self.offset += self.now - at
             self.steps_back += 1
@@ -321,7 +321,7 @@ def _singly(rows: StepRows, state: _Account, clock: _Clock) -> Iterator[Moment]:
         part = rows.part(first, first + _CHUNK_ROWS)
         at = part.at + clock.offset
         latest = np.maximum.accumulate(np.maximum(at, clock.now))
-        ordinary = (at >= latest - _CLOCK_TOLERANCE) & (np.diff(part.step, prepend=state.position) > 0)
+        ordinary = (at >= latest - CLOCK_TOLERANCE) & (np.diff(part.step, prepend=state.position) > 0)
         length = len(at) if ordinary.all() else int(ordinary.argmin())
         if state.phase == "training" and length:
             elapsed = np.diff(latest[:length], prepend=clock.now)

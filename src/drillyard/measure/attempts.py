@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from drillyard.goodput import CLOCK_TOLERANCE
 from drillyard.loglines.prefixes import Origin
 from drillyard.measure.records import NO_TIME, Attempt, Mark, Steps
 
@@ -39,6 +41,15 @@ def _starts(steps: Steps) -> list[int]:
     if not len(steps):
         return []
     return np.flatnonzero(np.append(True, np.diff(steps.attempt) > 0)).tolist()
+
+
+def split_at_starts(steps: Steps, starts: Sequence[int]) -> Steps:
+    """`steps` with another attempt also where one of the times of `starts` lies between two of them: a run that goes on
+    at the step after its last shows it in no number of its lines. For logs that tell every start and time every step.
+    """
+    begun = np.searchsorted(np.sort(np.array(starts, np.int64)), steps.time_us, side="right")
+    attempt = np.cumsum(np.append(False, (np.diff(steps.attempt) > 0) | (np.diff(begun) > 0)))
+    return replace(steps, attempt=attempt.astype(steps.attempt.dtype))
 
 
 def _attempt(mark: Mark, steps: Steps, starts: list[int]) -> int:
@@ -98,6 +109,26 @@ def _near(first: Mark, second: Mark) -> bool:
     return abs(first.time_us - second.time_us) <= 1_000_000
 
 
+def goes_back(times: NDArray[np.int64]) -> bool:
+    """Whether a clock was set back among `times` in the order of the log, NO_TIME left out."""
+    known = times[times != NO_TIME]
+    return bool((np.diff(known) < -CLOCK_TOLERANCE).any())
+
+
+def _in_order(steps: Steps, row: int, end: int, files: Mapping[int, Times]) -> Times:
+    """The first and the last stamp of rows `row` to `end` by the order of the lines, those of their files where the
+    rows are the first or the last of them."""
+    known = steps.time_us[row : end + 1]
+    known = known[known != NO_TIME]
+    first, last = int(known[0]), int(known[-1])
+    first_file, last_file = int(steps.file[row]), int(steps.file[end])
+    if not row or int(steps.file[row - 1]) != first_file:
+        first = files.get(first_file, (None, None))[0] or first
+    if end + 1 == len(steps) or int(steps.file[end + 1]) != last_file:
+        last = files.get(last_file, (None, None))[1] or last
+    return first, last
+
+
 def find_attempts(steps: Steps, marks: Sequence[Mark], files: Mapping[int, Times]) -> list[Attempt]:
     """The attempts of a run. `files` holds the first and last time stamp of each source.
 
@@ -117,5 +148,8 @@ def find_attempts(steps: Steps, marks: Sequence[Mark], files: Mapping[int, Times
         if end + 1 == len(steps) or int(steps.file[end + 1]) != last_file:
             times += [time for time in files.get(last_file, (None, None))[1:] if time is not None]
         first, last = (min(times), max(times)) if times else (None, None)
+        if goes_back(steps.time_us[row : end + 1]):
+            # The lowest stamp is not the earliest one: the order of the lines tells.
+            first, last = _in_order(steps, row, end, files)
         attempts.append(Attempt(number, first, last, first_file, int(steps.line[row])))
     return attempts

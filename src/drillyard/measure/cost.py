@@ -2,9 +2,10 @@
 
     $ per step             = seconds of the median step / 3600 x $ per GPU-hour x GPUs
     $ per million tokens   = $ per GPU-hour / 3600 / tokens per second per GPU x 1e6
-    $ of the run so far    = wall time / 3600 x $ per GPU-hour x GPUs
+    $ of the run so far    = (wall time - waiting) / 3600 x $ per GPU-hour x GPUs
 
-The first two are the price of a typical step; the third also pays for start-up, saves, failures and waiting. No price
+The first two are the price of a typical step; the third also pays for start-up, saves and failures, and
+for whatever time is unknown. Waiting, which only logs that say so have, is free: what is queued is not billed. No price
 is taken from the catalog: a log does not say how its capacity was bought. A price per node is divided by the GPUs of a
 node: `--gpus-per-node`, or the catalog's number where all machines with this accelerator have the same.
 """
@@ -36,9 +37,10 @@ class Cost:
 
 
 def cost(
-    speed: Speed, asked: Asked, catalog: Catalog, *, step_seconds: float | None, wall_seconds: float | None
+    speed: Speed, asked: Asked, catalog: Catalog, *, step_seconds: float | None, billed_seconds: float | None
 ) -> Cost:
-    """The cost of a run of this speed; `step_seconds` is that of a typical step, `wall_seconds` that of the run."""
+    """The cost of a run of this speed; `step_seconds` is that of a typical step, `billed_seconds` that of the run
+    without waiting."""
     found = Cost()
     price = found.usd_per_gpu_hour = _gpu_hour(found, speed, asked, catalog)
     if price is None:
@@ -53,8 +55,8 @@ def cost(
         found.lacks("cost_per_step", "no step has a duration")
     else:
         found.per_step = step_seconds * per_second * speed.num_gpus
-    if speed.num_gpus is not None and wall_seconds is not None:
-        found.so_far = wall_seconds * per_second * speed.num_gpus
+    if speed.num_gpus is not None and billed_seconds is not None:
+        found.so_far = billed_seconds * per_second * speed.num_gpus
     if speed.tokens_per_second_per_gpu:
         found.per_million_tokens = per_second / speed.tokens_per_second_per_gpu * 1e6
     else:

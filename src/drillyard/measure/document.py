@@ -154,7 +154,7 @@ class Document(_Part):
     price_per_gpu_hour: float | None
     cost_per_step: float | None
     cost_per_million_tokens: float | None
-    cost_so_far: float | None = Field(description="Of all wall time.")
+    cost_so_far: float | None = Field(description="Of all wall time but for waiting.")
     goodput: float | None = Field(description="Productive over wall time.")
     wall_seconds: float | None
     seconds_by_category: dict[str, float] | None

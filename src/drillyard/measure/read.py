@@ -27,7 +27,8 @@ from drillyard.errors import UserError
 from drillyard.loglines.follow import Follower
 from drillyard.loglines.sources import LogFile, find_files, is_compressed, open_log
 from drillyard.loglines.stamps import time_zone
-from drillyard.measure.attempts import assign_marks, find_attempts
+from drillyard.measure.attempts import assign_marks, find_attempts, goes_back, split_at_starts
+from drillyard.measure.formats.drillyard import Drillyard
 from drillyard.measure.formats.registry import PREFERENCE, WINDOWED
 from drillyard.measure.joining import join
 from drillyard.measure.reading import Found, Reading, TextReading, read_source
@@ -214,7 +215,11 @@ def _assemble(readings: list[Reading], zone: tzinfo | None) -> RunLog:
         sources[copy].used = False
         sources[copy].note = f"repeats {sources[original].name}"
     log.clock = _clock(readings, zone)
-    log.marks = assign_marks(_marks(readings, chosen), log.steps)
+    marks = _marks(readings, chosen)
+    if chosen == Drillyard.name and len(log.steps):
+        starts = [mark.time_us for _, mark in marks if mark.kind in ("run_start", "round_start")]
+        log.steps = split_at_starts(log.steps, [time for time in starts if time is not None])
+    log.marks = assign_marks(marks, log.steps)
     times = {number: (reading.first_time_us, reading.last_time_us) for number, reading in enumerate(readings)}
     log.attempts = find_attempts(log.steps, log.marks, times)
     _widen(log)
@@ -294,6 +299,10 @@ def _clock(readings: list[Reading], zone: tzinfo | None) -> Clock:
 def _widen(log: RunLog) -> None:
     """Let the clock reach over all attempts: the first lines of a file may have no stamps."""
     clock = log.clock
+    if goes_back(log.steps.time_us) and log.attempts:
+        # The lowest stamp is not the earliest one, nor the highest the latest.
+        clock.first_time_us, clock.last_time_us = log.attempts[0].first_time_us, log.attempts[-1].last_time_us
+        return
     firsts = [clock.first_time_us, *(attempt.first_time_us for attempt in log.attempts)]
     lasts = [clock.last_time_us, *(attempt.last_time_us for attempt in log.attempts)]
     clock.first_time_us = min((time for time in firsts if time is not None), default=None)

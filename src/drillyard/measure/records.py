@@ -34,6 +34,8 @@ SKIPPED: Final = 1
 """Bit of `Steps.flags`: the log says that the update of this step was not applied."""
 NONFINITE: Final = 2
 """Bit of `Steps.flags`: loss or gradient norm is NaN or infinite (Megatron-LM: its loss is missing from the line)."""
+COMPILED: Final = 4
+"""Bit of `Steps.flags`: the log says that this step's time holds compilation (Drillyard's own alone does)."""
 
 EXACT_ROWS: Final = 1_000_000
 """Up to so many steps every step has a row of its own."""
@@ -77,7 +79,7 @@ class Steps:
     rank                the rank whose line this is; -1 where nothing says so
     attempt             0 for the first start of the ranks, +1 per restart
     again               an earlier attempt had done this step: its time is recomputation
-    flags               bits SKIPPED and NONFINITE
+    flags               bits SKIPPED, NONFINITE and COMPILED
     stands_for          steps that this row stands for (step - stands_for + 1 .. step), each of about `seconds`: a
                         weight for statistics. 1 unless the run has more than EXACT_ROWS rows
     window_steps        how many steps `seconds` is the mean of: 1 a single step, N a window (log_interval), 0 a moving

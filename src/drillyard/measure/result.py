@@ -65,8 +65,8 @@ def measure(log: RunLog, asked: Asked | None = None, facts: Catalog | None = Non
     account = goodput(log, JobTimes(asked.job_start_us, asked.job_end_us))
     timed = timing(log, start_step=asked.start_step, end_step=asked.end_step)
     fast = speed(log, timed, asked, facts)
-    wall_seconds = None if account is None else account.wall_microseconds / 1e6
-    costs = cost(fast, asked, facts, step_seconds=timed.times.typical, wall_seconds=wall_seconds)
+    billed_seconds = None if account is None else (account.wall_microseconds - account.times.waiting) / 1e6
+    costs = cost(fast, asked, facts, step_seconds=timed.times.typical, billed_seconds=billed_seconds)
     return RunResult(
         log=log,
         asked=asked,

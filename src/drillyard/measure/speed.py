@@ -171,7 +171,7 @@ def _flops(found: Speed, log: RunLog, asked: Asked) -> None:
     """FLOPs per token, and under which formula."""
     facts, formula = log.facts, asked.formula or DEFAULT_FORMULA
     if asked.config is not None:
-        spec = model_spec(read_config(asked.config), source=str(asked.config))
+        spec = model_spec(read_config(asked.config), source=str(asked.config), published=True)
         found.warnings += spec.notes
     elif asked.params is not None:
         spec = counted_spec(asked.params, asked.active_params)
@@ -207,9 +207,9 @@ def _peak(found: Speed, log: RunLog, asked: Asked, catalog: Catalog) -> Accelera
         found.precision = PRECISIONS.get(stated.lower(), stated.lower())
         found.precision_from = "flag" if asked.precision else "log"
     if asked.precision is not None:
-        known = sorted({name for one in catalog.accelerators.values() for name in one.peak_tflops})
-        if found.precision not in known:
-            raise UserError(f"--precision {asked.precision}: not known; choose one of {', '.join(known)}.")
+        precisions = sorted({name for one in catalog.accelerators.values() for name in one.peak_tflops})
+        if found.precision not in precisions:
+            raise UserError(f"--precision {asked.precision}: not known; choose one of {', '.join(precisions)}.")
     if asked.accelerator is not None:
         accelerator = catalog.accelerator(asked.accelerator)
     else:

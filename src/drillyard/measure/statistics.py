@@ -16,7 +16,9 @@ such as 0.06 s (which stands for 0.055 to 0.065, or 8 %), where the stamps are f
 
 Warm-up: the first step of every attempt is left out (it compiles, allocates, opens files), and then leading steps until
 one is no longer than is usual in the second half of the attempt: its median and 2 %, or 4 robust standard deviations if
-that is more. A range of steps that the user names is taken as it is. The headline is the median of what is left.
+that is more. Drillyard's own log says which steps compiled: those and the first of every attempt are left out and no
+others, as in summary.json. A range of steps that the user names is taken as it is. The headline is the median of what
+is left.
 
 Percentiles are those of the steps, linear between neighbours; in logs of more than a million steps rows stand for
 several steps each and count as many. Cost: a few sorts of numpy columns; about 0.3 s for a million steps.
@@ -32,7 +34,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drillyard.goodput import STALL_FACTOR
-from drillyard.measure.records import NO_TIME, RunLog, Steps
+from drillyard.measure.formats.drillyard import Drillyard
+from drillyard.measure.records import COMPILED, NO_TIME, RunLog, Steps
 from drillyard.measure.waits import LONGEST_SECONDS, Wait, overlap_microseconds, waits
 
 Floats = NDArray[np.float64]
@@ -140,7 +143,7 @@ def timing(log: RunLog, *, start_step: int | None = None, end_step: int | None =
         return Timing(_whole_run(log), None, None)
     step = log.steps.step[found.rows]
     if start_step is None and end_step is None:
-        chosen = settled(log.steps, found)
+        chosen = told(log.steps, found) if log.format == Drillyard.name else settled(log.steps, found)
     else:
         chosen = (step >= (-math.inf if start_step is None else start_step)) & (
             step <= (math.inf if end_step is None else end_step)
@@ -242,6 +245,16 @@ def _between(
     window = 1 if bool((weight == advance[good]).all()) else window
     seconds = took[good] / 1e6 / advance[good]
     return Durations(basis, after[good], seconds, weight, window, tick / 1e6 / float(np.median(advance[good])))
+
+
+def told(steps: Steps, found: Durations) -> NDArray[np.bool_]:
+    """Which durations are no warm-up in a log that says itself which steps compiled. All, where nothing would be left.
+
+    The same steps as telemetry/summary.py leaves out, so that both give one figure.
+    """
+    first = np.diff(steps.attempt[found.rows], prepend=-1) != 0
+    kept: NDArray[np.bool_] = ~first & (steps.flags[found.rows] & COMPILED == 0)
+    return kept if kept.any() else np.ones(len(found.rows), dtype=bool)
 
 
 def settled(steps: Steps, found: Durations) -> NDArray[np.bool_]:

@@ -53,7 +53,7 @@ def read_run_directory(run_directory: Path, usd_per_gpu_hour: float | None = Non
         raise UserError(f"{run_directory}: no {EVENTS_FILE}: this is not the directory of a run that has started.")
     summary = summarize(run_directory)
     events = read_events(run_directory)
-    curves = _curves(read_steps(run_directory))
+    curves = _curves(read_steps(run_directory), events)
     price = gpu_price(run_directory, usd_per_gpu_hour)
     times = [event_microseconds(event) for event in events]
     order = _last(events, "order")
@@ -87,13 +87,14 @@ def read_run_directory(run_directory: Path, usd_per_gpu_hour: float | None = Non
     )
 
 
-def _curves(records: Iterable[Event]) -> Curves:
-    """The last occurrence of every logged step, as columns."""
+def _curves(records: Iterable[Event], events: Iterable[Event]) -> Curves:
+    """The last occurrence of every logged step, as columns. `events` tell when the ranks were started."""
     columns = {name: array("d") for name in FLOAT_COLUMNS}
-    steps, rounds, compiled, windows = array("q"), array("q"), array("b"), 1
+    steps, rounds, times, compiled, windows = array("q"), array("q"), array("q"), array("b"), 1
     for record in records:
         steps.append(record["step"])
         rounds.append(record.get("round") or 0)
+        times.append(event_microseconds(record))
         compiled.append(bool(record.get("compile_seconds")))
         windows = max(windows, record.get("window_steps") or 1)
         for name, values in columns.items():
@@ -101,8 +102,10 @@ def _curves(records: Iterable[Event]) -> Curves:
             values.append(float("nan") if value is None else value)
     step = np.array(steps)
     round_of = np.array(rounds)
+    starts = sorted(event_microseconds(event) for event in events if event["event"] in ("run_start", "round_start"))
+    begun = np.searchsorted(np.array(starts, np.int64), np.array(times), side="right")
     first = np.ones(len(step), dtype=bool)
-    first[1:] = (round_of[1:] != round_of[:-1]) | (step[1:] <= step[:-1])
+    first[1:] = (round_of[1:] != round_of[:-1]) | (step[1:] <= step[:-1]) | (begun[1:] > begun[:-1])
     order = _last_rows(step)
     floats: dict[str, Floats] = {name: np.array(values)[order] for name, values in columns.items()}
     # A step without a gradient norm (no clipping) is no step without an update.

@@ -130,6 +130,18 @@ def test_a_time_limit_is_text_even_where_yaml_sees_a_number() -> None:
     assert config.slurm.time_limit == "12:30:00"
 
 
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        ("90", 5400), ("90:30", 5430), ("12:30:05", 45005), ("2-12", 216_000), ("1-12:30", 131_400),
+        ("1-12:00:01", 129_601),
+    ],
+)  # fmt: skip
+def test_a_time_limit_in_seconds(limit: str, seconds: int) -> None:
+    slurm = load(SLURM.replace("1-12:00:00", f"'{limit}'")).slurm
+    assert slurm is not None and slurm.limit_seconds == seconds
+
+
 def test_a_slurm_cluster_of_ones_own_machines_may_say_what_they_are() -> None:
     config = load(SLURM + "machine: a3-megagpu-8g\n")
     assert config.machine == "a3-megagpu-8g" and config.has_own_machines

@@ -200,6 +200,15 @@ def test_a_shared_directory_of_unknown_bandwidth_is_told() -> None:
     assert not any("storage.directory" in text for text in predict(given).warnings)
 
 
+def test_a_run_that_is_longer_than_its_slurm_job_is_told() -> None:
+    def told(limit: str) -> bool:
+        content = {"name": "c", "platform": "slurm", "machine": "a3-megagpu-8g", "slurm": {"time_limit": limit}}
+        place = place_of_cluster(ClusterConfig.model_validate(content), catalog())
+        return any("slurm.time_limit" in text for text in predict(question(run_config(SMALL), place)).warnings)
+
+    assert told("1") and not told("30-0")
+
+
 def test_storage_that_each_node_has_of_its_own_is_warned_of() -> None:
     (told,) = [
         text for text in predict(question(run_config(SMALL), two_nodes("p5.48xlarge"))).warnings if "FSx" in text

@@ -401,10 +401,3 @@ def test_nothing_logged_yet_is_a_result_without_figures():
 
     got = measure(empty_run_log()).as_json()
     assert (got["step_seconds"]["p50"], got["goodput"], got["loss"]["curve"]) == (None, None, [])
-
-
-def test_a_precision_that_no_accelerator_knows_is_an_error_and_not_ignored():
-    log = run_log(seconds=[1.0] * 4)
-    assert measure(log, Asked(precision="BFloat16")).speed.precision == "bf16"
-    with pytest.raises(UserError, match="--precision fp3: not known; choose one of bf16, "):
-        measure(log, Asked(precision="fp3"))

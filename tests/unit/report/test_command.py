@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+import typer
 from tests.unit.report import runs
 from tests.unit.report.test_measured import write_log
+from typer.main import get_command
 
 from drillyard.cli.main import main
+from drillyard.cli.report import register
 
 
 def call(*arguments):
@@ -53,3 +58,21 @@ def test_what_cannot_be_is_the_users_to_change(tmp_path, capsys, arguments, word
     assert call(*(argument.format(run=directory, tmp=tmp_path) for argument in arguments)) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and words in error
+
+
+def test_every_flag_that_a_report_asks_for_is_one_it_has(tmp_path, monkeypatch):
+    log = write_log(tmp_path / "run.log")
+    monkeypatch.chdir(tmp_path)
+    assert call(log) == 0
+    asked = set(
+        re.findall(r"--[a-z][a-z-]+", "".join(re.findall(r"Missing: [^<]*", (tmp_path / "report.html").read_text())))
+    )
+    assert "--price-per-node-hour" in asked
+    alone = typer.Typer()
+    register(alone)
+    assert asked <= {flag for option in get_command(alone).params for flag in option.opts}
+    facts = ("--num-gpus", 16, "--accelerator", "b200", "--params", "70.55B", "--active-params", "10B")
+    range_of_steps = ("--start-step", 4, "--end-step", 9)
+    assert call(log, *facts, *range_of_steps, "--price-per-node-hour", 64.4, "--gpus-per-node", 8) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "$8.05 per GPU-hour" in page

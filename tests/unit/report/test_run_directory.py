@@ -196,3 +196,18 @@ def test_lines_that_are_not_of_the_run_change_nothing(tmp_path):
     assert {name: value for name, value in again.items() if name not in ("sources", "warnings")} == {
         name: value for name, value in measured.items() if name not in ("sources", "warnings")
     }
+
+
+def test_the_first_step_after_a_later_start_is_no_stall_whatever_its_round(tmp_path):
+    directory = runs.write_run(tmp_path / "trial", steps=40)
+    last = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()][-1]
+    with (directory / "events.jsonl").open("a") as file:
+        file.write('{"time": "2027-01-01T00:00:00Z", "event": "run_start", "round": 0}\n')
+    with (directory / "metrics.jsonl").open("a") as file:
+        for step, seconds in ((41, 500.0), (42, 14.5)):
+            time = f"2027-01-01T01:00:{step}Z"
+            file.write(json.dumps(last | {"time": time, "step": step, "step_seconds": seconds}) + "\n")
+    curves = read_run_directory(directory).curves
+    assert curves.step[curves.warm_up].tolist() == [1, 41]
+    assert 41 not in curves.step[curves.stalls]
+    assert len(read([directory]).attempts) == 2

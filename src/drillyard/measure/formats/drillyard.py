@@ -15,7 +15,7 @@ import numpy as np
 from drillyard.measure.formats.jsonlines import OBJECT, field, floats, gather, load, load_all
 from drillyard.measure.formats.layout import LARGEST_STEP, Columns, Message, Place, TextFormat, Values
 from drillyard.measure.formats.notes import Note, NoteBook
-from drillyard.measure.records import MarkKind
+from drillyard.measure.records import COMPILED, MarkKind
 
 _NAMES: Final = {
     "seconds": ("step_seconds",),
@@ -58,6 +58,8 @@ class Drillyard(TextFormat):
         # Other events name a step too; only those with its time are its record.
         columns["step"][np.isnan(columns.get("seconds", np.full(place.count, np.nan)))] = -1
         columns["window_steps"] = np.nan_to_num(floats(field(records, "window_steps")), nan=1.0)
+        compiled = np.nan_to_num(floats(field(records, "compile_seconds"))) > 0
+        columns["flags"] = columns["flags"] | (compiled * np.uint8(COMPILED))
         columns["_round"] = np.nan_to_num(floats(field(records, "round")), nan=-1.0)
         times = field(records, "time")
         if all(type(time) is str for time in times):
