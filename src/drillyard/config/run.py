@@ -170,7 +170,8 @@ class TrainingConfig(Strict):
         default=1.0, description="Largest global gradient norm; null: no clipping."
     )
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = Field(
-        default="auto", description="What is recomputed in backward instead of stored; `auto`: the least that is predicted to fit."
+        default="auto",
+        description="What is recomputed in backward instead of stored; `auto`: the least that is predicted to fit.",
     )
     compile: Literal["auto"] | bool = Field(default="auto", description="torch.compile per block; `auto`: on GPUs.")
     device: Literal["auto", "cpu", "cuda"] = Field(
@@ -196,7 +197,8 @@ class ParallelismConfig(Strict):
     """How ranks share the model. shard x replicate x tensor x context = number of ranks."""
 
     shard: Literal["auto"] | PositiveInt = Field(
-        default="auto", description="Ranks that share one copy of the weights (FSDP2); `auto`: all that `replicate` leaves."
+        default="auto",
+        description="Ranks that share one copy of the weights (FSDP2); `auto`: all that `replicate` leaves.",
     )
     replicate: PositiveInt = Field(default=1, description="Copies of the sharded model (HSDP when over 1).")
     tensor: PositiveInt = Field(default=1, description="Tensor-parallel ranks.")
