@@ -1,4 +1,4 @@
-"""The real `drillyard metrics`, in an environment without torch: any log, a pipe, a file that grows."""
+"""The real commands in an environment without torch: any log, a pipe, a file that grows; the report; an estimate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.integration.torch_free import ROOT
 from tests.integration.torch_free import torch_free as torch_free
+from tests.unit.report import runs
+
+RECIPE = ROOT / "recipes" / "llama31-70b-b200"
 
 
 def step_line(step: int) -> str:
@@ -78,3 +82,17 @@ def test_a_growing_file_is_followed_until_interrupted(torch_free, log):
         followed.kill()
         followed.wait()
     assert (followed.returncode, errors) == (130, "")
+
+
+def test_report_and_watch_need_no_torch_either(torch_free, log, tmp_path):
+    run = runs.write_run(tmp_path / "whole", steps=60)
+    for arguments in (("report", run), ("report", log, "--output", tmp_path / "log.html"), ("watch", run)):
+        ended = torch_free(*arguments)
+        assert (ended.returncode, ended.stderr) == (0, ""), arguments
+    assert "60" in ended.stdout
+    for page in (run / "report.html", tmp_path / "log.html"):
+        assert "<table" in page.read_text()
+    estimated = torch_free(
+        *("estimate", RECIPE / "run.yaml", "--cluster", RECIPE / "cluster.yaml", "--config", RECIPE / "config.json")
+    )
+    assert (estimated.returncode, "FITS" in estimated.stdout) == (0, True), estimated.stderr
