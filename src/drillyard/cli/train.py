@@ -77,7 +77,7 @@ def train(
 ) -> None:
     """Train a model as RUN.YAML says, on this host; under torchrun or any rendezvous, be one rank of the run.
 
-    SIGTERM, SIGUSR1 or Ctrl-C: the ranks finish their step, save and stop; a second one ends them at once.
+    SIGTERM, SIGUSR1 or Ctrl-C: the ranks finish their step, save and stop; another one 2 s later ends them at once.
 
     What was stopped, or has crashed, goes on from its newest checkpoint when the same command is given again.
 
