@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import tempfile
 import time
 import traceback
@@ -47,6 +48,10 @@ def _rank_main(
         # The other ranks may wait for this one in a collective; the parent ends them.
         os._exit(1)
     dist.destroy_process_group()
+    # As ranks of a run leave: gloo's threads may abort a process while its interpreter shuts down.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def run_ranks(
