@@ -17,7 +17,7 @@ _END: Final = rb"(?=[\s,|\]}/(]|\Z)"
 
 
 def keyed_pattern(
-    text: bytes, keys: Mapping[bytes, Value], *, equals: bytes = b":", separator: bytes = b"|"
+    text: bytes, keys: Mapping[bytes, Value | None], *, equals: bytes = b":", separator: bytes = b"|"
 ) -> tuple[bytes, list[Value]]:
     """A pattern for lines with the keys of `text`, and what its groups are.
 
@@ -26,6 +26,8 @@ def keyed_pattern(
     (units, averages). What comes after the last value that can be read is left out.
     """
     bar = re.escape(separator)
+    # One character is matched faster than one of a set.
+    blanks = rb"[ \t]*+" if b"\t" in text else rb" *+"
     anything = rb"[^\]\n" + bar + rb"]*+"
     find_key = re.compile(rb"([A-Za-z_][^\n" + bar + equals + rb"]*?)[ \t]*" + equals + rb"[ \t]*")
     pieces: list[bytes] = []
@@ -37,7 +39,7 @@ def keyed_pattern(
         value = keys.get(found[1])
         if value is not None and any(value.column == known.column for known in values):
             value = None
-        piece = re.escape(found[1]) + rb"[ \t]*+" + equals + rb"[ \t]*+"
+        piece = re.escape(found[1]) + blanks + equals + blanks
         if value is None:
             pieces.append(piece + anything)
         else:
@@ -47,8 +49,8 @@ def keyed_pattern(
             values.append(value)
             whole = after >= 0 and not text[number.end() : stop].strip()
             # Before a separator a number needs no further sign of its end.
-            pieces.append(piece + _NUMBERS[value.commas] + (rb"[ \t]*+" if whole else _END + anything))
+            pieces.append(piece + _NUMBERS[value.commas] + (blanks if whole else _END + anything))
         if after < 0:
             break
         position = after + 1 + len(text[after + 1 :]) - len(text[after + 1 :].lstrip(b" \t"))
-    return (bar + rb"[ \t]*+").join(pieces), values
+    return (bar + blanks).join(pieces), values

@@ -343,6 +343,9 @@ def decode_values(
 
 def numbers(value: Value, texts: Values) -> NDArray[Any]:
     """The numbers of a group; NaN where an optional group is not there. Raises ValueError for what is no number."""
+    if len(texts) > 1 and texts[0] and texts.count(texts[0]) == len(texts):
+        # Batch sizes and counts that stay the same are most columns of some formats.
+        return np.repeat(numbers(value, texts[:1]), len(texts))
     column = _json_numbers(texts, np.int64 if value.integer else np.float64, value.commas)
     if column is None and value.commas:
         texts = [text and text.replace(b",", b"") for text in texts]

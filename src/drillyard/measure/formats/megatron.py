@@ -56,7 +56,9 @@ class Megatron(TextFormat):
         header = _LINE.search(line)
         if header is None or b"Training epoch" in line[: header.start()]:
             return None
-        pattern, values = keyed_pattern(line[header.end() :], _KEYS)
+        # The count so far is needed only where a step's own is not printed.
+        keys = _KEYS if b"batch size:" not in line else {**_KEYS, b"consumed samples": None}
+        pattern, values = keyed_pattern(line[header.end() :], keys)
         if not values:
             return None
         self.found["total_steps"] = int(header[1])
@@ -70,7 +72,8 @@ class Megatron(TextFormat):
             flags[np.nan_to_num(read.pop("_nan", np.zeros(len(flags)))) > 0] |= SKIPPED | NONFINITE
             return {**read, "flags": flags}
 
-        return Message(header.start(), _HEADER + BAR + pattern, columns)
+        begins = _HEADER + BAR if b"\t" in line else (_HEADER + BAR).replace(rb"[ \t]", b" ")
+        return Message(header.start(), begins + pattern, columns)
 
     def notes(self) -> tuple[Note, ...]:
         """What else the log says."""
