@@ -15,7 +15,7 @@ from drillyard.errors import UserError
 
 if TYPE_CHECKING:
     from drillyard.estimate.model import Build
-    from drillyard.estimate.prediction import Question
+    from drillyard.estimate.question import Question
 
 WIDTH_OF_FILES = 120
 WIDTH_OF_TABLES = 110

@@ -19,7 +19,7 @@ from drillyard.estimate.cost import OwnPrice
 from drillyard.estimate.measured import measured_run, published_runs
 from drillyard.estimate.model import Build, OwnModel, model_of
 from drillyard.estimate.place import Place, place_of_accelerator, place_of_cluster, place_of_machine
-from drillyard.estimate.prediction import Question
+from drillyard.estimate.question import Question
 from drillyard.estimate.run_time import FailureOptions
 from drillyard.hardware import Catalog, load_catalog
 from drillyard.hardware.machines import Consumption

@@ -13,54 +13,26 @@ left out.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from drillyard.config import RunConfig, check_run
+from drillyard.config import check_run
 from drillyard.config.problems import Problem, raise_all
 from drillyard.config.run import LoraConfig
 from drillyard.errors import UserError
-from drillyard.estimate.cost import SECONDS_PER_HOUR, Cost, OwnPrice, cost_of, hourly_price, why_no_price
+from drillyard.estimate.cost import SECONDS_PER_HOUR, Cost, cost_of, hourly_price, why_no_price
 from drillyard.estimate.fitting import Change, nearest_that_fit
-from drillyard.estimate.measured import MeasuredRow
 from drillyard.estimate.memory import MemoryEstimate, memory_estimate
-from drillyard.estimate.model import Model
 from drillyard.estimate.place import Place
+from drillyard.estimate.question import Question
 from drillyard.estimate.remarks import remarks
 from drillyard.estimate.resolve import Resolved, setup_of
-from drillyard.estimate.run_time import FailureOptions, Missing, RunTime, run_time, steps_of
+from drillyard.estimate.run_time import Missing, RunTime, run_time, steps_of
 from drillyard.estimate.setup import Setup
 from drillyard.estimate.step_time import StepTime, step_time
 from drillyard.estimate.terms import Range, term
 from drillyard.estimate.verdict import Verdict, verdict_on
-from drillyard.hardware import Catalog, Fact, Quota, quota_needed
-
-DeviceType = Literal["cuda", "cpu"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What is asked: a run, its model, where it is to be, and what the user knows better than the catalog.
-
-    `without_source` leaves out measured rows of one source, to predict a published run without itself. `calibration` is
-    a run of the user's own, taken instead of the measured rows. `data_tokens`: tokens of one epoch. `tokens`: a length
-    of the run that stands for the config's.
-    """
-
-    config: RunConfig
-    model: Model
-    place: Place
-    facts: Catalog
-    price: OwnPrice = field(default_factory=OwnPrice)
-    failures: FailureOptions = field(default_factory=FailureOptions)
-    data_tokens: float | None = None
-    tokens: float | None = None
-    without_source: str | None = None
-    calibration: MeasuredRow | None = None
-
-    @property
-    def device_type(self) -> DeviceType:
-        return "cpu" if self.place.accelerator.name == "cpu" else "cuda"
+from drillyard.hardware import Fact, Quota, quota_needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +184,10 @@ def _speed(question: Question, setup: Setup, missing: list[Missing]) -> Speed | 
         missing.append(Missing(what, *_reason(error)))
         return None
     if timed.seconds is None or timed.tokens_per_second_per_gpu is None or timed.tflops_per_gpu is None:
-        missing.append(Missing(what, "; ".join(timed.notes), "--hardware FILE with what is known of it"))
+        give = "--hardware FILE with what is known of it"
+        if setup.precision != "bf16":
+            give = f"--set training.precision=bf16 where that is meant, or {give}"
+        missing.append(Missing(what, "; ".join(timed.notes), give))
         return None
     return Speed(timed.seconds, timed.tokens_per_second_per_gpu, timed.tflops_per_gpu, timed.mfu, timed)
 

@@ -8,16 +8,13 @@ takes time or money adds it to the predictor or here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from drillyard.config import RunConfig
 from drillyard.config.problems import Problem, dotted
 from drillyard.estimate.memory import MemoryEstimate
+from drillyard.estimate.question import Question
 from drillyard.estimate.run_time import RunTime
 from drillyard.estimate.wording import seconds
-
-if TYPE_CHECKING:
-    from drillyard.estimate.prediction import Question
 
 MUCH_PADDING = 0.25
 """The share of padding in the shards from which it is told."""

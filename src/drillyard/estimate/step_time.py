@@ -119,7 +119,7 @@ def step_time(
     asked, label = run_class(setup, accelerator.name), formula_label(RULER, adapters=setup.adapters is not None)
     rates = best_rates(accelerator, setup.precision)
     if rates is None:
-        why = f"no step time: the {setup.precision} peak or the memory bandwidth of {accelerator.name} is not known"
+        why = f"the {setup.precision} peak or the memory bandwidth of {accelerator.name} is not known"
         return StepTime(run_class=asked, formula=label, notes=(why,))
     references = catalog().bandwidths if bandwidths is None else tuple(bandwidths)
     work = work_of(setup)

@@ -25,7 +25,8 @@ from drillyard.config.explain import find_problems
 from drillyard.errors import UserError
 from drillyard.estimate.axes import Axis, points
 from drillyard.estimate.cost import SECONDS_PER_HOUR
-from drillyard.estimate.prediction import Prediction, Question, predict
+from drillyard.estimate.prediction import Prediction, predict
+from drillyard.estimate.question import Question
 from drillyard.estimate.terms import Range
 
 Asked = tuple[Mapping[str, Any], Question | UserError]

@@ -7,7 +7,7 @@ from typing import Any
 from drillyard.config import RunConfig
 from drillyard.estimate.model import OwnModel, model_of
 from drillyard.estimate.place import Place, place_of_machine
-from drillyard.estimate.prediction import Question
+from drillyard.estimate.question import Question
 from drillyard.hardware import catalog
 
 LLAMA_70B = {

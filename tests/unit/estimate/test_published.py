@@ -15,8 +15,9 @@ from drillyard.estimate.as_json import prediction_json, sweep_json
 from drillyard.estimate.axes import parse_axes
 from drillyard.estimate.model import OwnModel, model_of
 from drillyard.estimate.place import place_of_accelerator, place_of_cluster
-from drillyard.estimate.prediction import Question, predict
+from drillyard.estimate.prediction import predict
 from drillyard.estimate.published import Estimate, Sweep, estimate_schema
+from drillyard.estimate.question import Question
 from drillyard.estimate.simulation import simulate_run
 from drillyard.estimate.sweep import sweep
 from drillyard.hardware import catalog

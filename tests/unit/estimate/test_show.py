@@ -14,7 +14,8 @@ from drillyard.estimate.as_json import sweep_json
 from drillyard.estimate.axes import parse_axes
 from drillyard.estimate.cost import OwnPrice
 from drillyard.estimate.place import place_of_accelerator
-from drillyard.estimate.prediction import Question, predict
+from drillyard.estimate.prediction import predict
+from drillyard.estimate.question import Question
 from drillyard.estimate.run_time import FailureOptions
 from drillyard.estimate.show import explanation, groups_of_terms, simulation_text, summary
 from drillyard.estimate.show_sweep import MOST_ROWS, plot_of, sweep_text

@@ -12,7 +12,7 @@ from drillyard.errors import UserError
 from drillyard.estimate.axes import parse_axes
 from drillyard.estimate.cost import OwnPrice
 from drillyard.estimate.place import place_of_accelerator
-from drillyard.estimate.prediction import Question
+from drillyard.estimate.question import Question
 from drillyard.estimate.sweep import Point, Sweep, sweep, varied, with_front
 from drillyard.hardware import catalog
 

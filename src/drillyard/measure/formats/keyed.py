@@ -22,8 +22,8 @@ def keyed_pattern(
     """A pattern for lines with the keys of `text`, and what its groups are.
 
     `text` is `key: value | key: value |`, with `equals` for the colon and `separator` for the bar. Of keys that are not
-    in `keys` the value may be anything without a separator; so may what follows a number before the next separator
-    (units, averages). What comes after the last value that can be read is left out.
+    in `keys`, or None there, the value may be anything without a separator; so may what follows a number before the
+    next separator (units, averages). What comes after the last value that can be read is left out.
     """
     bar = re.escape(separator)
     # One character is matched faster than one of a set.
