@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,20 +10,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.measure.timeline import NEW_YEAR, SECOND, Timeline, after_three_steps
 
 from drillyard import telemetry
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
-from drillyard.goodput import CATEGORIES, Moment, StepRows, account
+from drillyard.goodput import Moment, StepRows, account
 from drillyard.hardware import find_accelerator
 from drillyard.measure.goodput import JobTimes, goodput
 from drillyard.measure.read import read
-from drillyard.measure.records import NO_TIME, Attempt, Clock, Facts, Mark, RunLog, Source, Steps
+from drillyard.measure.records import NO_TIME, Attempt, Mark, RunLog
 from drillyard.measure.result import measure
 from drillyard.telemetry import StepRecord, append_event, write_summary
-
-SECOND = 1_000_000
-NEW_YEAR = 1_798_761_600 * SECOND
 
 
 @pytest.fixture
@@ -79,67 +75,6 @@ def test_the_steps_and_marks_of_a_run_directory_lead_to_the_same_sum_as_its_even
     by_log = goodput(log)
     assert by_log.microseconds() == pytest.approx(by_events.microseconds(), abs=1)
     assert by_log.restarts == by_events.restarts == 1
-
-
-@dataclass
-class Timeline:
-    """A run that knows what each of its microseconds was spent on, and the log it leaves: rows, marks, attempts."""
-
-    clock: int = NEW_YEAR
-    truth: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0))
-    rows: list[dict] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
-    attempts: list[Attempt] = field(default_factory=list)
-    steps: list[tuple[int, bool, str | None]] = field(default_factory=list)  # microseconds, done before, launch
-    lines: int = 0
-    highest: int = 0
-
-    def line(self) -> int:
-        self.lines += 1
-        return self.lines
-
-    def start(self) -> None:
-        self.attempts.append(Attempt(len(self.attempts), self.clock, None, 0, self.line()))
-
-    def spend(self, microseconds: int, category: str | None) -> None:
-        self.clock += microseconds
-        if category:
-            self.truth[category] += microseconds
-
-    def mark(self, kind, **fields) -> None:
-        attempt = len(self.attempts) - 1
-        self.marks.append(Mark(kind, self.clock, 0, self.line(), attempt=attempt, **fields))
-
-    def step(self, number: int, microseconds: int, launch: str | None, timed: bool = True, **columns) -> None:
-        self.clock += microseconds
-        self.steps.append((microseconds, number <= self.highest, launch))
-        row = {"step": number, "time_us": self.clock, "attempt": len(self.attempts) - 1, "line": self.line()}
-        row |= {"again": number <= self.highest, "seconds": microseconds / 1e6 if timed else float("nan")}
-        self.rows.append(row | columns)
-        self.highest = max(self.highest, number)
-
-    def settle(self, timed: bool = True) -> dict[str, int]:
-        """The truth, with the steps divided by the rules that the issue states."""
-        later = [duration for duration, _, launch in self.steps if launch is None]
-        median = statistics.median_low(later) if later else None
-        for duration, again, launch in self.steps:
-            own = min(duration, median) if launch and median else duration
-            if launch and median is None and not timed:
-                own = 0
-            if launch:
-                self.truth[launch] += duration - own
-            usual = own if again or median is None else min(own, 3 * median)
-            self.truth["recomputation" if again else "productive"] += usual
-            self.truth["stalled"] += own - usual
-        return self.truth
-
-    def log(self, **clock) -> RunLog:
-        columns = {name: [row[name] for row in self.rows] for name in (self.rows[0] if self.rows else ())}
-        clock = {"zone": "stated", "first_time_us": NEW_YEAR, "last_time_us": self.clock} | clock
-        steps = Steps.of(**columns)
-        return RunLog(
-            steps, self.marks, Facts(), self.attempts, [Source("run.log", "megatron")], Clock(**clock), "megatron"
-        )
 
 
 duration = st.integers(1, 50 * SECOND)
@@ -272,10 +207,7 @@ def test_time_between_steps_that_nothing_explains_is_unknown():
 
 
 def test_a_gap_between_attempts_without_a_failure_is_unknown():
-    run = Timeline()
-    run.start()
-    for number in (1, 2, 3):
-        run.step(number, SECOND, "startup" if number == 1 else None)
+    run = after_three_steps()
     run.spend(90 * SECOND, "unknown")
     run.start()
     run.spend(5 * SECOND, "restart")
@@ -287,10 +219,7 @@ def test_a_gap_between_attempts_without_a_failure_is_unknown():
 
 
 def test_the_first_line_of_an_attempt_may_be_its_first_step():
-    run = Timeline()
-    run.start()
-    for number in (1, 2, 3):
-        run.step(number, SECOND, "startup" if number == 1 else None)
+    run = after_three_steps()
     run.spend(90 * SECOND, "unknown")
     run.start()
     run.step(4, 5 * SECOND, "restart")
@@ -300,10 +229,7 @@ def test_the_first_line_of_an_attempt_may_be_its_first_step():
 
 
 def test_a_failure_at_its_end_says_nothing_of_an_attempts_beginning():
-    run = Timeline()
-    run.start()
-    for number in (1, 2, 3):
-        run.step(number, SECOND, "startup" if number == 1 else None)
+    run = after_three_steps()
     run.spend(90 * SECOND, "unknown")
     run.start()
     run.spend(5 * SECOND, "restart")
@@ -315,10 +241,7 @@ def test_a_failure_at_its_end_says_nothing_of_an_attempts_beginning():
 
 
 def test_other_ranks_of_the_attempt_before_may_go_on_after_the_next_began():
-    run = Timeline()
-    run.start()
-    for number in (1, 2, 3):
-        run.step(number, SECOND, "startup" if number == 1 else None)
+    run = after_three_steps()
     run.mark("failure", text="rank 0")
     run.start()
     run.spend(5 * SECOND, "restart")
@@ -331,10 +254,7 @@ def test_other_ranks_of_the_attempt_before_may_go_on_after_the_next_began():
 
 
 def test_a_traceback_without_a_stamp_is_put_at_the_last_stamp_of_its_attempt():
-    run = Timeline()
-    run.start()
-    for number in (1, 2, 3):
-        run.step(number, SECOND, "startup" if number == 1 else None)
+    run = after_three_steps()
     run.spend(7 * SECOND, "recomputation")
     run.attempts[0] = Attempt(0, NEW_YEAR, run.clock, 0, 1)
     run.marks.append(Mark("failure", None, 0, run.line(), attempt=0, text="Traceback (most recent call last):"))
@@ -346,10 +266,7 @@ def test_a_traceback_without_a_stamp_is_put_at_the_last_stamp_of_its_attempt():
 
 
 def test_a_save_of_which_only_the_beginning_is_said_is_not_counted_as_one():
-    run = Timeline()
-    run.start()
-    for number in (1, 2, 3):
-        run.step(number, SECOND, "startup" if number == 1 else None)
+    run = after_three_steps()
     run.mark("checkpoint_begin", step=3)
     run.spend(30 * SECOND, "unknown")
     run.step(4, SECOND, None)
@@ -375,10 +292,7 @@ def test_a_run_that_is_picked_up_at_step_1000_was_not_timed_before():
 
 
 def test_a_clock_that_steps_back_leaves_the_step_in_flight_unknown_and_is_counted():
-    run = Timeline()
-    run.start()
-    for number in (1, 2, 3):
-        run.step(number, SECOND, "startup" if number == 1 else None)
+    run = after_three_steps()
     run.spend(SECOND // 2, "unknown")
     run.mark("checkpoint_end", seconds=0.0)
     run.clock -= 3600 * SECOND
