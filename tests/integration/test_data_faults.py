@@ -59,10 +59,11 @@ def test_no_fault_of_the_data_changes_a_sample(workplace: Path, reference: Refer
     assert set(run.figures()) == set(reference.run.figures())
     assert run.weights() == reference.run.weights()
 
-    # A stretch of it repeats to the bit, on as many ranks, without the source.
-    replayed = drillyard("train", config, "--replay", 18)
+    # A stretch of it repeats to the bit, on as many ranks, without the source. Step 15 is saved on schedule; the step
+    # that the signal met is saved too, and which one that is only the machine's speed decides: so step 15 is asked for.
+    replayed = drillyard("train", config, "--replay", 15)
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
-    assert "equal: loss and gradient norm of 3 logged steps (16 to 18)" in replayed.stdout
+    assert "equal: loss and gradient norm of 5 logged steps (11 to 15)" in replayed.stdout
 
 
 def flip_every_eighth_byte(path: Path) -> None:
