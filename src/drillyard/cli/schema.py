@@ -1,4 +1,4 @@
-"""`drillyard schema run|cluster|estimate`: the JSON Schema of what is read and of what is printed as JSON.
+"""`drillyard schema run|cluster|workload|estimate`: the JSON Schema of what is read and of what is printed as JSON.
 
 Those of the configs are for editors that complete and check YAML, that of estimates for programs that read them.
 """
@@ -12,10 +12,11 @@ import typer
 
 
 class SchemaKind(StrEnum):
-    """The two files a user writes, and the output of `drillyard estimate --json`."""
+    """The files a user writes, and the output of `drillyard estimate --json`."""
 
     run = "run"
     cluster = "cluster"
+    workload = "workload"
     estimate = "estimate"
 
 
@@ -23,8 +24,8 @@ def register(app: typer.Typer) -> None:
     """Add the command `schema`."""
 
     @app.command()
-    def schema(which: Annotated[SchemaKind, typer.Argument(help="Whose schema: run, cluster or estimate.")]) -> None:
-        """Print the JSON Schema of run.yaml, of cluster.yaml, or of `drillyard estimate --json`.
+    def schema(which: Annotated[SchemaKind, typer.Argument(help="run, cluster, workload or estimate.")]) -> None:
+        """Print the JSON Schema of run.yaml, cluster.yaml, a run.yaml with `workload:`, or `drillyard estimate --json`.
 
         In an editor with the YAML language server: save it as run.schema.json and begin run.yaml with
         `# yaml-language-server: $schema=run.schema.json`.

@@ -17,6 +17,7 @@ from drillyard.errors import UserError
 
 if TYPE_CHECKING:
     from drillyard.config.run import RunConfig
+    from drillyard.supervise.nodes import Node
     from drillyard.telemetry.runlog import ConsoleMode
 
 
@@ -40,8 +41,24 @@ def train(
         int | None, typer.Option(min=1, help="Ranks on this host; default: one per GPU, or one.", metavar="N")
     ] = None,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="Times that the ranks are started again after a crash.", metavar="N")
-    ] = 3,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Times that the ranks are started again after a crash.",
+            metavar="N",
+            show_default="3; with --nnodes 0, all nodes are to be started again together",
+        ),
+    ] = None,
+    nnodes: Annotated[
+        int, typer.Option(min=1, help="Nodes of the run; the same command is given on each of them.", metavar="N")
+    ] = 1,
+    node_rank: Annotated[int, typer.Option(min=0, help="This node's number, from 0.", metavar="N")] = 0,
+    master_addr: Annotated[
+        str | None, typer.Option(help="Name or address of node 0, where all ranks meet.", metavar="HOST")
+    ] = None,
+    master_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="A free port of node 0.", metavar="PORT")
+    ] = None,
     watchdog: Annotated[
         float | None,
         typer.Option(
@@ -96,6 +113,7 @@ def train(
     """
     from drillyard.config import load_run_config, require_valid
 
+    node = _node(nnodes, node_rank, master_addr, master_port, max_restarts)
     overrides = [*(set_ or []), *([] if watchdog is None else [f"timeouts.watchdog_seconds={watchdog:g}"])]
     run = load_run_config(config, overrides)
     if replay is not None:
@@ -106,28 +124,58 @@ def train(
         _be_a_rank(run, console.value)
     leave_when_asked()
     num_ranks = nproc_per_node or (run.training.device != "cpu" and num_gpus()) or 1
-    require_valid(run, num_ranks, has_gpu=num_gpus() > 0)
+    require_valid(run, num_ranks * node.count, has_gpu=num_gpus() > 0)
     from drillyard.supervise import supervise_training
     from drillyard.training.directory import SAVED_CONFIG, claim_run_directory, is_finished, run_directory_of
 
     directory = run_directory_of(run)
 
     def claim() -> bool:
-        claim_run_directory(run, num_ranks)
+        if node.is_first:
+            claim_run_directory(run, num_ranks * node.count)
         finished = is_finished(run)
-        if finished:
+        if finished and node.is_first:
             typer.echo(f"{directory}: this run is finished; its model is in final/, its figures in summary.txt")
         return not finished
 
     if console is Console.auto:
         console = Console.text if sys.stdout.isatty() else Console.json
-    # The ranks of every round read the saved config: editing RUN.YAML meanwhile changes nothing.
-    command = [sys.executable, "-m", "drillyard", "train", str(directory / SAVED_CONFIG), "--console", console.value]
+    # The ranks of every round read the saved config: editing RUN.YAML meanwhile changes nothing. Of several nodes only
+    # the first one saves it, and the others may be earlier: their launcher gives all of them the same file.
+    saved = directory / SAVED_CONFIG if node.count == 1 else config
+    command = [sys.executable, "-m", "drillyard", "train", str(saved), "--console", console.value]
+    if node.count > 1:
+        command += [word for override in overrides for word in ("--set", override)]
     raise typer.Exit(
         supervise_training(
-            command, run, num_ranks=num_ranks, max_restarts=max_restarts, before_start=claim, standby=standby
+            command,
+            run,
+            num_ranks=num_ranks,
+            max_restarts=(3 if node.count == 1 else 0) if max_restarts is None else max_restarts,
+            before_start=claim,
+            standby=standby,
+            node=node,
         )
     )
+
+
+def _node(
+    nnodes: int, node_rank: int, master_addr: str | None, master_port: int | None, max_restarts: int | None
+) -> Node:
+    """This host's place among the run's nodes, from the options. Raises UserError where they do not fit together."""
+    from drillyard.supervise.nodes import Node
+
+    if nnodes == 1:
+        if node_rank or master_addr is not None or master_port is not None:
+            raise UserError("--node-rank, --master-addr and --master-port belong to --nnodes N with more than one node")
+        return Node()
+    if node_rank >= nnodes:
+        raise UserError(f"--node-rank {node_rank}: of {nnodes} nodes the last one is {nnodes - 1}")
+    if master_addr is None or master_port is None:
+        raise UserError("--nnodes needs --master-addr and --master-port: where node 0 is, and a free port of it")
+    if max_restarts:
+        raise UserError("--max-restarts: a node of several cannot start again alone; whatever started it starts all")
+    return Node(nnodes, node_rank, master_addr, master_port)
 
 
 def num_gpus() -> int:

@@ -13,20 +13,24 @@ from drillyard.config.checks import (
 )
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.comparing import config_digest, differences
-from drillyard.config.loading import load_cluster_config, load_run_config, save_resolved
+from drillyard.config.loading import load_cluster_config, load_launchable, load_run_config, resolved_text, save_resolved
 from drillyard.config.run import RunConfig
+from drillyard.config.workload import WorkloadRunConfig
 
 __all__ = [
     "ClusterConfig",
     "RunConfig",
+    "WorkloadRunConfig",
     "check_run",
     "config_digest",
     "differences",
     "load_cluster_config",
+    "load_launchable",
     "load_run_config",
     "num_data_ranks",
     "require_valid",
     "resolved_accumulation",
     "resolved_global_batch",
+    "resolved_text",
     "save_resolved",
 ]

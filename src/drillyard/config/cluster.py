@@ -48,6 +48,11 @@ class SshConfig(Strict):
         default=None, description="Private key; default: what the ssh configuration says."
     )
     directory: str | None = Field(default=None, description="Directory of this project on the hosts; default: as here.")
+    config_file: str | None = Field(default=None, description="OpenSSH configuration file; default: ~/.ssh/config.")
+    rendezvous_host: str | None = Field(
+        default=None,
+        description="Name or address under which the hosts reach the first one; default: as `hosts` has it.",
+    )
 
 
 class SlurmConfig(Strict):
@@ -64,6 +69,31 @@ class SlurmConfig(Strict):
     )
     exclusive: bool = Field(default=True, description="Ask for whole nodes.")
     exclude: list[str] = Field(default=[], description="Nodes that jobs must not use.")
+    constraint: str | None = Field(default=None, description="Features that nodes must have.")
+    gres: str | None = Field(
+        default=None,
+        description="GPUs per node as the cluster types them, such as gpu:nvidia_h100_80gb_hbm3:8 (Soperator); "
+        "default: --gpus-per-node with the accelerators of `machine`.",
+    )
+    segment: PositiveInt | None = Field(
+        default=None, description="Nodes of one NVLink domain or block that belong together (sbatch --segment)."
+    )
+    signal_seconds: Annotated[int, Field(ge=30)] = Field(
+        default=300,
+        description="How long before its time limit a job is told to save; it goes on after being queued again.",
+    )
+    max_requeues: Annotated[int, Field(ge=0)] = Field(
+        default=1000, description="Times that a job is queued again after its time limit, preemption or a lost node."
+    )
+    setup: list[str] = Field(
+        default=[], description="Shell lines that the job runs on its first node before anything: [module load cuda]."
+    )
+    directory: str | None = Field(
+        default=None, description="Directory of this project on the cluster; default: as here."
+    )
+    config_file: str | None = Field(
+        default=None, description="OpenSSH configuration file for `login_host`; default: ~/.ssh/config."
+    )
     arguments: list[str] = Field(default=[], description="Further #SBATCH arguments, as written: [--mail-type=END].")
 
     @property
@@ -76,6 +106,34 @@ class SlurmConfig(Strict):
         from_hours = parts if dash or len(parts) == 3 else [0, *parts]
         hours, minutes, seconds = (*from_hours, 0, 0)[:3]
         return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+class VertexConfig(Strict):
+    """What a Vertex AI custom job may have beside its machines."""
+
+    service_account: str | None = Field(default=None, description="Service account that the containers run as.")
+    network: str | None = Field(
+        default=None, description="VPC network to peer with: projects/NUMBER/global/networks/NAME."
+    )
+    reserved_ip_ranges: list[str] = Field(default=[], description="Names of the address ranges for that network.")
+    tensorboard: str | None = Field(
+        default=None, description="Tensorboard instance: projects/NUMBER/locations/REGION/tensorboards/ID."
+    )
+    timeout_hours: Annotated[float, Field(gt=0)] = Field(
+        default=168.0, description="Longest time that the job may run. flex-start: at most 168 (7 days)."
+    )
+    max_wait_hours: Annotated[float, Field(ge=0)] = Field(
+        default=24.0, description="Longest time that a flex-start job waits for capacity; 0: without end."
+    )
+    boot_disk_gb: Annotated[int, Field(ge=100)] = Field(default=500, description="Size of each node's boot disk, GB.")
+    boot_disk_type: Literal["pd-ssd", "pd-standard", "hyperdisk-balanced"] | None = Field(
+        default=None, description="Type of the boot disk; default: that of the machine."
+    )
+    web_access: bool = Field(default=False, description="Allow interactive shells in the containers.")
+    labels: dict[str, str] = Field(default={}, description="Further labels of the job.")
+    endpoint: str | None = Field(
+        default=None, description="Address of the service; default: REGION-aiplatform.googleapis.com."
+    )
 
 
 class ClusterConfig(Strict):
@@ -102,8 +160,27 @@ class ClusterConfig(Strict):
     )
     storage: StorageConfig = Field(default=StorageConfig(), description="Storage that every node shares.")
     image: str | None = Field(default=None, description="Container image of the run.")
+    mounts: list[Annotated[str, Field(pattern=r"^/[^:]*(:/[^:]*)?(:ro)?$")]] = Field(
+        default=[],
+        description="Directories of nodes that the container sees beside the run's: [/data, /scratch:/tmp/scratch].",
+    )
+    python: str | None = Field(
+        default=None,
+        description="Python interpreter on the nodes, or in the image, that has drillyard; default: python3 in an "
+        "image, else .venv/bin/python of the project's directory.",
+    )
+    processes_per_node: PositiveInt | None = Field(
+        default=None, description="Ranks per node; default: the accelerators of `machine`."
+    )
+    environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
+        default={}, description="Environment variables of every rank; they win over the network stack's."
+    )
+    network_stack: Literal["tcpx", "tcpxo", "gib", "infiniband", "efa", "ethernet"] | None = Field(
+        default=None, description="How NCCL reaches the data NICs; default: the machine's own stack."
+    )
     ssh: SshConfig | None = Field(default=None, description="Hosts of platform ssh.")
     slurm: SlurmConfig | None = Field(default=None, description="Settings of platform slurm.")
+    vertex: VertexConfig | None = Field(default=None, description="Settings of platform vertex.")
 
     @property
     def has_own_machines(self) -> bool:
@@ -124,12 +201,15 @@ class PlatformFacts:
 
 PLATFORMS: dict[str, PlatformFacts] = {
     # Machines of one's own have a `machine` where estimates and acceptance are to know what they are.
-    "local": PlatformFacts(optional=("machine", "storage"), max_nodes=1),
-    "ssh": PlatformFacts(required=("ssh",), optional=("machine", "storage", "image")),
+    "local": PlatformFacts(optional=("machine", "storage", "python"), max_nodes=1),
+    "ssh": PlatformFacts(required=("ssh",), optional=("machine", "storage", "image", "mounts", "python")),
     "slurm": PlatformFacts(
         # A Slurm cluster that exists needs none of these; one that is to be made on a cloud says where, of which
         # machines, and how they are bought.
-        optional=("slurm", "storage", "image", "location", "machine", "consumption", "reservation"),
+        optional=(
+            *("slurm", "storage", "image", "mounts", "python"),
+            *("location", "machine", "consumption", "reservation"),
+        ),
         consumption=("on-demand", "reservation", "spot", "flex-start", "calendar"),
     ),
     "gke": PlatformFacts(
@@ -139,7 +219,7 @@ PLATFORMS: dict[str, PlatformFacts] = {
     ),
     "vertex": PlatformFacts(
         required=("location.project", "location.region", "machine", "consumption", "image", "storage.bucket"),
-        optional=("location", "storage", "reservation"),
+        optional=("location", "storage", "reservation", "python", "vertex"),
         consumption=("on-demand", "reservation", "spot", "flex-start"),
     ),
     "gce": PlatformFacts(
@@ -153,6 +233,9 @@ PLATFORMS: dict[str, PlatformFacts] = {
         consumption=("on-demand", "reservation", "spot"),
     ),
 }
+
+
+_EVERYWHERE = ("name", "platform", "nodes", "hardware", "processes_per_node", "environment", "network_stack")
 
 
 def cluster_problems(config: ClusterConfig) -> list[Problem]:
@@ -175,7 +258,7 @@ def _fields(config: ClusterConfig) -> Iterator[Problem]:
         if _value(config, path) is None:
             field = _description(config, path)
             yield Problem(path, f"missing: platform {config.platform} needs it. {field}")
-    known = {"name", "platform", "nodes", "hardware", *facts.optional, *(name.split(".")[0] for name in facts.required)}
+    known = {*_EVERYWHERE, *facts.optional, *(name.split(".")[0] for name in facts.required)}
     for name in ClusterConfig.model_fields:
         if name not in known and getattr(config, name) != ClusterConfig.model_fields[name].get_default():
             others = [platform for platform, row in PLATFORMS.items() if _has(row, name)]

@@ -31,6 +31,7 @@ from drillyard.config.overrides import apply_overrides
 from drillyard.config.problems import raise_all
 from drillyard.config.run import RunConfig
 from drillyard.config.strict import Origin, Strict
+from drillyard.config.workload import WorkloadRunConfig
 from drillyard.errors import UserError
 
 Config = TypeVar("Config", bound=Strict)
@@ -45,6 +46,17 @@ def load_run_config(
     read a finished run and use none of its secrets. Contradictions between settings are `checks.require_valid`'s.
     Raises UserError with every mistake of the file and the overrides.
     """
+    return _load(RunConfig, path, overrides, resolve_environment)
+
+
+def load_launchable(
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), *, resolve_environment: bool = True
+) -> RunConfig | WorkloadRunConfig:
+    """The run config at `path`, which trains a model or has a `workload`. Raises UserError as `load_run_config`."""
+    document = apply_overrides(read_document(path), overrides)
+    is_workload = isinstance(document.value, dict) and "workload" in document.value
+    if is_workload:
+        return _load(WorkloadRunConfig, path, overrides, resolve_environment)
     return _load(RunConfig, path, overrides, resolve_environment)
 
 
@@ -67,9 +79,7 @@ def save_resolved(config: Strict, path: str | os.PathLike[str]) -> None:
     Written to a file beside it first and moved into place, so that a reader never sees half of it. References to the
     environment are written as references. Raises UserError when the file cannot be written.
     """
-    values = config.model_dump(mode="json")
-    header = f"# Resolved by drillyard {__version__}: every default is spelled out.\n"
-    text = header + yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    text = resolved_text(config)
     target = FilePath(path)
     try:
         handle, partial = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
@@ -83,6 +93,13 @@ def save_resolved(config: Strict, path: str | os.PathLike[str]) -> None:
             raise
     except OSError as error:
         raise UserError(f"{target}: cannot be written: {error.strerror}") from None
+
+
+def resolved_text(config: Strict) -> str:
+    """`config` as YAML with every default spelled out; references to the environment stay references."""
+    header = f"# Resolved by drillyard {__version__}: every default is spelled out.\n"
+    values = config.model_dump(mode="json")
+    return header + yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _load(

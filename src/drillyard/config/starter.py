@@ -123,7 +123,7 @@ def _default(key: str, field: FieldInfo, section: type[BaseModel] | None) -> Ite
 
 def _comment(field: FieldInfo, section: type[BaseModel] | None, indent: str) -> Iterator[str]:
     text = field.description or (section.__doc__ if section is not None else "") or ""
-    for line in textwrap.wrap(text.split("\n\n")[0], WIDTH - len(indent) - 2):
+    for line in textwrap.wrap(text.split("\n\n")[0], WIDTH - len(indent) - 2, break_on_hyphens=False):
         yield f"{indent}# {line}"
 
 

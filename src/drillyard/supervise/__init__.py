@@ -3,6 +3,7 @@
 `supervise` runs any command as ranks; `supervise_training` runs a run config with it. See supervisor.py for the idea.
 """
 
+from drillyard.supervise.nodes import Node
 from drillyard.supervise.round import EXIT_CHECKPOINTED, EXIT_NOT_SAVED, EXIT_USER_ERROR, Patience
 from drillyard.supervise.signals import STACKS_SIGNAL
 from drillyard.supervise.supervisor import supervise
@@ -13,6 +14,7 @@ __all__ = [
     "EXIT_NOT_SAVED",
     "EXIT_USER_ERROR",
     "STACKS_SIGNAL",
+    "Node",
     "Patience",
     "supervise",
     "supervise_training",

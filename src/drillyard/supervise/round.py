@@ -74,13 +74,15 @@ class Patience:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """What a round starts: the same command once per environment, rank 0 first."""
+    """What a round starts: the same command once per environment, the lowest rank first."""
 
     number: int
     command: Sequence[str]
     environments: Sequence[Mapping[str, str]]
     run_directory: Path
     patience: Patience
+    first_rank: int = 0
+    """The rank of the first environment: on the second of two nodes of 8 ranks, 8."""
     standby: Standby | None = None
     """Processes that may have been started for this round already; they are started for the next one once it trains."""
 
@@ -97,11 +99,11 @@ class Exit:
 
 @dataclass
 class RoundResult:
-    """How a round went. `exits` are in order of time; `log_offsets` say where each rank's words of this round begin."""
+    """How a round went. `exits` are in order of time; `log_offsets`: by rank, where its words of this round begin."""
 
     number: int
     exits: list[Exit] = field(default_factory=list)
-    log_offsets: list[int] = field(default_factory=list)
+    log_offsets: dict[int, int] = field(default_factory=dict)
     last_step: int | None = None
     summary_written: bool = False
     hung: bool = False
@@ -176,18 +178,19 @@ class Round:
         with contextlib.ExitStack() as ours:
             ours.callback(os.close, write_end)
             plan = self._plan
-            for number, environment in enumerate(plan.environments):
-                header = round_header(plan.number, number, len(plan.environments))
+            for local, environment in enumerate(plan.environments):
+                number = plan.first_rank + local
+                header = round_header(plan.number, number, int(environment["WORLD_SIZE"]))
                 log, offset = open_log(log_path(plan.run_directory, number), header)
-                self._result.log_offsets.append(offset)
-                if number == 0:
+                self._result.log_offsets[number] = offset
+                if local == 0:
                     stack.callback(close_quietly, log)
                     self._forwarder = LineForwarder(log, self._output)
                 else:
                     ours.callback(close_quietly, log)
                 told = {**environment, **self._board.environment}
-                stdout = write_end if number == 0 else log
-                ready = plan.standby.take(number, told, stdout, log) if plan.standby is not None else None
+                stdout = write_end if local == 0 else log
+                ready = plan.standby.take(local, told, stdout, log) if plan.standby is not None else None
                 rank = Rank(number, plan.command, told, stdout, log, ready)
                 self._ranks.append(rank)
                 self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
@@ -325,7 +328,8 @@ class Round:
     def _ask_for_stacks(self) -> None:
         """Note what the remaining ranks do, let them write their stacks, and end them then."""
         now, signs = time.monotonic(), self._board.read()
-        self._result.silent = [hang.silence(r.number, r.pid, signs[r.number], now) for r in self._running()]
+        first = self._plan.first_rank
+        self._result.silent = [hang.silence(r.number, r.pid, signs[r.number - first], now) for r in self._running()]
         self._asked_for_stacks = True
         self._send(STACKS_SIGNAL)
         # A stopped rank runs its handler only when it goes on.

@@ -27,6 +27,7 @@ from drillyard.errors import UserError
 from drillyard.storage import close_quietly
 from drillyard.supervise import cause, hang
 from drillyard.supervise.guardian import MARK
+from drillyard.supervise.nodes import Node, rank_environments, record_exit
 from drillyard.supervise.output import Output, PlainOutput, TerminalOutput, log_path
 from drillyard.supervise.processes import Guardian, free_port, new_token
 from drillyard.supervise.round import (
@@ -67,21 +68,26 @@ def supervise(
     patience: Patience | None = None,
     before_start: Callable[[], bool] | None = None,
     standby: bool = False,
+    node: Node | None = None,
 ) -> int:
-    """Run `command` (an argv list) as `num_ranks` ranks until the run is done or cannot go on; returns the exit code.
+    """Run `command` (an argv list) as `num_ranks` ranks on this host until the run is done or cannot
+    go on; returns the exit code.
 
     Each rank gets this process's environment, `environment`, its place (RANK, WORLD_SIZE, LOCAL_RANK and
     LOCAL_WORLD_SIZE), a meeting point (MASTER_ADDR, MASTER_PORT, new in each round), DRILLYARD_ROUND (0, 1, ...) and
     DRILLYARD_SUPERVISED=1. `on_event(name, **fields)` is told what telemetry/events.py lists as the supervisor's.
     `before_start` is called once no other supervisor can be active in the run directory; when it returns False there is
     nothing to do, and the exit code is 0. With `standby`, `command` must call `standby.await_turn`, and the ranks of a
-    further round are ready before it is needed. Call `supervise` from the main thread: signals are read there, and
-    ranks end with the thread that started them.
+    further round are ready before it is needed. `node`: this host is one of several, whose supervisors have been
+    started together: see nodes.py; `max_restarts` is 0 then. Call `supervise` from the main thread: signals are read there,
+    and ranks end with the thread that started them.
 
     Raises UserError when the run directory cannot be written, another run is active in it, or `command` cannot start.
     """
+    node = node or Node()
+    assert node.count == 1 or (max_restarts == 0 and node.master_port is not None)
     with contextlib.ExitStack() as stack:
-        lock = stack.enter_context(_only_supervisor_of(run_directory))
+        lock = stack.enter_context(_only_supervisor_of(run_directory) if node.is_first else _logs_of(run_directory))
         if before_start is not None and not before_start():
             return 0
         token = new_token()
@@ -93,17 +99,24 @@ def supervise(
             else PlainOutput(console.file)
         )
         stack.callback(output.close)
-        run = _Run(run_directory, on_event, output, RestartRules(max_restarts))
+        run = _Run(run_directory, on_event if node.is_first else _untold, output, RestartRules(max_restarts))
         used_ports: set[int] = set()
         shared = {**os.environ, **environment, MARK: token}
-        ready = Standby(command, rank_environments(shared, num_ranks, 0)) if standby else None
+        ready = Standby(command, rank_environments(shared, num_ranks, 0, node)) if standby else None
         if ready is not None:
             stack.enter_context(ready)
-        run.event("run_start", world_size=num_ranks)
+        run.event("run_start", world_size=num_ranks * node.count)
         while True:
-            shared["MASTER_PORT"] = str(free_port(used_ports))
-            environments = rank_environments(shared, num_ranks, run.round)
-            plan = RoundPlan(run.round, list(command), environments, run_directory, patience or Patience(), ready)
+            shared["MASTER_PORT"] = str(node.master_port or free_port(used_ports))
+            plan = RoundPlan(
+                run.round,
+                list(command),
+                rank_environments(shared, num_ranks, run.round, node),
+                run_directory,
+                patience or Patience(),
+                first_rank=node.rank * num_ranks,
+                standby=ready,
+            )
             result = Round(plan, output, signals, on_stop=lambda number: run.event("signal", signal=number.name)).run()
             guardian.end_all(spare=[] if ready is None else ready.pids)
             code = run.after(result, signals.take())
@@ -111,19 +124,23 @@ def supervise(
                 return code
 
 
-def rank_environments(shared: Mapping[str, str], num_ranks: int, round_number: int) -> list[dict[str, str]]:
-    """The environment of each rank of a round on one host, by rank."""
-    common = {
-        **shared,
-        "WORLD_SIZE": str(num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "DRILLYARD_ROUND": str(round_number),
-        "DRILLYARD_SUPERVISED": "1",
-        # Lines reach the log when they are printed: what a killed rank said last is what its user wants to read.
-        "PYTHONUNBUFFERED": "1",
-    }
-    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
+def _untold(name: str, **fields: Any) -> None:
+    """What the supervisors of further nodes do with events: that of node 0 tells the run's."""
+
+
+@contextlib.contextmanager
+def _logs_of(run_directory: Path) -> Iterator[int]:
+    """The directory of a run's logs, made where it is not there; yields a descriptor of it."""
+    logs = run_directory / "logs"
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(logs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UserError(f"{logs}: cannot be created ({error.strerror}); choose another `output`") from None
+    try:
+        yield descriptor
+    finally:
+        close_quietly(descriptor)
 
 
 @contextlib.contextmanager
@@ -133,21 +150,13 @@ def _only_supervisor_of(run_directory: Path) -> Iterator[int]:
     The kernel drops the lock with its last holder: nothing stale is left by a crash. File systems without locks do not
     keep two runs apart.
     """
-    logs = run_directory / "logs"
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(logs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise UserError(f"{logs}: cannot be created ({error.strerror}); choose another `output`") from None
-    try:
+    with _logs_of(run_directory) as descriptor:
         deadline = time.monotonic() + _LOCK_PATIENCE_SECONDS
         while not _try_lock(descriptor):
             if time.monotonic() > deadline:
                 raise UserError(f"{run_directory}: a run is active in it; wait for its end, or choose another `name`")
             time.sleep(0.05)
         yield descriptor
-    finally:
-        close_quietly(descriptor)
 
 
 @contextlib.contextmanager
@@ -175,6 +184,8 @@ class Cause:
     exit_code: int
     reason: str
     words: list[str]
+    own_fault: bool = True
+    """Whether it is no mere effect of another rank's end, which may be one of another node."""
 
     @property
     def error(self) -> str:
@@ -270,6 +281,8 @@ class _Run:
         self.event("failure", step=result.last_step, reason=why.reason, failed_rank=why.rank, exit_code=why.exit_code)
         where = "before its first step" if result.last_step is None else f"after step {result.last_step}"
         self._output.say(f"round {self.round} failed {where}: {why.reason}")
+        lost_peer = not why.own_fault
+        record_exit(rank=why.rank, exit_code=why.exit_code, reason=why.reason, lines=why.words, lost_peer=lost_peer)
         for line in [*why.words, *self._stacks(result)]:
             self._output.say(f"  {line}")
 
@@ -283,7 +296,9 @@ class _Run:
         mistaken = [end for end in result.exits if end.returncode == EXIT_USER_ERROR]
         texts = [self._words_of(end.rank, result) for end in mistaken]
         message = next((found for text in texts if (found := cause.user_message(text))), None)
-        self._output.error(message or "\n".join(cause.last_words(texts[0])))
+        message = message or "\n".join(cause.last_words(texts[0]))
+        self._output.error(message)
+        record_exit(rank=mistaken[0].rank, exit_code=EXIT_USER_ERROR, reason="refused", lines=message.splitlines())
         self.event("end", status="failed", exit_code=EXIT_USER_ERROR)
         return EXIT_USER_ERROR
 
@@ -313,7 +328,7 @@ class _Run:
             reason += f"; {advice}"
         if result.silent:
             reason += f"; it waited for {result.silent[0]}"
-        return Cause(end.rank, cause.exit_status(end.returncode), reason, words)
+        return Cause(end.rank, cause.exit_status(end.returncode), reason, words, bool(own_fault))
 
     def _hang(self, result: RoundResult) -> Cause:
         reason = f"no progress on any rank within the watchdog's time; stacks are in {self._directory / 'logs'}"

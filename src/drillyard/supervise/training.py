@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drillyard.supervise.nodes import Node
 from drillyard.supervise.round import Patience
 from drillyard.supervise.supervisor import supervise
 from drillyard.telemetry.events import append_event
@@ -32,12 +33,13 @@ def supervise_training(
     console: Console | None = None,
     before_start: Callable[[], bool] | None = None,
     standby: bool | None = None,
+    node: Node | None = None,
 ) -> int:
     """Train `run` with `num_ranks` processes of `command` on this host; returns the exit code.
 
     `watchdog_seconds` instead of `timeouts.watchdog_seconds`: a round that gets no further for this long is ended and
     started again; 0: never. `before_start`: see `supervise`. `standby`: keep ranks ready for a restart; None: where the
-    host has `CORES_FOR_STANDBY` cores per rank.
+    host has `CORES_FOR_STANDBY` cores per rank, and it is the only one. `node`: see `supervise`.
     Raises UserError for mistakes of the user, also when a rank found them.
     """
     from rich.console import Console
@@ -55,8 +57,13 @@ def supervise_training(
         total_steps=run.training.steps,
         patience=Patience(watchdog=watchdog or None),
         before_start=before_start,
-        standby=(os.cpu_count() or 1) >= CORES_FOR_STANDBY * num_ranks if standby is None else standby,
+        standby=_has_room_for_standby(num_ranks, node) if standby is None else standby,
+        node=node,
     )
+
+
+def _has_room_for_standby(num_ranks: int, node: Node | None) -> bool:
+    return (node is None or node.count == 1) and (os.cpu_count() or 1) >= CORES_FOR_STANDBY * num_ranks
 
 
 def threads_per_rank(run: RunConfig, num_ranks: int) -> int:

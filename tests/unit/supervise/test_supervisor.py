@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 from drillyard.supervise.processes import free_port
-from drillyard.supervise.supervisor import rank_environments
+from drillyard.supervise.nodes import rank_environments
 
 
 def test_each_rank_knows_its_place() -> None:

@@ -1,0 +1,65 @@
+"""One node of several: which share of the ranks a supervisor has, and what it tells its launcher about their end.
+
+Several supervisors, one per node, share a run: a launcher starts them together and, when one ends with an error, ends
+the others and starts all again. So a supervisor of several does one round only. That of node 0 writes the run's events
+and claims its directory; the others keep their hands off both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+EXIT_RECORD = "DRILLYARD_EXIT_RECORD"
+"""The environment variable by which a launcher names the file in which it wants to read how the ranks ended."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node's place among the `count` nodes of a run, and where all ranks meet."""
+
+    count: int = 1
+    rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int | None = None
+    """None: a free port of this host, a fresh one in each round; only where it is the one node."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether rank 0 is here, and with it the run's events and directory."""
+        return self.rank == 0
+
+
+def rank_environments(
+    shared: Mapping[str, str], num_ranks: int, round_number: int, node: Node | None = None
+) -> list[dict[str, str]]:
+    """The environment of each rank that a node has in a round, lowest rank first; `num_ranks`: of one node."""
+    node = node or Node()
+    common = {
+        **shared,
+        "WORLD_SIZE": str(node.count * num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": node.master_addr,
+        "DRILLYARD_ROUND": str(round_number),
+        "DRILLYARD_SUPERVISED": "1",
+        # Lines reach the log when they are printed: what a killed rank said last is what its user wants to read.
+        "PYTHONUNBUFFERED": "1",
+    }
+    first = node.rank * num_ranks
+    return [{**common, "RANK": str(first + local), "LOCAL_RANK": str(local)} for local in range(num_ranks)]
+
+
+def record_exit(
+    *, rank: int | None, exit_code: int, reason: str, lines: Sequence[str] = (), lost_peer: bool = False
+) -> None:
+    """Tell the launcher, where one has asked for it, how this node's ranks ended. A full disk is its own message."""
+    path = os.environ.get(EXIT_RECORD)
+    if path is None:
+        return
+    told = {"rank": rank, "exit_code": exit_code, "reason": reason, "lines": list(lines), "lost_peer": lost_peer}
+    with contextlib.suppress(OSError):
+        Path(path).write_text(json.dumps(told) + "\n", encoding="utf-8")
