@@ -38,10 +38,13 @@ def test_a_crash_is_told_and_a_fresh_round_on_a_new_port_ends_the_run(start: Sta
         """
         print("port", os.environ["MASTER_PORT"])
         if round_number == 0:
+            if rank == 0:
+                touch("told")
             if rank == 1:
+                wait_for("told")
                 step(3)
                 raise ValueError("the cause")
-            time.sleep(60)
+            time.sleep(forever)
         """
     )
     code, out, err = run.end()
@@ -65,7 +68,7 @@ def test_a_rank_killed_from_outside_is_told_as_killed(start: Start) -> None:
             if rank == 0:
                 print("step 1 went well", flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(60)
+            time.sleep(forever)
         """
     )
     code, _, err = run.end()
@@ -104,14 +107,15 @@ def test_survivors_that_ignore_sigterm_are_killed_and_their_children_too(start: 
         """
         if rank == 0:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
-            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True)
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
             touch("ready")
-            time.sleep(100)
+            time.sleep(forever)
         wait_for("ready")
         os._exit(7)
         """,
         max_restarts=0,
+        terminate=1.0,
     )
     code, _, err = run.end()
     assert code == 7 and "exit code 7" in err
@@ -123,9 +127,9 @@ def test_a_supervisor_that_is_killed_leaves_nothing_and_frees_the_run_directory(
         if os.path.exists(directory + "/second"):
             sys.exit(0)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True)
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
         touch(f"ready-{rank}")
-        time.sleep(100)
+        time.sleep(forever)
         """
     run = start(script)
     run.wait_for("ready-0")
@@ -160,7 +164,7 @@ def test_a_users_mistake_is_shown_once_and_not_repeated(start: Start) -> None:
 
 
 def test_a_users_mistake_found_by_one_rank_ends_the_others(start: Start) -> None:
-    run = start("time.sleep(60 * rank); print('error: no such file', file=sys.stderr); sys.exit(2)")
+    run = start("time.sleep(forever * rank); print('error: no such file', file=sys.stderr); sys.exit(2)")
     code, _, err = run.end()
     assert (code, err) == (2, "error: no such file\n")
 
@@ -176,7 +180,7 @@ def test_a_stop_signal_reaches_the_ranks_once_and_exit_85_is_passed_on(start: St
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGUSR1, stop)
         touch(f"ready-{rank}")
-        time.sleep(60)
+        time.sleep(forever)
         """
     )
     run.wait_for("ready-0")
@@ -197,11 +201,10 @@ def test_a_rank_that_leaves_with_85_takes_the_others_along(start: Start) -> None
             sys.exit(85)
         signal.signal(signal.SIGTERM, lambda *_: os._exit(85))
         touch("ready")
-        time.sleep(60)
+        time.sleep(forever)
         """
     )
-    began = time.monotonic()
-    assert run.end()[0] == 85 and time.monotonic() - began < 30
+    assert run.end()[0] == 85
     assert [event["event"] for event in run.events()] == ["run_start", "end"]
     assert run.events()[-1]["status"] == "interrupted"
 
@@ -215,7 +218,7 @@ def test_a_stop_that_could_not_be_saved_ends_with_1_and_its_words_and_is_not_rep
             sys.exit(86)
         signal.signal(signal.SIGTERM, lambda *_: os._exit(86))
         touch("ready")
-        time.sleep(60)
+        time.sleep(forever)
         """
     )
     assert run.end() == (1, "", "error: stopped on request after step 7\nmend it\n")
@@ -225,7 +228,7 @@ def test_a_stop_that_could_not_be_saved_ends_with_1_and_its_words_and_is_not_rep
 
 @pytest.mark.parametrize(("script", "code"), [("", 85), ("step(3)", 128 + signal.SIGTERM)])
 def test_a_stop_signal_that_a_rank_does_not_hear_is_no_crash(start: Start, script: str, code: int) -> None:
-    run = start(f"{script}\nif rank: os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)")
+    run = start(f"{script}\nif rank: os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(forever)")
     assert run.end()[0] == code
     told = [event for event in run.events() if event["event"] != "step"]
     assert [event["event"] for event in told] == ["run_start", "signal", "end"]
@@ -241,8 +244,9 @@ def test_an_error_on_the_way_to_a_stop_is_told_with_its_cause(start: Start) -> N
         signal.signal(signal.SIGTERM, stop)
         step(3)
         touch(f"ready-{rank}")
-        time.sleep(60)
-        """
+        time.sleep(forever)
+        """,
+        terminate=1.0,
     )
     run.wait_for("ready-0")
     run.wait_for("ready-1")
@@ -263,22 +267,25 @@ def test_signals_that_come_together_are_one_request(start: Start) -> None:
             os._exit(85)
         signal.signal(signal.SIGTERM, stop)
         touch(f"ready-{rank}")
-        time.sleep(60)
+        time.sleep(forever)
         """
     )
     run.wait_for("ready-0")
     run.wait_for("ready-1")
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    # It hears them together when it goes on, however long they take to send.
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCONT):
         run.process.send_signal(number)
     assert run.end()[0] == 85
     assert [event["event"] for event in run.events()] == ["run_start", "signal", "end"]
 
 
 def test_a_second_signal_ends_everything_at_once(start: Start) -> None:
-    run = start("signal.signal(signal.SIGTERM, lambda *_: touch(f'told-{rank}')); touch('ready')\nwait_for('never')")
-    run.wait_for("ready")
-    time.sleep(0.2)
+    script = "signal.signal(signal.SIGTERM, lambda *_: touch(f'told-{rank}')); touch(f'ready-{rank}')"
+    run = start(f"{script}\nwait_for('never')")
+    run.wait_for("ready-0")
+    run.wait_for("ready-1")
     run.process.terminate()
+    # Forwarded, so the supervisor has heard it: what comes two seconds from here is another request.
     run.wait_for("told-0")
     time.sleep(SECONDS_OF_ONE_REQUEST + 0.1)
     run.process.terminate()
@@ -293,10 +300,12 @@ def test_a_run_whose_summary_is_written_has_succeeded_whatever_its_ranks_say(sta
 
 
 def test_a_run_that_is_ended_at_once_after_its_summary_has_succeeded(start: Start) -> None:
-    run = start("signal.signal(signal.SIGTERM, lambda *_: touch('told'))\nsummary(); touch('ready'); wait_for('never')")
-    run.wait_for("ready")
+    script = "signal.signal(signal.SIGTERM, lambda *_: touch(f'told-{rank}')); summary(); touch(f'ready-{rank}')"
+    run = start(f"{script}\nwait_for('never')")
+    run.wait_for("ready-0")
+    run.wait_for("ready-1")
     run.process.terminate()
-    run.wait_for("told")
+    run.wait_for("told-0")
     time.sleep(SECONDS_OF_ONE_REQUEST + 0.1)
     run.process.terminate()
     assert run.end()[0] == 0
@@ -315,7 +324,7 @@ from drillyard.supervise import guardian, processes
 kill_group = processes.Rank.kill_group
 processes.Rank.kill_group = lambda self: kill_group(self) if self.number == 0 else None
 guardian.PATIENCE_SECONDS = 0.2
-guardian.marked_processes = lambda token: []
+guardian.marked_processes = lambda token, mark: []
 """
 """A supervisor whose SIGKILL does nothing to rank 1, as if that were in a call of the kernel that does not return."""
 
@@ -330,8 +339,10 @@ def test_a_rank_that_sigkill_does_not_end_is_named_and_left_and_no_round_follows
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         open(directory + "/pid", "w").write(str(os.getpid()))
         touch("ready")
-        time.sleep(60)
+        time.sleep(forever)
         """,
+        terminate=1.0,
+        kill=4.0,
         prelude=UNKILLABLE,
     )
     code, _, err = run.end()
@@ -353,7 +364,7 @@ def test_a_rank_that_nccl_aborted_for_waiting_is_asked_whom_it_waited_for(start:
         if rank == 0:
             faulthandler.register(signal.SIGUSR2)
             touch("ready")
-            time.sleep(60)
+            time.sleep(forever)
         wait_for("ready")
         os.write(2, b"terminate called after throwing an instance of 'c10::DistBackendError'\\n"
             b"  what():  [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9) ran for 9 ms\\n")
@@ -378,7 +389,8 @@ def test_rounds_that_never_reach_a_step_stop_after_three(start: Start) -> None:
 
 
 def test_a_crash_that_repeats_at_the_same_step_is_not_repeated_forever(start: Start) -> None:
-    run = start("step(7)\nif rank == 1: raise RuntimeError(f'at {time.time()}')\ntime.sleep(60)", max_restarts=100)
+    script = "step(7)\nif rank == 1: raise RuntimeError(f'at {time.time()}')\ntime.sleep(forever)"
+    run = start(script, max_restarts=100)
     code, _, err = run.end()
     assert code == 1 and "ended at the same step 7 with the same error" in err
     assert run.log(1).count("=== round") == 3

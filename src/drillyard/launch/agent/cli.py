@@ -1,0 +1,84 @@
+"""The agent's command line; what it prints for launchers is one line of JSON on standard output.
+
+Exit codes of `run` and `keep`: 0 done; 85 stopped from outside with everything saved: start it again, not counted;
+2 refused; 75 a node was lost for good: start it again elsewhere, not counted; 1 failed; 130 cancelled. The other verbs:
+0, 1 where it could not be done, 2 for a mistake in the call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from . import ending, facts, index, keeper, running
+from .job import EXIT_FAILED
+
+
+def main() -> int:
+    """Do what the command line says; returns the exit code."""
+    options = _parser().parse_args()
+    verb: Callable[[argparse.Namespace], int] = options.verb
+    try:
+        return verb(options)
+    except running.Mistake as mistake:
+        return running.say_mistake(mistake)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return EXIT_FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="agent", description="Runs one node's part of a launched run.")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    for name, verb, text in (
+        ("run", running.run, "run this node's part in the foreground"),
+        ("start", keeper.start, "run it detached, with a keeper that starts it again when it is killed"),
+        ("keep", keeper.keep, "be the keeper, in the foreground"),
+    ):
+        _add_run_options(_add(verbs, name, verb, text))
+    stop = _add(verbs, "stop", ending.stop, "cancel a run: end everything of it on this host")
+    stop.add_argument("--job", required=True, help="job.json")
+    stop.add_argument("--patience", type=float, default=30.0, help="seconds from SIGTERM to SIGKILL")
+    stop.add_argument("--mark-only", action="store_true", help="only note that the run is cancelled")
+    check = _add(verbs, "check", facts.check, "facts of this host")
+    check.add_argument("--directory", help="can it be written, and is a nonce of another host seen there")
+    check.add_argument("--write-nonce", help="leave a file .drillyard-NONCE in the directory")
+    check.add_argument("--nonce", help="look for the file .drillyard-NONCE in the directory, for ten seconds")
+    check.add_argument("--port", type=int, help="first of 16 ports: which are free")
+    check.add_argument("--python", help="a Python that is to have Drillyard")
+    check.add_argument("--launch-directory", help="which agents of this run live here")
+    check.add_argument("--image", help="a container image: is it here, and can it be run")
+    check.add_argument("--runs", action="store_true", help="which runs are active here")
+    entry = _add(verbs, "index", index.write_entry, "note a submission on this host")
+    entry.add_argument("--entry", required=True, help="JSON with run, cluster, platform, launch_directory, ...")
+    listing = _add(verbs, "list", index.list_runs, "the runs noted on this host")
+    listing.add_argument("--cluster")
+    status = _add(verbs, "status", index.status, "one run")
+    status.add_argument("--job", help="job.json")
+    forget = _add(verbs, "forget", index.forget, "take a run off this host's notes")
+    for verb_parser, required in ((status, False), (forget, True)):
+        verb_parser.add_argument("--cluster", required=required)
+        verb_parser.add_argument("--run", required=required)
+    return parser
+
+
+def _add(
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    verb: Callable[[argparse.Namespace], int],
+    text: str,
+) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(name, help=text, description=text)
+    parser.set_defaults(verb=verb)
+    return parser
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--job", required=True, help="job.json")
+    parser.add_argument("--node-rank", type=int, help="rank of this node; else as Slurm or Vertex AI says")
+    parser.add_argument("--leader", help="host of node 0, as the other nodes reach it; else as the scheduler says")
+    parser.add_argument("--submission", help="name of this submission: counts are kept for as long as it is the same")
+    parser.add_argument("--attempt", help="which start of this submission; Slurm: SLURM_RESTART_COUNT")
+    parser.add_argument("--quiet", action="store_true", help="do not pass the command's output on")
+    parser.add_argument("--kept", action="store_true", help=argparse.SUPPRESS)

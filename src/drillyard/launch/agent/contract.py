@@ -1,0 +1,156 @@
+"""What follows a round, the same on every launcher. Pure: how the nodes ended in, a decision out.
+
+| how the round ended | what follows |
+|---|---|
+| node 0 exited with 0 and summary.json says completed; or every node exited with 0 | done |
+| a node refused its config (2) | failed, never again |
+| stopped from outside, with all saved (85, or a newer checkpoint) | leave with 85: the scheduler starts the run again |
+| stopped from outside, not saved | failed, with that word |
+| a node was lost | again when it is back, not counted; after `join_seconds` (0: at once) leave with 75 |
+| 85 of itself | again, not counted |
+| anything else | again, counted, at most `max_failures` times |
+
+85 in two rounds in a row without a newer checkpoint counts as a failure, so that a run which only ever saves nothing
+comes to an end. Where checkpoints cannot be seen (no glob), that is held against a run only if nobody asked it to stop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .job import EXIT_CHECKPOINTED, EXIT_DONE, EXIT_FAILED, EXIT_NODE_LOST, EXIT_REFUSED
+
+DONE = "done"
+AGAIN = "again"
+LEAVE = "leave"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What is remembered from round to round, and over requeues."""
+
+    failures: int = 0
+    """Restarts that counted against the limit."""
+    unsaved_stops: int = 0
+    """85 in a row without a newer checkpoint."""
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """How a round ended. Codes are as a shell shows them: 128 + N for a process that signal N ended."""
+
+    codes: dict[int, int]
+    """By node, of all nodes that are not lost. What ranks told counts more than what their launcher made of it."""
+    lost: dict[int, str]
+    """Nodes that vanished, and their hosts."""
+    first: int | None = None
+    """The node whose end ended the round; None: no node failed of itself."""
+    asked: str | None = None
+    """The signal that came from outside, by name."""
+    completed: bool = False
+    """The run's own word (summary.json) that it is complete."""
+    newer_checkpoint: bool | None = None
+    """Whether this round saved one; None: cannot be seen."""
+    cause: str = ""
+    """Why it failed, in words, where known."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The settings that decide."""
+
+    max_failures: int
+    join_seconds: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do: `done`, `again`, or `leave` with `code`; `reason` is for people."""
+
+    what: str
+    code: int
+    reason: str
+    counts: Counts
+    counted: bool = False
+
+
+def decide(end: RoundEnd, counts: Counts, limits: Limits) -> Decision:
+    """What follows a round that ended so."""
+    codes = set(end.codes.values())
+    if end.codes.get(0) == EXIT_DONE and (end.completed or (codes == {EXIT_DONE} and not end.lost)):
+        return Decision(DONE, EXIT_DONE, "done", counts)
+    if EXIT_REFUSED in codes:
+        return Decision(LEAVE, EXIT_REFUSED, "refused: " + (end.cause or "exit code 2"), counts)
+    if end.asked is not None:
+        return _stopped(end, counts, limits)
+    if end.lost:
+        return _lost(end, counts, limits)
+    if _code_of_round(end) == EXIT_CHECKPOINTED:
+        return _checkpointed(end, counts, limits)
+    return _failed(end.cause or f"exit code {_code_of_round(end)}", counts, limits)
+
+
+def nobody_came(missing: dict[int, str], seconds: float, counts: Counts) -> Decision:
+    """What follows when nodes stay away for longer than the leader waits: the scheduler may find others."""
+    reason = f"lost capacity: {_names(missing)} did not come within {seconds:.0f} s"
+    return Decision(LEAVE, EXIT_NODE_LOST, reason, counts)
+
+
+def _stopped(end: RoundEnd, counts: Counts, limits: Limits) -> Decision:
+    told = EXIT_CHECKPOINTED in end.codes.values()
+    if not told and not end.newer_checkpoint:
+        reason = f"stopped by {end.asked} without a checkpoint of this moment"
+        return Decision(LEAVE, EXIT_FAILED, reason, counts)
+    saved = end.newer_checkpoint is not False
+    after = _stop_counts(counts, saved)
+    if after.failures > limits.max_failures:
+        return _too_often("stopped again without a newer checkpoint", after, limits)
+    counted = after.failures > counts.failures
+    return Decision(LEAVE, EXIT_CHECKPOINTED, f"stopped by {end.asked}, all is saved", after, counted)
+
+
+def _checkpointed(end: RoundEnd, counts: Counts, limits: Limits) -> Decision:
+    after = _stop_counts(counts, end.newer_checkpoint is True)
+    counted = after.failures > counts.failures
+    if after.failures > limits.max_failures:
+        return _too_often("exit code 85 again without a newer checkpoint", after, limits)
+    return Decision(AGAIN, EXIT_CHECKPOINTED, "checkpointed (exit code 85)", after, counted)
+
+
+def _stop_counts(counts: Counts, saved: bool) -> Counts:
+    if saved:
+        return replace(counts, unsaved_stops=0)
+    again = counts.unsaved_stops > 0
+    return Counts(counts.failures + 1 if again else counts.failures, counts.unsaved_stops + 1)
+
+
+def _lost(end: RoundEnd, counts: Counts, limits: Limits) -> Decision:
+    if limits.join_seconds <= 0:
+        return Decision(LEAVE, EXIT_NODE_LOST, f"lost {_names(end.lost)}", counts)
+    return Decision(AGAIN, EXIT_NODE_LOST, f"lost {_names(end.lost)}; waits for it to come back", counts)
+
+
+def _failed(cause: str, counts: Counts, limits: Limits) -> Decision:
+    after = Counts(counts.failures + 1, 0)
+    if after.failures > limits.max_failures:
+        return _too_often(cause, after, limits)
+    return Decision(AGAIN, EXIT_FAILED, cause, after, counted=True)
+
+
+def _too_often(cause: str, after: Counts, limits: Limits) -> Decision:
+    """The failure that is one too many is no restart: the count stays at the limit."""
+    counts = replace(after, failures=limits.max_failures)
+    limit = f"all {limits.max_failures} restarts are used" if limits.max_failures else "restarts are off"
+    return Decision(LEAVE, EXIT_FAILED, f"{cause}; {limit}", counts, counted=True)
+
+
+def _code_of_round(end: RoundEnd) -> int:
+    """The code of the node that ended the round; without one, the first that is not 0."""
+    if end.first is not None and end.first in end.codes:
+        return end.codes[end.first]
+    return next((code for _, code in sorted(end.codes.items()) if code != EXIT_DONE), EXIT_FAILED)
+
+
+def _names(nodes: dict[int, str]) -> str:
+    listed = [f"node {node} ({host})" if host else f"node {node}" for node, host in sorted(nodes.items())]
+    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")

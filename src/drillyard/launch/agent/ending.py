@@ -1,0 +1,82 @@
+"""The verb `stop`: end what a run has on this host, politely and then by force, and look that nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from argparse import Namespace
+from pathlib import Path
+
+from . import records
+from .borrowed import guardian
+from .identity import RUN_MARK, Process, process_of, run_token
+from .job import EXIT_CANCELLED, EXIT_FAILED
+from .running import agents_here, job_of
+from .stopmark import mark_cancelled
+
+_OVER = ("succeeded", "failed", "cancelled")
+
+
+def stop(options: Namespace) -> int:
+    """Cancel a run: end its agents on this host and all they have started; prints JSON. Raises Mistake."""
+    job = job_of(options.job)
+    directory = Path(job.launch_directory)
+    state = records.read_state(directory)
+    here = agents_here(directory)
+    submissions = {str(each["submission"]) for each in here} | {str(state.get("submission", ""))}
+    for submission in sorted(submissions):
+        mark_cancelled(directory, submission)
+    told = []
+    if not options.mark_only:
+        for each in here:
+            told.append({"node": each["node"], "ended": _end_agent(each, options.patience)})
+    left: list[int] = []
+    if not options.mark_only:
+        token = run_token(job.launch_directory)
+        guardian.end_marked_processes(token, mark=RUN_MARK)
+        left = guardian.marked_processes(token, RUN_MARK)
+        _write_cancelled(directory)
+    print(json.dumps({"agents": told, "left": left, "state": records.read_state(directory).get("state")}))
+    return EXIT_FAILED if left else 0
+
+
+def _end_agent(told: dict[str, object], patience_seconds: float) -> str:
+    """End an agent and its keeper: `was gone`, `asked` or `killed`."""
+    agent, keeper = process_of(told["agent"]), process_of(told["keeper"])
+    alive = [process for process in (keeper, agent) if process is not None and process.alive]
+    if not alive:
+        _forget(told)
+        return "was gone"
+    _signal(alive[0], signal.SIGTERM)
+    how = "asked"
+    deadline = time.monotonic() + patience_seconds
+    while any(process.alive for process in alive):
+        if time.monotonic() > deadline:
+            how = "killed"
+            for process in alive:
+                _signal(process, signal.SIGKILL)
+        time.sleep(0.05)
+    _forget(told)
+    return how
+
+
+def _signal(process: Process, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, number)
+
+
+def _forget(told: dict[str, object]) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(str(told["path"]))
+
+
+def _write_cancelled(directory: Path) -> None:
+    """Make the state `cancelled` where the leader was of this machine and could not write that any more."""
+    state = records.read_state(directory)
+    leader = process_of(state.get("agent"))
+    if state and state["state"] not in _OVER and leader is not None and leader.here:
+        file = records.StateFile(directory, state)
+        file.enter("cancelled", "cancelled", ended_at=time.time(), exit_code=EXIT_CANCELLED)

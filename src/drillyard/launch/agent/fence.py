@@ -1,0 +1,275 @@
+"""The fence: never do two starts of a run write into its directory at the same time.
+
+A scheduler can lose a node whose processes live on (slurmd killed, a network that was cut, a stopped virtual machine)
+and start the run elsewhere. So each start of a leader takes the next number in epochs/ (O_EXCL), and
+
+- a node's agent renews `NNNN.node-K.alive` many times per `lease_seconds`, as long as a command of its may run;
+- an agent that cannot renew for half of `lease_seconds` has its command killed, by its guardian: another process, which
+  works also when the agent is stopped or waits for a disk that does not answer;
+- an agent that sees a newer epoch kills its command at once and puts `NNNN.node-K.gone` beside its lease;
+- a leader starts nothing before every lease of earlier epochs is gone, was not renewed for `lease_seconds` on the
+  leader's own clock, or belongs to an agent of this machine that is dead together with everything it started.
+
+No clocks of two hosts are compared. A lease is claimed first and the next epoch looked for second, and a leader takes
+its epoch first and looks for leases second, so one of the two sees the other. Replacing the lease by rename makes an
+NFS client look at the directory anew. Cost: a rename and a stat per node every `lease_seconds` / 8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .borrowed import guardian
+from .identity import AGENT_MARK, Process, process_of
+
+_ALIVE = re.compile(r"(\d{4,})\.node-(\d+)\.alive")
+_EPOCH = re.compile(r"\d{4,}")
+_LEASE_BYTES = 511
+
+
+class Epochs:
+    """The directory epochs/ of a launch directory."""
+
+    def __init__(self, launch_directory: Path) -> None:
+        self.directory = launch_directory / "epochs"
+
+    def open(self, told: dict[str, Any]) -> int:
+        """Take the next epoch, for a leader that is described by `told`. Raises OSError."""
+        self.directory.mkdir(exist_ok=True)
+        number = self.newest()
+        while True:
+            number += 1
+            # Complete when it appears under its name: a link fails where the name is taken, as O_EXCL does, and its
+            # contents are there already.
+            draft = self.directory / f"draft-{told['leader']['pid']}-{time.time_ns()}"
+            draft.write_text(json.dumps(told) + "\n", encoding="utf-8")
+            try:
+                os.link(draft, self._path(number))
+                return number
+            except FileExistsError:
+                continue
+            except OSError:
+                # A file system without links (object storage).
+                if _made_first(self._path(number), json.dumps(told) + "\n"):
+                    return number
+            finally:
+                draft.unlink()
+
+    def newest(self) -> int:
+        """The number of the newest epoch; 0 without any."""
+        names = os.listdir(self.directory) if self.directory.is_dir() else []
+        return max((int(name) for name in names if _EPOCH.fullmatch(name)), default=0)
+
+    def has(self, number: int) -> bool:
+        """Whether an epoch was taken."""
+        return self._path(number).exists()
+
+    def told(self, number: int) -> dict[str, Any]:
+        """What the leader of an epoch said of itself; nothing where that cannot be read (yet)."""
+        try:
+            told = json.loads(self._path(number).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return told if isinstance(told, dict) else {}
+
+    def lease(self, number: int, node: int) -> Path:
+        """The file that a node renews while it belongs to an epoch."""
+        return self.directory / f"{number:04d}.node-{node}.alive"
+
+    def gone(self, number: int, node: int) -> Path:
+        """The file by which a node says that nothing of it runs any more in an epoch."""
+        return self.directory / f"{number:04d}.node-{node}.gone"
+
+    def leases_before(self, epoch: int) -> list[Path]:
+        """The leases of earlier epochs that nobody has said to be gone."""
+        found = []
+        for name in sorted(os.listdir(self.directory)):
+            parts = _ALIVE.fullmatch(name)
+            if parts and int(parts[1]) < epoch and not self.gone(int(parts[1]), int(parts[2])).exists():
+                found.append(self.directory / name)
+        return found
+
+    def tidy(self, epoch: int) -> None:
+        """Remove the leases of epochs before one that all have ended; the epochs themselves stay as a history."""
+        for name in os.listdir(self.directory):
+            number = name.split(".")[0]
+            if "." in name and number.isdigit() and int(number) < epoch:
+                (self.directory / name).unlink()
+
+    def _path(self, number: int) -> Path:
+        return self.directory / f"{number:04d}"
+
+
+def _made_first(path: Path, text: str) -> bool:
+    """Make a file that nobody else has made. Raises OSError.
+
+    A mounted bucket lets two hosts create it at once, and tells the second one so when it closes it (ESTALE).
+    """
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ESTALE):
+            raise
+        return False
+    return True
+
+
+class Predecessors:
+    """Leases that must have ended before something is started."""
+
+    def __init__(self, leases: Callable[[], list[Path]], lease_seconds: float) -> None:
+        self._leases = leases
+        self._lease_seconds = lease_seconds
+        self._seen: dict[Path, tuple[bytes, float]] = {}
+
+    def waiting_for(self, now: float) -> list[str]:
+        """Those that may still have a command running, in words; `now` is monotonic. Call it again and again."""
+        return [words for path in self._leases() if (words := self._look(path, now))]
+
+    def _look(self, path: Path, now: float) -> str | None:
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError:
+            # Replaced on another NFS client while it was read: looked at again the next time.
+            content = b""
+        before, since = self._seen.get(path, (None, now))
+        if content != before:
+            since = now
+            self._seen[path] = content, now
+        told = _parsed(content)
+        holder = process_of(told.get("agent"))
+        if holder is not None and holder.here and not holder.alive and _ended(str(told.get("token"))):
+            return None
+        if now - since >= self._lease_seconds:
+            return None
+        return f"{path.name.rsplit('.', 1)[0]} on {holder.host if holder else 'an unknown host'}"
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    try:
+        told = json.loads(content)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _ended(token: str) -> bool:
+    """Whether nothing is left of a dead agent of this machine; ends what is."""
+    for pid in guardian.marked_processes(token, AGENT_MARK):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, 9)
+    return not guardian.marked_processes(token, AGENT_MARK)
+
+
+class Lease:
+    """This node's part: a thread that renews the lease of the epoch it belongs to and looks for a newer one.
+
+    `renewed` is called after each renewal: it keeps the guardian from killing the command.
+    """
+
+    def __init__(
+        self, epochs: Epochs, node: int, me: Process, token: str, seconds: float, renewed: Callable[[], None]
+    ) -> None:
+        self.seconds = seconds
+        self.fenced_by: int | None = None
+        """A newer epoch than the one that was claimed."""
+        self._epochs = epochs
+        self._node = node
+        self._told = {"agent": me.as_json(), "token": token}
+        self._renewed = renewed
+        self._epoch: int | None = None
+        self._renewed_at = 0.0
+        self._count = 0
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def fresh(self) -> bool:
+        """Whether a command may be started: half of the time to the guardian's blow is left at least."""
+        young = time.monotonic() - self._renewed_at < self.seconds / 4
+        return self._epoch is not None and self.fenced_by is None and young
+
+    @property
+    def silent_seconds(self) -> float:
+        """Since the last renewal."""
+        return time.monotonic() - self._renewed_at
+
+    def holds(self, epoch: int) -> bool:
+        """Whether this agent belongs to an epoch already."""
+        return self._epoch == epoch
+
+    def claim(self, epoch: int) -> None:
+        """Belong to an epoch from now on. The lease is written when this returns. Raises OSError."""
+        with self._lock:
+            if self._epoch not in (None, epoch):
+                self._say_gone()
+            self._epoch, self.fenced_by = epoch, None
+            with contextlib.suppress(FileNotFoundError):
+                self._epochs.gone(epoch, self._node).unlink()
+            self._renew()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+
+    def release(self) -> None:
+        """Belong to none: said in the directory. Only when nothing of this node runs any more."""
+        with self._lock:
+            if self._epoch is not None:
+                self._say_gone()
+            self._epoch = None
+
+    def _say_gone(self) -> None:
+        assert self._epoch is not None
+        # A lease that is not renewed any more says the same, only later.
+        with contextlib.suppress(OSError):
+            self._epochs.gone(self._epoch, self._node).write_text(json.dumps(self._told) + "\n", encoding="utf-8")
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(min(1.0, self.seconds / 8))
+            # A directory that cannot be written (or is gone) for long is what the guardian is for.
+            with self._lock, contextlib.suppress(OSError):
+                self._look()
+
+    def _look(self) -> None:
+        if self._epoch is None:
+            return
+        if time.monotonic() - self._renewed_at >= self.seconds / 8 - 0.01:
+            self._renew()
+        if self.fenced_by is None and self._epochs.has(self._epoch + 1):
+            self.fenced_by = self._epochs.newest()
+
+    def _renew(self) -> None:
+        assert self._epoch is not None
+        begun = time.monotonic()
+        self._count += 1
+        lease = self._epochs.lease(self._epoch, self._node)
+        text = json.dumps({**self._told, "count": self._count}).encode().ljust(_LEASE_BYTES) + b"\n"
+        draft = lease.with_suffix(".draft")
+        try:
+            draft.write_bytes(text)
+            os.replace(draft, lease)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # A full disk ends no run: all leases have one length, so the old one can be written over where it lies.
+            with open(lease, "r+b", buffering=0) as file:
+                file.write(text)
+        # Looked for before the lease counts as renewed: an agent that was frozen must not start anything in between.
+        if self._epochs.has(self._epoch + 1):
+            self.fenced_by = self._epochs.newest()
+        # A renewal that took long counts from its begin: another host may have seen it since then.
+        self._renewed_at = begun
+        self._renewed()

@@ -1,0 +1,181 @@
+"""The agent of every other node: it joins the leader, does what that says, and keeps trying when it is away.
+
+A follower whose leader is gone ends its command (nobody would restart it in step with the others) and goes on asking
+for `join_seconds`: the leader's keeper may have started it again. A follower that sees a newer epoch of another start
+of the run kills its command and leaves: the run goes on elsewhere.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from . import records
+from .fence import Epochs, Lease, Predecessors
+from .identity import Process
+from .job import EXIT_CANCELLED, EXIT_CHECKPOINTED, EXIT_NODE_LOST, Job
+from .node import Node
+from .requests import PATIENCE_AFTER_FAILURE_SECONDS, START_SECONDS, StopRequests
+from .sockets import wait_for
+from .stopmark import is_cancelled
+from .wire import Connection, ConnectionLost, Refused, join
+
+_SECONDS_BETWEEN_TRIES = 0.5
+
+
+class _Dismissed(Exception):
+    """The agent is to exit with a code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Follower:
+    """The agent of node `node.rank`, from joining to its exit."""
+
+    def __init__(self, job: Job, node: Node, me: Process, secret: bytes, address: str, start: dict[str, str]) -> None:
+        self._job = job
+        self._node = node
+        self._me = me
+        self._secret = secret
+        self._address = address
+        self._start = start
+        self._epochs = Epochs(Path(job.launch_directory))
+        self._lease = Lease(self._epochs, node.rank, me, node.token, job.lease_seconds, node.guardian.renewed)
+        self._stop = StopRequests()
+        self._told = False
+        self._joined: int | None = None
+        """The epoch of the leader that was joined last."""
+        self._due: dict[str, Any] | None = None
+
+    def run(self) -> int:
+        """Follow until the leader says leave, or is away for too long; returns the agent's exit code."""
+        with self._stop:
+            try:
+                while True:
+                    connection, epoch = self._find_leader()
+                    try:
+                        self._belong_to(epoch, connection)
+                        self._follow(connection)
+                    except ConnectionLost as lost:
+                        self._node.say(f"the leader on {self._address} is lost: {lost}")
+                    finally:
+                        connection.close()
+                        self._end_command()
+            except _Dismissed as dismissed:
+                self._end_command()
+                self._lease.release()
+                return dismissed.code
+
+    def _find_leader(self) -> tuple[Connection, int]:
+        deadline = time.monotonic() + (self._job.join_seconds or START_SECONDS)
+        said = ""
+        silence = self._job.lease_seconds / 2
+        told = {**self._start, "node": self._node.rank, "host": self._me.host}
+        while True:
+            try:
+                return join(self._address, self._job.port, self._secret, told, silence, self._is_asked)
+            except (ConnectionLost, Refused) as error:
+                words = f"node {self._node.rank} cannot join the leader on {self._address} yet: {error}"
+            if words != said:
+                said = words
+                self._node.say(words)
+            if self._is_asked():
+                # Nothing of this node runs, so nothing is lost.
+                cancelled = is_cancelled(Path(self._job.launch_directory), self._start["submission"])
+                raise _Dismissed(EXIT_CANCELLED if cancelled else EXIT_CHECKPOINTED)
+            if time.monotonic() > deadline or self._fenced_for_good():
+                raise _Dismissed(EXIT_NODE_LOST)
+            code = self._code_of_run()
+            if code is not None:
+                raise _Dismissed(code)
+            time.sleep(_SECONDS_BETWEEN_TRIES)
+
+    def _is_asked(self) -> bool:
+        self._stop.take()
+        return self._stop.first is not None
+
+    def _belong_to(self, epoch: int, connection: Connection) -> None:
+        """Take this node's lease in an epoch, once an agent that had it before has ended. Raises ConnectionLost."""
+        mine = self._epochs.lease(epoch, self._node.rank)
+        if not self._lease.holds(epoch):
+            earlier = Predecessors(lambda: [mine] if mine.exists() else [], self._job.lease_seconds)
+            while earlier.waiting_for(time.monotonic()):
+                wait_for([connection], 0.2)
+                if any("leave" in message for message in connection.receive()):
+                    raise ConnectionLost("the run ended before this node was part of it")
+                connection.beat()
+        self._lease.claim(epoch)
+        self._joined = epoch
+
+    def _follow(self, connection: Connection) -> None:
+        """Do what the leader says. Raises ConnectionLost, and _Dismissed."""
+        connection.send(ready=1)
+        reported = True
+        while True:
+            wait_for([self._stop, connection], 0.02 if self._told else 0.2)
+            for message in connection.receive():
+                reported = reported and "start" not in message
+                self._do(message)
+            if self._due is not None and self._lease.fresh:
+                begin, self._due = self._due, None
+                self._node.start(begin["epoch"], begin["round"], begin["address"], begin["port"])
+            for number in self._stop.take():
+                connection.send(asked={"signal": int(number), "insisted": self._stop.insisted})
+            self._node.tick()
+            if not reported and self._node.report is not None and self._due is None:
+                reported, self._told = True, False
+                connection.send(exited=self._node.report)
+            connection.flush()
+            connection.beat()
+            self._look_at_fence()
+
+    def _do(self, message: dict[str, Any]) -> None:
+        if "start" in message:
+            self._due, self._node.report = message["start"], None
+        elif "stop" in message:
+            told = message["stop"]
+            self._told = True
+            if self._due is not None:
+                # Its lease was too old to start anything; so there is nothing to stop but what would begin now.
+                raise ConnectionLost("told to stop before the command could be started")
+            if told["signal"] == signal.SIGKILL:
+                self._node.kill()
+            else:
+                self._node.stop(told["signal"], told["patience_seconds"], told["why"])
+        elif "leave" in message:
+            raise _Dismissed(int(message["leave"]))
+
+    def _end_command(self) -> None:
+        """Nothing of this node runs any more when this returns, but what SIGKILL does not end."""
+        self._due, self._told = None, False
+        self._node.stop(signal.SIGTERM, PATIENCE_AFTER_FAILURE_SECONDS)
+        while self._node.busy:
+            if self._lease.fenced_by is not None:
+                self._node.kill()
+            self._node.tick()
+            time.sleep(0.02)
+
+    def _look_at_fence(self) -> None:
+        if self._lease.fenced_by is not None:
+            self._node.kill("the run was started again")
+            raise ConnectionLost(f"the run was started again (epoch {self._lease.fenced_by})")
+        if self._node.busy and self._lease.silent_seconds > self._job.lease_seconds / 2:
+            self._node.blame(f"{self._job.launch_directory} could not be written for half of lease_seconds")
+
+    def _code_of_run(self) -> int | None:
+        """The run's exit code, where it has ended while this node was away."""
+        state = records.read_state(Path(self._job.launch_directory)) if self._joined else {}
+        code, epoch = state.get("exit_code"), state.get("epoch", 0)
+        return int(code) if code is not None and self._joined is not None and epoch >= self._joined else None
+
+    def _fenced_for_good(self) -> bool:
+        """Whether the newest epoch is of another start of the run; says that nothing of this node is left."""
+        if self._lease.fenced_by is None:
+            return False
+        self._lease.release()
+        newest = self._epochs.told(self._epochs.newest())
+        return bool(newest) and {key: newest.get(key) for key in self._start} != self._start

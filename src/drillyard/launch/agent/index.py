@@ -1,0 +1,158 @@
+"""The runs that a head host knows: ~/.local/state/drillyard/<cluster>/<run>.json, and what is to be seen of each.
+
+An entry is written at submission, so that finished runs are found too where the scheduler forgets them. What a run is
+doing is read from its state.json; where that says that it goes on and its agent is known to be dead, nobody will ever
+correct it, so the reader does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from . import records
+from .identity import node_name, process_of
+from .job import EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST
+from .running import Mistake, agents_here, job_of
+from .stopmark import is_cancelled
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_LED_HERE = ("local", "ssh")
+"""Platforms without a scheduler: node 0 is the host that has the index, and nobody else starts a run again."""
+_GOES_ON = ("starting", "running", "restarting")
+
+
+def index_directory() -> Path:
+    """Where the entries are, one directory per cluster."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(state) / "drillyard"
+
+
+def write_entry(options: Namespace) -> int:
+    """The verb `index`: note a submission. Raises Mistake."""
+    try:
+        entry = json.loads(options.entry)
+        path = _path(entry["cluster"], entry["run"])
+        entry["launch_directory"], entry["platform"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Mistake(f"--entry is no entry of the index: {error!r}") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    entry.setdefault("submitted_at", time.time())
+    records.replace_file(path, json.dumps(entry, indent=2) + "\n")
+    return 0
+
+
+def forget(options: Namespace) -> int:
+    """The verb `forget`: take a run off the index; nothing else is touched. Raises Mistake."""
+    with contextlib.suppress(FileNotFoundError):
+        _path(options.cluster, options.run).unlink()
+    return 0
+
+
+def list_runs(options: Namespace) -> int:
+    """The verb `list`: all runs of a cluster, or of all, as a JSON list of {entry, state, agent, problem}."""
+    clusters = [options.cluster] if options.cluster else _names(index_directory())
+    seen = []
+    for cluster in clusters:
+        for name in _names(index_directory() / cluster):
+            if name.endswith(".json") and not name.startswith("."):
+                seen.append(_seen_entry(index_directory() / cluster / name))
+    print(json.dumps(seen))
+    return 0
+
+
+def status(options: Namespace) -> int:
+    """The verb `status`: one run, by its job.json or by cluster and name. Raises Mistake."""
+    if options.job:
+        seen = {"entry": None, **look(job_of(options.job).launch_directory)}
+    elif options.cluster and options.run:
+        path = _path(options.cluster, options.run)
+        if not path.exists():
+            print(f"error: there is no run {options.run} of {options.cluster} here", file=sys.stderr)
+            return EXIT_FAILED
+        seen = _seen_entry(path)
+    else:
+        raise Mistake("give --job, or --cluster and --run")
+    print(json.dumps(seen))
+    return 0
+
+
+def look(launch_directory: str) -> dict[str, Any]:
+    """What is to be seen of a run: its state (corrected, None: none yet) and whether its agent lives.
+
+    `agent`: alive, gone, elsewhere (its host has to be asked), none (no state yet). `cancelled`: that was asked for,
+    so that a run of which the scheduler knows no more did not fail.
+    """
+    directory = Path(launch_directory)
+    try:
+        state = records.read_state(directory)
+    except ValueError as error:
+        return _unseen(f"{directory / 'state.json'}: {error}")
+    if not state:
+        return _unseen(None if directory.is_dir() else f"{directory} is not there")
+    agent = _agent_of(directory, state)
+    cancelled = is_cancelled(directory, str(state.get("submission", "")))
+    if state.get("state") in _GOES_ON and agent == "gone":
+        state = {**state, "state": "cancelled", "reason": "cancelled"} if cancelled else _corrected(state)
+    return {"state": state, "agent": agent, "cancelled": cancelled, "problem": None}
+
+
+def _unseen(problem: str | None) -> dict[str, Any]:
+    return {"state": None, "agent": "none", "cancelled": False, "problem": problem}
+
+
+def _agent_of(directory: Path, state: dict[str, Any]) -> str:
+    leader = process_of(state.get("agent"))
+    if leader is None or not leader.here:
+        # Where this host leads the runs it knows, a leader of this name was of an earlier boot.
+        led_here = leader is not None and state.get("platform") in _LED_HERE and leader.host == node_name()
+        return "gone" if led_here else "elsewhere"
+    # A keeper will start a leader again that was killed.
+    announced = [told for told in agents_here(directory) if told["node"] == 0]
+    processes = [leader, *(process_of(told[who]) for told in announced for who in ("agent", "keeper"))]
+    return "alive" if any(process is not None and process.alive for process in processes) else "gone"
+
+
+def _corrected(state: dict[str, Any]) -> dict[str, Any]:
+    """How a run is whose leader has left or died, as nobody may write that down any more."""
+    code = state.get("exit_code")
+    if code in (EXIT_CHECKPOINTED, EXIT_NODE_LOST) and state.get("platform") not in _LED_HERE:
+        # The scheduler starts it again, and knows whether it will.
+        return state
+    how = (
+        state.get("reason")
+        if code is not None
+        else "agent gone: the agent of node 0 was killed, or its host started again"
+    )
+    handle = f"{state.get('platform')}://{state.get('cluster')}/{state.get('run')}"
+    reason = f"{how}; `drillyard runs resume {handle}` goes on from the newest checkpoint"
+    nothing: dict[str, Any] = {"rank": None, "node": None, "node_rank": None, "exit_code": None, "lines": []}
+    failure = {**nothing, **(state.get("failure") or {}), "reason": str(how)}
+    return {**state, "state": "failed", "reason": reason, "failure": failure}
+
+
+def _seen_entry(path: Path) -> dict[str, Any]:
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        return {"entry": entry, **look(entry["launch_directory"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        named = {"run": path.stem, "cluster": path.parent.name}
+        return {"entry": named, **_unseen(f"{path}: {error!r}")}
+
+
+def _path(cluster: str, run: str) -> Path:
+    for name in (cluster, run):
+        if not _NAME.fullmatch(name):
+            raise Mistake(f"'{name}' is no name of a run or cluster")
+    return index_directory() / cluster / f"{run}.json"
+
+
+def _names(directory: Path) -> list[str]:
+    return sorted(os.listdir(directory)) if directory.is_dir() else []

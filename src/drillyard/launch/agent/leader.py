@@ -1,0 +1,395 @@
+"""The agent of node 0: it joins the nodes, starts rounds on all of them, and decides with contract.py what follows.
+
+A round is the command started once on every node, on a rendezvous port that was never used before. It ends when all
+commands have ended: by themselves, or stopped because one of them failed, a node was lost or somebody asked. A node is
+lost when its agent is not heard for half of `lease_seconds`. Nothing of a round is used again but the counts, which
+are in state.json and so outlive the leader.
+
+One thread, one `select`: `_turn` looks at everything once, and the steps of a run are loops over it.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from . import contract, records
+from .borrowed import cause, signals
+from .contract import Counts, Decision, Limits, RoundEnd
+from .door import Door
+from .fence import Epochs, Lease, Predecessors
+from .identity import Process
+from .job import EXIT_CANCELLED, EXIT_CHECKPOINTED, EXIT_DONE, EXIT_FAILED, EXIT_NODE_LOST, EXIT_REFUSED, Job
+from .members import LocalMember, Member, RemoteMember
+from .node import Node
+from .requests import PATIENCE_AFTER_FAILURE_SECONDS, START_SECONDS, StopRequests
+from .sockets import Source, free_port, wait_for
+from .stopmark import is_cancelled
+from .wire import NUM_PORTS, ConnectionLost, Guest
+
+_TURN_SECONDS = 0.2
+_SECONDS_FOR_LATE_SIGNALS = 1.0
+_CODES_OF_A_REQUEST = {EXIT_CHECKPOINTED, *(128 + int(number) for number in signals.STOP_SIGNALS)}
+
+
+class _Fenced(Exception):
+    """The run was started elsewhere: this leader has ended what it had, and leaves."""
+
+
+class Leader:
+    """A run from here to its end. `submission` and `attempt` say which start of it this is."""
+
+    def __init__(self, job: Job, node: Node, me: Process, secret: bytes, address: str, start: dict[str, str]) -> None:
+        self._job = job
+        self._node = node
+        self._secret = secret
+        self._address = address
+        self._start = start
+        self._directory = Path(job.launch_directory)
+        self._epochs = Epochs(self._directory)
+        self._lease = Lease(self._epochs, 0, me, node.token, job.lease_seconds, node.guardian.renewed)
+        self._members: dict[int, Member] = {0: LocalMember(node)}
+        self._hosts: dict[int, str] = {0: me.host}
+        self._door: Door | None = None
+        self._stop = StopRequests()
+        self._told_to_stop = False
+        self._ends: list[dict[str, Any]] = []
+        self._first_end_at = 0.0
+        self._in_round: dict[int, Member] = {}
+        self._everybody_at = 0.0
+        self._used_ports: set[int] = set()
+        self._me = me
+        self._epoch = 0
+
+    def run(self) -> int:
+        """Lead the run; returns the agent's exit code."""
+        with self._stop:
+            self._state, self._counts, self._round = self._take_up()
+            try:
+                decision = self._rounds()
+            except _Fenced:
+                # The state belongs to the new leader.
+                self._dismiss(EXIT_NODE_LOST)
+                self._lease.release()
+                return EXIT_NODE_LOST
+            code = self._leave(decision)
+            self._dismiss(code)
+            self._lease.release()
+            return code
+
+    def _take_up(self) -> tuple[records.StateFile, Counts, int]:
+        """Take the next epoch, and go on counting where the same submission was begun before."""
+        self._epoch = self._epochs.open({**self._start, "leader": self._me.as_json(), "at": time.time()})
+        self._lease.claim(self._epoch)
+        before = records.read_state(self._directory)
+        same = before.get("submission") == self._start["submission"]
+        counts = Counts(before.get("failures", 0), before.get("unsaved_stops", 0)) if same else Counts()
+        fields: dict[str, Any] = {
+            "run": self._job.run,
+            "cluster": self._job.cluster,
+            "platform": self._job.platform,
+            "nodes": self._job.nodes,
+            "run_directory": self._job.run_directory,
+            "launch_directory": self._job.launch_directory,
+            **self._start,
+            "epoch": self._epoch,
+            "agent": self._me.as_json(),
+            "state": "starting",
+            "reason": None,
+            "since": time.time(),
+            "started_at": before.get("started_at") if same else None,
+            "ended_at": None,
+            "round": before.get("round") if same else None,
+            "failures": counts.failures,
+            "unsaved_stops": counts.unsaved_stops,
+            "hosts": [self._me.host],
+            "failure": before.get("failure") if same else None,
+            "exit_code": None,
+        }
+        state = records.StateFile(self._directory, fields, lambda: self._epochs.has(self._epoch + 1))
+        state.save()
+        return state, counts, 0 if fields["round"] is None else int(fields["round"]) + 1
+
+    # The steps of a run.
+
+    def _rounds(self) -> Decision:
+        if self._job.nodes > 1:
+            try:
+                self._door = Door(self._job.port, self._secret, self._job.lease_seconds / 2)
+            except OSError as error:
+                return Decision(contract.LEAVE, EXIT_FAILED, f"node 0 cannot listen: {error}", self._counts)
+        self._wait_for_predecessors()
+        while True:
+            decision = self._gather() or self._one_round()
+            self._counts = decision.counts
+            self._state.fields.update(failures=self._counts.failures, unsaved_stops=self._counts.unsaved_stops)
+            if decision.what != contract.AGAIN:
+                return decision
+            counted = (
+                f"counted: {self._counts.failures} of {self._job.max_failures}" if decision.counted else "not counted"
+            )
+            self._state.enter("restarting", f"{decision.reason} ({counted})")
+            self._node.say(f"round {self._round} ended: {decision.reason} ({counted})")
+            self._round += 1
+
+    def _wait_for_predecessors(self) -> None:
+        """Until nothing of an earlier epoch can be running any more."""
+        earlier = Predecessors(lambda: self._epochs.leases_before(self._epoch), self._job.lease_seconds)
+        while (waiting := earlier.waiting_for(time.monotonic())) and self._stop.first is None:
+            self._tell("starting", f"waits until an earlier start of this run has ended: {', '.join(waiting[:4])}")
+            self._turn()
+        if not waiting:
+            self._epochs.tidy(self._epoch)
+
+    def _gather(self) -> Decision | None:
+        """Wait until all nodes are here and may start; a decision when they stay away or somebody asks to stop."""
+        patience = self._job.join_seconds or START_SECONDS
+        deadline = time.monotonic() + patience
+        while missing := [node for node in range(self._job.nodes) if not self._is_ready(node)]:
+            self._turn()
+            if self._stop.first is not None:
+                break
+            if time.monotonic() > deadline:
+                away = {node: self._hosts.get(node, "") for node in missing}
+                return contract.nobody_came(away, patience, self._counts)
+            named = ", ".join(str(node) for node in missing[:8]) + (", ..." if len(missing) > 8 else "")
+            here = self._job.nodes - len(missing)
+            state = "starting" if self._state.fields["started_at"] is None else "restarting"
+            self._tell(state, f"{here} of {self._job.nodes} nodes are here; waits for node {named}")
+        if self._stop.first is None:
+            return None
+        # Nothing runs, so nothing is lost.
+        reason = f"stopped by {self._stop.first.name} before the round began"
+        return Decision(contract.LEAVE, EXIT_CHECKPOINTED, reason, self._counts)
+
+    def _is_ready(self, node: int) -> bool:
+        member = self._members.get(node)
+        return member is not None and member.ready and (node != 0 or self._lease.fresh)
+
+    def _one_round(self) -> Decision:
+        before = records.newest_checkpoint(self._job.checkpoints)
+        port = free_port(self._used_ports | set(range(self._job.port, self._job.port + NUM_PORTS)))
+        self._used_ports.add(port)
+        self._ends, self._told_to_stop = [], False
+        self._in_round = dict(self._members)
+        now = time.time()
+        self._state.enter(
+            "running",
+            None,
+            round=self._round,
+            started_at=self._state.fields["started_at"] or now,
+            hosts=[self._hosts[node] for node in range(self._job.nodes)],
+        )
+        for member in self._in_round.values():
+            member.start(self._epoch, self._round, self._address, port)
+        self._watch()
+        end = self._round_end(before)
+        return contract.decide(end, self._counts, Limits(self._job.max_failures, self._job.join_seconds))
+
+    def _watch(self) -> None:
+        """Until all commands of the round have ended, or their nodes are lost."""
+        patience_ends: float | None = None
+        why = ""
+        while len(self._ends) + len(self._lost()) < self._job.nodes:
+            self._turn()
+            if patience_ends is None and self._ends and not self._told_to_stop:
+                kind = _kind_of_end(self._ends[0]["status"])
+                why = (
+                    f"still ran {self._job.stop_seconds:.0f} s after node {self._ends[0]['node']} had ended with {kind}"
+                )
+                patience_ends = time.monotonic() + (self._job.stop_seconds if kind else 0.0)
+            failed = any(not _kind_of_end(each["status"]) for each in self._ends)
+            late = patience_ends is not None and time.monotonic() >= patience_ends
+            if not self._told_to_stop and (failed or self._lost() or late):
+                self._stop_members(signal.SIGTERM, PATIENCE_AFTER_FAILURE_SECONDS, why if late and not failed else None)
+        if self._stop.first is None and any(_hints_at_a_request(each) for each in self._ends):
+            # Ranks may have been signalled by the scheduler themselves, a moment before the agents.
+            deadline = time.monotonic() + _SECONDS_FOR_LATE_SIGNALS
+            while self._stop.first is None and time.monotonic() < deadline:
+                self._turn()
+
+    def _round_end(self, before: tuple[float, str] | None) -> RoundEnd:
+        after = records.newest_checkpoint(self._job.checkpoints)
+        first = records.first_cause(self._ends)
+        lost = self._lost()
+        if first is not None and first["status"] != EXIT_CHECKPOINTED and not lost:
+            self._state.fields["failure"] = _failure(first)
+        return RoundEnd(
+            codes={each["node"]: each["status"] for each in self._ends},
+            lost={node: self._hosts.get(node, "") for node in lost},
+            first=None if first is None else first["node"],
+            asked=self._asked_in_time(),
+            completed=records.summary_completed(Path(self._job.run_directory)),
+            newer_checkpoint=None if self._job.checkpoints is None else after is not None and after != before,
+            cause="" if first is None else _named(first, self._job.nodes),
+        )
+
+    def _asked_in_time(self) -> str | None:
+        """The request to stop, where the round had not failed of itself before it: then that failure is what counts."""
+        if self._stop.first is None or (self._ends and self._stop.at > self._first_end_at + _SECONDS_FOR_LATE_SIGNALS):
+            return None
+        return self._stop.first.name
+
+    def _leave(self, decision: Decision) -> int:
+        """Write how it ended, for as long as somebody has to read it; returns the exit code."""
+        code = decision.code
+        state, reason = "failed", decision.reason
+        if is_cancelled(self._directory, self._start["submission"]) and code != EXIT_DONE:
+            state, reason, code = "cancelled", "cancelled", EXIT_CANCELLED
+        elif code == EXIT_DONE:
+            state, reason = "succeeded", ""
+        elif code in (EXIT_CHECKPOINTED, EXIT_NODE_LOST):
+            state, reason = "restarting", f"{decision.reason}; to be started again (exit code {code})"
+        ended = None if state == "restarting" else time.time()
+        failure = self._state.fields["failure"]
+        if state == "failed" and not (decision.counted and failure):
+            # Not the last failed round, but something that came after it, is why.
+            known = failure if code == EXIT_REFUSED else None
+            failure = {**_NO_FAILURE, **(known or {}), "reason": decision.reason}
+        if state == "succeeded":
+            failure = None
+        self._state.enter(state, reason or None, ended_at=ended, exit_code=code, failure=failure)
+        self._node.say(f"{state}: {decision.reason} (exit code {code})")
+        return code
+
+    # What happens meanwhile.
+
+    def _turn(self) -> None:
+        """Look at everything once; waits at most a fifth of a second for something to look at."""
+        sources: list[Source] = [self._stop]
+        if self._door is not None:
+            sources += [*self._door.sources, *(each.connection for each in self._members.values() if each.connection)]
+        readable = wait_for(sources, 0.02 if self._told_to_stop else _TURN_SECONDS)
+        if self._stop.take():
+            self._act_on_request()
+        for guest in [] if self._door is None else self._door.proven():
+            try:
+                self._welcome(guest)
+            except ConnectionLost:
+                # It went away before it was answered; it will ask again.
+                guest.connection.close()
+        # What a thousand nodes say in one moment is heard in one turn.
+        everybody = time.monotonic() >= self._everybody_at
+        if everybody:
+            self._everybody_at = time.monotonic() + _TURN_SECONDS
+        for node, member in list(self._members.items()):
+            if not everybody and member.connection is not None and member.connection.fileno() not in readable:
+                continue
+            try:
+                for end in member.turn(self._ask_to_stop):
+                    self._note_end(end)
+            except ConnectionLost as lost:
+                self._node.say(f"node {node} ({self._hosts.get(node, '')}) is lost: {lost}")
+                member.close()
+                del self._members[node]
+        self._look_at_fence()
+        self._state.save()
+
+    def _note_end(self, end: dict[str, Any]) -> None:
+        if self._in_round.get(end["node"]) is self._members.get(end["node"]):
+            if not self._ends:
+                self._first_end_at = time.monotonic()
+            self._ends.append(end)
+
+    def _lost(self) -> list[int]:
+        """Nodes of this round whose agent has gone away, also where it is back by now."""
+        ended = {each["node"] for each in self._ends}
+        return [
+            node
+            for node, member in self._in_round.items()
+            if node not in ended and self._members.get(node) is not member
+        ]
+
+    def _ask_to_stop(self, number: int, insisted: bool) -> None:
+        """A node's agent was signalled."""
+        self._stop.hear_of(number, insisted)
+        self._act_on_request()
+
+    def _act_on_request(self) -> None:
+        assert self._stop.first is not None
+        if not self._told_to_stop:
+            self._node.say(f"{self._stop.first.name}: the run stops")
+            self._stop_members(self._stop.forwarded, self._job.stop_seconds, None)
+        elif self._stop.insisted:
+            self._stop_members(signal.SIGKILL, 0.0, None)
+
+    def _stop_members(self, number: int, patience_seconds: float, why: str | None) -> None:
+        self._told_to_stop = True
+        for node, member in self._members.items():
+            if self._in_round.get(node) is member:
+                member.stop(number, patience_seconds, why)
+
+    def _welcome(self, guest: Guest) -> None:
+        told, node = guest.told, guest.told["node"]
+        refusal = None
+        if {key: told.get(key) for key in self._start} != self._start:
+            refusal = "this agent is of another start of the run"
+        elif not 0 < node < self._job.nodes:
+            refusal = f"there is no node {node} in a run of {self._job.nodes}"
+        elif node in self._members:
+            refusal = f"node {node} is here already, on {self._hosts[node]}"
+        if refusal is not None:
+            guest.connection.send(refused=refusal)
+            guest.connection.close()
+            return
+        guest.connection.send(epoch=self._epoch)
+        self._members[node] = RemoteMember(guest.connection)
+        self._hosts[node] = str(told.get("host", ""))
+
+    def _look_at_fence(self) -> None:
+        if self._lease.fenced_by is None:
+            if self._node.busy and self._lease.silent_seconds > self._job.lease_seconds / 2:
+                self._node.blame(f"{self._job.launch_directory} could not be written for half of lease_seconds")
+            return
+        self._node.say(f"the run was started elsewhere (epoch {self._lease.fenced_by}): everything here ends at once")
+        while self._node.busy:
+            self._node.kill()
+            time.sleep(0.02)
+        raise _Fenced
+
+    def _dismiss(self, code: int) -> None:
+        """Send the other agents home with the same code."""
+        for member in self._members.values():
+            member.leave(code)
+        if self._door is not None:
+            self._door.close()
+
+    def _tell(self, state: str, reason: str) -> None:
+        if (self._state.fields["state"], self._state.fields["reason"]) != (state, reason):
+            self._state.enter(state, reason)
+
+
+_NO_FAILURE: dict[str, Any] = {
+    "reason": "",
+    "rank": None,
+    "node": None,
+    "node_rank": None,
+    "exit_code": None,
+    "lines": [],
+}
+
+
+def _failure(end: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "reason": end["reason"],
+        "rank": end["rank"],
+        "node": end["host"],
+        "node_rank": end["node"],
+        "exit_code": end["status"],
+        "lines": end["lines"],
+    }
+
+
+def _named(end: dict[str, Any], nodes: int) -> str:
+    return str(end["reason"]) if nodes == 1 else f"node {end['node']} ({end['host']}): {end['reason']}"
+
+
+def _kind_of_end(status: int) -> str:
+    """The ends after which the other nodes get time to come to theirs; nothing for a failure."""
+    return cause.describe_exit(status) if status in (EXIT_DONE, EXIT_CHECKPOINTED) else ""
+
+
+def _hints_at_a_request(end: dict[str, Any]) -> bool:
+    return end["status"] in _CODES_OF_A_REQUEST and not end["asked"]

@@ -1,0 +1,157 @@
+"""The verb `run`: an agent from its start to its exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from . import where
+from .follower import Follower
+from .identity import Process, process_of, running_process, this_process
+from .job import EXIT_CANCELLED, EXIT_REFUSED, Job, read_job
+from .leader import Leader
+from .node import Node
+from .records import OVER, read_state, replace_file
+from .requests import START_SECONDS
+from .stopmark import is_cancelled
+
+
+class Mistake(Exception):
+    """What the caller has to change: shown as `error: ...`, exit code 2."""
+
+
+def run(options: Namespace) -> int:
+    """Run this node's part of a job in the foreground. Raises Mistake."""
+    job = job_of(options.job)
+    node, address, start = place(job, options)
+    directory = Path(job.launch_directory)
+    if is_cancelled(directory, start["submission"]):
+        return EXIT_CANCELLED
+    over = exit_code_of(directory, start)
+    if over is not None:
+        print(f"drillyard: this start of the run is over (exit code {over}): nothing is started", flush=True)
+        return over
+    me = this_process()
+    keeper = running_process(os.getppid()) if options.kept else None
+    with announced(directory, node, me, keeper, start), Node(job, node, me, options.quiet) as command:
+        secret = read_secret(directory, make=node == 0) if job.nodes > 1 else b""
+        agent = (Leader if node == 0 else Follower)(job, command, me, secret, address, start)
+        return agent.run()
+
+
+def exit_code_of(directory: Path, start: dict[str, str]) -> int | None:
+    """The code that a start of the run ended with for good; None for another one, or while it goes on.
+
+    A scheduler that starts every program again that ends with an error (Vertex AI: five times a replica, three times
+    the job) must not begin anew what is over. A start that nobody names cannot be told from the next one.
+    """
+    state = read_state(directory) if start["submission"] else {}
+    same = all(state.get(key) == value for key, value in start.items())
+    code = state.get("exit_code")
+    return code if same and state.get("state") in OVER and isinstance(code, int) else None
+
+
+def job_of(path: str) -> Job:
+    """The job in a file. Raises Mistake."""
+    try:
+        job = read_job(Path(path))
+    except (OSError, ValueError, TypeError) as error:
+        raise Mistake(f"{path}: {error}") from None
+    if job.nodes > 1 and job.port <= 0:
+        raise Mistake(f"{path}: `port` must be the first of 16 ports for the agents of {job.nodes} nodes")
+    return job
+
+
+def place(job: Job, options: Namespace) -> tuple[int, str, dict[str, str]]:
+    """Rank of this node, host of node 0, and which start of the run this is. Raises Mistake."""
+    try:
+        node = options.node_rank if options.node_rank is not None else where.node_rank(os.environ)
+        address = options.leader or where.leader_host(os.environ)
+    except ValueError as error:
+        raise Mistake(str(error)) from None
+    if job.nodes == 1:
+        node, address = node or 0, address or "127.0.0.1"
+    if node is None or address is None:
+        raise Mistake("neither the scheduler nor --node-rank and --leader say which node this is and where node 0 is")
+    if not 0 <= node < job.nodes:
+        raise Mistake(f"there is no node {node} in a job of {job.nodes} nodes")
+    start = {
+        "submission": options.submission if options.submission is not None else where.submission(os.environ),
+        "attempt": options.attempt if options.attempt is not None else where.attempt(os.environ),
+    }
+    return node, address, start
+
+
+class announced:
+    """While this lasts, the agent is found in LAUNCH_DIR/agents/ by those who stop it or ask whether it lives."""
+
+    def __init__(self, directory: Path, node: int, me: Process, keeper: Process | None, start: dict[str, str]) -> None:
+        self._path = directory / "agents" / f"{me.host}.node-{node}.json"
+        self._told = {
+            "node": node,
+            **start,
+            "agent": me.as_json(),
+            "keeper": None if keeper is None else keeper.as_json(),
+            "at": time.time(),
+        }
+
+    def __enter__(self) -> None:
+        self._path.parent.mkdir(exist_ok=True)
+        replace_file(self._path, json.dumps(self._told, indent=2) + "\n")
+
+    def __exit__(self, *exception: object) -> None:
+        # Only its own: another start of the run may have announced itself on the same host meanwhile.
+        with contextlib.suppress(OSError, ValueError):
+            if json.loads(self._path.read_text(encoding="utf-8"))["agent"] == self._told["agent"]:
+                self._path.unlink()
+
+
+def agents_here(directory: Path) -> list[dict[str, Any]]:
+    """The agents of a run that were announced on this machine, dead or alive."""
+    found = []
+    for path in sorted((directory / "agents").glob("*.json")):
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        agent = process_of(told.get("agent"))
+        if agent is not None and agent.here:
+            found.append({**told, "path": str(path)})
+    return found
+
+
+def read_secret(directory: Path, make: bool) -> bytes:
+    """The run's secret, which submission put there; made by node 0 where it is missing. Raises Mistake."""
+    path = directory / "secret"
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            secret = path.read_bytes().strip()
+        except FileNotFoundError:
+            secret = b""
+        except OSError as error:
+            raise Mistake(f"{path}: {error.strerror}: the agents of a run must be one user's") from None
+        if secret:
+            return secret
+        if make:
+            with contextlib.suppress(FileExistsError):
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                os.write(descriptor, secrets.token_hex(32).encode())
+                os.close(descriptor)
+        elif time.monotonic() > deadline:
+            raise Mistake(f"{path} is not there: is {directory} the same directory on all nodes?")
+        else:
+            time.sleep(0.5)
+
+
+def say_mistake(mistake: Mistake) -> int:
+    """Show what the caller has to change; the exit code."""
+    print(f"error: {mistake}", file=sys.stderr, flush=True)
+    return EXIT_REFUSED

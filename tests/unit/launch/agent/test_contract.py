@@ -1,0 +1,130 @@
+"""What follows a round: the contract between a run and whatever starts it again."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drillyard.launch.agent.contract import AGAIN, DONE, LEAVE, Counts, Decision, Limits, RoundEnd, decide, nobody_came
+
+LIMITS = Limits(max_failures=3, join_seconds=60)
+CODES = st.dictionaries(st.integers(0, 4), st.sampled_from([0, 1, 2, 85, 137, 143]), min_size=1)
+
+
+def after(codes: dict[int, int], counts: Counts | None = None, limits: Limits = LIMITS, **known: object) -> Decision:
+    return decide(RoundEnd(codes=codes, lost=known.pop("lost", {}), **known), counts or Counts(), limits)  # type: ignore[arg-type]
+
+
+def test_all_nodes_with_0_are_done() -> None:
+    assert after({0: 0, 1: 0}).what == DONE
+
+
+def test_a_completed_summary_outweighs_how_other_nodes_ended() -> None:
+    assert after({0: 0, 1: 134}, completed=True).what == DONE
+    assert after({0: 0}, completed=True, lost={1: "b"}).what == DONE
+    assert after({0: 1, 1: 0}, completed=True).what == AGAIN
+    assert after({0: 0, 1: 134}).what == AGAIN
+
+
+def test_a_lost_node_is_not_done() -> None:
+    assert after({0: 0}, lost={1: "b"}).what == AGAIN
+
+
+@given(CODES, st.booleans(), st.sampled_from([None, "SIGTERM"]))
+def test_refused_is_never_started_again(codes: dict[int, int], newer: bool, asked: str | None) -> None:
+    decision = after({**codes, 5: 2}, newer_checkpoint=newer, asked=asked)
+    assert (decision.what, decision.code) == (LEAVE, 2)
+
+
+def test_other_codes_are_counted_up_to_the_limit() -> None:
+    counts = Counts()
+    for number in (1, 2, 3):
+        decision = after({0: 0, 1: 9}, counts, cause="exit code 9")
+        assert (decision.what, decision.counted, decision.counts.failures) == (AGAIN, True, number)
+        counts = decision.counts
+    last = after({0: 0, 1: 9}, counts, cause="exit code 9")
+    assert (last.what, last.code, last.counts.failures) == (LEAVE, 1, 3)
+    assert last.reason == "exit code 9; all 3 restarts are used"
+
+
+def test_no_restarts_where_they_are_off() -> None:
+    decision = after({0: 9}, limits=Limits(0, 60))
+    assert (decision.what, decision.code, decision.reason) == (LEAVE, 1, "exit code 9; restarts are off")
+
+
+def test_85_is_not_counted_with_a_newer_checkpoint_however_often() -> None:
+    counts = Counts()
+    for _ in range(20):
+        decision = after({0: 85, 1: 85}, counts, newer_checkpoint=True)
+        assert (decision.what, decision.counted) == (AGAIN, False)
+        counts = decision.counts
+    assert counts == Counts()
+
+
+def test_85_twice_in_a_row_without_a_newer_checkpoint_is_a_failure() -> None:
+    first = after({0: 85}, newer_checkpoint=False)
+    assert (first.what, first.counted) == (AGAIN, False)
+    second = after({0: 85}, first.counts, newer_checkpoint=False)
+    assert (second.what, second.counted, second.counts.failures) == (AGAIN, True, 1)
+    between = after({0: 85}, first.counts, newer_checkpoint=True)
+    assert after({0: 85}, between.counts, newer_checkpoint=False).counted is False
+
+
+def test_85_that_nobody_asked_for_and_that_cannot_be_seen_comes_to_an_end() -> None:
+    counts, rounds = Counts(), 0
+    while (decision := after({0: 85}, counts)).what == AGAIN:
+        counts, rounds = decision.counts, rounds + 1
+    assert (rounds, decision.code) == (4, 1)
+
+
+def test_a_stop_from_outside_leaves_with_85_for_the_scheduler() -> None:
+    decision = after({0: 85, 1: 143}, asked="SIGUSR1", newer_checkpoint=True)
+    assert (decision.what, decision.code, decision.counted) == (LEAVE, 85, False)
+
+
+def test_stops_from_outside_without_a_newer_checkpoint_count_over_requeues() -> None:
+    first = after({0: 85}, asked="SIGTERM", newer_checkpoint=False)
+    assert (first.code, first.counted) == (85, False)
+    second = after({0: 85}, first.counts, asked="SIGTERM", newer_checkpoint=False)
+    assert (second.code, second.counts.failures) == (85, 1)
+    last = after({0: 85}, Counts(3, 1), asked="SIGTERM", newer_checkpoint=False)
+    assert (last.code, last.counts.failures) == (1, 3)
+
+
+def test_preemptions_whose_checkpoints_cannot_be_seen_are_never_counted() -> None:
+    counts = Counts()
+    for _ in range(10):
+        decision = after({0: 85}, counts, asked="SIGTERM")
+        assert (decision.code, decision.counts) == (85, Counts())
+
+
+def test_a_foreign_command_has_stopped_when_its_checkpoint_is_there() -> None:
+    assert after({0: 1}, asked="SIGTERM", newer_checkpoint=True).code == 85
+    for newer in (False, None):
+        decision = after({0: 143}, asked="SIGTERM", newer_checkpoint=newer)
+        assert (decision.code, decision.reason) == (1, "stopped by SIGTERM without a checkpoint of this moment")
+
+
+def test_a_lost_node_is_waited_for_and_not_counted() -> None:
+    decision = after({0: 143}, lost={1: "b"})
+    assert (decision.what, decision.counted, decision.counts) == (AGAIN, False, Counts())
+    assert decision.reason == "lost node 1 (b); waits for it to come back"
+
+
+def test_a_lost_node_ends_the_start_where_none_is_waited_for() -> None:
+    decision = after({0: 143}, lost={1: "b"}, limits=Limits(3, 0))
+    assert (decision.what, decision.code) == (LEAVE, 75)
+    away = nobody_came({1: "b", 2: ""}, 60, Counts(1, 0))
+    assert (away.code, away.counts) == (75, Counts(1, 0))
+    assert away.reason == "lost capacity: node 1 (b), node 2 did not come within 60 s"
+
+
+@given(CODES, st.booleans(), st.sampled_from([True, False, None]), st.integers(0, 3), st.integers(0, 5))
+def test_counts_never_shrink_nor_pass_the_limit(
+    codes: dict[int, int], asked: bool, newer: bool | None, failures: int, unsaved: int
+) -> None:
+    decision = after(codes, Counts(failures, unsaved), asked="SIGTERM" if asked else None, newer_checkpoint=newer)
+    assert failures <= decision.counts.failures <= 3
+    assert decision.what != AGAIN or not asked
+    if decision.what == LEAVE:
+        assert decision.code in (1, 2, 75, 85)

@@ -1,0 +1,123 @@
+"""The fence: epochs, leases, and what a new start waits for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+from drillyard.launch.agent.fence import Epochs, Lease, Predecessors
+from drillyard.launch.agent.identity import Process, process_of, running_process, this_process
+
+ME = {"leader": {"pid": os.getpid()}}
+
+
+def lease_of(epochs: Epochs, agent: Process, epoch: int, node: int = 0) -> Path:
+    path = epochs.lease(epoch, node)
+    path.write_text(json.dumps({"agent": agent.as_json(), "token": "nobody", "count": 1}))
+    return path
+
+
+def elsewhere() -> Process:
+    return dataclasses.replace(this_process(), machine="another boot", host="far")
+
+
+def waiting(epochs: Epochs, epoch: int, lease_seconds: float = 20) -> Predecessors:
+    return Predecessors(lambda: epochs.leases_before(epoch), lease_seconds)
+
+
+def test_epochs_are_taken_once(tmp_path: Path) -> None:
+    epochs = Epochs(tmp_path)
+    assert epochs.newest() == 0
+    taken: list[int] = []
+    threads = [threading.Thread(target=lambda: taken.append(epochs.open(ME))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == list(range(1, 9)) and epochs.newest() == 8
+    assert all(epochs.told(number) == ME for number in taken)
+    assert len(os.listdir(tmp_path / "epochs")) == 8
+
+
+def test_a_lease_of_another_machine_is_waited_for_until_it_is_silent(tmp_path: Path) -> None:
+    epochs = Epochs(tmp_path)
+    epoch = epochs.open(ME) + 1
+    path = lease_of(epochs, elsewhere(), 1)
+    earlier = waiting(epochs, epoch)
+    assert earlier.waiting_for(100.0) == ["0001.node-0 on far"]
+    assert earlier.waiting_for(119.0)
+    path.write_text(path.read_text().replace('"count": 1', '"count": 2'))
+    assert earlier.waiting_for(121.0)
+    assert earlier.waiting_for(140.0)
+    assert not earlier.waiting_for(141.5)
+
+
+def test_a_lease_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
+    epochs = Epochs(tmp_path)
+    epochs.open(ME)
+    lease_of(epochs, elsewhere(), 1, node=3)
+    epochs.gone(1, 3).write_text("")
+    assert not waiting(epochs, 2).waiting_for(0.0)
+
+
+def test_leases_of_the_own_epoch_are_not_waited_for(tmp_path: Path) -> None:
+    epochs = Epochs(tmp_path)
+    epochs.open(ME)
+    lease_of(epochs, elsewhere(), 1)
+    assert not waiting(epochs, 1).waiting_for(0.0)
+
+
+def test_an_agent_of_this_machine_is_waited_for_while_it_lives(tmp_path: Path) -> None:
+    epochs = Epochs(tmp_path)
+    epochs.open(ME)
+    sleeper = subprocess.Popen(["sleep", "600"])
+    agent = running_process(sleeper.pid)
+    lease_of(epochs, agent, 1)
+    earlier = waiting(epochs, 2)
+    assert earlier.waiting_for(0.0)
+    sleeper.kill()
+    sleeper.wait()
+    assert not earlier.waiting_for(0.1)
+
+
+def test_an_unreadable_lease_is_waited_for(tmp_path: Path) -> None:
+    epochs = Epochs(tmp_path)
+    epochs.open(ME)
+    epochs.lease(1, 0).write_text("{")
+    earlier = waiting(epochs, 2)
+    assert earlier.waiting_for(0.0) == ["0001.node-0 on an unknown host"]
+    assert not earlier.waiting_for(21.0)
+
+
+def test_a_claim_is_written_and_sees_a_newer_epoch(tmp_path: Path) -> None:
+    epochs = Epochs(tmp_path)
+    first = epochs.open(ME)
+    renewals: list[int] = []
+    lease = Lease(epochs, 2, this_process(), "token", 1000.0, lambda: renewals.append(1))
+    assert not lease.fresh
+    lease.claim(first)
+    assert lease.fresh and lease.fenced_by is None and renewals == [1]
+    told = json.loads(epochs.lease(first, 2).read_text())
+    assert process_of(told["agent"]) == this_process() and told["token"] == "token"
+    second = epochs.open(ME)
+    lease.claim(first)
+    assert lease.fenced_by == second
+    lease.claim(second)
+    assert lease.fenced_by is None and epochs.gone(first, 2).exists()
+    lease.release()
+    assert epochs.gone(second, 2).exists() and not lease.fresh
+    assert epochs.leases_before(second + 1) == []
+
+
+def test_tidying_keeps_the_epochs(tmp_path: Path) -> None:
+    epochs = Epochs(tmp_path)
+    epochs.open(ME)
+    epochs.open(ME)
+    lease_of(epochs, elsewhere(), 1)
+    own = lease_of(epochs, elsewhere(), 2)
+    epochs.tidy(2)
+    assert sorted(os.listdir(tmp_path / "epochs")) == ["0001", "0002", own.name]

@@ -1,0 +1,135 @@
+"""The agent as it travels: plain files for the Python of any node."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from drillyard.launch.agent import index, running
+from drillyard.launch.agent.borrowed import shipped_files
+from drillyard.launch.agent.identity import process_of, this_process
+from drillyard.launch.agent.job import Job, read_job
+from drillyard.launch.agent.node import fill
+from drillyard.launch.agent.records import replace_file
+from drillyard.launch.agent.stopmark import is_cancelled, mark_cancelled
+
+JOB = Job(
+    run="tiny",
+    cluster="here",
+    platform="local",
+    nodes=2,
+    processes_per_node=1,
+    run_directory="/r",
+    launch_directory="/r/launch",
+    command=["true"],
+    port=20_000,
+)
+
+
+@pytest.mark.parametrize("name", sorted(shipped_files()))
+def test_a_file_is_for_python_3_9_and_its_standard_library(name: str) -> None:
+    tree = ast.parse(shipped_files()[name], feature_version=(3, 9))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert all(each.name.split(".")[0] in sys.stdlib_module_names for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            module = (node.module or "").split(".")[0]
+            # borrowed.py names the modules of the source tree, which a node does not look for.
+            assert module in sys.stdlib_module_names or (name == "borrowed.py" and module == "drillyard")
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert f"{node.module}.py" in shipped_files()
+
+
+def test_the_borrowed_files_travel() -> None:
+    assert {"guardian.py", "cause.py", "signals.py", "__main__.py", "job.py"} <= set(shipped_files())
+
+
+def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(JOB.as_json())
+    assert read_job(tmp_path / "job.json") == JOB
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"format": 9}, "another version"), ({"nod": 1}, "unknown fields: nod"), ({"port": 0}, "first of 16 ports")],
+)
+def test_a_job_that_cannot_be_followed_is_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({**json.loads(JOB.as_json()), **change}))
+    with pytest.raises(running.Mistake, match=words):
+        running.job_of(str(path))
+
+
+@pytest.mark.parametrize(("rank", "leader"), [(None, "a"), (0, None), (2, "a")])
+def test_a_node_must_know_its_place(monkeypatch: pytest.MonkeyPatch, rank: int | None, leader: str | None) -> None:
+    for name in ("SLURM_NODEID", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "CLUSTER_SPEC"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(running.Mistake, match="node"):
+        running.place(JOB, Namespace(node_rank=rank, leader=leader, submission=None, attempt=None))
+
+
+def test_only_the_placeholders_are_replaced() -> None:
+    values = {"node_rank": "1", "master_port": "7"}
+    assert fill("{node_rank} ${HOME} {x} {} {{master_port}}", values) == "1 ${HOME} {x} {} {7}"
+
+
+def test_a_cancelled_submission_is_the_only_one(tmp_path: Path) -> None:
+    assert not is_cancelled(tmp_path, "a")
+    mark_cancelled(tmp_path, "a")
+    assert is_cancelled(tmp_path, "a") and not is_cancelled(tmp_path, "b")
+
+
+def test_a_process_is_known_again() -> None:
+    me = this_process()
+    assert process_of(me.as_json()) == me and me.alive and me.here
+    assert process_of({"pid": 1}) is None and process_of(None) is None
+
+
+GONE = {**this_process().as_json(), "started": 1}
+STATE = {"run": "tiny", "cluster": "here", "submission": "s", "state": "running", "reason": None, "exit_code": None}
+
+
+def seen(directory: Path, **fields: object) -> dict[str, object]:
+    state = {**STATE, "platform": "local", "agent": GONE, **fields}
+    replace_file(directory / "state.json", json.dumps(state))
+    looked = index.look(str(directory))
+    assert isinstance(looked["state"], dict)
+    return {**looked, "state": looked["state"]["state"], "reason": looked["state"]["reason"]}
+
+
+def test_a_run_whose_agent_is_gone_has_failed(tmp_path: Path) -> None:
+    found = seen(tmp_path)
+    assert (found["agent"], found["state"]) == ("gone", "failed")
+    assert str(found["reason"]).startswith("agent gone")
+
+
+def test_a_run_whose_agent_lives_or_is_elsewhere_is_told_as_written(tmp_path: Path) -> None:
+    assert seen(tmp_path, agent=this_process().as_json())["state"] == "running"
+    far = seen(tmp_path, agent={**GONE, "machine": "another boot", "host": "far"})
+    assert (far["agent"], far["state"]) == ("elsewhere", "running")
+
+
+def test_a_leader_of_an_earlier_boot_of_this_host_is_gone(tmp_path: Path) -> None:
+    assert seen(tmp_path, agent={**GONE, "machine": "another boot"})["agent"] == "gone"
+
+
+def test_who_starts_a_run_again_after_85(tmp_path: Path) -> None:
+    assert seen(tmp_path, state="restarting", exit_code=85, platform="slurm")["state"] == "restarting"
+    assert seen(tmp_path, state="restarting", exit_code=85, reason="stopped by SIGTERM")["state"] == "failed"
+
+
+def test_a_cancelled_run_whose_agent_is_gone_did_not_fail(tmp_path: Path) -> None:
+    mark_cancelled(tmp_path, "s")
+    assert seen(tmp_path)["state"] == "cancelled"
+
+
+def test_a_run_without_state_has_none(tmp_path: Path) -> None:
+    assert index.look(str(tmp_path))["problem"] is None
+    assert "is not there" in index.look(str(tmp_path / "away"))["problem"]
+    (tmp_path / "state.json").write_text("{")
+    assert "state.json" in index.look(str(tmp_path))["problem"]
