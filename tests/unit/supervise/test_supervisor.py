@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from drillyard.supervise.processes import free_port
 from drillyard.supervise.nodes import rank_environments
+from drillyard.supervise.processes import free_port
 
 
 def test_each_rank_knows_its_place() -> None:

@@ -343,7 +343,7 @@ def decode_values(
 
 def numbers(value: Value, texts: Values) -> NDArray[Any]:
     """The numbers of a group; NaN where an optional group is not there. Raises ValueError for what is no number."""
-    if len(texts) > 1 and texts[0] and texts.count(texts[0]) == len(texts):
+    if len(texts) > 1 and texts[0] and texts[0] == texts[-1] and texts.count(texts[0]) == len(texts):
         # Batch sizes and counts that stay the same are most columns of some formats.
         return np.repeat(numbers(value, texts[:1]), len(texts))
     column = _json_numbers(texts, np.int64 if value.integer else np.float64, value.commas)
@@ -372,6 +372,8 @@ def _json_numbers(texts: Values, dtype: type[Any], commas: bool) -> NDArray[Any]
 
 def precisions(texts: Values, scale: float) -> NDArray[np.float32]:
     """Half a unit of the last printed digit, times `scale`."""
+    if (alike := _alike(texts)) is not None:
+        return np.full(len(texts), half_unit(alike) * scale, np.float32)
     try:
         printed = np.array(texts, np.bytes_)
     except TypeError:
@@ -383,6 +385,21 @@ def precisions(texts: Values, scale: float) -> NDArray[np.float32]:
     decimals = np.where(dots.any(axis=1), np.count_nonzero(digits, axis=1) - dots.argmax(axis=1) - 1, 0)
     halves = 0.5 * 10.0**-decimals * scale
     return np.where(digits[:, 0] == 0, 0.0, halves).astype(np.float32)
+
+
+def _alike(texts: Values) -> bytes | None:
+    """One of plain numbers that all have their point at the same place; None where they differ in that."""
+    try:
+        widths = set(map(len, texts))  # type: ignore[arg-type]
+    except TypeError:
+        return None
+    first = texts[0] or b""
+    point = first.find(b".")
+    if len(widths) > 1 or point < 0:
+        return None
+    joined = b"".join(texts)  # type: ignore[arg-type]
+    same = joined[point :: len(first)].count(b".") == joined.count(b".") == len(texts)
+    return first if same and not joined.translate(None, b"0123456789.") else None
 
 
 def half_unit(text: bytes) -> float:

@@ -1,0 +1,43 @@
+"""What the estimate says of a run before it is handed to a scheduler, in one line, and whether it should be.
+
+A run that cannot fit is money for an error message. What cannot be predicted is said and stops nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from drillyard.config.run import RunConfig
+from drillyard.errors import UserError
+from drillyard.estimate.at_start import at_start
+from drillyard.estimate.model import OwnModel, model_of
+from drillyard.estimate.place import place_of_cluster
+from drillyard.estimate.prediction import predict
+from drillyard.estimate.question import Question
+from drillyard.launch.launcher import Request
+
+
+@dataclass(frozen=True)
+class Expected:
+    """`line`: for a person. `fits` is False only where the estimate says that it does not."""
+
+    line: str
+    fits: bool = True
+
+
+def expected(request: Request) -> Expected | None:
+    """The estimate's line; None for workloads of others and where no machine is named."""
+    run, cluster = request.run, request.cluster
+    if not isinstance(run, RunConfig) or cluster.machine is None:
+        return None
+    try:
+        place = place_of_cluster(cluster, request.facts)
+        predicted = predict(Question(config=run, model=model_of(run, OwnModel()), place=place, facts=request.facts))
+    except UserError as error:
+        return Expected(f"Estimate: none: {str(error).splitlines()[0]}")
+    available = predicted.available_gib
+    told = at_start(predicted.setup, None if available is None else available.value, place.accelerator, place.machine)
+    line = told.line()
+    if predicted.cost is not None and (dollars := predicted.cost.of_run) is not None:
+        line += f"; about ${dollars.low.value:,.0f} to ${dollars.high.value:,.0f} in all"
+    return Expected(line, told.verdict != "does not fit")

@@ -1,0 +1,68 @@
+"""`--output DIR`: a plan as files that a person can read, keep and apply without Drillyard.
+
+DIR/launch/          the generated files, as they will lie in the run's launch directory
+DIR/requests/        the bodies of calls to a service
+DIR/apply.sh         the plan's steps, in order, as a shell script
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from drillyard.errors import UserError
+from drillyard.launch.plan import Call, Plan, Program, Step
+
+_HEADER = """\
+#!/bin/sh
+# {handle}: what `drillyard launch` executes, in order. Made by `drillyard launch --output`.
+set -eu
+cd "$(dirname "$0")/launch"
+# The agents of a run know each other by this; values of ${{env:NAME}} in the configs go into secrets.json beside it.
+umask 077
+[ -e secret ] || head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n' >secret
+[ -e secrets.json ] || echo '{{}}' >secrets.json
+"""
+
+
+def write_plan(plan: Plan, directory: Path) -> list[Path]:
+    """Write the plan's files; returns their paths. Raises UserError where `directory` has files of another plan."""
+    script = directory / "apply.sh"
+    if directory.exists() and any(directory.iterdir()) and not script.is_file():
+        raise UserError(f"{directory}: is not empty and holds no plan; name a new directory")
+    written = [_write(directory / "launch" / file.path, file.content, file.mode) for file in plan.files]
+    lines = [_HEADER.format(handle=plan.handle)]
+    for number, step in enumerate(plan.steps, 1):
+        request = directory / "requests" / f"{number:02}.json"
+        if isinstance(step, Call):
+            written.append(_write(request, json.dumps(step.body, indent=2) + "\n", 0o644))
+        lines.append(f"# {step.purpose}\n{_line(step, f'../requests/{request.name}')}\n")
+    written.append(_write(script, "\n".join(lines), 0o755))
+    return written
+
+
+def _line(step: Step, request: str) -> str:
+    """A step as shell."""
+    if isinstance(step, Program):
+        command = shlex.join(step.argv)
+        if step.sends:
+            return f"tar -cf - secret secrets.json {shlex.join(step.sends)} | {command}"
+        if step.sends_directory is not None:
+            listed = "git ls-files -z --cached --others --exclude-standard"
+            return f"(cd {shlex.quote(step.sends_directory)} && {listed} | tar --null -T - -cf -) | {command}"
+        return command
+    if step.sends:
+        return f"gcloud storage cp --recursive {shlex.join(('secret', 'secrets.json', *step.sends))} {step.target}"
+    token = '"Authorization: Bearer $(gcloud auth print-access-token)"'
+    return f"curl --fail -X {step.method} -H {token} -H 'Content-Type: application/json' -d @{request} {step.target}"
+
+
+def _write(path: Path, content: str, mode: int) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+        path.chmod(mode)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+    return path

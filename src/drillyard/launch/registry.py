@@ -1,0 +1,57 @@
+"""The launchers: a row each. A new one is one file and one row."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import fields
+from typing import NamedTuple
+
+from drillyard.config.cluster import ClusterConfig
+from drillyard.errors import UserError
+from drillyard.launch.launcher import Capabilities, Launcher
+from drillyard.launch.programs import Programs
+
+
+class Row(NamedTuple):
+    """Where a platform's launcher is, and what it can do."""
+
+    module: str
+    capabilities: Capabilities
+
+
+LAUNCHERS = {
+    "local": Row("drillyard.launch.local", Capabilities(multi_node=False)),
+    "ssh": Row("drillyard.launch.ssh", Capabilities(gang=True, image=True, sync=True)),
+    "slurm": Row(
+        "drillyard.launch.slurm",
+        Capabilities(
+            gang=True,
+            requeue=True,
+            queue=True,
+            array=True,
+            image=True,
+            sync=True,
+            time_limit=True,
+            exclude_nodes=True,
+            dependency=True,
+        ),
+    ),
+    "vertex": Row("drillyard.launch.vertex", Capabilities(gang=True, queue=True, image=True, time_limit=True)),
+}
+
+
+def launcher_for(cluster: ClusterConfig, programs: Programs | None = None) -> Launcher:
+    """The launcher of `cluster`. Each module has `launcher(cluster, programs)`. UserError where there is none."""
+    row = LAUNCHERS.get(cluster.platform)
+    if row is None:
+        raise UserError(f"platform {cluster.platform} cannot be launched on yet; these can: {', '.join(LAUNCHERS)}")
+    launcher: Launcher = importlib.import_module(row.module).launcher(cluster, programs or Programs())
+    return launcher
+
+
+def require(platform: str, capability: str, wanted_by: str) -> None:
+    """Refuse what `wanted_by` asks for where the platform's launcher lacks it, naming those that have it."""
+    assert capability in {each.name for each in fields(Capabilities)}, capability
+    if not getattr(LAUNCHERS[platform].capabilities, capability):
+        able = [name for name, row in LAUNCHERS.items() if getattr(row.capabilities, capability)]
+        raise UserError(f"{wanted_by}: platform {platform} cannot do that ({capability}); these can: {', '.join(able)}")
