@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
 import pytest
 
-TIMEOUT_SECONDS = {"unit": 60, "distributed": 300, "integration": 600, "gpu": 600}
+# Far above what any test takes alone: a busy machine is several times slower, and only what hangs gets here.
+TIMEOUT_SECONDS = {"unit": 180, "distributed": 900, "integration": 1800, "gpu": 600}
 
 os.environ.update(
     HF_HUB_OFFLINE="1",
@@ -23,10 +25,16 @@ os.environ.update(
     # Ranks of a test share two cores; more threads than cores make gloo ranks wait for each other.
     OMP_NUM_THREADS="1",
 )
+# What the commands print is compared: as wide as without a terminal, and without colours.
+for name in ("COLUMNS", "LINES", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"):
+    os.environ.pop(name, None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give the session empty caches, whatever the caller's HOME holds. xdist workers inherit the controller's."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # A shell that runs the tests in the background had SIGINT ignored, and what tests start would ignore it too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         return
     directory = tempfile.mkdtemp(prefix="drillyard-tests-")

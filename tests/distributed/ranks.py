@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-COLLECTIVE_TIMEOUT = timedelta(seconds=120)
+COLLECTIVE_TIMEOUT = timedelta(seconds=600)
 
 
 class RankFailed(AssertionError):
@@ -55,7 +55,7 @@ def _rank_main(
 
 
 def run_ranks(
-    fn: Callable[..., Any], world_size: int, *args: Any, threads: int = 1, timeout: float = 300.0
+    fn: Callable[..., Any], world_size: int, *args: Any, threads: int = 1, timeout: float = 800.0
 ) -> list[Any]:
     """`[fn(*args) on rank 0, on rank 1, ...]`, run in `world_size` fresh gloo processes with `threads` CPU threads
     each.

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.integration.held import Holds
 from tests.integration.supervised import start as start
-from tests.integration.tiny_run import Run, train, write_config, write_rows
+from tests.integration.tiny_run import STARTED, Run, train, write_config, write_rows
 from tests.integration.watched import WatchedRun
 
 
@@ -37,13 +38,24 @@ def reference(workplace: Path) -> Reference:
     return Reference(Run(config), ended.stdout)
 
 
+@pytest.fixture(autouse=True)
+def no_run_outlives_its_test() -> Iterator[None]:
+    """What a failed test has left in the background would take the cores from the next, or wait for ever."""
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
 @pytest.fixture
-def watch() -> Iterator[Callable[[Path], WatchedRun]]:
+def watch() -> Iterator[Callable[..., WatchedRun]]:
     """Start a run whose console is read as it comes; it is killed at the test's end if it still runs."""
     started: list[WatchedRun] = []
 
-    def start(config: Path) -> WatchedRun:
-        started.append(WatchedRun(config))
+    def start(config: Path, holds: Holds | None = None) -> WatchedRun:
+        started.append(WatchedRun(config, holds))
         return started[-1]
 
     yield start

@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from pathlib import Path
 
 MIB = 1024 * 1024
+PATIENCE_SECONDS = 120
 
 
 class Tmpfs:
@@ -60,7 +62,12 @@ class LoopDisk:
         _run("mount", "-o", "loop,errors=remount-ro", self._image, self.place)
 
     def unmount(self) -> None:
+        """Unmount, and wait until the kernel has let go of the image: then what that lies on can be unmounted too."""
         _run("umount", self.place)
+        end = time.monotonic() + PATIENCE_SECONDS
+        while any(_backing_file(device) == str(self._image.resolve()) for device in Path("/sys/block").glob("loop*")):
+            assert time.monotonic() < end, f"{self._image} is still in use"
+            time.sleep(0.01)
 
     def check(self) -> None:
         """Repair the unmounted file system, as after any error of its device."""
@@ -70,6 +77,14 @@ class LoopDisk:
     def abort(self) -> None:
         """What the kernel does after an error that it cannot go on from: read-only at once, open files or not."""
         _run("mount", "-o", "remount,abort", self.place)
+
+
+def _backing_file(device: Path) -> str | None:
+    """The image that a loop device shows; None for a free one."""
+    try:
+        return (device / "loop" / "backing_file").read_text().strip()
+    except OSError:
+        return None
 
 
 def _run(*command: object) -> None:

@@ -9,15 +9,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
+
+from drillyard.supervise.processes import free_port
 
 TOOLS = Path(os.environ.get("DRILLYARD_TOOLS") or "~/.cache/drillyard/tools").expanduser()
 BUCKET = "bucket"
+PATIENCE_SECONDS = 180
 
 
 class Bucket:
@@ -26,10 +30,15 @@ class Bucket:
     def __init__(self, directory: Path) -> None:
         self.place = directory / "mount"
         self.log = directory / "gcsfuse.log"
-        self._port = _free_port()
+        self._port = free_port(set())
         self._server: subprocess.Popen[bytes] | None = None
         self._gcsfuse: subprocess.Popen[bytes] | None = None
         self.place.mkdir(parents=True)
+
+    @property
+    def endpoint(self) -> str:
+        """Where the server answers: what STORAGE_EMULATOR_HOST is to be."""
+        return f"http://127.0.0.1:{self._port}"
 
     def start_server(self) -> None:
         """Start the server and wait until it answers."""
@@ -60,7 +69,7 @@ class Bucket:
         """Unmount in order: what was written is in the bucket."""
         assert self._gcsfuse is not None
         subprocess.run(["umount", str(self.place)], check=True)
-        self._gcsfuse.wait(timeout=30)
+        self._gcsfuse.wait(timeout=PATIENCE_SECONDS)
 
     def kill_mount(self) -> None:
         """gcsfuse dies with all that it had not uploaded, and every file below the mount is dead."""
@@ -80,8 +89,11 @@ class Bucket:
             headers={"Content-Type": "application/json"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=1.0) as answer:
+            with urllib.request.urlopen(request, timeout=10.0) as answer:
                 return bool(answer.status == 200)
+        except urllib.error.HTTPError as error:
+            # Made by a request whose answer came too late for us.
+            return error.code == HTTPStatus.CONFLICT
         except OSError:
             return False
 
@@ -98,14 +110,8 @@ def _kill(process: subprocess.Popen[bytes] | None) -> None:
         process.wait()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _until(condition: Callable[[], bool], otherwise: str) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < end, otherwise
         time.sleep(0.02)

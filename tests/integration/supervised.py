@@ -27,15 +27,20 @@ sys.exit(supervise(
     environment={"FROM_CALLER": "yes"}, on_event=functools.partial(append_event, directory),
     console=Console(),
     patience=Patience(
-        watchdog=float(sys.argv[5]) or None, stacks=0.2, settle=float(sys.argv[6]), terminate=1.5, kill=4.0
+        watchdog=float(sys.argv[5]) or None, stacks=2.0, settle=float(sys.argv[6]), terminate=float(sys.argv[7]),
+        kill=float(sys.argv[8]),
     ),
 ))
 """
-# What every rank script starts with: its place, and a way to tell of a step as the trainer does.
+PATIENCE_SECONDS = 180
+"""For what takes a second or two: only what hangs takes so long, on a slow and busy machine too."""
+# What every rank script starts with: its place, and a way to tell of a step as the trainer does. `forever` is longer
+# than any test waits: what sleeps so long has to be ended.
 PREAMBLE = """
 import json, os, signal, subprocess, sys, time
 rank, round_number = int(os.environ["RANK"]), int(os.environ["DRILLYARD_ROUND"])
 directory = os.environ["RUN_DIRECTORY"]
+forever = 1000
 def step(number):
     with open(directory + "/events.jsonl", "a") as file:
         file.write(json.dumps({"time": "2026-01-01T00:00:00.000000Z", "event": "step", "step": number}) + "\\n")
@@ -68,7 +73,7 @@ class Supervised:
 
     def end(self) -> tuple[int, str, str]:
         """Exit code, standard output and standard error of the supervisor."""
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=PATIENCE_SECONDS)
         return self.process.returncode, out, err
 
     def wait_for(self, name: str) -> None:
@@ -95,7 +100,7 @@ class Supervised:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.01)
@@ -115,9 +120,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
         max_restarts: int = 3,
         watchdog: float = 0,
         settle: float = 0.2,
+        terminate: float = 30.0,
+        kill: float = 60.0,
         prelude: str = "",
     ) -> Supervised:
-        settings = (max_restarts, watchdog, settle)
+        settings = (max_restarts, watchdog, settle, terminate, kill)
         started.append(Supervised(tmp_path / "run", script, ranks, *settings, prelude=prelude))
         return started[-1]
 

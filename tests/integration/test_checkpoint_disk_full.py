@@ -114,7 +114,8 @@ def test_a_full_disk_fails_the_save_and_never_the_training(small_disk: Tmpfs) ->
     assert of_others == []
     assert left == [["step-00000010"], ["step-00000010"]], "what was written of a failed save is gone at once"
     shard, manifest, limit = (fields["reason"] for name, fields in events if name == "checkpoint_failed")
-    assert shard.startswith("rank 1: OSError: [Errno 28] No space left on device (free space there: old checkpoints")
+    # Rank 1 wants more than there is; whether rank 0's part finds room before that one takes all, nobody decides.
+    assert "rank 1: OSError: [Errno 28] No space left on device (free space there: old checkpoints" in shard
     assert "keeping 1 needs room for 2" in shard and "earlier checkpoints are untouched" in shard
     assert manifest.startswith("rank 0: OSError: [Errno 28] No space left on device")
     assert limit.startswith("rank 0: OSError: [Errno 27] File too large; rank 1: OSError: [Errno 27] File too large")

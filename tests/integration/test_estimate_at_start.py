@@ -8,7 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from tests.integration.tiny_run import Run, drillyard, wait_until, write_config
+from tests.integration.held import Holds
+from tests.integration.tiny_run import PATIENCE_SECONDS, Run, drillyard, wait_until, write_config
 
 from drillyard.config import load_run_config
 
@@ -23,13 +24,13 @@ def recomputed(event: dict[str, Any]) -> str:
     return str(event["settings"]["training.activation_checkpointing"])
 
 
-def test_a_run_tells_its_estimate_and_keeps_what_it_resolved(workplace: Path) -> None:
+def test_a_run_tells_its_estimate_and_keeps_what_it_resolved(workplace: Path, tmp_path: Path) -> None:
     config = write_config(workplace, "settled", training__global_batch_size=4)
     run = Run(config)
-    first = run.start("--console", "text")
+    first = run.start("--console", "text", holds=Holds(tmp_path, "round-0-step-10"))
     wait_until(lambda: run.last_step() >= 3, first)
     run.send(signal.SIGTERM, 0)
-    assert first.wait(timeout=120) == 85, first.communicate()[1]
+    assert first.wait(timeout=PATIENCE_SECONDS) == 85, first.communicate()[1]
     (told,) = run.events("resolved")
     assert recomputed(told) == "none"
     assert "least recomputation that fits" in told["reasons"]["training.activation_checkpointing"]
@@ -51,10 +52,10 @@ def test_a_run_tells_its_estimate_and_keeps_what_it_resolved(workplace: Path) ->
     # As if a version with another predictor had begun the run: what it trained with stays, and is no longer predicted.
     layout["settings"]["training.activation_checkpointing"] = "full"
     record.write_text(json.dumps(content))
-    second = run.start("--console", "text")
+    second = run.start("--console", "text", holds=Holds(tmp_path, "round-0-step-30"))
     wait_until(lambda: len(run.events("resume")) == 1 and bool(run.events("first_step")[1:]), second)
     run.send(signal.SIGTERM, 0)
-    assert second.wait(timeout=120) == 85, second.communicate()[1]
+    assert second.wait(timeout=PATIENCE_SECONDS) == 85, second.communicate()[1]
     again = run.events("resolved")[1]
     assert recomputed(again) == "full"
     assert "training.activation_checkpointing" in again["kept"]

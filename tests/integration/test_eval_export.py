@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import Reference
-from tests.integration.tiny_run import STEPS, Run, contents, drillyard
+from tests.integration.tiny_run import PATIENCE_SECONDS, STEPS, Run, contents, drillyard
 
 WITHOUT_DRILLYARD = """
 import sys
@@ -145,7 +145,7 @@ def test_an_exported_checkpoint_is_final_to_the_bit_and_needs_no_drillyard(
     assert exported.returncode == 0, exported.stderr
     assert contents(tmp_path / "model") == contents(reference.run.directory / "final")
     program = [sys.executable, "-c", WITHOUT_DRILLYARD, str(tmp_path / "model"), str(both_metrics[1])]
-    loaded = subprocess.run(program, capture_output=True, text=True, timeout=240)
+    loaded = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert loaded.returncode == 0, loaded.stderr
     (told,) = reference.run.events("parameters")
     assert loaded.stdout.split()[0] == str(told["count"])

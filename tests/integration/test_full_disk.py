@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.integration.conftest import Reference
 from tests.integration.disks import MIB, Tmpfs
+from tests.integration.held import Holds
 from tests.integration.tiny_run import STEPS, train, write_config
 from tests.integration.watched import WatchedRun
 
@@ -31,7 +32,7 @@ def disk(tmp_path: Path) -> Iterator[Tmpfs]:
 
 
 def test_a_run_outlives_a_full_disk_and_ends_in_words_where_it_cannot(
-    disk: Tmpfs, reference: Reference, workplace: Path, watch: Callable[[Path], WatchedRun]
+    disk: Tmpfs, reference: Reference, workplace: Path, watch: Callable[..., WatchedRun], tmp_path: Path
 ) -> None:
     config = write_config(
         disk.place,
@@ -39,26 +40,31 @@ def test_a_run_outlives_a_full_disk_and_ends_in_words_where_it_cannot(
         data__source=str(workplace / "rows.jsonl"),
         data__cache_directory=str(workplace / "cache"),
         checkpoint={"every_steps": 5, "keep": 2},
-        # One question at a time takes seconds: time to fill the disk again.
         evaluation={"metrics": ["loss", "sql-execution"], "samples": 40, "batch_size": 1, "max_new_tokens": 48},
     )
-    watched = watch(config)
+    holds = Holds(tmp_path, "round-0-step-8", "round-0-step-36", "round-0-forward-3")
+    watched = watch(config, holds)
     run = watched.run
 
     # Full for a while: saves fail, the lines of metrics and events wait.
     saved = watched.wait_for_event("checkpoint", step=5)["step"]
+    watched.wait_until(lambda: holds.reached("round-0-step-8", 0, 1))
     ballast = disk.fill()
+    holds.release("round-0-step-8")
     failed = watched.wait_for_event("checkpoint_failed")
     watched.wait_for(lambda line: line["event"] == "warning" and "metrics.jsonl: cannot be written" in line["text"])
     assert f"step-{saved:08d}" in [info.path.name for info in list_checkpoints(run.directory) if info.complete]
     ballast.unlink()
+    holds.release("round-0-step-36")
     watched.wait_for(lambda line: line["event"] == "warning" and "metrics.jsonl: is written again" in line["text"])
     assert "No space left on device" in failed["reason"] and "keeping 3 needs room for 4" in failed["reason"]
 
     # Full from the last evaluation on, when old checkpoints have gone: the predictions are passed over, the export is
     # an error.
     watched.wait_for_event("evaluation_begin", step=STEPS)
+    watched.wait_until(lambda: holds.reached("round-0-forward-3", 0, 1))
     ballast = disk.fill()
+    holds.release("round-0-forward-3")
     assert watched.end() == 2
     said = "".join(watched.errors)
     assert "error: cannot export to" in said and "No space left on device: free space there" in said, said
@@ -90,7 +96,7 @@ def test_a_run_outlives_a_full_disk_and_ends_in_words_where_it_cannot(
 
 
 def test_a_stop_whose_checkpoint_cannot_be_saved_does_not_claim_one(
-    disk: Tmpfs, reference: Reference, workplace: Path, watch: Callable[[Path], WatchedRun]
+    disk: Tmpfs, reference: Reference, workplace: Path, watch: Callable[..., WatchedRun], tmp_path: Path
 ) -> None:
     config = write_config(
         disk.place,
@@ -99,9 +105,11 @@ def test_a_stop_whose_checkpoint_cannot_be_saved_does_not_claim_one(
         data__cache_directory=str(workplace / "cache"),
         checkpoint={"every_steps": 10, "keep": 2},
     )
-    watched = watch(config)
+    holds = Holds(tmp_path, "round-0-step-15")
+    watched = watch(config, holds)
     run = watched.run
     watched.wait_for_event("checkpoint", step=10)
+    watched.wait_until(lambda: holds.reached("round-0-step-15", 0, 1))
     ballast = disk.fill()
     run.send(signal.SIGTERM, 1)
     assert watched.end() == 1

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.integration.conftest import Reference
 from tests.integration.gcs import Bucket
+from tests.integration.held import Holds
 from tests.integration.tiny_run import STEPS, Run, contents, train, write_config, write_rows
 from tests.integration.watched import WatchedRun
 
@@ -44,9 +45,11 @@ def slow(bucket: Bucket) -> Iterator[None]:
 
     thread = threading.Thread(target=hold_and_release)
     thread.start()
-    yield
-    over.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def last_figures(run: Run) -> list[tuple[int, float, float]]:
@@ -62,16 +65,19 @@ def good(run: Run) -> list[CheckpointInfo]:
 
 
 def test_a_run_on_a_bucket_is_killed_in_mid_save_and_resumes_to_the_bit(
-    bucket: Bucket, reference: Reference, watch: Callable[[Path], WatchedRun]
+    bucket: Bucket, reference: Reference, watch: Callable[..., WatchedRun], tmp_path: Path
 ) -> None:
     # Config, data, cache and run: all of it is in the bucket.
     write_rows(bucket.place / "rows.jsonl")
     config = write_config(bucket.place, "killed", checkpoint={"every_steps": 10, "keep": 2})
-    watched = watch(config)
+    # The save is killed wherever it is, but never when it is done.
+    holds = Holds(tmp_path, "round-0-step-15", "round-0-manifest-20")
+    watched = watch(config, holds)
     run = watched.run
     watched.wait_for_event("checkpoint", step=10)
     saving = run.directory / "checkpoints" / "step-00000020"
     with slow(bucket):
+        holds.release("round-0-step-15")
         while not (saving.is_dir() and list(saving.glob("*.distcp"))):
             assert watched.process.poll() is None, watched.errors
         watched.kill()
@@ -97,7 +103,7 @@ def test_a_run_on_a_bucket_is_killed_in_mid_save_and_resumes_to_the_bit(
 
 
 def test_a_run_outlives_its_mount_and_a_bucket_that_does_not_answer(
-    bucket: Bucket, reference: Reference, workplace: Path, watch: Callable[[Path], WatchedRun]
+    bucket: Bucket, reference: Reference, workplace: Path, watch: Callable[..., WatchedRun], tmp_path: Path
 ) -> None:
     config = write_config(
         bucket.place,
@@ -106,10 +112,12 @@ def test_a_run_outlives_its_mount_and_a_bucket_that_does_not_answer(
         data__cache_directory=str(workplace / "cache"),
         checkpoint={"every_steps": 5, "keep": 2},
     )
-    watched = watch(config)
+    holds = Holds(tmp_path, "round-0-step-8", "round-0-step-30")
+    watched = watch(config, holds)
     run = watched.run
     saved = watched.wait_for_event("checkpoint", step=5)["step"]
     bucket.kill_mount()
+    holds.release("round-0-step-8")
     failed = watched.wait_for_event("checkpoint_failed")
     assert failed["step"] > saved
     watched.wait_for(lambda line: line["event"] == "warning" and "metrics.jsonl: cannot be written" in line["text"])
@@ -119,6 +127,7 @@ def test_a_run_outlives_its_mount_and_a_bucket_that_does_not_answer(
     assert saved in [info.step for info in good(run)]
     for rank in (0, 1):
         run.send(signal.SIGCONT, rank)
+    holds.release("round-0-step-30")
     back = watched.wait_for_event("checkpoint", step=failed["step"])
     bucket.hold_server()
     time.sleep(2)

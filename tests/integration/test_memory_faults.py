@@ -6,12 +6,11 @@ Needs root, for a control group of its own.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.supervised import Start
+from tests.integration.supervised import Start, wait_until
 
 GREEDY = """
     if round_number == 0:
@@ -20,8 +19,11 @@ GREEDY = """
             taken = []
             while True:
                 taken.append(bytearray(1 << 22))
-        time.sleep(60)
+        time.sleep(forever)
     """
+
+
+GROUP_BYTES = 400 << 20
 
 
 @pytest.fixture
@@ -30,16 +32,19 @@ def small_group() -> Iterator[Path]:
     unified = Path("/sys/fs/cgroup/cgroup.subtree_control")
     if unified.exists():
         unified.write_text("+memory")
-        parent, limit = unified.parent, "memory.max"
+        parent, memory, swap = unified.parent, "memory.max", {"memory.swap.max": 0}
     else:
-        parent, limit = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+        parent, memory = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+        swap = {"memory.memsw.limit_in_bytes": GROUP_BYTES}
     group = parent / f"drillyard-test-{os.getpid()}"
     group.mkdir()
-    (group / limit).write_text(str(400 << 20))
+    (group / memory).write_text(str(GROUP_BYTES))
+    for name, limit in swap.items():
+        # Only kernels that count swap have it: what is too much must not go there.
+        if (group / name).exists():
+            (group / name).write_text(str(limit))
     yield group
-    deadline = time.monotonic() + 20
-    while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: not (group / "cgroup.procs").read_text())
     group.rmdir()
 
 

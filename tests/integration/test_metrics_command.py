@@ -74,10 +74,10 @@ def test_a_growing_file_is_followed_until_interrupted(torch_free, log):
         with log.open("a") as file:
             file.write(step_line(21) + step_line(22)[:10])
         second = followed.stdout.readline()
-        assert second, followed.communicate(timeout=60)
+        assert second, followed.communicate(timeout=240)
         assert json.loads(second)["step_seconds"]["last_step"] == 21
         followed.send_signal(signal.SIGINT)
-        _, errors = followed.communicate(timeout=60)
+        _, errors = followed.communicate(timeout=240)
     finally:
         followed.kill()
         followed.wait()

@@ -6,27 +6,23 @@ Each agent counts its own restarts and keeps its store; nothing that the dead ro
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.integration.conftest import Reference
-from tests.integration.tiny_run import STEPS, Run, wait_until, write_config
+from tests.integration.held import Holds
+from tests.integration.tiny_run import PATIENCE_SECONDS, STEPS, Run, wait_until, write_config
+
+from drillyard.supervise.processes import free_port
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def meeting(how: str) -> list[list[str]]:
     """torchrun's options for each of the two nodes."""
-    port = free_port()
+    port = free_port(set())
     if how == "static":
         place = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
         return [[*place, "--node-rank", str(node)] for node in (0, 1)]
@@ -36,23 +32,16 @@ def meeting(how: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(("how", "killed"), [("c10d", 1), ("static", 0)])
 def test_a_killed_rank_of_two_nodes_costs_one_restart_and_no_bit(
-    workplace: Path, reference: Reference, how: str, killed: int
+    workplace: Path, reference: Reference, how: str, killed: int, tmp_path: Path
 ) -> None:
     run = Run(write_config(workplace, f"nodes-{how}", checkpoint={"every_steps": 5}))
+    last = f"round-0-step-{STEPS}"
+    holds = Holds(tmp_path, last)
+    _, *program = holds.program
+    train = [*program, "train", str(run.config), "--console", "none"]
     nodes = [
         subprocess.Popen(
-            [
-                *TORCHRUN,
-                *options,
-                "--max-restarts",
-                "3",
-                "-m",
-                "drillyard",
-                "train",
-                str(run.config),
-                "--console",
-                "none",
-            ],
+            [*TORCHRUN, *options, "--max-restarts", "3", *train],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -62,7 +51,8 @@ def test_a_killed_rank_of_two_nodes_costs_one_restart_and_no_bit(
     try:
         wait_until(lambda: bool(run.events("checkpoint")) and run.last_step() >= 8, nodes[0])
         run.send(signal.SIGKILL, killed)
-        said = [node.communicate(timeout=120)[0] for node in nodes]
+        holds.release(last)
+        said = [node.communicate(timeout=PATIENCE_SECONDS)[0] for node in nodes]
     finally:
         for node in nodes:
             node.terminate()

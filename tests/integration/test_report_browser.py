@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 from tests.unit.report import runs
 
 from drillyard.telemetry import read_metrics
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+PATIENCE_SECONDS = 240
 NEAR = 48
 """By how much a channel of a drawn pixel may differ from the curve's colour: the edges of lines are smoothed."""
 
@@ -77,7 +78,7 @@ def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def report(run_directory: Path) -> Path:
     """report.html as the command writes it."""
     command = [sys.executable, "-m", "drillyard", "report", str(run_directory)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith(str(run_directory / "report.html"))
     return run_directory / "report.html"
@@ -89,7 +90,7 @@ def browser() -> Iterator[Browser]:
     program = next((found for name in ([named] if named else PROGRAMS) if (found := shutil.which(name))), None)
     assert program is not None, "no Chromium: .ci/tools/chromium installs it"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program)
+        browser = playwright.chromium.launch(executable_path=program, timeout=PATIENCE_SECONDS * 1000)
         yield browser
         browser.close()
 
@@ -100,13 +101,18 @@ def open_report(browser: Browser, report: Path) -> Iterator[Callable[..., Opened
     pages: list[Opened] = []
 
     def open_one(width: int = 1280, height: int = 900, **options: Any) -> Opened:
-        page = browser.new_context(viewport={"width": width, "height": height}, **options).new_page()
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        context.set_default_timeout(PATIENCE_SECONDS * 1000)
+        page = context.new_page()
         opened = Opened(page)
         pages.append(opened)
         page.on("console", lambda message: opened.problems.append(message.text))
         page.on("pageerror", lambda error: opened.problems.append(str(error)))
         page.on("request", lambda request: opened.requests.append(request.url))
         page.goto(report.as_uri())
+        if options.get("java_script_enabled", True):
+            # Two frames on, every chart has the size of its place.
+            page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         return opened
 
     yield open_one
@@ -164,10 +170,14 @@ def test_pointing_at_a_chart_reads_all_charts_there(open_report):
     offset = opened.page.evaluate('drillyard.plots.get("loss").valToPos(57, "x")')
     opened.page.mouse.move(box["x"] + offset, box["y"] + box["height"] / 2)
     legend = opened.page.locator('.plot[data-chart="loss"] .u-legend')
-    assert f"{runs.loss_of(57):.6g}" in legend.inner_text()
-    assert re.search(r"Step\s+57\b", legend.inner_text())
-    other = opened.page.locator('.plot[data-chart="memory"] .u-legend')
-    assert "141.5" in other.inner_text()
+    reads(legend, f"{runs.loss_of(57):.6g}")
+    reads(legend, re.compile(r"Step\s+57\b"))
+    reads(opened.page.locator('.plot[data-chart="memory"] .u-legend'), "141.5")
+
+
+def reads(place: Locator, text: str | re.Pattern[str]) -> None:
+    """The text stands there, or soon does: a browser draws when it comes to it."""
+    expect(place).to_contain_text(text, use_inner_text=True, timeout=PATIENCE_SECONDS * 1000)
 
 
 def test_dragging_zooms_every_chart_and_a_button_shows_the_whole_run_again(open_report):
@@ -180,11 +190,12 @@ def test_dragging_zooms_every_chart_and_a_button_shows_the_whole_run_again(open_
     opened.page.mouse.down()
     opened.page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 50, steps=4)
     opened.page.mouse.up()
+    opened.page.wait_for_function(f"new Set({ranges}).size === 1 && {ranges}[0] !== '1 to 160'")
     (zoomed,) = set(opened.page.evaluate(ranges))
     first, last = map(float, zoomed.split(" to "))
     assert 30 < first < 50 and 70 < last < 90
     opened.page.get_by_role("button", name="Whole run").first.click()
-    assert set(opened.page.evaluate(ranges)) == {"1 to 160"}
+    opened.page.wait_for_function(f"{ranges}.every((range) => range === '1 to 160')")
 
 
 def test_the_arrow_keys_read_a_chart(open_report):
@@ -192,8 +203,9 @@ def test_the_arrow_keys_read_a_chart(open_report):
     opened.page.locator('.plot[data-chart="step-time"]').focus()
     for _ in range(12):
         opened.page.keyboard.press("ArrowRight")
-    legend = opened.page.locator('.plot[data-chart="step-time"] .u-legend').inner_text()
-    assert re.search(r"Step\s+12\b", legend) and "50 s" in legend
+    legend = opened.page.locator('.plot[data-chart="step-time"] .u-legend')
+    reads(legend, re.compile(r"Step\s+12\b"))
+    reads(legend, "50 s")
 
 
 @pytest.mark.parametrize("javascript", [True, False])
@@ -266,7 +278,7 @@ def test_the_command_needs_no_torch(run_directory, tmp_path):
         "except SystemExit as end: assert not end.code, end.code\n"
         "print(json.dumps(sorted(name for name in ('torch', 'transformers', 'pyarrow') if name in sys.modules)))\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1]) == []
     assert (tmp_path / "own.html").is_file()

@@ -3,49 +3,56 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.integration.conftest import Reference
-from tests.integration.tiny_run import STEPS, Run, train, wait_until, write_config, write_rows
+from tests.integration.held import Holds
+from tests.integration.tiny_run import (
+    PATIENCE_SECONDS,
+    STARTED,
+    STEPS,
+    Run,
+    train,
+    wait_until,
+    write_config,
+    write_rows,
+)
 
 LONG_EVALUATION = {"metrics": ["loss", "sql-execution"], "samples": 400, "max_new_tokens": 100}
 
 
-def reads(run: Run, file: Path, rank: int) -> bool:
-    """Whether a rank has `file` open."""
-    try:
-        descriptors = Path(f"/proc/{run._rank_pid(rank)}/fd")
-        return any(os.readlink(descriptor) == str(file) for descriptor in descriptors.iterdir())
-    except (AssertionError, OSError):
-        return False
-
-
-def test_a_stop_during_evaluations_is_answered_at_once_and_costs_nothing(workplace: Path, reference: Reference) -> None:
+def test_a_stop_during_evaluations_is_answered_at_once_and_costs_nothing(
+    workplace: Path, reference: Reference, tmp_path: Path
+) -> None:
     evaluation = {**LONG_EVALUATION, "every_steps": 7}
     run = Run(write_config(workplace, "stopped-while-evaluating", evaluation=evaluation))
-    first = run.start()
-    wait_until(lambda: bool(run.events("evaluation_begin")), first)
+    # An evaluation has some thousand forwards.
+    holds = Holds(tmp_path, "round-0-forward-50")
+    first = run.start(holds=holds)
+    wait_until(lambda: holds.reached("round-0-forward-50", 0, 1), first)
     # While a run is active, nobody else may change what is saved of it.
     saved = (run.directory / "run.yaml").read_bytes()
     intruder = train(run.config, "--set", "logging.every_steps=2")
     assert intruder.returncode == 2 and "a run is active" in intruder.stderr
     assert (run.directory / "run.yaml").read_bytes() == saved
     run.send(signal.SIGUSR1, 1)
-    assert first.wait(timeout=120) == 85, first.communicate()[1]
+    assert first.wait(timeout=PATIENCE_SECONDS) == 85, first.communicate()[1]
     signalled, ended = run.events("signal")[-1], run.events("end")[-1]
     assert signalled["signal"] == "SIGUSR1" and ended["status"] == "interrupted"
     assert [event["step"] for event in run.events("checkpoint")] == [run.last_step()]
+    assert not run.events("evaluation"), "it was left before its end"
 
     # The next start evaluates only at the end, where it is stopped again: all is saved by then.
     again = write_config(workplace, "stopped-while-evaluating", evaluation=LONG_EVALUATION)
-    second = Run(again).start()
-    wait_until(lambda: any(event["step"] == STEPS for event in run.events("evaluation_begin")), second)
+    holds = Holds(tmp_path, "round-0-forward-50")
+    second = Run(again).start(holds=holds)
+    wait_until(lambda: holds.reached("round-0-forward-50", 0, 1), second)
+    assert run.events("evaluation_begin")[-1]["step"] == STEPS
     second.terminate()
-    assert second.wait(timeout=120) == 85, second.communicate()[1]
+    assert second.wait(timeout=PATIENCE_SECONDS) == 85, second.communicate()[1]
     assert not (run.directory / "summary.json").exists()
 
     last = train(again, "--set", "evaluation.metrics=[loss]")
@@ -56,13 +63,14 @@ def test_a_stop_during_evaluations_is_answered_at_once_and_costs_nothing(workpla
 
 
 def test_a_stop_before_the_first_step_ends_promptly_and_leaves_whole_caches(tmp_path: Path) -> None:
-    rows = write_rows(tmp_path / "rows.jsonl", count=10_000)
+    write_rows(tmp_path / "rows.jsonl", count=2_000)
     run = Run(write_config(tmp_path, "tokenising", training__steps=2, evaluation__max_sequences=8))
-    process = run.start()
-    wait_until(lambda: reads(run, rows, rank=0), process)
+    holds = Holds(tmp_path, "round-0-tokenising")
+    process = run.start(holds=holds)
+    wait_until(lambda: holds.reached("round-0-tokenising", 0), process)
     # Rank 1 waits in a store, in C++, for as long as rank 0 tokenises.
     run.send(signal.SIGTERM, 1)
-    assert process.wait(timeout=60) == 85, process.communicate()[1]
+    assert process.wait(timeout=PATIENCE_SECONDS) == 85, process.communicate()[1]
     assert [event["event"] for event in run.records("events.jsonl")][-1] == "end"
     assert not run.events("round_start")
 
@@ -71,15 +79,18 @@ def test_a_stop_before_the_first_step_ends_promptly_and_leaves_whole_caches(tmp_
     assert run.events("data")[0].get("notes") is None, "nothing was found damaged"
 
 
-def test_a_rank_stopped_by_sigstop_is_named_and_costs_one_restart(workplace: Path, reference: Reference) -> None:
-    config = write_config(
-        workplace, "sigstop", checkpoint={"every_steps": 5}, timeouts={"watchdog_seconds": 60, "collective_seconds": 10}
-    )
-    run = Run(config)
-    process = run.start()
+def test_a_rank_stopped_by_sigstop_is_named_and_costs_one_restart(
+    workplace: Path, reference: Reference, tmp_path: Path
+) -> None:
+    # More than what one rank of a busy machine may come later than the other to where they meet.
+    timeouts = {"watchdog_seconds": 120, "collective_seconds": 20}
+    run = Run(write_config(workplace, "sigstop", checkpoint={"every_steps": 5}, timeouts=timeouts))
+    holds = Holds(tmp_path, "round-0-step-30")
+    process = run.start(holds=holds)
     wait_until(lambda: bool(run.events("checkpoint")) and run.last_step() >= 8, process)
     run.send(signal.SIGSTOP, 1)
-    _, said = process.communicate(timeout=240)
+    holds.release("round-0-step-30")
+    _, said = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, said
     assert "rank 1: stopped by a signal (SIGSTOP)" in said and "rank 0: exit code 1" in said
     logs = [(run.directory / "logs" / f"rank-{rank}.log").read_text() for rank in (0, 1)]
@@ -100,9 +111,10 @@ def test_under_torchrun_the_event_tells_that_a_stopped_run_is_saved(workplace: P
     process = subprocess.Popen(
         [*torchrun, "train", str(config), "--console", "none"], stderr=subprocess.PIPE, text=True
     )
+    STARTED.append(process)
     wait_until(lambda: run.last_step() >= 3, process)
     process.terminate()
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode != 0
     assert [event["step"] for event in run.events("checkpoint")] == [run.last_step()], said
     assert run.events("signal")[-1]["signal"] == "SIGTERM"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -44,7 +45,7 @@ def test_a_restart_takes_the_ranks_that_stood_by(start: Start) -> None:
     {STANDS_BY.strip()}
     if round_number == 0:
         wait_for("go")
-        os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(60)
+        os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(forever)
     wait_for("end")
     """
     supervised = start(script, prelude=WITH_STANDBY)
@@ -81,7 +82,7 @@ def test_one_that_died_while_it_waited_is_replaced_by_an_ordinary_start(start: S
     code, out, _ = supervised.end()
     assert code == 0
     assert "round 1 rank 0" in out
-    assert f"pid {lost}" not in out
+    assert str(lost) not in re.findall(r"pid (\d+)", out)
 
 
 def test_one_that_sigkill_does_not_end_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,15 +90,15 @@ def test_one_that_sigkill_does_not_end_holds_nobody_up(monkeypatch: pytest.Monke
     monkeypatch.setattr(standby.os, "killpg", lambda group, number: killed.append(group))
     monkeypatch.setattr(standby, "SECONDS_TO_END", 0.2)
     began = time.monotonic()
-    with standby.Standby([sys.executable, "-c", "import time; time.sleep(20)"], [dict(os.environ)]) as ready:
+    with standby.Standby([sys.executable, "-c", "import time; time.sleep(1000)"], [dict(os.environ)]) as ready:
         assert ready.start() is None
         (pid,) = ready.pids
-    assert time.monotonic() - began < 15 and killed == [pid]
+    assert time.monotonic() - began < 500 and killed == [pid]
     os.kill(pid, signal.SIGKILL)
 
 
 def test_they_end_with_a_supervisor_that_is_killed(start: Start) -> None:
-    supervised = start(f"{STANDS_BY}\n    time.sleep(60)\n", prelude=WITH_STANDBY)
+    supervised = start(f"{STANDS_BY}\n    time.sleep(forever)\n", prelude=WITH_STANDBY)
     wait_until(lambda: len(ready(supervised)) == 2)
     supervised.process.kill()
     wait_until(lambda: not supervised.left_running())
@@ -105,5 +106,8 @@ def test_they_end_with_a_supervisor_that_is_killed(start: Start) -> None:
 
 def alive(pid: int) -> bool:
     """Whether a process runs (a dead one that its parent has not reaped does not)."""
-    status = Path(f"/proc/{pid}/stat")
-    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from tests.integration.conftest import Reference
+from tests.integration.held import Holds
 from tests.integration.tiny_run import (
     BATCH,
+    PATIENCE_SECONDS,
     SEQUENCE_LENGTH,
     STEPS,
     Run,
@@ -51,7 +53,7 @@ def under_torchrun(workplace: Path) -> Run:
     config = write_config(workplace, "torchrun", logging={"every_steps": 20, "tensorboard": False})
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     ended = subprocess.run(
-        [*launcher, "-m", "drillyard", "train", str(config)], capture_output=True, text=True, timeout=240
+        [*launcher, "-m", "drillyard", "train", str(config)], capture_output=True, text=True, timeout=PATIENCE_SECONDS
     )
     assert ended.returncode == 0, ended.stderr
     return Run(config)
@@ -138,14 +140,17 @@ def test_one_rank_of_torchrun_is_one_rank_of_the_run_and_rare_logging_changes_no
     assert under_torchrun.summary()["status"] == "completed"
 
 
-def test_a_killed_rank_costs_one_restart_and_no_bit(workplace: Path, reference: Reference) -> None:
+def test_a_killed_rank_costs_one_restart_and_no_bit(workplace: Path, reference: Reference, tmp_path: Path) -> None:
     run = Run(write_config(workplace, "killed", checkpoint={"every_steps": 5}))
     rank, at = random.SystemRandom().choice([0, 1]), random.SystemRandom().randrange(6, STEPS - 10)
     # Ranks that stand by may still be importing when their turn comes.
-    process = run.start("--standby")
+    last = f"round-0-step-{STEPS}"
+    holds = Holds(tmp_path, last)
+    process = run.start("--standby", holds=holds)
     wait_until(lambda: bool(run.events("checkpoint")) and run.last_step() >= at, process)
     run.send(signal.SIGKILL, rank)
-    _, said = process.communicate(timeout=240)
+    holds.release(last)
+    _, said = process.communicate(timeout=PATIENCE_SECONDS)
     drawn = f"rank {rank} was killed after step {at}:\n{said}"
     assert process.returncode == 0, drawn
     assert (len(run.events("failure")), len(run.events("restart")), run.summary()["restarts"]) == (1, 1, 1), drawn
@@ -157,20 +162,20 @@ def test_a_killed_rank_costs_one_restart_and_no_bit(workplace: Path, reference: 
     assert run.weights() == reference.run.weights(), drawn
 
 
-def test_stopped_runs_save_and_go_on_to_the_same_bits(workplace: Path, reference: Reference) -> None:
+def test_stopped_runs_save_and_go_on_to_the_same_bits(workplace: Path, reference: Reference, tmp_path: Path) -> None:
     run = Run(write_config(workplace, "stopped", checkpoint={"asynchronous": False}))
-    first = run.start()
+    first = run.start(holds=Holds(tmp_path, "round-0-step-15"))
     wait_until(lambda: run.last_step() >= 4, first)
     run.send(signal.SIGTERM, 1)
-    assert first.wait(timeout=240) == 85, first.communicate()[1]
+    assert first.wait(timeout=PATIENCE_SECONDS) == 85, first.communicate()[1]
     stopped_at = run.last_step()
     assert [event["step"] for event in run.events("checkpoint")] == [stopped_at]
     assert run.events("end")[-1]["status"] == "interrupted" and not (run.directory / "final").exists()
 
-    second = run.start()
+    second = run.start(holds=Holds(tmp_path, "round-0-step-30"))
     wait_until(lambda: run.last_step() >= stopped_at + 3, second)
     second.terminate()
-    assert second.wait(timeout=240) == 85, second.communicate()[1]
+    assert second.wait(timeout=PATIENCE_SECONDS) == 85, second.communicate()[1]
     assert "exit code 85" in second.communicate()[1]
 
     ended = train(run.config)

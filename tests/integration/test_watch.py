@@ -22,6 +22,7 @@ import pytest
 from tests.unit.report import runs
 
 WATCH = [sys.executable, "-m", "drillyard", "watch"]
+PATIENCE_SECONDS = 240
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -52,7 +53,7 @@ class Terminal:
         return CONTROLS.sub("", self.raw.decode("utf-8", "replace")).replace("\r", "")
 
     def read_until(self, condition: Callable[[], bool]) -> None:
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             assert time.monotonic() < limit, self.text
             if select.select([self._side], [], [], 0.05)[0]:
@@ -76,7 +77,8 @@ def test_a_live_run_is_followed_to_its_end(tmp_path):
     whole = runs.write_run(tmp_path / "whole", steps=60)
     going = tmp_path / "going"
     going.mkdir()
-    files = {name: (whole / name).read_bytes() for name in ("events.jsonl", "metrics.jsonl")}
+    # As a run writes them: the end is told when all steps are there.
+    files = {name: (whole / name).read_bytes() for name in ("metrics.jsonl", "events.jsonl")}
     parts = {name: [data[: len(data) // 2], data[len(data) // 2 :]] for name, data in files.items()}
 
     def write(part: int) -> None:
@@ -87,7 +89,7 @@ def test_a_live_run_is_followed_to_its_end(tmp_path):
 
     write(0)
     terminal = Terminal(going, "--interval", "0.1", "--price-per-gpu-hour", "3")
-    terminal.read_until(lambda: "q leaves" in terminal.text)
+    terminal.read_until(lambda: "q leaves" in terminal.text and "of 60" in terminal.text)
     seen = max(map(int, re.findall(r"step (\d+) of 60", terminal.text)))
     assert 20 < seen < 40 and "completed" not in terminal.text
     threading.Timer(0.3, write, [1]).start()
@@ -110,7 +112,7 @@ def test_q_and_ctrl_c_leave_a_run_that_goes_on(tmp_path, key, code):
 
 def test_a_pipe_gets_plain_lines(tmp_path):
     directory = runs.write_run(tmp_path / "trial")
-    ended = subprocess.run([*WATCH, str(directory)], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([*WATCH, str(directory)], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert (ended.returncode, ended.stderr) == (0, "")
     lines = ended.stdout.splitlines()
     assert "\x1b" not in ended.stdout
@@ -122,7 +124,7 @@ def test_a_pipe_gets_plain_lines(tmp_path):
 
 def test_a_failed_run_has_exit_code_1(tmp_path):
     directory = runs.write_run(tmp_path / "trial", steps=10, end="failed")
-    ended = subprocess.run([*WATCH, str(directory)], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([*WATCH, str(directory)], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert ended.returncode == 1
     assert "trial: failed, step 10 of 10" in ended.stdout
 
@@ -136,7 +138,7 @@ def test_a_reader_that_goes_ends_the_watch_without_a_traceback(tmp_path):
         process.stdout.close()
         with (directory / "events.jsonl").open("a") as file:
             file.write('{"time": "2026-01-31T13:00:00.000000Z", "event": "warning", "text": "late"}\n')
-        assert process.wait(60) == 1
+        assert process.wait(PATIENCE_SECONDS) == 1
         assert "Traceback" not in process.stderr.read()
 
 
@@ -146,12 +148,12 @@ def test_an_interrupt_without_a_terminal_is_130(tmp_path):
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(PATIENCE_SECONDS) == 130
         assert process.stderr.read() == b""
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):
-    ended = subprocess.run([*WATCH, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([*WATCH, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert ended.returncode == 2
     assert "no events.jsonl" in ended.stderr
 
@@ -166,6 +168,6 @@ def test_the_command_needs_no_torch(tmp_path):
         "names = ('torch', 'transformers', 'pyarrow')\n"
         "print(json.dumps([name for name in names if name in sys.modules]))\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1]) == []

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from tests.integration.supervised import Start
+from tests.integration.supervised import PATIENCE_SECONDS, Start
 
 HANG = """
     import faulthandler, threading
@@ -25,13 +25,13 @@ HANG = """
         step(1)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
-        def stuck(): time.sleep(100)
+        def stuck(): time.sleep(forever)
         stuck()
     """
 
 
 def test_a_hung_round_is_told_with_all_its_stacks_and_started_again(start: Start) -> None:
-    run = start(HANG, watchdog=3.0)
+    run = start(HANG, watchdog=6.0)
     code, _, err = run.end()
     assert code == 0
     assert "no progress on any rank within the watchdog's time" in err
@@ -46,12 +46,12 @@ def test_signs_of_life_keep_a_round_that_logs_nothing(start: Start) -> None:
         """
         from drillyard.supervise.life import own_signs
         signs = own_signs(os.environ)
-        for number in range(45):
+        for number in range(80):
             time.sleep(0.1)
             if rank == 1:
-                signs.step(number, 45)
+                signs.step(number, 80)
         """,
-        watchdog=3.0,
+        watchdog=5.0,
     )
     assert run.end()[0] == 0
     assert [event["event"] for event in run.events()] == ["run_start"]
@@ -63,8 +63,9 @@ def test_the_rank_that_others_gave_up_waiting_for_is_named(start: Start) -> None
         import faulthandler
         faulthandler.register(signal.SIGUSR2)
         if rank == 1:
-            def read_forever(): time.sleep(100)
-            touch("ready")
+            def read_forever():
+                touch("ready")
+                time.sleep(forever)
             read_forever()
         wait_for("ready")
         raise RuntimeError("Timed out waiting 600000ms for recv operation to complete")
@@ -80,11 +81,10 @@ def test_what_becomes_of_a_rank_that_is_asked_for_its_stacks_is_not_the_cause(st
     run = start(
         """
         if rank == 1:
-            touch("ready")
             signal.signal(signal.SIGUSR2, lambda *_: os.kill(os.getpid(), signal.SIGSEGV))
-            time.sleep(100)
+            touch("ready")
+            time.sleep(forever)
         wait_for("ready")
-        time.sleep(0.5)
         raise RuntimeError("Timed out waiting 600000ms for recv operation to complete")
         """,
         max_restarts=0,
@@ -102,11 +102,12 @@ def test_a_rank_whose_interpreter_is_held_tells_its_stacks_when_asked_again(star
         side = attend(Path(directory), 0, round_number=0, is_claimed=True)
         step(1)
         def hold_the_lock(): sum(range(10**14))  # in C, without a look at signals or other threads
-        def wait(): time.sleep(100)
+        def wait(): time.sleep(forever)
         hold_the_lock() if rank == 1 else wait()
         """,
         max_restarts=0,
-        watchdog=4.0,
+        watchdog=6.0,
+        terminate=1.0,
     )
     code, _, err = run.end()
     assert code == 1 and "in hold_the_lock" in err and "in wait" in err
@@ -144,35 +145,45 @@ def told(directory: Path) -> list[str]:
 
 def test_a_rank_without_a_supervisor_watches_itself(tmp_path: Path) -> None:
     hangs = a_rank(tmp_path, 0.5, "side.watch.begin('training', 'strict'); threading.Event().wait()")
-    works = a_rank(tmp_path / "other", 1.0, "end = time.time() + 3\nwhile time.time() < end: pass\nprint('done')")
-    waits = a_rank(tmp_path / "third", 0.5, "side.watch.begin('data', 'waiting'); time.sleep(2); print('done')")
-    _, err = hangs.communicate(timeout=30)
+    busy = "end = time.monotonic() + 5\nwhile time.monotonic() < end: pass\nprint('done')"
+    works = a_rank(tmp_path / "other", 2.0, busy)
+    waits = a_rank(tmp_path / "third", 2.0, "side.watch.begin('data', 'waiting'); time.sleep(5); print('done')")
+    _, err = hangs.communicate(timeout=PATIENCE_SECONDS)
     assert hangs.returncode == 1 and "watchdog: no progress" in err and "logs/rank-0.log" in err
     assert "in wait" in (tmp_path / "logs" / "rank-0.log").read_text()
     assert told(tmp_path) == ["failure"]
-    assert works.communicate(timeout=30)[0] == waits.communicate(timeout=30)[0] == "done\n"
+    assert works.communicate(timeout=PATIENCE_SECONDS)[0] == waits.communicate(timeout=PATIENCE_SECONDS)[0] == "done\n"
+
+
+TELLS_WHAT_IT_NOTES = """
+def tell():
+    while side.stops.received is None: time.sleep(0.01)
+    print("noted", flush=True)
+threading.Thread(target=tell, daemon=True).start()
+"""
 
 
 def test_a_rank_hears_stop_signals_while_its_main_thread_cannot(tmp_path: Path) -> None:
     before = a_rank(tmp_path / "before", 0, "deaf()")
-    training = a_rank(tmp_path / "training", 0, "side.stops.answer('note'); deaf()")
+    training = a_rank(tmp_path / "training", 0, f"{TELLS_WHAT_IT_NOTES}\nside.stops.answer('note'); deaf()")
     saved = a_rank(tmp_path / "saved", 0, "side.stops.answer('ignore'); deaf()")
     (tmp_path / "before").mkdir(exist_ok=True)
     for rank in (before, training, saved):
         assert rank.stdout is not None and rank.stdout.readline() == "deaf\n"
     before.send_signal(signal.SIGUSR1)
     saved.send_signal(signal.SIGUSR1)
-    # Two seconds on, it is another request; before that the same one, delivered twice.
-    training.send_signal(signal.SIGUSR1)
-    training.send_signal(signal.SIGTERM)
-    assert before.wait(timeout=30) == 85 and told(tmp_path / "before") == ["signal", "end"]
+    # Two seconds on, it is another request; before that the same one, delivered twice. It hears both when it goes on.
+    for number in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT):
+        training.send_signal(number)
+    assert before.wait(timeout=PATIENCE_SECONDS) == 85 and told(tmp_path / "before") == ["signal", "end"]
+    assert training.stdout is not None and training.stdout.readline() == "noted\n"
     try:
         training.wait(timeout=2.5)
     except subprocess.TimeoutExpired:
         training.send_signal(signal.SIGTERM)
     else:
         raise AssertionError("one request ended a rank that had something to save")
-    assert training.wait(timeout=30) == 128 + signal.SIGTERM
+    assert training.wait(timeout=PATIENCE_SECONDS) == 128 + signal.SIGTERM
     assert saved.poll() is None
     saved.kill()
     saved.wait()
@@ -195,7 +206,7 @@ time.sleep(0.2)
 os._exit(3)
 """,
     )
-    said, _ = rank.communicate(timeout=30)
+    said, _ = rank.communicate(timeout=PATIENCE_SECONDS)
     assert (said, rank.returncode) == (f"{signal.SIGTERM.value}\n", 3)
 
 
@@ -219,7 +230,7 @@ time.sleep(100)
         rank.send_signal(signal.SIGUSR2)
         time.sleep(0.003)
     rank.send_signal(signal.SIGTERM)
-    assert rank.wait(timeout=60) == 85
+    assert rank.wait(timeout=PATIENCE_SECONDS) == 85
     assert (tmp_path / "stderr").read_text().count("in descend") > 100
 
 
@@ -237,20 +248,20 @@ print("done", flush=True)
 """
     rank = a_rank(tmp_path, 2.0, script)
     assert rank.stdout is not None
-    while rank.stdout.readline() != "5\n":
-        pass
+    while (line := rank.stdout.readline()) != "5\n":
+        assert line, "it has ended"
     rank.send_signal(signal.SIGSTOP)
     time.sleep(6)
     rank.send_signal(signal.SIGCONT)
     for _ in range(20):
         assert rank.stdout.readline(), "it has ended"
     (tmp_path / "enough").touch()
-    out, err = rank.communicate(timeout=30)
+    out, err = rank.communicate(timeout=PATIENCE_SECONDS)
     assert (rank.returncode, out.splitlines()[-1], err) == (0, "done", "")
 
 
 def test_a_rank_without_a_supervisor_whose_interpreter_is_held_is_ended_with_its_stacks(tmp_path: Path) -> None:
-    held = a_rank(tmp_path, 0.5, "def hold_the_lock(): sum(range(10**14))\nhold_the_lock()")
-    _, err = held.communicate(timeout=60)
+    held = a_rank(tmp_path, 2.0, "def hold_the_lock(): sum(range(10**14))\nhold_the_lock()")
+    _, err = held.communicate(timeout=PATIENCE_SECONDS)
     assert held.returncode == -signal.SIGKILL
     assert "has not run Python for" in err and "in hold_the_lock" in err

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.integration.held import Holds
 
 STEPS = 40
 BATCH = 4
@@ -27,6 +28,8 @@ SEQUENCE_LENGTH = 64
 GPT2 = {"architecture": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4}
 DROPOUT = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
 DRILLYARD = [sys.executable, "-m", "drillyard"]
+PATIENCE_SECONDS = 480
+"""For a command of seconds: only what hangs takes so long, on a slow and busy machine too."""
 
 
 def write_rows(path: Path, count: int = 200) -> Path:
@@ -89,12 +92,16 @@ def write_config(directory: Path, name: str, **changes: Any) -> Path:
 def drillyard(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     command = [*DRILLYARD, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, **options)
 
 
 def train(config: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """`drillyard train` on two ranks, to its end."""
     return drillyard("train", config, "--nproc-per-node", 2, *arguments)
+
+
+STARTED: list[subprocess.Popen[str]] = []
+"""What tests have started in the background; conftest.py ends what a test has left."""
 
 
 class Run:
@@ -104,16 +111,20 @@ class Run:
         self.config = config
         self.directory = config.parent / "runs" / config.stem
 
-    def start(self, *options: str) -> subprocess.Popen[str]:
-        """`drillyard train` on two ranks, in the background."""
-        command = [*DRILLYARD, "train", str(self.config), "--nproc-per-node", "2", *options]
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    def start(self, *options: str, holds: Holds | None = None) -> subprocess.Popen[str]:
+        """`drillyard train` on two ranks, in the background; it waits at the moments of `holds`."""
+        program = holds.program if holds else DRILLYARD
+        command = [*program, "train", str(self.config), "--nproc-per-node", "2", *options]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        STARTED.append(process)
+        return process
 
     def records(self, file: str) -> list[dict[str, Any]]:
         """The whole lines of a JSON lines file that is there so far."""
         path = self.directory / file
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        # As bytes: the last line may end within a character.
+        content = path.read_bytes() if path.exists() else b""
+        return [json.loads(line) for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of one name, in order."""

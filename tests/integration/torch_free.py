@@ -66,7 +66,7 @@ def torch_free(tmp_path_factory: pytest.TempPathFactory) -> Command:
 
     def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
         words = [str(command), *map(str, arguments)]
-        settings = {"capture_output": True, "text": True, "timeout": 120, "env": environment, **options}
+        settings = {"capture_output": True, "text": True, "timeout": 240, "env": environment, **options}
         return subprocess.run(words, **settings)  # type: ignore[call-overload, no-any-return]
 
     return run

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.integration.tiny_run import DRILLYARD, Run
+from tests.integration.held import Holds
+from tests.integration.tiny_run import DRILLYARD, PATIENCE_SECONDS, Run
 
 Event = dict[str, Any]
 
@@ -18,11 +19,12 @@ Event = dict[str, Any]
 class WatchedRun:
     """`drillyard train` on two ranks; `console` has rank 0's lines so far, `errors` the supervisor's words."""
 
-    def __init__(self, config: Path) -> None:
+    def __init__(self, config: Path, holds: Holds | None = None) -> None:
         self.run = Run(config)
         self.console: list[Event] = []
         self.errors: list[str] = []
-        command = [*DRILLYARD, "train", str(config), "--nproc-per-node", "2", "--console", "json"]
+        program = holds.program if holds else DRILLYARD
+        command = [*program, "train", str(config), "--nproc-per-node", "2", "--console", "json"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self._readers = [threading.Thread(target=self._read), threading.Thread(target=self._read_errors)]
         for reader in self._readers:
@@ -44,6 +46,12 @@ class WatchedRun:
         """The first event of that name at this step or later."""
         return self.wait_for(lambda line: line["event"] == name and (line.get("step") or 0) >= step)
 
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Until `condition` holds, while the run lives."""
+        while not condition():
+            assert self.process.poll() is None, f"it has ended before: {self.errors[-5:]}, {self.console[-3:]}"
+            time.sleep(0.002)
+
     def told(self, text: str) -> list[str]:
         """The warnings that have `text` in them."""
         texts = [line.get("text", "") for line in self.console if line["event"] == "warning"]
@@ -51,7 +59,7 @@ class WatchedRun:
 
     def end(self) -> int:
         """Wait for the end; the exit code."""
-        code = self.process.wait(timeout=240)
+        code = self.process.wait(timeout=PATIENCE_SECONDS)
         for reader in self._readers:
             reader.join()
         return code

@@ -1,0 +1,160 @@
+"""A run that waits at named moments until the test that watches it has done its part, however fast either of them is.
+
+`python held.py DIRECTORY -- train run.yaml ...` is `drillyard train run.yaml ...`, but that a rank which comes to a
+moment waits there for as long as DIRECTORY has a file of that name. It goes on when the test removes the file, or when
+it is asked to stop: then it removes the file itself. Moments are `round-R-...` with
+
+    step-N        before step N of training (from 1)
+    forward-N     before the Nth forward of this round's evaluations
+    tokenising    with the first rows tokenised and no cache made yet, on the rank that tokenises
+    manifest-N    in the save of step N with all shards durable, on rank 0
+
+So a test may look, take its time and then strike: the run cannot have gone past the moment meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class Holds:
+    """The test's side: the moments at which a run is held."""
+
+    def __init__(self, directory: Path, *moments: str) -> None:
+        self.directory = directory / f"holds-{time.monotonic_ns()}"
+        self.directory.mkdir()
+        for moment in moments:
+            (self.directory / moment).touch()
+
+    @property
+    def program(self) -> list[str]:
+        """What stands in place of `python -m drillyard`."""
+        return [sys.executable, __file__, str(self.directory), "--"]
+
+    def reached(self, moment: str, *ranks: int) -> bool:
+        """Whether these ranks wait, or have waited, at a moment."""
+        return all(_arrival(self.directory / moment, rank).exists() for rank in ranks)
+
+    def release(self, moment: str) -> None:
+        """Let the ranks go on there."""
+        (self.directory / moment).unlink(missing_ok=True)
+
+
+def _arrival(moment: Path, rank: int) -> Path:
+    return moment.with_name(f"{moment.name}.rank-{rank}")
+
+
+class Held:
+    """A rank's side; `side` is its RankSide."""
+
+    def __init__(self, directory: Path, side: Any) -> None:
+        self._directory = directory
+        self._side = side
+        self._forwards = 0
+
+    def arm(self) -> None:
+        """Replace what leads to a moment by the same with a wait before it."""
+        from drillyard.faults.replacing import replace, step_of
+
+        def before_step(train_step: Any) -> Any:
+            def held(trainer: Any, step: int, *arguments: Any) -> Any:
+                self.wait(f"step-{step + 1}")
+                return train_step(trainer, step, *arguments)
+
+            return held
+
+        def before_manifest(write_manifest: Any) -> Any:
+            def held(directory: Path, *arguments: Any) -> Any:
+                self.wait(f"manifest-{step_of(directory)}")
+                return write_manifest(directory, *arguments)
+
+            return held
+
+        def amid_tokenising(prepare: Any) -> Any:
+            def held(*arguments: Any, on_progress: Callable[..., None], **options: Any) -> Any:
+                def progress(*done: Any) -> None:
+                    on_progress(*done)
+                    self.wait("tokenising")
+
+                return prepare(*arguments, on_progress=progress, **options)
+
+            return held
+
+        def before_forwards(attend_forwards: Any) -> Any:
+            def held(model: Any, *arguments: Any) -> None:
+                attend_forwards(model, *arguments)
+                for module in (model.root, model.causal_lm):
+                    module.register_forward_pre_hook(self._before_forward, prepend=True)
+
+            return held
+
+        replace("drillyard.training.trainer", "Trainer.train_step", before_step)
+        replace("drillyard.training.checkpoint.storage", "write_manifest", before_manifest)
+        replace("drillyard.training.run", "prepare", amid_tokenising)
+        replace("drillyard.training.run", "attend_forwards", before_forwards)
+
+    def wait(self, moment: str) -> None:
+        """Wait while this moment of this round is held."""
+        file = self._directory / f"round-{self._side.round_number}-{moment}"
+        if not file.exists():
+            return
+        _arrival(file, int(os.environ["RANK"])).touch()
+        while file.exists():
+            if self._side.stops.received is not None:
+                file.unlink(missing_ok=True)
+            time.sleep(0.002)
+
+    def _before_forward(self, module: Any, arguments: object) -> None:
+        if not module.training:
+            self._forwards += 1
+            self.wait(f"forward-{self._forwards}")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Be a rank that waits, or the supervisor of such ranks."""
+    directory, separator, *command = arguments
+    assert separator == "--"
+    if "RANK" in os.environ:
+        _hold_this_rank(Path(directory))
+    else:
+        _start_ranks_through_here(directory)
+    from drillyard.cli.main import main as drillyard
+
+    drillyard(command)
+
+
+def _hold_this_rank(directory: Path) -> None:
+    """Arm this rank once it hears signals, and no earlier: what is replaced imports torch."""
+    from drillyard.supervise import rank
+
+    attend = rank.attend
+
+    def attend_and_arm(*arguments: Any, **options: Any) -> Any:
+        side = attend(*arguments, **options)
+        Held(directory, side).arm()
+        return side
+
+    rank.attend = attend_and_arm
+
+
+def _start_ranks_through_here(directory: str) -> None:
+    """Let the supervisor of this process start `held.py DIRECTORY -- train ...` instead of `drillyard train ...`."""
+    from drillyard import supervise
+
+    start = supervise.supervise_training
+
+    def supervise_training(command: Sequence[str], *arguments: Any, **options: Any) -> int:
+        python, dash_m, package, *rest = command
+        assert (dash_m, package) == ("-m", "drillyard"), f"the ranks' command has changed: {command}"
+        return start([python, __file__, directory, "--", *rest], *arguments, **options)
+
+    supervise.supervise_training = supervise_training
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,136 @@
+"""Stop signals over real processes: passed on once, answered in order, and never taken for a crash."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from tests.integration.supervised import Start
+
+from drillyard.supervise.signals import SECONDS_OF_ONE_REQUEST
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_stop_signal_reaches_the_ranks_once_and_exit_85_is_passed_on(start: Start, number: signal.Signals) -> None:
+    run = start(
+        """
+        def stop(number, frame):
+            print("told to stop", flush=True)
+            time.sleep(0.2 * (1 + rank))
+            os._exit(85)
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGUSR1, stop)
+        touch(f"ready-{rank}")
+        time.sleep(forever)
+        """
+    )
+    run.wait_for("ready-0")
+    run.wait_for("ready-1")
+    run.process.send_signal(number)
+    code, out, err = run.end()
+    assert code == 85 and out == "told to stop\n"
+    assert run.log(1).count("told to stop") == 1 and run.log(1).count("=== round") == 1
+    assert "exit code 85" in err
+    assert [event["signal"] for event in run.events() if event["event"] == "signal"] == [number.name]
+
+
+def test_a_rank_that_leaves_with_85_takes_the_others_along(start: Start) -> None:
+    run = start(
+        """
+        if rank == 0:
+            wait_for("ready")
+            sys.exit(85)
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(85))
+        touch("ready")
+        time.sleep(forever)
+        """
+    )
+    assert run.end()[0] == 85
+    assert [event["event"] for event in run.events()] == ["run_start", "end"]
+    assert run.events()[-1]["status"] == "interrupted"
+
+
+def test_a_stop_that_could_not_be_saved_ends_with_1_and_its_words_and_is_not_repeated(start: Start) -> None:
+    run = start(
+        """
+        if rank == 0:
+            wait_for("ready")
+            print("error: stopped on request after step 7\\nmend it\\n", file=sys.stderr)
+            sys.exit(86)
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(86))
+        touch("ready")
+        time.sleep(forever)
+        """
+    )
+    assert run.end() == (1, "", "error: stopped on request after step 7\nmend it\n")
+    end = run.events()[-1]
+    assert (end["event"], end["status"], end["exit_code"]) == ("end", "interrupted", 1)
+
+
+@pytest.mark.parametrize(("script", "code"), [("", 85), ("step(3)", 128 + signal.SIGTERM)])
+def test_a_stop_signal_that_a_rank_does_not_hear_is_no_crash(start: Start, script: str, code: int) -> None:
+    run = start(f"{script}\nif rank: os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(forever)")
+    assert run.end()[0] == code
+    told = [event for event in run.events() if event["event"] != "step"]
+    assert [event["event"] for event in told] == ["run_start", "signal", "end"]
+    assert (told[1]["signal"], told[2]["exit_code"]) == ("SIGTERM", code)
+
+
+def test_an_error_on_the_way_to_a_stop_is_told_with_its_cause(start: Start) -> None:
+    run = start(
+        """
+        def stop(*_):
+            if rank == 1:
+                raise RuntimeError("no room for the state")
+        signal.signal(signal.SIGTERM, stop)
+        step(3)
+        touch(f"ready-{rank}")
+        time.sleep(forever)
+        """,
+        terminate=1.0,
+    )
+    run.wait_for("ready-0")
+    run.wait_for("ready-1")
+    run.process.terminate()
+    code, _, err = run.end()
+    assert code == 128 + signal.SIGTERM and "stopped by SIGTERM without a checkpoint of this moment" in err
+    assert "rank 1: exit code 1; RuntimeError: no room for the state" in err
+    told = [event for event in run.events() if event["event"] != "step"]
+    assert [event["event"] for event in told] == ["run_start", "signal", "failure", "end"]
+    assert told[2]["failed_rank"] == 1
+
+
+def test_signals_that_come_together_are_one_request(start: Start) -> None:
+    run = start(
+        """
+        def stop(*_):
+            time.sleep(0.5)
+            os._exit(85)
+        signal.signal(signal.SIGTERM, stop)
+        touch(f"ready-{rank}")
+        time.sleep(forever)
+        """
+    )
+    run.wait_for("ready-0")
+    run.wait_for("ready-1")
+    # It hears them together when it goes on, however long they take to send.
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCONT):
+        run.process.send_signal(number)
+    assert run.end()[0] == 85
+    assert [event["event"] for event in run.events()] == ["run_start", "signal", "end"]
+
+
+def test_a_second_signal_ends_everything_at_once(start: Start) -> None:
+    script = "signal.signal(signal.SIGTERM, lambda *_: touch(f'told-{rank}')); touch(f'ready-{rank}')"
+    run = start(f"{script}\nwait_for('never')")
+    run.wait_for("ready-0")
+    run.wait_for("ready-1")
+    run.process.terminate()
+    # Forwarded, so the supervisor has heard it: what comes two seconds from here is another request.
+    run.wait_for("told-0")
+    time.sleep(SECONDS_OF_ONE_REQUEST + 0.1)
+    run.process.terminate()
+    code, _, err = run.end()
+    assert code == 128 + signal.SIGTERM and "ended at once" in err
+    assert run.left_running() == []
