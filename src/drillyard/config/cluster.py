@@ -43,7 +43,9 @@ class SshConfig(Strict):
         description="Host names or addresses, the first one is rank 0's: [node-0, node-1]."
     )
     user: str | None = Field(default=None, description="Login; default: what the ssh configuration says.")
-    port: Annotated[int, Field(ge=1, le=65535)] = Field(default=22, description="Port of the ssh server.")
+    port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        default=None, description="Port of the ssh server; default: what the ssh configuration says, else 22."
+    )
     identity_file: str | None = Field(
         default=None, description="Private key; default: what the ssh configuration says."
     )

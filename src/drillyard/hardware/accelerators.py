@@ -22,6 +22,7 @@ class Accelerator(Row):
     `peak_tflops` and `sparse_tflops` are the vendor's, without and with 2:4 sparsity; `achievable_tflops` is the best
     matmul anyone has published. `memory_gb` is the size as sold, `memory_gib` the total that the driver reports.
     `gpu_link_gb_per_s` counts both directions together, as vendors do; host link and host-device copies count one.
+    Programs of a CUDA before `min_cuda` have no code for it.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Accelerator(Row):
     host_link: str | None = None
     host_link_gb_per_s: float | None = None
     host_device_gb_per_s: float | None = None
+    min_cuda: str | None = None
 
     @property
     def source(self) -> str:

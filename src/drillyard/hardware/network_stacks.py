@@ -70,8 +70,11 @@ class Networks:
 class NetworkStack(Row):
     """One stack. `environment` is complete where `profile_script` is None; else the script, sourced, sets the rest.
 
-    `machine_environment` adds settings by machine, `host_environment` holds outside containers, `forbidden` names
-    variables that must not be set. `versions` are those of `images`; `coupled_versions` lists pairs that work together.
+    `machine_environment` adds settings by machine. Fields that begin with `host_` hold on virtual machines and bare
+    metal: there `host_environment` is laid over `environment`, and libraries are found through `host_library_path`.
+    `forbidden` names variables that must not be set, `enforced` those whose value the stack checks and ends a job over,
+    `superseded` those of an earlier set that must not be mixed with this one. `versions` are those of `images`;
+    `coupled_versions` lists pairs that work together.
     """
 
     name: str
@@ -81,7 +84,12 @@ class NetworkStack(Row):
     profile_environment: Mapping[str, str] = field(default_factory=dict)
     machine_environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     host_environment: Mapping[str, str] = field(default_factory=dict)
+    host_profile_script: str | None = None
+    host_library_path: str | None = None
+    host_volumes: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
+    enforced: tuple[str, ...] = ()
+    superseded: tuple[str, ...] = ()
     images: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     coupled_versions: tuple[Mapping[str, str], ...] = ()
@@ -98,6 +106,12 @@ class NetworkStack(Row):
     def environment_on(self, machine: str) -> dict[str, str]:
         """The settings for a container on `machine`."""
         return {**self.environment, **self.machine_environment.get(machine, {})}
+
+    def host_environment_on(self, machine: str) -> dict[str, str]:
+        """The settings on a virtual machine or bare metal; the paths to libraries are `host_library_path`."""
+        settings = {**self.environment_on(machine), **self.host_environment}
+        settings.pop("LD_LIBRARY_PATH", None)
+        return settings
 
     def pod_interfaces(self, machine: Machine) -> dict[str, str]:
         """Interface of a pod -> name of its network, the primary one on `default`; empty where pods need none named."""

@@ -69,7 +69,7 @@ def test_a_row_of_ours_must_name_a_known_source():
 
 
 def test_every_source_is_used():
-    raws = [row for kind in (*KINDS, "quotas") for row in raw_rows(kind)]
+    raws = [row for kind in (*KINDS, "quotas", "images") for row in raw_rows(kind)]
     used = {row["source"] for row in raws} | {key for row in raws for key in row.get("sources", {}).values()}
     assert set(sources()) == used
 
@@ -199,6 +199,32 @@ def test_settings_of_a_stack_can_depend_on_the_machine():
     assert gib.environment_on("a4-highgpu-8g")["NCCL_TUNER_CONFIG_PATH"].endswith("tuner_config_a4.txtpb")
     assert gib.environment_on("a3-ultragpu-8g")["NCCL_TUNER_CONFIG_PATH"].endswith("tuner_config_a3u.txtpb")
     assert gib.environment_on("a4-highgpu-8g")["NCCL_NET"] == "gIB"
+
+
+def test_hosts_have_interfaces_of_their_own_for_every_data_nic():
+    for name, stack, variable in (
+        ("a3-highgpu-8g", "tcpx", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME"),
+        ("a3-megagpu-8g", "tcpxo", "NCCL_FASTRAK_IFNAME"),
+    ):
+        settings = catalog().network_stack(stack).host_environment_on(name)
+        interfaces = settings[variable].split(",")
+        assert len(set(interfaces)) == catalog().machine(name).data_nics.count
+        assert settings["NCCL_SOCKET_IFNAME"] not in interfaces
+
+
+def test_a_stack_with_a_script_has_it_on_hosts_too_with_libraries_and_volumes():
+    for stack in catalog().network_stacks.values():
+        assert bool(stack.profile_script) == bool(stack.host_profile_script)
+        if stack.host_library_path is not None:
+            assert stack.host_volumes
+            assert any(stack.host_library_path.startswith(volume) for volume in stack.host_volumes)
+        assert set(stack.enforced) <= set(stack.profile_environment)
+        assert not set(stack.forbidden) & {*stack.environment, *stack.host_environment}
+
+
+def test_newer_accelerators_need_a_newer_cuda():
+    floors = {name: row.min_cuda for name, row in catalog().accelerators.items() if row.min_cuda is not None}
+    assert floors == {"b200": "12.8", "gb200": "12.8", "b300": "12.9", "gb300": "12.9"}
 
 
 def test_nodes_share_what_their_storage_can_take():

@@ -1,0 +1,221 @@
+"""What a run's environment and containers need for NCCL to use the machine's data NICs, from the facts of its stack.
+
+Two places are told apart: containers on GKE and Vertex, where Google's installers put libraries below /usr/local, and
+virtual machines or bare metal (Slurm, ssh), where images bring them and interfaces have their own names.
+
+A stack that comes with a shell script of settings has it sourced on the node, never copied: the settings belong to the
+plugin's version, and TCPXO ends a job whose settings differ from them. `NETWORK_FILE`, which travels with the plan, is
+what the agent sources: it finds the libraries, sources the stack's script, and puts back what the plan and the configs
+set, since the scripts are written for pods and would undo it. It names variables and holds none of a config's values.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from drillyard.config.cluster import ClusterConfig
+from drillyard.errors import UserError
+from drillyard.hardware.capacity import machine_of
+from drillyard.hardware.catalog import Catalog
+from drillyard.hardware.facts import Fact
+from drillyard.hardware.machines import Machine
+from drillyard.hardware.network_stacks import NetworkStack
+from drillyard.launch.plan import Field, File
+
+NETWORK_FILE = "network.sh"
+
+_IN_PODS = ("gke", "vertex")
+"""Platforms whose containers see the network as GKE's pods do."""
+_EVERY_MACHINE_HAS = "ethernet"
+_JOB_ID = "${SLURM_JOB_ID}"
+_LIBRARIES = "LD_LIBRARY_PATH"
+
+
+@dataclass(frozen=True)
+class Network:
+    """The network stack of a run on its nodes."""
+
+    stack: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the run's command; they come before what the script sets."""
+    profile_script: str | None = None
+    """The script of the nodes that sets the rest. It is `NETWORK_FILE` that sources it, see `network_file`."""
+    library_path: str | None = None
+    """Put in front of LD_LIBRARY_PATH."""
+    shell_environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables whose values the node's shell expands."""
+    mounts: tuple[str, ...] = ()
+    """Directories of the node that a container must see, `host:container` or one path for both."""
+    fields: tuple[Field, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def network_of(cluster: ClusterConfig, facts: Catalog, *, image: str | None) -> Network:
+    """The network stack of `cluster`; nothing where no machine or stack is named, and on one node alone, where NVLink
+    carries everything. UserError where the machine lacks the stack."""
+    machine = machine_of(cluster, facts) if cluster.machine is not None else None
+    stack = stack_of(cluster, machine, facts)
+    if stack is None:
+        return Network()
+    if cluster.nodes == 1:
+        why = "one node alone: what is between its GPUs needs no data NICs"
+        return Network(fields=(Field("network stack", "none", why, "drillyard"),))
+    network = _in_pods(stack, machine) if cluster.platform in _IN_PODS else _on_hosts(stack, machine, image)
+    if _JOB_ID in str(network.shell_environment) and cluster.platform != "slurm":
+        raise UserError(
+            f"network stack {stack.name}: on virtual machines its daemon is started by Slurm's prolog, one per job "
+            f"({stack.fact('host_environment').source}); platform {cluster.platform} has none\n"
+            "Set network_stack: ethernet in the cluster config, or run on slurm, gke or vertex."
+        )
+    return network
+
+
+def network_file(network: Network, environment: Iterable[str]) -> File | None:
+    """What the agent sources for `network`, or None where variables are all that is needed.
+
+    `environment`: the names of all variables that the plan sets; the stack's script does not undo them.
+    """
+    if not (network.profile_script or network.library_path or network.shell_environment):
+        return None
+    kept = [name for name in dict.fromkeys([*network.environment, *environment]) if name != _LIBRARIES]
+    lines = [f"# Network stack {network.stack}: sourced in the shell that becomes the run's command."]
+    if network.library_path is not None:
+        path = network.library_path
+        lines.append(f'export {_LIBRARIES}="{path}${{{_LIBRARIES}:+:${_LIBRARIES}}}"')
+    lines += [f'export {name}="{value}"' for name, value in network.shell_environment.items() if name not in kept]
+    if network.profile_script is not None:
+        lines += _sourcing(network, kept)
+    return File(NETWORK_FILE, "\n".join(lines) + "\n")
+
+
+def stack_of(cluster: ClusterConfig, machine: Machine | None, facts: Catalog) -> NetworkStack | None:
+    """The stack that the cluster config names, else the machine's. UserError where the machine does not have it."""
+    wanted = cluster.network_stack
+    if cluster.platform == "local" or (machine is None and wanted is None):
+        return None
+    if machine is None or wanted is None:
+        return facts.network_stack(wanted or (machine.network_stack if machine else _EVERY_MACHINE_HAS))
+    if wanted not in (machine.network_stack, _EVERY_MACHINE_HAS):
+        raise UserError(f"network_stack: {why_not_there(wanted, machine)}")
+    return facts.network_stack(wanted)
+
+
+def why_not_there(wanted: str, machine: Machine) -> str:
+    """Why a machine cannot have the stack `wanted`, and what to do."""
+    own = machine.network_stack
+    source = machine.fact("network_stack").source
+    choice = own if own == _EVERY_MACHINE_HAS else f"{own}, or {_EVERY_MACHINE_HAS} for plain TCP"
+    return f"{machine.name} has no '{wanted}' ({source}); remove it, or write {choice}"
+
+
+def lacks_stack(cluster: ClusterConfig, machine: Machine) -> bool:
+    """Whether the config asks for a stack that the machine does not have."""
+    return cluster.network_stack not in (None, machine.network_stack, _EVERY_MACHINE_HAS)
+
+
+def _in_pods(stack: NetworkStack, machine: Machine | None) -> Network:
+    """Containers on GKE and Vertex. Mounts are the chart's work (GKE), or there are none (Vertex)."""
+    environment = stack.environment_on(machine.name if machine else "")
+    library_path = environment.pop(_LIBRARIES, None)
+    fields = [*_why(stack, machine), *_settings(stack, environment, machine, "environment")]
+    warnings = []
+    if stack.profile_script is not None:
+        fields.append(_script_field(stack, stack.fact("profile_script")))
+        warnings.append(
+            f"network stack {stack.name}: the image must bring {stack.profile_script} and the libraries of the stack "
+            "where the platform does not mount them (Vertex AI does not)"
+        )
+    if library_path is not None:
+        fields.append(_library_field(stack.fact(f"environment.{_LIBRARIES}")))
+    return Network(
+        stack=stack.name,
+        environment=environment,
+        profile_script=stack.profile_script,
+        library_path=library_path,
+        fields=tuple(fields),
+        warnings=tuple(warnings),
+    )
+
+
+def _on_hosts(stack: NetworkStack, machine: Machine | None, image: str | None) -> Network:
+    """Virtual machines and bare metal; a container there sees their interfaces and mounts what they have."""
+    told = stack.host_environment_on(machine.name if machine else "")
+    environment = {name: value for name, value in told.items() if "$" not in value}
+    expanded = {name: value for name, value in told.items() if "$" in value}
+    fields = [*_why(stack, machine), *_settings(stack, told, machine, "host_environment")]
+    if stack.host_profile_script is not None:
+        fields.append(_script_field(stack, stack.fact("host_profile_script")))
+    if stack.host_library_path is not None:
+        fields.append(_library_field(stack.fact("host_library_path")))
+    mounts = stack.host_volumes if image is not None else ()
+    for path in mounts:
+        reason = f"the container needs it for {stack.name}"
+        fields.append(Field(f"mount: {path}", path, reason, _cited(stack, "host_volumes")))
+    return Network(
+        stack=stack.name,
+        environment=environment,
+        profile_script=stack.host_profile_script,
+        library_path=stack.host_library_path,
+        shell_environment=expanded,
+        mounts=mounts,
+        fields=tuple(fields),
+    )
+
+
+def _sourcing(network: Network, kept: list[str]) -> list[str]:
+    script = shlex.quote(network.profile_script or "")
+    missing = (
+        f"error: network stack {network.stack}: {network.profile_script} is not on this node, or not in its container;"
+        " install the stack, or set network_stack: ethernet in the cluster config"
+    )
+    return [
+        f"if [ ! -r {script} ]; then",
+        f"    echo {shlex.quote(missing)} >&2",
+        # The contract's word for what no restart will mend.
+        "    return 2",
+        "fi",
+        "# What the plan and the configs set comes before what the script sets.",
+        *(f'kept_{name}="${name}"' for name in kept),
+        f". {script}",
+        *(f'export {name}="$kept_{name}"' for name in kept),
+    ]
+
+
+def _why(stack: NetworkStack, machine: Machine | None) -> list[Field]:
+    if machine is None or stack.name != machine.network_stack:
+        return [Field("network stack", stack.name, stack.title, "cluster.yaml: network_stack")]
+    return [
+        Field("network stack", stack.name, f"{stack.title}: what {machine.name} has", _cited(machine, "network_stack"))
+    ]
+
+
+def _settings(
+    stack: NetworkStack, environment: Mapping[str, str], machine: Machine | None, first: str
+) -> Iterable[Field]:
+    for name, value in environment.items():
+        origin = first if name in getattr(stack, first) else "environment"
+        by_machine = stack.machine_environment.get(machine.name if machine else "", {})
+        if name in by_machine and by_machine[name] == value:
+            origin = f"machine_environment.{machine.name if machine else ''}"
+        yield Field(f"environment: {name}", value, f"network stack {stack.name}", _cited(stack, f"{origin}.{name}"))
+
+
+def _script_field(stack: NetworkStack, script: Fact[str]) -> Field:
+    reason = f"sourced, not copied: it belongs to the node's version of {stack.name}"
+    return Field(f"{NETWORK_FILE}: source", script.value, reason, _told(script))
+
+
+def _library_field(path: Fact[str]) -> Field:
+    return Field(f"{NETWORK_FILE}: {_LIBRARIES}", path.value, "in front of what the node or image has", _told(path))
+
+
+def _cited(row: NetworkStack | Machine, path: str) -> str:
+    """The source of a fact with its date. Machine names hold dots, so a path is looked up from its first part."""
+    source = row.provenance.of(path)
+    return f"{source.text}, {source.date}{' (unverified)' if source.unverified else ''}"
+
+
+def _told(fact: Fact[str]) -> str:
+    return f"{fact.source}, {fact.date}{' (unverified)' if fact.unverified else ''}"

@@ -1,0 +1,192 @@
+"""The one place where launching runs programs: an argv list, never a shell string, with what it sends to its input.
+
+`Host` is where commands of a cluster are given: this machine, or one that OpenSSH reaches. A command for a remote host
+becomes the argv of ssh around it, each word quoted for the remote shell, so what a plan shows is what is executed.
+Connections are shared (ControlMaster), so that the second command to a host costs a round trip and no handshake.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pwd
+import shlex
+import subprocess
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drillyard.errors import UserError
+from drillyard.launch.plan import File, Program
+
+CONNECT_SECONDS = 15
+_SSH_FAILED = 255
+"""What ssh itself exits with when it cannot connect or authenticate (ssh(1))."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a program ended and what it said."""
+
+    argv: tuple[str, ...]
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether ssh could not reach the host, as opposed to the command on it having failed."""
+        return self.argv[0] == "ssh" and self.returncode == _SSH_FAILED
+
+
+class Programs:
+    """Runs programs of this machine. Tests and dry runs put another object with these methods in its place."""
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None) -> Result:
+        """Run to the end. Raises UserError where the program is missing or takes longer than `timeout` seconds."""
+        _prepare(argv)
+        try:
+            done = subprocess.run(list(argv), input=stdin, capture_output=True, timeout=timeout, check=False)
+        except FileNotFoundError:
+            raise UserError(f"{argv[0]}: is not installed on this machine; it was needed for: {shown(argv)}") from None
+        except subprocess.TimeoutExpired:
+            raise UserError(f"{shown(argv)}: no answer after {timeout:.0f} s") from None
+        out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        return Result(tuple(argv), done.returncode, out, err)
+
+    def stream(self, argv: Sequence[str], *, asked: bool = False) -> subprocess.Popen[bytes]:
+        """Start, with standard output and error as pipes: for what is followed. The caller ends it.
+
+        `asked`: standard input is a pipe too, for a program that answers requests.
+        """
+        _prepare(argv)
+        try:
+            return subprocess.Popen(
+                list(argv),
+                stdin=subprocess.PIPE if asked else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        except FileNotFoundError:
+            raise UserError(f"{argv[0]}: is not installed on this machine; it was needed for: {shown(argv)}") from None
+
+
+def shown(argv: Sequence[str]) -> str:
+    """An argv as a line for a person, ready to be pasted into a shell."""
+    return shlex.join(argv)
+
+
+def require_success(result: Result, what: str, advice: str = "") -> Result:
+    """`result`, where its program ended with 0. Raises UserError with its own words otherwise."""
+    if result.returncode == 0:
+        return result
+    said = (result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}").splitlines()[-8:]
+    lines = [f"{what}: {said[-1] if len(said) == 1 else 'failed:'}", *(said if len(said) > 1 else [])]
+    raise UserError("\n".join([*lines, f"command: {shown(result.argv)}", *([advice] if advice else [])]))
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a cluster's commands are given. `name` None: this machine."""
+
+    name: str | None = None
+    user: str | None = None
+    port: int | None = None
+    identity_file: str | None = None
+    config_file: str | None = None
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return self.name or "this machine"
+
+    def argv(self, command: Sequence[str]) -> tuple[str, ...]:
+        """What is executed on this machine so that `command` (words, not a shell line) runs on the host."""
+        if self.name is None:
+            return tuple(command)
+        return (*self.ssh(), self.name, shlex.join(command))
+
+    def ssh(self) -> tuple[str, ...]:
+        """ssh and its options, without the host."""
+        options = {
+            "BatchMode": "yes",
+            "ConnectTimeout": str(CONNECT_SECONDS),
+            "ServerAliveInterval": "15",
+            "ServerAliveCountMax": "3",
+            "ControlMaster": "auto",
+            "ControlPath": control_path(),
+            "ControlPersist": "60",
+        }
+        words = ["ssh"]
+        for name, value in (("-F", self.config_file), ("-l", self.user), ("-i", self.identity_file)):
+            words += [name, value] if value is not None else []
+        words += ["-p", str(self.port)] if self.port is not None else []
+        for name, value in options.items():
+            words += ["-o", f"{name}={value}"]
+        return tuple(words)
+
+
+def control_path() -> str:
+    """Where connections are shared: short, since a socket's path may have 108 bytes, and private to the user."""
+    return "~/.ssh/drillyard-%C"
+
+
+def _prepare(argv: Sequence[str]) -> None:
+    """Have the directory of shared connections where ssh looks for it: it makes it only where no -F is given."""
+    if argv[0] == "ssh":
+        Path(pwd.getpwuid(os.getuid()).pw_dir, ".ssh").mkdir(mode=0o700, exist_ok=True)
+
+
+def archive(files: Sequence[File]) -> bytes:
+    """A tar archive of plan files; the same files give the same bytes."""
+    return archive_of({file.path: (file.content.encode(), file.mode) for file in files})
+
+
+def archive_of(contents: Mapping[str, tuple[bytes, int]]) -> bytes:
+    """A tar archive of path -> (content, mode), sorted, without times or owners."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for path in sorted(contents):
+            content, mode = contents[path]
+            member = tarfile.TarInfo(path)
+            member.size, member.mode = len(content), mode
+            tar.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def working_files(directory: Path, programs: Programs) -> Iterator[Path]:
+    """The files of a directory that git does not ignore, relative to it; all but .git where it is no repository."""
+    listed = programs.run(
+        ["git", "-C", str(directory), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"]
+    )
+    if listed.returncode == 0:
+        names = [Path(name) for name in listed.stdout.split("\0") if name]
+    else:
+        names = [
+            Path(root, file).relative_to(directory)
+            for root, _, files in os.walk(directory)
+            for file in files
+            if ".git" not in Path(root).relative_to(directory).parts
+        ]
+    # A deleted file is still listed by git.
+    yield from (name for name in sorted(names) if (directory / name).is_file())
+
+
+def archive_of_directory(directory: Path, programs: Programs) -> bytes:
+    """A tar archive of what `--sync` carries."""
+    contents = {}
+    for name in working_files(directory, programs):
+        path = directory / name
+        contents[str(name)] = (path.read_bytes(), 0o755 if os.access(path, os.X_OK) else 0o644)
+    return archive_of(contents)
+
+
+def execute(program: Program, files: Sequence[File], programs: Programs, *, timeout: float | None = None) -> Result:
+    """Run one program of a plan, with what it sends."""
+    stdin = b""
+    if program.sends:
+        stdin = archive([file for file in files if file.path in program.sends])
+    elif program.sends_directory is not None:
+        stdin = archive_of_directory(Path(program.sends_directory), programs)
+    return programs.run(program.argv, stdin=stdin, timeout=timeout)

@@ -1,0 +1,50 @@
+"""Requests for the tests of launching: a small training run, a workload, and clusters, from YAML as users write it."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+from drillyard.config import load_cluster_config, load_launchable
+from drillyard.hardware import catalog
+from drillyard.launch.launcher import Request
+
+TRAINING = """
+name: llama-8b
+model: {id: meta-llama/Llama-3.1-8B}
+data: {source: org/documents, sequence_length: 4096}
+training: {steps: 100, optimizer: {learning_rate: 2.0e-5}}
+"""
+WORKLOAD = """
+name: nccl
+workload: {command: [all_reduce_perf, -b, 8M]}
+"""
+
+
+def request(cluster: str, run: str = TRAINING, here: str = "/home/me/project", **options: Any) -> Request:
+    """A request to launch `run` on `cluster`, both YAML; files and lines are run.yaml's and cluster.yaml's."""
+    with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
+        Path("run.yaml").write_text(dedent(run).lstrip(), encoding="utf-8")
+        Path("cluster.yaml").write_text(dedent(cluster).lstrip(), encoding="utf-8")
+        return Request(
+            run=load_launchable("run.yaml", resolve_environment=False),
+            cluster=load_cluster_config("cluster.yaml", resolve_environment=False),
+            facts=catalog(),
+            here=here,
+            python="/usr/bin/python3",
+            **options,
+        )
+
+
+def cluster(platform: str = "slurm", machine: str | None = "a3-megagpu-8g", nodes: int = 2, **more: Any) -> str:
+    """A cluster config; more settings as YAML text: cluster(slurm="{segment: 2}")."""
+    told: dict[str, Any] = {"name": "c", "platform": platform, "machine": machine, "nodes": nodes, **more}
+    if platform == "vertex":
+        told = {"location": "{project: p, region: us-central1}", "storage": "{bucket: my-bucket}", **told}
+        told = {"consumption": "on-demand", "image": "us-docker.pkg.dev/p/r/i:1", **told}
+    if platform == "ssh":
+        told = {"ssh": f"{{hosts: [{', '.join(f'n{node}' for node in range(nodes))}]}}", **told}
+    return "\n".join(f"{key}: {value}" for key, value in told.items() if value is not None) + "\n"
