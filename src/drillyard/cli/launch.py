@@ -123,6 +123,7 @@ def _requests(
         raise UserError(f"{cluster}: there is no such file; give --cluster FILE, or write one: drillyard init")
     config = _with_ranks_of_this_machine(load_cluster_config(cluster, resolve_environment=False))
     first = load_launchable(run, overrides, resolve_environment=False)
+    facts = load_catalog(config.hardware)
     points = points_of(sweep, first.name) if sweep else [Point("", ())]
     requests = []
     for point in points:
@@ -132,7 +133,7 @@ def _requests(
             Request(
                 run=each,
                 cluster=config,
-                facts=load_catalog(config.hardware),
+                facts=facts,
                 here=os.getcwd(),
                 python=sys.executable,
                 sync=sync,
@@ -178,17 +179,18 @@ def _show(plans: list[Plan], *, dry_run: bool, explain: bool, as_json: bool) -> 
 
 
 def _tell_estimates(requests: list[Request], *, force: bool) -> None:
-    """Print what is expected, and stop where a run does not fit."""
-    from drillyard.launch.expected import expected
+    """Print what is expected, once for runs of the same cost, and stop where one does not fit."""
+    from drillyard.launch.expected import cost_key, expected
 
-    said = ""
+    said = set()
     for request in requests:
+        if (key := cost_key(request)) in said:
+            continue
+        said.add(key)
         told = expected(request)
         if told is None:
             continue
-        if told.line != said:
-            print(told.line, file=sys.stderr)
-            said = told.line
+        print(told.line, file=sys.stderr)
         if not told.fits and not force:
             raise UserError(
                 f"{request.run.name}: does not fit on {request.cluster.machine}; nothing was submitted\n"
@@ -200,12 +202,14 @@ def _submit(
     launcher: Launcher, cluster: ClusterConfig, plans: list[Plan], *, replace: bool, wait: bool, as_json: bool
 ) -> None:
     from drillyard.launch.known import remember_cluster
+    from drillyard.launch.seen import remember_run
 
     remember_cluster(cluster)
     handles = []
     try:
         for plan in plans:
             handles.append(launcher.submit(plan, replace=replace))
+            remember_run(handles[-1])
             if not as_json:
                 print(handles[-1], flush=True)
     except BaseException:

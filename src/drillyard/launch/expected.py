@@ -41,3 +41,9 @@ def expected(request: Request) -> Expected | None:
     if predicted.cost is not None and (dollars := predicted.cost.of_run) is not None:
         line += f"; about ${dollars.low.value:,.0f} to ${dollars.high.value:,.0f} in all"
     return Expected(line, told.verdict != "does not fit")
+
+
+def cost_key(request: Request) -> str:
+    """The same for requests whose estimates are equal: those of a sweep over what costs no time and no memory."""
+    run = request.run.model_dump(mode="json", exclude={"name": True, "training": {"optimizer", "schedule", "seed"}})
+    return f"{request.cluster.name} {run}"

@@ -1,4 +1,4 @@
-"""What every launcher offers, and what it is asked. A new launcher is one file that does this and a row of registry.py."""
+"""What every launcher offers, and what it is asked. A new one is one file that does this, and a row of registry.py."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ READ_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class LogsWanted:
-    """Which lines of a run's logs are asked for. `launch/logs.py: run_logs` answers it wherever a host has the files."""
+    """Which lines of a run's logs are asked for. `launch/logs.py: run_logs` answers it where hosts have the files."""
 
     follow: bool = False
     """Until the run is over, and then what is left."""
@@ -100,7 +100,7 @@ class Launcher(Protocol):
         """One run. Raises UserError where it is not known, with the names that are."""
 
     def logs(self, run: str, wanted: LogsWanted) -> Iterator[bytes]:
-        """Lines in order of time, `NODE: STAMP TEXT` (of a rank `[rankR]: STAMP TEXT`), one or many whole lines a piece.
+        """Lines in order of time, `NODE: STAMP TEXT` (of a rank `[rankR]: STAMP TEXT`), whole lines in each piece.
 
         Where the files are on hosts, this is one call of `launch/logs.py: run_logs`, which also follows them.
         """

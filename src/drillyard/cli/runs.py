@@ -1,0 +1,339 @@
+"""`drillyard runs list | status | logs | watch | wait | cancel | resume | artifacts`: launched runs, wherever they are.
+
+A run is named by its handle, `platform://cluster/run`, or by its name alone, which is looked up on the clusters that
+this user has launched on. Nothing is kept here about a run's state: its scheduler is asked.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drillyard.errors import UserError
+
+if TYPE_CHECKING:
+    from drillyard.launch.launcher import Launcher
+    from drillyard.launch.lookup import Clusters, Found
+    from drillyard.launch.states import RunStatus
+
+JSON_VERSION = 1
+"""Counts up when a field of `--json` changes its meaning."""
+PAUSES = (1.0, 15.0)
+"""Seconds between two questions of `wait`: at first, and at most."""
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Handles and names of runs that begin so, of those seen last: no cluster is asked while somebody types."""
+    from drillyard.launch.seen import remembered_runs
+
+    handles = remembered_runs()
+    names = [*dict.fromkeys(handle.run for handle in handles), *map(str, handles)]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="Handle platform://cluster/run, or the run's name.", autocompletion=complete_run
+    ),
+]
+Runs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN", help="Handles platform://cluster/run, or names of runs.", autocompletion=complete_run
+    ),
+]
+Cluster = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Ask this cluster only; default: those launched on, else ./cluster.yaml."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands on launched runs to the app."""
+    from drillyard.cli import runs_following
+
+    group = typer.Typer(no_args_is_help=True)
+    app.add_typer(group, name="runs")
+
+    @group.callback()
+    def runs() -> None:
+        """List, follow and stop runs that were launched, wherever they are."""
+
+    group.command("list")(list_command)
+    group.command("status")(status_command)
+    group.command("logs")(runs_following.logs_command)
+    group.command("watch")(runs_following.watch_command)
+    group.command("wait")(wait_command)
+    group.command("cancel")(cancel_command)
+    group.command("resume")(resume_command)
+    group.command("artifacts")(artifacts_command)
+
+
+def list_command(
+    cluster: Cluster = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STATE", help="Only runs in this state, such as running; repeatable."),
+    ] = None,
+    last: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the newest N.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List runs: their state, for how long, and why they wait or failed. Newest first.
+
+    States: queued, starting, running, restarting, succeeded, failed, cancelled.
+
+    Exit code 0; 1 when a cluster did not answer, which is told and hides no other.
+    """
+    from drillyard.launch.show import status_json
+
+    wanted = _states(state or [])
+    listing = clusters(cluster).all_runs()
+    chosen = [status for status in listing.runs if not wanted or status.state in wanted][:last]
+    if as_json:
+        silent = [{"cluster": name, "error": why} for name, why in listing.silent.items()]
+        print_json({"runs": [status_json(status) for status in chosen], "no_answer": silent})
+    elif chosen:
+        _print_runs(chosen)
+    elif not listing.silent:
+        typer.echo("no runs" + (" in that state" if wanted and listing.runs else ""), err=True)
+    for name, why in listing.silent.items():
+        first, *more = why.splitlines()
+        typer.echo("\n".join([f"cluster {name}: no answer: {first}", *(f"    {line}" for line in more)]), err=True)
+    if listing.silent:
+        raise typer.Exit(1)
+
+
+def status_command(run: Run, cluster: Cluster = None, as_json: AsJson = False) -> None:
+    """Show one run: state, queue, nodes, restarts, progress, why it failed, and what to do next.
+
+    Exit code 0, whatever the state; `wait` has the run's own code.
+    """
+    from drillyard.launch.show import status_json, status_text
+    from drillyard.report.progress import read_progress
+
+    found = find(run, cluster)
+    status = found.launcher.status(found.handle.run)
+    progress = read_progress(found.launcher, found.handle.run) if status.run_directory else None
+    if as_json:
+        print_json({**status_json(status), "progress": None if progress is None else progress.as_json()})
+        return
+    text = status_text(status, progress=None if progress is None else progress.line, where=head_host(found))
+    _print_status(status, text)
+
+
+def wait_command(run: Run, cluster: Cluster = None, as_json: AsJson = False) -> None:
+    """Wait until a run is over. Ctrl-C ends the waiting, not the run.
+
+    Exit code: the run's own. 0 succeeded, 1 failed, 2 refused its config, 130 cancelled.
+    """
+    found = find(run, cluster)
+    code = wait_for(found.launcher, found.handle.run)
+    if as_json:
+        from drillyard.launch.show import status_json
+
+        print_json({**status_json(found.launcher.status(found.handle.run)), "exit_code": code})
+    raise typer.Exit(code)
+
+
+def cancel_command(runs: Runs, cluster: Cluster = None, as_json: AsJson = False) -> None:
+    """Stop runs; nothing happens to those that are over. What they have saved stays, and `resume` goes on from it.
+
+    Exit code 0; 2 when one could not be cancelled, which is told and keeps no other from it.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    from drillyard.launch.show import status_json
+
+    found = clusters(cluster).find(list(dict.fromkeys(runs)))
+    with ThreadPoolExecutor(min(16, len(found))) as threads:
+        outcomes = list(threads.map(_cancel, found))
+    problems = [f"{each.handle}: {outcome}" for each, outcome in zip(found, outcomes, strict=True) if _failed(outcome)]
+    done = [outcome for outcome in outcomes if not isinstance(outcome, UserError)]
+    if as_json:
+        print_json({"runs": [status_json(status) for status in done], "problems": problems})
+    else:
+        for status in done:
+            typer.echo(f"{status.handle}  {_after_cancel(status)}")
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+def resume_command(run: Run, cluster: Cluster = None, as_json: AsJson = False) -> None:
+    """Submit a run that is over again, as it was launched: it goes on from its last checkpoint."""
+    found = find(run, cluster)
+    handle = found.launcher.resume(found.handle.run)
+    if as_json:
+        print_json({"handle": str(handle)})
+    else:
+        typer.echo(str(handle))
+
+
+def artifacts_command(
+    run: Run,
+    patterns: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PATTERN", help="Only files whose path matches, such as 'final/*' or '*.json'."),
+    ] = None,
+    fetch: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Copy the files here, with their directories.")
+    ] = None,
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the files of a run's directory with their sizes, or copy them here.
+
+    Patterns are as in a shell, and * also matches /.
+    """
+    from fnmatch import fnmatch
+
+    found = find(run, cluster)
+    files = found.launcher.artifacts(found.handle.run)
+    chosen = [(path, size) for path, size in files if not patterns or any(fnmatch(path, each) for each in patterns)]
+    if patterns and not chosen:
+        raise UserError(f"{found.handle}: none of its {len(files)} files matches {' '.join(patterns)}")
+    if fetch is not None:
+        found.launcher.fetch(found.handle.run, [path for path, _ in chosen], str(fetch))
+    if as_json:
+        listed = [{"path": path, "bytes": size} for path, size in chosen]
+        print_json({"handle": str(found.handle), "files": listed, "fetched_to": None if fetch is None else str(fetch)})
+        return
+    from drillyard.report.words import plural
+    from drillyard.report.words import size as size_text
+
+    total = f"{plural(len(chosen), 'file')}, {size_text(sum(size for _, size in chosen))}"
+    if fetch is not None:
+        typer.echo(f"{fetch}: {total}")
+        return
+    for path, size in chosen:
+        typer.echo(f"{size_text(size):>10}  {path}")
+    typer.echo(total, err=True)
+
+
+def wait_for(launcher: Launcher, run: str) -> int:
+    """Wait until a run is over, telling its states on standard error; returns the exit code that stands for its end.
+
+    A cluster that does not answer once the run was found is asked again. Raises UserError where the run is not known.
+    """
+    from drillyard.launch.remote import tell
+    from drillyard.launch.show import headline
+
+    status = launcher.status(run)
+    pause, longest = PAUSES
+    told = None
+    while True:
+        if status.state is not told:
+            tell(f"{status.handle}: {headline(status, time.time())}")
+            told = status.state
+        if status.state.over:
+            return exit_code(status)
+        time.sleep(pause)
+        pause = min(1.5 * pause, longest)
+        try:
+            status = launcher.status(run)
+        except UserError as error:
+            tell(f"{str(error).splitlines()[0]}; asking again")
+
+
+def exit_code(status: RunStatus) -> int:
+    """0 succeeded, 1 failed, 2 refused its config, 130 cancelled."""
+    from drillyard.launch.states import State
+
+    if status.state is State.failed:
+        refused = status.failure is not None and status.failure.exit_code == 2
+        return 2 if refused else 1
+    return 0 if status.state is State.succeeded else 130
+
+
+def clusters(file: Path | None) -> Clusters:
+    """Where runs are looked for."""
+    from drillyard.launch.known import clusters_to_ask
+    from drillyard.launch.lookup import Clusters
+
+    return Clusters(*clusters_to_ask(file))
+
+
+def find(run: str, file: Path | None) -> Found:
+    """The run that a handle or name means. Raises UserError where it means none, or several."""
+    (found,) = clusters(file).find([run])
+    return found
+
+
+def head_host(found: Found) -> str:
+    """The host on which the run's directory can be seen, for people; empty where that is this machine."""
+    cluster = found.cluster
+    if cluster.ssh is not None:
+        return cluster.ssh.hosts[0]
+    return (cluster.slurm.login_host or "") if cluster.slurm is not None else ""
+
+
+def print_json(told: dict[str, Any]) -> None:
+    """One JSON object on standard output."""
+    import json
+
+    typer.echo(json.dumps({"version": JSON_VERSION, **told}, indent=2, ensure_ascii=False))
+
+
+def _states(texts: Sequence[str]) -> set[str]:
+    from drillyard.launch.states import State
+
+    known = {str(state) for state in State}
+    for text in texts:
+        if text not in known:
+            raise UserError(f"--state {text}: is no state; these are: {', '.join(State)}")
+    return set(texts)
+
+
+def _cancel(found: Found) -> RunStatus | UserError:
+    try:
+        return found.launcher.cancel(found.handle.run)
+    except UserError as error:
+        return error
+
+
+def _failed(outcome: RunStatus | UserError) -> bool:
+    return isinstance(outcome, UserError)
+
+
+def _after_cancel(status: RunStatus) -> str:
+    from drillyard.launch.states import State
+
+    if status.state is State.cancelled:
+        return "cancelled"
+    return f"was over already: {status.state}" if status.state.over else f"is being stopped ({status.state})"
+
+
+def _print_runs(statuses: Sequence[RunStatus]) -> None:
+    """To a terminal as wide as it is; elsewhere whole lines, nothing cut."""
+    from rich.console import Console
+
+    from drillyard.launch.show import runs_table
+
+    console = Console()
+    if console.is_terminal:
+        console.print(runs_table(statuses, width=console.width))
+    else:
+        Console(width=10_000).print(runs_table(statuses))
+
+
+def _print_status(status: RunStatus, text: str) -> None:
+    """The state in its colour where a person watches; the words are the same everywhere."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from drillyard.launch.show import STATE_STYLES
+
+    console = Console()
+    if not console.is_terminal:
+        sys.stdout.write(text)
+        return
+    styled = Text(text, end="")
+    place = text.index(str(status.state), len(str(status.handle)))
+    styled.stylize(STATE_STYLES[status.state], place, place + len(str(status.state)))
+    console.print(styled, soft_wrap=True)

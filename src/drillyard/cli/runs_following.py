@@ -1,0 +1,203 @@
+"""`drillyard runs logs` and `runs watch`: what stays with a run until it is over."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from drillyard.cli.runs import Cluster, Run
+from drillyard.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from drillyard.launch.launcher import LogsWanted
+    from drillyard.launch.lookup import Found
+    from drillyard.launch.states import RunStatus
+
+WHICH = "Which lines"
+HOW = "How they are shown"
+WAITING_SECONDS = 5.0
+
+
+def logs_command(
+    run: Run,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run is over.", rich_help_panel=WHICH)
+    ] = False,
+    node: Annotated[
+        int | None, typer.Option(min=0, metavar="K", help="Only of this node.", rich_help_panel=WHICH)
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=0, metavar="R", help="Only of this rank.", rich_help_panel=WHICH)
+    ] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", min=0, metavar="N", help="Only the last N.", rich_help_panel=WHICH)
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Only newer ones: 90s, 10m, 2h, 3d or 2026-01-31T12:00:00Z.", rich_help_panel=WHICH
+        ),
+    ] = None,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", "-t", help="With the time of each line, UTC.", rich_help_panel=HOW)
+    ] = False,
+    cluster: Cluster = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.", rich_help_panel=HOW)] = False,
+) -> None:
+    """Print what a run's nodes printed, in order of time, each line after its node's number.
+
+    `drillyard metrics` reads it: drillyard runs logs -t RUN | drillyard metrics -
+
+    Ctrl-C ends the following, never the run.
+    """
+    from drillyard.cli.runs import find
+    from drillyard.launch.launcher import LogsWanted
+
+    found = find(run, cluster)
+    wanted = LogsWanted(follow, rank, node, tail, None if since is None else moment_of(since, time.time()))
+    try:
+        _print_logs(found, wanted, timestamps=timestamps, as_json=as_json)
+    except KeyboardInterrupt:
+        typer.echo(f"drillyard: {found.handle} goes on", err=True)
+        raise
+
+
+def watch_command(
+    run: Run,
+    cluster: Cluster = None,
+    price: Annotated[
+        float | None,
+        typer.Option("--price-per-gpu-hour", metavar="DOLLARS", help="For the cost; default: the machine's price."),
+    ] = None,
+    interval: Annotated[
+        float | None,
+        typer.Option("--interval", min=0.05, metavar="SECONDS", help="Default: 1 on a terminal, 10 elsewhere."),
+    ] = None,
+) -> None:
+    """Follow a run live: loss, speed, time left, cost and the last events, until it ends or q is pressed.
+
+    It waits for a run that is still queued. Of a `workload:`, its log is measured as drillyard metrics does.
+
+    Exit code 0; 1 when the run has failed.
+    """
+    from rich.console import Console
+
+    from drillyard.cli.runs import find
+    from drillyard.report.launched import launched_run
+    from drillyard.report.watch import watch
+
+    found = find(run, cluster)
+    console = Console()
+    seconds = interval or (1.0 if console.is_terminal else 10.0)
+    if not _writes_events(found):
+        _watch_log(found, console, price, seconds)
+        return
+    with launched_run(found.launcher, found.handle.run, price, min(seconds, 2.0)) as followed:
+        seen = watch(followed, console, interval)
+    if seen.over and seen.phase == "failed":
+        raise typer.Exit(1)
+
+
+def moment_of(text: str, now: float) -> float:
+    """The Unix time of `10m` (so long before `now`) or of a time stamp; without a zone it is UTC.
+
+    Raises UserError for another text.
+    """
+    import re
+
+    from drillyard.loglines.stamps import STYLES, Stamps
+
+    ago = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|min|h|d)", text)
+    if ago is not None:
+        return now - float(ago[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[ago[2]]
+    stamp = text.encode()
+    if re.fullmatch(STYLES["iso"], stamp):
+        (microseconds,) = Stamps().convert("iso", [stamp])
+        if microseconds is not None:
+            return microseconds / 1e6
+    raise UserError(f"--since {text}: is no time; write 90s, 10m, 2h, 3d, or 2026-01-31T12:00:00Z")
+
+
+def _print_logs(found: Found, wanted: LogsWanted, *, timestamps: bool, as_json: bool) -> None:
+    from drillyard.launch.logs import as_json_lines, plain
+    from drillyard.launch.remote import tell
+    from drillyard.launch.show import headline
+
+    run = found.handle.run
+    if wanted.follow:
+        status = found.launcher.status(run)
+        if not status.state.over:
+            tell(f"{found.handle}: {headline(status, time.time())}")
+    prefixes = wanted.node is None and wanted.rank is None
+    out = sys.stdout.buffer
+    printed = False
+    for piece in found.launcher.logs(run, wanted):
+        printed = True
+        out.write(as_json_lines(piece) if as_json else plain(piece, stamps=timestamps, prefixes=prefixes))
+        out.flush()
+    if wanted.follow or not printed:
+        status = found.launcher.status(run)
+        nothing = "" if printed else "no such lines; it is "
+        tell(f"{found.handle}: {nothing}{headline(status, time.time())}")
+
+
+def _writes_events(found: Found) -> bool:
+    """Wait until the run says something: events of Drillyard's trainer, or the log of a workload of its own (False).
+
+    Raises UserError for a run that is over without a word.
+    """
+    from drillyard.launch.launcher import LogsWanted
+    from drillyard.launch.remote import tell
+    from drillyard.launch.show import headline
+    from drillyard.telemetry.events import EVENTS_FILE
+
+    run = found.handle.run
+    told = None
+    for status in _statuses(found):
+        if found.launcher.read(run, EVENTS_FILE, 0):
+            return True
+        is_workload = "\nworkload:" in found.launcher.read(run, "launch/run.yaml", 0).decode(errors="replace")
+        if is_workload and next(found.launcher.logs(run, LogsWanted(tail=1)), b""):
+            return False
+        now = headline(status, time.time())
+        if status.state.over:
+            raise UserError(f"{found.handle}: {now}, and it wrote nothing to watch; see drillyard runs status {run}")
+        if status.state is not told:
+            told = status.state
+            tell(f"{found.handle}: {now}; waiting for its first words")
+    raise AssertionError("a run's states come until it is over")
+
+
+def _watch_log(found: Found, console: Console, price: float | None, seconds: float) -> None:
+    import json
+
+    from drillyard.hardware.catalog import load_catalog
+    from drillyard.launch.states import State
+    from drillyard.measure.asked import Asked
+    from drillyard.report.launched_log import watch_log
+
+    cluster, run = found.cluster, found.handle.run
+    facts = load_catalog(cluster.hardware)
+    machine = None if cluster.machine is None else facts.find_machine(cluster.machine)
+    job = json.loads(found.launcher.read(run, "launch/job.json", 0))
+    asked = Asked(
+        accelerator=None if machine is None else machine.accelerator,
+        num_gpus=job["nodes"] * job["processes_per_node"],
+        gpus_per_node=job["processes_per_node"],
+        price_per_gpu_hour=price,
+    )
+    watch_log(found.launcher, run, console, asked, facts, seconds)
+    if found.launcher.status(run).state is State.failed:
+        raise typer.Exit(1)
+
+
+def _statuses(found: Found) -> Iterator[RunStatus]:
+    while True:
+        yield found.launcher.status(found.handle.run)
+        time.sleep(WAITING_SECONDS)

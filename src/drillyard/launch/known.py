@@ -1,0 +1,69 @@
+"""The clusters that this user has launched on: an address book, so that `runs` needs no `--cluster`.
+
+`$XDG_CONFIG_HOME/drillyard/clusters/NAME.yaml` (default ~/.config) is the cluster config as `launch` had it last, with
+every default spelled out and `${env:NAME}` as text. It says where to ask; what runs are doing only the scheduler knows.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from drillyard.config import ClusterConfig, load_cluster_config, resolved_text
+from drillyard.errors import UserError
+from drillyard.launch.remote import tell
+from drillyard.launch.seen import write_whole
+
+HERE = Path("cluster.yaml")
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A cluster of the address book whose file cannot be used."""
+
+    name: str
+    problem: str
+
+
+def clusters_directory() -> Path:
+    """Where the address book is."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "drillyard" / "clusters"
+
+
+def remember_cluster(cluster: ClusterConfig) -> None:
+    """Put a cluster into the address book, in place of an earlier one of its name. What cannot be written is said: the
+    launch goes on without."""
+    try:
+        write_whole(clusters_directory() / f"{cluster.name}.yaml", resolved_text(cluster))
+    except OSError as error:
+        tell(f"{clusters_directory()}: cannot be written ({error.strerror}); `drillyard runs` will need --cluster FILE")
+
+
+def known_clusters() -> tuple[list[ClusterConfig], list[Unreadable]]:
+    """The clusters of the address book by name, and those whose file cannot be used (of another version, damaged)."""
+    clusters, unreadable = [], []
+    for path in sorted(clusters_directory().glob("*.yaml")):
+        try:
+            clusters.append(load_cluster_config(path, resolve_environment=False))
+        except UserError as error:
+            unreadable.append(Unreadable(path.stem, f"{error}\nlaunch on it again, or delete the file"))
+    return clusters, unreadable
+
+
+def clusters_to_ask(file: Path | None) -> tuple[list[ClusterConfig], list[Unreadable]]:
+    """Where runs may be: the cluster of `file`, else those of the address book, else that of ./cluster.yaml.
+
+    Raises UserError where there is none.
+    """
+    if file is not None:
+        return [load_cluster_config(file, resolve_environment=False)], []
+    clusters, unreadable = known_clusters()
+    if not clusters and not unreadable:
+        if not HERE.is_file():
+            raise UserError(
+                "no cluster is known yet: nothing was launched from this machine, and there is no cluster.yaml here\n"
+                "give --cluster FILE, or launch a run: drillyard launch run.yaml --cluster cluster.yaml"
+            )
+        clusters = [load_cluster_config(HERE, resolve_environment=False)]
+    return clusters, unreadable

@@ -1,0 +1,268 @@
+"""Files of a host, read in pieces: of this machine directly, of another over one ssh connection.
+
+    files = open_files(host, programs)                    # a launcher keeps it: the connection is made once
+    read_file(files, path, offset)                        # for `Launcher.read`
+    files.tree(run_directory)                             # for `Launcher.artifacts`
+    copy_files(files, run_directory, paths, destination)  # for `Launcher.fetch`
+
+The program at the other end is `file_server.py`, which is sent along and needs a Python there, nothing else. It keeps
+nothing between requests, so one that was lost is replaced and the request made again; with `patient` for as long as it
+takes, once it has worked: a follower outlives a login node that restarts. A request for many files is one round trip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib.resources
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+from drillyard.errors import UserError
+from drillyard.launch import file_server
+from drillyard.launch.launcher import READ_BYTES
+from drillyard.launch.programs import Host, Programs, shown
+
+_BOOTSTRAP: Final = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))"
+_LONGEST_PAUSE: Final = 15.0
+
+
+class Wish(NamedTuple):
+    """Bytes of a file: at most `length` from `offset` on. `head`: its first bytes as they were seen last."""
+
+    path: str
+    offset: int
+    length: int
+    head: bytes = b""
+
+
+class Piece(NamedTuple):
+    """What was there. `anew`: the file was truncated or replaced, and `data` is from its beginning."""
+
+    head: bytes
+    anew: bool
+    data: bytes
+
+
+class Files(Protocol):
+    """Files of one host. Every method raises UserError where the host or a file cannot be read."""
+
+    title: str
+    patient: bool
+    """Wait for a host that has answered before."""
+
+    def find(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
+        """Path and size of the files that glob patterns match."""
+
+    def tree(self, directory: str) -> list[tuple[str, int]]:
+        """Path, relative to the directory, and size of all files below it; none where it is not there."""
+
+    def read(self, wishes: Sequence[Wish]) -> list[Piece | None]:
+        """A piece of each file; None for one that is not there."""
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+def open_files(host: Host, programs: Programs, *, python: str = "python3") -> Files:
+    """The files of `host`; nothing is connected before the first request."""
+    return LocalFiles() if host.name is None else RemoteFiles(host, programs, python)
+
+
+class LocalFiles:
+    """Files of this machine."""
+
+    title = "this machine"
+    patient = False
+
+    def find(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
+        """Path and size of the files that glob patterns match."""
+        return [(path, size) for path, size in file_server.found(patterns)]
+
+    def tree(self, directory: str) -> list[tuple[str, int]]:
+        """Path, relative to the directory, and size of all files below it; none where it is not there."""
+        return [(path, size) for path, size in file_server.tree(directory) or ()]
+
+    def read(self, wishes: Sequence[Wish]) -> list[Piece | None]:
+        """A piece of each file; None for one that is not there."""
+        return [self._read(wish) for wish in wishes]
+
+    def _read(self, wish: Wish) -> Piece | None:
+        try:
+            told = file_server.read(*wish)
+        except OSError as error:
+            raise UserError(f"{wish.path}: cannot be read: {error.strerror}") from None
+        return None if told is None else Piece(*told)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class RemoteFiles:
+    """Files of another host."""
+
+    def __init__(self, host: Host, programs: Programs, python: str = "python3") -> None:
+        self.title = host.title
+        self._programs = programs
+        self._source = importlib.resources.files(file_server.__package__).joinpath("file_server.py").read_bytes()
+        self._argv = host.argv([python, "-u", "-c", _BOOTSTRAP, str(len(self._source))])
+        self.patient = False
+        self._has_answered = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def find(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
+        """Path and size of the files that glob patterns match."""
+        (told,) = self._ask({"list": list(patterns)}, 1)
+        return [(path, size) for path, size in told]
+
+    def tree(self, directory: str) -> list[tuple[str, int]]:
+        """Path, relative to the directory, and size of all files below it; none where it is not there."""
+        (told,) = self._ask({"tree": directory}, 1)
+        return [(path, size) for path, size in told or ()]
+
+    def read(self, wishes: Sequence[Wish]) -> list[Piece | None]:
+        """A piece of each file; None for one that is not there."""
+        if not wishes:
+            return []
+        request = {"read": [(wish.path, wish.offset, wish.length, wish.head.hex()) for wish in wishes]}
+        return self._ask(request, len(wishes))
+
+    def close(self) -> None:
+        """End the connection; the program at the other end ends with it."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError):
+            process.stdin.close()  # type: ignore[union-attr]
+        try:
+            process.wait(2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for stream in (process.stdout, process.stderr):
+            stream.close()  # type: ignore[union-attr]
+
+    def _ask(self, request: dict[str, Any], answers: int) -> list[Any]:
+        """The answers to a request, asked again over a new connection where this one is lost."""
+        with self._lock:
+            return self._ask_alone(request, answers)
+
+    def _ask_alone(self, request: dict[str, Any], answers: int) -> list[Any]:
+        pause, tries = 1.0, 0
+        while True:
+            with contextlib.suppress(EOFError, OSError, ValueError):
+                told = list(self._answers(request, answers))
+                if tries > 1:
+                    tell(f"{self.title}: connected again")
+                self._has_answered = True
+                return told
+            tries += 1
+            why = self._last_words()
+            if not self._has_answered or (tries > 1 and not self.patient):
+                raise UserError(f"{self.title}: its files cannot be read: {why}\ncommand: {shown(self._argv)}")
+            if tries == 2:
+                tell(f"{self.title}: the connection is lost ({why}); trying again until it is back")
+            if tries > 1:
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _answers(self, request: dict[str, Any], answers: int) -> Iterator[Any]:
+        if self._process is None:
+            self._process = self._programs.stream(self._argv, asked=True)
+            self._send(self._source)
+        self._send(json.dumps(request).encode() + b"\n")
+        out = self._process.stdout
+        assert out is not None
+        for _ in range(answers):
+            line = out.readline()
+            if not line.endswith(b"\n"):
+                raise EOFError
+            told = json.loads(line)
+            if isinstance(told, dict) and "error" in told:
+                self.close()
+                raise UserError(f"{self.title}: {told['error']}")
+            if isinstance(told, dict):
+                data = out.read(told["bytes"])
+                if len(data) < told["bytes"]:
+                    raise EOFError
+                yield Piece(bytes.fromhex(told["head"]), told["anew"], data)
+            else:
+                yield told
+
+    def _send(self, data: bytes) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(data)
+        self._process.stdin.flush()
+
+    def _last_words(self) -> str:
+        """What the program said when it ended; the connection is closed then."""
+        process = self._process
+        if process is None:
+            return "no connection"
+        with contextlib.suppress(OSError):
+            process.stdin.close()  # type: ignore[union-attr]
+        try:
+            code = process.wait(2)
+            said = process.stderr.read().decode(errors="replace").strip()  # type: ignore[union-attr]
+        except subprocess.TimeoutExpired:
+            code, said = None, "no answer"
+        self.close()
+        return said.splitlines()[-1] if said else f"exit code {code}"
+
+
+def read_file(files: Files, path: str, offset: int) -> bytes:
+    """The bytes of a file from `offset` on, at most READ_BYTES; below 0: its last ones. None where it is not there."""
+    if offset < 0:
+        found = files.find([glob.escape(path)])
+        offset = max(0, found[0][1] + offset) if found else 0
+    (piece,) = files.read([Wish(path, offset, READ_BYTES)])
+    return b"" if piece is None or piece.anew else piece.data
+
+
+def copy_files(files: Files, directory: str, paths: Sequence[str], destination: str) -> None:
+    """Copy files, named relative to `directory`, to a directory here. A file is complete when it has its name.
+
+    Raises UserError for one that is not there, and where one cannot be written here.
+    """
+    for path in paths:
+        target = Path(destination, path)
+        partial = target.with_name(f".{target.name}.partial")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as out:
+                _copy(files, os.path.join(directory, path), out)
+            partial.replace(target)
+        except OSError as error:
+            raise UserError(f"{target}: cannot be written: {error.strerror}") from None
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def _copy(files: Files, path: str, out: Any) -> None:
+    head, offset = b"", 0
+    while True:
+        (piece,) = files.read([Wish(path, offset, READ_BYTES, head)])
+        if piece is None:
+            raise UserError(f"{path}: is not there on {files.title} (any more)")
+        if piece.anew:
+            offset = 0
+            out.seek(0)
+            out.truncate()
+        head = piece.head
+        if not piece.data:
+            return
+        out.write(piece.data)
+        offset += len(piece.data)
+
+
+def tell(text: str) -> None:
+    """Say something beside the lines that are shown: on standard error."""
+    print(f"drillyard: {text}", file=sys.stderr, flush=True)
