@@ -53,7 +53,7 @@ def _line(step: Step, request: str) -> str:
             return f"(cd {shlex.quote(step.sends_directory)} && {listed} | tar --null -T - -cf -) | {command}"
         return command
     if step.sends:
-        return f"gcloud storage cp --recursive {shlex.join(('secret', 'secrets.json', *step.sends))} {step.target}"
+        return f"gcloud storage rsync --recursive . {shlex.quote(step.target)}"
     token = '"Authorization: Bearer $(gcloud auth print-access-token)"'
     return f"curl --fail -X {step.method} -H {token} -H 'Content-Type: application/json' -d @{request} {step.target}"
 

@@ -1,0 +1,436 @@
+"""Runs on Vertex AI: Google's own clients against a server that speaks the service's protocol, and a bucket server.
+
+What a job's containers do is proven too: their command is started once per replica, as the service does it, with
+CLUSTER_SPEC and the bucket behind the real gcsfuse in the place of /gcs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.cloud.aiplatform_v1.types import CustomJob
+from tests.integration.agents import free_port_range
+from tests.integration.gcs import BUCKET, Bucket
+from tests.integration.vertex_server import PROJECT, REGION, Refusal, Replicas, Vertex
+from tests.unit.launch.requests import cluster, request
+
+from drillyard.errors import UserError
+from drillyard.launch import job as job_module
+from drillyard.launch import vertex_paths
+from drillyard.launch.launcher import LogsWanted
+from drillyard.launch.plan import Call, Plan
+from drillyard.launch.states import State
+from drillyard.launch.vertex import VertexLauncher
+
+WORKLOAD = "name: tiny\nworkload: {command: [sh, -c, 'echo hello']}\n"
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
+    """A bucket that is not mounted."""
+    made = Bucket(tmp_path_factory.mktemp("bucket"))
+    made.start_server()
+    yield made
+    made.discard()
+
+
+@pytest.fixture
+def vertex(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vertex]:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket.endpoint)
+    with Vertex() as service:
+        yield service
+
+
+class Place:
+    """A cluster on the service, and the plans for it."""
+
+    def __init__(self, service: Vertex, **settings: str) -> None:
+        own = settings.pop("vertex", "")
+        self.settings = {
+            "name": "c",
+            "location": f"{{project: {PROJECT}, region: {REGION}}}",
+            "storage": f"{{bucket: {BUCKET}}}",
+            "vertex": f"{{endpoint: '{service.endpoint}'{', ' if own else ''}{own}}}",
+            **settings,
+        }
+        self.launcher = VertexLauncher(request(self._yaml(), WORKLOAD).cluster)
+
+    def _yaml(self) -> str:
+        return cluster("vertex", **self.settings)
+
+    def plan(self, run: str = WORKLOAD, **options: Any) -> Plan:
+        return self.launcher.plan(request(self._yaml(), run, **options))
+
+
+def named(name: str) -> str:
+    return WORKLOAD.replace("tiny", name)
+
+
+def until(what: Callable[[], Any], seconds: float = 90.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
+        time.sleep(0.05)
+    return found
+
+
+# The request
+
+
+@pytest.mark.parametrize(
+    ("settings", "strategy"),
+    [
+        ({"consumption": "on-demand"}, "STANDARD"),
+        ({"consumption": "spot"}, "SPOT"),
+        ({"consumption": "flex-start", "vertex": "max_wait_hours: 0"}, "FLEX_START"),
+        (
+            {"consumption": "reservation", "reservation": "projects/1/zones/us-central1-b/reservations/r"},
+            "STANDARD",
+        ),
+    ],
+)
+def test_what_is_planned_is_what_arrives(vertex: Vertex, settings: dict[str, str], strategy: str) -> None:
+    place = Place(vertex, **settings)
+    plan = place.plan()
+    create = plan.steps[1]
+    assert isinstance(create, Call)
+    handle = place.launcher.submit(plan)
+    assert str(handle) == "vertex://c/tiny"
+    assert without_false(vertex.bodies[-1]) == without_false(create.body)
+    assert vertex.newest.job_spec.scheduling.strategy.name == strategy
+
+
+def without_false(body: Any) -> Any:
+    """Enum values by name and defaults left out: a job as it is, however its JSON was written."""
+    return json.loads(CustomJob.to_json(CustomJob.from_json(json.dumps(body)), including_default_value_fields=False))
+
+
+def test_all_files_of_the_plan_are_in_the_bucket_before_the_job_is_made(vertex: Vertex) -> None:
+    place = Place(vertex)
+    plan = place.plan(named("files"))
+    seen: list[str] = []
+
+    def listed() -> list[str]:
+        return [path for path, _ in Place(vertex).launcher.artifacts("files")]
+
+    # At that moment the service knows the job already, so its artifacts can be asked for.
+    vertex.on_created = lambda job: seen.extend(listed())
+    place.launcher.submit(plan)
+    assert {f"launch/{file.path}" for file in plan.files} <= set(seen)
+    assert {"launch/secret", "launch/secrets.json"} <= set(seen)
+    job = plan.file("job.json").content.encode()
+    assert place.launcher.read("files", "launch/job.json", 0) == job
+    assert place.launcher.read("files", "launch/job.json", 10) == job[10:]
+
+
+def test_secrets_travel_beside_the_plan(vertex: Vertex, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(vertex, environment="{TOKEN: '${env:A_TOKEN}'}")
+    monkeypatch.delenv("A_TOKEN", raising=False)
+    plan = place.plan(named("secretive"))
+    with pytest.raises(UserError, match=r"A_TOKEN.* not set"):
+        place.launcher.submit(plan)
+    assert vertex.requests == []
+    monkeypatch.setenv("A_TOKEN", "hunter2")
+    place.launcher.submit(plan)
+    assert json.loads(place.launcher.read("secretive", "launch/secrets.json", 0)) == {"A_TOKEN": "hunter2"}
+    assert "hunter2" not in json.dumps(vertex.bodies)
+
+
+# The life of a job
+
+
+def test_a_job_queues_starts_runs_and_succeeds(vertex: Vertex) -> None:
+    place = Place(vertex, consumption="flex-start")
+    place.launcher.submit(place.plan())
+
+    def state() -> State:
+        return place.launcher.status("tiny").state
+
+    queued = place.launcher.status("tiny")
+    assert queued.state is State.queued
+    assert "24 h" in (queued.reason or "")
+    assert abs((queued.since or 0) - time.time()) < 60
+    vertex.enter(vertex.newest, "PENDING")
+    assert state() is State.starting
+    vertex.enter(vertex.newest, "RUNNING")
+    assert state() is State.starting
+    vertex.enter(vertex.newest, "SUCCEEDED")
+    ended = place.launcher.status("tiny")
+    assert ended.state is State.succeeded
+    assert None not in (ended.submitted_at, ended.started_at, ended.ended_at)
+
+
+def test_a_job_that_finds_no_capacity_has_failed(vertex: Vertex) -> None:
+    place = Place(vertex, consumption="flex-start")
+    place.launcher.submit(place.plan())
+    vertex.enter(vertex.newest, "EXPIRED")
+    status = place.launcher.status("tiny")
+    assert (status.state, status.reason) == (State.failed, "no capacity within 24 h")
+
+
+def test_cancelling_twice_is_cancelling_once(vertex: Vertex) -> None:
+    place = Place(vertex)
+    place.launcher.submit(place.plan(named("unwanted")))
+    assert place.launcher.cancel("unwanted").state is State.cancelled
+    assert place.launcher.cancel("unwanted").state is State.cancelled
+    assert len([path for _, path in vertex.requests if ":cancel" in path]) == 1
+    mark = json.loads(place.launcher.read("unwanted", "launch/cancelled", 0))
+    assert vertex.newest.name.endswith("/" + mark["submission"])
+
+
+def test_a_job_that_ends_while_it_is_cancelled_is_no_error(vertex: Vertex) -> None:
+    place = Place(vertex)
+    place.launcher.submit(place.plan())
+    job, listed = vertex.newest, vertex.list
+
+    def ends_after_being_listed(query: dict[str, list[str]]) -> Any:
+        told = type(page := listed(query)).from_json(type(page).to_json(page))
+        vertex.enter(job, "SUCCEEDED")
+        return told
+
+    vertex.list = ends_after_being_listed  # type: ignore[method-assign]
+    assert place.launcher.cancel("tiny").state is State.succeeded
+
+
+def test_a_second_submission_is_refused_until_the_first_is_over_or_replaced(vertex: Vertex) -> None:
+    place = Place(vertex)
+    plan = place.plan()
+    place.launcher.submit(plan)
+    first = vertex.newest
+    with pytest.raises(UserError, match=r"is there already and queued.*--replace"):
+        place.launcher.submit(plan)
+    assert len(vertex.jobs) == 1
+    place.launcher.submit(plan, replace=True)
+    assert first.state.name == "JOB_STATE_CANCELLED"
+    assert place.launcher.status("tiny").state is State.queued
+    vertex.enter(vertex.newest, "SUCCEEDED")
+    place.launcher.submit(plan)
+    assert len(vertex.jobs) == 3
+
+
+def test_another_machine_sees_the_same_runs_and_only_this_cluster_s(vertex: Vertex) -> None:
+    here, other = Place(vertex), Place(vertex, name="other")
+    for name in ("a.b", "a-b", "z"):
+        here.launcher.submit(here.plan(named(name)))
+    other.launcher.submit(other.plan(named("elsewhere")))
+    there = Place(vertex)
+    assert [status.handle.run for status in there.launcher.runs()] == ["z", "a-b", "a.b"]
+    assert there.launcher.status("a.b").handle.run == "a.b"
+    with pytest.raises(UserError, match=r"no run 'elsewhere'; the runs there are: z, a-b, a\.b"):
+        there.launcher.status("elsewhere")
+
+
+def test_a_run_that_is_over_is_resumed_as_it_was_planned(vertex: Vertex) -> None:
+    place = Place(vertex, consumption="spot")
+    place.launcher.submit(place.plan())
+    with pytest.raises(UserError, match="is not over"):
+        place.launcher.resume("tiny")
+    vertex.enter(vertex.newest, "RUNNING")
+    vertex.enter(vertex.newest, "FAILED", (14, "Spot VM was preempted."))
+    assert place.launcher.status("tiny").failure is not None
+    place.launcher.resume("tiny")
+    first, second = vertex.bodies
+    assert first == second
+    assert place.launcher.status("tiny").state is State.queued
+
+
+# What the service refuses
+
+
+def details(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"@type": f"type.googleapis.com/google.rpc.{kind}", **fields}
+
+
+DISABLED = details("ErrorInfo", reason="SERVICE_DISABLED", domain="googleapis.com", metadata={})
+EXCEEDED = details("QuotaFailure", violations=[{"subject": "project", "description": "custom_model_training"}])
+FIELD = details("BadRequest", fieldViolations=[{"field": "job_spec.network", "description": "no such network"}])
+
+
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        (Refusal("PERMISSION_DENIED", "Permission denied on resource."), "roles/aiplatform.user in project my-project"),
+        (Refusal("PERMISSION_DENIED", "API disabled.", [DISABLED]), "gcloud services enable aiplatform.googleapis.com"),
+        (
+            Refusal("RESOURCE_EXHAUSTED", "Quota exceeded.", [EXCEEDED]),
+            r"custom_model_training_nvidia_h100_mega_gpus: 16 GPUs in us-central1",
+        ),
+        (Refusal("INVALID_ARGUMENT", "List of found errors.", [FIELD]), "job_spec.network: no such network"),
+        (Refusal("NOT_FOUND", "Location not found."), r"location.project \(my-project\) and location.region"),
+    ],
+)
+def test_a_refusal_says_what_to_do(vertex: Vertex, refusal: Refusal, words: str) -> None:
+    place = Place(vertex)
+    plan = place.plan()
+    vertex.create = refusing(refusal)  # type: ignore[method-assign]
+    with pytest.raises(UserError, match=words) as told:
+        place.launcher.submit(plan)
+    assert "create the job" in str(told.value)
+    assert vertex.jobs == {}
+
+
+def refusing(refusal: Refusal) -> Callable[..., CustomJob]:
+    def refuse(*anything: object) -> CustomJob:
+        raise refusal
+
+    return refuse
+
+
+def test_what_the_service_itself_checks_is_told_by_field(vertex: Vertex) -> None:
+    """A request that our rules let pass and the service does not."""
+    place = Place(vertex)
+    plan = place.plan()
+    create = plan.steps[1]
+    assert isinstance(create, Call)
+    create.body["jobSpec"]["workerPoolSpecs"][0]["replicaCount"] = "2"
+    with pytest.raises(UserError, match=r"worker_pool_specs\[0\].replica_count: must be 1"):
+        place.launcher.submit(plan)
+
+
+def test_an_unknown_project_is_told(vertex: Vertex) -> None:
+    place = Place(vertex, location="{project: nobodys, region: us-central1}")
+    with pytest.raises(UserError, match=r"projects/nobodys.*\n.*location.project \(nobodys\)"):
+        place.launcher.submit(place.plan())
+
+
+def test_a_missing_bucket_is_told_before_a_job_is_made(vertex: Vertex) -> None:
+    place = Place(vertex, storage="{bucket: nobodys-bucket}")
+    with pytest.raises(UserError, match=r"no bucket nobodys-bucket(.|\n)*gcloud storage buckets create"):
+        place.launcher.submit(place.plan())
+    assert vertex.jobs == {}
+
+
+def test_a_service_that_is_away_for_a_moment_is_asked_again(vertex: Vertex) -> None:
+    place = Place(vertex)
+    place.launcher.submit(place.plan())
+    vertex.refuse_next = [Refusal("UNAVAILABLE", "try again"), Refusal("UNAVAILABLE", "try again")]
+    assert place.launcher.status("tiny").state is State.queued
+
+
+def test_a_lost_answer_does_not_make_a_second_job(vertex: Vertex) -> None:
+    place = Place(vertex)
+    vertex.loses_answer_to_create = True
+    place.launcher.submit(place.plan())
+    assert len(vertex.jobs) == 1
+
+
+def test_ctrl_c_while_the_job_is_made_ends_with_the_handle(vertex: Vertex, capsys: pytest.CaptureFixture[str]) -> None:
+    place = Place(vertex)
+    plan = place.plan()
+    vertex.on_created = lambda job: os.kill(os.getpid(), signal.SIGINT)
+    assert str(place.launcher.submit(plan)) == "vertex://c/tiny"
+    assert "vertex://c/tiny: is submitted; Ctrl-C came too late" in capsys.readouterr().err
+
+
+# What the containers do
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory in the place of /gcs, in which the bucket is mounted with gcsfuse."""
+    made = Bucket(tmp_path)
+    made.start_server()
+    made.mount()
+    gcs = tmp_path / "gcs"
+    gcs.mkdir()
+    (gcs / BUCKET).symlink_to(made.place)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", made.endpoint)
+    monkeypatch.setattr(vertex_paths, "MOUNT", str(gcs))
+    port = free_port_range()
+    monkeypatch.setattr(job_module, "port_of", lambda handle: port)
+    yield gcs
+    made.discard()
+
+
+@pytest.fixture
+def replicas(mounted: Path) -> Iterator[Callable[[Vertex], Replicas]]:
+    started: list[Replicas] = []
+
+    def start(vertex: Vertex) -> Replicas:
+        started.append(Replicas(vertex, vertex.newest, mounted))
+        vertex.enter(vertex.newest, "RUNNING")
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()
+
+
+def script(name: str, text: str, **settings: Any) -> str:
+    told = {"name": name, "processes_per_node": 1, "workload": {"command": ["sh", "-c", text], **settings}}
+    return json.dumps(told)
+
+
+def test_replicas_find_their_ranks_and_each_other(
+    mounted: Path, replicas: Callable[[Vertex], Replicas], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = 'echo "rank $NODE_RANK of $NNODES at $MASTER_ADDR, $GREETING"; sleep 1; echo "again $NODE_RANK"'
+    monkeypatch.setenv("A_GREETING", "hello")
+    with Vertex() as vertex:
+        place = Place(vertex, nodes="3", network_stack="ethernet", environment="{GREETING: '${env:A_GREETING}'}")
+        place.launcher.submit(place.plan(script("ranks", text)))
+        running = replicas(vertex)
+        lines: list[bytes] = []
+        follower = threading.Thread(target=lambda: lines.extend(place.launcher.logs("ranks", LogsWanted(follow=True))))
+        follower.start()
+        running.run(max_restarts=0)
+        follower.join(60)
+        status = place.launcher.status("ranks")
+        assert status.state is State.succeeded, status
+        log = b"".join(lines).decode()
+        for node in range(3):
+            assert f"rank {node} of 3 at 127.0.0.1, hello" in log
+            assert f"again {node}" in log
+        again = b"".join(place.launcher.logs("ranks", LogsWanted(node=2, tail=2))).decode()
+        assert "2: " in again
+        assert len(again.splitlines()) == 2
+        fetched = mounted.parent / "fetched"
+        place.launcher.fetch("ranks", ["launch/job.json"], str(fetched))
+        assert json.loads((fetched / "launch/job.json").read_text())["run"] == "ranks"
+
+
+def test_a_preempted_replica_joins_again_and_the_run_goes_on(
+    mounted: Path, replicas: Callable[[Vertex], Replicas]
+) -> None:
+    # The first round waits to be disturbed; the second one ends.
+    text = 'echo "round $ROUND on $NODE_RANK"; [ "$ROUND" -gt 0 ] || sleep 120'
+    with Vertex() as vertex:
+        place = Place(vertex, nodes="2", network_stack="ethernet", environment="{ROUND: '{round}'}", consumption="spot")
+        place.launcher.submit(place.plan(script("disturbed", text)))
+        running = replicas(vertex)
+        until(lambda: place.launcher.status("disturbed").state is State.running)
+        running.kill(1, 0)
+        running.run()
+        status = place.launcher.status("disturbed")
+        assert status.state is State.succeeded, status
+        log = b"".join(place.launcher.logs("disturbed", LogsWanted())).decode()
+        assert "round 1 on 0" in log
+        assert "round 1 on 1" in log
+        state = json.loads(place.launcher.read("disturbed", "launch/state.json", 0))
+        assert (state["round"], state["failures"]) == (1, 0)
+
+
+def test_a_refused_run_is_started_once_however_often_the_service_starts_its_containers(
+    mounted: Path, replicas: Callable[[Vertex], Replicas]
+) -> None:
+    with Vertex() as vertex:
+        place = Place(vertex, nodes="2", network_stack="ethernet")
+        place.launcher.submit(place.plan(script("refused", "echo started; echo bad config >&2; exit 2")))
+        running = replicas(vertex)
+        running.run(max_restarts=4)
+        assert running.restarts == 4
+        status = place.launcher.status("refused")
+        assert status.state is State.failed
+        assert status.failure is not None
+        assert status.failure.exit_code == 2
+        log = b"".join(place.launcher.logs("refused", LogsWanted())).decode()
+        assert log.count("=== round 0 of refused") == 2, log
+        assert "=== round 1" not in log
