@@ -57,8 +57,8 @@ distributed: setup
 	@$(PYTEST) tests/distributed -m "not gpu" --durations=5
 
 integration: setup
+	@sh .ci/tools/packages
 	@sh .ci/tools/gcsfuse
-	@sh .ci/tools/chromium
 	@$(PYTEST) tests/integration -m "not gpu" --durations=5
 
 gpu: setup

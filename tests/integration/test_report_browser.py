@@ -1,6 +1,6 @@
 """The report of `drillyard report`, opened in headless Chromium: drawn right, without a request, on any screen.
 
-`.ci/tools/chromium` installs the browser; DRILLYARD_CHROMIUM names another one.
+`.ci/tools/packages` installs the browser; DRILLYARD_CHROMIUM names another one.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def report(run_directory: Path) -> Path:
 def browser() -> Iterator[Browser]:
     named = os.environ.get("DRILLYARD_CHROMIUM")
     program = next((found for name in ([named] if named else PROGRAMS) if (found := shutil.which(name))), None)
-    assert program is not None, "no Chromium: .ci/tools/chromium installs it"
+    assert program is not None, "no Chromium: .ci/tools/packages installs it"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, timeout=PATIENCE_SECONDS * 1000)
         yield browser

@@ -53,6 +53,11 @@ def rank_environments(
     return [{**common, "RANK": str(first + local), "LOCAL_RANK": str(local)} for local in range(num_ranks)]
 
 
+def is_launched() -> bool:
+    """Whether a launcher has started this node, and starts it again when that helps."""
+    return EXIT_RECORD in os.environ
+
+
 def record_exit(
     *, rank: int | None, exit_code: int, reason: str, lines: Sequence[str] = (), lost_peer: bool = False
 ) -> None:

@@ -27,7 +27,7 @@ from drillyard.errors import UserError
 from drillyard.storage import close_quietly
 from drillyard.supervise import cause, hang
 from drillyard.supervise.guardian import MARK
-from drillyard.supervise.nodes import Node, rank_environments, record_exit
+from drillyard.supervise.nodes import Node, is_launched, rank_environments, record_exit
 from drillyard.supervise.output import Output, PlainOutput, TerminalOutput, log_path
 from drillyard.supervise.processes import Guardian, free_port, new_token
 from drillyard.supervise.round import (
@@ -53,6 +53,9 @@ _UNSAVED = (
     "mend what checkpoint_failed in events.jsonl names, then give the same command again"
 )
 _LOCK_PATIENCE_SECONDS = 5.0
+_LAUNCHED_LOCK_PATIENCE_SECONDS = 180.0
+"""Under a launcher, which keeps two starts of a run apart itself: a file server holds the lock of a host that died for
+as long as that host's lease (Linux nfsd: 90 s), and a refusal here would end the run for good."""
 
 
 def supervise(
@@ -79,8 +82,8 @@ def supervise(
     `before_start` is called once no other supervisor can be active in the run directory; when it returns False there is
     nothing to do, and the exit code is 0. With `standby`, `command` must call `standby.await_turn`, and the ranks of a
     further round are ready before it is needed. `node`: this host is one of several, whose supervisors have been
-    started together: see nodes.py; `max_restarts` is 0 then. Call `supervise` from the main thread: signals are read there,
-    and ranks end with the thread that started them.
+    started together: see nodes.py; `max_restarts` is 0 then. Call `supervise` from the main thread: signals are
+    read there, and ranks end with the thread that started them.
 
     Raises UserError when the run directory cannot be written, another run is active in it, or `command` cannot start.
     """
@@ -151,7 +154,8 @@ def _only_supervisor_of(run_directory: Path) -> Iterator[int]:
     keep two runs apart.
     """
     with _logs_of(run_directory) as descriptor:
-        deadline = time.monotonic() + _LOCK_PATIENCE_SECONDS
+        patience = _LAUNCHED_LOCK_PATIENCE_SECONDS if is_launched() else _LOCK_PATIENCE_SECONDS
+        deadline = time.monotonic() + patience
         while not _try_lock(descriptor):
             if time.monotonic() > deadline:
                 raise UserError(f"{run_directory}: a run is active in it; wait for its end, or choose another `name`")
