@@ -1,0 +1,83 @@
+"""How long it takes to look at hundreds of hosts by ssh before a run is started on them.
+
+    python benchmarks/launch_hosts.py [--hosts 100] [--repeats 3]
+
+Two real sshd on this machine (as the tests start them; root) play all hosts: each has a name and a connection of its
+own, made through a tiny proxy command. Timed is what `launch` does: 64 at a time, the agent's archive to each, its
+answer back, the answers judged; with new connections, and with those that the last look has left open. Both ends of all
+connections share this machine's cores, so a real cluster is faster: the figure is an upper bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.integration.sshd_hosts import SshHosts, two_hosts
+
+from drillyard import __version__
+from drillyard.launch import ssh_checks
+from drillyard.launch.agent.borrowed import shipped_files
+from drillyard.launch.programs import Host, Programs, archive_of
+from drillyard.launch.ssh_plan import _ASK
+from drillyard.launch.ssh_submit import ask_all
+
+
+def configured(hosts: SshHosts, count: int, directory: Path) -> Path:
+    """An ssh configuration in which c0, c1, ... are the two hosts in turn."""
+    lines = []
+    for number in range(count):
+        host = hosts.hosts[number % len(hosts.hosts)]
+        proxy = f'bash -c "exec 3<>/dev/tcp/127.0.0.1/{host.port}; cat <&3 & exec cat >&3"'
+        lines += [f"Host c{number}", f"    ProxyCommand {proxy}", f"    HostKeyAlias {host.name}"]
+    lines += ["Host *", f"    IdentityFile {hosts.directory}/user_key", "    IdentitiesOnly yes"]
+    lines += [f"    UserKnownHostsFile {hosts.directory}/known_hosts", "    StrictHostKeyChecking accept-new"]
+    path = directory / "many"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def look(config: Path, count: int, directory: str) -> float:
+    """Seconds for one look at all hosts; all must be well."""
+    files = {f"agent/{name}": (text.encode(), 0o644) for name, text in shipped_files().items()}
+    sent = archive_of({**files, "secret": (b"x", 0o600)})
+    names = [f"c{number}" for number in range(count)]
+    words = ["sh", "-c", _ASK, "python3", "--directory", directory, "--runs"]
+    argvs = [Host(name, config_file=str(config)).argv(words) for name in names]
+    started = time.perf_counter()
+    answers = ask_all(names, argvs, Programs(), stdin=sent, seconds=600)
+    problems = ssh_checks.judge(answers, ssh_checks.Wanted("r", "/r/launch", 20000, __version__))
+    seconds = time.perf_counter() - started
+    if problems:
+        sys.exit("\n".join(problems))
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hosts", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    count = arguments.hosts
+    with tempfile.TemporaryDirectory() as temporary, two_hosts(Path(temporary) / "hosts") as hosts:
+        config = configured(hosts, count, Path(temporary))
+        anew, again = [], []
+        for _ in range(arguments.repeats):
+            anew.append(look(config, count, temporary))
+            again.append(look(config, count, temporary))
+            hosts.close_connections()
+        print(f"{count} hosts, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, median of {arguments.repeats}:")
+        for what, seconds in (("connections made anew", anew), ("connections open", again)):
+            low, high = min(seconds), max(seconds)
+            print(f"  {what:22} {statistics.median(seconds):6.1f} s  ({low:.1f} to {high:.1f})")
+
+
+if __name__ == "__main__":
+    main()

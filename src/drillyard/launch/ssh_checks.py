@@ -1,0 +1,232 @@
+"""What the hosts of a run told about themselves, judged before anything is started on any of them. Pure.
+
+Every problem of every host is told in one error, host by host, each with what to do; hosts with the same problem share
+its line. Clocks are compared among the hosts, never with the machine that launches: what a host told lies between the
+moments before the question and after the answer, so a slow connection can hide a difference, and never makes one up.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from drillyard.launch.agent.wire import NUM_PORTS
+from drillyard.launch.programs import Result
+
+CLOCK_SECONDS = 2.0
+"""Events of the hosts are put in one order by their clocks; and certificates and leases of file systems need them."""
+LEAST_FREE_BYTES = 1 << 30
+_SHOWN_HOSTS = 4
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What asking one host gave."""
+
+    host: str
+    result: Result | None
+    error: str = ""
+    """Why there is no result: no answer in time, no ssh here."""
+    asked_at: float = 0.0
+    answered_at: float = 0.0
+
+    def told(self) -> dict[str, Any] | None:
+        """The JSON object it printed, if it did."""
+        if self.result is None or self.result.returncode != 0:
+            return None
+        try:
+            told = json.loads(self.result.stdout.strip().rpartition("\n")[2])
+        except ValueError:
+            return None
+        return told if isinstance(told, dict) else None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the run needs of every host."""
+
+    run: str
+    launch_directory: str
+    port: int
+    version: str
+    """Of drillyard, as this machine has it."""
+    image: str | None = None
+    machine: str | None = None
+    gpus: int | None = None
+    """Of `machine`, per host."""
+
+
+@dataclass
+class Problems:
+    """Problems by their words, each with the hosts that have it, in the order in which they were found."""
+
+    found: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, host: str, words: str) -> None:
+        """`host` has this problem."""
+        self.found.setdefault(words, []).append(host)
+
+    def lines(self) -> list[str]:
+        """One line per problem."""
+        return [f"{_named(hosts)}: {words}" for words, hosts in self.found.items()]
+
+
+def judge(answers: Sequence[Answer], wanted: Wanted) -> list[str]:
+    """What must be mended before the run can be started, a line each; empty: all is well."""
+    problems = Problems()
+    told = {}
+    for answer in answers:
+        facts = answer.told()
+        if facts is None:
+            problems.add(answer.host, why_no_answer(answer))
+        else:
+            told[answer.host] = facts
+    for host, facts in told.items():
+        for words in _of_one(facts, wanted):
+            problems.add(host, words)
+    _compare(told, problems)
+    _clocks({answer.host: answer for answer in answers}, told, problems)
+    return problems.lines()
+
+
+def why_no_answer(answer: Answer) -> str:
+    """What kept a host from answering, in its own or ssh's words, and what to do."""
+    if answer.result is None:
+        return answer.error
+    said = [line.strip() for line in (answer.result.stderr or answer.result.stdout).splitlines() if line.strip()]
+    words = said[-1] if said else f"exit code {answer.result.returncode}"
+    if answer.result.unreachable:
+        return f"cannot be reached: {words} (try: ssh {answer.host} true)"
+    if answer.result.returncode == 127 and "python3" in words:
+        return "has no python3 on its PATH, which the agent needs: install it (any version from 3.9 on, no packages)"
+    return f"the check failed there: {words}"
+
+
+def _of_one(facts: Mapping[str, Any], wanted: Wanted) -> list[str]:
+    """What is wrong with one host alone."""
+    return [*_program(facts, wanted), *_gpus(facts, wanted), *_disk(facts), *_others(facts, wanted)]
+
+
+def _program(facts: Mapping[str, Any], wanted: Wanted) -> list[str]:
+    image, drillyard = facts.get("image"), facts.get("drillyard")
+    if image and image.get("error"):
+        return [f"image {wanted.image}: {image['error']}"]
+    if not drillyard:
+        return []
+    python, version = drillyard["python"], drillyard.get("version")
+    if version is None:
+        return [
+            f"{python} cannot run drillyard: {drillyard.get('error')}; install drillyard {wanted.version} there, or "
+            "name another `python` in the cluster config"
+        ]
+    if version.split()[-1:] != [wanted.version]:
+        return [f"{python} has {version}, and this machine launches with {wanted.version}: install the same there"]
+    return []
+
+
+def _gpus(facts: Mapping[str, Any], wanted: Wanted) -> list[str]:
+    number = facts.get("gpus") or 0
+    if number and facts.get("gpu_models") is None:
+        return ["nvidia-smi fails, and there are GPUs: the driver must work before anything can run"]
+    if wanted.gpus is not None and number != wanted.gpus:
+        return [f"{number} GPUs, and machine {wanted.machine} has {wanted.gpus}: find the missing, or name what it is"]
+    return []
+
+
+def _disk(facts: Mapping[str, Any]) -> list[str]:
+    directory = facts.get("directory") or {}
+    if directory.get("error"):
+        return [f"{directory.get('path')}: cannot be written: {directory['error']}"]
+    free = directory.get("free_bytes")
+    if free is not None and free < LEAST_FREE_BYTES:
+        return [
+            f"{directory.get('path')}: only {free / (1 << 20):.0f} MiB are free, and checkpoints need more: make room"
+        ]
+    return []
+
+
+def _others(facts: Mapping[str, Any], wanted: Wanted) -> list[str]:
+    problems = []
+    if facts.get("ports_free") == []:
+        problems.append(
+            f"ports {wanted.port} to {wanted.port + NUM_PORTS - 1}, on which the run's agents meet, are all taken: end "
+            "what listens there (ss -ltnp)"
+        )
+    if facts.get("agents"):
+        problems.append(f"{wanted.run} is still running there: drillyard runs cancel {wanted.run}, or launch --replace")
+    for run in facts.get("runs") or []:
+        # Runs without GPUs share a machine as any programs do.
+        if run["launch_directory"] != wanted.launch_directory and facts.get("gpus"):
+            problems.append(
+                f"run {run['run']} of cluster {run['cluster']} is active there and has the GPUs: wait for its end, or "
+                f"drillyard runs cancel {run['run']}"
+            )
+    return problems
+
+
+def _compare(told: Mapping[str, Mapping[str, Any]], problems: Problems) -> None:
+    """What the hosts must have in common."""
+    _same("GPUs", {host: _gpu_names(facts) for host, facts in told.items()}, "a run needs the same on all", problems)
+    images = {host: (facts.get("image") or {}).get("id") for host, facts in told.items()}
+    _same("image", images, "pull the same on all", problems)
+    users = {host: str(facts["user"]) if "user" in facts else None for host, facts in told.items()}
+    _same("user id", users, "the agents of a run must be one user's, or they cannot read its directory", problems)
+
+
+def _gpu_names(facts: Mapping[str, Any]) -> str:
+    names = Counter(facts.get("gpu_models") or [])
+    return (
+        ", ".join(f"{count} x {name}" for name, count in sorted(names.items())) or f"{facts.get('gpus') or 'no'} GPUs"
+    )
+
+
+def _same(what: str, values: Mapping[str, str | None], advice: str, problems: Problems) -> None:
+    known = {host: value for host, value in values.items() if value is not None}
+    if len(set(known.values())) < 2:
+        return
+    usual = statistics.mode(known.values())
+    for host, value in known.items():
+        if value != usual:
+            other = next(each for each in known if known[each] == usual)
+            problems.add(host, f"{what}: {value}, where {other} has {usual}; {advice}")
+
+
+def _clocks(answers: Mapping[str, Answer], told: Mapping[str, Mapping[str, Any]], problems: Problems) -> None:
+    """Where a host's clock stands against this machine's lies in an interval; they must come near the usual one."""
+    ahead = {
+        host: (facts["clock_at_end"] - answers[host].answered_at, facts["clock"] - answers[host].asked_at)
+        for host, facts in told.items()
+        if "clock" in facts and "clock_at_end" in facts
+    }
+    if len(ahead) < 2:
+        return
+    middles = {host: (low + high) / 2 for host, (low, high) in ahead.items()}
+    usual = statistics.median_low(middles.values())
+    least, most = ahead[next(host for host in middles if middles[host] == usual)]
+    for host, (low, high) in ahead.items():
+        apart = max(low - most, least - high)
+        if apart > CLOCK_SECONDS:
+            way = "ahead of" if low > most else "behind"
+            problems.add(
+                host,
+                f"its clock is {apart:.1f} s or more {way} most others: have chrony or ntpd set it (timedatectl)",
+            )
+
+
+def unshared(hosts: Sequence[str], directory: str, head: str) -> list[str]:
+    """The problem of hosts that do not see what the head host wrote."""
+    if not hosts:
+        return []
+    return [
+        f"{_named(hosts)}: {directory} is not the directory that {head} sees under that path: put `output` or "
+        "storage.directory on storage that all hosts mount at the same path"
+    ]
+
+
+def _named(hosts: Sequence[str]) -> str:
+    shown = ", ".join(hosts[:_SHOWN_HOSTS])
+    return f"{shown} and {len(hosts) - _SHOWN_HOSTS} more" if len(hosts) > _SHOWN_HOSTS else shown

@@ -1,0 +1,184 @@
+"""Executes a plan of `ssh_plan.py`: all hosts are asked at once, nothing is started before all of them are well.
+
+Ctrl-C before the first file is written leaves nothing behind. From there until all agents are started it waits, as
+those few seconds must not be torn apart; the run is submitted then and its handle is told. Where an agent cannot be
+started, those that were are stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from drillyard import __version__
+from drillyard.config.cluster import ClusterConfig
+from drillyard.errors import UserError
+from drillyard.hardware.capacity import machine_of
+from drillyard.hardware.catalog import load_catalog
+from drillyard.launch import ssh_checks, ssh_plan
+from drillyard.launch.agent.job import Job
+from drillyard.launch.plan import File, Plan, Program
+from drillyard.launch.programs import Host, Programs, archive, archive_of_directory
+from drillyard.launch.ssh_checks import Answer
+
+MOST_AT_ONCE = 64
+"""Programs of this machine that run at the same time: each is an ssh with a connection of its own."""
+CHECK_SECONDS = 180.0
+START_SECONDS = 120.0
+
+
+def ask_all(
+    hosts: Sequence[str],
+    argvs: Sequence[Sequence[str]],
+    programs: Programs,
+    *,
+    stdin: bytes = b"",
+    seconds: float | None,
+) -> list[Answer]:
+    """Run one command per host, at most MOST_AT_ONCE at a time; what each gave, in the order given."""
+
+    def ask(host: str, argv: Sequence[str]) -> Answer:
+        asked_at = time.time()
+        try:
+            result = programs.run(argv, stdin=stdin, timeout=seconds)
+        except UserError as error:
+            late = "no answer after" in str(error)
+            return Answer(host, None, f"no answer after {seconds:.0f} s" if late else str(error))
+        return Answer(host, result, "", asked_at, time.time())
+
+    with ThreadPoolExecutor(min(MOST_AT_ONCE, max(1, len(hosts)))) as pool:
+        return list(pool.map(ask, hosts, argvs))
+
+
+class Submission:
+    """One submission of a plan."""
+
+    def __init__(
+        self, plan: Plan, hosts: Sequence[Host], cluster: ClusterConfig, programs: Programs, undo: Callable[[], None]
+    ) -> None:
+        self._plan = plan
+        self._titles = [host.title for host in hosts]
+        self._cluster = cluster
+        self._programs = programs
+        self._undo = undo
+        self._job = Job(**json.loads(plan.file("job.json").content))
+        self._secret = File("secret", secrets.token_hex(32) + "\n", 0o600)
+
+    def execute(self, found_secrets: File) -> None:
+        """Check, write, start and record. Raises UserError, and then nothing is left running."""
+        self._check()
+        self._all_well(ssh_plan.CARRY, "the working directory could not be carried", seconds=None)
+        with undivided(str(self._plan.handle)):
+            sent = (self._secret, found_secrets)
+            self._all_well(ssh_plan.WRITE, "the launch directory could not be written", START_SECONDS, sent)
+            self._all_well(ssh_plan.RECORD, "the run could not be entered into the index", START_SECONDS)
+            try:
+                self._all_well(ssh_plan.START, "the run could not be started, and what was is stopped", START_SECONDS)
+            except UserError:
+                self._undo()
+                raise
+
+    def _check(self) -> None:
+        answers = self._do(ssh_plan.CHECK, CHECK_SECONDS, (self._secret,))
+        try:
+            problems = ssh_checks.judge(answers, self._wanted())
+            if not problems:
+                problems = self._not_shared()
+        finally:
+            if answers[0].told() is not None:
+                self._do(ssh_plan.FORGET, START_SECONDS, (self._secret,))
+        if problems:
+            count = len(self._titles)
+            what = f"{count} hosts were looked at" if count > 1 else f"{self._titles[0]} was looked at"
+            raise UserError("\n".join([f"{self._plan.handle}: nothing was started; {what}:", *_indented(problems)]))
+
+    def _not_shared(self) -> list[str]:
+        answers = self._do(ssh_plan.SHARE, CHECK_SECONDS, (self._secret,))
+        output = os.path.dirname(self._job.run_directory)
+        unseen, problems = [], ssh_checks.Problems()
+        for answer in answers:
+            told = answer.told()
+            if told is None:
+                problems.add(answer.host, ssh_checks.why_no_answer(answer))
+            elif not told["directory"]["seen"]:
+                unseen.append(answer.host)
+        return [*problems.lines(), *ssh_checks.unshared(unseen, output, self._titles[0])]
+
+    def _wanted(self) -> ssh_checks.Wanted:
+        machine = self._cluster.machine
+        gpus = machine_of(self._cluster, load_catalog(self._cluster.hardware)).num_accelerators if machine else None
+        job = self._job
+        return ssh_checks.Wanted(
+            run=job.run,
+            launch_directory=job.launch_directory,
+            port=job.port,
+            version=__version__,
+            image=self._cluster.image,
+            machine=machine,
+            gpus=gpus,
+        )
+
+    def _all_well(self, stage: str, what: str, seconds: float | None, sent: Sequence[File] = ()) -> None:
+        problems = ssh_checks.Problems()
+        for answer in self._do(stage, seconds, sent):
+            if answer.result is None or answer.result.returncode != 0:
+                problems.add(answer.host, ssh_checks.why_no_answer(answer))
+        if problems.found:
+            raise UserError("\n".join([f"{self._plan.handle}: {what}:", *_indented(problems.lines())]))
+
+    def _do(self, stage: str, seconds: float | None, sent: Sequence[File] = ()) -> list[Answer]:
+        """Execute the plan's steps of a stage, all at once; `sent` are files that are in no plan."""
+        steps = [step for step in self._plan.steps if isinstance(step, Program) and step.stage == stage]
+        if not steps:
+            return []
+        # The last hosts: a stage has a step for all, for the first, or for all but the first.
+        titles = self._titles[-len(steps) :] if stage == ssh_plan.SHARE else self._titles[: len(steps)]
+        stdin = self._stdin(steps[0], sent)
+        return ask_all(titles, [step.argv for step in steps], self._programs, stdin=stdin, seconds=seconds)
+
+    def _stdin(self, step: Program, sent: Sequence[File]) -> bytes:
+        """What the steps of a stage send, which is the same for all: made once."""
+        if step.sends_directory is not None:
+            return archive_of_directory(Path(step.sends_directory), self._programs)
+        return archive([*sent, *(file for file in self._plan.files if file.path in step.sends)])
+
+
+def secrets_file(names: Sequence[str]) -> File:
+    """secrets.json from this machine's environment. Raises UserError for a variable that is not set."""
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise UserError(
+            f"the run's configs refer to ${{env:{missing[0]}}}, and {', '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not set on this machine; nothing was sent: export {missing[0]}=..."
+        )
+    return File("secrets.json", json.dumps({name: os.environ[name] for name in names}) + "\n", 0o600)
+
+
+@contextlib.contextmanager
+def undivided(handle: str) -> Iterator[None]:
+    """Have Ctrl-C wait, also for the programs that are started meanwhile. To be used in the main thread.
+
+    The mask is what programs inherit; the handler is for a signal that another thread of this process takes.
+    """
+    asked: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+    if asked:
+        print(f"drillyard: {handle} is submitted already; drillyard runs cancel {handle}", file=sys.stderr)
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]

@@ -1,0 +1,66 @@
+"""Where a user sits who launches runs: a directory with configs, a HOME, and the commands that are given there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.integration.tiny_run import DRILLYARD, PATIENCE_SECONDS, STARTED
+
+
+class Desk:
+    """A user of one cluster, whose HOME has nothing from before."""
+
+    def __init__(self, directory: Path, cluster: dict[str, Any]) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "cluster.yaml").write_text(yaml.safe_dump(cluster), encoding="utf-8")
+        self.environment = {**os.environ, "HOME": str(directory / "home")}
+        for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
+            self.environment.pop(name, None)
+
+    def write_run(self, name: str, workload: dict[str, Any], **settings: Any) -> Path:
+        """A run config with a workload."""
+        path = self.directory / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({"name": name, "workload": workload, **settings}), encoding="utf-8")
+        return path
+
+    def start(self, *arguments: object, **options: Any) -> subprocess.Popen[str]:
+        """Start a command of drillyard."""
+        command = [*DRILLYARD, *map(str, arguments)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+        process = subprocess.Popen(command, cwd=self.directory, env=self.environment, **pipes)
+        STARTED.append(process)
+        return process
+
+    def say(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """Give a command of drillyard, to its end."""
+        process = self.start(*arguments)
+        out, error = process.communicate(timeout=PATIENCE_SECONDS)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, error)
+
+    def launch(self, run: Path, *options: str) -> str:
+        """Launch a run, which must work; its handle."""
+        done = self.say("launch", run, *options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def status(self, handle: str) -> dict[str, Any]:
+        """What `runs status` says."""
+        done = self.say("runs", "status", handle, "--json")
+        assert done.returncode == 0, done.stderr
+        told: dict[str, Any] = json.loads(done.stdout)
+        return told
+
+    def wait_for(self, handle: str, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The status, once it is as wanted."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not wanted(status := self.status(handle)):
+            assert time.monotonic() < deadline, status
+        return status

@@ -1,0 +1,138 @@
+"""Runs launched on this machine outlive the terminal, are found again, and share no run directory with another."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.integration import held
+from tests.integration.conftest import Reference
+from tests.integration.desk import Desk
+from tests.integration.held import Holds
+from tests.integration.tiny_run import PATIENCE_SECONDS, STEPS, Run, drillyard, wait_until, write_config
+
+from drillyard.launch.agent.identity import RUN_MARK, run_token
+from drillyard.supervise.guardian import end_marked_processes, marked_processes
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    """A user who runs on this machine."""
+    return Desk(tmp_path / "desk", {"name": "here", "platform": "local", "processes_per_node": 2})
+
+
+def processes(run_directory: Path) -> list[int]:
+    """All that a launched run has on this machine."""
+    return marked_processes(run_token(str(run_directory / "launch")), RUN_MARK)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something to come true."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_run_goes_on_when_its_terminal_closes_and_is_found_from_another(desk: Desk, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    script = f"trap 'echo hung up; exit 1' HUP; while [ ! -e {go} ]; do sleep 0.1; done; echo went on"
+    run = desk.write_run("long", {"command": ["bash", "-c", script]})
+    # A terminal of its own: when the other end closes, all that belongs to it gets SIGHUP.
+    terminal, inside = pty.openpty()
+    launching = desk.start(
+        "launch", run, stdin=inside, stdout=inside, stderr=inside, start_new_session=True, preexec_fn=_take_terminal
+    )
+    os.close(inside)
+    assert launching.wait(PATIENCE_SECONDS) == 0
+    os.close(terminal)
+    listed = desk.say("runs", "list")
+    assert "local://here/long" in listed.stdout, listed.stderr
+    assert desk.status("local://here/long")["state"] in ("starting", "running")
+    go.touch()
+    assert desk.say("runs", "wait", "long").returncode == 0
+    assert "went on" in desk.say("runs", "logs", "long").stdout
+    assert processes(desk.directory / "runs" / "long") == []
+
+
+def _take_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def test_a_run_whose_agent_and_keeper_are_killed_is_failed_and_leaves_nothing(desk: Desk) -> None:
+    handle = desk.launch(desk.write_run("lost", {"command": ["bash", "-c", "setsid sleep 1000 & sleep 1000"]}))
+    desk.wait_for(handle, lambda told: told["state"] == "running")
+    directory = desk.directory / "runs" / "lost"
+    until(lambda: len(processes(directory)) >= 4)
+    for pid in sorted(_agents(directory)):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: processes(directory) == [])
+    told = desk.status(handle)
+    assert told["state"] == "failed" and "agent gone" in told["reason"] and "runs resume" in told["reason"]
+    desk.write_run("lost", {"command": ["true"]})
+    assert desk.launch(desk.directory / "lost.yaml") == handle
+    assert desk.say("runs", "wait", handle).returncode == 0
+
+
+def _agents(run_directory: Path) -> list[int]:
+    """The keeper first: it would start a killed agent again."""
+    found = {}
+    for pid in processes(run_directory):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if words[2:3] in ([b"keep"], [b"run"]):
+            found[words[2]] = pid
+    return [found[b"keep"], found[b"run"]]
+
+
+def test_one_run_directory_has_one_run_and_a_cancelled_one_goes_on_with_the_same_bits(
+    workplace: Path, reference: Reference, tmp_path: Path
+) -> None:
+    run = Run(write_config(workplace, "by-launch", checkpoint={"every_steps": 5}))
+    first, second = "round-0-step-8", "round-0-step-20"
+    holds = Holds(tmp_path, first, second)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {held.__file__} {holds.directory} -- "$@"\n')
+    python.chmod(0o755)
+    settings = {"name": "here", "platform": "local", "processes_per_node": 2, "python": str(python)}
+    desk = Desk(tmp_path / "desk", settings)
+    # `drillyard train` has the directory: the launched run is refused, in words.
+    plain = run.start("--console", "none", holds=holds)
+    wait_until(lambda: holds.reached(first, 0, 1), plain)
+    handle = desk.launch(run.config)
+    assert desk.say("runs", "wait", handle).returncode == 2
+    told = desk.status(handle)
+    assert told["state"] == "failed" and str(run.directory) in "\n".join(told["failure"]["lines"]), told
+    plain.terminate()
+    assert plain.wait(PATIENCE_SECONDS) == 85
+    # The launched run has it: `drillyard train` is refused.
+    assert desk.launch(run.config) == handle
+    until(lambda: holds.reached(second, 0, 1))
+    refused = drillyard("train", run.config, "--nproc-per-node", 2)
+    assert refused.returncode == 2 and str(run.directory) in refused.stderr, refused.stderr
+    cancelled = desk.say("runs", "cancel", handle)
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert desk.status(handle)["state"] == "cancelled"
+    assert processes(run.directory) == []
+    assert desk.say("runs", "resume", handle).returncode == 0
+    assert desk.say("runs", "wait", handle).returncode == 0
+    undisturbed = reference.run.figures()
+    assert {step for step, _, _ in run.figures()} == set(range(1, STEPS + 1))
+    assert all(figures == undisturbed[figures[0] - 1] for figures in run.figures())
+    assert run.weights() == reference.run.weights()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, workplace: Path) -> object:
+    """What a failed test has launched must not take the cores from the next."""
+    yield
+    for state in [*tmp_path.glob("desk/runs/*"), *workplace.glob("runs/by-launch")]:
+        end_marked_processes(run_token(str(state / "launch")), mark=RUN_MARK)
