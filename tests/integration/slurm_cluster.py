@@ -1,0 +1,265 @@
+"""A real Slurm cluster on this machine: munged, slurmctld and four slurmd with eight made-up GPUs each.
+
+`.ci/tools/packages` installs Debian's packages. Everything lives in one directory and ends with `stop`; other Slurms of
+the machine are not touched. It needs root: the daemons start processes as other users, and the GPUs are device nodes.
+Jobs that are queued again wait for their credential to expire (120 s by default), so that is set to the least here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+NODES = ("n1", "n2", "n3", "n4")
+GPUS_PER_NODE = 8
+PATIENCE_SECONDS = 480
+_SLURMD_TIMEOUT_SECONDS = 10
+
+
+class SlurmCluster:
+    """Daemons in `directory`. `environment` makes a command speak to them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._munge = directory / "munge"
+        self._user = pwd.getpwuid(os.getuid()).pw_name
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        # A job that requeues itself calls scontrol, so SLURM_CONF is in the daemons' environment as well.
+        self.environment = os.environ | {"SLURM_CONF": str(directory / "slurm.conf")}
+        # Where Debian has the daemons, which a user's PATH may leave out.
+        self.environment["PATH"] = f"{os.environ['PATH']}:/usr/sbin"
+
+    def start(self) -> None:
+        """Start all daemons and wait until every node is idle."""
+        self._lay_out()
+        command = ["munged", "--foreground", "--key-file", str(self._munge / "key")]
+        for option in ("socket", "pid-file", "seed-file"):
+            command += [f"--{option}", str(self._munge / option)]
+        self._start("munged", command, user="munge")
+        until(lambda: (self._munge / "socket").exists(), f"munged does not start; its log is {self._log('munged')}")
+        self._start("slurmctld", ["slurmctld", "-D", "-i", "-f", self.environment["SLURM_CONF"]])
+        for node in NODES:
+            self.start_node(node)
+        self._until_idle()
+
+    def start_node(self, node: str) -> None:
+        """Start a node's slurmd."""
+        self._start(node, ["slurmd", "-D", "-N", node, "-f", self.environment["SLURM_CONF"]])
+
+    def kill_node(self, node: str) -> None:
+        """SIGKILL to a node's slurmd alone: what runs on the node goes on, and nobody hears of it any more."""
+        self._daemons[node].kill()
+        self._daemons.pop(node).wait()
+
+    def stop_controller(self) -> None:
+        """End slurmctld in order: killed, it would come back with a state in which the newest job has not begun."""
+        self._daemons["slurmctld"].terminate()
+        self._daemons.pop("slurmctld").wait()
+
+    def start_controller(self) -> None:
+        """slurmctld with the state that it left."""
+        self._start("slurmctld", ["slurmctld", "-D", "-f", self.environment["SLURM_CONF"]])
+        until(lambda: self.run("squeue", check=False).returncode == 0, "slurmctld does not come back")
+
+    def run(self, *command: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command that speaks to this cluster."""
+        words = [str(word) for word in command]
+        return subprocess.run(
+            words, capture_output=True, text=True, env=self.environment, timeout=PATIENCE_SECONDS, check=check
+        )
+
+    def states(self) -> dict[str, str]:
+        """The nodes' states, as sinfo has them."""
+        listed = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%N %t", check=False).stdout.split("\n")
+        return dict(line.split() for line in listed if line.strip())
+
+    def job(self, job_id: str, field: str = "%T") -> str:
+        """A field of a job by squeue's letter; empty once Slurm has forgotten it."""
+        done = self.run("squeue", "-h", "-a", "--states=all", "-j", job_id, "-o", field, check=False)
+        return done.stdout.strip()
+
+    def elapsed_seconds(self, job_id: str) -> int:
+        """How long a job's newest start has run."""
+        done = self.run("squeue", "-h", "-j", job_id, "-O", "TimeUsed")
+        *days, clock = done.stdout.strip().split("-")
+        hours, minutes, seconds = [0, *map(int, clock.split(":"))][-3:]
+        return ((int(days[0]) if days else 0) * 24 + hours) * 3600 + minutes * 60 + seconds
+
+    def log_of(self, job_id: str) -> str:
+        """What a job's script and srun said."""
+        told = self.run("scontrol", "show", "job", "-o", job_id).stdout
+        return Path(told.partition(" StdOut=")[2].split()[0]).read_text()
+
+    def processes(self, word: str) -> dict[int, str]:
+        """The jobs' processes that have `word` in their command line or environment."""
+        found = {}
+        for pid in self.left():
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                if word.encode() in command + Path(f"/proc/{pid}/environ").read_bytes():
+                    found[pid] = command.decode()
+        return found
+
+    def reset(self) -> None:
+        """End all jobs and bring all daemons back: the next test finds the cluster as new."""
+        if "slurmctld" not in self._daemons:
+            self.start_controller()
+        self.run("scancel", "--user", self._user, check=False)
+        for node in NODES:
+            if node not in self._daemons:
+                self.start_node(node)
+        self._until_idle()
+
+    def stop(self) -> None:
+        """End every daemon and every process of a job that is left."""
+        self.run("scancel", "--signal=KILL", "--user", self._user, check=False)
+        for name in [*NODES, "slurmctld", "munged"]:
+            daemon = self._daemons.pop(name, None)
+            if daemon is not None:
+                daemon.kill()
+                daemon.wait()
+        self._kill_left()
+
+    def left(self) -> list[int]:
+        """Processes that were started by this cluster: those that have its configuration in their environment."""
+        mark = f"SLURM_CONF={self.environment['SLURM_CONF']}".encode()
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (process / "environ").read_bytes().split(b"\0") and int(process.name) != os.getpid():
+                    found.append(int(process.name))
+        return found
+
+    def _until_idle(self) -> None:
+        until(lambda: self.states() == dict.fromkeys(NODES, "idle"), f"nodes are not idle: {self.states()}")
+
+    def _kill_left(self) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while left := [pid for pid in self.left() if not _is_zombie(pid)]:
+            assert time.monotonic() < deadline, f"processes of the cluster do not end: {left}"
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+    def _start(self, name: str, command: list[str], user: str | None = None) -> None:
+        account = pwd.getpwnam(user) if user else None
+        with self._log(name).open("ab") as log:
+            self._daemons[name] = subprocess.Popen(
+                [shutil.which(command[0], path=self.environment["PATH"]) or command[0], *command[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environment,
+                user=account.pw_uid if account else None,
+                group=account.pw_gid if account else None,
+                extra_groups=[] if account else None,
+            )
+
+    def _log(self, name: str) -> Path:
+        return self.directory / f"{name}.log"
+
+    def _lay_out(self) -> None:
+        munge = pwd.getpwnam("munge")
+        self._munge.mkdir(parents=True)
+        (self._munge / "key").write_bytes(os.urandom(128))
+        (self._munge / "key").chmod(0o400)
+        for path in (self._munge, self._munge / "key"):
+            os.chown(path, munge.pw_uid, munge.pw_gid)
+        (self.directory / "state").mkdir()
+        for node in NODES:
+            (self.directory / f"spool-{node}").mkdir()
+            for gpu in range(GPUS_PER_NODE):
+                # The null device: Slurm wants a device node behind every GPU, and opens none.
+                os.mknod(self.directory / f"{node}-gpu{gpu}", 0o666 | 0o020000, os.makedev(1, 3))
+        gres = [f"NodeName={n} Name=gpu File={self.directory}/{n}-gpu[0-{GPUS_PER_NODE - 1}]" for n in NODES]
+        (self.directory / "gres.conf").write_text("\n".join(gres) + "\n")
+        (self.directory / "slurm.conf").write_text(self._configuration())
+
+    def _configuration(self) -> str:
+        controller, *ports = _free_ports(1 + len(NODES))
+        here = self.directory
+        lines = [
+            "ClusterName=drillyard-test",
+            f"SlurmctldHost={socket.gethostname()}(127.0.0.1)",
+            "SlurmUser=root",
+            f"SlurmctldPort={controller}",
+            "AuthType=auth/munge",
+            "CredType=cred/munge",
+            f"AuthInfo=socket={self._munge}/socket,cred_expire=5",
+            f"StateSaveLocation={here}/state",
+            f"SlurmdSpoolDir={here}/spool-%n",
+            f"SlurmctldPidFile={here}/slurmctld.pid",
+            f"SlurmdPidFile={here}/slurmd-%n.pid",
+            "ProctrackType=proctrack/linuxproc",
+            "TaskPlugin=task/none",
+            "SelectType=select/cons_tres",
+            "SelectTypeParameters=CR_Core",
+            "MpiDefault=none",
+            "PreemptType=preempt/partition_prio",
+            "PreemptMode=CANCEL",
+            "ReturnToService=2",
+            f"SlurmdTimeout={_SLURMD_TIMEOUT_SECONDS}",
+            "MessageTimeout=5",
+            "KillWait=30",
+            "MinJobAge=300",
+            "SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1,sched_min_interval=100000",
+            "JobAcctGatherType=jobacct_gather/none",
+            "AccountingStorageType=accounting_storage/none",
+            "GresTypes=gpu",
+        ]
+        cores = os.cpu_count() or 1
+        for node, port in zip(NODES, ports, strict=True):
+            facts = f"CPUs={cores} RealMemory=2000 Gres=gpu:{GPUS_PER_NODE}"
+            lines.append(f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 Port={port} {facts}")
+        nodes = ",".join(NODES)
+        lines.append(f"PartitionName=main Nodes={nodes} Default=YES MaxTime=60 PriorityTier=1 PreemptMode=CANCEL")
+        lines.append(f"PartitionName=urgent Nodes={nodes} MaxTime=60 PriorityTier=9")
+        return "\n".join(lines) + "\n"
+
+
+@contextlib.contextmanager
+def slurm_cluster() -> Iterator[SlurmCluster]:
+    """A running cluster, and nothing of it afterwards."""
+    # Below the system's directory for temporary files: munge wants a socket whose parents everyone may enter.
+    directory = Path(tempfile.mkdtemp(prefix="drillyard-slurm-"))
+    directory.chmod(0o755)
+    cluster = SlurmCluster(directory)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(directory)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait until `condition` holds; only what hangs takes PATIENCE_SECONDS."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True

@@ -1,0 +1,324 @@
+"""Runs on a real Slurm cluster of four nodes: what each disturbance leads to, and what users are told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration import held
+from tests.integration.conftest import Reference
+from tests.integration.desk import Desk
+from tests.integration.held import Holds
+from tests.integration.slurm_cluster import GPUS_PER_NODE, SlurmCluster, slurm_cluster, until
+from tests.integration.sshd_hosts import two_hosts
+from tests.integration.tiny_run import STEPS, Run, write_config
+
+TITAN = """
+import time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(1, 9):
+    time.sleep(0.02)
+    if dist.get_rank() == 0:
+        print(f"[titan] 2026-11-21 10:00:{step:02} - root - INFO - step: {step:2}  loss: {12.5 - step:7.4f}  "
+              f"grad_norm:  1.2500  memory:  0.50GiB(1.00%)  tps: {1000 + step}  tflops: 1.00  mfu: 0.10%", flush=True)
+dist.destroy_process_group()
+"""
+"""A training script of somebody else, whose log is in the shape of torchtitan's."""
+
+SAVES = """
+import os, pathlib, signal, sys, time
+run, node, begun = pathlib.Path(os.environ["RUN"]), os.environ["NODE_RANK"], os.environ["ROUND"]
+def save(*_):
+    (run / "saved").mkdir(exist_ok=True)
+    (run / "saved" / f"{begun}-{node}").touch()
+    sys.exit(85)
+signal.signal(signal.SIGTERM, save)
+while not (run / "enough").exists():
+    with open(run / "written", "a") as file:
+        file.write(f"{begun} {node} {time.time()}\\n")
+    time.sleep(0.05)
+"""
+"""Writes into the run directory until it is told to stop: then it saves, as a trainer would."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    """Nodes n1 to n4."""
+    with slurm_cluster() as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def all_nodes_are_idle(cluster: SlurmCluster) -> Iterator[None]:
+    """What a test has left is ended, and its nodes are back, before the next."""
+    yield
+    cluster.reset()
+
+
+@pytest.fixture
+def desk(cluster: SlurmCluster, tmp_path: Path) -> Desk:
+    """A user of the cluster, with runs of two nodes."""
+    return sit_down(cluster, tmp_path / "desk")
+
+
+def sit_down(cluster: SlurmCluster, directory: Path, **changes: Any) -> Desk:
+    """A user whose cluster config has these changes."""
+    slurm = {"partition": "main", "gres": f"gpu:{GPUS_PER_NODE}"} | changes.pop("slurm", {})
+    settings = {"name": "quad", "platform": "slurm", "nodes": 2, "processes_per_node": 1, "slurm": slurm}
+    desk = Desk(directory, settings | {"python": sys.executable} | changes)
+    desk.environment["SLURM_CONF"] = cluster.environment["SLURM_CONF"]
+    return desk
+
+
+def saves(desk: Desk, name: str) -> tuple[Path, Path]:
+    """A run config of SAVES, and its run directory."""
+    environment = {"RUN": "{run_directory}", "ROUND": "{round}"}
+    workload = {"command": [sys.executable, "-c", SAVES], "environment": environment, "checkpoints": "saved/*"}
+    return desk.write_run(name, workload), desk.directory / "runs" / name
+
+
+def job_of(desk: Desk, handle: str) -> str:
+    """The job's id."""
+    return str(desk.status(handle)["native"]["job_id"])
+
+
+def is_running(told: dict[str, Any]) -> bool:
+    """For `Desk.wait_for`."""
+    return bool(told["state"] == "running")
+
+
+def written(run_directory: Path, begun: int) -> list[tuple[int, float]]:
+    """What the nodes of a round of SAVES have written: node and time."""
+    with contextlib.suppress(FileNotFoundError):
+        lines = [line.split() for line in (run_directory / "written").read_text().splitlines()]
+        return [(int(node), float(at)) for number, node, at in lines if int(number) == begun]
+    return []
+
+
+def test_a_run_that_is_requeued_and_reaches_its_time_limit_loses_no_bit(
+    cluster: SlurmCluster, workplace: Path, reference: Reference, tmp_path: Path
+) -> None:
+    run = Run(write_config(workplace, "over-slurm"))
+    moments = ["round-0-step-9", "round-0-step-20"]
+    holds = Holds(tmp_path, *moments)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {held.__file__} {holds.directory} -- "$@"\n')
+    python.chmod(0o755)
+    environment = {"GLOO_SOCKET_IFNAME": "lo"}
+    slurm = {"time_limit": "50", "signal_seconds": 300}
+    desk = sit_down(cluster, tmp_path / "desk", python=str(python), environment=environment, slurm=slurm)
+    handle = desk.launch(run.config)
+    assert handle == "slurm://quad/over-slurm"
+    job = job_of(desk, handle)
+    until(lambda: holds.reached(moments[0], 0, 1), "the first start")
+    cluster.run("scontrol", "requeue", job)
+    until(lambda: holds.reached(moments[1], 0, 1), "the second start")
+    # Its end is nearer than `signal_seconds` now. Slurm looks every 30 s.
+    minutes = 3 + cluster.elapsed_seconds(job) // 60
+    cluster.run("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
+    until(lambda: cluster.job(job, "%T") == "PENDING", "the time limit")
+    waiting = desk.status(handle)
+    assert waiting["state"] == "restarting" and waiting["failures"] == 0, waiting
+    cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=50")
+    assert desk.say("runs", "wait", handle).returncode == 0, cluster.log_of(job)
+    told = desk.status(handle)
+    assert (told["state"], told["failures"], told["round"]) == ("succeeded", 0, 2)
+    assert "time limit" in cluster.log_of(job)
+    assert len(run.events("run_start")) == 3 and [each["step"] for each in run.events("resume")] == [10, 21]
+    assert run.figures() == reference.run.figures()
+    assert run.last_step() == STEPS and run.weights() == reference.run.weights()
+
+
+def test_a_run_whose_node_lost_its_slurmd_goes_on_elsewhere_after_the_old_node_has_ended(
+    cluster: SlurmCluster, desk: Desk
+) -> None:
+    config, directory = saves(desk, "orphaned")
+    handle = desk.launch(config)
+    told = desk.wait_for(handle, is_running)
+    until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "round 0")
+    lost = told["hosts"][0]
+    cluster.kill_node(lost)
+    told = desk.wait_for(handle, lambda told: is_running(told) and told["round"] == 1)
+    assert lost not in told["hosts"] and told["failures"] == 0
+    until(lambda: {node for node, _ in written(directory, 1)} == {0, 1}, "round 1")
+    (directory / "enough").touch()
+    assert desk.say("runs", "wait", handle).returncode == 0
+    last_of_old, first_of_new = max(at for _, at in written(directory, 0)), min(at for _, at in written(directory, 1))
+    assert last_of_old < first_of_new
+    until(lambda: not cluster.processes(str(directory)), f"left: {cluster.processes(str(directory))}")
+
+
+def test_cancel_is_for_good_and_a_run_is_not_submitted_twice(cluster: SlurmCluster, desk: Desk) -> None:
+    config, directory = saves(desk, "twice")
+    handle = desk.launch(config)
+    desk.wait_for(handle, is_running)
+    refused = desk.say("launch", config)
+    assert refused.returncode == 2 and "is running already (job " in refused.stderr
+    first = job_of(desk, handle)
+    assert desk.launch(config, "--replace") == handle
+    desk.wait_for(handle, is_running)
+    second = job_of(desk, handle)
+    assert first != second and cluster.job(first) == "CANCELLED"
+    # Somebody who does not know drillyard cancels it: it must not queue itself again, although it has saved.
+    until(lambda: bool(written(directory, 0)), "round 0")
+    cluster.run("scancel", second)
+    told = desk.wait_for(handle, lambda told: told["state"] == "cancelled")
+    assert told["native"]["job_id"] == second
+    until(lambda: cluster.job(second) == "CANCELLED", "the end of the job")
+    assert (directory / "saved").exists()
+    # What is over is resumed by a job of its own, which goes on from what was saved.
+    resumed = desk.say("runs", "resume", handle)
+    assert resumed.returncode == 0, resumed.stderr
+    desk.wait_for(handle, is_running)
+    cancelled = desk.say("runs", "cancel", handle)
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert desk.status(handle)["state"] == "cancelled"
+    assert not cluster.processes(str(directory))
+    assert desk.say("runs", "cancel", handle).returncode == 0
+    listed = desk.say("runs", "list")
+    assert handle in listed.stdout and "cancelled" in listed.stdout
+
+
+def test_a_preempted_run_is_queued_again_and_not_counted(cluster: SlurmCluster, desk: Desk) -> None:
+    config, directory = saves(desk, "preempted")
+    handle = desk.launch(config)
+    desk.wait_for(handle, is_running)
+    until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "round 0")
+    # The partition's PreemptMode is CANCEL: Slurm itself would let the job end here.
+    urgent = ["--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1000"]
+    other = cluster.run("sbatch", "--parsable", *urgent).stdout.strip()
+    waiting = desk.wait_for(handle, lambda told: told["native"]["state"] == "PENDING")
+    assert waiting["state"] == "restarting" and waiting["reason"].startswith("is queued again")
+    cluster.run("scancel", other)
+    told = desk.wait_for(handle, lambda told: is_running(told) and told["round"] == 1)
+    assert told["failures"] == 0
+    assert desk.say("runs", "cancel", handle).returncode == 0
+
+
+def test_a_sweep_is_one_array_of_runs(cluster: SlurmCluster, tmp_path: Path) -> None:
+    desk = sit_down(cluster, tmp_path / "desk", nodes=1)
+    workload = {"command": ["bash", "-c", 'echo "rate $RATE"; [ "$RATE" != 3 ]'], "environment": {"RATE": "0"}}
+    config = desk.write_run("sweep", workload)
+    done = desk.say("launch", config, "--sweep", "workload.environment.RATE='1','2','3','4'", "--max-failures", 0)
+    assert done.returncode == 0, done.stderr
+    handles = done.stdout.split()
+    assert len(handles) == 4
+    ends = [desk.wait_for(handle, lambda told: told["state"] in ("succeeded", "failed")) for handle in handles]
+    assert [told["state"] for told in ends] == ["succeeded", "succeeded", "failed", "succeeded"]
+    array = {told["native"]["job_id"].split("_")[0] for told in ends}
+    assert len(array) == 1 and [told["native"]["job_id"].split("_")[1] for told in ends] == list("0123")
+    assert ends[2]["failure"]["exit_code"] == 1
+    assert "rate 2" in desk.say("runs", "logs", handles[1]).stdout
+
+
+def test_a_script_of_torchrun_that_logs_as_torchtitan_is_launched_and_measured(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    desk = sit_down(cluster, tmp_path / "desk", slurm={"directory": str(tmp_path / "project")})
+    (desk.directory / "train.py").write_text(TITAN, encoding="utf-8")
+    subprocess.run(["git", "init", "-q"], cwd=desk.directory, check=True)
+    workload = {"command": ["python", "train.py"], "per": "gpu", "environment": {"GLOO_SOCKET_IFNAME": "lo"}}
+    desk.environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    handle = desk.launch(desk.write_run("titan", workload), "--sync")
+    assert desk.say("runs", "wait", handle).returncode == 0, desk.say("runs", "logs", handle).stdout
+    fetched = desk.say("runs", "artifacts", handle, "launch/node-0.log", "--fetch", tmp_path / "here")
+    assert fetched.returncode == 0, fetched.stderr
+    measured = desk.say("metrics", tmp_path / "here" / "launch" / "node-0.log", "--json")
+    assert measured.returncode == 0, measured.stderr
+    assert '"torchtitan"' in measured.stdout and "11.5" in measured.stdout
+
+
+def test_who_follows_logs_hears_all_although_the_controller_is_away(
+    cluster: SlurmCluster, desk: Desk, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    script = f"echo before $NODE_RANK; while [ ! -e {go} ]; do sleep 0.1; done; echo after $NODE_RANK"
+    handle = desk.launch(desk.write_run("talks", {"command": ["bash", "-c", script]}))
+    follower = desk.start("runs", "logs", "-f", handle)
+    assert follower.stdout is not None and follower.stderr is not None
+    heard = []
+    while not (any("before 0" in line for line in heard) and any("before 1" in line for line in heard)):
+        heard.append(follower.stdout.readline())
+    cluster.stop_controller()
+    while "trying again until it is back" not in (said := follower.stderr.readline()):
+        assert said, "the follower has ended"
+    asked = desk.say("runs", "status", handle)
+    assert asked.returncode == 2 and "squeue" in asked.stderr
+    cluster.start_controller()
+    while "Slurm answers again" not in (said := follower.stderr.readline()):
+        assert said, "the follower has ended"
+    go.touch()
+    rest, errors = follower.communicate(timeout=240)
+    assert follower.returncode == 0, errors
+    assert all(f"after {node}" in rest for node in (0, 1))
+    assert desk.wait_for(handle, lambda told: told["state"] == "succeeded")
+
+
+def test_a_login_node_that_ssh_reaches_does_the_same(cluster: SlurmCluster, tmp_path: Path) -> None:
+    with two_hosts(tmp_path / "hosts") as hosts:
+        login = hosts.hosts[0]
+        for name in ("sbatch", "squeue", "scancel", "sinfo", "sacct"):
+            command = login.home / "bin" / name
+            slurm_conf = cluster.environment["SLURM_CONF"]
+            command.write_text(f'#!/bin/sh\nSLURM_CONF={slurm_conf} exec {shutil.which(name)} "$@"\n')
+            command.chmod(0o755)
+        project = tmp_path / "project"
+        slurm = {"login_host": "h0", "config_file": str(hosts.config_file), "directory": str(project)}
+        desk = sit_down(cluster, tmp_path / "desk", slurm=slurm)
+        desk.environment["SLURM_CONF"] = "/nonexistent"
+        config, _ = saves(desk, "remote")
+        handle = desk.launch(config)
+        told = desk.wait_for(handle, is_running)
+        until(lambda: bool(written(project / "runs" / "remote", 0)), "round 0")
+        hosts.close_connections()
+        assert f"round 0 of remote on {told['hosts'][1]}" in desk.say("runs", "logs", handle).stdout
+        login.power_off()
+        away = desk.say("runs", "status", handle)
+        assert away.returncode == 2 and "h0" in away.stderr and "ssh: connect to host" in away.stderr
+        login.power_on()
+        assert desk.say("runs", "cancel", handle).returncode == 0
+        assert desk.status(handle)["state"] == "cancelled" and not cluster.processes(str(project))
+
+
+def test_what_slurm_refuses_is_told_with_what_to_do(cluster: SlurmCluster, desk: Desk, tmp_path: Path) -> None:
+    lost = sit_down(cluster, tmp_path / "lost", slurm={"partition": "nosuch"})
+    run = lost.write_run("refused", {"command": ["true"]})
+    done = lost.say("launch", run)
+    assert done.returncode == 2 and done.stdout == ""
+    assert "invalid partition" in done.stderr.lower() and "sbatch --parsable" in done.stderr
+    assert "sinfo -s lists the partitions" in done.stderr
+    typed = sit_down(cluster, tmp_path / "typed", slurm={"gres": "gpu:h100:8"})
+    done = typed.say("launch", run)
+    assert done.returncode == 2 and "slurm.gres" in done.stderr
+    # More nodes than there are: Slurm takes the job all the same.
+    many = sit_down(cluster, tmp_path / "many", nodes=9)
+    handle = many.launch(run)
+    told = many.wait_for(handle, lambda told: "reason" in told["native"])
+    assert told["state"] == "queued" and "the partition has not what it asks for" in told["reason"], told
+    nothing = sit_down(cluster, tmp_path / "nothing")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "env").symlink_to("/usr/bin/env")
+    nothing.environment["PATH"] = str(tmp_path / "bin")
+    done = nothing.say("launch", run)
+    assert done.returncode == 2 and "set slurm.login_host to a node that has them" in done.stderr
+
+
+def test_a_job_that_waits_tells_why_and_is_cancelled_in_the_queue(cluster: SlurmCluster, desk: Desk) -> None:
+    config, _ = saves(desk, "first")
+    first = desk.launch(config)
+    desk.wait_for(first, is_running)
+    after, _ = saves(desk, "second")
+    second = desk.launch(after, "--after", first)
+    told = desk.wait_for(second, lambda told: told["native"].get("reason") == "Dependency")
+    assert told["state"] == "queued" and "waits for another run to succeed (Dependency)" in told["reason"]
+    assert desk.say("runs", "cancel", second).returncode == 0
+    assert desk.status(second)["state"] == "cancelled" and desk.status(first)["state"] == "running"
+    assert desk.say("runs", "cancel", first).returncode == 0
