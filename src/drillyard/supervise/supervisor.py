@@ -102,7 +102,9 @@ def supervise(
             else PlainOutput(console.file)
         )
         stack.callback(output.close)
-        run = _Run(run_directory, on_event if node.is_first else _untold, output, RestartRules(max_restarts))
+        run = _Run(
+            run_directory, on_event if node.is_first else _untold, output, RestartRules(max_restarts), node.count > 1
+        )
         used_ports: set[int] = set()
         shared = {**os.environ, **environment, MARK: token}
         ready = Standby(command, rank_environments(shared, num_ranks, 0, node)) if standby else None
@@ -207,12 +209,15 @@ def _unheard_signal(failures: Sequence[Exit]) -> signal.Signals | None:
 class _Run:
     """What is known over the rounds of a run, and what is said about it."""
 
-    def __init__(self, run_directory: Path, on_event: OnEvent, output: Output, rules: RestartRules) -> None:
+    def __init__(
+        self, run_directory: Path, on_event: OnEvent, output: Output, rules: RestartRules, is_one_of_several: bool
+    ) -> None:
         self.round = 0
         self._directory = run_directory
         self._on_event = on_event
         self._output = output
         self._rules = rules
+        self._is_one_of_several = is_one_of_several
         self._oom_kills = cause.oom_kills()
 
     def event(self, name: str, **fields: Any) -> None:
@@ -269,9 +274,10 @@ class _Run:
             # It still holds its device, and what it waits for (a disk, a driver) would hold the next round as well.
             refusal = f"{result.left_behind[0]}; mend what it waits for, or restart this host"
         if refusal is not None:
-            return self._end(
-                "failed", f"no further round: {refusal}. All output is in {self._directory / 'logs'}", why.exit_code
-            )
+            further = f"no further round: {refusal}"
+            if self._is_one_of_several and not result.left_behind:
+                further = "this node's part ends: all nodes start again together, by whatever has started them"
+            return self._end("failed", f"{further}. All output is in {self._directory / 'logs'}", why.exit_code)
         self.round += 1
         self.event("restart", reason=why.reason)
         self._oom_kills = cause.oom_kills()
@@ -302,7 +308,8 @@ class _Run:
         message = next((found for text in texts if (found := cause.user_message(text))), None)
         message = message or "\n".join(cause.last_words(texts[0]))
         self._output.error(message)
-        record_exit(rank=mistaken[0].rank, exit_code=EXIT_USER_ERROR, reason="refused", lines=message.splitlines())
+        reason = message.partition("\n")[0].removeprefix("error: ") or "refused"
+        record_exit(rank=mistaken[0].rank, exit_code=EXIT_USER_ERROR, reason=reason, lines=message.splitlines())
         self.event("end", status="failed", exit_code=EXIT_USER_ERROR)
         return EXIT_USER_ERROR
 

@@ -8,7 +8,7 @@
 | stopped from outside, not saved | failed, with that word |
 | a node was lost | again when it is back, not counted; after `join_seconds` (0: at once) leave with 75 |
 | 85 of itself | again, not counted |
-| anything else | again, counted, at most `max_failures` times |
+| anything else | again, counted, at most `max_failures` times, after a pause that grows (outcome.py) |
 
 85 in two rounds in a row without a newer checkpoint counts as a failure, so that a run which only ever saves nothing
 comes to an end. Where checkpoints cannot be seen (no glob), that is held against a run only if nobody asked it to stop.

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -17,19 +18,24 @@ from .job import EXIT_CANCELLED, EXIT_FAILED
 from .running import agents_here, job_of
 from .stopmark import mark_cancelled
 
-_OVER = ("succeeded", "failed", "cancelled")
+_SECONDS_TO_END = 10.0
 
 
 def stop(options: Namespace) -> int:
     """Cancel a run: end its agents on this host and all they have started; prints JSON. Raises Mistake."""
     job = job_of(options.job)
     directory = Path(job.launch_directory)
-    state = records.read_state(directory)
+    state = records.last_state(directory)
     here = agents_here(directory)
     submissions = {str(each["submission"]) for each in here} | {str(state.get("submission", ""))}
-    for submission in sorted(submissions):
-        mark_cancelled(directory, submission)
     told = []
+    problem = None
+    for submission in sorted(submissions):
+        try:
+            mark_cancelled(directory, submission)
+        except OSError as error:
+            # What runs is ended all the same.
+            problem = f"not noted as cancelled: {error}"
     if not options.mark_only:
         for each in here:
             told.append({"node": each["node"], "ended": _end_agent(each, options.patience)})
@@ -39,8 +45,10 @@ def stop(options: Namespace) -> int:
         guardian.end_marked_processes(token, mark=RUN_MARK)
         left = guardian.marked_processes(token, RUN_MARK)
         _write_cancelled(directory)
-    print(json.dumps({"agents": told, "left": left, "state": records.read_state(directory).get("state")}))
-    return EXIT_FAILED if left else 0
+    if problem is not None:
+        print(f"error: {problem}", file=sys.stderr, flush=True)
+    print(json.dumps({"agents": told, "left": left, "state": records.last_state(directory).get("state")}))
+    return EXIT_FAILED if left or problem else 0
 
 
 def _end_agent(told: dict[str, object], patience_seconds: float) -> str:
@@ -54,7 +62,11 @@ def _end_agent(told: dict[str, object], patience_seconds: float) -> str:
     how = "asked"
     deadline = time.monotonic() + patience_seconds
     while any(process.alive for process in alive):
-        if time.monotonic() > deadline:
+        late = time.monotonic() - deadline
+        if late > _SECONDS_TO_END:
+            # It waits in a call of the kernel; it is among what is told as left.
+            break
+        if late > 0:
             how = "killed"
             for process in alive:
                 _signal(process, signal.SIGKILL)
@@ -75,8 +87,8 @@ def _forget(told: dict[str, object]) -> None:
 
 def _write_cancelled(directory: Path) -> None:
     """Make the state `cancelled` where the leader was of this machine and could not write that any more."""
-    state = records.read_state(directory)
+    state = records.last_state(directory)
     leader = process_of(state.get("agent"))
-    if state and state["state"] not in _OVER and leader is not None and leader.here:
+    if state and state["state"] not in records.OVER and leader is not None and leader.here:
         file = records.StateFile(directory, state)
         file.enter("cancelled", "cancelled", ended_at=time.time(), exit_code=EXIT_CANCELLED)

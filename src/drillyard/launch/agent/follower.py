@@ -108,7 +108,11 @@ class Follower:
                 if any("leave" in message for message in connection.receive()):
                     raise ConnectionLost("the run ended before this node was part of it")
                 connection.beat()
-        self._lease.claim(epoch)
+        try:
+            self._lease.claim(epoch)
+        except OSError as error:
+            time.sleep(_SECONDS_BETWEEN_TRIES)
+            raise ConnectionLost(f"this node cannot take its place in the run: {error}") from None
         self._joined = epoch
 
     def _follow(self, connection: Connection) -> None:
@@ -164,11 +168,11 @@ class Follower:
             self._node.kill("the run was started again")
             raise ConnectionLost(f"the run was started again (epoch {self._lease.fenced_by})")
         if self._node.busy and self._lease.silent_seconds > self._job.lease_seconds / 2:
-            self._node.blame(f"{self._job.launch_directory} could not be written for half of lease_seconds")
+            self._node.end_for(f"{self._job.launch_directory} could not be written for half of lease_seconds")
 
     def _code_of_run(self) -> int | None:
         """The run's exit code, where it has ended while this node was away."""
-        state = records.read_state(Path(self._job.launch_directory)) if self._joined else {}
+        state = records.last_state(Path(self._job.launch_directory)) if self._joined else {}
         code, epoch = state.get("exit_code"), state.get("epoch", 0)
         return int(code) if code is not None and self._joined is not None and epoch >= self._joined else None
 

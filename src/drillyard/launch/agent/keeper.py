@@ -96,7 +96,7 @@ class _Keeper:
     def __init__(self, argv: list[str]) -> None:
         self._argv = argv
         self._agent: subprocess.Popen[bytes] | None = None
-        self._asked: int | None = None
+        self._asked: list[int] = []
 
     def keep(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
@@ -106,20 +106,27 @@ class _Keeper:
         while True:
             begun = time.monotonic()
             self._agent = subprocess.Popen(self._argv)
+            for asked in self._asked:
+                # It came while the agent was being started.
+                self._agent.send_signal(asked)
             code = self._agent.wait()
             if code >= 0:
                 return code
-            if self._asked is not None:
+            if self._asked:
                 return 128 - code
             if time.monotonic() - begun > _SECONDS_OF_A_GOOD_LIFE:
                 pause = _FIRST_PAUSE_SECONDS
+            again_at = time.monotonic() + pause
             words = f"the agent was killed by {signal.Signals(-code).name}; it starts again in {pause:.1f} s"
             print(words, file=sys.stderr, flush=True)
-            time.sleep(pause)
+            while not self._asked and time.monotonic() < again_at:
+                time.sleep(0.1)
+            if self._asked:
+                return 128 + self._asked[-1]
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self._asked = number
+        self._asked.append(number)
         if self._agent is not None:
             self._agent.send_signal(number)
 

@@ -16,20 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from . import contract, records
-from .borrowed import cause, signals
+from .borrowed import signals
 from .contract import Counts, Decision, Limits, RoundEnd
 from .door import Door
 from .fence import Epochs, Lease, Predecessors
 from .identity import Process
-from .job import EXIT_CANCELLED, EXIT_CHECKPOINTED, EXIT_DONE, EXIT_FAILED, EXIT_NODE_LOST, EXIT_REFUSED, Job
+from .job import EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST, Job
 from .members import LocalMember, Member, RemoteMember
 from .node import Node
+from .outcome import failure_of, kind_of_end, named, outcome, pause_seconds
 from .requests import PATIENCE_AFTER_FAILURE_SECONDS, START_SECONDS, StopRequests
-from .sockets import Source, free_port, wait_for
+from .sockets import Source, allow_open_files, free_port, wait_for
 from .stopmark import is_cancelled
 from .wire import NUM_PORTS, ConnectionLost, Guest
 
 _TURN_SECONDS = 0.2
+_OTHER_FILES = 128
 _SECONDS_FOR_LATE_SIGNALS = 1.0
 _CODES_OF_A_REQUEST = {EXIT_CHECKPOINTED, *(128 + int(number) for number in signals.STOP_SIGNALS)}
 
@@ -83,7 +85,11 @@ class Leader:
         """Take the next epoch, and go on counting where the same submission was begun before."""
         self._epoch = self._epochs.open({**self._start, "leader": self._me.as_json(), "at": time.time()})
         self._lease.claim(self._epoch)
-        before = records.read_state(self._directory)
+        try:
+            before = records.read_state(self._directory)
+        except ValueError as error:
+            self._node.say(f"state.json cannot be read ({error}): restarts are counted from 0")
+            before = {}
         same = before.get("submission") == self._start["submission"]
         counts = Counts(before.get("failures", 0), before.get("unsaved_stops", 0)) if same else Counts()
         fields: dict[str, Any] = {
@@ -117,6 +123,7 @@ class Leader:
     def _rounds(self) -> Decision:
         if self._job.nodes > 1:
             try:
+                allow_open_files(2 * self._job.nodes + _OTHER_FILES)
                 self._door = Door(self._job.port, self._secret, self._job.lease_seconds / 2)
             except OSError as error:
                 return Decision(contract.LEAVE, EXIT_FAILED, f"node 0 cannot listen: {error}", self._counts)
@@ -130,9 +137,18 @@ class Leader:
             counted = (
                 f"counted: {self._counts.failures} of {self._job.max_failures}" if decision.counted else "not counted"
             )
-            self._state.enter("restarting", f"{decision.reason} ({counted})")
-            self._node.say(f"round {self._round} ended: {decision.reason} ({counted})")
+            pause = pause_seconds(decision, self._counts)
+            when = f"; again in {pause:.0f} s" if pause else ""
+            self._state.enter("restarting", f"{decision.reason} ({counted}){when}")
+            self._node.say(f"round {self._round} ended: {decision.reason} ({counted}){when}")
+            self._rest(pause)
             self._round += 1
+
+    def _rest(self, seconds: float) -> None:
+        """Start nothing for a while, unless somebody asks to stop."""
+        deadline = time.monotonic() + seconds
+        while self._stop.first is None and time.monotonic() < deadline:
+            self._turn()
 
     def _wait_for_predecessors(self) -> None:
         """Until nothing of an earlier epoch can be running any more."""
@@ -195,12 +211,12 @@ class Leader:
         while len(self._ends) + len(self._lost()) < self._job.nodes:
             self._turn()
             if patience_ends is None and self._ends and not self._told_to_stop:
-                kind = _kind_of_end(self._ends[0]["status"])
+                kind = kind_of_end(self._ends[0]["status"])
                 why = (
                     f"still ran {self._job.stop_seconds:.0f} s after node {self._ends[0]['node']} had ended with {kind}"
                 )
                 patience_ends = time.monotonic() + (self._job.stop_seconds if kind else 0.0)
-            failed = any(not _kind_of_end(each["status"]) for each in self._ends)
+            failed = any(not kind_of_end(each["status"]) for each in self._ends)
             late = patience_ends is not None and time.monotonic() >= patience_ends
             if not self._told_to_stop and (failed or self._lost() or late):
                 self._stop_members(signal.SIGTERM, PATIENCE_AFTER_FAILURE_SECONDS, why if late and not failed else None)
@@ -215,7 +231,7 @@ class Leader:
         first = records.first_cause(self._ends)
         lost = self._lost()
         if first is not None and first["status"] != EXIT_CHECKPOINTED and not lost:
-            self._state.fields["failure"] = _failure(first)
+            self._state.fields["failure"] = failure_of(first)
         return RoundEnd(
             codes={each["node"]: each["status"] for each in self._ends},
             lost={node: self._hosts.get(node, "") for node in lost},
@@ -223,7 +239,7 @@ class Leader:
             asked=self._asked_in_time(),
             completed=records.summary_completed(Path(self._job.run_directory)),
             newer_checkpoint=None if self._job.checkpoints is None else after is not None and after != before,
-            cause="" if first is None else _named(first, self._job.nodes),
+            cause="" if first is None else named(first, self._job.nodes),
         )
 
     def _asked_in_time(self) -> str | None:
@@ -234,25 +250,11 @@ class Leader:
 
     def _leave(self, decision: Decision) -> int:
         """Write how it ended, for as long as somebody has to read it; returns the exit code."""
-        code = decision.code
-        state, reason = "failed", decision.reason
-        if is_cancelled(self._directory, self._start["submission"]) and code != EXIT_DONE:
-            state, reason, code = "cancelled", "cancelled", EXIT_CANCELLED
-        elif code == EXIT_DONE:
-            state, reason = "succeeded", ""
-        elif code in (EXIT_CHECKPOINTED, EXIT_NODE_LOST):
-            state, reason = "restarting", f"{decision.reason}; to be started again (exit code {code})"
-        ended = None if state == "restarting" else time.time()
-        failure = self._state.fields["failure"]
-        if state == "failed" and not (decision.counted and failure):
-            # Not the last failed round, but something that came after it, is why.
-            known = failure if code == EXIT_REFUSED else None
-            failure = {**_NO_FAILURE, **(known or {}), "reason": decision.reason}
-        if state == "succeeded":
-            failure = None
-        self._state.enter(state, reason or None, ended_at=ended, exit_code=code, failure=failure)
-        self._node.say(f"{state}: {decision.reason} (exit code {code})")
-        return code
+        cancelled = is_cancelled(self._directory, self._start["submission"])
+        end = outcome(decision, cancelled, self._state.fields["failure"])
+        self._state.enter(end.state, end.reason, ended_at=end.ended_at, exit_code=end.code, failure=end.failure)
+        self._node.say(f"{end.state}: {decision.reason} (exit code {end.code})")
+        return end.code
 
     # What happens meanwhile.
 
@@ -341,7 +343,7 @@ class Leader:
     def _look_at_fence(self) -> None:
         if self._lease.fenced_by is None:
             if self._node.busy and self._lease.silent_seconds > self._job.lease_seconds / 2:
-                self._node.blame(f"{self._job.launch_directory} could not be written for half of lease_seconds")
+                self._node.end_for(f"{self._job.launch_directory} could not be written for half of lease_seconds")
             return
         self._node.say(f"the run was started elsewhere (epoch {self._lease.fenced_by}): everything here ends at once")
         while self._node.busy:
@@ -359,36 +361,6 @@ class Leader:
     def _tell(self, state: str, reason: str) -> None:
         if (self._state.fields["state"], self._state.fields["reason"]) != (state, reason):
             self._state.enter(state, reason)
-
-
-_NO_FAILURE: dict[str, Any] = {
-    "reason": "",
-    "rank": None,
-    "node": None,
-    "node_rank": None,
-    "exit_code": None,
-    "lines": [],
-}
-
-
-def _failure(end: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "reason": end["reason"],
-        "rank": end["rank"],
-        "node": end["host"],
-        "node_rank": end["node"],
-        "exit_code": end["status"],
-        "lines": end["lines"],
-    }
-
-
-def _named(end: dict[str, Any], nodes: int) -> str:
-    return str(end["reason"]) if nodes == 1 else f"node {end['node']} ({end['host']}): {end['reason']}"
-
-
-def _kind_of_end(status: int) -> str:
-    """The ends after which the other nodes get time to come to theirs; nothing for a failure."""
-    return cause.describe_exit(status) if status in (EXIT_DONE, EXIT_CHECKPOINTED) else ""
 
 
 def _hints_at_a_request(end: dict[str, Any]) -> bool:

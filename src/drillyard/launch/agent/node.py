@@ -33,9 +33,7 @@ _ISOLATED = (sys.executable, "-I", "-S")
 _PLACEHOLDER = re.compile(
     r"\{(node_rank|nodes|processes_per_node|master_addr|master_port|round|run_directory|launch_directory)\}"
 )
-
-
-_REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
+REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 """As configs write them (drillyard.config.environment)."""
 
 
@@ -154,7 +152,7 @@ class Node:
 
     def _resolved(self, text: str) -> str:
         """`text` with each `${env:NAME}` that submission knew replaced by its value."""
-        return _REFERENCE.sub(lambda found: self._secrets.get(found[1], found[0]), text)
+        return REFERENCE.sub(lambda found: self._secrets.get(found[1], found[0]), text)
 
     def stop(self, number: int, patience_seconds: float, why: str | None = None) -> None:
         """Send the command a signal, once; what is left of it after the shortest patience of all calls is killed.
@@ -181,9 +179,10 @@ class Node:
         self._kill_at = time.monotonic()
         self.tick()
 
-    def blame(self, why: str) -> None:
-        """Why the command ended, where that was not its own doing."""
+    def end_for(self, why: str) -> None:
+        """The command may run no longer, and `why` is told of its end, also where the guardian was quicker."""
         self._why = self._why or why
+        self.kill(why)
 
     def tick(self) -> None:
         """Move on: see whether the command ended, kill what is to be killed, and report when all is over."""

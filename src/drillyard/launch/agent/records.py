@@ -11,6 +11,7 @@ printed are looked at; where torchrun printed its report (torch.distributed.elas
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import json
 import os
@@ -67,7 +68,9 @@ def make_report(
         status = cause.exit_status(told["exit_code"])
     elif seen is not None and status == 1:
         rank, status = seen[0], cause.exit_status(seen[1])
-    lines = [str(line)[:_LINE] for line in told.get("lines") or last_lines(printed)] if returncode != 0 else []
+    words = told.get("lines")
+    words = words if isinstance(words, list) and words else last_lines(printed)
+    lines = [str(line)[:_LINE] for line in words[:20]] if returncode != 0 else []
     reason = why or told.get("reason") or _reason(status, rank, lines)
     return {
         "node": node,
@@ -75,10 +78,11 @@ def make_report(
         "rank": rank if isinstance(rank, int) else None,
         "exit_code": cause.exit_status(returncode),
         "status": status,
-        "reason": str(reason),
-        "lines": lines[:20],
+        "reason": str(reason)[:_LINE],
+        "lines": lines,
         "lost_peer": bool(told.get("lost_peer", not told and why is None and cause.speaks_of_lost_peer(lines))),
         "asked": asked,
+        "told": bool(told),
         "ended_at": time.time(),
     }
 
@@ -94,11 +98,12 @@ def first_cause(reports: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The report of the node that failed first; `reports` are in the order in which the leader heard them.
 
     Failures that only tell of a lost peer are effects. A node that was told to stop meanwhile may still have died of an
-    error of its own, when its code is no signal's.
+    error of its own, when its code is no signal's, or when its command told so itself: a supervisor takes a moment to
+    end its ranks, and the news of an effect on another node may be quicker.
     """
     failed = [each for each in reports if each["status"] != 0]
     of_their_own = [each for each in failed if not each["asked"]]
-    suspects = of_their_own + [each for each in failed if each["asked"] and each["status"] < 128]
+    suspects = of_their_own + [each for each in failed if each["asked"] and (each["status"] < 128 or each.get("told"))]
     faults = [each for each in suspects if not each["lost_peer"]]
     return next(iter(faults or suspects), None)
 
@@ -124,6 +129,14 @@ def read_state(launch_directory: Path) -> dict[str, Any]:
     return state
 
 
+def last_state(launch_directory: Path) -> dict[str, Any]:
+    """The state for those who go on from it: a file that cannot be read (a host lost power) is as good as none."""
+    try:
+        return read_state(launch_directory)
+    except ValueError:
+        return {}
+
+
 def read_secrets(launch_directory: Path) -> dict[str, str]:
     """secrets.json: the values of the configs' `${env:NAME}`, which submission put there; nothing without it."""
     told = read_record(launch_directory / "secrets.json")
@@ -132,6 +145,9 @@ def read_secrets(launch_directory: Path) -> dict[str, str]:
 
 class StateFile:
     """state.json as its leader writes it: fields are changed in memory and written at once, or when the disk can.
+
+    On a full disk it is written over where it lies: blanks make up for a longer one before, and a block that is there
+    holds all of it. A reader may see half of one write then, which is better than no news until there is room.
 
     Nothing is written once `superseded`: a leader that was frozen has no say any more when another has begun.
     """
@@ -156,9 +172,23 @@ class StateFile:
         """Write what is not written yet."""
         if self._written or self._superseded():
             return
+        text = json.dumps(self.fields, indent=2) + "\n"
         with contextlib.suppress(OSError):
-            replace_file(self._path, json.dumps(self.fields, indent=2) + "\n")
+            try:
+                replace_file(self._path, text)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                _write_over(self._path, text)
             self._written = True
+
+
+def _write_over(path: Path, text: str) -> None:
+    data = text.encode()
+    with open(path, "r+b", buffering=0) as file:
+        data = data.ljust(os.fstat(file.fileno()).st_size)
+        if file.write(data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def replace_file(path: Path, text: str) -> None:

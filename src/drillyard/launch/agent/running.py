@@ -17,8 +17,8 @@ from .follower import Follower
 from .identity import Process, process_of, running_process, this_process
 from .job import EXIT_CANCELLED, EXIT_REFUSED, Job, read_job
 from .leader import Leader
-from .node import Node
-from .records import OVER, read_state, replace_file
+from .node import REFERENCE, Node
+from .records import OVER, last_state, read_secrets, replace_file
 from .requests import START_SECONDS
 from .stopmark import is_cancelled
 
@@ -38,6 +38,7 @@ def run(options: Namespace) -> int:
     if over is not None:
         print(f"drillyard: this start of the run is over (exit code {over}): nothing is started", flush=True)
         return over
+    _require_secrets(job)
     me = this_process()
     keeper = running_process(os.getppid()) if options.kept else None
     with announced(directory, node, me, keeper, start), Node(job, node, me, options.quiet) as command:
@@ -46,13 +47,21 @@ def run(options: Namespace) -> int:
         return agent.run()
 
 
+def _require_secrets(job: Job) -> None:
+    known = read_secrets(Path(job.launch_directory))
+    named = {name for text in job.environment.values() for name in REFERENCE.findall(text)}
+    if missing := sorted(named - set(known)):
+        path = Path(job.launch_directory) / "secrets.json"
+        raise Mistake(f"{path} has no value of {', '.join(missing)}, which the environment of the run refers to")
+
+
 def exit_code_of(directory: Path, start: dict[str, str]) -> int | None:
     """The code that a start of the run ended with for good; None for another one, or while it goes on.
 
     A scheduler that starts every program again that ends with an error (Vertex AI: five times a replica, three times
     the job) must not begin anew what is over. A start that nobody names cannot be told from the next one.
     """
-    state = read_state(directory) if start["submission"] else {}
+    state = last_state(directory) if start["submission"] else {}
     same = all(state.get(key) == value for key, value in start.items())
     code = state.get("exit_code")
     return code if same and state.get("state") in OVER and isinstance(code, int) else None
@@ -141,14 +150,24 @@ def read_secret(directory: Path, make: bool) -> bytes:
         if secret:
             return secret
         if make:
-            with contextlib.suppress(FileExistsError):
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                os.write(descriptor, secrets.token_hex(32).encode())
-                os.close(descriptor)
+            _make_secret(path)
         elif time.monotonic() > deadline:
             raise Mistake(f"{path} is not there: is {directory} the same directory on all nodes?")
         else:
             time.sleep(0.5)
+
+
+def _make_secret(path: Path) -> None:
+    """Put a new secret where there is none, or where whoever made it could not write it. Raises OSError."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(descriptor, secrets.token_hex(32).encode())
+        os.replace(draft, path)
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(FileNotFoundError):
+            draft.unlink()
 
 
 def say_mistake(mistake: Mistake) -> int:

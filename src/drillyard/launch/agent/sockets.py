@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import resource
 import select
 import socket
 from collections.abc import Collection, Sequence
@@ -45,3 +47,14 @@ def free_port(used: Collection[int]) -> int:
                 continue
             return port
     raise OSError("no free TCP port below the range of outgoing ports")
+
+
+def allow_open_files(count: int) -> None:
+    """Have so many open files be allowed, where the soft limit of this process is lower and the hard one lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    # Some kernels refuse what they say to allow; then nodes beyond the limit are told as missing.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

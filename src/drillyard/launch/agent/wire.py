@@ -110,7 +110,7 @@ class Connection:
 def _message(line: bytes) -> dict[str, Any]:
     try:
         message = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConnectionLost("not a line of JSON") from None
     if not isinstance(message, dict):
         raise ConnectionLost("not a message")
@@ -124,12 +124,12 @@ def new_nonce() -> str:
 
 def proof(secret: bytes, *words: str) -> str:
     """What only those who know the secret can say about `words`."""
-    return hmac.new(secret, "\0".join(words).encode(), hashlib.sha256).hexdigest()
+    return hmac.new(secret, "\0".join(words).encode(errors="replace"), hashlib.sha256).hexdigest()
 
 
 def same(proof_a: object, proof_b: str) -> bool:
     """Whether a proof is right."""
-    return isinstance(proof_a, str) and hmac.compare_digest(proof_a.encode(), proof_b.encode())
+    return isinstance(proof_a, str) and hmac.compare_digest(proof_a.encode(errors="replace"), proof_b.encode())
 
 
 def listen(first_port: int) -> socket.socket:

@@ -104,6 +104,18 @@ def test_one_that_was_told_to_stop_is_a_cause_only_with_a_code_of_its_own() -> N
     assert records.first_cause([report(0), report(-15, asked=True)]) is None
 
 
+def test_a_node_that_told_of_its_own_fault_is_the_cause_although_it_was_stopped_meanwhile() -> None:
+    effect = {"rank": 0, "exit_code": 1, "reason": "rank 0: Connection reset by peer", "lost_peer": True}
+    fault = {"rank": 8, "exit_code": 137, "reason": "rank 8: killed by SIGKILL", "lost_peer": False}
+    heard = [
+        records.make_report(0, "n0", 1, effect, "", False, None),
+        records.make_report(1, "n1", 137, fault, "", True, None),
+        records.make_report(2, "n2", -15, {}, "", True, None),
+    ]
+    found = records.first_cause(heard)
+    assert found is not None and (found["node"], found["rank"]) == (1, 8)
+
+
 def test_a_state_is_replaced_as_a_whole_and_waits_for_a_disk(tmp_path: Path) -> None:
     state = records.StateFile(tmp_path / "launch", {"state": "starting", "since": 0})
     state.enter("running", round=1)
@@ -145,3 +157,19 @@ def test_a_newer_checkpoint_is_seen(tmp_path: Path) -> None:
     assert records.newest_checkpoint(pattern) == first
     (tmp_path / "step-2" / "manifest.json").write_text(json.dumps({}))
     assert records.newest_checkpoint(pattern) not in (None, first)
+
+
+@pytest.mark.parametrize("lines", [5, "text", {"a": 1}, None, []])
+def test_a_record_with_odd_lines_is_no_mishap(lines: object) -> None:
+    told = {"lines": lines, "reason": "x" * 10_000_000, "exit_code": 3}
+    made = records.make_report(0, "n0", 1, told, "ValueError: bad row\n", False, None)
+    assert made["lines"] == ["ValueError: bad row"] and made["status"] == 3
+    # The leader takes a line of more than 1 MiB for a lost node.
+    assert len(json.dumps(made)) < 1 << 20
+
+
+def test_an_unreadable_state_is_none_to_go_on_from(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text('{"state": "run')
+    assert records.last_state(tmp_path) == {}
+    with pytest.raises(ValueError, match="Unterminated"):
+        records.read_state(tmp_path)

@@ -1,0 +1,292 @@
+"""Agents in trouble: strangers at the port, full disks, a fence that must hold, stops in the wrong moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.agents import Agents, codes, free_port_range, wait_until
+from tests.integration.disks import MIB, Tmpfs
+
+from drillyard.launch.agent import wire
+from drillyard.launch.agent.borrowed import guardian
+from drillyard.launch.agent.fence import Epochs, Lease
+from drillyard.launch.agent.identity import AGENT_MARK, Process, process_of
+
+Make = Callable[..., Agents]
+
+TELL = 'echo $NODE_RANK $ROUND $$ >> "$RUN/commands"'
+WAIT = 'while [ ! -e "$RUN/finish" ]; do sleep 0.05; done'
+ELSEWHERE = Process("n7", "another boot/another namespace", 1, 1)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes runs, and ends what is left of them."""
+    made: list[Agents] = []
+
+    def agents(script: str, nodes: int = 1, **settings: Any) -> Agents:
+        made.append(Agents(tmp_path / f"run {len(made)}", script, nodes, **settings))
+        return made[-1]
+
+    yield agents
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Tmpfs]:
+    """4 MiB under the first run that is made."""
+    disk = Tmpfs(tmp_path / "run 0", 4 * MIB)
+    disk.mount()
+    yield disk
+    disk.unmount()
+
+
+def test_nothing_starts_while_an_earlier_start_renews_its_lease(make: Make) -> None:
+    agents = make(TELL, lease_seconds=2)
+    epochs = Epochs(agents.launch)
+    earlier = Lease(epochs, 3, ELSEWHERE, "token", 2.0, lambda: None)
+    earlier.claim(epochs.open({"leader": ELSEWHERE.as_json(), "submission": "lost", "attempt": "0"}))
+    agent = agents.run()
+    reason = wait_until(lambda: agents.lines("commands") or agents.state.get("reason"))
+    assert reason == "waits until an earlier start of this run has ended: 0001.node-3 on n7"
+    # Twice as long as a silent lease would be waited for.
+    time.sleep(4)
+    assert agents.lines("commands") == [] and agents.state["state"] == "starting"
+    earlier.release()
+    assert codes([agent]) == [0] and len(agents.lines("commands")) == 1
+
+
+def test_an_agent_without_guardian_ends_a_command_whose_lease_runs_out(make: Make) -> None:
+    agents = make(f"{TELL}; trap '' TERM; while true; do sleep 0.05; done", lease_seconds=3)
+    agent = agents.run()
+    command = int(wait_until(lambda: agents.lines("commands"))[0].split()[2])
+    told = json.loads((agents.launch / "epochs" / "0001.node-0.alive").read_text())
+    ours = guardian.marked_processes(told["token"], AGENT_MARK)
+    (watcher,) = set(agents.marked()) - set(ours)
+    os.kill(watcher, signal.SIGKILL)
+    (agents.launch / "epochs").rename(agents.launch / "unreachable")
+    wait_until(lambda: not Path(f"/proc/{command}").exists(), 30)
+    assert agent.poll() is None
+    wait_until(lambda: "could not be written for half of lease_seconds" in agents.log(0))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\nHost: n0\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\xfc\n",
+        b"[" * 200_000 + b"\n",
+        b'{"hello": {"node": 1, "nonce": "\\ud800"}}\n',
+        b'{"hello": {"node": 1, "nonce": "n"}}\n{"proof": "\\ud800"}\n',
+        b'{"hello": {"node": 1, "nonce": "n"}}\n{"proof": "0"}\n',
+        b'{"hello": 1}\n',
+        b"x" * 3_000_000,
+        b"",
+    ],
+    ids=["http", "tls", "deep", "nonce", "proof", "wrong secret", "hello", "endless", "half open"],
+)
+def test_strangers_at_the_port_cost_nothing(make: Make, said: bytes) -> None:
+    agents = make("true", 2)
+    leader = agents.run(0)
+    wait_until(lambda: agents.state)
+    port = json.loads(agents.job.read_text())["port"]
+    stranger = wait_until(lambda: _connected(port))
+    stranger.settimeout(5)
+    try:
+        stranger.sendall(said)
+    except OSError:
+        assert len(said) > 1 << 20
+    time.sleep(0.5)
+    assert leader.poll() is None
+    assert codes([leader, agents.run(1)]) == [0, 0]
+    stranger.close()
+
+
+def _connected(port: int) -> socket.socket | None:
+    try:
+        return socket.create_connection(("127.0.0.1", port), timeout=1)
+    except OSError:
+        return None
+
+
+def test_an_empty_secret_is_made_anew(make: Make) -> None:
+    agents = make("true", 2)
+    (agents.launch / "secret").touch()
+    assert codes(agents.run_all()) == [0, 0]
+    assert (agents.launch / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_state_that_cannot_be_read_is_said_and_begun_anew(make: Make) -> None:
+    agents = make("true")
+    (agents.launch / "state.json").write_text("")
+    assert codes([agents.run(0, "--submission", "a")]) == [0]
+    assert agents.state["state"] == "succeeded"
+    assert "state.json cannot be read" in agents.log(0)
+
+
+def test_counted_restarts_wait_longer_each_time_and_a_stop_ends_the_pause(make: Make) -> None:
+    agents = make('date +%s.%N >> "$RUN/begun"; exit 9', max_failures=9)
+    agent = agents.run()
+    wait_until(lambda: "again in 4 s" in (agents.state.get("reason") or ""))
+    begun = [float(line) for line in agents.lines("begun")]
+    assert len(begun) == 3
+    assert begun[1] - begun[0] >= 1 and begun[2] - begun[1] >= 2
+    assert agents.state["state"] == "restarting" and "counted: 3 of 9" in agents.state["reason"]
+    agent.terminate()
+    assert agent.wait(60) == 85
+    assert len(agents.lines("begun")) == 3
+    assert agents.state["reason"].startswith("stopped by SIGTERM before the round began")
+
+
+def test_stop_works_on_a_full_disk(make: Make, small_disk: Tmpfs) -> None:
+    agents = make(f"{TELL}; while true; do sleep 0.05; done")
+    started = agents.start(0)
+    wait_until(lambda: agents.lines("commands"))
+    small_disk.fill()
+    told = agents.stop()
+    assert (told["left"], told["state"]) == ([], "cancelled")
+    assert agents.marked() == [] and not process_of(started["agent"]).alive
+    seen = json.loads(agents.call("status", "--job", str(agents.job)).stdout)
+    assert (seen["state"]["state"], seen["cancelled"]) == ("cancelled", True)
+    words = ["--job", str(agents.job), "--submission", "first", "--node-rank", "0", "--leader", "x"]
+    assert agents.call("run", *words).returncode == 130
+
+
+def test_the_end_of_a_run_is_told_on_a_full_disk(make: Make, small_disk: Tmpfs) -> None:
+    agents = make(f"{TELL}; {WAIT}")
+    agent = agents.run()
+    wait_until(lambda: agents.lines("commands"))
+    (agents.directory / "finish.later").touch()
+    small_disk.fill()
+    (agents.directory / "finish.later").rename(agents.directory / "finish")
+    assert codes([agent]) == [0]
+    assert agents.state["state"] == "succeeded"
+
+
+def test_two_stops_at_once_leave_nothing(make: Make) -> None:
+    agents = make(f"{TELL}; setsid sleep 600 & sleep 600", 2)
+    for node in range(2):
+        agents.start(node)
+    wait_until(lambda: len(agents.lines("commands")) == 2)
+    argv = [sys.executable, str(agents.launch / "agent"), "stop", "--job", str(agents.job), "--patience", "60"]
+    stops = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [json.loads(each.communicate(timeout=90)[0]) for each in stops]
+    assert [(each["left"], each["state"]) for each in told] == [([], "cancelled")] * 2
+    assert agents.marked() == []
+
+
+@pytest.mark.parametrize("moment", ["gathering", "pause"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_while_nothing_runs_is_answered_at_once(make: Make, moment: str, number: int) -> None:
+    agents = make("exit 1", 2 if moment == "gathering" else 1, max_failures=20)
+    agent = agents.run()
+    waits = "waits for node 1" if moment == "gathering" else "again in 8 s"
+    wait_until(lambda: waits in (agents.state.get("reason") or ""))
+    agent.send_signal(number)
+    assert agent.wait(5) == 85
+
+
+def test_a_keeper_that_is_asked_to_end_starts_no_agent_again(make: Make) -> None:
+    agents = make(f"{TELL}; sleep 600")
+    keeper = process_of(agents.start(0)["keeper"])
+    assert keeper is not None
+    wait_until(lambda: agents.lines("commands"))
+    for _ in range(4):
+        # Each of them makes the keeper's pause longer.
+        agent = wait_until(lambda: process_of(_announced(agents).get("agent")))
+        os.kill(agent.pid, signal.SIGKILL)
+        wait_until(lambda agent=agent: process_of(_announced(agents).get("agent")) != agent)
+    agent = process_of(_announced(agents)["agent"])
+    os.kill(agent.pid, signal.SIGKILL)
+    wait_until(lambda: "starts again in 8.0 s" in (agents.launch / "agent-0.log").read_text())
+    os.kill(keeper.pid, signal.SIGTERM)
+    wait_until(lambda: not keeper.alive, 5)
+    assert process_of(_announced(agents)["agent"]) == agent
+
+
+def _announced(agents: Agents) -> dict[str, Any]:
+    (path,) = (agents.launch / "agents").glob("*.json")
+    return dict(json.loads(path.read_text()))
+
+
+def test_a_reference_that_submission_did_not_resolve_is_refused(make: Make) -> None:
+    agents = make('test "$A-$B" = value-{}', environment={"A": "${env:KNOWN}", "B": "{}", "RUN": "{run_directory}"})
+    (agents.launch / "secrets.json").write_text('{"KNOWN": "value"}')
+    assert codes([agents.run()]) == [0]
+    (agents.launch / "secrets.json").write_text("{}")
+    ended = agents.call("run", "--job", str(agents.job), "--node-rank", "0", "--leader", "x")
+    assert ended.returncode == 2 and "error: " in ended.stderr
+    assert "KNOWN" in ended.stderr and "secrets.json" in ended.stderr
+
+
+def test_words_of_a_command_reach_it_as_they_were_given(make: Make) -> None:
+    words = ['{"nodes": 2, "x": {"y": "{}"}}', "{nodes}", "{unknown}", "a b", "$HOME", "{{node_rank}}"]
+    code = "import json, sys; open(sys.argv[1] + '/words', 'w').write(json.dumps(sys.argv[2:]))"
+    agents = make("", command=["python3", "-c", code, "{run_directory}", *words])
+    assert codes([agents.run()]) == [0]
+    (line,) = agents.lines("words")
+    assert json.loads(line) == ['{"nodes": 2, "x": {"y": "{}"}}', "1", "{unknown}", "a b", "$HOME", "{0}"]
+
+
+def test_two_hundred_nodes_join_at_once(make: Make) -> None:
+    agents = make("true", 201, lease_seconds=60)
+    (agents.launch / "secret").write_text("known")
+    # As on a host whose limit of open files is the kernel's old one, scaled down to this crowd.
+    limited = f"ulimit -S -n 128; exec {sys.executable} '{agents.launch}/agent' run --job '{agents.job}' --quiet"
+    leader = subprocess.Popen(["bash", "-c", f"{limited} --node-rank 0 --leader 127.0.0.1 --submission a"])
+    agents.started.append(leader)
+    wait_until(lambda: agents.state)
+    port = json.loads(agents.job.read_text())["port"]
+    ended: list[int] = []
+    followers = [threading.Thread(target=_follow, args=(port, node, ended)) for node in range(1, 201)]
+    for each in followers:
+        each.start()
+    assert leader.wait(120) == 0
+    for each in followers:
+        each.join(30)
+    assert ended == [0] * 200
+    assert len(agents.state["hosts"]) == 201
+
+
+def _follow(port: int, node: int, ended: list[int]) -> None:
+    """A node whose commands end well at once."""
+    told = {"submission": "a", "attempt": "0", "node": node, "host": f"n{node}"}
+    while True:
+        try:
+            connection, _ = wire.join("127.0.0.1", port, b"known", told, 60.0)
+            break
+        except wire.ConnectionLost:
+            time.sleep(0.2)
+    connection.send(ready=1)
+    while True:
+        time.sleep(0.1)
+        connection.beat()
+        for message in connection.receive():
+            if "start" in message:
+                report = {"node": node, "host": f"n{node}", "rank": None, "exit_code": 0, "status": 0, "reason": ""}
+                connection.send(exited={**report, "lines": [], "lost_peer": False, "asked": False})
+            if "leave" in message:
+                ended.append(message["leave"])
+                return
+
+
+def test_a_port_range_that_is_taken_is_said(make: Make) -> None:
+    port = free_port_range()
+    takers = [socket.create_server(("", each)) for each in range(port, port + 16)]
+    agents = make("true", 2, port=port)
+    assert codes([agents.run(0)]) == [1]
+    assert f"ports {port} to {port + 15} are all taken" in agents.state["reason"]
+    for each in takers:
+        each.close()

@@ -1,0 +1,57 @@
+"""How the end of a run is told, and how long a failed one rests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from drillyard.launch.agent.contract import AGAIN, LEAVE, Counts, Decision
+from drillyard.launch.agent.outcome import failure_of, kind_of_end, named, outcome, pause_seconds
+
+REPORT = {"node": 1, "host": "n1", "rank": 9, "status": 7, "reason": "rank 9: exit code 7", "lines": ["ValueError: x"]}
+FAILED = Decision(LEAVE, 1, "rank 9: exit code 7; all 3 restarts are used", Counts(3), counted=True)
+
+
+@pytest.mark.parametrize(("failures", "seconds"), [(1, 1), (2, 2), (3, 4), (5, 16), (6, 30), (2000, 30)])
+def test_a_counted_restart_waits_longer_each_time(failures: int, seconds: float) -> None:
+    decision = Decision(AGAIN, 1, "exit code 1", Counts(failures), counted=True)
+    assert pause_seconds(decision, decision.counts) == seconds
+    assert pause_seconds(replace(decision, counted=False), decision.counts) == 0
+    assert pause_seconds(replace(decision, what=LEAVE), decision.counts) == 0
+
+
+def test_the_last_failed_round_is_told_where_it_is_why() -> None:
+    failure = failure_of(REPORT)
+    end = outcome(FAILED, False, failure)
+    assert (end.state, end.code, end.failure) == ("failed", 1, failure) and end.ended_at is not None
+    capacity = outcome(replace(FAILED, reason="lost for good", counted=False), False, failure)
+    assert capacity.failure is not None
+    assert (capacity.failure["reason"], capacity.failure["rank"]) == ("lost for good", None)
+    refused = outcome(replace(FAILED, code=2, counted=False, reason="refused: x"), False, failure)
+    assert refused.failure is not None and refused.failure["rank"] == 9
+
+
+@pytest.mark.parametrize("code", [75, 85])
+def test_a_run_that_its_scheduler_starts_again_has_not_ended(code: int) -> None:
+    end = outcome(replace(FAILED, code=code, reason="stopped"), False, None)
+    assert (end.state, end.ended_at) == ("restarting", None)
+    assert end.reason == f"stopped; to be started again (exit code {code})"
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "told"), [(1, "cancelled", 130), (85, "cancelled", 130), (0, "succeeded", 0)]
+)
+def test_a_cancelled_run_did_not_fail_and_a_done_one_is_done(code: int, state: str, told: int) -> None:
+    end = outcome(replace(FAILED, code=code), True, failure_of(REPORT))
+    assert (end.state, end.code) == (state, told)
+    assert (end.failure is None) == (state == "succeeded")
+
+
+def test_the_node_is_named_where_there_are_several() -> None:
+    assert named(REPORT, 1) == "rank 9: exit code 7"
+    assert named(REPORT, 2) == "node 1 (n1): rank 9: exit code 7"
+
+
+def test_only_an_end_that_is_no_failure_gives_the_others_time() -> None:
+    assert [bool(kind_of_end(code)) for code in (0, 85, 1, 2, 143)] == [True, True, False, False, False]
