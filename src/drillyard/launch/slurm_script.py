@@ -248,7 +248,7 @@ def _option(name: str, value: str) -> str:
 
 def _setup(lines: Sequence[str]) -> str:
     # Scripts that `module load` and the like source use unset variables.
-    return "\n".join(["set +u", *lines, "set -u"]) if lines else ":"
+    return "\n".join(["set +u", *lines, "set -u", "", ""]) if lines else ""
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

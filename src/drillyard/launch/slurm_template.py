@@ -59,9 +59,7 @@ rm -f "$launch/{ended}"
 log=$(scontrol show job -o "$SLURM_JOB_ID" | sed -n 's/.* StdOut=\([^ ]*\).*/\1/p') || true
 log_begin=$(stat -c %s "$log" 2>/dev/null || echo 0)
 
-{setup}
-
-# The first host leads. Where its name resolves nowhere, Slurm knows its address.
+{setup}# The first host leads. Where its name resolves nowhere, Slurm knows its address.
 leader=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 if ! getent hosts "$leader" >/dev/null; then
     leader=$(scontrol show node -o "$leader" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
