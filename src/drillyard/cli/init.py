@@ -22,4 +22,6 @@ def register(app: typer.Typer) -> None:
 
         for path in write_starters(directory):
             print(f"wrote {path}")
-        print(f"next: drillyard train {directory / 'run.yaml'}")
+        run, cluster = directory / "run.yaml", directory / "cluster.yaml"
+        print(f"next: drillyard train {run}")
+        print(f"or, to go on when the terminal is closed: drillyard launch {run} --cluster {cluster}")

@@ -204,7 +204,7 @@ def _submit(
     from drillyard.launch.known import remember_cluster
     from drillyard.launch.seen import remember_run
 
-    remember_cluster(cluster)
+    take_back = remember_cluster(cluster)
     handles = []
     try:
         for plan in plans:
@@ -212,9 +212,12 @@ def _submit(
             remember_run(handles[-1])
             if not as_json:
                 print(handles[-1], flush=True)
-    except BaseException:
+    except BaseException as error:
         if as_json and handles:
             print(json.dumps([str(handle) for handle in handles]))
+        # Or every `drillyard runs` from now on would ask a host whose name was mistyped once.
+        if isinstance(error, UserError) and not handles and not _has_runs(launcher):
+            take_back()
         raise
     if as_json:
         told = [
@@ -226,3 +229,11 @@ def _submit(
         from drillyard.cli.runs import wait_for
 
         raise typer.Exit(max(wait_for(launcher, handle.run) for handle in handles))
+
+
+def _has_runs(launcher: Launcher) -> bool:
+    """Whether the cluster answers and knows a run of ours."""
+    try:
+        return bool(launcher.runs())
+    except UserError:
+        return False

@@ -154,7 +154,7 @@ def cancel_command(runs: Runs, cluster: Cluster = None, as_json: AsJson = False)
     found = clusters(cluster).find(list(dict.fromkeys(runs)))
     with ThreadPoolExecutor(min(16, len(found))) as threads:
         outcomes = list(threads.map(_cancel, found))
-    problems = [f"{each.handle}: {outcome}" for each, outcome in zip(found, outcomes, strict=True) if _failed(outcome)]
+    problems = [_problem(each, outcome) for each, outcome in zip(found, outcomes, strict=True) if _failed(outcome)]
     done = [outcome for outcome in outcomes if not isinstance(outcome, UserError)]
     if as_json:
         print_json({"runs": [status_json(status) for status in done], "problems": problems})
@@ -295,6 +295,11 @@ def _cancel(found: Found) -> RunStatus | UserError:
         return found.launcher.cancel(found.handle.run)
     except UserError as error:
         return error
+
+
+def _problem(found: Found, outcome: RunStatus | UserError) -> str:
+    """Some messages begin with the handle already."""
+    return f"{found.handle}: {str(outcome).removeprefix(f'{found.handle}: ')}"
 
 
 def _failed(outcome: RunStatus | UserError) -> bool:

@@ -143,7 +143,8 @@ def _print_logs(found: Found, wanted: LogsWanted, *, timestamps: bool, as_json: 
         out.flush()
     if wanted.follow or not printed:
         status = found.launcher.status(run)
-        nothing = "" if printed else "no such lines; it is "
+        no_rank = "" if wanted.rank is None else " (none names its rank; torchrun --tee 3 has them do so)"
+        nothing = "" if printed else f"no such lines{no_rank}; it is "
         tell(f"{found.handle}: {nothing}{headline(status, time.time())}")
 
 

@@ -288,7 +288,7 @@ class RunConfig(Strict):
     """A training run: what to train. `cluster.yaml` says where."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")] = Field(
-        description="Name of the run: lower case letters, digits, '.', '_' and '-'."
+        description="Name of the run: at most 63 lower case letters, digits, '.', '_' and '-'."
     )
     output: str = Field(
         default="runs", description="Directory that holds run directories; this run's is <output>/<name>."

@@ -60,7 +60,10 @@ HEADERS = {
         "What to train. `drillyard train run.yaml` trains it; any setting can be changed for one run by\n"
         "`--set training.steps=100`. Settings behind a # show their defaults. Secrets: ${env:NAME}."
     ),
-    "cluster": "Where to train. Settings behind a # show their defaults; a platform needs only its own.",
+    "cluster": (
+        "Where to train. `drillyard launch run.yaml --cluster cluster.yaml` hands the run to it.\n"
+        "Settings behind a # show their defaults; a platform needs only its own."
+    ),
 }
 
 WIDTH = 110

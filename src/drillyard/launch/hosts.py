@@ -70,9 +70,9 @@ class HostsLauncher:
 
     def plan(self, request: Request) -> Plan:
         """What launching `request` would write and call. Pure."""
-        warnings = require_launchable(request)
-        plan = ssh_plan.plan_on(self._layout(request), request)
-        return replace(plan, warnings=(*warnings, *plan.warnings))
+        # Before the layout, which needs what is required here; its warnings are the plan's.
+        require_launchable(request)
+        return ssh_plan.plan_on(self._layout(request), request)
 
     def plan_sweep(self, requests: list[Request]) -> list[Plan]:
         """One plan where there is one point; more would run at the same time, on the same GPUs."""

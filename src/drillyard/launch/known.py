@@ -7,6 +7,7 @@ every default spelled out and `${env:NAME}` as text. It says where to ask; what 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,13 +32,26 @@ def clusters_directory() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "drillyard" / "clusters"
 
 
-def remember_cluster(cluster: ClusterConfig) -> None:
-    """Put a cluster into the address book, in place of an earlier one of its name. What cannot be written is said: the
-    launch goes on without."""
+def remember_cluster(cluster: ClusterConfig) -> Callable[[], None]:
+    """Put a cluster into the address book, in place of an earlier one of its name; returns what takes that back.
+
+    What cannot be written is said: the launch goes on without.
+    """
+    path, text = clusters_directory() / f"{cluster.name}.yaml", resolved_text(cluster)
     try:
-        write_whole(clusters_directory() / f"{cluster.name}.yaml", resolved_text(cluster))
+        before = path.read_text(encoding="utf-8") if path.exists() else None
+        write_whole(path, text)
     except OSError as error:
         tell(f"{clusters_directory()}: cannot be written ({error.strerror}); `drillyard runs` will need --cluster FILE")
+        return lambda: None
+
+    def take_back() -> None:
+        if before is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_whole(path, before)
+
+    return take_back
 
 
 def known_clusters() -> tuple[list[ClusterConfig], list[Unreadable]]:

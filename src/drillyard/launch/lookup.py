@@ -92,7 +92,7 @@ class Clusters:
         if not handles:
             silent = dict(self._unreadable) if listing is None else listing.silent
             asked = ", ".join(cluster.name for cluster in self._clusters if cluster.name not in silent) or "none"
-            without = "".join(f"\nno answer from {name}: {why.splitlines()[0]}" for name, why in silent.items())
+            without = "".join(f"\nno answer from {name}: {_gist(why)}" for name, why in silent.items())
             raise UserError(f"{text}: no such run (clusters asked: {asked}); see drillyard runs list{without}")
         return Found(handles[0], *self._asked_by(handles[0]))
 
@@ -118,3 +118,9 @@ class Clusters:
         if cluster.name not in self._launchers:
             self._launchers[cluster.name] = self._make(cluster)
         return self._launchers[cluster.name]
+
+
+def _gist(why: str) -> str:
+    """The first line of a message, with the next where it only announces that."""
+    first, *more = why.splitlines()
+    return f"{first} {more[0].strip()}" if first.endswith(":") and more else first

@@ -9,21 +9,29 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from drillyard.errors import UserError
 from drillyard.launch.plan import Call, Plan, Program, Step
+from drillyard.launch.ssh_plan import secret_names
 
 _HEADER = """\
 #!/bin/sh
 # {handle}: what `drillyard launch` executes, in order. Made by `drillyard launch --output`.
 set -eu
 cd "$(dirname "$0")/launch"
-# The agents of a run know each other by this; values of ${{env:NAME}} in the configs go into secrets.json beside it.
 umask 077
+# The agents of a run know each other by this.
 [ -e secret ] || head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n' >secret
-[ -e secrets.json ] || echo '{{}}' >secrets.json
 """
+_SECRETS = """\
+# What ${{env:NAME}} in the configs stands for, from this shell's environment; delete both files once it is applied.
+{checks}
+python3 -c 'import json, os, sys; print(json.dumps({{name: os.environ[name] for name in sys.argv[1:]}}))' \\
+    {names} >secrets.json
+"""
+_NO_SECRETS = "echo '{}' >secrets.json\n"
 
 
 def write_plan(plan: Plan, directory: Path) -> list[Path]:
@@ -32,7 +40,7 @@ def write_plan(plan: Plan, directory: Path) -> list[Path]:
     if directory.exists() and any(directory.iterdir()) and not script.is_file():
         raise UserError(f"{directory}: is not empty and holds no plan; name a new directory")
     written = [_write(directory / "launch" / file.path, file.content, file.mode) for file in plan.files]
-    lines = [_HEADER.format(handle=plan.handle)]
+    lines = [_HEADER.format(handle=plan.handle) + _secrets(secret_names(plan.files))]
     for number, step in enumerate(plan.steps, 1):
         request = directory / "requests" / f"{number:02}.json"
         if isinstance(step, Call):
@@ -40,6 +48,13 @@ def write_plan(plan: Plan, directory: Path) -> list[Path]:
         lines.append(f"# {step.purpose}\n{_line(step, f'../requests/{request.name}')}\n")
     written.append(_write(script, "\n".join(lines), 0o755))
     return written
+
+
+def _secrets(names: Sequence[str]) -> str:
+    if not names:
+        return _NO_SECRETS
+    checks = "\n".join(f': "${{{name}?is not set, and the configs refer to it; nothing was sent}}"' for name in names)
+    return _SECRETS.format(checks=checks, names=" ".join(names))
 
 
 def _line(step: Step, request: str) -> str:

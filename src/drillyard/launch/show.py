@@ -121,8 +121,8 @@ def status_text(status: RunStatus, *, progress: str | None = None, where: str = 
     """
     now = time.time() if now is None else now
     rows = [("", f"{status.handle}  {headline(status, now)}")]
-    if status.reason and status.state is not State.queued:
-        rows.append(("reason", status.reason))
+    if (reason := _reason(status)) and status.state is not State.queued:
+        rows.append(("reason", reason))
     times = (("submitted", status.submitted_at), ("started", status.started_at), ("ended", status.ended_at))
     rows += [(label, f"{moment(at)}  ({age(now - at)} ago)") for label, at in times if at is not None]
     rows.append(("nodes", f"{status.nodes}" + (f": {_hosts(status.hosts)}" if status.hosts else "")))
@@ -131,14 +131,14 @@ def status_text(status: RunStatus, *, progress: str | None = None, where: str = 
     if progress:
         rows.append(("progress", progress))
     if status.failure is not None:
-        if not status.state.over:
+        if status.state is not State.failed:
             rows.append(("failure", failure_line(status.failure)))
         lines = status.failure.lines
         rows += [("last lines" if not index else "", f"| {line}") for index, line in enumerate(lines)]
     if status.run_directory:
         rows.append(("run directory", status.run_directory + (f"  (on {where})" if where else "")))
-    if status.native:
-        rows.append(("scheduler", ", ".join(f"{name} {value}" for name, value in status.native.items())))
+    if native := _native(status):
+        rows.append(("scheduler", native))
     rows += [("next" if not index else "", line) for index, line in enumerate(next_steps(status))]
     (_, title), *others = rows
     return "\n".join([title, *(f"  {label:<{_LABEL}}{text}" for label, text in others)]) + "\n"
@@ -149,8 +149,9 @@ def headline(status: RunStatus, now: float) -> str:
     since = None if status.since is None else age(now - status.since)
     if status.state.over:
         ago = f" {since} ago" if since else ""
-        why = f": {failure_line(status.failure)}" if status.failure is not None else ""
-        return f"{status.state}{ago}{why}"
+        # A cancelled run may have had a failed round before: that is not why it is over.
+        failed = status.failure is not None and status.state is State.failed
+        return f"{status.state}{ago}{f': {failure_line(status.failure)}' if failed and status.failure else ''}"
     lasting = f" for {since}" if since else ""
     reason = f" ({status.reason})" if status.reason and status.state is State.queued else ""
     return f"{status.state}{lasting}{reason}"
@@ -161,7 +162,8 @@ def failure_line(failure: Failure) -> str:
     parts = [f"rank {failure.rank}"] if failure.rank is not None else []
     parts += [f"on {failure.node}" if parts else failure.node] if failure.node else []
     code = failure.exit_code
-    told = failure.reason if code is None or str(code) in failure.reason else f"{failure.reason} (exit code {code})"
+    reason = failure.reason.removeprefix(f"rank {failure.rank}: ")
+    told = reason if code is None or str(code) in reason else f"{reason} (exit code {code})"
     return f"{' '.join(parts)}: {told}" if parts else told
 
 
@@ -180,6 +182,12 @@ def next_steps(status: RunStatus) -> list[str]:
     return [f"drillyard runs watch {handle}", f"drillyard runs logs -f {handle}"]
 
 
+def _native(status: RunStatus) -> str:
+    """The scheduler's own names; not the directory that is told anyway, nor that an ended run's agent has ended."""
+    told_elsewhere = {"launch_directory", *(["agent"] if status.state.over else [])}
+    return ", ".join(f"{name} {value}" for name, value in status.native.items() if name not in told_elsewhere)
+
+
 def _hosts(hosts: Sequence[str], most: int = 8) -> str:
     shown = ", ".join(hosts[:most])
     return shown if len(hosts) <= most else f"{shown} and {len(hosts) - most} more"
@@ -194,7 +202,8 @@ def runs_table(statuses: Sequence[RunStatus], *, width: int | None = None, now: 
     clusters = list(dict.fromkeys(_cluster(status) for status in statuses))
     names = [status.handle.run if width is not None else str(status.handle) for status in statuses]
     rows = [_row(status, now) for status in statuses]
-    name_width, why_width = _widths(names, rows, width)
+    # The titles of clusters stand in the same column.
+    name_width, why_width = _widths([*names, *(clusters if width is not None else ())], rows, width)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("RUN", no_wrap=True)
     table.add_column("STATE", no_wrap=True)
@@ -257,7 +266,12 @@ def cut_middle(text: str, width: int) -> str:
 def _why(status: RunStatus) -> str:
     if status.failure is not None and status.state in (State.failed, State.restarting):
         return failure_line(status.failure)
-    return status.reason or ""
+    return _reason(status) or ""
+
+
+def _reason(status: RunStatus) -> str | None:
+    """A reason that says more than the state does."""
+    return None if status.reason == status.state else status.reason
 
 
 def status_json(status: RunStatus) -> dict[str, Any]:

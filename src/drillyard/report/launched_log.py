@@ -23,6 +23,8 @@ from drillyard.measure.read import Tail
 from drillyard.measure.result import measure
 from drillyard.measure.text import screen
 
+_NO_STEPS = "{run} is over, and no line of its log is a step as drillyard metrics knows them: drillyard runs logs {run}"
+
 
 class MirroredLog:
     """A run's merged log, written to a file by a thread until the run is over."""
@@ -66,6 +68,7 @@ def watch_log(
 ) -> None:
     """Show what is measured, in place on a terminal, else again and again, until the run is over.
 
+    Of a log that ends without a step only that is said: all that measuring it could tell is what is missing.
     Raises UserError where the log cannot be read.
     """
     with _mirrored(launcher, run) as log, Live(console=console, auto_refresh=False) as live:
@@ -74,7 +77,8 @@ def watch_log(
             complete = log.complete
             records = tail.poll()
             if records is not None:
-                shown = screen(measure(records, asked, facts))
+                result = measure(records, asked, facts)
+                shown = screen(result) if result.log.steps or not complete else _NO_STEPS.format(run=run)
                 if console.is_terminal:
                     live.update(shown, refresh=True)
                 else:

@@ -161,7 +161,7 @@ def test_all_mistakes_of_a_file_are_told_at_once_in_its_order(refuse: Refuse) ->
         (
             "name: small",
             "name: 7",
-            "1: name: found 7; allowed: Name of the run: lower case letters, digits, '.', '_' and '-'",
+            "1: name: found 7; allowed: Name of the run: at most 63 lower case letters, digits, '.', '_' and '-'",
         ),
         ("  steps: 100", "  max_steps: 9", "11: training.max_steps: unknown key; did you mean 'steps'?"),
         ("  steps: 100", "  lr: 9", "11: training.lr: unknown key; did you mean 'optimizer.learning_rate'?"),

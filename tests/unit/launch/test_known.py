@@ -30,6 +30,15 @@ def test_a_cluster_that_is_remembered_is_known_with_the_same_settings(monkeypatc
     assert "${env:MY_TOKEN}" in text and "secret" not in text
 
 
+def test_what_was_remembered_is_taken_back() -> None:
+    take_back = remember_cluster(request(cluster(nodes=2)).cluster)
+    take_back_the_second = remember_cluster(request(cluster(nodes=4)).cluster)
+    take_back_the_second()
+    assert [known.nodes for known in known_clusters()[0]] == [2]
+    take_back()
+    assert known_clusters() == ([], [])
+
+
 def test_a_later_config_of_the_name_takes_the_place_of_the_earlier() -> None:
     remember_cluster(request(cluster(nodes=2)).cluster)
     remember_cluster(request(cluster(nodes=4)).cluster)

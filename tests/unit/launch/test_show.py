@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 
 from hypothesis import given, settings
@@ -29,6 +30,36 @@ NOW = 1_800_000_000.0
 
 def plan(*steps: Program | Call, files: tuple[File, ...] = (), fields: tuple[Field, ...] = ()) -> Plan:
     return Plan(HANDLE, 2, 8, "/r", "/r/launch", "there already: /p", files, steps, fields, ("first\nsecond",))
+
+
+def test_a_cancelled_run_did_not_end_because_of_an_earlier_failure() -> None:
+    failure = Failure("exit code 7", rank=3, node="n2", exit_code=7, lines=("oops",))
+    cancelled = status(State.cancelled, failure=failure, since=NOW - 60)
+    assert headline(cancelled, NOW) == "cancelled 60 s ago"
+    assert "  failure        rank 3 on n2: exit code 7\n" in status_text(cancelled, now=NOW)
+    assert headline(status(State.failed, failure=failure, since=NOW - 60), NOW).endswith("rank 3 on n2: exit code 7")
+
+
+def test_a_cluster_is_named_in_full_above_runs_of_short_names_and_no_state_is_its_own_reason() -> None:
+    short = RunStatus(Handle("local", "workstation", "a"), State.cancelled, 1, reason="cancelled")
+    console = Console(width=60, record=True, file=io.StringIO())
+    console.print(runs_table([short], width=60))
+    title, row = console.export_text().splitlines()[1:]
+    assert title.strip() == "local://workstation" and row.split() == ["a", "cancelled", "-", "1"]
+    assert "reason" not in status_text(short, now=NOW)
+
+
+def test_a_rank_is_named_once() -> None:
+    failure = Failure("rank 1: exit code 1; ValueError: boom", rank=1, node="n2", exit_code=1)
+    failed = status(State.failed, failure=failure)
+    assert headline(failed, NOW) == "failed: rank 1 on n2: exit code 1; ValueError: boom"
+
+
+def test_what_was_the_agent_of_a_run_that_is_over_is_not_told() -> None:
+    native = {"job": 17, "agent": "gone", "launch_directory": "/r/launch"}
+    assert "  scheduler      job 17\n" in status_text(status(State.succeeded, native=native), now=NOW)
+    assert "  scheduler      job 17, agent gone\n" in status_text(status(State.running, native=native), now=NOW)
+    assert "scheduler" not in status_text(status(State.succeeded, native={"agent": "gone"}), now=NOW)
 
 
 def status(state: State, **fields: object) -> RunStatus:

@@ -1,0 +1,86 @@
+"""What somebody meets who launches for the first time: typing errors, secrets, plans applied by hand, failed ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.integration.desk import Desk
+
+from drillyard.launch.agent.identity import RUN_MARK, run_token
+from drillyard.supervise.guardian import end_marked_processes
+
+VALUE = "the-value-of-the-secret"
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> object:
+    """A user who runs on this machine; nothing of his runs is left at the end."""
+    desk = Desk(tmp_path / "desk", {"name": "here", "platform": "local", "processes_per_node": 1})
+    yield desk
+    for run in tmp_path.glob("desk/runs/*"):
+        end_marked_processes(run_token(str(run / "launch")), mark=RUN_MARK)
+
+
+def test_a_host_that_was_mistyped_once_is_not_asked_ever_after(desk: Desk) -> None:
+    run = desk.write_run("typed", {"command": ["true"]})
+    wrong = desk.directory / "wrong.yaml"
+    wrong.write_text("name: wrong\nplatform: ssh\nprocesses_per_node: 1\nssh: {hosts: [no-such-host.invalid]}\n")
+    refused = desk.say("launch", run, "--cluster", wrong)
+    assert refused.returncode == 2 and "nothing was started" in refused.stderr, refused.stderr
+    handle = desk.launch(run, "--wait").splitlines()[0]
+    listed = desk.say("runs", "list")
+    assert handle in listed.stdout
+    assert listed.returncode == 0 and "wrong" not in listed.stderr, listed.stderr
+
+
+def test_a_plan_is_applied_by_hand_and_finds_its_secrets_in_the_environment(desk: Desk, tmp_path: Path) -> None:
+    command = ["bash", "-c", 'echo "the secret has ${#TOKEN} letters"']
+    run = desk.write_run("by-hand", {"command": command, "environment": {"TOKEN": "${env:MY_TOKEN}"}})
+    assert desk.say("launch", run, "--output", tmp_path / "out").returncode == 0
+    apply = ["sh", str(tmp_path / "out" / "apply.sh")]
+    environment = {name: desk.environment[name] for name in ("HOME", "PATH")}
+    without = subprocess.run(apply, env=environment, capture_output=True, text=True)
+    assert without.returncode != 0 and "MY_TOKEN" in without.stderr and "nothing was sent" in without.stderr
+    assert not (desk.directory / "runs").exists()
+    subprocess.run(apply, env=environment | {"MY_TOKEN": VALUE}, check=True, capture_output=True)
+    assert desk.say("runs", "wait", "by-hand").returncode == 0
+    assert f"the secret has {len(VALUE)} letters" in desk.say("runs", "logs", "by-hand").stdout
+
+
+def test_a_secret_is_in_one_file_that_only_its_owner_reads_and_in_no_output(desk: Desk) -> None:
+    run = desk.write_run("secret", {"command": ["bash", "-c", "exit 3"], "environment": {"TOKEN": "${env:MY_TOKEN}"}})
+    missing = desk.say("launch", run)
+    assert missing.returncode == 2 and "MY_TOKEN is not set" in missing.stderr
+    desk.environment["MY_TOKEN"] = VALUE
+    handle = desk.launch(run, "--max-failures", "0")
+    assert desk.say("runs", "wait", handle).returncode == 1
+    holders = [path for path in desk.directory.rglob("*") if path.is_file() and VALUE.encode() in path.read_bytes()]
+    assert [path.name for path in holders] == ["secrets.json"] and holders[0].stat().st_mode & 0o077 == 0
+    shown = [["launch", run, "--dry-run", "--explain"], ["runs", "status", handle], ["runs", "logs", handle]]
+    shown += [["runs", "artifacts", handle], ["runs", "status", handle, "--json"]]
+    told = [desk.say(*arguments) for arguments in shown]
+    assert all(VALUE not in each.stdout + each.stderr for each in told)
+    assert "secret" not in {path.rpartition("/")[2] for path in told[3].stdout.split()}
+
+
+def test_a_cancelled_run_is_not_said_to_be_over_because_of_an_earlier_failure(desk: Desk) -> None:
+    script = 'if [ -e again ]; then sleep 1000; else touch again; echo "the first round broke"; exit 7; fi'
+    handle = desk.launch(desk.write_run("twice", {"command": ["bash", "-c", script]}))
+    desk.wait_for(handle, lambda told: told["round"] == 1 and told["state"] == "running")
+    assert desk.say("runs", "cancel", handle).returncode == 0
+    told = desk.say("runs", "status", handle).stdout
+    first, *others = told.splitlines()
+    assert "cancelled" in first and "exit code 7" not in first
+    assert any(line.split()[0] == "failure" and "exit code 7" in line for line in others), told
+    assert "agent gone" not in told
+
+
+def test_the_whole_of_a_plan_is_told_once(desk: Desk) -> None:
+    run = desk.write_run("told", {"command": ["true"]})
+    two = desk.directory / "two.yaml"
+    two.write_text("name: two\nplatform: ssh\nnodes: 2\nprocesses_per_node: 1\nssh: {hosts: [a, b]}\n")
+    warnings = json.loads(desk.say("launch", run, "--cluster", two, "--dry-run", "--json").stdout)["warnings"]
+    assert len(warnings) == len(set(warnings)) == 1 and "storage.directory" in warnings[0]
