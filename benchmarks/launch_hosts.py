@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.integration.sshd_hosts import SshHosts, two_hosts
+from tests.integration.launch.sshd_hosts import SshHosts, two_hosts
 
 from drillyard import __version__
 from drillyard.launch import ssh_checks

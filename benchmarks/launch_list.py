@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.integration.slurm_cluster import slurm_cluster
+from tests.integration.launch.slurm_cluster import slurm_cluster
 
 RUN = "name: many\noutput: runs\nworkload: {command: [sleep, '600'], per: node}\n"
 CLUSTER = """\

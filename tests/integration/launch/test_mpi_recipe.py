@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "recipes/nccl-test-a4/mpi.sh"
+SCRIPT = Path(__file__).parents[3] / "recipes/nccl-test-a4/mpi.sh"
 MPIRUN = """\
 #!/bin/bash
 # Runs the program once on every host, over the ssh that Open MPI would use.

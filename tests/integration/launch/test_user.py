@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.integration.desk import Desk
+from tests.integration.launch.desk import Desk
 
 from drillyard.launch.agent.identity import RUN_MARK, run_token
 from drillyard.supervise.guardian import end_marked_processes

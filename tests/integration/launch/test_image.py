@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.image_build import BASE, ROOT, TOOLS, Builder, write_pip_conf
+from tests.integration.launch.image_build import BASE, ROOT, TOOLS, Builder, write_pip_conf
 
 from drillyard import __version__
 

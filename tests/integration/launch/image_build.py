@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SUITE = "bookworm"
 PACKAGES = "python3,python3-venv,ca-certificates"
 BASE, IMAGE = "localhost/drillyard-test-base", "localhost/drillyard-test"

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from tests.integration import held
 from tests.integration.conftest import Reference
-from tests.integration.desk import Desk
 from tests.integration.held import Holds
-from tests.integration.slurm_cluster import GPUS_PER_NODE, SlurmCluster, slurm_cluster, until
-from tests.integration.sshd_hosts import two_hosts
+from tests.integration.launch.desk import Desk
+from tests.integration.launch.slurm_cluster import GPUS_PER_NODE, SlurmCluster, slurm_cluster, until
+from tests.integration.launch.sshd_hosts import two_hosts
 from tests.integration.tiny_run import STEPS, Run, write_config
 
 TITAN = """

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.agents import Agents, codes, free_port_range, wait_until
 from tests.integration.disks import MIB, Tmpfs
+from tests.integration.launch.agents import Agents, codes, free_port_range, wait_until
 
 from drillyard.launch.agent.identity import process_of
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from tests.integration import held
 from tests.integration.conftest import Reference
-from tests.integration.desk import Desk
 from tests.integration.held import Holds
-from tests.integration.sshd_hosts import SshHost, SshHosts, two_hosts
+from tests.integration.launch.desk import Desk
+from tests.integration.launch.sshd_hosts import SshHost, SshHosts, two_hosts
 from tests.integration.tiny_run import PATIENCE_SECONDS, STEPS, Run, write_config
 
 from drillyard.launch.handles import Handle

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.integration import held
 from tests.integration.conftest import Reference
-from tests.integration.desk import Desk
 from tests.integration.held import Holds
+from tests.integration.launch.desk import Desk
 from tests.integration.tiny_run import PATIENCE_SECONDS, STEPS, Run, drillyard, wait_until, write_config
 
 from drillyard.launch.agent.identity import RUN_MARK, run_token

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 from google.cloud.aiplatform_v1.types import CustomJob
-from tests.integration.agents import free_port_range
 from tests.integration.gcs import BUCKET, Bucket
-from tests.integration.vertex_server import PROJECT, REGION, Refusal, Replicas, Vertex
+from tests.integration.launch.agents import free_port_range
+from tests.integration.launch.vertex_server import PROJECT, REGION, Refusal, Replicas, Vertex
 from tests.unit.launch.requests import cluster, request
 
 from drillyard.errors import UserError
