@@ -131,7 +131,8 @@ def last_words(text: str, limit: int = 6) -> list[str]:
         what = lines[terminated + 1].strip() if terminated + 1 < len(lines) else ""
         return [f"{found[1]}: {what.removeprefix('what():').strip()}"]
     if raised >= 0:
-        frame = [line for line in lines[max(raised - 3, 0) : raised] if line.lstrip("[]rank0123456789: ")]
+        # Without the line of ^ and ~ that Python puts below the code.
+        frame = [line for line in lines[max(raised - 3, 0) : raised] if line.lstrip("[]rank0123456789: ").strip("^~ ")]
         return [*frame[-2:], *_until_blank(lines[raised:], limit - 2)]
     telling = [line for line in lines if line and not _NOT_A_CAUSE.match(line) and not line.startswith("=== ")]
     return telling[-limit:]

@@ -51,6 +51,14 @@ def test_the_last_exception_with_its_line_of_code_is_the_last_word() -> None:
     assert not cause.speaks_of_lost_peer(words)
 
 
+def test_the_mark_below_a_line_of_code_is_left_out() -> None:
+    log = (
+        'Traceback (most recent call last):\n  File "train.py", line 7, in main\n    step(a, b)\n    ^^^^~~^^^^\n'
+        "ValueError: no\n"
+    )
+    assert cause.last_words(log) == ['  File "train.py", line 7, in main', "    step(a, b)", "ValueError: no"]
+
+
 def test_a_message_to_the_user_wins_and_keeps_its_lines() -> None:
     text = "Step: 1 | x\nerror: a.jsonl: line 3 is not JSON\nmend it\n\nlater noise\n"
     assert cause.user_message(text) == "error: a.jsonl: line 3 is not JSON\nmend it"

@@ -90,7 +90,8 @@ def make_report(
 def _reason(status: int, rank: int | None, lines: list[str]) -> str:
     who = "" if rank is None else f"rank {rank}: "
     shown = cause.describe_exit(128 - status if status > 128 else status)
-    error = cause.error_line(lines)
+    # What a killed process printed before was about its work.
+    error = "" if cause.was_killed(status) else cause.error_line(lines)
     return f"{who}{shown}" + (f"; {error}" if error else "")
 
 

@@ -82,6 +82,7 @@ def test_an_end_with_0_has_no_cause() -> None:
 
 def test_a_killed_command_names_its_signal() -> None:
     assert report(-9)["reason"] == "killed by SIGKILL (exit code 137)"
+    assert report(-9, printed="Estimate: it fits\n")["reason"] == "killed by SIGKILL (exit code 137)"
     assert report(-9, why="not renewed")["reason"] == "not renewed"
 
 
