@@ -33,6 +33,11 @@ from drillyard.launch.states import Failure, RunStatus, State
 
 _LOOK_SECONDS = 120.0
 _AGENT = 'd=$(mktemp -d) && trap \'rm -rf "$d"\' EXIT && tar -x -C "$d" -f - && "$0" "$d/agent" "$@"'
+_STOP = (
+    'if [ -e "$1/agent/__main__.py" ] && [ -e "$1/job.json" ]; then exec "$0" "$1/agent" stop --job "$1/job.json"; fi; '
+    f'set -- stop --launch-directory "$1"; {_AGENT}'
+)
+"""By the run's own agent, as that needs no room; the one that is sent stops a run whose directory is gone."""
 _STOP_SECONDS = 300.0
 _CONFIGS = ("run.yaml", "cluster.yaml", "job.json")
 _OF_THE_AGENT = ("launch/agent/", "launch/secret")
@@ -124,6 +129,9 @@ class HostsLauncher:
             # Whoever launched it was killed before any agent was started.
             self._ask_head(["forget", "--cluster", self._cluster.name, "--run", run])
             return replace(status, state=State.cancelled, reason="cancelled before anything was started")
+        if status.native["agent"] == "none":
+            # Its directory was deleted, so nobody can note that.
+            return replace(status, state=State.cancelled, reason=f"{status.reason}; nothing of it is left running")
         return status
 
     def resume(self, run: str) -> Handle:
@@ -239,7 +247,8 @@ class HostsLauncher:
         words = _stop_words(self._layout(None).place.agent_python, launch_directory)
         argvs = [host.argv(words) for host in self._hosts]
         trouble = []
-        for answer in ask_all(self._titles, argvs, self._programs, seconds=_STOP_SECONDS):
+        sent = archive(agent_files())
+        for answer in ask_all(self._titles, argvs, self._programs, stdin=sent, seconds=_STOP_SECONDS):
             told = answer.told()
             if told is None:
                 what = f"{answer.host}: {why_no_answer(answer)}"
@@ -261,7 +270,7 @@ class HostsLauncher:
         }
         stops = [host.argv(_stop_words(python, launch_directory)) for host, launch_directory in places.items()]
         titles = [host.title for host in places]
-        ended = ask_all(titles, stops, self._programs, seconds=_STOP_SECONDS)
+        ended = ask_all(titles, stops, self._programs, stdin=sent, seconds=_STOP_SECONDS)
         stopped = [answer.host for answer in ended if answer.told() is not None]
         done = f"{run} is stopped on {', '.join(stopped)}" if stopped else f"{run} runs on no other host"
         return UserError(f"{why}\n{done}; {self._what_goes_on}")
@@ -282,8 +291,7 @@ class HeadUnreachable(UserError):
 
 
 def _stop_words(python: str, launch_directory: str) -> list[str]:
-    job = posixpath.join(launch_directory, "job.json")
-    return [python, posixpath.join(launch_directory, "agent"), "stop", "--job", job]
+    return ["sh", "-c", _STOP, python, launch_directory]
 
 
 def run_status(handle: Handle, seen: dict[str, Any]) -> RunStatus:

@@ -3,9 +3,11 @@
     check    on every host at once: nothing stays there; all must be well before anything is started
     share    do the others see what the head host wrote into the directory of runs? `forget` removes it
     carry    `--sync`: the working directory, once where the hosts share it, else to every host
+    claim    the launch directory, on the head host: one submission at a time writes there and starts agents
     write    the launch directory, once: it is on storage that the hosts share
     record   the run's entry in the index of the head host, where `runs` finds it: nothing runs that is not found
     start    an agent on every host, detached: it outlives the connection
+    release  the claim, also where one of the three before has failed
 
 What the steps of a stage print is judged before the next stage begins (`ssh_checks.py`). A submission is named by a
 digest of the run's secret, which is made for it: agents of different submissions never join, and the mark of `share` is
@@ -30,7 +32,12 @@ from drillyard.launch.launcher import Request
 from drillyard.launch.plan import Field, File, Plan, Program
 from drillyard.launch.programs import Host
 
-CHECK, SHARE, FORGET, CARRY, WRITE, RECORD, START = "check", "share", "forget", "carry", "write", "record", "start"
+CHECK, SHARE, FORGET, CARRY, CLAIM = "check", "share", "forget", "carry", "claim"
+WRITE, RECORD, START, RELEASE = "write", "record", "start", "release"
+CLAIM_SECONDS = 900
+"""A claim that is older is of a launch that is dead: all that is done under one takes less, by its time limits."""
+CLAIMED = 3
+"""What `claim` exits with where another launch has the directory."""
 CARRIED_LIST = ".drillyard-carried"
 """In a carried directory: what was carried, so that what is gone here is removed there the next time."""
 
@@ -38,6 +45,28 @@ _NONCE = 'n=$(sha256sum <"$d/secret" | cut -c1-16)'
 _ASK = f'd=$(mktemp -d) && trap \'rm -rf "$d"\' EXIT && tar -x -C "$d" -f - && {_NONCE} && "$0" "$d/agent" check "$@"'
 """The agent out of the archive on standard input, which leaves nothing behind. `$0` is its Python."""
 _FORGET = 'n=$(tar -x -O -f - secret | sha256sum | cut -c1-16) && rm -f -- "$0/.drillyard-$n"'
+_CLAIM = f"""\
+umask 022 && mkdir -p "$1" && d=$(mktemp -d) && trap 'rm -rf "$d"' EXIT && tar -x -C "$d" -f - && {_NONCE} &&
+exec 9>>"$1/claim" && flock -w 30 9 || exit 1
+now=$(date +%s)
+if read -r other since where pid start <"$1/claim" && [ "$other" != "$n" ] && [ $((now - since)) -lt {CLAIM_SECONDS} ]
+then
+    here=$(cat /proc/sys/kernel/random/boot_id)/$(stat -L -c %i /proc/self/ns/pid)
+    if [ "$where" != "$here" ] || [ "$(sed 's/.*) //' "/proc/$pid/stat" 2>&1 | cut -d ' ' -f 20)" = "$start" ]; then
+        echo "submission $other, $((now - since)) s ago" >&2
+        exit {CLAIMED}
+    fi
+fi
+echo "$n $now $(cat "$d/client")" >"$1/claim" && "$0" "$d/agent" check --launch-directory "$1" 9>&-
+"""
+"""Enters the submission into LAUNCH_DIR/claim, then tells which agents of the run live there: another launch may have
+had its claim, and released it, since the hosts were looked at. All of that is done on one host, so a lock of its kernel
+makes it one step. A claim ends by itself with the process that launches, where that is on this host, else with time."""
+_RELEASE = f"""\
+d=$(mktemp -d) && trap 'rm -rf "$d"' EXIT && tar -x -C "$d" -f - && {_NONCE} &&
+exec 9>>"$0/claim" && flock -w 30 9 || exit 1
+if read -r whose rest <"$0/claim" && [ "$whose" = "$n" ]; then : >"$0/claim"; fi
+"""
 _UNPACK = 'umask 022 && mkdir -p "$0" && cd "$0" && rm -f state.json && exec tar -x -p --no-same-owner -f -'
 UNPACK_OVER = """\
 umask 022 && mkdir -p "$0" && cd "$0" && touch "$1" &&
@@ -81,14 +110,17 @@ def plan_on(layout: Layout, request: Request) -> Plan:
     prepared = prepare(request, layout.place)
     prepared = _in_containers(prepared) if prepared.image else _with_path(prepared, layout.place)
     job, files = prepared.job, tuple(file.path for file in prepared.files)
+    agent = [path for path in files if path.startswith("agent/")]
     needs = ["--python", layout.place.python] if isinstance(request.run, RunConfig) else []
     needs = ["--image", prepared.image] if prepared.image else needs
     steps = [
-        *_checks(layout, job, [path for path in files if path.startswith("agent/")], needs),
+        *_checks(layout, job, agent, needs),
         *_carry(layout, request),
+        _claim(layout, job, agent),
         _write(layout.hosts[0], job, files),
         _record(layout, job),
         *_starts(layout, job),
+        _release(layout, job),
     ]
     return Plan(
         handle=prepared.handle,
@@ -110,9 +142,11 @@ def plan_again(layout: Layout, job: Job) -> Plan:
     files = agent_files()
     steps = [
         *_checks(layout, job, [file.path for file in files], ["--python", job.command[0]] if trainer else []),
+        _claim(layout, job, [file.path for file in files]),
         _write(layout.hosts[0], job, ()),
         _record(layout, job),
         *_starts(layout, job),
+        _release(layout, job),
     ]
     return Plan(
         handle=Handle(job.platform, job.cluster, job.run),
@@ -176,6 +210,20 @@ def _carry(layout: Layout, request: Request) -> list[Program]:
         )
         for host in where
     ]
+
+
+def _claim(layout: Layout, job: Job, sent: Sequence[str]) -> Program:
+    head = layout.hosts[0]
+    argv = head.argv(["sh", "-c", _CLAIM, layout.place.agent_python, job.launch_directory])
+    purpose = f"claim the launch directory on {head.title}, which no other launch and no agent of the run may have"
+    return Program(purpose, argv, sends=tuple(sent), stage=CLAIM)
+
+
+def _release(layout: Layout, job: Job) -> Program:
+    head = layout.hosts[0]
+    argv = head.argv(["sh", "-c", _RELEASE, job.launch_directory])
+    # Its input is the submission's secret; the archive of a plan's step is not empty.
+    return Program(f"release the claim on {head.title}", argv, sends=("agent/job.py",), stage=RELEASE)
 
 
 def _write(head: Host, job: Job, files: Sequence[str]) -> Program:

@@ -2,12 +2,14 @@
 
 Ctrl-C before the first file is written leaves nothing behind. From there until all agents are started it waits, as
 those few seconds must not be torn apart; the run is submitted then and its handle is told. Where an agent cannot be
-started, those that were are stopped.
+started, those that were are stopped. Of launches of one run at the same moment one has the claim on the head host; the
+others are told so and undo nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -24,6 +26,7 @@ from drillyard.errors import UserError
 from drillyard.hardware.capacity import machine_of
 from drillyard.hardware.catalog import load_catalog
 from drillyard.launch import ssh_checks, ssh_plan
+from drillyard.launch.agent.identity import this_process
 from drillyard.launch.agent.job import Job
 from drillyard.launch.plan import File, Plan, Program
 from drillyard.launch.programs import Host, Programs, archive, archive_of_directory
@@ -33,6 +36,8 @@ MOST_AT_ONCE = 64
 """Programs of this machine that run at the same time: each is an ssh with a connection of its own."""
 CHECK_SECONDS = 180.0
 START_SECONDS = 120.0
+_RUNS_ALREADY = " runs here already (submission "
+"""What an agent's `start` says of an agent of another submission (agent/keeper.py)."""
 
 
 def ask_all(
@@ -77,14 +82,51 @@ class Submission:
         self._check()
         self._all_well(ssh_plan.CARRY, "the working directory could not be carried", seconds=None)
         with undivided(str(self._plan.handle)):
-            sent = (self._secret, found_secrets)
-            self._all_well(ssh_plan.WRITE, "the launch directory could not be written", START_SECONDS, sent)
-            self._all_well(ssh_plan.RECORD, "the run could not be entered into the index", START_SECONDS)
             try:
-                self._all_well(ssh_plan.START, "the run could not be started, and what was is stopped", START_SECONDS)
-            except UserError:
-                self._undo()
-                raise
+                self._claim()
+                self._write_and_start(found_secrets)
+            finally:
+                # Where that fails too, the claim ends with this process or with time.
+                self._do(ssh_plan.RELEASE, START_SECONDS, (self._secret,))
+
+    def _write_and_start(self, found_secrets: File) -> None:
+        sent = (self._secret, found_secrets)
+        self._all_well(ssh_plan.WRITE, "the launch directory could not be written", START_SECONDS, sent)
+        self._all_well(ssh_plan.RECORD, "the run could not be entered into the index", START_SECONDS)
+        what = "the run could not be started, and what was is stopped"
+        answers = self._do(ssh_plan.START, START_SECONDS)
+        self._require_own(answers[0])
+        try:
+            self._judge(answers, what)
+        except UserError:
+            self._undo()
+            raise
+
+    def _claim(self) -> None:
+        """Become the one launch that writes. Raises UserError, and then another one has the run."""
+        me = this_process()
+        client = File("client", f"{me.machine} {me.pid} {me.started}\n")
+        (answer,) = answers = self._do(ssh_plan.CLAIM, START_SECONDS, (self._secret, client))
+        if answer.result is not None and answer.result.returncode == ssh_plan.CLAIMED:
+            raise self._taken(answer.result.stderr.strip())
+        self._judge(answers, "the launch directory could not be claimed")
+        agents = (answer.told() or {}).get("agents")
+        if agents:
+            raise self._taken(f"submission {agents[0].get('submission')}, running there")
+
+    def _require_own(self, head: Answer) -> None:
+        """Raises UserError where the head host's agent is of another submission, which is not ours to stop."""
+        told, said = head.told() or {}, head.result.stderr if head.result is not None else ""
+        own = hashlib.sha256(self._secret.content.encode()).hexdigest()[:16]
+        if told.get("submission", own) != own or _RUNS_ALREADY in said:
+            raise self._taken(f"submission {told['submission']}" if "submission" in told else said.strip())
+
+    def _taken(self, whose: str) -> UserError:
+        handle = self._plan.handle
+        return UserError(
+            f"{handle}: is being launched by another drillyard ({whose}); nothing was submitted\n"
+            f"drillyard runs status {handle} tells of that one; give this run another name, or launch it again later"
+        )
 
     def _check(self) -> None:
         answers = self._do(ssh_plan.CHECK, CHECK_SECONDS, (self._secret,))
@@ -127,8 +169,11 @@ class Submission:
         )
 
     def _all_well(self, stage: str, what: str, seconds: float | None, sent: Sequence[File] = ()) -> None:
+        self._judge(self._do(stage, seconds, sent), what)
+
+    def _judge(self, answers: Sequence[Answer], what: str) -> None:
         problems = ssh_checks.Problems()
-        for answer in self._do(stage, seconds, sent):
+        for answer in answers:
             if answer.result is None or answer.result.returncode != 0:
                 problems.add(answer.host, ssh_checks.why_no_answer(answer))
         if problems.found:

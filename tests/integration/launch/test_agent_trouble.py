@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from tests.integration.disks import MIB, Tmpfs
 from tests.integration.launch.agents import Agents, codes, free_port_range, wait_until
 
 from drillyard.launch.agent import wire
-from drillyard.launch.agent.borrowed import guardian
+from drillyard.launch.agent.borrowed import guardian, shipped_files
 from drillyard.launch.agent.fence import Epochs, Lease
 from drillyard.launch.agent.identity import AGENT_MARK, Process, process_of
 
@@ -173,6 +174,53 @@ def test_the_end_of_a_run_is_told_on_a_full_disk(make: Make, small_disk: Tmpfs) 
     (agents.directory / "finish.later").rename(agents.directory / "finish")
     assert codes([agent]) == [0]
     assert agents.state["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("deleted", ["run directory", "launch directory"])
+def test_a_run_whose_directory_is_deleted_ends_with_all_its_processes(make: Make, deleted: str) -> None:
+    agents = make(f"cd /; {TELL}; trap '' TERM; while true; do sleep 0.05; done", 2, lease_seconds=2)
+    started = [agents.start(node) for node in range(2)]
+    wait_until(lambda: len(agents.lines("commands")) == 2)
+    processes = [process_of(each[who]) for each in started for who in ("agent", "keeper")]
+    with open(agents.launch / "agent-0.log", encoding="utf-8") as log:
+        _delete(agents.directory if deleted == "run directory" else agents.launch)
+        wait_until(lambda: not agents.marked() and not any(each.alive for each in processes), 60)
+        assert log.read().splitlines()[-1:] == [f"error: {agents.launch} is gone: what runs of tiny here is ended"]
+
+
+def test_a_directory_that_comes_back_in_time_costs_the_run_only_its_round(make: Make) -> None:
+    agents = make(f"{TELL}; sleep 600", lease_seconds=8)
+    agent = agents.run()
+    wait_until(lambda: agents.lines("commands"))
+    agents.launch.rename(agents.directory / "away")
+    time.sleep(3)
+    (agents.directory / "away").rename(agents.launch)
+    time.sleep(8)
+    assert agent.poll() is None
+
+
+def test_stop_needs_nothing_of_the_launch_directory(make: Make, tmp_path: Path) -> None:
+    agents = make(f"cd /; {TELL}; setsid sleep 600 & sleep 600", lease_seconds=600)
+    started = agents.start(0)
+    wait_until(lambda: agents.lines("commands"))
+    (tmp_path / "shipped").mkdir()
+    for name, text in shipped_files().items():
+        (tmp_path / "shipped" / name).write_text(text)
+    _delete(agents.directory)
+    argv = [sys.executable, str(tmp_path / "shipped"), "stop", "--launch-directory", str(agents.launch)]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    keeper = process_of(started["keeper"])
+    told = {"agents": [{"node": None, "process": keeper.pid, "ended": "asked"}], "left": [], "state": None}
+    assert json.loads(ended.stdout) == told
+    assert agents.marked() == []
+    wait_until(lambda: not keeper.alive, 5)
+
+
+def _delete(directory: Path) -> None:
+    """As `rm -rf`, at once: an agent may be writing into it."""
+    directory.rename(directory.with_name(f"{directory.name} deleted"))
+    shutil.rmtree(directory.with_name(f"{directory.name} deleted"), ignore_errors=True)
 
 
 def test_two_stops_at_once_leave_nothing(make: Make) -> None:

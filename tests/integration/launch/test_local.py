@@ -61,6 +61,24 @@ def test_a_run_goes_on_when_its_terminal_closes_and_is_found_from_another(desk: 
     assert processes(desk.directory / "runs" / "long") == []
 
 
+def test_of_launches_at_the_same_moment_one_is_submitted_and_the_others_are_told(desk: Desk) -> None:
+    runs = []
+    for number in range(3):
+        written = desk.write_run("same", {"command": ["bash", "-c", f"echo I am {number}; sleep 1000"]})
+        runs.append(written.rename(desk.directory / f"same-{number}.yaml"))
+    launches = [desk.start("launch", run) for run in runs]
+    said = [launch.communicate(timeout=PATIENCE_SECONDS) for launch in launches]
+    codes = [launch.returncode for launch in launches]
+    assert sorted(codes) == [0, 2, 2], said
+    winner = codes.index(0)
+    assert all("nothing was" in error for code, (_, error) in zip(codes, said, strict=True) if code), said
+    desk.wait_for("same", lambda told: told["state"] == "running")
+    until(lambda: "0: I am" in desk.say("runs", "logs", "same").stdout)
+    logs = desk.say("runs", "logs", "same").stdout
+    assert f"0: I am {winner}" in logs and logs.count("0: I am") == 1
+    assert (desk.directory / "runs" / "same" / "launch" / "claim").read_text() == ""
+
+
 def _take_terminal() -> None:
     import fcntl
     import termios

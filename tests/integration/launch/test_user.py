@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from tests.integration.launch.desk import Desk
 
 from drillyard.launch.agent.identity import RUN_MARK, run_token
-from drillyard.supervise.guardian import end_marked_processes
+from drillyard.supervise.guardian import end_marked_processes, marked_processes
 
 VALUE = "the-value-of-the-secret"
 
@@ -76,6 +77,20 @@ def test_a_cancelled_run_is_not_said_to_be_over_because_of_an_earlier_failure(de
     assert "cancelled" in first and "exit code 7" not in first
     assert any(line.split()[0] == "failure" and "exit code 7" in line for line in others), told
     assert "agent gone" not in told
+
+
+def test_a_run_whose_directory_was_deleted_is_cancelled(desk: Desk) -> None:
+    handle = desk.launch(desk.write_run("deleted", {"command": ["bash", "-c", "cd /; sleep 1000"]}))
+    desk.wait_for(handle, lambda told: told["state"] == "running")
+    run = desk.directory / "runs" / "deleted"
+    run.rename(run.with_name("away"))
+    shutil.rmtree(run.with_name("away"), ignore_errors=True)
+    seen = json.loads(desk.say("runs", "status", handle, "--json").stdout)
+    assert seen["state"] == "failed" and f"{run}/launch is not there" in seen["reason"]
+    cancelled = desk.say("runs", "cancel", handle)
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert cancelled.stdout == f"{handle}  cancelled\n"
+    assert marked_processes(run_token(str(run / "launch")), RUN_MARK) == []
 
 
 def test_the_whole_of_a_plan_is_told_once(desk: Desk) -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.unit.launch.requests import TRAINING, WORKLOAD, request
 
 from drillyard.errors import UserError
-from drillyard.launch.plan import Plan, Program
-from drillyard.launch.programs import Programs, archive
+from drillyard.launch.agent.identity import Process, this_process
+from drillyard.launch.plan import File, Plan, Program
+from drillyard.launch.programs import Programs, Result, archive
 from drillyard.launch.registry import launcher_for
+from drillyard.launch.ssh_plan import CLAIM_SECONDS, CLAIMED
 
 PAIR = """
 name: pair
@@ -46,7 +50,17 @@ def test_the_same_request_gives_the_same_plan_byte_for_byte() -> None:
 
 def test_all_hosts_are_looked_at_and_the_run_is_recorded_before_anything_is_started() -> None:
     stages = [step.stage for step in plan(sync=True).steps if isinstance(step, Program)]
-    assert list(dict.fromkeys(stages)) == ["check", "share", "forget", "carry", "write", "record", "start"]
+    assert list(dict.fromkeys(stages)) == [
+        "check",
+        "share",
+        "forget",
+        "carry",
+        "claim",
+        "write",
+        "record",
+        "start",
+        "release",
+    ]
     assert (stages.count("check"), stages.count("share"), stages.count("start")) == (2, 1, 2)
 
 
@@ -129,7 +143,14 @@ def test_secrets_are_in_no_plan() -> None:
 
 def test_local_is_one_host_without_ssh() -> None:
     planned = plan(LOCAL)
-    assert [step.stage for step in planned.steps if isinstance(step, Program)] == ["check", "write", "record", "start"]
+    assert [step.stage for step in planned.steps if isinstance(step, Program)] == [
+        "check",
+        "claim",
+        "write",
+        "record",
+        "start",
+        "release",
+    ]
     assert all("ssh" not in step.argv for step in planned.steps if isinstance(step, Program))
     assert planned.run_directory == "/home/me/project/runs/nccl"
     assert json.loads(planned.file("job.json").content)["nodes"] == 1
@@ -205,3 +226,41 @@ def test_an_agent_is_in_a_scope_of_its_users_manager_where_one_stays(tmp_path: P
     assert said().startswith(f"plain {tmp_path}/agent start --job {tmp_path}/job.json --node-rank 0 --leader 10.0.0.1")
     words[2] = words[2].replace("/var/lib/systemd/linger/$(id -un)", str(tmp_path / "secret"))
     assert said().startswith(f"scoped --user --scope --quiet --collect {fakes}/python3")
+
+
+SECRETS = [File("secret", secret) for secret in ("one\n", "two\n")]
+
+
+def _claimed(tmp_path: Path, which: int, client: Process, stage: str = "claim") -> Result:
+    """What claiming or releasing says, for one of two submissions."""
+    planned = plan(LOCAL.replace("here", "desk") + f"storage: {{directory: {tmp_path}}}\n")
+    step = steps(planned, stage)[0]
+    agent = [file for file in planned.files if file.path in step.sends]
+    told = File("client", f"{client.machine} {client.pid} {client.started}\n")
+    words = [sys.executable if word == "/usr/bin/python3" else word for word in remote(step)]
+    return Programs().run(words, stdin=archive([*agent, SECRETS[which], told]))
+
+
+def test_a_claim_keeps_others_out_until_it_is_released(tmp_path: Path) -> None:
+    me = this_process()
+    first = _claimed(tmp_path, 0, me)
+    assert first.returncode == 0 and json.loads(first.stdout)["agents"] == [], first.stderr
+    second = _claimed(tmp_path, 1, me)
+    assert second.returncode == CLAIMED and "submission " in second.stderr
+    # Who has no claim releases none.
+    assert _claimed(tmp_path, 1, me, "release").returncode == 0
+    assert _claimed(tmp_path, 1, me).returncode == CLAIMED
+    assert _claimed(tmp_path, 0, me, "release").returncode == 0
+    assert _claimed(tmp_path, 1, me).returncode == 0
+
+
+def test_a_claim_ends_with_the_process_that_launches_and_that_of_another_machine_with_time(tmp_path: Path) -> None:
+    me = this_process()
+    elsewhere, reused = replace(me, machine="other/1"), replace(me, started=me.started + 1)
+    assert _claimed(tmp_path, 0, reused).returncode == 0
+    assert _claimed(tmp_path, 1, elsewhere).returncode == 0
+    assert _claimed(tmp_path, 0, me).returncode == CLAIMED
+    (claim,) = tmp_path.rglob("launch/claim")
+    whose, since, rest = claim.read_text().split(" ", 2)
+    claim.write_text(f"{whose} {int(since) - CLAIM_SECONDS} {rest}")
+    assert _claimed(tmp_path, 0, me).returncode == 0

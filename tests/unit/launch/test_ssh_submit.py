@@ -25,6 +25,7 @@ from drillyard.launch.launcher import Launcher
 from drillyard.launch.plan import Plan
 from drillyard.launch.programs import Programs, Result
 from drillyard.launch.registry import launcher_for
+from drillyard.launch.ssh_plan import CLAIMED
 from drillyard.launch.ssh_submit import MOST_AT_ONCE, ask_all, undivided
 
 CLUSTER = """
@@ -48,6 +49,8 @@ class Hosts(Programs):
         assert argv[0] == "ssh"
         host, command = argv[-2], argv[-1]
         verbs = (
+            "whose rest",
+            "/claim",
             "list",
             "forget",
             " stop ",
@@ -86,11 +89,14 @@ def failed(words: str, code: int = 1) -> Result:
     return Result(("ssh",), code, "", words)
 
 
+STARTED = ["/claim", "rm -f state.json", "index", 'agent" start', "whose rest"]
+
+
 def test_stages_follow_one_another_and_every_host_gets_its_agent() -> None:
     hosts = Hosts()
     launcher, plan = made(hosts, 3)
     assert str(launcher.submit(plan)) == "ssh://many/nccl"
-    assert hosts.verbs() == ["list", "check", "--nonce", "rm -f --", "rm -f state.json", "index", 'agent" start']
+    assert hosts.verbs() == ["list", "check", "--nonce", "rm -f --", *STARTED]
     assert [host for verb, host, _ in hosts.calls if verb == 'agent" start'] == ["n0", "n1", "n2"]
 
 
@@ -144,7 +150,32 @@ def test_an_agent_that_does_not_start_takes_the_others_with_it_and_the_run_is_no
     with pytest.raises(UserError, match=r"could not be started, and what was is stopped:\n  n1: .*no space left"):
         launcher.submit(plan)
     assert [host for verb, host, _ in hosts.calls if verb == "stop"] == ["n0", "n1"]
-    assert hosts.verbs()[-1] == "forget"
+    assert hosts.verbs()[-2:] == ["forget", "whose rest"]
+
+
+def test_a_launch_that_another_one_has_claimed_writes_nothing_and_stops_nothing() -> None:
+    hosts = Hosts(says={("/claim", "n0"): failed("submission 0123, 4 s ago", CLAIMED)})
+    launcher, plan = made(hosts)
+    with pytest.raises(UserError, match=r"being launched by another .*0123, 4 s ago.*; nothing was submitted"):
+        launcher.submit(plan)
+    assert hosts.verbs() == ["list", "check", "--nonce", "rm -f --", "/claim", "whose rest"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        ("/claim", Result(("ssh",), 0, json.dumps({"agents": [{"node": 0, "submission": "0123"}]}), "")),
+        ('agent" start', Result(("ssh",), 0, json.dumps({"submission": "0123", "already": True}), "")),
+        ('agent" start', failed("error: node 0 of nccl runs here already (submission 0123, process 9): stop it", 2)),
+    ],
+)
+def test_agents_of_another_submission_are_told_and_left_alone(verb: str, said: Result) -> None:
+    hosts = Hosts(says={(verb, "n0"): said})
+    launcher, plan = made(hosts)
+    with pytest.raises(UserError, match=r"being launched by another .*0123.*nothing was submitted"):
+        launcher.submit(plan)
+    assert not {"stop", "forget"} & set(hosts.verbs())
+    assert hosts.verbs()[-1] == "whose rest"
 
 
 def known(state: dict[str, Any] | None, **more: Any) -> list[dict[str, Any]]:

@@ -38,7 +38,9 @@ def _parser() -> argparse.ArgumentParser:
     ):
         _add_run_options(_add(verbs, name, verb, text))
     stop = _add(verbs, "stop", ending.stop, "cancel a run: end everything of it on this host")
-    stop.add_argument("--job", required=True, help="job.json")
+    which = stop.add_mutually_exclusive_group(required=True)
+    which.add_argument("--job", help="job.json")
+    which.add_argument("--launch-directory", help="where that was: also a directory that is gone")
     stop.add_argument("--patience", type=float, default=30.0, help="seconds from SIGTERM to SIGKILL")
     stop.add_argument("--mark-only", action="store_true", help="only note that the run is cancelled")
     check = _add(verbs, "check", facts.check, "facts of this host")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from . import records
 from .borrowed import guardian
-from .identity import RUN_MARK, Process, process_of, run_token
+from .identity import RUN_MARK, Process, process_of, run_token, running_process
 from .job import EXIT_CANCELLED, EXIT_FAILED
 from .running import agents_here, job_of
 from .stopmark import mark_cancelled
@@ -23,14 +23,13 @@ _SECONDS_TO_END = 10.0
 
 def stop(options: Namespace) -> int:
     """Cancel a run: end its agents on this host and all they have started; prints JSON. Raises Mistake."""
-    job = job_of(options.job)
-    directory = Path(job.launch_directory)
+    directory = Path(options.launch_directory or job_of(options.job).launch_directory)
     state = records.last_state(directory)
     here = agents_here(directory)
     submissions = {str(each["submission"]) for each in here} | {str(state.get("submission", ""))}
-    told = []
+    told: list[dict[str, object]] = []
     problem = None
-    for submission in sorted(submissions):
+    for submission in sorted(submissions) if directory.is_dir() else ():
         try:
             mark_cancelled(directory, submission)
         except OSError as error:
@@ -41,7 +40,9 @@ def stop(options: Namespace) -> int:
             told.append({"node": each["node"], "ended": _end_agent(each, options.patience)})
     left: list[int] = []
     if not options.mark_only:
-        token = run_token(job.launch_directory)
+        token = run_token(str(directory))
+        if not here:
+            told = _end_unannounced(token, options.patience)
         guardian.end_marked_processes(token, mark=RUN_MARK)
         left = guardian.marked_processes(token, RUN_MARK)
         _write_cancelled(directory)
@@ -49,6 +50,32 @@ def stop(options: Namespace) -> int:
         print(f"error: {problem}", file=sys.stderr, flush=True)
     print(json.dumps({"agents": told, "left": left, "state": records.last_state(directory).get("state")}))
     return EXIT_FAILED if left or problem else 0
+
+
+def _end_unannounced(token: str, patience_seconds: float) -> list[dict[str, object]]:
+    """Ask what nobody has announced (any more) to end, and wait for that: the processes that no other of them started.
+
+    Those pass it on in order: a keeper to its agent, an agent to its command.
+    """
+    marked = guardian.marked_processes(token, RUN_MARK)
+    first = [running_process(pid) for pid in marked if _parent(pid) not in marked]
+    for process in first:
+        _signal(process, signal.SIGTERM)
+    deadline = time.monotonic() + patience_seconds
+    while time.monotonic() < deadline and guardian.marked_processes(token, RUN_MARK):
+        time.sleep(0.05)
+    return [
+        {"node": None, "process": process.pid, "ended": "killed" if process.alive else "asked"} for process in first
+    ]
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # proc(5): ppid is field 4, the second after the command's name in brackets.
+    return int(told[told.rindex(")") + 2 :].split()[1])
 
 
 def _end_agent(told: dict[str, object], patience_seconds: float) -> str:

@@ -6,6 +6,7 @@ and start the run elsewhere. So each start of a leader takes the next number in 
 - a node's agent renews `NNNN.node-K.alive` many times per `lease_seconds`, as long as a command of its may run;
 - an agent that cannot renew for half of `lease_seconds` has its command killed, by its guardian: another process, which
   works also when the agent is stopped or waits for a disk that does not answer;
+- an agent whose launch directory was deleted `lease_seconds` ago ends its command and itself;
 - an agent that sees a newer epoch kills its command at once and puts `NNNN.node-K.gone` beside its lease;
 - a leader starts nothing before every lease of earlier epochs is gone, was not renewed for `lease_seconds` on the
   leader's own clock, or belongs to an agent of this machine that is dead together with everything it started.
@@ -22,6 +23,7 @@ import errno
 import json
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +32,7 @@ from typing import Any
 
 from .borrowed import guardian
 from .identity import AGENT_MARK, Process, process_of
+from .job import Job
 
 _ALIVE = re.compile(r"(\d{4,})\.node-(\d+)\.alive")
 _EPOCH = re.compile(r"\d{4,}")
@@ -173,6 +176,11 @@ def _ended(token: str) -> bool:
     return not guardian.marked_processes(token, AGENT_MARK)
 
 
+def say_gone(job: Job) -> None:
+    """Tell whoever started this agent why it leaves: there is no log any more."""
+    print(f"error: {job.launch_directory} is gone: what runs of {job.run} here is ended", file=sys.stderr, flush=True)
+
+
 class Lease:
     """This node's part: a thread that renews the lease of the epoch it belongs to and looks for a newer one.
 
@@ -192,6 +200,7 @@ class Lease:
         self._epoch: int | None = None
         self._renewed_at = 0.0
         self._count = 0
+        self._missing_since: float | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -205,6 +214,12 @@ class Lease:
     def silent_seconds(self) -> float:
         """Since the last renewal."""
         return time.monotonic() - self._renewed_at
+
+    @property
+    def directory_gone(self) -> bool:
+        """Whether the launch directory has been deleted for `seconds`; one that does not answer is not gone."""
+        since = self._missing_since
+        return since is not None and time.monotonic() - since >= self.seconds
 
     def holds(self, epoch: int) -> bool:
         """Whether this agent belongs to an epoch already."""
@@ -239,9 +254,20 @@ class Lease:
     def _watch(self) -> None:
         while True:
             time.sleep(min(1.0, self.seconds / 8))
-            # A directory that cannot be written (or is gone) for long is what the guardian is for.
+            # A directory that cannot be written for long is what the guardian is for.
+            with contextlib.suppress(OSError):
+                self._look_for_directory()
             with self._lock, contextlib.suppress(OSError):
                 self._look()
+
+    def _look_for_directory(self) -> None:
+        try:
+            os.stat(self._epochs.directory.parent)
+        except FileNotFoundError:
+            if self._missing_since is None:
+                self._missing_since = time.monotonic()
+        else:
+            self._missing_since = None
 
     def _look(self) -> None:
         if self._epoch is None:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from . import records
-from .fence import Epochs, Lease, Predecessors
+from .fence import Epochs, Lease, Predecessors, say_gone
 from .identity import Process
-from .job import EXIT_CANCELLED, EXIT_CHECKPOINTED, EXIT_NODE_LOST, Job
+from .job import EXIT_CANCELLED, EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST, Job
 from .node import Node
 from .requests import PATIENCE_AFTER_FAILURE_SECONDS, START_SECONDS, StopRequests
 from .sockets import wait_for
@@ -87,6 +87,7 @@ class Follower:
                 # Nothing of this node runs, so nothing is lost.
                 cancelled = is_cancelled(Path(self._job.launch_directory), self._start["submission"])
                 raise _Dismissed(EXIT_CANCELLED if cancelled else EXIT_CHECKPOINTED)
+            self._look_for_directory()
             if time.monotonic() > deadline or self._fenced_for_good():
                 raise _Dismissed(EXIT_NODE_LOST)
             code = self._code_of_run()
@@ -163,7 +164,14 @@ class Follower:
             self._node.tick()
             time.sleep(0.02)
 
+    def _look_for_directory(self) -> None:
+        if self._lease.directory_gone:
+            say_gone(self._job)
+            self._node.kill()
+            raise _Dismissed(EXIT_FAILED)
+
     def _look_at_fence(self) -> None:
+        self._look_for_directory()
         if self._lease.fenced_by is not None:
             self._node.kill("the run was started again")
             raise ConnectionLost(f"the run was started again (epoch {self._lease.fenced_by})")

@@ -19,7 +19,7 @@ from . import contract, records
 from .borrowed import signals
 from .contract import Counts, Decision, Limits, RoundEnd
 from .door import Door
-from .fence import Epochs, Lease, Predecessors
+from .fence import Epochs, Lease, Predecessors, say_gone
 from .identity import Process
 from .job import EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST, Job
 from .members import LocalMember, Member, RemoteMember
@@ -36,8 +36,12 @@ _SECONDS_FOR_LATE_SIGNALS = 1.0
 _CODES_OF_A_REQUEST = {EXIT_CHECKPOINTED, *(128 + int(number) for number in signals.STOP_SIGNALS)}
 
 
-class _Fenced(Exception):
-    """The run was started elsewhere: this leader has ended what it had, and leaves."""
+class _Ousted(Exception):
+    """The run is not this leader's any more: it has ended what it had, and leaves with a code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 class Leader:
@@ -71,11 +75,11 @@ class Leader:
             self._state, self._counts, self._round = self._take_up()
             try:
                 decision = self._rounds()
-            except _Fenced:
-                # The state belongs to the new leader.
-                self._dismiss(EXIT_NODE_LOST)
+            except _Ousted as ousted:
+                # The state belongs to the new leader, or is gone.
+                self._dismiss(ousted.code)
                 self._lease.release()
-                return EXIT_NODE_LOST
+                return ousted.code
             code = self._leave(decision)
             self._dismiss(code)
             self._lease.release()
@@ -341,15 +345,22 @@ class Leader:
         self._hosts[node] = str(told.get("host", ""))
 
     def _look_at_fence(self) -> None:
+        if self._lease.directory_gone:
+            say_gone(self._job)
+            self._end_at_once()
+            raise _Ousted(EXIT_FAILED)
         if self._lease.fenced_by is None:
             if self._node.busy and self._lease.silent_seconds > self._job.lease_seconds / 2:
                 self._node.end_for(f"{self._job.launch_directory} could not be written for half of lease_seconds")
             return
         self._node.say(f"the run was started elsewhere (epoch {self._lease.fenced_by}): everything here ends at once")
+        self._end_at_once()
+        raise _Ousted(EXIT_NODE_LOST)
+
+    def _end_at_once(self) -> None:
         while self._node.busy:
             self._node.kill()
             time.sleep(0.02)
-        raise _Fenced
 
     def _dismiss(self, code: int) -> None:
         """Send the other agents home with the same code."""

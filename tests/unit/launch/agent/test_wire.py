@@ -29,8 +29,9 @@ class Leader(threading.Thread):
     def run(self) -> None:
         while not self.over:
             for guest in self.door.proven():
-                guest.connection.send(epoch=7)
+                # First what the test looks at, then what it waits for.
                 self.joined.append(guest)
+                guest.connection.send(epoch=7)
             time.sleep(0.005)
         self.door.close()
 
@@ -57,7 +58,7 @@ def told(node: int = 1) -> dict[str, Any]:
 
 def test_a_node_that_knows_the_secret_joins(ports: tuple[int, list[Leader]]) -> None:
     leader = open_door(ports)
-    connection, epoch = join("127.0.0.1", ports[0], SECRET, told(4), 5.0)
+    connection, epoch = join("127.0.0.1", ports[0], SECRET, told(4), 60.0)
     assert epoch == 7 and leader.joined[0].told["node"] == 4
     connection.close()
 
@@ -65,7 +66,7 @@ def test_a_node_that_knows_the_secret_joins(ports: tuple[int, list[Leader]]) -> 
 def test_a_leader_of_another_run_is_passed_over(ports: tuple[int, list[Leader]]) -> None:
     other = open_door(ports, b"of another run")
     ours = open_door(ports)
-    connection, _ = join("127.0.0.1", ports[0], SECRET, told(), 5.0)
+    connection, _ = join("127.0.0.1", ports[0], SECRET, told(), 60.0)
     assert len(ours.joined) == 1 and other.joined == []
     connection.close()
 
