@@ -158,7 +158,7 @@ class Leader:
         """Until nothing of an earlier epoch can be running any more."""
         earlier = Predecessors(lambda: self._epochs.leases_before(self._epoch), self._job.lease_seconds)
         while (waiting := earlier.waiting_for(time.monotonic())) and self._stop.first is None:
-            self._tell("starting", f"waits until an earlier start of this run has ended: {', '.join(waiting[:4])}")
+            self._show("starting", f"waits until an earlier start of this run has ended: {', '.join(waiting[:4])}")
             self._turn()
         if not waiting:
             self._epochs.tidy(self._epoch)
@@ -177,7 +177,7 @@ class Leader:
             named = ", ".join(str(node) for node in missing[:8]) + (", ..." if len(missing) > 8 else "")
             here = self._job.nodes - len(missing)
             state = "starting" if self._state.fields["started_at"] is None else "restarting"
-            self._tell(state, f"{here} of {self._job.nodes} nodes are here; waits for node {named}")
+            self._show(state, f"{here} of {self._job.nodes} nodes are here; waits for node {named}")
         if self._stop.first is None:
             return None
         # Nothing runs, so nothing is lost.
@@ -369,7 +369,7 @@ class Leader:
         if self._door is not None:
             self._door.close()
 
-    def _tell(self, state: str, reason: str) -> None:
+    def _show(self, state: str, reason: str) -> None:
         if (self._state.fields["state"], self._state.fields["reason"]) != (state, reason):
             self._state.enter(state, reason)
 
