@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.integration.launch.sshd_hosts import SshHosts, two_hosts
 
 from drillyard import __version__
-from drillyard.launch import ssh_checks
 from drillyard.launch.agent.borrowed import shipped_files
+from drillyard.launch.hosts import checks
+from drillyard.launch.hosts.plan import _ASK
+from drillyard.launch.hosts.submit import ask_all
 from drillyard.launch.programs import Host, Programs, archive_of
-from drillyard.launch.ssh_plan import _ASK
-from drillyard.launch.ssh_submit import ask_all
 
 
 def configured(hosts: SshHosts, count: int, directory: Path) -> Path:
@@ -53,7 +53,7 @@ def look(config: Path, count: int, directory: str) -> float:
     argvs = [Host(name, config_file=str(config)).argv(words) for name in names]
     started = time.perf_counter()
     answers = ask_all(names, argvs, Programs(), stdin=sent, seconds=600)
-    problems = ssh_checks.judge(answers, ssh_checks.Wanted("r", "/r/launch", 20000, __version__))
+    problems = checks.judge(answers, checks.Wanted("r", "/r/launch", 20000, __version__))
     seconds = time.perf_counter() - started
     if problems:
         sys.exit("\n".join(problems))

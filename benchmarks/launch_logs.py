@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.launch.launcher import LogsWanted
-from drillyard.launch.logs import plain, run_logs
-from drillyard.launch.merging import key_of
+from drillyard.launch.logs.merging import key_of
+from drillyard.launch.logs.run import plain, run_logs
 from drillyard.launch.programs import Host, Programs
 from drillyard.launch.remote import Files, LocalFiles, RemoteFiles
 

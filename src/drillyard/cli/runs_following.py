@@ -125,7 +125,7 @@ def moment_of(text: str, now: float) -> float:
 
 
 def _print_logs(found: Found, wanted: LogsWanted, *, timestamps: bool, as_json: bool) -> None:
-    from drillyard.launch.logs import as_json_lines, plain
+    from drillyard.launch.logs.run import as_json_lines, plain
     from drillyard.launch.remote import tell
     from drillyard.launch.show import headline
 

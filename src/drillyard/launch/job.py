@@ -21,7 +21,7 @@ from drillyard.hardware.capacity import machine_of
 from drillyard.hardware.catalog import Catalog
 from drillyard.launch.agent.borrowed import shipped_files
 from drillyard.launch.agent.job import Job
-from drillyard.launch.checks import require_launchable
+from drillyard.launch.checks.request import require_launchable
 from drillyard.launch.handles import Handle
 from drillyard.launch.launcher import Request
 from drillyard.launch.network import network_file, network_of

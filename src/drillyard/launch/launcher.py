@@ -66,7 +66,7 @@ READ_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class LogsWanted:
-    """Which lines of a run's logs are asked for. `launch/logs.py: run_logs` answers it where hosts have the files."""
+    """Which lines of a run's logs are asked for; `launch/logs/run.py: run_logs` answers where hosts have the files."""
 
     follow: bool = False
     """Until the run is over, and then what is left."""
@@ -102,7 +102,7 @@ class Launcher(Protocol):
     def logs(self, run: str, wanted: LogsWanted) -> Iterator[bytes]:
         """Lines in order of time, `NODE: STAMP TEXT` (of a rank `[rankR]: STAMP TEXT`), whole lines in each piece.
 
-        Where the files are on hosts, this is one call of `launch/logs.py: run_logs`, which also follows them.
+        Where the files are on hosts, this is one call of `launch/logs/run.py: run_logs`, which also follows them.
         """
 
     def cancel(self, run: str) -> RunStatus:

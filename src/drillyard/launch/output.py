@@ -14,7 +14,7 @@ from pathlib import Path
 
 from drillyard.errors import UserError
 from drillyard.launch.plan import Call, Plan, Program, Step
-from drillyard.launch.ssh_plan import secret_names
+from drillyard.launch.sending import secret_names
 
 _HEADER = """\
 #!/bin/sh

@@ -20,10 +20,10 @@ class Row(NamedTuple):
 
 
 LAUNCHERS = {
-    "local": Row("drillyard.launch.local", Capabilities(multi_node=False)),
-    "ssh": Row("drillyard.launch.ssh", Capabilities(gang=True, image=True, sync=True)),
+    "local": Row("drillyard.launch.hosts.local", Capabilities(multi_node=False)),
+    "ssh": Row("drillyard.launch.hosts.ssh", Capabilities(gang=True, image=True, sync=True)),
     "slurm": Row(
-        "drillyard.launch.slurm",
+        "drillyard.launch.slurm.launcher",
         Capabilities(
             gang=True,
             requeue=True,
@@ -36,7 +36,7 @@ LAUNCHERS = {
             dependency=True,
         ),
     ),
-    "vertex": Row("drillyard.launch.vertex", Capabilities(gang=True, queue=True, image=True, time_limit=True)),
+    "vertex": Row("drillyard.launch.vertex.launcher", Capabilities(gang=True, queue=True, image=True, time_limit=True)),
 }
 
 

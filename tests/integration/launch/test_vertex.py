@@ -24,11 +24,11 @@ from tests.unit.launch.requests import cluster, request
 
 from drillyard.errors import UserError
 from drillyard.launch import job as job_module
-from drillyard.launch import vertex_paths
 from drillyard.launch.launcher import LogsWanted
 from drillyard.launch.plan import Call, Plan
 from drillyard.launch.states import State
-from drillyard.launch.vertex import VertexLauncher
+from drillyard.launch.vertex import paths
+from drillyard.launch.vertex.launcher import VertexLauncher
 
 WORKLOAD = "name: tiny\nworkload: {command: [sh, -c, 'echo hello']}\n"
 
@@ -343,7 +343,7 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     gcs.mkdir()
     (gcs / BUCKET).symlink_to(made.place)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", made.endpoint)
-    monkeypatch.setattr(vertex_paths, "MOUNT", str(gcs))
+    monkeypatch.setattr(paths, "MOUNT", str(gcs))
     port = free_port_range()
     monkeypatch.setattr(job_module, "port_of", lambda handle: port)
     yield gcs

@@ -17,7 +17,7 @@ from drillyard.errors import UserError
 from drillyard.launch import registry
 from drillyard.launch.handles import Handle
 from drillyard.launch.launcher import Capabilities, LogsWanted
-from drillyard.launch.logs import run_logs
+from drillyard.launch.logs.run import run_logs
 from drillyard.launch.remote import LocalFiles, copy_files, read_file
 from drillyard.launch.states import RunStatus, State
 

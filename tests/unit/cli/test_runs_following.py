@@ -13,7 +13,7 @@ from tests.unit.cli.test_runs import Capture, Said, world
 from drillyard.cli import runs_following as command
 from drillyard.errors import UserError
 from drillyard.launch.launcher import LogsWanted
-from drillyard.launch.merging import key_of
+from drillyard.launch.logs.merging import key_of
 from drillyard.launch.states import State
 from drillyard.telemetry.jsonlines import encode
 
@@ -24,7 +24,7 @@ NOON = 1_763_985_600
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drillyard.launch.logs.ASK_SECONDS", 0.05)
+    monkeypatch.setattr("drillyard.launch.logs.run.ASK_SECONDS", 0.05)
     monkeypatch.setattr("drillyard.report.launched.STATUS_SECONDS", 0.05)
     monkeypatch.setattr(command, "WAITING_SECONDS", 0.01)
 

@@ -9,9 +9,9 @@ from tests.unit.launch.requests import TRAINING, WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
 from drillyard.hardware import catalog
-from drillyard.launch.checks import check_request, require_launchable
-from drillyard.launch.checks_cluster import gpus_of_gres
-from drillyard.launch.checks_run import mount_parts
+from drillyard.launch.checks.cluster import gpus_of_gres
+from drillyard.launch.checks.request import check_request, require_launchable
+from drillyard.launch.checks.run import mount_parts
 
 HOPPER, BLACKWELL, MEGA = "a3-ultragpu-8g", "a4-highgpu-8g", "a3-megagpu-8g"
 

@@ -1,0 +1,1 @@
+"""What is known to go wrong, looked for before anything is sent."""

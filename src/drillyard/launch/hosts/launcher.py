@@ -1,0 +1,332 @@
+"""Runs on hosts that no scheduler has: by ssh, or on this machine. One launcher for both; they differ in their layout.
+
+What a run is doing stands in its launch directory, written by its agents (`agent/`), and which runs there are in an
+index on the head host. So every machine that reaches the head host sees the same, and nothing is kept here. A look at
+all runs is one command there; the agent's code comes with it, so that it needs no run that has left some.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from drillyard.config.cluster import ClusterConfig
+from drillyard.errors import UserError
+from drillyard.launch.agent.job import Job
+from drillyard.launch.checks.request import require_launchable
+from drillyard.launch.handles import Handle
+from drillyard.launch.hosts import plan as host_plan
+from drillyard.launch.hosts.checks import why_no_answer
+from drillyard.launch.hosts.plan import Layout
+from drillyard.launch.hosts.submit import Submission, ask_all
+from drillyard.launch.job import agent_files
+from drillyard.launch.launcher import Capabilities, LogsWanted, Request
+from drillyard.launch.logs.run import run_logs
+from drillyard.launch.plan import File, Plan
+from drillyard.launch.programs import Host, Programs, archive, require_success
+from drillyard.launch.registry import require
+from drillyard.launch.remote import Files, copy_files, open_files, read_file
+from drillyard.launch.sending import names_in, secret_names, secrets_file
+from drillyard.launch.states import Failure, RunStatus, State
+
+_LOOK_SECONDS = 120.0
+_AGENT = 'd=$(mktemp -d) && trap \'rm -rf "$d"\' EXIT && tar -x -C "$d" -f - && "$0" "$d/agent" "$@"'
+_STOP = (
+    'if [ -e "$1/agent/__main__.py" ] && [ -e "$1/job.json" ]; then exec "$0" "$1/agent" stop --job "$1/job.json"; fi; '
+    f'set -- stop --launch-directory "$1"; {_AGENT}'
+)
+"""By the run's own agent, as that needs no room; the one that is sent stops a run whose directory is gone."""
+_STOP_SECONDS = 300.0
+_CONFIGS = ("run.yaml", "cluster.yaml", "job.json")
+_OF_THE_AGENT = ("launch/agent/", "launch/secret")
+"""Not what a run has made: the agent's code, and what nobody is to copy."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A run as the head host's index has it."""
+
+    run: str
+    launch_directory: str
+    status: RunStatus
+
+
+class HostsLauncher:
+    """Runs of a cluster whose hosts are given; `layout` says where things are on them for a request."""
+
+    def __init__(
+        self,
+        cluster: ClusterConfig,
+        programs: Programs,
+        capabilities: Capabilities,
+        hosts: Sequence[Host],
+        layout: Callable[[Request | None], Layout],
+    ) -> None:
+        self.capabilities = capabilities
+        self._cluster = cluster
+        self._programs = programs
+        self._hosts = tuple(hosts)
+        self._titles = [host.title for host in hosts]
+        self._layout = layout
+        self._files: Files | None = None
+        self._directories: dict[str, str] = {}
+
+    def plan(self, request: Request) -> Plan:
+        """What launching `request` would write and call. Pure."""
+        # Before the layout, which needs what is required here; its warnings are the plan's.
+        require_launchable(request)
+        return host_plan.plan_on(self._layout(request), request)
+
+    def plan_sweep(self, requests: list[Request]) -> list[Plan]:
+        """One plan where there is one point; more would run at the same time, on the same GPUs."""
+        if len(requests) > 1:
+            require(self._cluster.platform, "queue", "--sweep")
+        return [self.plan(request) for request in requests]
+
+    def submit(self, plan: Plan, *, replace: bool = False) -> Handle:
+        """Look at all hosts, and start the run's agents on them."""
+        found_secrets = secrets_file(secret_names(plan.files))
+        self._make_way(plan.handle, replace)
+
+        self._execute(plan, found_secrets)
+        return plan.handle
+
+    def runs(self) -> list[RunStatus]:
+        """The runs of this cluster that the head host knows, newest first."""
+        return [known.status for known in self._known()]
+
+    def status(self, run: str) -> RunStatus:
+        """One run."""
+        return self._find(run).status
+
+    def logs(self, run: str, wanted: LogsWanted) -> Iterator[bytes]:
+        """Lines in order of time, with their node before them."""
+        known = self._find(run)
+        files = open_files(self._hosts[0], self._programs)
+        try:
+            yield from run_logs(known.launch_directory, [files], wanted, over=lambda: self.status(run).state.over)
+        finally:
+            files.close()
+
+    def cancel(self, run: str) -> RunStatus:
+        """Stop a run on all hosts, and see that nothing is left. Raises UserError where a host could not be reached."""
+        try:
+            known = self._find(run)
+        except HeadUnreachable as error:
+            raise self._stopped_without_head(run, error) from None
+        if known.status.state.over and known.status.state is not State.failed:
+            return known.status
+        trouble = self._stop(known.launch_directory)
+        if trouble:
+            others = len(self._hosts) - len(trouble)
+            raise UserError(
+                "\n".join([f"{known.status.handle}: is stopped on {others} of {len(self._hosts)} hosts;", *trouble])
+            )
+        status = self.status(run)
+        if status.native["agent"] == "none" and not status.state.over:
+            # Whoever launched it was killed before any agent was started.
+            self._ask_head(["forget", "--cluster", self._cluster.name, "--run", run])
+            return replace(status, state=State.cancelled, reason="cancelled before anything was started")
+        if status.native["agent"] == "none":
+            # Its directory was deleted, so nobody can note that.
+            return replace(status, state=State.cancelled, reason=f"{status.reason}; nothing of it is left running")
+        return status
+
+    def resume(self, run: str) -> Handle:
+        """Start a run that is over again; its trainer goes on from the newest checkpoint."""
+        known = self._find(run)
+        if not known.status.state.over:
+            raise UserError(f"{known.status.handle}: is {known.status.state} and needs no resume")
+        job = self._job(known)
+        if job.nodes != len(self._hosts):
+            raise UserError(
+                f"{known.status.handle}: was launched on {job.nodes} hosts, and the cluster config has "
+                f"{len(self._hosts)}; launch its run config again: it goes on from its checkpoint"
+            )
+        names = [read_file(self._open(), posixpath.join(known.launch_directory, name), 0).decode() for name in _CONFIGS]
+        found_secrets = secrets_file(names_in(names))
+        plan = host_plan.plan_again(self._layout(None), job)
+        self._execute(plan, found_secrets)
+        return plan.handle
+
+    def artifacts(self, run: str) -> list[tuple[str, int]]:
+        """Files of the run directory: path relative to it, size in bytes."""
+        files = self._open().tree(self._run_directory(run))
+        return [(path, size) for path, size in files if not path.startswith(_OF_THE_AGENT)]
+
+    def fetch(self, run: str, paths: list[str], destination: str) -> None:
+        """Copy files of the run directory to a directory here."""
+        copy_files(self._open(), self._run_directory(run), paths, destination)
+
+    def read(self, run: str, path: str, offset: int) -> bytes:
+        """The bytes of a file of the run directory from `offset` on."""
+        return read_file(self._open(), posixpath.join(self._run_directory(run), path), offset)
+
+    def _execute(self, plan: Plan, found_secrets: File) -> None:
+        def undo() -> None:
+            self._stop(plan.launch_directory)
+            self._ask_head(["forget", "--cluster", self._cluster.name, "--run", plan.handle.run])
+
+        Submission(plan, self._hosts, self._cluster, self._programs, undo).execute(found_secrets)
+
+    # What the head host knows.
+
+    def _known(self) -> list[Known]:
+        told = self._ask_head(["list", "--cluster", self._cluster.name])
+        known = [known for seen in told if (known := self._from_seen(seen)) is not None]
+        return sorted(known, key=lambda each: (-(each.status.submitted_at or 0.0), each.run))
+
+    def _find(self, run: str) -> Known:
+        known = self._known()
+        found = next((each for each in known if each.run == run), None)
+        if found is None:
+            names = ", ".join(each.run for each in known[:8]) or "none yet"
+            raise UserError(f"{self._cluster.name}: there is no run '{run}'; {self._titles[0]} knows: {names}")
+        return found
+
+    def _from_seen(self, seen: dict[str, Any]) -> Known | None:
+        entry = seen["entry"]
+        if "launch_directory" not in entry or entry.get("platform") != self._cluster.platform:
+            return None
+        handle = Handle(self._cluster.platform, self._cluster.name, entry["run"])
+        return Known(entry["run"], entry["launch_directory"], run_status(handle, seen))
+
+    def _ask_head(self, words: Sequence[str]) -> Any:
+        """What the agent on the head host answers."""
+        files = agent_files()
+        argv = self._hosts[0].argv(["sh", "-c", _AGENT, self._layout(None).place.agent_python, *words])
+        (answer,) = ask_all(self._titles[:1], [argv], self._programs, stdin=archive(files), seconds=_LOOK_SECONDS)
+        result = answer.result
+        if result is None or result.unreachable:
+            raise HeadUnreachable(f"{answer.host}: {why_no_answer(answer)}")
+        said = require_success(result, f"{self._titles[0]}: its runs cannot be listed").stdout
+        # A login may say something of its own first.
+        return json.loads(said.strip().rpartition("\n")[2]) if said else None
+
+    def _run_directory(self, run: str) -> str:
+        # It stays where it is; who follows a run's files asks every second.
+        if run not in self._directories:
+            self._directories[run] = posixpath.dirname(self._find(run).launch_directory)
+        return self._directories[run]
+
+    def _open(self) -> Files:
+        if self._files is None:
+            self._files = open_files(self._hosts[0], self._programs)
+        return self._files
+
+    def _job(self, known: Known) -> Job:
+        text = read_file(self._open(), posixpath.join(known.launch_directory, "job.json"), 0)
+        if not text:
+            raise UserError(f"{known.status.handle}: {known.launch_directory} is gone; launch the run config again")
+        return Job(**json.loads(text))
+
+    # Stopping.
+
+    def _make_way(self, handle: Handle, replaces: bool) -> None:
+        """Refuse a run that goes on already, or end it."""
+        try:
+            known = self._find(handle.run)
+        except HeadUnreachable:
+            # The look at all hosts tells that, together with what else is wrong.
+            return
+        except UserError:
+            return
+        if known.status.state.over:
+            return
+        if not replaces:
+            raise UserError(
+                f"{handle}: is {known.status.state} already, and nothing was started\n"
+                f"drillyard runs cancel {handle} ends it, launch --replace does so first; or give the run another name"
+            )
+        self.cancel(handle.run)
+
+    def _stop(self, launch_directory: str) -> list[str]:
+        """Stop a run's agents on all hosts at once; what could not be done, host by host."""
+        words = _stop_words(self._layout(None).place.agent_python, launch_directory)
+        argvs = [host.argv(words) for host in self._hosts]
+        trouble = []
+        sent = archive(agent_files())
+        for answer in ask_all(self._titles, argvs, self._programs, stdin=sent, seconds=_STOP_SECONDS):
+            told = answer.told()
+            if told is None:
+                what = f"{answer.host}: {why_no_answer(answer)}"
+                unreached = answer.result is None or answer.result.unreachable
+                trouble.append(f"{what}\n  {self._what_goes_on}" if unreached else what)
+        return trouble
+
+    def _stopped_without_head(self, run: str, why: UserError) -> UserError:
+        """The head host is gone: stop what the other hosts have of the run, and say so."""
+        python = self._layout(None).place.agent_python
+        argvs = [host.argv(["sh", "-c", _AGENT, python, "check", "--runs"]) for host in self._hosts[1:]]
+        sent = archive(agent_files())
+        answers = ask_all(self._titles[1:], argvs, self._programs, stdin=sent, seconds=_LOOK_SECONDS)
+        places = {
+            host: each["launch_directory"]
+            for host, answer in zip(self._hosts[1:], answers, strict=True)
+            for each in (answer.told() or {}).get("runs", [])
+            if (each["cluster"], each["run"]) == (self._cluster.name, run)
+        }
+        stops = [host.argv(_stop_words(python, launch_directory)) for host, launch_directory in places.items()]
+        titles = [host.title for host in places]
+        ended = ask_all(titles, stops, self._programs, stdin=sent, seconds=_STOP_SECONDS)
+        stopped = [answer.host for answer in ended if answer.told() is not None]
+        done = f"{run} is stopped on {', '.join(stopped)}" if stopped else f"{run} runs on no other host"
+        return UserError(f"{why}\n{done}; {self._what_goes_on}")
+
+    @property
+    def _what_goes_on(self) -> str:
+        ends = len(self._hosts) > 1
+        what = (
+            "its part of the run cannot go on without the others and ends by itself"
+            if ends
+            else "the run goes on there"
+        )
+        return f"{what}; give the command again when it is back"
+
+
+class HeadUnreachable(UserError):
+    """ssh could not reach the head host."""
+
+
+def _stop_words(python: str, launch_directory: str) -> list[str]:
+    return ["sh", "-c", _STOP, python, launch_directory]
+
+
+def run_status(handle: Handle, seen: dict[str, Any]) -> RunStatus:
+    """A run from what an agent's `list` or `status` shows of it: {entry, state, agent, problem}."""
+    entry, state, problem = seen.get("entry") or {}, seen.get("state"), seen.get("problem")
+    status = RunStatus(
+        handle=handle,
+        state=State.failed if problem else State.starting,
+        nodes=entry.get("nodes", 1),
+        reason=problem or "no agent has told anything yet",
+        since=entry.get("submitted_at"),
+        submitted_at=entry.get("submitted_at"),
+        run_directory=entry.get("run_directory"),
+        native={"agent": seen.get("agent"), "launch_directory": entry.get("launch_directory")},
+    )
+    return status if not state else _with_state(status, state)
+
+
+def _with_state(status: RunStatus, state: dict[str, Any]) -> RunStatus:
+    told, failure = state.get("failure"), None
+    if told:
+        known = ("reason", "rank", "node", "exit_code")
+        failure = Failure(**{name: told.get(name) for name in known}, lines=tuple(told.get("lines") or ()))
+    return replace(
+        status,
+        state=State(state["state"]),
+        nodes=state["nodes"],
+        reason=state.get("reason"),
+        since=state.get("since"),
+        started_at=state.get("started_at"),
+        ended_at=state.get("ended_at"),
+        round=state.get("round"),
+        failures=state.get("failures", 0),
+        failure=failure,
+        run_directory=state.get("run_directory") or status.run_directory,
+        hosts=tuple(state.get("hosts") or ()),
+    )

@@ -1,0 +1,199 @@
+"""Executes a plan of `plan.py`: all hosts are asked at once, nothing is started before all of them are well.
+
+Ctrl-C before the first file is written leaves nothing behind. From there until all agents are started it waits, as
+those few seconds must not be torn apart; the run is submitted then and its handle is told. Where an agent cannot be
+started, those that were are stopped. Of launches of one run at the same moment one has the claim on the head host; the
+others are told so and undo nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from drillyard import __version__
+from drillyard.config.cluster import ClusterConfig
+from drillyard.errors import UserError
+from drillyard.hardware.capacity import machine_of
+from drillyard.hardware.catalog import load_catalog
+from drillyard.launch.agent.identity import this_process
+from drillyard.launch.agent.job import Job
+from drillyard.launch.hosts import checks as host_checks
+from drillyard.launch.hosts import plan as host_plan
+from drillyard.launch.hosts.checks import Answer
+from drillyard.launch.plan import File, Plan, Program
+from drillyard.launch.programs import Host, Programs, archive, archive_of_directory
+from drillyard.launch.sending import undivided
+
+MOST_AT_ONCE = 64
+"""Programs of this machine that run at the same time: each is an ssh with a connection of its own."""
+CHECK_SECONDS = 180.0
+START_SECONDS = 120.0
+_RUNS_ALREADY = " runs here already (submission "
+"""What an agent's `start` says of an agent of another submission (agent/keeper.py)."""
+
+
+def ask_all(
+    hosts: Sequence[str],
+    argvs: Sequence[Sequence[str]],
+    programs: Programs,
+    *,
+    stdin: bytes = b"",
+    seconds: float | None,
+) -> list[Answer]:
+    """Run one command per host, at most MOST_AT_ONCE at a time; what each gave, in the order given."""
+
+    def ask(host: str, argv: Sequence[str]) -> Answer:
+        asked_at = time.time()
+        try:
+            result = programs.run(argv, stdin=stdin, timeout=seconds)
+        except UserError as error:
+            late = "no answer after" in str(error)
+            return Answer(host, None, f"no answer after {seconds:.0f} s" if late else str(error))
+        return Answer(host, result, "", asked_at, time.time())
+
+    with ThreadPoolExecutor(min(MOST_AT_ONCE, max(1, len(hosts)))) as pool:
+        return list(pool.map(ask, hosts, argvs))
+
+
+class Submission:
+    """One submission of a plan."""
+
+    def __init__(
+        self, plan: Plan, hosts: Sequence[Host], cluster: ClusterConfig, programs: Programs, undo: Callable[[], None]
+    ) -> None:
+        self._plan = plan
+        self._titles = [host.title for host in hosts]
+        self._cluster = cluster
+        self._programs = programs
+        self._undo = undo
+        self._job = Job(**json.loads(plan.file("job.json").content))
+        self._secret = File("secret", secrets.token_hex(32) + "\n", 0o600)
+
+    def execute(self, found_secrets: File) -> None:
+        """Check, write, start and record. Raises UserError, and then nothing is left running."""
+        self._check()
+        self._all_well(host_plan.CARRY, "the working directory could not be carried", seconds=None)
+        with undivided(str(self._plan.handle)):
+            try:
+                self._claim()
+                self._write_and_start(found_secrets)
+            finally:
+                # Where that fails too, the claim ends with this process or with time.
+                self._do(host_plan.RELEASE, START_SECONDS, (self._secret,))
+
+    def _write_and_start(self, found_secrets: File) -> None:
+        sent = (self._secret, found_secrets)
+        self._all_well(host_plan.WRITE, "the launch directory could not be written", START_SECONDS, sent)
+        self._all_well(host_plan.RECORD, "the run could not be entered into the index", START_SECONDS)
+        what = "the run could not be started, and what was is stopped"
+        answers = self._do(host_plan.START, START_SECONDS)
+        self._require_own(answers[0])
+        try:
+            self._judge(answers, what)
+        except UserError:
+            self._undo()
+            raise
+
+    def _claim(self) -> None:
+        """Become the one launch that writes. Raises UserError, and then another one has the run."""
+        me = this_process()
+        client = File("client", f"{me.machine} {me.pid} {me.started}\n")
+        (answer,) = answers = self._do(host_plan.CLAIM, START_SECONDS, (self._secret, client))
+        if answer.result is not None and answer.result.returncode == host_plan.CLAIMED:
+            raise self._taken(answer.result.stderr.strip())
+        self._judge(answers, "the launch directory could not be claimed")
+        agents = (answer.told() or {}).get("agents")
+        if agents:
+            raise self._taken(f"submission {agents[0].get('submission')}, running there")
+
+    def _require_own(self, head: Answer) -> None:
+        """Raises UserError where the head host's agent is of another submission, which is not ours to stop."""
+        told, said = head.told() or {}, head.result.stderr if head.result is not None else ""
+        own = hashlib.sha256(self._secret.content.encode()).hexdigest()[:16]
+        if told.get("submission", own) != own or _RUNS_ALREADY in said:
+            raise self._taken(f"submission {told['submission']}" if "submission" in told else said.strip())
+
+    def _taken(self, whose: str) -> UserError:
+        handle = self._plan.handle
+        return UserError(
+            f"{handle}: is being launched by another drillyard ({whose}); nothing was submitted\n"
+            f"drillyard runs status {handle} tells of that one; give this run another name, or launch it again later"
+        )
+
+    def _check(self) -> None:
+        answers = self._do(host_plan.CHECK, CHECK_SECONDS, (self._secret,))
+        try:
+            problems = host_checks.judge(answers, self._wanted())
+            if not problems:
+                problems = self._not_shared()
+        finally:
+            if answers[0].told() is not None:
+                self._do(host_plan.FORGET, START_SECONDS, (self._secret,))
+        if problems:
+            count = len(self._titles)
+            what = f"{count} hosts were looked at" if count > 1 else f"{self._titles[0]} was looked at"
+            raise UserError("\n".join([f"{self._plan.handle}: nothing was started; {what}:", *_indented(problems)]))
+
+    def _not_shared(self) -> list[str]:
+        answers = self._do(host_plan.SHARE, CHECK_SECONDS, (self._secret,))
+        output = os.path.dirname(self._job.run_directory)
+        unseen, problems = [], host_checks.Problems()
+        for answer in answers:
+            told = answer.told()
+            if told is None:
+                problems.add(answer.host, host_checks.why_no_answer(answer))
+            elif not told["directory"]["seen"]:
+                unseen.append(answer.host)
+        return [*problems.lines(), *host_checks.unshared(unseen, output, self._titles[0])]
+
+    def _wanted(self) -> host_checks.Wanted:
+        machine = self._cluster.machine
+        gpus = machine_of(self._cluster, load_catalog(self._cluster.hardware)).num_accelerators if machine else None
+        job = self._job
+        return host_checks.Wanted(
+            run=job.run,
+            launch_directory=job.launch_directory,
+            port=job.port,
+            version=__version__,
+            image=self._cluster.image,
+            machine=machine,
+            gpus=gpus,
+        )
+
+    def _all_well(self, stage: str, what: str, seconds: float | None, sent: Sequence[File] = ()) -> None:
+        self._judge(self._do(stage, seconds, sent), what)
+
+    def _judge(self, answers: Sequence[Answer], what: str) -> None:
+        problems = host_checks.Problems()
+        for answer in answers:
+            if answer.result is None or answer.result.returncode != 0:
+                problems.add(answer.host, host_checks.why_no_answer(answer))
+        if problems.found:
+            raise UserError("\n".join([f"{self._plan.handle}: {what}:", *_indented(problems.lines())]))
+
+    def _do(self, stage: str, seconds: float | None, sent: Sequence[File] = ()) -> list[Answer]:
+        """Execute the plan's steps of a stage, all at once; `sent` are files that are in no plan."""
+        steps = [step for step in self._plan.steps if isinstance(step, Program) and step.stage == stage]
+        if not steps:
+            return []
+        # The last hosts: a stage has a step for all, for the first, or for all but the first.
+        titles = self._titles[-len(steps) :] if stage == host_plan.SHARE else self._titles[: len(steps)]
+        stdin = self._stdin(steps[0], sent)
+        return ask_all(titles, [step.argv for step in steps], self._programs, stdin=stdin, seconds=seconds)
+
+    def _stdin(self, step: Program, sent: Sequence[File]) -> bytes:
+        """What the steps of a stage send, which is the same for all: made once."""
+        if step.sends_directory is not None:
+            return archive_of_directory(Path(step.sends_directory), self._programs)
+        return archive([*sent, *(file for file in self._plan.files if file.path in step.sends)])
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]

@@ -1,0 +1,1 @@
+"""Lines of a run's logs: found by time, merged by stamp, chosen by rank."""

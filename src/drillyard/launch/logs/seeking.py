@@ -1,0 +1,80 @@
+"""Where to begin in large logs: at a time, by bisection, or at the last lines, from the end.
+
+All files at once, a probe of each in one request: logs of any size cost about 25 small reads, over ssh as many round
+trips whatever the number of files. Exact choice is the reader's; these offsets only save reading, and are never late.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from drillyard.launch.logs.merging import KEY_BYTES
+from drillyard.launch.remote import Files, Wish
+
+_PROBE_BYTES: Final = 16 << 10
+_NEAR_BYTES: Final = 256 << 10
+"""Bisection ends when so little is left: it is read anyway."""
+_STAMPED_LINE: Final = re.compile(rb"\n(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z )")
+_TAIL_BLOCK: Final = 64 << 10
+
+
+def offsets_since(files: Files, sizes: Sequence[tuple[str, int]], key: bytes) -> list[int]:
+    """For each file, an offset before its first line of that time or later. 0 where lines are not stamped."""
+    low = [0] * len(sizes)
+    high = [size for _, size in sizes]
+    searching = [number for number, (_, size) in enumerate(sizes) if size > _NEAR_BYTES]
+    while searching:
+        middles = [(low[number] + high[number]) // 2 for number in searching]
+        probes = files.read(
+            [Wish(sizes[number][0], at, _PROBE_BYTES) for number, at in zip(searching, middles, strict=True)]
+        )
+        going_on = []
+        for number, at, probe in zip(searching, middles, probes, strict=True):
+            found = None if probe is None else _STAMPED_LINE.search(probe.data)
+            if found is None:
+                # Unstamped lines, or one that is longer than the probe: what is known so far holds.
+                continue
+            if found[1][:KEY_BYTES] < key:
+                low[number] = at + found.start() + 1
+            else:
+                high[number] = at
+            if high[number] - low[number] > _NEAR_BYTES:
+                going_on.append(number)
+        searching = going_on
+    return low
+
+
+def offsets_of_tail(files: Files, sizes: Sequence[tuple[str, int]], lines: int) -> list[int]:
+    """For each file, the offset at which its last `lines` lines begin."""
+    begins = [size for _, size in sizes]
+    seen = [0] * len(sizes)
+    offsets: list[int | None] = [size if not lines else None for _, size in sizes]
+    block = _TAIL_BLOCK
+    while searching := [number for number, offset in enumerate(offsets) if offset is None]:
+        spans = [(max(0, begins[number] - block), begins[number]) for number in searching]
+        pieces = files.read(
+            [Wish(sizes[number][0], at, end - at) for number, (at, end) in zip(searching, spans, strict=True)]
+        )
+        for number, (at, end), piece in zip(searching, spans, pieces, strict=True):
+            data = b"" if piece is None else piece.data
+            # The end of the last line begins no other one.
+            text = data[:-1] if end == sizes[number][1] else data
+            found = text.count(b"\n")
+            if seen[number] + found >= lines:
+                offsets[number] = at + _nth_from_end(text, lines - seen[number]) + 1
+            elif at == 0:
+                offsets[number] = 0
+            seen[number] += found
+            begins[number] = at
+        block = min(4 * block, 4 << 20)
+    return [offset or 0 for offset in offsets]
+
+
+def _nth_from_end(text: bytes, count: int) -> int:
+    """Where the `count`-th newline from the end is."""
+    place = len(text)
+    for _ in range(count):
+        place = text.rindex(b"\n", 0, place)
+    return place

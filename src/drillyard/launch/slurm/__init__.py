@@ -1,0 +1,1 @@
+"""Slurm: what `drillyard launch` writes for it, submits and asks it."""

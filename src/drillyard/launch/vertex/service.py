@@ -1,0 +1,196 @@
+"""Vertex AI's JobService, through Google's own client: jobs of one cluster created, found, read and cancelled.
+
+The client's REST transport is used: one connection per call over HTTPS, which proxies let pass and which does not mind
+forks. An endpoint that begins with http:// (a server for tests) is asked without credentials, so that none ever travel
+unencrypted. Importing the client takes about a second, so this module is imported only where a cluster is talked to.
+
+What the service refuses becomes one error in words. What is transient (a connection, 429 without a quota, 5xx) is asked
+again for `PATIENCE_SECONDS`; only creating a job is never simply repeated: an answer that was lost may belong to a job
+that is there, so it is looked for first.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from drillyard.config.cluster import ClusterConfig
+from drillyard.errors import UserError
+from drillyard.launch.vertex.errors import Refusal, words_of
+from drillyard.launch.vertex.request import CLUSTER_LABEL, RUN_LABEL, label_of, parent_of, service_of
+
+try:
+    import google.auth.exceptions
+    import requests
+    from google.api_core import exceptions, retry
+    from google.auth.credentials import AnonymousCredentials
+    from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
+    from google.cloud.aiplatform_v1.types import CreateCustomJobRequest, CustomJob, ListCustomJobsRequest
+    from google.protobuf import json_format
+except ImportError as _error:
+    raise UserError(f"platform vertex needs Google's client ({_error.name}): pip install 'drillyard[gcp]'") from None
+
+PATIENCE_SECONDS = 60.0
+_CALL_SECONDS = 60.0
+_PAGE = 100
+_CREATE_ATTEMPTS = 3
+_PLAIN = "http://"
+
+_TRANSIENT = (
+    exceptions.ServiceUnavailable,
+    exceptions.InternalServerError,
+    exceptions.BadGateway,
+    exceptions.GatewayTimeout,
+    exceptions.RetryError,
+    # What the REST transport lets through as it is.
+    requests.exceptions.ConnectionError,
+    requests.exceptions.Timeout,
+    requests.exceptions.ChunkedEncodingError,
+    google.auth.exceptions.TransportError,
+)
+
+Job = dict[str, Any]
+"""A CustomJob in protobuf's JSON form."""
+
+
+class Unreachable(UserError):
+    """The service did not answer, for all our patience: it may later."""
+
+
+class Service:
+    """The jobs of one cluster."""
+
+    def __init__(self, cluster: ClusterConfig) -> None:
+        self._cluster = cluster
+        self._parent = parent_of(cluster)
+        self._label = f"labels.{CLUSTER_LABEL}={label_of(cluster.name)}"
+        endpoint = service_of(cluster)
+        plain = endpoint.startswith(_PLAIN)
+        credentials = AnonymousCredentials() if plain else None  # type: ignore[no-untyped-call]
+        with self._words("connect"):
+            self._client = JobServiceClient(
+                credentials=credentials, transport="rest", client_options={"api_endpoint": endpoint}
+            )
+
+    def create(self, body: Job) -> Job:
+        """Create the job that a plan holds. Raises UserError; then no job was made, as far as can be known."""
+        request = CreateCustomJobRequest(parent=self._parent, custom_job=checked(body))
+        run_label = body["labels"][RUN_LABEL]
+        before = {job["name"] for job in self._list(f"labels.{RUN_LABEL}={run_label}")}
+        for attempt in range(_CREATE_ATTEMPTS):
+            try:
+                with self._words("create the job"):
+                    return _plain(self._client.create_custom_job(request, timeout=_CALL_SECONDS))
+            except Unreachable:
+                made = [job for job in self._list(f"labels.{RUN_LABEL}={run_label}") if job["name"] not in before]
+                if made:
+                    return made[0]
+                if attempt == _CREATE_ATTEMPTS - 1:
+                    raise
+                time.sleep(2.0**attempt)
+        raise AssertionError("unreachable")
+
+    def jobs(self, run: str | None = None) -> list[Job]:
+        """The cluster's jobs, of one run or all, newest first."""
+        found = self._list(None if run is None else f"labels.{RUN_LABEL}={label_of(run)}")
+        return sorted(found, key=lambda job: str(job.get("createTime", "")), reverse=True)
+
+    def job(self, name: str) -> Job:
+        """One job by its resource name."""
+        with self._words("read the job"):
+            return _plain(self._client.get_custom_job(name=name, retry=_patient(), timeout=_CALL_SECONDS))
+
+    def cancel(self, name: str) -> None:
+        """Ask for the end of a job; nothing happens to one that is over."""
+        with self._words("cancel the job"):
+            try:
+                self._client.cancel_custom_job(name=name, retry=_patient(), timeout=_CALL_SECONDS)
+            except exceptions.BadRequest as error:
+                # It has ended meanwhile.
+                if _body(error).get("status") != "FAILED_PRECONDITION":
+                    raise
+
+    def _list(self, extra: str | None) -> list[Job]:
+        wanted = " AND ".join([self._label, *([extra] if extra else [])])
+        request = ListCustomJobsRequest(parent=self._parent, filter=wanted, page_size=_PAGE)
+        with self._words("list the jobs"):
+            found = self._client.list_custom_jobs(request, retry=_patient(), timeout=_CALL_SECONDS)
+            return [_plain(job) for job in found]
+
+    @contextmanager
+    def _words(self, doing: str) -> Iterator[None]:
+        """Errors of the client as errors for a person."""
+        try:
+            yield
+        except exceptions.GoogleAPICallError as error:
+            words = words_of(doing, _refusal(error), self._cluster)
+            raise (Unreachable if isinstance(error, _TRANSIENT) else UserError)(words) from None
+        except google.auth.exceptions.DefaultCredentialsError:
+            raise UserError(
+                "Google Cloud: this machine has no credentials; run `gcloud auth application-default login`, or set "
+                "GOOGLE_APPLICATION_CREDENTIALS to the key file of a service account"
+            ) from None
+        except google.auth.exceptions.RefreshError as error:
+            raise UserError(
+                f"Google Cloud: the credentials of this machine are not accepted ({_first(error)}); "
+                "run `gcloud auth application-default login`"
+            ) from None
+        except _TRANSIENT as error:
+            raise Unreachable(
+                f"{service_of(self._cluster)}: no answer ({_first(error)}) when asked to {doing}; check the network, "
+                "location.region and vertex.endpoint of the cluster config"
+            ) from None
+
+
+def checked(body: Job) -> CustomJob:
+    """The request as Google's type. Raises UserError where it is none: a field that does not exist, a wrong value."""
+    try:
+        return CustomJob(json_format.ParseDict(body, CustomJob.pb()(), ignore_unknown_fields=False))
+    except json_format.ParseError as error:
+        raise UserError(
+            f"the request is not a CustomJob as the installed google-cloud-aiplatform knows it: {error}\n"
+            "A newer one may: pip install --upgrade google-cloud-aiplatform"
+        ) from None
+
+
+def _plain(job: CustomJob) -> Job:
+    plain: Job = json.loads(json_format.MessageToJson(CustomJob.pb(job)))
+    return plain
+
+
+def _patient() -> retry.Retry:
+    return retry.Retry(predicate=_is_transient, initial=0.5, maximum=8.0, timeout=PATIENCE_SECONDS)
+
+
+def _is_transient(error: BaseException) -> bool:
+    return isinstance(error, _TRANSIENT)
+
+
+def _refusal(error: exceptions.GoogleAPICallError) -> Refusal:
+    """What the service said, from the body of its answer: google.rpc.Status in JSON, with details."""
+    told = _body(error)
+    violations: list[str] = []
+    quotas: list[str] = []
+    reason = ""
+    for detail in told.get("details", ()):
+        violations += [f"{each.get('field')}: {each.get('description')}" for each in detail.get("fieldViolations", ())]
+        quotas += [str(each.get("description") or each.get("subject")) for each in detail.get("violations", ())]
+        reason = str(detail.get("reason") or reason)
+    message = str(told.get("message") or error.message)
+    return Refusal(int(error.code or 0), message, tuple(violations), tuple(quotas), reason)
+
+
+def _body(error: exceptions.GoogleAPICallError) -> dict[str, Any]:
+    try:
+        told = error.response.json()["error"]
+    except (AttributeError, ValueError, KeyError, TypeError):
+        # No answer of the service's own: a proxy's page.
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,167 @@
+"""What hosts tell about themselves, judged: each problem named with its hosts and what to do; no false alarms."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drillyard.launch.hosts.checks import Answer, Wanted, judge, unshared
+from drillyard.launch.programs import Result
+
+WANTED = Wanted(run="r", launch_directory="/s/r/launch", port=21000, version="1.2.0", machine="a3-megagpu-8g", gpus=8)
+H100 = ["NVIDIA H100 80GB HBM3"] * 8
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    """A host where all is well."""
+    well: dict[str, Any] = {
+        "clock": 1000.2,
+        "clock_at_end": 1000.4,
+        "user": 1001,
+        "gpus": 8,
+        "gpu_models": H100,
+        "directory": {"path": "/s", "error": None, "free_bytes": 1 << 40, "seen": None},
+        "ports_free": [21001],
+        "drillyard": {"python": "/p/bin/python", "version": "drillyard 1.2.0", "error": None},
+        "agents": [],
+        "runs": [],
+    }
+    return well | changes
+
+
+def answer(host: str, **changes: Any) -> Answer:
+    """What a host said between 1000 and 1001 on this machine's clock."""
+    return Answer(host, Result(("ssh",), 0, "motd\n" + json.dumps(facts(**changes)) + "\n", ""), "", 1000.0, 1001.0)
+
+
+def judged(*changes: dict[str, Any]) -> list[str]:
+    """The problems of hosts a, b, c, ..."""
+    return judge([answer(host, **each) for host, each in zip("abcdefgh", changes, strict=False)], WANTED)
+
+
+def test_hosts_that_are_well_have_no_problem() -> None:
+    assert judged({}, {}, {}) == []
+
+
+def test_a_host_that_ssh_cannot_reach_is_told_in_sshs_own_words() -> None:
+    said = "Warning: ...\nssh: connect to host b port 22: Connection refused\n"
+    unreached = Answer("b", Result(("ssh", "b"), 255, "", said))
+    assert judge([answer("a"), unreached], WANTED) == [
+        "b: cannot be reached: ssh: connect to host b port 22: Connection refused (try: ssh b true)"
+    ]
+
+
+def test_a_host_that_does_not_answer_or_has_no_python_is_told() -> None:
+    lost = Answer("a", None, "no answer after 180 s")
+    bare = Answer("b", Result(("ssh", "b"), 127, "", "sh: 1: python3: not found\n"))
+    told = judge([lost, bare], WANTED)
+    assert told[0] == "a: no answer after 180 s"
+    assert told[1].startswith("b: has no python3 on its PATH")
+
+
+def test_hosts_with_the_same_problem_share_its_line() -> None:
+    missing = {"drillyard": {"python": "/p/bin/python", "version": None, "error": "No such file"}}
+    (told,) = judged(*[missing] * 6)
+    assert told.startswith(
+        "a, b, c, d and 2 more: /p/bin/python cannot run drillyard: No such file; install drillyard 1.2.0"
+    )
+
+
+def test_every_problem_of_every_host_is_told() -> None:
+    told = judged(
+        {"ports_free": []},
+        {"drillyard": {"python": "/p", "version": "drillyard 1.1.9", "error": None}},
+        {"gpus": 7, "gpu_models": H100[:7]},
+        {"directory": {"path": "/s", "error": "/s: Read-only file system"}},
+    )
+    assert [line[:2] for line in told] == ["a:", "b:", "c:", "d:", "c:"]
+    assert "ports 21000 to 21015" in told[0] and "ss -ltnp" in told[0]
+    assert "/p has drillyard 1.1.9, and this machine launches with 1.2.0" in told[1]
+    assert "7 GPUs, and machine a3-megagpu-8g has 8" in told[2]
+    assert "/s: cannot be written: /s: Read-only file system" in told[3]
+    assert "GPUs: 7 x NVIDIA H100 80GB HBM3, where a has 8 x" in told[4]
+
+
+def test_gpus_without_a_working_driver_and_other_models_are_told() -> None:
+    assert "nvidia-smi fails" in judged({"gpu_models": None}, {"gpu_models": None})[0]
+    (told,) = judged({}, {"gpu_models": ["NVIDIA A100"] * 8}, {})
+    assert told.startswith("b: GPUs: 8 x NVIDIA A100, where a has 8 x NVIDIA H100 80GB HBM3")
+
+
+def test_a_full_disk_is_told() -> None:
+    (told,) = judged({"directory": {"path": "/s", "error": None, "free_bytes": 5 << 20}})
+    assert told == "a: /s: only 5 MiB are free, and checkpoints need more: make room"
+
+
+def test_agents_of_the_run_and_other_runs_with_the_gpus_are_told() -> None:
+    other = {"run": "other", "cluster": "c", "launch_directory": "/s/other/launch"}
+    own = {"run": "r", "cluster": "c", "launch_directory": "/s/r/launch"}
+    told = judged({"agents": [{"node": 0}], "runs": [own]}, {"runs": [other]})
+    assert told[0].startswith("a: r is still running there: drillyard runs cancel r")
+    assert told[1].startswith("b: run other of cluster c is active there and has the GPUs")
+    on_cpus = Wanted(run="r", launch_directory="/s/r/launch", port=1, version="1.2.0")
+    assert judge([answer("a", gpus=0, gpu_models=None, runs=[other])], on_cpus) == []
+
+
+def test_images_and_users_must_be_the_same() -> None:
+    image = {"runtime": "docker", "id": "sha256:1", "error": None}
+    told = judged({"image": image}, {"image": image | {"id": "sha256:2"}}, {"image": image | {"id": None}, "user": 7})
+    assert told[0].startswith("b: image: sha256:2, where a has sha256:1; pull the same on all")
+    assert told[1].startswith("c: user id: 7, where a has 1001")
+    (told_of_a,) = judged({"image": image | {"error": "neither docker nor podman is installed"}})
+    assert "neither docker nor podman" in told_of_a
+
+
+def test_a_clock_that_is_off_is_told_with_its_way() -> None:
+    (ahead,) = judged({}, {"clock": 1005.2, "clock_at_end": 1005.4}, {})
+    assert ahead.startswith("b: its clock is 4.2 s or more ahead of most others")
+    (behind,) = judged({}, {}, {"clock": 990.2, "clock_at_end": 990.4})
+    assert behind.startswith("c: its clock is 9.2 s or more behind most others")
+
+
+def test_this_machines_own_clock_does_not_matter() -> None:
+    off = {"clock": 5000.2, "clock_at_end": 5000.4}
+    assert judged(off, off, off) == []
+
+
+@given(
+    offsets=st.lists(st.floats(-0.9, 0.9), min_size=2, max_size=6),
+    waits=st.lists(st.tuples(st.floats(0, 30), st.floats(0, 30), st.floats(0, 30)), min_size=6, max_size=6),
+    here=st.floats(-1e4, 1e4),
+)
+def test_clocks_within_two_seconds_are_never_accused_however_slow_the_connections(
+    offsets: list[float], waits: list[tuple[float, float, float]], here: float
+) -> None:
+    answers = []
+    for host, offset, (before, amid, after) in zip("abcdef", offsets, waits, strict=False):
+        told = facts(clock=2e4 + before + offset, clock_at_end=2e4 + before + amid + offset)
+        result = Result(("ssh",), 0, json.dumps(told), "")
+        answers.append(Answer(host, result, "", 2e4 + here, 2e4 + before + amid + after + here))
+    assert judge(answers, WANTED) == []
+
+
+@given(off=st.floats(2.01, 1e6), waits=st.tuples(st.floats(0, 5), st.floats(0, 5)))
+def test_a_clock_that_is_further_off_than_the_round_trip_can_hide_is_always_told(
+    off: float, waits: tuple[float, float]
+) -> None:
+    before, after = waits
+    shift = off + 2 * (before + after)
+    far = {"clock": 1000 + before + shift, "clock_at_end": 1000 + before + shift}
+    result = Result(("ssh",), 0, json.dumps(facts(**far)), "")
+    late = Answer("c", result, "", 1000.0, 1000.0 + before + after)
+    prompt = [
+        Answer(host, Result(("ssh",), 0, json.dumps(facts(clock=1000.0, clock_at_end=1000.0)), ""), "", 1000.0, 1000.0)
+        for host in "ab"
+    ]
+    assert any(line.startswith("c: its clock is") for line in judge([*prompt, late], WANTED))
+
+
+def test_hosts_that_do_not_share_the_directory_are_named() -> None:
+    assert unshared([], "/s", "a") == []
+    (told,) = unshared(["b", "c"], "/s", "a")
+    assert told.startswith(
+        "b, c: /s is not the directory that a sees under that path: put `output` or storage.directory"
+    )

@@ -1,0 +1,266 @@
+"""Plans for hosts without a scheduler: what is asked, carried and started where, in which order."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.unit.launch.requests import TRAINING, WORKLOAD, request
+
+from drillyard.errors import UserError
+from drillyard.launch.agent.identity import Process, this_process
+from drillyard.launch.hosts.plan import CLAIM_SECONDS, CLAIMED
+from drillyard.launch.plan import File, Plan, Program
+from drillyard.launch.programs import Programs, Result, archive
+from drillyard.launch.registry import launcher_for
+
+PAIR = """
+name: pair
+platform: ssh
+nodes: 2
+processes_per_node: 8
+ssh: {hosts: [a, b], user: me, port: 2222, config_file: /etc/conf, rendezvous_host: 10.0.0.1}
+"""
+LOCAL = "name: here\nplatform: local\nprocesses_per_node: 2\n"
+IMAGE = "image: nvcr.io/nvidia/pytorch:25.12-py3\n"
+
+
+def plan(cluster: str = PAIR, run: str = WORKLOAD, **options: object) -> Plan:
+    asked = request(cluster, run, **options)
+    return launcher_for(asked.cluster).plan(asked)
+
+
+def steps(plan: Plan, stage: str) -> list[Program]:
+    return [step for step in plan.steps if isinstance(step, Program) and step.stage == stage]
+
+
+def remote(step: Program) -> list[str]:
+    """The words that run on the host."""
+    return shlex.split(step.argv[-1]) if step.argv[0] == "ssh" else list(step.argv)
+
+
+def test_the_same_request_gives_the_same_plan_byte_for_byte() -> None:
+    assert repr(plan()) == repr(plan())
+
+
+def test_all_hosts_are_looked_at_and_the_run_is_recorded_before_anything_is_started() -> None:
+    stages = [step.stage for step in plan(sync=True).steps if isinstance(step, Program)]
+    assert list(dict.fromkeys(stages)) == [
+        "check",
+        "share",
+        "forget",
+        "carry",
+        "claim",
+        "write",
+        "record",
+        "start",
+        "release",
+    ]
+    assert (stages.count("check"), stages.count("share"), stages.count("start")) == (2, 1, 2)
+
+
+def test_what_is_executed_is_ssh_with_the_clusters_settings_and_one_shared_connection_per_host() -> None:
+    argv = steps(plan(), "check")[1].argv
+    assert argv[:9] == ("ssh", "-F", "/etc/conf", "-l", "me", "-p", "2222", "-o", "BatchMode=yes")
+    assert argv[-2] == "b" and "ControlMaster=auto" in argv
+
+
+def test_each_host_starts_its_node_and_all_join_the_first() -> None:
+    told = [remote(step)[-3:] for step in steps(plan(), "start")]
+    launch = "/home/me/project/runs/nccl/launch"
+    assert told == [[launch, "0", "10.0.0.1"], [launch, "1", "10.0.0.1"]]
+
+
+def test_paths_are_below_the_storage_that_is_shared_else_below_the_project() -> None:
+    assert plan().run_directory == "/home/me/project/runs/nccl"
+    assert plan(PAIR + "storage: {directory: /shared}\n").run_directory == "/shared/runs/nccl"
+    assert plan(PAIR.replace("user: me", "directory: /srv/p")).run_directory == "/srv/p/runs/nccl"
+    assert plan(run=WORKLOAD + "output: /fsx/out\n").run_directory == "/fsx/out/nccl"
+
+
+def test_a_directory_that_is_not_absolute_is_refused() -> None:
+    with pytest.raises(UserError, match=r"ssh.directory: '~/p' is not an absolute path"):
+        plan(PAIR.replace("user: me", "directory: ~/p"))
+
+
+def test_a_trainer_is_started_with_the_projects_python_whose_version_is_asked_for() -> None:
+    planned = plan(run=TRAINING)
+    python = "/home/me/project/.venv/bin/python"
+    assert json.loads(planned.file("job.json").content)["command"][:4] == [python, "-m", "drillyard", "train"]
+    assert all(python in remote(step) for step in steps(planned, "check"))
+    named = plan(PAIR + "python: /opt/py/bin/python\n", TRAINING)
+    assert json.loads(named.file("job.json").content)["command"][0] == "/opt/py/bin/python"
+
+
+def test_programs_beside_the_python_are_found_and_an_image_has_its_own() -> None:
+    assert plan().file("path").content == "/home/me/project/.venv/bin\n"
+    assert plan(LOCAL).file("path").content == "/usr/bin\n"
+    assert "path" not in {file.path for file in plan(PAIR + IMAGE).files}
+
+
+def test_a_workload_needs_no_drillyard_on_the_hosts() -> None:
+    assert not any("--python" in remote(step) for step in steps(plan(), "check"))
+
+
+@pytest.mark.parametrize(
+    ("more", "hosts"),
+    [
+        # The run directory is below the project, so the hosts share both.
+        ("", ["a"]),
+        ("storage: {directory: /home/me}\n", ["a"]),
+        ("storage: {directory: /shared}\n", ["a", "b"]),
+    ],
+)
+def test_sync_carries_the_directory_once_where_it_is_shared_else_to_every_host(more: str, hosts: list[str]) -> None:
+    planned = plan(PAIR + more, sync=True)
+    assert [step.argv[-2] for step in steps(planned, "carry")] == hosts
+    assert {step.sends_directory for step in steps(planned, "carry")} == {"/home/me/project"}
+    assert planned.code.startswith("carried (--sync): /home/me/project")
+
+
+def test_a_project_with_the_run_directory_in_it_is_shared_whatever_the_storage() -> None:
+    run = WORKLOAD + "output: /home/me/project/out\n"
+    planned = plan(PAIR + "storage: {directory: /shared}\n", run, sync=True)
+    assert [step.argv[-2] for step in steps(planned, "carry")] == ["a"]
+
+
+def test_the_plan_says_how_the_code_travels() -> None:
+    assert plan().code == "there already: /home/me/project on every host"
+    assert plan(PAIR + IMAGE).code == "in the image nvcr.io/nvidia/pytorch:25.12-py3"
+
+
+def test_secrets_are_in_no_plan() -> None:
+    run = WORKLOAD.replace("workload: {", "workload: {environment: {TOKEN: '${env:TOKEN}'}, ")
+    planned = plan(run=run)
+    assert "${env:TOKEN}" in planned.file("job.json").content
+    assert not {"secret", "secrets.json"} & {file.path for file in planned.files}
+
+
+def test_local_is_one_host_without_ssh() -> None:
+    planned = plan(LOCAL)
+    assert [step.stage for step in planned.steps if isinstance(step, Program)] == [
+        "check",
+        "claim",
+        "write",
+        "record",
+        "start",
+        "release",
+    ]
+    assert all("ssh" not in step.argv for step in planned.steps if isinstance(step, Program))
+    assert planned.run_directory == "/home/me/project/runs/nccl"
+    assert json.loads(planned.file("job.json").content)["nodes"] == 1
+
+
+def test_a_sweep_is_refused_where_all_points_would_run_at_once() -> None:
+    asked = request(PAIR, WORKLOAD)
+    with pytest.raises(UserError, match=r"--sweep: platform ssh cannot do that \(queue\); these can: slurm, vertex"):
+        launcher_for(asked.cluster).plan_sweep([asked, asked])
+
+
+def test_carrying_removes_what_is_gone_here_and_leaves_what_was_never_carried(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for directory in (here, there):
+        directory.mkdir()
+    for name in ("a.py", "odd name\twith\nbreaks.py", "tschüß.py", "sub/b.py"):
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).write_text(name)
+    (there / "theirs.txt").touch()
+    (there / ".venv").mkdir()
+    cluster = PAIR.replace("user: me", f"directory: {there}")
+
+    def carry() -> None:
+        step = steps(plan(cluster, sync=True, here=str(here)), "carry")[0]
+        packed = subprocess.run(["tar", "-C", str(here), "-cf", "-", *_names(here)], capture_output=True, check=True)
+        assert Programs().run(remote(step), stdin=packed.stdout).returncode == 0
+
+    carry()
+    assert (there / "sub" / "b.py").read_text() == "sub/b.py"
+    for name in ("a.py", "tschüß.py", "sub/b.py"):
+        (here / name).unlink()
+    carry()
+    left = {str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()}
+    assert left == {"odd name\twith\nbreaks.py", "theirs.txt", ".drillyard-carried"}
+    assert (there / ".venv").is_dir()
+
+
+def _names(directory: Path) -> list[str]:
+    return [str(path.relative_to(directory)) for path in sorted(directory.rglob("*")) if path.is_file()]
+
+
+def test_the_launch_directory_keeps_modes_and_an_old_state_is_gone(tmp_path: Path) -> None:
+    planned = plan(PAIR.replace("user: me", f"directory: {tmp_path}"))
+    launch = Path(planned.launch_directory)
+    launch.mkdir(parents=True)
+    (launch / "state.json").write_text('{"state": "failed"}')
+    done = Programs().run(remote(steps(planned, "write")[0]), stdin=archive(planned.files))
+    assert done.returncode == 0, done.stderr
+    assert not (launch / "state.json").exists()
+    assert (launch / "run.yaml").stat().st_mode & 0o777 == 0o600
+    assert (launch / "agent" / "__main__.py").exists()
+
+
+def test_an_agent_is_in_a_scope_of_its_users_manager_where_one_stays(tmp_path: Path) -> None:
+    start = remote(steps(plan(), "start")[0])
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "systemd").mkdir()
+    (tmp_path / "systemd" / "private").touch()
+    fakes = tmp_path / "bin"
+    fakes.mkdir()
+    (fakes / "systemd-run").write_text('#!/bin/sh\necho scoped "$@"\n')
+    (fakes / "python3").write_text('#!/bin/sh\necho plain "$@"\n')
+    (tmp_path / "path").write_text("/of/the/run\n")
+    for fake in fakes.iterdir():
+        fake.chmod(0o755)
+    environment = {"PATH": f"{fakes}:/usr/bin:/bin", "XDG_RUNTIME_DIR": str(tmp_path)}
+    words = [*start[:4], str(tmp_path), *start[5:]]
+
+    def said() -> str:
+        return subprocess.run(words, capture_output=True, text=True, env=environment, check=True).stdout
+
+    # Without lingering the manager ends with the last login, and what is in its scopes with it.
+    assert said().startswith(f"plain {tmp_path}/agent start --job {tmp_path}/job.json --node-rank 0 --leader 10.0.0.1")
+    words[2] = words[2].replace("/var/lib/systemd/linger/$(id -un)", str(tmp_path / "secret"))
+    assert said().startswith(f"scoped --user --scope --quiet --collect {fakes}/python3")
+
+
+SECRETS = [File("secret", secret) for secret in ("one\n", "two\n")]
+
+
+def _claimed(tmp_path: Path, which: int, client: Process, stage: str = "claim") -> Result:
+    """What claiming or releasing says, for one of two submissions."""
+    planned = plan(LOCAL.replace("here", "desk") + f"storage: {{directory: {tmp_path}}}\n")
+    step = steps(planned, stage)[0]
+    agent = [file for file in planned.files if file.path in step.sends]
+    told = File("client", f"{client.machine} {client.pid} {client.started}\n")
+    words = [sys.executable if word == "/usr/bin/python3" else word for word in remote(step)]
+    return Programs().run(words, stdin=archive([*agent, SECRETS[which], told]))
+
+
+def test_a_claim_keeps_others_out_until_it_is_released(tmp_path: Path) -> None:
+    me = this_process()
+    first = _claimed(tmp_path, 0, me)
+    assert first.returncode == 0 and json.loads(first.stdout)["agents"] == [], first.stderr
+    second = _claimed(tmp_path, 1, me)
+    assert second.returncode == CLAIMED and "submission " in second.stderr
+    # Who has no claim releases none.
+    assert _claimed(tmp_path, 1, me, "release").returncode == 0
+    assert _claimed(tmp_path, 1, me).returncode == CLAIMED
+    assert _claimed(tmp_path, 0, me, "release").returncode == 0
+    assert _claimed(tmp_path, 1, me).returncode == 0
+
+
+def test_a_claim_ends_with_the_process_that_launches_and_that_of_another_machine_with_time(tmp_path: Path) -> None:
+    me = this_process()
+    elsewhere, reused = replace(me, machine="other/1"), replace(me, started=me.started + 1)
+    assert _claimed(tmp_path, 0, reused).returncode == 0
+    assert _claimed(tmp_path, 1, elsewhere).returncode == 0
+    assert _claimed(tmp_path, 0, me).returncode == CLAIMED
+    (claim,) = tmp_path.rglob("launch/claim")
+    whose, since, rest = claim.read_text().split(" ", 2)
+    claim.write_text(f"{whose} {int(since) - CLAIM_SECONDS} {rest}")
+    assert _claimed(tmp_path, 0, me).returncode == 0

@@ -1,0 +1,320 @@
+"""Submitting to hosts: what is sent and what is not, what a failure in each stage leads to, and Ctrl-C in its midst."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from tests.unit.launch.hosts.test_checks import facts
+from tests.unit.launch.requests import WORKLOAD, request
+
+from drillyard import __version__
+from drillyard.errors import UserError
+from drillyard.launch.hosts.launcher import HostsLauncher, run_status
+from drillyard.launch.hosts.plan import CLAIMED
+from drillyard.launch.hosts.submit import MOST_AT_ONCE, ask_all
+from drillyard.launch.launcher import Launcher
+from drillyard.launch.plan import Plan
+from drillyard.launch.programs import Programs, Result
+from drillyard.launch.registry import launcher_for
+from drillyard.launch.sending import undivided
+
+CLUSTER = """
+name: many
+platform: ssh
+nodes: {nodes}
+processes_per_node: 1
+ssh: {{hosts: [{hosts}], directory: /p}}
+"""
+
+
+@dataclass
+class Hosts(Programs):
+    """Hosts that answer as a test says: `says` has (words of the command, host) -> Result."""
+
+    says: dict[tuple[str, str], Result] = field(default_factory=dict)
+    known: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[tuple[str, str, bytes]] = field(default_factory=list)
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None) -> Result:
+        assert argv[0] == "ssh"
+        host, command = argv[-2], argv[-1]
+        verbs = (
+            "whose rest",
+            "/claim",
+            "list",
+            "forget",
+            " stop ",
+            "index",
+            'agent" start',
+            "--nonce",
+            "check",
+            "rm -f -- ",
+            "rm -f state.json",
+        )
+        verb = next(verb for verb in verbs if verb in command and (verb != "list" or "--cluster" in command))
+        self.calls.append((verb.strip(), host, stdin))
+        told = self.says.get((verb.strip(), host))
+        if told is not None:
+            return told
+        if verb == "list":
+            return Result(tuple(argv), 0, json.dumps(self.known), "")
+        answer: dict[str, Any] = facts(gpus=0, gpu_models=None, drillyard=None)
+        if verb == "--nonce":
+            answer["directory"] = {"seen": True}
+        return Result(tuple(argv), 0, json.dumps(answer), "")
+
+    def verbs(self) -> list[str]:
+        """What was asked, in order, the same of several hosts once."""
+        return list(dict.fromkeys(verb for verb, _, _ in self.calls))
+
+
+def made(hosts: Hosts, nodes: int = 2, run: str = WORKLOAD) -> tuple[Launcher, Plan]:
+    names = ", ".join(f"n{node}" for node in range(nodes))
+    asked = request(CLUSTER.format(nodes=nodes, hosts=names), run)
+    launcher = launcher_for(asked.cluster, hosts)
+    return launcher, launcher.plan(asked)
+
+
+def failed(words: str, code: int = 1) -> Result:
+    return Result(("ssh",), code, "", words)
+
+
+STARTED = ["/claim", "rm -f state.json", "index", 'agent" start', "whose rest"]
+
+
+def test_stages_follow_one_another_and_every_host_gets_its_agent() -> None:
+    hosts = Hosts()
+    launcher, plan = made(hosts, 3)
+    assert str(launcher.submit(plan)) == "ssh://many/nccl"
+    assert hosts.verbs() == ["list", "check", "--nonce", "rm -f --", *STARTED]
+    assert [host for verb, host, _ in hosts.calls if verb == 'agent" start'] == ["n0", "n1", "n2"]
+
+
+def test_the_secret_and_values_of_the_environment_go_to_the_launch_directory_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TOKEN", "hush-hush")
+    hosts = Hosts()
+    run = WORKLOAD.replace("workload: {", "workload: {environment: {TOKEN: '${env:TOKEN}'}, ")
+    launcher, plan = made(hosts, run=run)
+    launcher.submit(plan)
+    sent = {verb: stdin for verb, _, stdin in hosts.calls}
+    with tarfile.open(fileobj=io.BytesIO(sent["rm -f state.json"])) as tar:
+        members = {member.name: member for member in tar.getmembers()}
+        told = tar.extractfile("secrets.json")
+        assert told is not None and json.loads(told.read()) == {"TOKEN": "hush-hush"}
+    assert members["secret"].mode == members["secrets.json"].mode == 0o600
+    assert not any(b"hush-hush" in stdin for verb, _, stdin in hosts.calls if verb != "rm -f state.json")
+    assert "hush-hush" not in repr(plan)
+
+
+def test_a_variable_that_is_not_set_is_told_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TOKEN", raising=False)
+    hosts = Hosts()
+    launcher, plan = made(hosts, run=WORKLOAD.replace("workload: {", "workload: {environment: {A: '${env:TOKEN}'}, "))
+    with pytest.raises(UserError, match=r"TOKEN is not set on this machine; nothing was sent"):
+        launcher.submit(plan)
+    assert hosts.calls == []
+
+
+def test_where_one_host_is_not_well_nothing_is_written_and_the_mark_is_removed() -> None:
+    hosts = Hosts(says={("check", "n1"): failed("ssh: connect to host n1: No route to host", 255)})
+    launcher, plan = made(hosts)
+    with pytest.raises(UserError, match=r"nothing was started; 2 hosts were looked at:\n  n1: cannot be reached"):
+        launcher.submit(plan)
+    assert hosts.verbs() == ["list", "check", "rm -f --"]
+
+
+def test_a_host_that_does_not_see_the_mark_stops_the_launch() -> None:
+    blind = Result(("ssh",), 0, json.dumps({"directory": {"seen": False}}), "")
+    hosts = Hosts(says={("--nonce", "n1"): blind})
+    launcher, plan = made(hosts)
+    with pytest.raises(UserError, match="n1: /p/runs is not the directory that n0 sees"):
+        launcher.submit(plan)
+    assert hosts.verbs() == ["list", "check", "--nonce", "rm -f --"]
+
+
+def test_an_agent_that_does_not_start_takes_the_others_with_it_and_the_run_is_not_known() -> None:
+    hosts = Hosts(says={('agent" start', "n1"): failed("error: no space left")})
+    launcher, plan = made(hosts)
+    with pytest.raises(UserError, match=r"could not be started, and what was is stopped:\n  n1: .*no space left"):
+        launcher.submit(plan)
+    assert [host for verb, host, _ in hosts.calls if verb == "stop"] == ["n0", "n1"]
+    assert hosts.verbs()[-2:] == ["forget", "whose rest"]
+
+
+def test_a_launch_that_another_one_has_claimed_writes_nothing_and_stops_nothing() -> None:
+    hosts = Hosts(says={("/claim", "n0"): failed("submission 0123, 4 s ago", CLAIMED)})
+    launcher, plan = made(hosts)
+    with pytest.raises(UserError, match=r"being launched by another .*0123, 4 s ago.*; nothing was submitted"):
+        launcher.submit(plan)
+    assert hosts.verbs() == ["list", "check", "--nonce", "rm -f --", "/claim", "whose rest"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        ("/claim", Result(("ssh",), 0, json.dumps({"agents": [{"node": 0, "submission": "0123"}]}), "")),
+        ('agent" start', Result(("ssh",), 0, json.dumps({"submission": "0123", "already": True}), "")),
+        ('agent" start', failed("error: node 0 of nccl runs here already (submission 0123, process 9): stop it", 2)),
+    ],
+)
+def test_agents_of_another_submission_are_told_and_left_alone(verb: str, said: Result) -> None:
+    hosts = Hosts(says={(verb, "n0"): said})
+    launcher, plan = made(hosts)
+    with pytest.raises(UserError, match=r"being launched by another .*0123.*nothing was submitted"):
+        launcher.submit(plan)
+    assert not {"stop", "forget"} & set(hosts.verbs())
+    assert hosts.verbs()[-1] == "whose rest"
+
+
+def known(state: dict[str, Any] | None, **more: Any) -> list[dict[str, Any]]:
+    entry = {
+        "run": "nccl",
+        "platform": "ssh",
+        "launch_directory": "/p/runs/nccl/launch",
+        "nodes": 2,
+        "submitted_at": 5.0,
+    }
+    return [{"entry": entry, "state": state, "agent": "alive", "problem": None, **more}]
+
+
+RUNNING = {"state": "running", "nodes": 2, "hosts": ["n0", "n1"], "round": 1, "failures": 1, "since": 9.0}
+
+
+def test_a_run_that_goes_on_is_not_started_twice() -> None:
+    hosts = Hosts(known=known(RUNNING))
+    launcher, plan = made(hosts)
+    with pytest.raises(UserError, match=r"is running already, and nothing was started"):
+        launcher.submit(plan)
+    assert hosts.verbs() == ["list"]
+
+
+def test_replace_stops_it_on_all_hosts_first() -> None:
+    hosts = Hosts(known=known(RUNNING))
+    launcher, plan = made(hosts)
+    launcher.submit(plan, replace=True)
+    assert hosts.verbs()[:3] == ["list", "stop", "check"]
+
+
+def test_cancel_says_which_hosts_it_could_not_reach_and_stops_the_others() -> None:
+    hosts = Hosts(known=known(RUNNING), says={("stop", "n1"): failed("ssh: connect to host n1: timed out", 255)})
+    launcher, _ = made(hosts)
+    with pytest.raises(UserError, match=r"is stopped on 1 of 2 hosts;\nn1: cannot be reached"):
+        launcher.cancel("nccl")
+    assert [host for verb, host, _ in hosts.calls if verb == "stop"] == ["n0", "n1"]
+
+
+def test_cancel_of_a_run_that_is_over_does_nothing() -> None:
+    hosts = Hosts(known=known(RUNNING | {"state": "succeeded"}))
+    launcher, _ = made(hosts)
+    assert launcher.cancel("nccl").state == "succeeded"
+    assert hosts.verbs() == ["list"]
+
+
+def test_cancel_of_a_run_of_which_nothing_was_started_takes_it_off_the_index() -> None:
+    hosts = Hosts(known=known(None, agent="none"))
+    launcher, _ = made(hosts)
+    assert launcher.cancel("nccl").state == "cancelled"
+    assert hosts.verbs() == ["list", "stop", "forget"]
+
+
+def test_what_a_login_says_of_its_own_does_not_matter() -> None:
+    noisy = Result(("ssh",), 0, f"Welcome!\n{json.dumps(known(RUNNING))}\n", "")
+    launcher, _ = made(Hosts(says={("list", "n0"): noisy}))
+    assert launcher.status("nccl").state == "running"
+
+
+def test_a_run_that_is_not_known_is_told_with_those_that_are() -> None:
+    launcher, _ = made(Hosts(known=known(RUNNING)))
+    with pytest.raises(UserError, match=r"there is no run 'other'; n0 knows: nccl"):
+        launcher.status("other")
+
+
+def test_what_the_agents_told_becomes_a_status() -> None:
+    launcher, _ = made(Hosts(known=known(RUNNING)))
+    (status,) = launcher.runs()
+    assert (status.state, status.nodes, status.hosts, status.round, status.failures) == (
+        "running",
+        2,
+        ("n0", "n1"),
+        1,
+        1,
+    )
+    assert (status.submitted_at, status.since) == (5.0, 9.0)
+    failure = {"reason": "exit code 1", "rank": 3, "node": "node 1 (n1)", "exit_code": 1, "lines": ["boom"], "more": 1}
+    (seen,) = known(RUNNING | {"state": "failed", "failure": failure})
+    told = run_status(status.handle, seen).failure
+    assert told is not None and (told.rank, told.lines) == (3, ("boom",))
+
+
+def test_a_run_whose_agents_have_told_nothing_is_starting_and_one_whose_directory_is_gone_failed() -> None:
+    launcher, _ = made(Hosts(known=known(None)))
+    assert launcher.status("nccl").state == "starting"
+    launcher, _ = made(Hosts(known=known(None, problem="/p/runs/nccl/launch is not there")))
+    assert launcher.status("nccl").state == "failed"
+    assert launcher.status("nccl").reason == "/p/runs/nccl/launch is not there"
+
+
+class Slow(Programs):
+    """Programs that take a while and count how many run at the same time."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self._lock = threading.Lock()
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None) -> Result:
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(0.02)
+        with self._lock:
+            self.now -= 1
+        return Result(tuple(argv), 0, argv[-1], "")
+
+
+def test_hundreds_of_hosts_are_asked_at_the_same_time_within_a_bound_and_answer_in_order() -> None:
+    names = [f"n{number}" for number in range(300)]
+    programs = Slow()
+    answers = ask_all(names, [["true", name] for name in names], programs, seconds=1)
+    assert [answer.result.stdout for answer in answers if answer.result] == names
+    assert 1 < programs.most <= MOST_AT_ONCE
+
+
+def test_ctrl_c_waits_until_the_run_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    with undivided("ssh://c/r"):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+    assert "ssh://c/r is submitted already; drillyard runs cancel ssh://c/r" in capsys.readouterr().err
+
+
+def test_ctrl_c_amid_a_failure_leaves_the_failure_to_be_told() -> None:
+    with pytest.raises(UserError, match="it failed"), undivided("ssh://c/r"):
+        os.kill(os.getpid(), signal.SIGINT)
+        raise UserError("it failed")
+
+
+def test_programs_that_are_started_meanwhile_do_not_hear_ctrl_c() -> None:
+    told = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    with undivided("ssh://c/r"):
+        (answer,) = ask_all(["here"], [[sys.executable, "-c", told]], Programs(), seconds=60)
+    assert answer.result is not None and answer.result.stdout == "True\n"
+
+
+def test_versions_are_this_packages() -> None:
+    hosts = Hosts(says={("check", "n0"): Result(("ssh",), 0, json.dumps(facts(gpus=0)), "")})
+    launcher, plan = made(hosts)
+    with pytest.raises(UserError, match=f"has drillyard 1.2.0, and this machine launches with {__version__}"):
+        launcher.submit(plan)
+    assert isinstance(launcher, HostsLauncher)

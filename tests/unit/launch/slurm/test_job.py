@@ -1,0 +1,215 @@
+"""job.sbatch under bash, with programs in place of Slurm's that do as they are told: what follows which end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.launch.requests import WORKLOAD, cluster, request
+
+from drillyard.launch.slurm.plan import plan_of
+
+SCONTROL = """
+case "$1 $2" in
+    "show hostnames") printf 'n1\\nn2\\n' ;;
+    "show node") echo "NodeName=n1 NodeAddr=10.0.0.1 State=IDLE" ;;
+    "show job") echo "JobId=12 Requeue=1 Restarts=$(cat "$PLAY/restarts") BatchFlag=1 StdOut=$PLAY/log Power=" ;;
+    *) echo "$@" >>"$PLAY/calls" ;;
+esac
+"""
+PROGRAMS = {
+    "scontrol": SCONTROL,
+    "squeue": 'cat "$PLAY/job-state"',
+    "scancel": 'echo "scancel $@" >>"$PLAY/calls"; touch "$PLAY/asked"',
+    "srun": 'echo "$@" >"$PLAY/srun"; . "$PLAY/agents"',
+}
+
+
+class Play:
+    """One start of a job; `agents` is what srun does."""
+
+    def __init__(self, directory: Path, agents: str, restarts: int = 0, slurm: str = "{max_requeues: 2}") -> None:
+        self.directory = directory
+        plan = plan_of(request(cluster(storage=f"{{directory: {directory}}}", slurm=slurm), WORKLOAD))
+        self.launch = Path(plan.launch_directory)
+        self.launch.mkdir(parents=True, exist_ok=True)
+        (self.launch / "job.sbatch").write_text(plan.file("job.sbatch").content)
+        (directory / "bin").mkdir(exist_ok=True)
+        for name, text in PROGRAMS.items():
+            (directory / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+            (directory / "bin" / name).chmod(0o755)
+        self.write("agents", agents)
+        self.write("restarts", f"{restarts}")
+        self.write("job-state", "RUNNING\n")
+        self.write("log", "")
+        told = {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": str(restarts), "SLURM_JOB_NODELIST": "n[1-2]"}
+        told |= {"SLURM_JOB_CPUS_PER_NODE": "72(x2),36", "PLAY": str(directory)}
+        self.environment = {**os.environ, **told, "PATH": f"{directory}/bin:{os.environ['PATH']}"}
+
+    def write(self, name: str, text: str) -> None:
+        (self.directory / name).write_text(text)
+
+    def state(self, code: int | None, attempt: int = 0, submission: str = "12") -> None:
+        """state.json as the leader leaves it."""
+        told = {"submission": submission, "attempt": str(attempt), "failure": {"exit_code": 7}, "exit_code": code}
+        (self.launch / "state.json").write_text(json.dumps(told, indent=2) + "\n")
+
+    def start(self) -> subprocess.Popen[str]:
+        command = ["bash", str(self.launch / "job.sbatch")]
+        return subprocess.Popen(
+            command, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    def run(self) -> int:
+        """The script's exit code."""
+        process = self.start()
+        self.said = process.communicate(timeout=60)[0]
+        return process.returncode
+
+    @property
+    def calls(self) -> str:
+        path = self.directory / "calls"
+        return path.read_text() if path.exists() else ""
+
+    @property
+    def ended(self) -> dict[str, Any] | None:
+        path = self.launch / "ended.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def signalled(self, number: int) -> int:
+        """The exit code where the script hears a signal while the agents run."""
+        process = self.start()
+        while not (self.directory / "srun").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        process.send_signal(number)
+        self.said = process.communicate(timeout=60)[0]
+        return process.returncode
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "exits"), [(0, "succeeded", 0), (2, "failed", 2), (130, "cancelled", 130), (1, "failed", 1)]
+)
+def test_what_is_over_is_noted_and_not_queued_again(tmp_path: Path, code: int, state: str, exits: int):
+    play = Play(tmp_path, f"exit {code}")
+    assert play.run() == exits and play.calls == ""
+    assert play.ended is not None and (play.ended["state"], play.ended["code"]) == (state, code)
+
+
+@pytest.mark.parametrize("code", [85, 75])
+def test_what_is_to_start_again_is_queued_again_and_not_noted_as_over(tmp_path: Path, code: int):
+    play = Play(tmp_path, f"exit {code}")
+    assert play.run() == 0
+    assert play.calls == "requeue 12\n" and play.ended is None
+
+
+def test_requeues_have_a_limit(tmp_path: Path):
+    play = Play(tmp_path, "exit 85", restarts=2)
+    assert play.run() == 1 and play.calls == ""
+    assert play.ended is not None and "queued again 2 times before" in play.ended["reason"]
+    beyond = Play(tmp_path, "exit 0", restarts=3)
+    assert beyond.run() == 1 and beyond.ended is not None and "lost capacity" in beyond.ended["reason"]
+
+
+def test_the_leaders_code_counts_where_srun_tells_of_an_agent_that_was_killed(tmp_path: Path):
+    play = Play(tmp_path, "exit 137")
+    play.state(75)
+    assert play.run() == 0 and play.calls == "requeue 12\n"
+
+
+@pytest.mark.parametrize(("attempt", "submission"), [(1, "12"), (0, "11")])
+def test_the_code_of_another_start_counts_for_nothing(tmp_path: Path, attempt: int, submission: str):
+    play = Play(tmp_path, "exit 1")
+    play.state(85, attempt, submission)
+    assert play.run() == 1 and play.calls == ""
+
+
+def test_a_killed_leader_counts_as_a_failure(tmp_path: Path):
+    for number in range(3):
+        play = Play(tmp_path, "exit 137")
+        play.state(None)
+        assert play.run() == 0 and play.calls == "requeue 12\n" * (number + 1)
+    last = Play(tmp_path, "exit 137")
+    assert last.run() == 137 and last.ended is not None and "again and again" in last.ended["reason"]
+
+
+def test_near_its_time_limit_the_step_is_told_and_the_job_queued_again(tmp_path: Path):
+    play = Play(tmp_path, 'while [ ! -e "$PLAY/asked" ]; do sleep 0.02; done; sleep 0.2; exit 85')
+    assert play.signalled(signal.SIGUSR1) == 0
+    assert play.calls == "scancel --signal=TERM 12\nrequeue 12\n" and "time limit, all is saved" in play.said
+
+
+def test_what_could_not_save_before_its_time_limit_fails_with_that_word(tmp_path: Path):
+    play = Play(tmp_path, 'while [ ! -e "$PLAY/asked" ]; do sleep 0.02; done; exit 1')
+    assert play.signalled(signal.SIGUSR1) == 1
+    assert play.ended is not None and play.ended["reason"] == "time limit: exit code 1"
+
+
+@pytest.mark.parametrize(
+    ("log", "restarts_now", "calls", "state"),
+    [
+        ("", 0, "", "cancelled"),
+        (
+            "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-21T23:24:20 DUE TO PREEMPTION ***",
+            0,
+            "requeue 12\n",
+            None,
+        ),
+        (
+            "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-21T23:24:20 DUE TO TIME LIMIT ***",
+            0,
+            "requeue 12\n",
+            None,
+        ),
+        ("slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-21T23:24:20 DUE TO JOB REQUEUE ***", 1, "", None),
+    ],
+)
+def test_a_job_that_slurm_ends_is_queued_again_for_preemption_and_time_but_not_when_it_was_cancelled(
+    tmp_path: Path, log: str, restarts_now: int, calls: str, state: str | None
+):
+    end = (
+        f'printf "COMPLETING\\n" >"$PLAY/job-state"; echo "{log}" >>"$PLAY/log"; echo {restarts_now} >"$PLAY/restarts"'
+    )
+    play = Play(tmp_path, f'{end}; while [ ! -e "$PLAY/over" ]; do sleep 0.02; done; exit 85')
+    process = play.start()
+    while (tmp_path / "restarts").read_text() != f"{restarts_now}\n":
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    play.write("over", "")
+    said = process.communicate(timeout=60)[0]
+    assert play.calls == calls, said
+    assert (play.ended or {}).get("state") == state
+
+
+def test_an_orphan_on_a_lost_node_does_not_queue_the_newer_start_again(tmp_path: Path):
+    play = Play(tmp_path, 'echo 1 >"$PLAY/restarts"; exit 75')
+    assert play.run() == 0 and play.calls == "" and play.ended is None
+    failed = Play(tmp_path, 'echo 1 >"$PLAY/restarts"; exit 1')
+    assert failed.run() == 1 and failed.ended is None
+
+
+def test_the_agents_get_all_cores_of_the_smallest_node_and_the_leaders_address(tmp_path: Path):
+    play = Play(tmp_path, "exit 0")
+    play.run()
+    srun = (tmp_path / "srun").read_text()
+    assert "--cpus-per-task=36" in srun and "--submission 12 --attempt 0" in srun
+    assert "--leader 10.0.0.1" in srun or "--leader n1" in srun
+
+
+def test_a_setup_line_that_fails_ends_the_job_with_a_word(tmp_path: Path):
+    play = Play(tmp_path, "exit 0", slurm="{setup: ['echo \"$UNSET\" loaded', 'false']}")
+    assert play.run() == 1 and "loaded" in play.said
+    assert play.ended is not None and "the job script stopped at line" in play.ended["reason"]
+    assert not (tmp_path / "srun").exists()
+
+
+def test_a_task_of_an_array_never_speaks_of_the_whole_array(tmp_path: Path):
+    play = Play(tmp_path, "exit 85")
+    play.environment |= {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
+    assert play.run() == 0 and play.calls == "requeue 12_3\n"
