@@ -134,6 +134,8 @@ def read_blocks(stream: Readable, blocks: Blocks) -> Iterator[Block]:
 
 def without_colours(text: bytes) -> bytes:
     """`text` without terminal escape sequences. Logs use few of them, so each is replaced as a whole."""
+    if b"\x1b" not in text:
+        return text
     for _ in range(_MANY_COLOURS):
         found = _COLOUR.search(text)
         if found is None:

@@ -89,7 +89,7 @@ class Stamps:
         self.zoneless = False
         self.coarsest_us = 1
 
-    def convert(self, style: str, stamps: Sequence[bytes]) -> list[int | None]:
+    def convert(self, style: str, stamps: Sequence[bytes] | NDArray[np.bytes_]) -> list[int | None]:
         """UTC microseconds of stamps of one style in the order of the log; None for one that is no date (month 13)."""
         convert: Callable[[bytes], int | None] = {
             "iso": self._iso,
@@ -97,20 +97,24 @@ class Stamps:
             "ctime": self._ctime,
             "epoch": self._epoch,
         }[style]
-        if stamps:
+        if len(stamps):
             self.coarsest_us = max(self.coarsest_us, _unit_us(style, stamps[0]))
         return [convert(stamp) for stamp in stamps]
 
-    def column(self, style: str, stamps: Sequence[bytes]) -> NDArray[np.int64]:
-        """The same as an array, with `NO_TIME` for what is no date; ten times faster for many stamps of one length."""
+    def column(self, style: str, stamps: Sequence[bytes] | NDArray[np.bytes_]) -> NDArray[np.int64]:
+        """The same as an array, with `NO_TIME` for what is no date; ten times faster for many stamps of one length.
+
+        Stamps in an array have one length.
+        """
         import numpy as np
 
-        if style == "iso" and len(stamps) >= 32 and len(set(map(len, stamps))) == 1:
+        alike = isinstance(stamps, np.ndarray) or len(set(map(len, stamps))) == 1
+        if style == "iso" and len(stamps) >= 32 and alike:
             return self._iso_column(stamps)
         times = self.convert(style, stamps)
         return np.array([NO_TIME if time is None else time for time in times], np.int64)
 
-    def _iso_column(self, stamps: Sequence[bytes]) -> NDArray[np.int64]:
+    def _iso_column(self, stamps: Sequence[bytes] | NDArray[np.bytes_]) -> NDArray[np.int64]:
         import numpy as np
 
         self.coarsest_us = max(self.coarsest_us, _unit_us("iso", stamps[0]))

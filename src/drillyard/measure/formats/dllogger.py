@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drillyard.measure.formats.jsonlines import OBJECT, field, floats, gather, load_all
-from drillyard.measure.formats.layout import LARGEST_STEP, Columns, Message, Place, TextFormat, Values
+from drillyard.measure.formats.layout import LARGEST_STEP, Message, Place, TextFormat
 from drillyard.measure.formats.notes import Note, NoteBook
+from drillyard.measure.formats.values import Columns, Values
 from drillyard.measure.records import NO_TIME
 
 _NAMES: Final = {
@@ -46,7 +47,7 @@ class DLLogger(TextFormat):
     def message(self, line: bytes) -> Message | None:
         """See TextFormat."""
         begin = line.find(self.anchor)
-        return None if begin < 0 else Message(begin, rb"DLLL " + OBJECT, self._decode)
+        return None if begin < 0 else Message(begin, rb"DLLL " + OBJECT, self._decode, b"DLLL ")
 
     def _decode(self, groups: Sequence[Values], place: Place) -> Columns:
         records = load_all(groups[0])

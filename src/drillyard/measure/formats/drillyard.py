@@ -13,8 +13,9 @@ from typing import Any, Final, get_args
 import numpy as np
 
 from drillyard.measure.formats.jsonlines import OBJECT, field, floats, gather, load, load_all
-from drillyard.measure.formats.layout import LARGEST_STEP, Columns, Message, Place, TextFormat, Values
+from drillyard.measure.formats.layout import LARGEST_STEP, Message, Place, TextFormat
 from drillyard.measure.formats.notes import Note, NoteBook
+from drillyard.measure.formats.values import Columns, Values
 from drillyard.measure.records import COMPILED, MarkKind
 
 _NAMES: Final = {
@@ -43,7 +44,7 @@ class Drillyard(TextFormat):
         begin = line.find(b"{")
         if begin < 0 or b'"step":' not in line or not line.rstrip().endswith(b"}"):
             return None
-        return Message(begin, OBJECT, self._decode)
+        return Message(begin, OBJECT, self._decode, b"")
 
     def _decode(self, groups: Sequence[Values], place: Place) -> Columns:
         records = load_all(groups[0])
@@ -62,7 +63,7 @@ class Drillyard(TextFormat):
         columns["flags"] = columns["flags"] | (compiled * np.uint8(COMPILED))
         columns["_round"] = np.nan_to_num(floats(field(records, "round")), nan=-1.0)
         times = field(records, "time")
-        if all(type(time) is str for time in times):
+        if set(map(type, times)) == {str}:
             columns["time_us"] = place.stamps.column("iso", "\n".join(times).encode().split(b"\n"))
         if isinstance(records[0].get("num_gpus"), int):
             self.found["num_gpus"] = records[0]["num_gpus"]

@@ -19,9 +19,10 @@ import numpy as np
 
 from drillyard.loglines.blocks import Block
 from drillyard.measure.columns import Lane
-from drillyard.measure.formats.layout import Columns, Message, Place, TextFormat, Value, Values, decode_values
+from drillyard.measure.formats.layout import Message, Place, TextFormat
 from drillyard.measure.formats.nemo1 import clock_seconds
 from drillyard.measure.formats.notes import Note, NoteBook
+from drillyard.measure.formats.values import Columns, Value, Values, decode_values
 
 _OPEN: Final = re.compile(rb"\{(?='(?:loss|grad_norm|learning_rate|epoch|mean_token_accuracy|num_tokens|entropy)':)")
 _ITEM: Final = re.compile(rb"'([^'\n]+)': ('?)([-+.0-9a-zA-Z]+)'?(?=[,}])(?:, )?")
@@ -125,6 +126,11 @@ class HfTrainer(TextFormat):
             Note(b"batch size per device", rb"nstantaneous batch size per device = (\d+)", _micro_batch, once=True),
             Note(
                 b"Number of trainable parameters", rb"Number of trainable parameters = ([\d,]+)", _trainable, once=True
+            ),
+            Note(
+                b"Continuing training from global step",
+                rb"Continuing training from global step (?P<step>\d+)",
+                NoteBook.mark("resume"),
             ),
             Note(b"Saving model checkpoint to", rb"checkpoint-(?P<step>\d+)", NoteBook.mark("checkpoint_begin")),
             Note(b"'eval_loss': ", rb"'eval_loss': '?([-+.\deE]+|nan|inf)", _evaluation),

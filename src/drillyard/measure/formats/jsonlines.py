@@ -30,15 +30,16 @@ def load(text: bytes | memoryview) -> Any:
 
 
 def load_all(texts: Sequence[bytes | None]) -> list[dict[str, Any]]:
-    """The objects of JSON texts; an empty one for another value. Raises ValueError if any is no JSON."""
+    """The objects of JSON texts. Raises ValueError if any is no JSON, or no object."""
     try:
-        values = orjson.loads(b"[" + b",".join(texts) + b"]")  # type: ignore[arg-type]
-        if len(values) == len(texts):
-            return [value if type(value) is dict else {} for value in values]
+        values: list[dict[str, Any]] = orjson.loads(b"[" + b",".join(texts) + b"]")  # type: ignore[arg-type]
     except ValueError:
-        pass
-    loaded = [load(text or b"") for text in texts]
-    return [value if isinstance(value, dict) else {} for value in loaded]
+        values = []
+    if len(values) != len(texts):
+        values = [load(text or b"") for text in texts]
+    if set(map(type, values)) - {dict}:
+        raise ValueError("not a JSON object")
+    return values
 
 
 def gather(records: Sequence[Mapping[str, Any]], names: Mapping[str, Sequence[str]]) -> dict[str, NDArray[Any]]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from drillyard.measure.formats.layout import Value
+from drillyard.measure.formats.values import Value
 
 BAR: Final = rb"[ \t]*+\|[ \t]*+"
 _NUMBERS: Final = {False: rb"([-+.0-9a-zA-Z]++)", True: rb"([-+.,0-9a-zA-Z]++)"}

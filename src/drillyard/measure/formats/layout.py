@@ -5,26 +5,28 @@ and returns a `Message`: where the message begins on the line, a pattern whose g
 become columns. Together with the shape of the line's prefix (loglines/prefixes.py) that is a `Layout`: one compiled
 pattern for the whole line. The next lines are matched one after the other; where no step line follows, the next one is
 searched by a literal that all step lines of the format have. Values are converted column by column. A line that no
-known layout matches is looked at slowly again and may add a layout.
+known layout matches is looked at slowly again and may add a layout. Blocks of nothing but step lines are read as a
+matrix of characters where their numbers are printed alike (grid.py).
 
-Cost: 2 to 3 microseconds a step line; text without step lines is searched at gigabytes a second.
+Cost: 1 to 3 microseconds a step line; text without step lines is searched at gigabytes a second.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from drillyard.loglines.blocks import Block
 from drillyard.loglines.prefixes import Origin, Shape, origin, shape_of, split
 from drillyard.loglines.stamps import Stamps
-from drillyard.measure.columns import Lane, Lanes, nonfinite_flags
+from drillyard.measure.columns import Lane, Lanes
+from drillyard.measure.formats.grid import Cells, Templates
+from drillyard.measure.formats.values import Columns, Values
 from drillyard.measure.records import NO_TIME
 
 if TYPE_CHECKING:
@@ -37,9 +39,6 @@ ENDS: Final = rb"(?=[\s,|\]}]|\Z)"
 
 LARGEST_STEP: Final = 2**53
 _MOST_LAYOUTS: Final = 48
-
-Values = Sequence[bytes | None]
-Columns = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +64,9 @@ class Message:
     begin: int
     pattern: bytes
     decode: Callable[[Sequence[Values], Place], Columns]
+    opening: bytes | None = None
+    """Where the message is this and then one group up to the end of its line: what it is. `decode` raises ValueError
+    for a group that is not as the pattern wants it."""
 
 
 class TextFormat:
@@ -98,6 +100,9 @@ class TextFormat:
 class _Layout:
     match: Callable[[bytes, int], re.Match[bytes] | None]
     find_all: Callable[[bytes], list[Any]]
+    templates: Templates
+    opening: bytes | None
+    """What every line has before its only group, which goes up to the line's end."""
     groups: int
     shape: Shape
     stamp: int | None
@@ -105,6 +110,19 @@ class _Layout:
     """Positions of the stamp and of the origin's parts among the groups."""
     first_value: int
     decode: Callable[[Sequence[Values], Place], Columns]
+
+    def groups_of(self, block: Block) -> Sequence[Any] | None:
+        """The groups of a block all of whose lines have this layout; None if it is not such a block."""
+        if self.opening is not None:
+            opening = self.opening
+            rows = block.text[len(opening) : -1].split(b"\n" + opening) if block.text.startswith(opening) else []
+            return [rows] if len(rows) == block.lines else None
+        if (cells := self.templates.read(block.text, block.lines)) is not None:
+            return cells
+        rows = self.find_all(block.text)
+        if len(rows) != block.lines:
+            return None
+        return list(zip(*rows, strict=True)) if self.groups > 1 else [rows]
 
 
 @dataclass(slots=True)
@@ -137,11 +155,10 @@ class LayoutReader:
     def _feed_dense(self, block: Block) -> bool:
         """Read a block all of whose lines have the last layout, in one go; False if it is not such a block."""
         layout = self._layouts[0]
-        rows = layout.find_all(block.text)
-        if len(rows) != block.lines:
+        groups = layout.groups_of(block)
+        if groups is None:
             return False
-        groups = list(zip(*rows, strict=True)) if layout.groups > 1 else [rows]
-        lines = np.arange(block.first_line, block.first_line + len(rows))
+        lines = np.arange(block.first_line, block.first_line + block.lines)
         try:
             self._read(layout, groups, Place(block, None, lines, self.stamps))
         except (ValueError, OverflowError):
@@ -212,7 +229,7 @@ class LayoutReader:
             for begin, row in zip(begins, rows, strict=True):
                 self._flush(layout, block, [begin], [row])
 
-    def _read(self, layout: _Layout, groups: list[Any], place: Place) -> None:
+    def _read(self, layout: _Layout, groups: Sequence[Any], place: Place) -> None:
         """Convert the groups of rows. Raises ValueError or OverflowError, before anything is kept, if one
         holds what is no number."""
         columns = layout.decode(groups[layout.first_value :], place)
@@ -220,14 +237,15 @@ class LayoutReader:
         if layout.stamp is not None and "time_us" not in columns:
             style = layout.shape.style
             assert style is not None
-            times = self.stamps.column(style, groups[layout.stamp])
+            stamps: Any = groups[layout.stamp]
+            times = self.stamps.column(style, stamps.fixed_width() if isinstance(stamps, Cells) else stamps)
             if place.block.redrawn and place.begins is not None:
                 times[_drawn_over(place.block, place.begins)] = NO_TIME
             columns["time_us"] = times
         self.step_lines += place.count
         self._append(layout, groups, columns, place)
 
-    def _append(self, layout: _Layout, groups: list[Any], columns: Columns, place: Place) -> None:
+    def _append(self, layout: _Layout, groups: Sequence[Any], columns: Columns, place: Place) -> None:
         """Distribute rows over lanes by their origin, leaving out those that are no steps.
 
         A redrawn line has its prefix once, before its first drawing: the others inherit its origin, not its time.
@@ -269,6 +287,8 @@ def _compile(shape: Shape, message: Message) -> _Layout:
     return _Layout(
         match=pattern.match,
         find_all=pattern.findall,
+        templates=Templates(pattern.match),
+        opening=None if shape.pattern else message.opening,
         groups=pattern.groups,
         shape=shape,
         stamp=named["stamp"] - 1 if shape.style else None,
@@ -310,102 +330,3 @@ def times_column(times: Sequence[int | None]) -> NDArray[np.int64]:
         return np.array(times, np.int64)
     except TypeError:
         return np.array([NO_TIME if time is None else time for time in times], np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """How one group becomes a column. `scale` multiplies (milliseconds: 1e-3); thousands may be grouped by commas."""
-
-    column: str
-    scale: float = 1.0
-    integer: bool = False
-    commas: bool = False
-
-
-def decode_values(
-    values: Sequence[Value], constants: Mapping[str, Any]
-) -> Callable[[Sequence[Values], Place], Columns]:
-    """A `Message.decode` for groups that are plain numbers; `constants` are columns of one value."""
-
-    def decode(groups: Sequence[Values], place: Place) -> Columns:
-        count = place.count
-        columns: Columns = {name: np.full(count, value) for name, value in constants.items()}
-        for value, texts in zip(values, groups, strict=True):
-            columns[value.column] = numbers(value, texts)
-            if value.column == "seconds":
-                columns["seconds_precision"] = precisions(texts, value.scale)
-        printed = {value.column: texts for value, texts in zip(values, groups, strict=True)}
-        columns["flags"] = nonfinite_flags(columns, printed)
-        return columns
-
-    return decode
-
-
-def numbers(value: Value, texts: Values) -> NDArray[Any]:
-    """The numbers of a group; NaN where an optional group is not there. Raises ValueError for what is no number."""
-    if len(texts) > 1 and texts[0] and texts[0] == texts[-1] and texts.count(texts[0]) == len(texts):
-        # Batch sizes and counts that stay the same are most columns of some formats.
-        return np.repeat(numbers(value, texts[:1]), len(texts))
-    column = _json_numbers(texts, np.int64 if value.integer else np.float64, value.commas)
-    if column is None and value.commas:
-        texts = [text and text.replace(b",", b"") for text in texts]
-    if column is None and value.integer:
-        column = np.fromiter(map(int, texts), np.int64, len(texts))  # type: ignore[arg-type]
-    elif column is None:
-        column = np.array([float(text) if text else np.nan for text in texts])
-    return column if value.scale == 1.0 else column * value.scale
-
-
-def _json_numbers(texts: Values, dtype: type[Any], commas: bool) -> NDArray[Any] | None:
-    """All numbers at once by the JSON parser, 5 times faster than `float`; None where one is no JSON number."""
-    try:
-        joined = b"\n".join(texts)  # type: ignore[arg-type]
-        if b"l" in joined or b"u" in joined:
-            return None  # null, true, false
-        if commas:
-            joined = joined.replace(b",", b"")
-        column = np.array(orjson.loads(b"[" + joined.replace(b"\n", b",") + b"]"), dtype)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return column if len(column) == len(texts) else None
-
-
-def precisions(texts: Values, scale: float) -> NDArray[np.float32]:
-    """Half a unit of the last printed digit, times `scale`."""
-    if (alike := _alike(texts)) is not None:
-        return np.full(len(texts), half_unit(alike) * scale, np.float32)
-    try:
-        printed = np.array(texts, np.bytes_)
-    except TypeError:
-        printed = np.array([text or b"" for text in texts], np.bytes_)
-    digits = printed.view(np.uint8).reshape(len(printed), -1)
-    if (digits > ord("9")).any():
-        return np.array([half_unit(text) if text else 0.0 for text in texts], np.float32) * np.float32(scale)
-    dots = digits == ord(".")
-    decimals = np.where(dots.any(axis=1), np.count_nonzero(digits, axis=1) - dots.argmax(axis=1) - 1, 0)
-    halves = 0.5 * 10.0**-decimals * scale
-    return np.where(digits[:, 0] == 0, 0.0, halves).astype(np.float32)
-
-
-def _alike(texts: Values) -> bytes | None:
-    """One of plain numbers that all have their point at the same place; None where they differ in that."""
-    try:
-        widths = set(map(len, texts))  # type: ignore[arg-type]
-    except TypeError:
-        return None
-    first = texts[0] or b""
-    point = first.find(b".")
-    if len(widths) > 1 or point < 0:
-        return None
-    joined = b"".join(texts)  # type: ignore[arg-type]
-    same = joined[point :: len(first)].count(b".") == joined.count(b".") == len(texts)
-    return first if same and not joined.translate(None, b"0123456789.") else None
-
-
-def half_unit(text: bytes) -> float:
-    """Half a unit of the last digit of a printed number: `14.54` 0.005, `2e+3` 500, `nan` 0."""
-    mantissa, _, exponent = text.lower().partition(b"e")
-    if not mantissa.lstrip(b"+-")[:1].isdigit() and not mantissa.lstrip(b"+-").startswith(b"."):
-        return 0.0
-    decimals = len(mantissa) - mantissa.index(b".") - 1 if b"." in mantissa else 0
-    return float(0.5 * 10.0 ** (int(exponent or 0) - decimals))

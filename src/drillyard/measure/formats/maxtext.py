@@ -14,8 +14,9 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from drillyard.measure.formats.layout import ENDS, NUMBER, Message, TextFormat, Value, decode_values
+from drillyard.measure.formats.layout import ENDS, NUMBER, Message, TextFormat
 from drillyard.measure.formats.notes import Note, NoteBook
+from drillyard.measure.formats.values import Value, decode_values
 
 _PATTERN: Final = (
     rb"completed step: (\d+), seconds: %s, TFLOP/s/device: %s%s(?:, Tokens/s/device: %s%s)?(?:, total_weights: \d+)?"
@@ -56,6 +57,11 @@ class MaxText(TextFormat):
             Note(b"number parameters: ", rb"number parameters: ([\d.]+) billion", _parameters, once=True),
             Note(b"Num_devices: ", rb"Num_devices: (\d+)", _devices),
             Note(b"Config param ", rb"Config param (\w+): (\S+)", _config),
+            Note(
+                b"restoring from this run's directory",
+                rb"restoring from this run's directory (?:latest )?step +(?P<step>\d+)",
+                NoteBook.mark("resume"),
+            ),
             Note(
                 b"saved a checkpoint at step", rb"saved a checkpoint at step (?P<step>\d+)", NoteBook.mark("checkpoint")
             ),

@@ -19,8 +19,9 @@ import numpy as np
 
 from drillyard.measure.columns import Lane
 from drillyard.measure.formats.keyed import BAR, keyed_pattern
-from drillyard.measure.formats.layout import Columns, Message, Place, TextFormat, Value, Values, decode_values
+from drillyard.measure.formats.layout import Message, Place, TextFormat
 from drillyard.measure.formats.notes import Note, NoteBook
+from drillyard.measure.formats.values import Columns, Value, Values, decode_values
 from drillyard.measure.records import NONFINITE, SKIPPED
 
 _HEADER: Final = rb"iteration[ \t]++(\d++)[ \t]*+/[ \t]*+\d++"

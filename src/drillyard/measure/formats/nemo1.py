@@ -18,18 +18,10 @@ import numpy as np
 
 from drillyard.measure.columns import Lane
 from drillyard.measure.formats.keyed import keyed_pattern
-from drillyard.measure.formats.layout import (
-    Columns,
-    Message,
-    Place,
-    TextFormat,
-    Value,
-    Values,
-    decode_values,
-    half_unit,
-)
+from drillyard.measure.formats.layout import Message, Place, TextFormat
 from drillyard.measure.formats.nemo2 import NEMO_NOTES
 from drillyard.measure.formats.notes import Note
+from drillyard.measure.formats.values import Columns, Value, Values, decode_values, half_unit
 
 _HEADER: Final = (
     rb"Epoch \d+:[^\n\[]*?[| ](\d+)(?:/\d+|/\?|it) \[([\d:]+)(?:<[^,\]\n]*)?,"

@@ -13,8 +13,9 @@ import re
 from typing import Final
 
 from drillyard.measure.formats.keyed import BAR, keyed_pattern
-from drillyard.measure.formats.layout import Message, TextFormat, Value, decode_values
+from drillyard.measure.formats.layout import Message, TextFormat
 from drillyard.measure.formats.notes import Note, NoteBook
+from drillyard.measure.formats.values import Value, decode_values
 
 _LINE: Final = re.compile(rb"Training epoch \d+, iteration \d+/\d+" + BAR)
 _GIB: Final = 1 / 2**30
@@ -79,6 +80,11 @@ NEMO_NOTES: Final = (
         b"Global Checkpoint Save",
         rb"Iteration: (?P<step>\d+) : Start time: [\d.]+s : Save duration: (?P<seconds>[\d.]+)s",
         NoteBook.mark("checkpoint"),
+    ),
+    Note(
+        b"Restored all states from the checkpoint",
+        rb"Restored all states from the checkpoint.*?(?:\bstep=(?P<step>\d+)|$)",
+        NoteBook.mark("resume"),
     ),
     Note(b"Starting with ", rb"Starting with (\d+) processes", _processes),
 )

@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from drillyard.measure.formats.layout import ENDS, NUMBER, Message, TextFormat, Value, decode_values
+from drillyard.measure.formats.layout import ENDS, NUMBER, Message, TextFormat
 from drillyard.measure.formats.notes import Note, NoteBook, count_of
+from drillyard.measure.formats.values import Value, decode_values
 
 _PATTERN: Final = (
     rb"Step: *(\d+) *\| *Time: *%s ?s *\| *TFLOPs/s/GPU: *%s *\| *Tokens/s/GPU: *%s *\| *Loss: *%s"

@@ -45,3 +45,6 @@ PREFERENCE: Final = (
 
 WINDOWED: Final = frozenset({"megatron", "torchtitan", "hf_trainer", hf_trainer_state.NAME})
 """Formats whose lines are means over the steps since the line before."""
+
+CLOCK_OF_START: Final = frozenset({"dllogger", "hf_trainer"})
+"""Formats whose `elapsed_seconds` begin anew with each start of the ranks, and only then (NeMo 1: with each epoch)."""

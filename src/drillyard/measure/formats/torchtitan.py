@@ -14,8 +14,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from drillyard.measure.formats.layout import Message, TextFormat, Value, decode_values
+from drillyard.measure.formats.layout import Message, TextFormat
 from drillyard.measure.formats.notes import Note, NoteBook, count_of
+from drillyard.measure.formats.values import Value, decode_values
 
 _GAP: Final = rb"[ \t]++"
 _LINE: Final = re.compile(rb"step:[ \t]*(\d+)(?=[ \t]+\w+:[ \t])")
