@@ -16,7 +16,8 @@ from tests.unit.measure.lines import write
 
 from drillyard.measure.formats import grid
 from drillyard.measure.formats.grid import Cells, Templates
-from drillyard.measure.formats.layout import NUMBER
+from drillyard.measure.formats.layout import NUMBER, LayoutReader
+from drillyard.measure.formats.nemo1 import clocks
 from drillyard.measure.formats.values import Value, half_unit, numbers, precisions
 from drillyard.measure.read import read
 from drillyard.measure.records import Steps
@@ -181,5 +182,50 @@ def test_a_log_of_step_lines_reads_the_same_without_the_grid(
     slow = read([path])
     assert len(fast.steps) == len(slow.steps) > 8000
     assert (fast.warnings, fast.sources) == (slow.warnings, slow.sources)
+    for column in fields(Steps):
+        np.testing.assert_array_equal(getattr(fast.steps, column.name), getattr(slow.steps, column.name), column.name)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 400_000), min_size=1, max_size=40), st.sampled_from(["{:02}:{:02}:{:02}", "{1:02}:{2:02}"])
+)
+def test_clocks_of_bars_are_seconds(seconds: list[int], format: str) -> None:
+    if format.startswith("{1"):
+        seconds = [second % 3600 for second in seconds]
+    texts = [format.format(second // 3600, second // 60 % 60, second % 60).encode() for second in seconds]
+    assert clocks(texts).tolist() == seconds
+    assert clocks([*texts, b"1:02", None]).tolist() == [*seconds, 62, 0]
+
+
+@pytest.mark.parametrize("prefix", ["", "2026-08-01T12:00:00Z {rank}: "])
+def test_a_log_of_bars_reads_the_same_line_by_line(
+    prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(3)
+    text = "".join(
+        (prefix.format(rank=step // 40 % 2) if step % 40 == 0 else "")
+        + f"Epoch 0: : 7%|#| {step + 1}/30000 [{step // 3600:02}:{step // 60 % 60:02}:{step % 60:02}<00:00, "
+        f"reduced_train_loss={draw.random():.3g}, global_step={float(step):.3g}, "
+        f"train_step_timing in s={draw.random():.3g}]" + ("\n" if step % 40 == 39 else "\r")
+        for step in range(30_000)
+    )
+    path = write(tmp_path / "run.log", text)
+    dense: list[bool] = []
+    plain = LayoutReader._feed_dense
+
+    def watched(self: LayoutReader, block: Any) -> bool:
+        dense.append(plain(self, block))
+        return dense[-1]
+
+    monkeypatch.setattr(LayoutReader, "_feed_dense", watched)
+    fast = read([path])
+    # Where lines begin with a launcher's prefix, the drawings after the first one have another layout.
+    assert any(dense) == (not prefix)
+    monkeypatch.setattr(LayoutReader, "_feed_dense", lambda self, block: False)
+    slow = read([path])
+    ranks = dict(zip(fast.steps.step.tolist(), fast.steps.rank.tolist(), strict=True))
+    assert ranks == {step: step // 40 % 2 if prefix else -1 for step in range(30_000)}
+    assert fast.sources == slow.sources and fast.warnings == slow.warnings
     for column in fields(Steps):
         np.testing.assert_array_equal(getattr(fast.steps, column.name), getattr(slow.steps, column.name), column.name)

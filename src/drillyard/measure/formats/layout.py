@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
@@ -111,16 +112,16 @@ class _Layout:
     first_value: int
     decode: Callable[[Sequence[Values], Place], Columns]
 
-    def groups_of(self, block: Block) -> Sequence[Any] | None:
-        """The groups of a block all of whose lines have this layout; None if it is not such a block."""
+    def groups_of(self, text: bytes, lines: int) -> Sequence[Any] | None:
+        """The groups of `lines` lines that all have this layout; None if `text` is not such lines."""
         if self.opening is not None:
             opening = self.opening
-            rows = block.text[len(opening) : -1].split(b"\n" + opening) if block.text.startswith(opening) else []
-            return [rows] if len(rows) == block.lines else None
-        if (cells := self.templates.read(block.text, block.lines)) is not None:
+            rows: list[Any] = text[len(opening) : -1].split(b"\n" + opening) if text.startswith(opening) else []
+            return [rows] if len(rows) == lines else None
+        if (cells := self.templates.read(text, lines)) is not None:
             return cells
-        rows = self.find_all(block.text)
-        if len(rows) != block.lines:
+        rows = self.find_all(text)
+        if len(rows) != lines:
             return None
         return list(zip(*rows, strict=True)) if self.groups > 1 else [rows]
 
@@ -147,7 +148,7 @@ class LayoutReader:
 
     def feed(self, block: Block) -> None:
         """Read all step lines of a block."""
-        self.all_steps = self._dense and not block.redrawn and self._feed_dense(block)
+        self.all_steps = self._dense and self._feed_dense(block)
         if not self.all_steps:
             self._feed_sparse(block)
             self.format.end_block(block)
@@ -155,12 +156,16 @@ class LayoutReader:
     def _feed_dense(self, block: Block) -> bool:
         """Read a block all of whose lines have the last layout, in one go; False if it is not such a block."""
         layout = self._layouts[0]
-        groups = layout.groups_of(block)
+        begins = None
+        lines = np.arange(block.first_line, block.first_line + block.lines)
+        if block.redrawn:
+            begins = np.append(0, newlines(block.text)[:-1] + 1).tolist()
+            lines = line_numbers(block, begins)
+        groups = layout.groups_of(block.text, len(lines))
         if groups is None:
             return False
-        lines = np.arange(block.first_line, block.first_line + block.lines)
         try:
-            self._read(layout, groups, Place(block, None, lines, self.stamps))
+            self._read(layout, groups, Place(block, begins, lines, self.stamps))
         except (ValueError, OverflowError):
             return False
         return True
@@ -251,19 +256,16 @@ class LayoutReader:
         A redrawn line has its prefix once, before its first drawing: the others inherit its origin, not its time.
         """
         steps = (columns["step"] >= 0) & (columns["step"] < LARGEST_STEP)
-        if not layout.origins and place.block.redrawn and place.begins is not None:
-            origins = [split(place.block.line_head(begin))[2] for begin in place.begins]
-            for known in dict.fromkeys(origins):
-                mine = np.array([one == known for one in origins])
-                append_rows(self.lanes.lane(known), columns, mine & steps)
-            return
-        if not layout.origins:
-            append_rows(self.lanes.lane(self._origin(layout, ())), columns, None if steps.all() else steps)
-            return
-        keys = list(zip(*(groups[index] for index in layout.origins), strict=True))
-        codes = {key: code for code, key in enumerate(dict.fromkeys(keys))}
+        keys: list[Any] = []
+        named: Callable[[Any], Origin] = partial(self._origin, layout)
+        if layout.origins:
+            keys = list(zip(*(groups[index] for index in layout.origins), strict=True))
+        elif place.block.redrawn and place.begins is not None:
+            keys, named = _inherited(place.block, place.begins, place.lines), _itself
+        codes = {key: code for code, key in enumerate(dict.fromkeys(keys or [()]))}
         if len(codes) == 1:
-            append_rows(self.lanes.lane(self._origin(layout, keys[0])), columns, None if steps.all() else steps)
+            (key,) = codes
+            append_rows(self.lanes.lane(named(key)), columns, None if steps.all() else steps)
             return
         code = np.fromiter(map(codes.__getitem__, keys), np.int64, place.count)
         order = np.argsort(code, kind="stable")
@@ -271,7 +273,7 @@ class LayoutReader:
         begin = 0
         for key, end in zip(codes, ends, strict=True):
             chosen = order[begin:end]
-            append_rows(self.lanes.lane(self._origin(layout, key)), columns, chosen[steps[chosen]])
+            append_rows(self.lanes.lane(named(key)), columns, chosen[steps[chosen]])
             begin = end
 
     def _origin(self, layout: _Layout, values: tuple[bytes, ...]) -> Origin:
@@ -306,9 +308,28 @@ def append_rows(lane: Lane, columns: Columns, chosen: NDArray[Any] | None) -> No
         lane.extend(len(columns["step"]), columns)
 
 
+def _inherited(block: Block, begins: Sequence[int], lines: NDArray[np.int64]) -> list[Origin]:
+    """The origins of drawings: each has that of its line, whose prefix is read once."""
+    numbers, firsts = np.unique(lines, return_index=True)
+    origins = [split(block.line_head(begins[first]))[2] for first in firsts.tolist()]
+    return [origins[index] for index in np.searchsorted(numbers, lines).tolist()]
+
+
+def _itself(origin: Origin) -> Origin:
+    return origin
+
+
 def _drawn_over(block: Block, begins: Sequence[int]) -> NDArray[np.bool_]:
     """Which lines were drawn over by others: the stamp before them is that of all drawings."""
-    return np.array([block.counted[block.text.find(b"\n", begin)] == ord("\r") for begin in begins], np.bool_)
+    ends = newlines(block.text)
+    after = ends[np.searchsorted(ends, np.asarray(begins))]
+    drawn: NDArray[np.bool_] = np.frombuffer(block.counted, np.uint8)[after] == ord("\r")
+    return drawn
+
+
+def newlines(text: bytes) -> NDArray[np.int64]:
+    """Where the lines of a text end."""
+    return np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
 
 
 def line_numbers(block: Block, begins: Sequence[int]) -> NDArray[np.int64]:
@@ -320,8 +341,7 @@ def line_numbers(block: Block, begins: Sequence[int]) -> NDArray[np.int64]:
             since = begin
             numbers.append(line)
         return np.array(numbers, np.int64)
-    ends = np.flatnonzero(np.frombuffer(block.counted, np.uint8) == 10)
-    return np.searchsorted(ends, np.asarray(begins)) + block.first_line
+    return np.searchsorted(newlines(block.counted), np.asarray(begins)) + block.first_line
 
 
 def times_column(times: Sequence[int | None]) -> NDArray[np.int64]:

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from drillyard.measure.columns import Lane
 from drillyard.measure.formats.keyed import keyed_pattern
-from drillyard.measure.formats.layout import Message, Place, TextFormat
+from drillyard.measure.formats.layout import LARGEST_STEP, Message, Place, TextFormat
 from drillyard.measure.formats.nemo2 import NEMO_NOTES
 from drillyard.measure.formats.notes import Note
 from drillyard.measure.formats.values import Columns, Value, Values, decode_values, half_unit
@@ -60,10 +61,8 @@ class NeMo1(TextFormat):
         def columns(groups: Sequence[Values], place: Place) -> Columns:
             read = decode([groups[0], *groups[2:]], place)
             counts = read.pop("_count")
-            read["step"] = np.array(
-                [_step(count, text) for count, text in zip(counts.tolist(), groups[place_of_step], strict=True)]
-            )
-            read["elapsed_seconds"] = np.array([clock_seconds(text) for text in groups[1]])
+            read["step"] = _steps(counts, read["step"], groups[place_of_step])
+            read["elapsed_seconds"] = clocks(groups[1])
             return read
 
         return Message(header.start(), _HEADER + pattern, columns)
@@ -81,12 +80,28 @@ class NeMo1(TextFormat):
             lane.keep(new)
 
 
-def _step(count: int, text: bytes | None) -> int:
-    if not text:
-        return -1
-    step = float(text)
-    exact = b"e" not in text.lower()
-    return int(step) if exact or abs(step - (count - 1)) > half_unit(text) else count - 1
+def _steps(counts: NDArray[np.int64], printed: NDArray[np.float64], texts: Values) -> NDArray[np.int64]:
+    """The steps of bars that count to `counts`; -1 where none is printed."""
+    # In e-notation few different texts are printed, and their unit tells how many digits are lost.
+    lost = {text: half_unit(text) if text and b"e" in text.lower() else np.nan for text in set(texts)}
+    unit = np.array([lost[text] for text in texts])
+    steps = np.where(np.abs(printed) < LARGEST_STEP, printed, -1.0).astype(np.int64)
+    return np.where(np.abs(printed - (counts - 1)) <= unit, counts - 1, steps)
+
+
+def clocks(texts: Values) -> NDArray[np.float64]:
+    """Seconds of a progress bar's clocks, of which most have the same digits' places."""
+    characters = np.array(texts, np.bytes_).view(np.uint8).reshape(len(texts), -1) ^ ord("0")
+    colon = ord(":") ^ ord("0")
+    places = characters[0] != colon
+    if ((characters < 10) != places).any() or (characters[:, ~places] != colon).any():
+        return np.array([clock_seconds(text) for text in texts])
+    parts = bytes(texts[0] or b"").split(b":")
+    unit = np.concatenate(
+        [60.0 ** (len(parts) - 1 - index) * 10.0 ** np.arange(len(part))[::-1] for index, part in enumerate(parts)]
+    )
+    seconds: NDArray[np.float64] = characters[:, places] @ unit
+    return seconds
 
 
 def clock_seconds(text: bytes | None) -> float:
