@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from tests.integration.supervised import Start
 
+from drillyard.supervise.launched import EXIT_RECORD, ROUND, SUBMISSION, FailureElsewhere, tell_failure_elsewhere
 from drillyard.supervise.signals import SECONDS_OF_ONE_REQUEST
 
 
@@ -33,6 +35,66 @@ def test_a_stop_signal_reaches_the_ranks_once_and_exit_85_is_passed_on(start: St
     assert run.log(1).count("told to stop") == 1 and run.log(1).count("=== round") == 1
     assert "exit code 85" in err
     assert [event["signal"] for event in run.events() if event["event"] == "signal"] == [number.name]
+
+
+@pytest.mark.parametrize("code", [85, 86, 0])
+def test_a_stop_because_another_node_failed_is_told_as_that_failure(start: Start, tmp_path: Path, code: int) -> None:
+    record = tmp_path / "told.json"
+    told = {EXIT_RECORD: str(record), ROUND: "4", SUBMISSION: "first"}
+    run = start(
+        f"""
+        signal.signal(signal.SIGTERM, lambda *_: os._exit({code}))
+        touch(f"ready-{{rank}}")
+        time.sleep(forever)
+        """,
+        prelude=f"import os; os.environ.update({told!r})",
+    )
+    run.wait_for("ready-0")
+    run.wait_for("ready-1")
+    tell_failure_elsewhere(record, FailureElsewhere("node 1 (n1): rank 3: exit code 7", 3, 7))
+    run.process.send_signal(signal.SIGTERM)
+    ended, _, err = run.end()
+    assert ended == {85: 85, 86: 1, 0: 0}[code] and "node 1 (n1): rank 3: exit code 7" in err
+    begun, failure, *end = run.events()
+    assert (begun["event"], begun["round"], begun["launch"]) == ("run_start", 4, "first")
+    assert {**failure, "time": None} == {
+        "time": None,
+        "event": "failure",
+        "round": 4,
+        "reason": "node 1 (n1): rank 3: exit code 7",
+        "failed_rank": 3,
+        "exit_code": 7,
+    }
+    assert [(event["event"], event["status"], event["exit_code"]) for event in end] == (
+        [("end", "failed", ended)] if code else []
+    )
+    assert "=== round 4 |" in run.log(0)
+
+
+@pytest.mark.parametrize(("words", "told"), [("ConnectionError: connection closed by peer", 1), ("ValueError: own", 2)])
+def test_a_rank_that_only_lost_its_peers_is_no_failure_beside_that_of_another_node(
+    start: Start, tmp_path: Path, words: str, told: int
+) -> None:
+    record = tmp_path / "told.json"
+    run = start(
+        f"""
+        def stop(number, frame):
+            print({words!r}, file=sys.stderr, flush=True)
+            os._exit(1)
+        step(7)
+        signal.signal(signal.SIGTERM, stop)
+        touch("ready")
+        time.sleep(forever)
+        """,
+        ranks=1,
+        prelude=f"import os; os.environ.update({{{EXIT_RECORD!r}: {str(record)!r}}})",
+    )
+    run.wait_for("ready")
+    tell_failure_elsewhere(record, FailureElsewhere("lost node 1 (n1)", None, None))
+    run.process.send_signal(signal.SIGTERM)
+    assert run.end()[0] == 128 + signal.SIGTERM
+    failures = [event["reason"] for event in run.events() if event["event"] == "failure"]
+    assert failures[0] == "lost node 1 (n1)" and len(failures) == told
 
 
 def test_a_rank_that_leaves_with_85_takes_the_others_along(start: Start) -> None:

@@ -136,7 +136,7 @@ def prune_command(
     Exit code 0 when done, 1 when a checkpoint that was to be kept is damaged, 2 for an error.
     """
     from drillyard.errors import UserError
-    from drillyard.supervise.supervisor import hold_run_directory
+    from drillyard.supervise.holding import hold_run_directory
     from drillyard.training.checkpoint.pruning import find_target, plan_prune, verify_all_files
 
     target = find_target(run)

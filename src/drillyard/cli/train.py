@@ -125,14 +125,15 @@ def train(
     leave_when_asked()
     num_ranks = nproc_per_node or (run.training.device != "cpu" and num_gpus()) or 1
     require_valid(run, num_ranks * node.count, has_gpu=num_gpus() > 0)
-    from drillyard.supervise import supervise_training
+    from drillyard.supervise import is_begun, supervise_training
     from drillyard.training.directory import SAVED_CONFIG, claim_run_directory, is_finished, run_directory_of
 
     directory = run_directory_of(run)
 
     def claim() -> bool:
         if node.is_first:
-            claim_run_directory(run, num_ranks * node.count)
+            goes_on = run.checkpoint.resume == "never" and is_begun(directory)
+            claim_run_directory(run, num_ranks * node.count, goes_on=goes_on)
         finished = is_finished(run)
         if finished and node.is_first:
             typer.echo(f"{directory}: this run is finished; its model is in final/, its figures in summary.txt")

@@ -19,6 +19,7 @@ from drillyard.config.workload import WorkloadRunConfig
 from drillyard.errors import UserError
 from drillyard.hardware.capacity import machine_of
 from drillyard.hardware.catalog import Catalog
+from drillyard.launch.agent import rank_output
 from drillyard.launch.agent.borrowed import shipped_files
 from drillyard.launch.agent.job import Job
 from drillyard.launch.checks.request import require_launchable
@@ -150,8 +151,8 @@ def _command(run: RunConfig | WorkloadRunConfig, cluster: ClusterConfig, place: 
     torchrun = ["torchrun"] if image_of(run, cluster) else [place.python, "-m", "torch.distributed.run"]
     torchrun += ["--nnodes={nodes}", "--nproc-per-node={processes_per_node}", "--node-rank={node_rank}"]
     torchrun += ["--master-addr={master_addr}", "--master-port={master_port}", "--max-restarts=0"]
-    script = command[1:] if command[0] in ("python", "python3") else ["--no-python", *command]
-    return [*torchrun, *script]
+    # Ranks are started through a script that gives each a pipe of its own: who has printed a line stays known.
+    return [*torchrun, f"{{launch_directory}}/agent/{rank_output.SCRIPT}", *command]
 
 
 def _working_directory(run: RunConfig | WorkloadRunConfig, place: Place) -> str | None:

@@ -7,7 +7,7 @@ from drillyard.supervise.nodes import Node
 from drillyard.supervise.round import EXIT_CHECKPOINTED, EXIT_NOT_SAVED, EXIT_USER_ERROR, Patience
 from drillyard.supervise.signals import STACKS_SIGNAL
 from drillyard.supervise.supervisor import supervise
-from drillyard.supervise.training import supervise_training
+from drillyard.supervise.training import is_begun, supervise_training
 
 __all__ = [
     "EXIT_CHECKPOINTED",
@@ -16,6 +16,7 @@ __all__ = [
     "STACKS_SIGNAL",
     "Node",
     "Patience",
+    "is_begun",
     "supervise",
     "supervise_training",
 ]

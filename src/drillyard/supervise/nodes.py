@@ -1,4 +1,4 @@
-"""One node of several: which share of the ranks a supervisor has, and what it tells its launcher about their end.
+"""One node of several: which share of the ranks a supervisor has.
 
 Several supervisors, one per node, share a run: a launcher starts them together and, when one ends with an error, ends
 the others and starts all again. So a supervisor of several does one round only. That of node 0 writes the run's events
@@ -7,15 +7,8 @@ and claims its directory; the others keep their hands off both.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-
-EXIT_RECORD = "DRILLYARD_EXIT_RECORD"
-"""The environment variable by which a launcher names the file in which it wants to read how the ranks ended."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +44,3 @@ def rank_environments(
     }
     first = node.rank * num_ranks
     return [{**common, "RANK": str(first + local), "LOCAL_RANK": str(local)} for local in range(num_ranks)]
-
-
-def is_launched() -> bool:
-    """Whether a launcher has started this node, and starts it again when that helps."""
-    return EXIT_RECORD in os.environ
-
-
-def record_exit(
-    *, rank: int | None, exit_code: int, reason: str, lines: Sequence[str] = (), lost_peer: bool = False
-) -> None:
-    """Tell the launcher, where one has asked for it, how this node's ranks ended. A full disk is its own message."""
-    path = os.environ.get(EXIT_RECORD)
-    if path is None:
-        return
-    told = {"rank": rank, "exit_code": exit_code, "reason": reason, "lines": list(lines), "lost_peer": lost_peer}
-    with contextlib.suppress(OSError):
-        Path(path).write_text(json.dumps(told) + "\n", encoding="utf-8")

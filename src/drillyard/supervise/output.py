@@ -72,7 +72,7 @@ class PlainOutput:
 
     def say(self, text: str) -> None:
         """Print to standard error; a reader that is gone ends no run."""
-        _print_error(f"drillyard: {text}")
+        say_on_stderr(text)
 
     def error(self, text: str) -> None:
         """Print to standard error; a reader that is gone ends no run."""
@@ -89,6 +89,11 @@ def _show_any_text(stream: IO[str]) -> None:
     """Letters that the stream's encoding lacks are shown by number: what ranks print ends no run."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")
+
+
+def say_on_stderr(text: str) -> None:
+    """A message of the supervisor itself where nothing is shown yet; a reader that is gone ends no run."""
+    _print_error(f"drillyard: {text}")
 
 
 def _print_error(text: str) -> None:

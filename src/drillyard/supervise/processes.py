@@ -13,9 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -144,23 +142,3 @@ class Guardian:
 def new_token() -> str:
     """A mark that no other supervisor of this host uses."""
     return f"{os.getpid()}-{time.time_ns()}"
-
-
-def free_port(used: set[int]) -> int:
-    """A port on which nobody listens, not in `used`, below the range from which the kernel takes outgoing ports.
-
-    So no connection of another program can take it between this look and the moment when rank 0 listens on it.
-    """
-    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    candidates = [port for port in range(min(15_000, first_outgoing // 2), first_outgoing) if port not in used]
-    random.SystemRandom().shuffle(candidates)
-    for port in candidates:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-            used.add(port)
-            return port
-    raise UserError("no free TCP port below the range of outgoing ports; end some servers of this host")

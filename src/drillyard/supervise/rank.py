@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from drillyard.errors import UserError
+from drillyard.supervise.launched import failure_elsewhere
 from drillyard.supervise.life import own_signs
 from drillyard.supervise.signals import INSISTING_STACKS_SIGNAL
 from drillyard.supervise.stopping import StopSignals
@@ -50,8 +51,10 @@ def attend(run_directory: Path, watchdog_seconds: float, *, round_number: int, i
                 append_event(run_directory, event, round=side.round_number, rank=0, **fields)
 
     def on_leave(number: signal.Signals) -> None:
-        tell("signal", signal=number.name)
-        tell("end", status="interrupted")
+        if failure_elsewhere() is None:
+            # Else nobody has asked the run to stop, and the supervisor tells what happened.
+            tell("signal", signal=number.name)
+            tell("end", status="interrupted")
         sys.stderr.write(f"drillyard: {number.name}: nothing of this round to save; start again (exit code 85)\n")
 
     def on_hang(message: str, ends: bool) -> IO[str]:

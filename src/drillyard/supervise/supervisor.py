@@ -14,22 +14,22 @@ first (1 for a round that hung).
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drillyard.errors import UserError
-from drillyard.storage import close_quietly
-from drillyard.supervise import cause, hang
+from drillyard.supervise import cause, hang, launched
 from drillyard.supervise.guardian import MARK
-from drillyard.supervise.nodes import Node, is_launched, rank_environments, record_exit
+from drillyard.supervise.holding import logs_of, only_holder_of
+from drillyard.supervise.launched import record_exit
+from drillyard.supervise.nodes import Node, rank_environments
 from drillyard.supervise.output import Output, PlainOutput, TerminalOutput, log_path
-from drillyard.supervise.processes import Guardian, free_port, new_token
+from drillyard.supervise.ports import free_port
+from drillyard.supervise.processes import Guardian, new_token
 from drillyard.supervise.round import (
     EXIT_CHECKPOINTED,
     EXIT_NOT_SAVED,
@@ -52,10 +52,6 @@ _UNSAVED = (
     "error: stopped on request, but that moment could not be saved: earlier checkpoints are whole\n"
     "mend what checkpoint_failed in events.jsonl names, then give the same command again"
 )
-_LOCK_PATIENCE_SECONDS = 5.0
-_LAUNCHED_LOCK_PATIENCE_SECONDS = 180.0
-"""Under a launcher, which keeps two starts of a run apart itself: a file server holds the lock of a host that died for
-as long as that host's lease (Linux nfsd: 90 s), and a refusal here would end the run for good."""
 
 
 def supervise(
@@ -77,20 +73,20 @@ def supervise(
     go on; returns the exit code.
 
     Each rank gets this process's environment, `environment`, its place (RANK, WORLD_SIZE, LOCAL_RANK and
-    LOCAL_WORLD_SIZE), a meeting point (MASTER_ADDR, MASTER_PORT, new in each round), DRILLYARD_ROUND (0, 1, ...) and
-    DRILLYARD_SUPERVISED=1. `on_event(name, **fields)` is told what telemetry/events.py lists as the supervisor's.
-    `before_start` is called once no other supervisor can be active in the run directory; when it returns False there is
-    nothing to do, and the exit code is 0. With `standby`, `command` must call `standby.await_turn`, and the ranks of a
-    further round are ready before it is needed. `node`: this host is one of several, whose supervisors have been
-    started together: see nodes.py; `max_restarts` is 0 then. Call `supervise` from the main thread: signals are
-    read there, and ranks end with the thread that started them.
+    LOCAL_WORLD_SIZE), a meeting point (MASTER_ADDR, MASTER_PORT, new in each round), DRILLYARD_ROUND (0, 1, ...; from a
+    launcher's number on where there is one) and DRILLYARD_SUPERVISED=1. `on_event(name, **fields)` is told what
+    telemetry/events.py lists as the supervisor's. `before_start` is called once no other supervisor can be active in
+    the run directory; when it returns False there is nothing to do, and the exit code is 0. With `standby`, `command`
+    must call `standby.await_turn`, and the ranks of a further round are ready before it is needed. `node`: this host is
+    one of several, whose supervisors have been started together: see nodes.py; `max_restarts` is 0 then. Call
+    `supervise` from the main thread: signals are read there, and ranks end with the thread that started them.
 
     Raises UserError when the run directory cannot be written, another run is active in it, or `command` cannot start.
     """
     node = node or Node()
     assert node.count == 1 or (max_restarts == 0 and node.master_port is not None)
     with contextlib.ExitStack() as stack:
-        lock = stack.enter_context(_only_supervisor_of(run_directory) if node.is_first else _logs_of(run_directory))
+        lock = stack.enter_context(only_holder_of(run_directory) if node.is_first else logs_of(run_directory))
         if before_start is not None and not before_start():
             return 0
         token = new_token()
@@ -110,9 +106,10 @@ def supervise(
         ready = Standby(command, rank_environments(shared, num_ranks, 0, node)) if standby else None
         if ready is not None:
             stack.enter_context(ready)
-        run.event("run_start", world_size=num_ranks * node.count)
+        launch = {} if (submission := launched.submission()) is None else {"launch": submission}
+        run.event("run_start", world_size=num_ranks * node.count, **launch)
         while True:
-            shared["MASTER_PORT"] = str(node.master_port or free_port(used_ports))
+            shared["MASTER_PORT"] = str(node.master_port or _fresh_port(used_ports))
             plan = RoundPlan(
                 run.round,
                 list(command),
@@ -122,64 +119,24 @@ def supervise(
                 first_rank=node.rank * num_ranks,
                 standby=ready,
             )
-            result = Round(plan, output, signals, on_stop=lambda number: run.event("signal", signal=number.name)).run()
+            result = Round(plan, output, signals, on_stop=run.asked_to_stop).run()
             guardian.end_all(spare=[] if ready is None else ready.pids)
             code = run.after(result, signals.take())
             if code is not None:
                 return code
 
 
+def _fresh_port(used: set[int]) -> int:
+    try:
+        port = free_port(used)
+    except OSError as error:
+        raise UserError(str(error)) from None
+    used.add(port)
+    return port
+
+
 def _untold(name: str, **fields: Any) -> None:
     """What the supervisors of further nodes do with events: that of node 0 tells the run's."""
-
-
-@contextlib.contextmanager
-def _logs_of(run_directory: Path) -> Iterator[int]:
-    """The directory of a run's logs, made where it is not there; yields a descriptor of it."""
-    logs = run_directory / "logs"
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(logs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise UserError(f"{logs}: cannot be created ({error.strerror}); choose another `output`") from None
-    try:
-        yield descriptor
-    finally:
-        close_quietly(descriptor)
-
-
-@contextlib.contextmanager
-def _only_supervisor_of(run_directory: Path) -> Iterator[int]:
-    """Hold the lock of a run directory, which is one on its logs/; yields the descriptor.
-
-    The kernel drops the lock with its last holder: nothing stale is left by a crash. File systems without locks do not
-    keep two runs apart.
-    """
-    with _logs_of(run_directory) as descriptor:
-        patience = _LAUNCHED_LOCK_PATIENCE_SECONDS if is_launched() else _LOCK_PATIENCE_SECONDS
-        deadline = time.monotonic() + patience
-        while not _try_lock(descriptor):
-            if time.monotonic() > deadline:
-                raise UserError(f"{run_directory}: a run is active in it; wait for its end, or choose another `name`")
-            time.sleep(0.05)
-        yield descriptor
-
-
-@contextlib.contextmanager
-def hold_run_directory(run_directory: Path) -> Iterator[None]:
-    """Keep runs out of a run directory while something in it is changed. UserError when one is active in it."""
-    with _only_supervisor_of(run_directory):
-        yield
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 @dataclass(frozen=True)
@@ -212,13 +169,14 @@ class _Run:
     def __init__(
         self, run_directory: Path, on_event: OnEvent, output: Output, rules: RestartRules, is_one_of_several: bool
     ) -> None:
-        self.round = 0
+        self.round = launched.first_round()
         self._directory = run_directory
         self._on_event = on_event
         self._output = output
         self._rules = rules
         self._is_one_of_several = is_one_of_several
         self._oom_kills = cause.oom_kills()
+        self._elsewhere: launched.FailureElsewhere | None = None
 
     def event(self, name: str, **fields: Any) -> None:
         """Tell of an event. A full or read-only disk is said and never ends the run."""
@@ -226,6 +184,16 @@ class _Run:
             self._on_event(name, round=self.round, **fields)
         except UserError as error:
             self._output.say(str(error))
+
+    def asked_to_stop(self, number: signal.Signals) -> None:
+        """A stop signal has come: of a person or scheduler, or of a launcher because another node has failed."""
+        self._elsewhere = launched.failure_elsewhere()
+        if self._elsewhere is None:
+            self.event("signal", signal=number.name)
+            return
+        told = self._elsewhere
+        self.event("failure", reason=told.reason, failed_rank=told.rank, exit_code=told.exit_code)
+        self._output.say(f"another node ends this round: {told.reason}")
 
     def after(self, result: RoundResult, late_signals: Sequence[signal.Signals]) -> int | None:
         """The exit code of the run after this round, or None: there is a further round, and `round` is its number."""
@@ -246,7 +214,7 @@ class _Run:
         if unsaved is not None:
             # Its words may be missing on the very disk that took no checkpoint.
             self._output.error(cause.user_message(self._words_of(unsaved.rank, result)) or _UNSAVED)
-            self.event("end", status="interrupted", exit_code=1)
+            self.event("end", status="interrupted" if self._elsewhere is None else "failed", exit_code=1)
             return 1
         if failures and failures[0].returncode == EXIT_CHECKPOINTED:
             text = "stopped on request; the same command goes on from the newest checkpoint (exit code 85)"
@@ -258,7 +226,7 @@ class _Run:
     def _stopped(self, stop: signal.Signals, result: RoundResult, failures: Sequence[Exit]) -> int:
         """The ranks were asked to stop, and not all of them could say that they had saved."""
         if result.stop_signal is None:
-            self.event("signal", signal=stop.name)
+            self.asked_to_stop(stop)
         if result.last_step is None:
             text = "stopped before the first step of this round: nothing is lost, the same command starts again"
             return self._end("interrupted", f"{text} (exit code 85)", EXIT_CHECKPOINTED)
@@ -288,7 +256,10 @@ class _Run:
         return None
 
     def _tell_failure(self, result: RoundResult, why: Cause) -> None:
-        self.event("failure", step=result.last_step, reason=why.reason, failed_rank=why.rank, exit_code=why.exit_code)
+        if self._elsewhere is None or why.own_fault:
+            # Else it is the effect of what was told already.
+            about = {"reason": why.reason, "failed_rank": why.rank, "exit_code": why.exit_code}
+            self.event("failure", step=result.last_step, **about)
         where = "before its first step" if result.last_step is None else f"after step {result.last_step}"
         self._output.say(f"round {self.round} failed {where}: {why.reason}")
         lost_peer = not why.own_fault
@@ -297,6 +268,8 @@ class _Run:
             self._output.say(f"  {line}")
 
     def _end(self, status: str, text: str, code: int) -> int:
+        if self._elsewhere is not None:
+            status, text = "failed", f"this node's part ended with exit code {code}, as another node had failed"
         self._output.say(text)
         self.event("end", status=status, exit_code=code)
         return code

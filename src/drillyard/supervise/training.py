@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drillyard.supervise import launched
 from drillyard.supervise.nodes import Node
 from drillyard.supervise.round import Patience
 from drillyard.supervise.supervisor import supervise
-from drillyard.telemetry.events import append_event
+from drillyard.telemetry.events import append_event, read_events
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,6 +60,15 @@ def supervise_training(
         before_start=before_start,
         standby=_has_room_for_standby(num_ranks, node) if standby is None else standby,
         node=node,
+    )
+
+
+def is_begun(run_directory: Path) -> bool:
+    """Whether the run in a directory was begun by the launch that has started this process: its rounds and requeues
+    are one run, as a supervisor's own rounds are."""
+    submission = launched.submission()
+    return submission is not None and any(
+        event["event"] == "run_start" and event.get("launch") == submission for event in read_events(run_directory)
     )
 
 

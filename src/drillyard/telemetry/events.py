@@ -6,7 +6,7 @@ Rank 0 and the supervisor append to the same file. Goodput (goodput.py) is compu
 
 | event | written by | when | fields besides time, round, step |
 |---|---|---|---|
-| run_start | supervisor (1) | a person or scheduler starts the run | world_size, versions, ... |
+| run_start | supervisor (1) | a person, scheduler or launcher starts the run | world_size, launch, versions, ... |
 | round_start | rank 0 | a round of ranks begins to work | world_size |
 | data | rank 0 | the data is ready | parts, notes |
 | parameters | rank 0 | the model is built | count, trainable, formula, flops_per_token, accelerator, peak_flops |

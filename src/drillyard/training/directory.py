@@ -27,12 +27,13 @@ def run_directory_of(config: RunConfig) -> Path:
     return Path(config.output) / config.name
 
 
-def claim_run_directory(config: RunConfig, num_ranks: int) -> Path:
+def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = False) -> Path:
     """Create or reuse the run directory of `config` and save the resolved config there; returns its path.
 
     A finished run is left as it is. Raises UserError when the directory cannot be written, holds a different run (one
     of another global batch, too) or checkpoints that `resume: never` would pass over, or when the checkpoint to resume
-    from is not there.
+    from is not there. `goes_on`: what is in the directory is of this very run, whose launcher starts it again, so that
+    `resume: never`, which is about how a run begins, has had its say.
     """
     directory = run_directory_of(config)
     try:
@@ -43,7 +44,7 @@ def claim_run_directory(config: RunConfig, num_ranks: int) -> Path:
     saved = directory / SAVED_CONFIG
     if saved.is_file() and holds_training(directory):
         require_same_run(directory, load_run_config(saved, resolve_environment=False), config)
-    if config.checkpoint.resume == "never" and list_checkpoints(directory):
+    if config.checkpoint.resume == "never" and not goes_on and list_checkpoints(directory):
         raise UserError(
             f"{directory}: holds checkpoints, and checkpoint.resume is never; "
             "set `resume: auto` to go on from them, or choose another name"

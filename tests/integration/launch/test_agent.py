@@ -85,6 +85,24 @@ def test_a_failed_node_ends_the_round_on_all(make: Make) -> None:
     assert (second["exit_code"], second["asked"]) == (143, True)
 
 
+def test_a_healthy_node_is_told_of_the_failure_that_stops_it_and_which_round_it_is(make: Make) -> None:
+    look = 'cat "$DRILLYARD_EXIT_RECORD.stop" > $RUN/told; exit 0'
+    script = f"""
+        {TELL}; echo $DRILLYARD_SUBMISSION $DRILLYARD_LAUNCH_ROUND >> $RUN/rounds-$NODE_RANK
+        [ $ROUND = 1 ] && exit 0
+        [ $NODE_RANK = 1 ] && {{ {ALL_HERE % 2}; echo 'ValueError: bad row'; exit 7; }}
+        trap '{look}' TERM; while true; do sleep 0.05; done
+    """
+    agents = make(script, 2)
+    assert codes(agents.run_all("--submission", "a")) == [0, 0]
+    (line,) = agents.lines("told")
+    told = json.loads(line)
+    assert (told["rank"], told["exit_code"]) == (None, 7)
+    assert re.fullmatch(r"node 1 \(.*\): exit code 7; ValueError: bad row", told["reason"])
+    assert f"SIGTERM to the command: {told['reason']}" in agents.log(0)
+    assert agents.lines("rounds-0") == agents.lines("rounds-1") == ["a 0", "a 1"]
+
+
 def test_the_limit_of_counted_failures(make: Make) -> None:
     agents = make("echo 'RuntimeError: broken'; exit 9", max_failures=2)
     assert codes([agents.run()]) == [1]

@@ -199,6 +199,37 @@ def test_a_directory_that_comes_back_in_time_costs_the_run_only_its_round(make: 
     assert agent.poll() is None
 
 
+def test_a_run_whose_directory_is_made_anew_ends_and_leaves_the_new_one_alone(make: Make, tmp_path: Path) -> None:
+    agents = make(f"cd /; {TELL}; trap '' TERM; while true; do sleep 0.05; done", lease_seconds=600)
+    old = agents.run(0, "--submission", "old")
+    command = int(wait_until(lambda: agents.lines("commands"))[0].split()[2])
+    agents.launch.rename(tmp_path / "old")
+    # Long before its lease would have run out, a start with the same number of its epoch.
+    Agents(agents.directory, f"{TELL}; {WAIT}")
+    new = agents.run(0, "--submission", "new")
+    wait_until(lambda: len(agents.lines("commands")) == 2)
+    assert old.wait(60) == 1 and not Path(f"/proc/{command}").exists()
+    assert (agents.state["submission"], agents.state["state"]) == ("new", "running")
+    assert not list((agents.launch / "epochs").glob("*.gone"))
+    (agents.directory / "finish").touch()
+    assert codes([new]) == [0]
+
+
+def test_a_node_that_comes_when_the_run_is_over_leaves_with_its_code(make: Make) -> None:
+    agents = make("true", 2)
+    late = agents.run(1, "--submission", "a")
+    state = {"submission": "a", "attempt": "0", "state": "failed", "exit_code": 2, "epoch": 1}
+    (agents.launch / "secret").write_text("known")
+    wait_until(lambda: (agents.launch / "node-1.log").exists() and "cannot join the leader" in agents.log(1))
+    assert late.poll() is None
+    # An end of another start is not this one's.
+    (agents.launch / "state.json").write_text(json.dumps({**state, "attempt": "1"}))
+    time.sleep(2)
+    assert late.poll() is None
+    (agents.launch / "state.json").write_text(json.dumps(state))
+    assert late.wait(30) == 2
+
+
 def test_stop_needs_nothing_of_the_launch_directory(make: Make, tmp_path: Path) -> None:
     agents = make(f"cd /; {TELL}; setsid sleep 600 & sleep 600", lease_seconds=600)
     started = agents.start(0)

@@ -79,6 +79,19 @@ def test_of_launches_at_the_same_moment_one_is_submitted_and_the_others_are_told
     assert (desk.directory / "runs" / "same" / "launch" / "claim").read_text() == ""
 
 
+def test_the_lines_of_each_rank_that_torchrun_starts_are_found_by_its_number(desk: Desk) -> None:
+    code = "import os; r = os.environ['RANK']; print(f'I am {r}'); exit(f'ValueError: bad {r}' if r == '1' else 0)"
+    workload = {"command": ["python", "-c", code], "per": "gpu"}
+    handle = desk.launch(desk.write_run("ranked", workload), "--max-failures", "0")
+    assert desk.say("runs", "wait", handle).returncode == 1
+    for rank in (0, 1):
+        said = desk.say("runs", "logs", handle, "--rank", str(rank)).stdout
+        assert f"I am {rank}" in said and f"I am {1 - rank}" not in said
+    failure = desk.status(handle)["failure"]
+    assert (failure["rank"], failure["lines"][-1]) == (1, "ValueError: bad 1")
+    assert not list((desk.directory / "runs" / "ranked" / "launch").glob("*.ranks"))
+
+
 def _take_terminal() -> None:
     import fcntl
     import termios
@@ -128,7 +141,8 @@ def test_one_run_directory_has_one_run_and_a_cancelled_one_goes_on_with_the_same
     handle = desk.launch(run.config)
     assert desk.say("runs", "wait", handle).returncode == 2
     told = desk.status(handle)
-    assert told["state"] == "failed" and str(run.directory) in "\n".join(told["failure"]["lines"]), told
+    refusal = "\n".join(told["failure"]["lines"])
+    assert told["state"] == "failed" and f"{run.directory}: a run is active in it (process {plain.pid} on" in refusal
     plain.terminate()
     assert plain.wait(PATIENCE_SECONDS) == 85
     # The launched run has it: `drillyard train` is refused.
@@ -148,9 +162,32 @@ def test_one_run_directory_has_one_run_and_a_cancelled_one_goes_on_with_the_same
     assert run.weights() == reference.run.weights()
 
 
+def test_never_is_about_the_begin_of_a_run_and_a_restart_of_the_launch_goes_on(workplace: Path, tmp_path: Path) -> None:
+    run = Run(write_config(workplace, "never", checkpoint={"every_steps": 5, "resume": "never"}))
+    held_at = "round-0-step-8"
+    holds = Holds(tmp_path, held_at)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {held.__file__} {holds.directory} -- "$@"\n')
+    python.chmod(0o755)
+    settings = {"name": "here", "platform": "local", "processes_per_node": 2, "python": str(python)}
+    desk = Desk(tmp_path / "desk", settings)
+    handle = desk.launch(run.config)
+    until(lambda: holds.reached(held_at, 0, 1) and bool(run.events("checkpoint")))
+    run.send(signal.SIGKILL, 1)
+    assert desk.say("runs", "wait", handle).returncode == 0
+    assert (desk.status(handle)["round"], desk.status(handle)["failures"]) == (1, 1)
+    starts = run.events("run_start")
+    assert [start["round"] for start in starts] == [0, 1] and len({start["launch"] for start in starts}) == 1
+    assert [(event["round"], event["step"]) for event in run.events("resume")] == [(1, 5)]
+    # A launch of its own is another begin, and the directory is not empty.
+    assert desk.launch(run.config) == handle
+    assert desk.say("runs", "wait", handle).returncode == 2
+    assert "checkpoint.resume is never" in "\n".join(desk.status(handle)["failure"]["lines"])
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path, workplace: Path) -> object:
     """What a failed test has launched must not take the cores from the next."""
     yield
-    for state in [*tmp_path.glob("desk/runs/*"), *workplace.glob("runs/by-launch")]:
+    for state in [*tmp_path.glob("desk/runs/*"), *workplace.glob("runs/by-launch"), *workplace.glob("runs/never")]:
         end_marked_processes(run_token(str(state / "launch")), mark=RUN_MARK)

@@ -18,7 +18,7 @@ from tests.unit.checkpoint.made import damage_silently, make_checkpoint
 
 from drillyard.cli import main as cli
 from drillyard.cli.checkpoint import age_text, size_text
-from drillyard.supervise.supervisor import hold_run_directory
+from drillyard.supervise.holding import hold_run_directory
 from drillyard.telemetry import append_event
 from drillyard.training.checkpoint.listing import list_checkpoints, step_directory_name
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
@@ -193,7 +193,7 @@ def test_prune_reads_what_it_keeps_and_tells_damage_in_its_exit_code(checkpoint:
 def test_prune_is_refused_while_a_run_is_active_in_the_directory(
     checkpoint: Any, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drillyard.supervise.supervisor._LOCK_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("drillyard.supervise.holding._PATIENCE_SECONDS", 0.0)
     with hold_run_directory(run):
         told = checkpoint("prune", run, "--keep", 1)
     assert told.code == 2 and "a run is active in it" in told.err

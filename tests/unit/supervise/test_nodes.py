@@ -1,16 +1,13 @@
-"""A node's share of a run: which ranks it has, and what it tells its launcher."""
+"""A node's share of a run: which ranks it has."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from drillyard.cli.main import app
 from drillyard.errors import UserError
-from drillyard.supervise.nodes import EXIT_RECORD, Node, rank_environments, record_exit
+from drillyard.supervise.nodes import Node, rank_environments
 
 
 def test_a_second_node_has_the_ranks_after_those_of_the_first() -> None:
@@ -18,15 +15,6 @@ def test_a_second_node_has_the_ranks_after_those_of_the_first() -> None:
     ranks = rank_environments({"MASTER_PORT": "2000"}, 2, 0, node)
     assert [(rank["RANK"], rank["LOCAL_RANK"]) for rank in ranks] == [("2", "0"), ("3", "1")]
     assert {(rank["WORLD_SIZE"], rank["LOCAL_WORLD_SIZE"], rank["MASTER_ADDR"]) for rank in ranks} == {("6", "2", "n0")}
-
-
-def test_the_end_is_recorded_where_a_launcher_asks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record_exit(rank=3, exit_code=1, reason="no launcher asks")
-    record = tmp_path / "exit.json"
-    monkeypatch.setenv(EXIT_RECORD, str(record))
-    record_exit(rank=3, exit_code=137, reason="rank 3: killed", lines=["a"], lost_peer=True)
-    told = {"rank": 3, "exit_code": 137, "reason": "rank 3: killed", "lines": ["a"], "lost_peer": True}
-    assert json.loads(record.read_text()) == told
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,14 @@ from unittest.mock import Mock
 import pytest
 
 from drillyard.supervise import rank
+from drillyard.supervise.launched import EXIT_RECORD, FailureElsewhere, tell_failure_elsewhere
 from drillyard.telemetry.events import read_events
 
 
-def test_a_stop_signal_is_answered_however_early_it_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("another_failed", [False, True])
+def test_a_stop_signal_is_answered_however_early_it_comes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, another_failed: bool
+) -> None:
     class HeardAtOnce:
         """Stop signals of which one is waiting already."""
 
@@ -23,6 +27,11 @@ def test_a_stop_signal_is_answered_however_early_it_comes(monkeypatch: pytest.Mo
     monkeypatch.setattr(rank, "StopSignals", HeardAtOnce)
     monkeypatch.setattr(rank, "faulthandler", Mock())  # that of this process stays as it is
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv(EXIT_RECORD, str(tmp_path / "told.json"))
+    if another_failed:
+        tell_failure_elsewhere(tmp_path / "told.json", FailureElsewhere("lost node 1", None, None))
     side = rank.attend(tmp_path, 0, round_number=3, is_claimed=True)
     side.watch.close()
-    assert [(event["event"], event["round"]) for event in read_events(tmp_path)] == [("signal", 3), ("end", 3)]
+    # That the run is interrupted is said only where somebody has asked it to stop.
+    told = [] if another_failed else [("signal", 3), ("end", 3)]
+    assert [(event["event"], event["round"]) for event in read_events(tmp_path)] == told

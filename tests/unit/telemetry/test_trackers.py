@@ -41,9 +41,12 @@ def test_tensorboard_holds_every_step_and_torch_is_not_imported(tmp_path, make_c
     assert not any(tag == "train/mfu" for _, tag, _ in points)  # no peak, no MFU
 
 
-def test_after_a_resume_tensorboard_shows_steps_done_again_once(tmp_path, make_config, record):
+def test_after_a_resume_tensorboard_shows_steps_done_again_once(tmp_path, make_config, record, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
 
+    # A process numbers its event files, which are read in the order of their names: a tenth would come before a ninth.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     config = make_config(tensorboard=True)
     log_three_steps(tmp_path, config, record)
     with RunLog(tmp_path, rank=0, config=config, console="none", round_number=1) as log:

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 _HERE = Path(__file__).resolve().parent
 
 if TYPE_CHECKING or not (_HERE / "guardian.py").exists():
-    from drillyard.supervise import cause, guardian, signals
+    from drillyard.supervise import cause, guardian, launched, ports, process_identity, signals
 else:
-    from . import cause, guardian, signals
+    from . import cause, guardian, launched, ports, process_identity, signals
 
-__all__ = ["cause", "guardian", "shipped_files", "signals"]
+__all__ = ["cause", "guardian", "launched", "ports", "process_identity", "shipped_files", "signals"]
+_MODULES = (cause, guardian, launched, ports, process_identity, signals)
 
 
 def shipped_files() -> dict[str, str]:
     """The agent as it travels: the text of each of its files, by name, in order of names."""
     paths = {path.name: path for path in _HERE.glob("*.py")}
-    paths.update({Path(each).name: Path(each) for each in (cause.__file__, guardian.__file__, signals.__file__)})
+    paths.update({Path(str(each.__file__)).name: Path(str(each.__file__)) for each in _MODULES})
     return {name: paths[name].read_text(encoding="utf-8") for name in sorted(paths)}

@@ -92,7 +92,7 @@ def decide(end: RoundEnd, counts: Counts, limits: Limits) -> Decision:
 
 def nobody_came(missing: dict[int, str], seconds: float, counts: Counts) -> Decision:
     """What follows when nodes stay away for longer than the leader waits: the scheduler may find others."""
-    reason = f"lost capacity: {_names(missing)} did not come within {seconds:.0f} s"
+    reason = f"lost capacity: {names(missing)} did not come within {seconds:.0f} s"
     return Decision(LEAVE, EXIT_NODE_LOST, reason, counts)
 
 
@@ -126,8 +126,8 @@ def _stop_counts(counts: Counts, saved: bool) -> Counts:
 
 def _lost(end: RoundEnd, counts: Counts, limits: Limits) -> Decision:
     if limits.join_seconds <= 0:
-        return Decision(LEAVE, EXIT_NODE_LOST, f"lost {_names(end.lost)}", counts)
-    return Decision(AGAIN, EXIT_NODE_LOST, f"lost {_names(end.lost)}; waits for it to come back", counts)
+        return Decision(LEAVE, EXIT_NODE_LOST, f"lost {names(end.lost)}", counts)
+    return Decision(AGAIN, EXIT_NODE_LOST, f"lost {names(end.lost)}; waits for it to come back", counts)
 
 
 def _failed(cause: str, counts: Counts, limits: Limits) -> Decision:
@@ -151,6 +151,7 @@ def _code_of_round(end: RoundEnd) -> int:
     return next((code for _, code in sorted(end.codes.items()) if code != EXIT_DONE), EXIT_FAILED)
 
 
-def _names(nodes: dict[int, str]) -> str:
+def names(nodes: dict[int, str]) -> str:
+    """Nodes and their hosts in words, the first four of them."""
     listed = [f"node {node} ({host})" if host else f"node {node}" for node, host in sorted(nodes.items())]
     return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")

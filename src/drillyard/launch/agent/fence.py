@@ -6,7 +6,8 @@ and start the run elsewhere. So each start of a leader takes the next number in 
 - a node's agent renews `NNNN.node-K.alive` many times per `lease_seconds`, as long as a command of its may run;
 - an agent that cannot renew for half of `lease_seconds` has its command killed, by its guardian: another process, which
   works also when the agent is stopped or waits for a disk that does not answer;
-- an agent whose launch directory was deleted `lease_seconds` ago ends its command and itself;
+- an agent whose launch directory was deleted `lease_seconds` ago, or has another's epochs in its place, ends its
+  command and itself;
 - an agent that sees a newer epoch kills its command at once and puts `NNNN.node-K.gone` beside its lease;
 - a leader starts nothing before every lease of earlier epochs is gone, was not renewed for `lease_seconds` on the
   leader's own clock, or belongs to an agent of this machine that is dead together with everything it started.
@@ -83,6 +84,17 @@ class Epochs:
         except (OSError, ValueError):
             return {}
         return told if isinstance(told, dict) else {}
+
+    def mark(self, number: int) -> bytes | None:
+        """What tells an epoch from one of the same number in a directory that was made anew: its file, which nobody
+        changes. None while it cannot be read in full. Raises FileNotFoundError where there is no such epoch."""
+        try:
+            mark = self._path(number).read_bytes()
+        except FileNotFoundError:
+            raise
+        except OSError:
+            return None
+        return mark if mark.endswith(b"\n") else None
 
     def lease(self, number: int, node: int) -> Path:
         """The file that a node renews while it belongs to an epoch."""
@@ -201,6 +213,9 @@ class Lease:
         self._renewed_at = 0.0
         self._count = 0
         self._missing_since: float | None = None
+        self._mark: tuple[int, bytes] | None = None
+        """The epoch that was claimed, and how it is told from one of another directory."""
+        self._replaced = False
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -217,9 +232,16 @@ class Lease:
 
     @property
     def directory_gone(self) -> bool:
-        """Whether the launch directory has been deleted for `seconds`; one that does not answer is not gone."""
+        """Whether the launch directory has been deleted for `seconds`, or another has its place; one that does not
+        answer is not gone."""
         since = self._missing_since
-        return since is not None and time.monotonic() - since >= self.seconds
+        return self._replaced or (since is not None and time.monotonic() - since >= self.seconds)
+
+    @property
+    def superseded(self) -> bool:
+        """Whether what is in the launch directory now is another start's to write, by a look."""
+        epoch = self._epoch
+        return epoch is not None and (self._epochs.has(epoch + 1) or not self._is_ours(epoch))
 
     def holds(self, epoch: int) -> bool:
         """Whether this agent belongs to an epoch already."""
@@ -230,7 +252,7 @@ class Lease:
         with self._lock:
             if self._epoch not in (None, epoch):
                 self._say_gone()
-            self._epoch, self.fenced_by = epoch, None
+            self._epoch, self.fenced_by, self._missing_since = epoch, None, None
             with contextlib.suppress(FileNotFoundError):
                 self._epochs.gone(epoch, self._node).unlink()
             self._renew()
@@ -247,6 +269,9 @@ class Lease:
 
     def _say_gone(self) -> None:
         assert self._epoch is not None
+        if not self._is_ours(self._epoch):
+            # It would be said of the node of another start.
+            return
         # A lease that is not renewed any more says the same, only later.
         with contextlib.suppress(OSError):
             self._epochs.gone(self._epoch, self._node).write_text(json.dumps(self._told) + "\n", encoding="utf-8")
@@ -263,14 +288,31 @@ class Lease:
     def _look_for_directory(self) -> None:
         try:
             os.stat(self._epochs.directory.parent)
+            epoch = self._epoch
+            # Without any epochs there is no other start, and what cannot renew its lease ends for that.
+            there = epoch is None or self._is_ours(epoch) or not self._epochs.directory.exists()
         except FileNotFoundError:
-            if self._missing_since is None:
-                self._missing_since = time.monotonic()
-        else:
+            there = False
+        if there:
             self._missing_since = None
+        elif self._missing_since is None:
+            self._missing_since = time.monotonic()
+
+    def _is_ours(self, epoch: int) -> bool:
+        """Whether the epoch is there, and the one that was claimed; so it is until it has been seen for once."""
+        known = self._mark if self._mark is not None and self._mark[0] == epoch else None
+        try:
+            mark = self._epochs.mark(epoch)
+        except FileNotFoundError:
+            return known is None
+        if mark is not None and known is None:
+            self._mark = (epoch, mark)
+        elif mark is not None and known is not None and known[1] != mark:
+            self._replaced = True
+        return not self._replaced
 
     def _look(self) -> None:
-        if self._epoch is None:
+        if self._epoch is None or self._replaced or self._missing_since is not None:
             return
         if time.monotonic() - self._renewed_at >= self.seconds / 8 - 0.01:
             self._renew()
@@ -294,6 +336,8 @@ class Lease:
             with open(lease, "r+b", buffering=0) as file:
                 file.write(text)
         # Looked for before the lease counts as renewed: an agent that was frozen must not start anything in between.
+        if not self._is_ours(self._epoch):
+            raise OSError(errno.ESTALE, "the launch directory was made anew", str(lease))
         if self._epochs.has(self._epoch + 1):
             self.fenced_by = self._epochs.newest()
         # A renewal that took long counts from its begin: another host may have seen it since then.

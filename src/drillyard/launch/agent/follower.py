@@ -1,8 +1,9 @@
 """The agent of every other node: it joins the leader, does what that says, and keeps trying when it is away.
 
 A follower whose leader is gone ends its command (nobody would restart it in step with the others) and goes on asking
-for `join_seconds`: the leader's keeper may have started it again. A follower that sees a newer epoch of another start
-of the run kills its command and leaves: the run goes on elsewhere.
+for `join_seconds`: the leader's keeper may have started it again. So does one that has not joined yet. Both leave at
+once where the leader or its state say that the run is over. A follower that sees a newer epoch of another start of the
+run kills its command and leaves: the run goes on elsewhere.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import records
+from .borrowed import launched
 from .fence import Epochs, Lease, Predecessors, say_gone
 from .identity import Process
 from .job import EXIT_CANCELLED, EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST, Job
@@ -50,6 +52,7 @@ class Follower:
         self._joined: int | None = None
         """The epoch of the leader that was joined last."""
         self._due: dict[str, Any] | None = None
+        self._end_before = _end_of(records.last_state(Path(job.launch_directory)))
 
     def run(self) -> int:
         """Follow until the leader says leave, or is away for too long; returns the agent's exit code."""
@@ -106,8 +109,10 @@ class Follower:
             earlier = Predecessors(lambda: [mine] if mine.exists() else [], self._job.lease_seconds)
             while earlier.waiting_for(time.monotonic()):
                 wait_for([connection], 0.2)
-                if any("leave" in message for message in connection.receive()):
-                    raise ConnectionLost("the run ended before this node was part of it")
+                for message in connection.receive():
+                    if "leave" in message:
+                        # The run ended before this node was part of it.
+                        raise _Dismissed(int(message["leave"]))
                 connection.beat()
         try:
             self._lease.claim(epoch)
@@ -150,7 +155,8 @@ class Follower:
             if told["signal"] == signal.SIGKILL:
                 self._node.kill()
             else:
-                self._node.stop(told["signal"], told["patience_seconds"], told["why"])
+                elsewhere = None if told["elsewhere"] is None else launched.FailureElsewhere(**told["elsewhere"])
+                self._node.stop(told["signal"], told["patience_seconds"], told["why"], elsewhere)
         elif "leave" in message:
             raise _Dismissed(int(message["leave"]))
 
@@ -179,10 +185,16 @@ class Follower:
             self._node.end_for(f"{self._job.launch_directory} could not be written for half of lease_seconds")
 
     def _code_of_run(self) -> int | None:
-        """The run's exit code, where it has ended while this node was away."""
-        state = records.last_state(Path(self._job.launch_directory)) if self._joined else {}
-        code, epoch = state.get("exit_code"), state.get("epoch", 0)
-        return int(code) if code is not None and self._joined is not None and epoch >= self._joined else None
+        """The run's exit code, where it has ended while this node was away, or before it ever came."""
+        state = records.last_state(Path(self._job.launch_directory))
+        code, epoch = _end_of(state)
+        if code is None:
+            return None
+        if self._joined is not None:
+            return code if epoch >= self._joined else None
+        same = all(state.get(key) == value for key, value in self._start.items())
+        # What has ended before this agent came may be followed by another start of the same name.
+        return code if same and (code, epoch) != self._end_before else None
 
     def _fenced_for_good(self) -> bool:
         """Whether the newest epoch is of another start of the run; says that nothing of this node is left."""
@@ -191,3 +203,9 @@ class Follower:
         self._lease.release()
         newest = self._epochs.told(self._epochs.newest())
         return bool(newest) and {key: newest.get(key) for key in self._start} != self._start
+
+
+def _end_of(state: dict[str, Any]) -> tuple[int | None, int]:
+    """A run's exit code, None while it goes on, and the epoch in which it ended."""
+    code = state.get("exit_code")
+    return None if code is None else int(code), int(state.get("epoch") or 0)

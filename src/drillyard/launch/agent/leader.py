@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import contract, records
-from .borrowed import signals
+from .borrowed import launched, ports, signals
 from .contract import Counts, Decision, Limits, RoundEnd
 from .door import Door
 from .fence import Epochs, Lease, Predecessors, say_gone
@@ -26,7 +26,7 @@ from .members import LocalMember, Member, RemoteMember
 from .node import Node
 from .outcome import failure_of, kind_of_end, named, outcome, pause_seconds
 from .requests import PATIENCE_AFTER_FAILURE_SECONDS, START_SECONDS, StopRequests
-from .sockets import Source, allow_open_files, free_port, wait_for
+from .sockets import Source, allow_open_files, wait_for
 from .stopmark import is_cancelled
 from .wire import NUM_PORTS, ConnectionLost, Guest
 
@@ -118,7 +118,7 @@ class Leader:
             "failure": before.get("failure") if same else None,
             "exit_code": None,
         }
-        state = records.StateFile(self._directory, fields, lambda: self._epochs.has(self._epoch + 1))
+        state = records.StateFile(self._directory, fields, lambda: self._lease.superseded)
         state.save()
         return state, counts, 0 if fields["round"] is None else int(fields["round"]) + 1
 
@@ -190,7 +190,7 @@ class Leader:
 
     def _one_round(self) -> Decision:
         before = records.newest_checkpoint(self._job.checkpoints)
-        port = free_port(self._used_ports | set(range(self._job.port, self._job.port + NUM_PORTS)))
+        port = ports.free_port(self._used_ports | set(range(self._job.port, self._job.port + NUM_PORTS)))
         self._used_ports.add(port)
         self._ends, self._told_to_stop = [], False
         self._in_round = dict(self._members)
@@ -223,7 +223,8 @@ class Leader:
             failed = any(not kind_of_end(each["status"]) for each in self._ends)
             late = patience_ends is not None and time.monotonic() >= patience_ends
             if not self._told_to_stop and (failed or self._lost() or late):
-                self._stop_members(signal.SIGTERM, PATIENCE_AFTER_FAILURE_SECONDS, why if late and not failed else None)
+                own = why if late and not failed else None
+                self._stop_members(signal.SIGTERM, PATIENCE_AFTER_FAILURE_SECONDS, own, self._failure_elsewhere())
         if self._stop.first is None and any(_hints_at_a_request(each) for each in self._ends):
             # Ranks may have been signalled by the scheduler themselves, a moment before the agents.
             deadline = time.monotonic() + _SECONDS_FOR_LATE_SIGNALS
@@ -317,15 +318,32 @@ class Leader:
         assert self._stop.first is not None
         if not self._told_to_stop:
             self._node.say(f"{self._stop.first.name}: the run stops")
-            self._stop_members(self._stop.forwarded, self._job.stop_seconds, None)
+            self._stop_members(self._stop.forwarded, self._job.stop_seconds)
         elif self._stop.insisted:
-            self._stop_members(signal.SIGKILL, 0.0, None)
+            self._stop_members(signal.SIGKILL, 0.0)
 
-    def _stop_members(self, number: int, patience_seconds: float, why: str | None) -> None:
+    def _failure_elsewhere(self) -> launched.FailureElsewhere | None:
+        """Why nodes that are not at fault are stopped; None where no other has failed or gone away."""
+        failed = [each for each in self._ends if not kind_of_end(each["status"])]
+        first = records.first_cause(failed)
+        if first is not None:
+            return launched.FailureElsewhere(named(first, self._job.nodes), first["rank"], first["status"])
+        if lost := self._lost():
+            names = contract.names({node: self._hosts.get(node, "") for node in lost})
+            return launched.FailureElsewhere(f"lost {names}", None, None)
+        return None
+
+    def _stop_members(
+        self,
+        number: int,
+        patience_seconds: float,
+        why: str | None = None,
+        elsewhere: launched.FailureElsewhere | None = None,
+    ) -> None:
         self._told_to_stop = True
         for node, member in self._members.items():
             if self._in_round.get(node) is member:
-                member.stop(number, patience_seconds, why)
+                member.stop(number, patience_seconds, why, elsewhere)
 
     def _welcome(self, guest: Guest) -> None:
         told, node = guest.told, guest.told["node"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
 
+from .borrowed import launched
 from .node import Node
 from .wire import Connection, ConnectionLost
 
@@ -24,8 +26,10 @@ class Member:
         """Start the command of a round."""
         raise NotImplementedError
 
-    def stop(self, number: int, patience_seconds: float, why: str | None) -> None:
-        """Send it a signal, and kill it after a while. `why`: it is at fault."""
+    def stop(
+        self, number: int, patience_seconds: float, why: str | None, elsewhere: launched.FailureElsewhere | None
+    ) -> None:
+        """Send it a signal, and kill it after a while. `why`: it is at fault; `elsewhere`: another node is."""
         raise NotImplementedError
 
     def turn(self, on_request: Callable[[int, bool], None]) -> list[dict[str, Any]]:
@@ -50,8 +54,10 @@ class LocalMember(Member):
         self.ready = False
         self._node.start(epoch, round_number, address, port)
 
-    def stop(self, number: int, patience_seconds: float, why: str | None) -> None:
-        self._node.stop(number, patience_seconds, why)
+    def stop(
+        self, number: int, patience_seconds: float, why: str | None, elsewhere: launched.FailureElsewhere | None
+    ) -> None:
+        self._node.stop(number, patience_seconds, why, elsewhere)
 
     def turn(self, on_request: Callable[[int, bool], None]) -> list[dict[str, Any]]:
         self._node.tick()
@@ -73,8 +79,11 @@ class RemoteMember(Member):
         self.ready = False
         self._send(start={"epoch": epoch, "round": round_number, "address": address, "port": port})
 
-    def stop(self, number: int, patience_seconds: float, why: str | None) -> None:
-        self._send(stop={"signal": int(number), "patience_seconds": patience_seconds, "why": why})
+    def stop(
+        self, number: int, patience_seconds: float, why: str | None, elsewhere: launched.FailureElsewhere | None
+    ) -> None:
+        told = {"signal": int(number), "patience_seconds": patience_seconds, "why": why}
+        self._send(stop={**told, "elsewhere": None if elsewhere is None else dataclasses.asdict(elsewhere)})
 
     def turn(self, on_request: Callable[[int, bool], None]) -> list[dict[str, Any]]:
         if self._failed is not None:

@@ -21,12 +21,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import records
-from .borrowed import guardian
+from . import rank_output, records
+from .borrowed import guardian, launched
 from .identity import AGENT_MARK, RUN_MARK, Process, run_token
 from .job import Job
 from .output import Pump, Sink, open_log
 from .parts import Parts
+from .rank_pipes import RankPipes, marks_ranks
 
 _SECONDS_TO_END = 10.0
 _ISOLATED = (sys.executable, "-I", "-S")
@@ -73,7 +74,7 @@ class Guardian:
 class Node:
     """The command of node `rank`, round after round. Use it from one thread, in a `with`."""
 
-    def __init__(self, job: Job, rank: int, me: Process, quiet: bool = False) -> None:
+    def __init__(self, job: Job, rank: int, me: Process, quiet: bool = False, submission: str = "") -> None:
         self.job = job
         self.rank = rank
         self.host = me.host
@@ -81,6 +82,7 @@ class Node:
         self.report: dict[str, Any] | None = None
         """How the round's command ended, once nothing of it is left."""
         self._directory = Path(job.launch_directory)
+        self._submission = submission
         self._secrets = records.read_secrets(self._directory)
         environment = {**os.environ, **self._secrets, RUN_MARK: run_token(job.launch_directory)}
         # The guardian is of the run, so that a stop finds it, and not of those that it ends itself.
@@ -92,6 +94,7 @@ class Node:
         self._passed_on = None if quiet else Sink(1, f"not shown here; it is in node-{rank}.log")
         self._command: subprocess.Popen[bytes] | None = None
         self._pump: Pump | None = None
+        self._rank_pipes: RankPipes | None = None
         self._returncode: int | None = None
         self._signalled = self._asked = False
         self._why: str | None = None
@@ -134,8 +137,12 @@ class Node:
             NPROC_PER_NODE=values["processes_per_node"],
             MASTER_ADDR=address,
             MASTER_PORT=str(port),
-            DRILLYARD_EXIT_RECORD=str(self._record),
         )
+        environment[launched.EXIT_RECORD] = str(self._record)
+        environment[launched.ROUND] = values["round"]
+        environment[launched.SUBMISSION] = self._submission
+        self._rank_pipes = self._make_rank_pipes()
+        environment[rank_output.PIPES] = "" if self._rank_pipes is None else str(self._rank_pipes.directory)
         self.say(f"round {round_number} of {job.run} on {self.host} (node {self.rank} of {job.nodes}): {argv}")
         reader, writer = os.pipe()
         starter = str(Path(__file__).with_name("starter.py"))
@@ -150,20 +157,40 @@ class Node:
         os.close(writer)
         self._pump = Pump(reader, self._log, self._passed_on)
 
+    def _make_rank_pipes(self) -> RankPipes | None:
+        if not marks_ranks(self.job.command):
+            return None
+        try:
+            count = self.job.processes_per_node
+            return RankPipes(self._directory, self.rank, count, self._log, self._passed_on)
+        except OSError as error:
+            self.say(f"lines are not marked with their ranks: {error}")
+            return None
+
     def _resolved(self, text: str) -> str:
         """`text` with each `${env:NAME}` that submission knew replaced by its value."""
         return REFERENCE.sub(lambda found: self._secrets.get(found[1], found[0]), text)
 
-    def stop(self, number: int, patience_seconds: float, why: str | None = None) -> None:
+    def stop(
+        self,
+        number: int,
+        patience_seconds: float,
+        why: str | None = None,
+        elsewhere: launched.FailureElsewhere | None = None,
+    ) -> None:
         """Send the command a signal, once; what is left of it after the shortest patience of all calls is killed.
 
         `why`: it is stopped for a fault of its own, this one, and its end is that of a command that failed.
+        `elsewhere`: it is stopped for that of another node, and told so.
         """
         if self._command is None:
             return
         if self._returncode is None:
             if not self._signalled:
                 self._signalled = True
+                if elsewhere is not None:
+                    self.say(f"{signal.Signals(number).name} to the command: {elsewhere.reason}")
+                    launched.tell_failure_elsewhere(self._record, elsewhere)
                 self._command.send_signal(number)
             self._asked = self._asked or why is None
             self._why = self._why or why
@@ -214,7 +241,11 @@ class Node:
 
     def _finish(self, left: list[int]) -> None:
         assert self._pump is not None
-        printed = self._pump.finish(0.2 if left else 2.0).decode(errors="replace")
+        patience = 0.2 if left else 2.0
+        printed = self._pump.finish(patience).decode(errors="replace")
+        if self._rank_pipes is not None:
+            ranks = [tail.decode(errors="replace") for tail in self._rank_pipes.finish(patience)]
+            printed = records.words_of_all(printed, ranks, self.rank * self.job.processes_per_node)
         why = self._why
         if left:
             why = f"processes {left} do not end on SIGKILL: they wait in a device call; restart {self.host}"
@@ -222,7 +253,7 @@ class Node:
         told = records.read_record(self._record)
         self.report = records.make_report(self.rank, self.host, returncode, told, printed, self._asked, why)
         self.report["left"] = left
-        self._command = self._pump = None
+        self._command = self._pump = self._rank_pipes = None
         with contextlib.suppress(OSError):
             records.replace_file(self._exit, json.dumps(self.report, indent=2) + "\n")
 

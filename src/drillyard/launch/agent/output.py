@@ -31,9 +31,11 @@ def stamp(seconds: float) -> bytes:
 
 
 class Stamper:
-    """Bytes in, stamped whole lines out. A line that has not ended waits, at most 1 MiB of it."""
+    """Bytes in, stamped whole lines out, each with `mark` after its stamp. A line that has not ended waits, at most
+    1 MiB of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, mark: bytes = b"") -> None:
+        self._mark = mark
         self._open = b""
         self._redrawn_at = 0.0
 
@@ -47,12 +49,12 @@ class Stamper:
         lines += self._redraw(now)
         if len(self._open) > _LINE_BYTES:
             lines, self._open = lines + self._open + b"\n", b""
-        return _stamped(lines, now)
+        return _stamped(lines, stamp(now) + self._mark)
 
     def close(self, now: float) -> bytes:
         """What is left of a line that never ended."""
         left, self._open = _drawn(self._open), b""
-        return _stamped(left + b"\n", now) if left else b""
+        return _stamped(left + b"\n", stamp(now) + self._mark) if left else b""
 
     def _redraw(self, now: float) -> bytes:
         # A \r at the very end may be half of \r\n.
@@ -67,11 +69,15 @@ class Stamper:
         return text + b"\n"
 
 
-def _stamped(lines: bytes, now: float) -> bytes:
+def _stamped(lines: bytes, mark: bytes) -> bytes:
     if not lines:
         return b""
-    mark = stamp(now)
     return mark + lines[:-1].replace(b"\n", b"\n" + mark) + b"\n"
+
+
+def _bare(lines: bytes, mark: bytes) -> bytes:
+    """Lines without the mark at the begin of each."""
+    return lines[len(mark) :].replace(b"\n" + mark, b"\n")
 
 
 def _drawn(line: bytes) -> bytes:
@@ -180,9 +186,11 @@ def open_log(path: Path) -> Sink:
 
 
 class Pump:
-    """Reads what one round's command prints until all writers are gone."""
+    """Reads what one round's command prints until all writers are gone. With `mark`, which each line gets then, what is
+    passed on are marked lines; without, it is what was read."""
 
-    def __init__(self, reader: int, log: Sink, passed_on: Sink | None) -> None:
+    def __init__(self, reader: int, log: Sink, passed_on: Sink | None, mark: bytes = b"") -> None:
+        self._mark = mark
         self._reader = reader
         self._log = log
         self._passed_on = passed_on
@@ -197,15 +205,15 @@ class Pump:
         return self._tail
 
     def _pump(self) -> None:
-        stamper = Stamper()
+        stamper = Stamper(self._mark)
         while True:
             data = os.read(self._reader, _PIECE_BYTES)
             now = time.time()
+            self._tail = (self._tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+            lines = stamper.feed(data, now) if data else stamper.close(now)
+            self._log.put(lines)
+            if self._passed_on is not None:
+                self._passed_on.put(_bare(lines, stamp(now)) if self._mark else data)
             if not data:
                 break
-            self._tail = (self._tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
-            if self._passed_on is not None:
-                self._passed_on.put(data)
-            self._log.put(stamper.feed(data, now))
-        self._log.put(stamper.close(now))
         os.close(self._reader)

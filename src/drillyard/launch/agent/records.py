@@ -17,7 +17,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,14 @@ def torchrun_cause(text: str) -> tuple[int | None, int] | None:
         return int(blocks[-1][1]), int(blocks[-1][2])
     lines = list(_FAILED_LINE.finditer(text))
     return (None, int(lines[-1][1])) if lines else None
+
+
+def words_of_all(printed: str, ranks: Sequence[str], first_rank: int) -> str:
+    """What torchrun's ranks printed, then what it printed itself. Its ranks are in order, from `first_rank` on, but the
+    one that it saw failing first comes last: who looks for the cause finds that one's words nearest."""
+    seen = torchrun_cause(printed)
+    order = sorted(range(len(ranks)), key=lambda local: seen is not None and seen[0] == first_rank + local)
+    return "".join(text if text.endswith("\n") else f"{text}\n" for local in order if (text := ranks[local])) + printed
 
 
 def last_lines(text: str, limit: int = 6) -> list[str]:

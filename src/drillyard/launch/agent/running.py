@@ -41,7 +41,10 @@ def run(options: Namespace) -> int:
     _require_secrets(job)
     me = this_process()
     keeper = running_process(os.getppid()) if options.kept else None
-    with announced(directory, node, me, keeper, start), Node(job, node, me, options.quiet) as command:
+    with (
+        announced(directory, node, me, keeper, start),
+        Node(job, node, me, options.quiet, start["submission"]) as command,
+    ):
         secret = read_secret(directory, make=node == 0) if job.nodes > 1 else b""
         agent = (Leader if node == 0 else Follower)(job, command, me, secret, address, start)
         return agent.run()

@@ -1,14 +1,11 @@
-"""Waiting for several descriptors at once, and ports for rendezvous."""
+"""Waiting for several descriptors at once, and having enough of them."""
 
 from __future__ import annotations
 
 import contextlib
-import random
 import resource
 import select
-import socket
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -28,25 +25,6 @@ def wait_for(sources: Sequence[Source], seconds: float) -> set[int]:
     for source in sources:
         poll.register(source.fileno(), select.POLLIN)
     return {descriptor for descriptor, _ in poll.poll(seconds * 1000)}
-
-
-def free_port(used: Collection[int]) -> int:
-    """A port on which nobody listens, below the range from which the kernel takes outgoing ports. Raises OSError.
-
-    So no connection of another program takes it between this look and the moment when a rank listens on it.
-    """
-    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
-    candidates = [port for port in range(min(15_000, first_outgoing // 2), first_outgoing) if port not in used]
-    random.SystemRandom().shuffle(candidates)
-    for port in candidates:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-            return port
-    raise OSError("no free TCP port below the range of outgoing ports")
 
 
 def allow_open_files(count: int) -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import threading
+import time
 from pathlib import Path
+
+import pytest
 
 from drillyard.launch.agent.fence import Epochs, Lease, Predecessors
 from drillyard.launch.agent.identity import Process, process_of, running_process, this_process
@@ -121,3 +125,68 @@ def test_tidying_keeps_the_epochs(tmp_path: Path) -> None:
     own = lease_of(epochs, elsewhere(), 2)
     epochs.tidy(2)
     assert sorted(os.listdir(tmp_path / "epochs")) == ["0001", "0002", own.name]
+
+
+def claimed(directory: Path, submission: str, seconds: float = 1000.0) -> tuple[Lease, list[int]]:
+    """The lease of a leader that was just started, and its renewals."""
+    epochs = Epochs(directory)
+    renewals: list[int] = []
+    lease = Lease(epochs, 0, this_process(), submission, seconds, lambda: renewals.append(1))
+    lease.claim(epochs.open({**ME, "submission": submission}))
+    return lease, renewals
+
+
+@pytest.mark.parametrize("epochs_before", [0, 1], ids=["same epoch", "higher epoch"])
+def test_a_directory_made_anew_is_another_starts_and_left_alone(tmp_path: Path, epochs_before: int) -> None:
+    for _ in range(epochs_before):
+        Epochs(tmp_path).open(ME)
+    old, renewals = claimed(tmp_path, "old")
+    assert not old.directory_gone and not old.superseded
+    shutil.rmtree(tmp_path / "epochs")
+    new, _ = claimed(tmp_path, "new")
+    leases = {path: path.read_bytes() for path in (tmp_path / "epochs").iterdir()}
+    old._look_for_directory()
+    old._look()
+    assert old.superseded and renewals == [1]
+    assert old.directory_gone == (epochs_before == 0)
+    old.release()
+    assert {path: path.read_bytes() for path in (tmp_path / "epochs").iterdir()} == leases
+    assert not new.superseded and not new.directory_gone
+
+
+def test_a_renewal_into_a_directory_that_was_just_made_anew_does_not_count(tmp_path: Path) -> None:
+    old, renewals = claimed(tmp_path, "old")
+    shutil.rmtree(tmp_path / "epochs")
+    claimed(tmp_path, "new")
+    with pytest.raises(OSError, match="made anew"):
+        old._renew()
+    assert renewals == [1] and old.directory_gone
+
+
+def test_a_higher_epoch_that_is_missing_for_long_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Epochs(tmp_path).open(ME)
+    old, _ = claimed(tmp_path, "old")
+    shutil.rmtree(tmp_path / "epochs")
+    claimed(tmp_path, "new")
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    old._look_for_directory()
+    assert not old.directory_gone
+    now += 1001
+    assert old.directory_gone
+
+
+def test_an_epoch_that_is_not_seen_yet_is_no_other(tmp_path: Path) -> None:
+    epochs = Epochs(tmp_path)
+    (tmp_path / "epochs").mkdir()
+    lease = Lease(epochs, 1, this_process(), "token", 1000.0, lambda: None)
+    lease.claim(7)
+    assert lease.fresh and not lease.superseded
+    # Half a line is no word.
+    (tmp_path / "epochs" / "0007").write_text('{"lea')
+    assert not lease.superseded
+    (tmp_path / "epochs" / "0007").write_text('{"leader": {}}\n')
+    lease._look_for_directory()
+    assert not lease.superseded and not lease.directory_gone
+    (tmp_path / "epochs" / "0007").write_text('{"leader": {"pid": 2}}\n')
+    assert lease.superseded and lease.directory_gone

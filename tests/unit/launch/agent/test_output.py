@@ -37,6 +37,14 @@ def test_every_line_is_kept_and_stamped_once(pieces: list[bytes]) -> None:
     assert out == b"".join(MARK + line + b"\n" for line in (lines if lines[-1] else lines[:-1]))
 
 
+@given(st.lists(st.sampled_from([b"a", b"\n", b"bc\n", b"[default1]:"]), max_size=20))
+def test_a_mark_stands_between_stamp_and_line(pieces: list[bytes]) -> None:
+    plain, marked = Stamper(), Stamper(b"[default3]:")
+    stamped = b"".join(plain.feed(piece, NOW) for piece in pieces) + plain.close(NOW)
+    both = b"".join(marked.feed(piece, NOW) for piece in pieces) + marked.close(NOW)
+    assert both.splitlines() == [MARK + b"[default3]:" + line[28:] for line in stamped.splitlines()]
+
+
 @given(st.lists(st.sampled_from([b"a", b"\n", b"\r", b"\r\n", b"bc"]), max_size=40))
 def test_the_last_drawing_of_a_line_is_kept_however_it_is_cut(pieces: list[bytes]) -> None:
     stamper = Stamper()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from drillyard.launch.agent.door import Door
-from drillyard.launch.agent.sockets import free_port
 from drillyard.launch.agent.wire import Connection, ConnectionLost, Guest, join, proof, same
+from drillyard.supervise.ports import free_port
 
 SECRET = b"of this run"
 

@@ -1,0 +1,110 @@
+"""What the ranks of torchrun print reaches the node's log line by line, each with its rank."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drillyard.launch.agent import rank_output, rank_pipes
+from drillyard.launch.agent.output import Sink, open_log
+from drillyard.launch.agent.rank_pipes import RankPipes, marks_ranks
+from drillyard.launch.agent.records import last_lines, words_of_all
+from drillyard.launch.logs.ranks import RankFinder
+
+TORCHRUN = """
+E1122 torch/distributed/elastic/multiprocessing/api.py:988] failed (exitcode: 7) local_rank: 1 (pid: 9) of binary: p
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-22_03:00:00
+  host      : n1
+  rank      : 3 (local_rank: 1)
+  exitcode  : 7 (pid: 9)
+"""
+
+
+def rank(pipes: Path | str, local: int, *command: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-u", rank_output.__file__, *command]
+    environment = {**os.environ, rank_output.PIPES: str(pipes), "LOCAL_RANK": str(local)}
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Sink:
+    return open_log(tmp_path / "node-1.log")
+
+
+def test_each_rank_prints_into_a_pipe_of_its_own(tmp_path: Path, log: Sink) -> None:
+    reader, writer = os.pipe()
+    passed_on = Sink(writer, "")
+    pipes = RankPipes(tmp_path, 1, 2, log, passed_on)
+    for local in (1, 0):
+        code = f"import sys; print('out {local}\\nand on'); print('no end', file=sys.stderr, end=''); sys.exit({local})"
+        ended = rank(pipes.directory, local, "python", "-c", code)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (local, "", "")
+    assert pipes.finish(60.0) == [b"out 0\nand on\nno end", b"out 1\nand on\nno end"]
+    log.close()
+    passed_on.close()
+    lines = (tmp_path / "node-1.log").read_bytes().splitlines()
+    for local in (0, 1):
+        marked = [b"[default%d]:%s" % (local, text) for text in (b"out %d" % local, b"and on", b"no end")]
+        finder = RankFinder(2 + local, node=1, per_node=2)
+        assert [line[28:] for line in lines if finder(line)] == marked
+    assert sorted(os.read(reader, 1 << 16).splitlines()) == sorted(line[28:] for line in lines)
+    assert not pipes.directory.exists()
+
+
+def test_pipes_that_a_killed_agent_has_left_make_way(tmp_path: Path, log: Sink) -> None:
+    first = RankPipes(tmp_path, 1, 1, log, None)
+    second = RankPipes(tmp_path, 1, 1, log, None)
+    assert second.directory == first.directory
+    rank(second.directory, 0, "echo", "here")
+    assert second.finish(60.0) == [b"here\n"]
+
+
+def test_where_the_launch_directory_takes_no_pipes_this_host_does(
+    tmp_path: Path, log: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = os.mkfifo
+
+    def no_pipes_on_a_bucket(path: Path, mode: int) -> None:
+        if path.is_relative_to(tmp_path / "bucket"):
+            raise PermissionError(1, "Operation not permitted")
+        make(path, mode)
+
+    (tmp_path / "bucket").mkdir()
+    monkeypatch.setattr(rank_pipes.os, "mkfifo", no_pipes_on_a_bucket)
+    pipes = RankPipes(tmp_path / "bucket", 0, 1, log, None)
+    rank(pipes.directory, 0, "echo", "here")
+    assert pipes.finish(60.0) == [b"here\n"]
+    assert not pipes.directory.exists() and list((tmp_path / "bucket").iterdir()) == []
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_without_a_reader_a_rank_prints_where_torchrun_does(tmp_path: Path, gone: bool) -> None:
+    if not gone:
+        os.mkfifo(tmp_path / "0")
+    ended = rank(tmp_path, 0, "echo", "here")
+    assert ended.stdout == "here\n" and "lines of local rank 0 are not marked" in ended.stderr
+    assert rank("", 0, "echo", "here").stderr == ""
+
+
+def test_a_program_that_is_not_there_is_named() -> None:
+    ended = rank("", 0, "/nonexistent/program")
+    assert ended.returncode == 127 and "/nonexistent/program" in ended.stderr
+
+
+def test_the_rank_that_failed_first_has_the_last_word_before_torchrun() -> None:
+    ranks = ["ValueError: mine\n", "ValueError: the cause", "ConnectionError: late\n"]
+    words = words_of_all(TORCHRUN, ranks, first_rank=2)
+    assert words.index("mine") < words.index("late") < words.index("the cause") < words.index("Root Cause")
+    assert last_lines(words)[-1] == "ValueError: the cause"
+    assert words_of_all("", ["a\n", "", "b"], 0) == "a\nb\n"
+
+
+def test_a_command_tells_whether_it_marks_its_ranks() -> None:
+    assert marks_ranks(["torchrun", "--nnodes=2", "{launch_directory}/agent/rank_output.py", "python", "a.py"])
+    assert not marks_ranks(["torchrun", "a.py"])

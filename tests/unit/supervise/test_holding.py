@@ -1,0 +1,119 @@
+"""Who holds a run directory, how long others wait for it, and what they are told meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from drillyard.errors import UserError
+from drillyard.supervise import holding
+from drillyard.supervise.holding import hold_run_directory, holder_of, only_holder_of
+from drillyard.supervise.launched import EXIT_RECORD
+from drillyard.supervise.process_identity import Process, running_process, this_process
+
+
+@pytest.fixture(params=[False, True], ids=["by hand", "launched"])
+def launched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> bool:
+    """No patience for a holder that lives; as always for one that nobody here can see, or that was killed."""
+    monkeypatch.setattr(holding, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.delenv(EXIT_RECORD, raising=False)
+    if request.param:
+        monkeypatch.setenv(EXIT_RECORD, str(tmp_path / "record"))
+    return bool(request.param)
+
+
+@contextmanager
+def held(run_directory: Path, by: Process | None) -> Iterator[int]:
+    """The lock, held by whoever has the descriptor, and written down as `by`."""
+    (run_directory / "logs").mkdir()
+    descriptor = os.open(run_directory / "logs", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    if by is not None:
+        told = {**by.as_json(), "since": time.time()}
+        (run_directory / "logs" / ".holder.json").write_text(json.dumps(told))
+    yield descriptor
+
+
+def _let_go(lock: int, said: list[str]) -> Callable[[str], None]:
+    """Whoever waits says so; then the lock is let go. Without patience it would be refused in the same moment."""
+
+    def say(text: str) -> None:
+        said.append(text)
+        os.close(lock)
+
+    return say
+
+
+def far() -> Process:
+    return dataclasses.replace(this_process(), machine="another boot", host="far")
+
+
+def test_a_live_process_of_this_machine_is_named_and_not_waited_for(tmp_path: Path, launched: bool) -> None:
+    said: list[str] = []
+    with held(tmp_path, this_process()), pytest.raises(UserError) as refused, only_holder_of(tmp_path, said.append):
+        pass
+    assert f"a run is active in it (process {os.getpid()} on {this_process().host} since " in str(refused.value)
+    assert len(said) == 1 and f"process {os.getpid()}" in said[0] and " UTC at most" in said[0]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_launched_run_outwaits_the_lock_of_a_host_that_died_and_says_so(
+    tmp_path: Path, launched: bool, known: bool
+) -> None:
+    said: list[str] = []
+    with held(tmp_path, far() if known else None) as lock:
+        if not launched:
+            with pytest.raises(UserError, match="on far" if known else "not known"), only_holder_of(tmp_path):
+                pass
+            return
+        with only_holder_of(tmp_path, _let_go(lock, said)):
+            assert len(said) == 1 and str(tmp_path) in said[0]
+            assert (f"process {os.getpid()} on far since " if known else "by whom is not known") in said[0]
+
+
+def test_what_a_killed_process_has_left_gets_time_to_end(tmp_path: Path, launched: bool) -> None:
+    sleeper = subprocess.Popen(["sleep", "600"])
+    holder = running_process(sleeper.pid)
+    sleeper.kill()
+    sleeper.wait()
+    said: list[str] = []
+    with held(tmp_path, holder) as lock, only_holder_of(tmp_path, _let_go(lock, said)):
+        assert len(said) == 1 and f"process {sleeper.pid}" in said[0] and "which was killed" in said[0]
+
+
+def test_a_process_that_is_being_killed_does_not_live(tmp_path: Path) -> None:
+    assert not holding._is_being_killed(os.getpid())
+    sleeper = subprocess.Popen(["sleep", "600"])
+    sleeper.kill()
+    sleeper.wait()
+    assert holding._is_being_killed(sleeper.pid)
+
+
+def test_a_holder_is_written_down_while_it_holds(tmp_path: Path) -> None:
+    with hold_run_directory(tmp_path):
+        found = holder_of(tmp_path)
+        assert found is not None and found.process == this_process() and found.is_seen_to_live
+    assert holder_of(tmp_path) is None and list((tmp_path / "logs").iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": 1}', '{"pid": "x", "since": "y"}'])
+def test_a_torn_record_names_nobody(tmp_path: Path, text: str) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / ".holder.json").write_text(text)
+    assert holder_of(tmp_path) is None
+
+
+def test_what_is_free_is_taken_without_a_word(tmp_path: Path) -> None:
+    said: list[str] = []
+    with only_holder_of(tmp_path, said.append):
+        pass
+    assert said == []
