@@ -121,6 +121,7 @@ def _requests(
 
     if not cluster.exists():
         raise UserError(f"{cluster}: there is no such file; give --cluster FILE, or write one: drillyard init")
+    _require_launcher(cluster)
     config = _with_ranks_of_this_machine(load_cluster_config(cluster, resolve_environment=False))
     first = load_launchable(run, overrides, resolve_environment=False)
     facts = load_catalog(config.hardware)
@@ -142,6 +143,18 @@ def _requests(
             )
         )
     return config, requests
+
+
+def _require_launcher(cluster: Path) -> None:
+    """Refuse a platform that cannot be launched on before more of its config is asked for."""
+    from drillyard.config.cluster import PLATFORMS
+    from drillyard.config.document import read_document
+    from drillyard.launch.registry import row_of
+
+    config = read_document(cluster).value
+    platform = config.get("platform") if isinstance(config, dict) else None
+    if isinstance(platform, str) and platform in PLATFORMS:
+        row_of(platform)
 
 
 def _with_ranks_of_this_machine(cluster: ClusterConfig) -> ClusterConfig:

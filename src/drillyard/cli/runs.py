@@ -17,7 +17,7 @@ import typer
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:
-    from drillyard.launch.launcher import Launcher
+    from drillyard.launch.launcher import Cancellation, Launcher
     from drillyard.launch.lookup import Clusters, Found
     from drillyard.launch.states import RunStatus
 
@@ -145,7 +145,11 @@ def wait_command(run: Run, cluster: Cluster = None, as_json: AsJson = False) -> 
 def cancel_command(runs: Runs, cluster: Cluster = None, as_json: AsJson = False) -> None:
     """Stop runs; nothing happens to those that are over. What they have saved stays, and `resume` goes on from it.
 
-    Exit code 0; 2 when one could not be cancelled, which is told and keeps no other from it.
+    It waits until nothing of them runs any more. They have time to save: on slurm as long as before a time limit
+    (slurm.signal_seconds), on local and ssh two minutes. Cancelled once more meanwhile, a run ends at once.
+
+    Exit code 0, also for a run that was over already; 2 when one could not be cancelled, which is told and keeps no
+    other from it.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -157,10 +161,11 @@ def cancel_command(runs: Runs, cluster: Cluster = None, as_json: AsJson = False)
     problems = [_problem(each, outcome) for each, outcome in zip(found, outcomes, strict=True) if _failed(outcome)]
     done = [outcome for outcome in outcomes if not isinstance(outcome, UserError)]
     if as_json:
-        print_json({"runs": [status_json(status) for status in done], "problems": problems})
+        told = [{**status_json(each.status), "was_over": each.before is not None} for each in done]
+        print_json({"runs": told, "problems": problems})
     else:
-        for status in done:
-            typer.echo(f"{status.handle}  {_after_cancel(status)}")
+        for each in done:
+            typer.echo(f"{each.status.handle}  {_after_cancel(each)}")
     if problems:
         raise UserError("\n".join(problems))
 
@@ -290,28 +295,31 @@ def _states(texts: Sequence[str]) -> set[str]:
     return set(texts)
 
 
-def _cancel(found: Found) -> RunStatus | UserError:
+def _cancel(found: Found) -> Cancellation | UserError:
     try:
         return found.launcher.cancel(found.handle.run)
     except UserError as error:
         return error
 
 
-def _problem(found: Found, outcome: RunStatus | UserError) -> str:
+def _problem(found: Found, outcome: Cancellation | UserError) -> str:
     """Some messages begin with the handle already."""
     return f"{found.handle}: {str(outcome).removeprefix(f'{found.handle}: ')}"
 
 
-def _failed(outcome: RunStatus | UserError) -> bool:
+def _failed(outcome: Cancellation | UserError) -> bool:
     return isinstance(outcome, UserError)
 
 
-def _after_cancel(status: RunStatus) -> str:
+def _after_cancel(done: Cancellation) -> str:
     from drillyard.launch.states import State
 
+    status, before = done.status, done.before
+    if before is not None:
+        return "was already cancelled" if before is State.cancelled else f"had already {before}"
     if status.state is State.cancelled:
         return "cancelled"
-    return f"was over already: {status.state}" if status.state.over else f"is being stopped ({status.state})"
+    return f"ended by itself meanwhile: {status.state}" if status.state.over else f"is being stopped ({status.state})"
 
 
 def _print_runs(statuses: Sequence[RunStatus]) -> None:
@@ -324,7 +332,10 @@ def _print_runs(statuses: Sequence[RunStatus]) -> None:
     if console.is_terminal:
         console.print(runs_table(statuses, width=console.width))
     else:
-        Console(width=10_000).print(runs_table(statuses))
+        wide = Console(width=10_000)
+        with wide.capture() as table:
+            wide.print(runs_table(statuses))
+        typer.echo("\n".join(line.rstrip() for line in table.get().splitlines()))
 
 
 def _print_status(status: RunStatus, text: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drillyard.cli.options import Interval, PricePerGpuHour
 from drillyard.cli.runs import Cluster, Run
 from drillyard.errors import UserError
 
@@ -27,7 +28,10 @@ WAITING_SECONDS = 5.0
 def logs_command(
     run: Run,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run is over.", rich_help_panel=WHICH)
+        bool,
+        typer.Option(
+            "--follow", "-f", help="From its newest submission on until the run is over.", rich_help_panel=WHICH
+        ),
     ] = False,
     node: Annotated[
         int | None, typer.Option(min=0, metavar="K", help="Only of this node.", rich_help_panel=WHICH)
@@ -52,6 +56,9 @@ def logs_command(
 ) -> None:
     """Print what a run's nodes printed, in order of time, each line after its node's number.
 
+    A run that was launched or resumed several times has all of that in its logs. Without -f all of it is printed; -f
+    begins with the newest submission, or where --since says.
+
     `drillyard metrics` reads it: drillyard runs logs -t RUN | drillyard metrics -
 
     Ctrl-C ends the following, never the run.
@@ -71,14 +78,8 @@ def logs_command(
 def watch_command(
     run: Run,
     cluster: Cluster = None,
-    price: Annotated[
-        float | None,
-        typer.Option("--price-per-gpu-hour", metavar="DOLLARS", help="For the cost; default: the machine's price."),
-    ] = None,
-    interval: Annotated[
-        float | None,
-        typer.Option("--interval", min=0.05, metavar="SECONDS", help="Default: 1 on a terminal, 10 elsewhere."),
-    ] = None,
+    price: PricePerGpuHour = None,
+    interval: Interval = None,
 ) -> None:
     """Follow a run live: loss, speed, time left, cost and the last events, until it ends or q is pressed.
 
@@ -125,6 +126,8 @@ def moment_of(text: str, now: float) -> float:
 
 
 def _print_logs(found: Found, wanted: LogsWanted, *, timestamps: bool, as_json: bool) -> None:
+    from dataclasses import replace
+
     from drillyard.launch.logs.run import as_json_lines, plain
     from drillyard.launch.remote import tell
     from drillyard.launch.show import headline
@@ -134,6 +137,7 @@ def _print_logs(found: Found, wanted: LogsWanted, *, timestamps: bool, as_json: 
         status = found.launcher.status(run)
         if not status.state.over:
             tell(f"{found.handle}: {headline(status, time.time())}")
+        wanted = replace(wanted, submitted_at=status.submitted_at)
     prefixes = wanted.node is None and wanted.rank is None
     out = sys.stdout.buffer
     printed = False

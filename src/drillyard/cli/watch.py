@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from drillyard.cli.options import Interval, PricePerGpuHour
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
@@ -16,14 +18,8 @@ def register(app: typer.Typer) -> None:
         run_directory: Annotated[
             Path, typer.Argument(metavar="RUN_DIR", help="Directory of a run, such as runs/NAME.")
         ],
-        price: Annotated[
-            float | None,
-            typer.Option("--price-per-gpu-hour", metavar="DOLLARS", help="For the cost; default: the machine's price."),
-        ] = None,
-        interval: Annotated[
-            float | None,
-            typer.Option("--interval", min=0.05, metavar="SECONDS", help="Default: 1 on a terminal, 10 elsewhere."),
-        ] = None,
+        price: PricePerGpuHour = None,
+        interval: Interval = None,
     ) -> None:
         """Follow a run live: loss, speed, time left, cost and the last events, until it ends or q is pressed.
 

@@ -12,7 +12,7 @@ from drillyard.config.workload import WorkloadRunConfig
 from drillyard.hardware.catalog import Catalog
 from drillyard.launch.handles import Handle
 from drillyard.launch.plan import Plan
-from drillyard.launch.states import RunStatus
+from drillyard.launch.states import RunStatus, State
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,18 @@ class LogsWanted:
     """The last so many lines of the answer; with `follow`, the last so many so far, then what comes."""
     since: float | None = None
     """Lines written at that time or later; Unix seconds."""
+    submitted_at: float | None = None
+    """Not those of submissions before the one of that time, where lines tell when they were written; Unix seconds."""
+
+
+@dataclass(frozen=True)
+class Cancellation:
+    """What came of `Launcher.cancel`."""
+
+    status: RunStatus
+    """How the run is now."""
+    before: State | None
+    """How it was over before, None where it went on until then."""
 
 
 class Launcher(Protocol):
@@ -105,14 +117,14 @@ class Launcher(Protocol):
         Where the files are on hosts, this is one call of `launch/logs/run.py: run_logs`, which also follows them.
         """
 
-    def cancel(self, run: str) -> RunStatus:
-        """Stop a run; nothing happens to one that is over. Returns how it is then."""
+    def cancel(self, run: str) -> Cancellation:
+        """Stop a run, which has its job's `stop_seconds` to save; nothing happens to one that is over."""
 
     def resume(self, run: str) -> Handle:
         """Submit a run that is over again, from its checkpoint."""
 
     def artifacts(self, run: str) -> list[tuple[str, int]]:
-        """Files of the run directory: path relative to it, size in bytes."""
+        """Files of the run directory: path relative to it, size in bytes (`launch/remote.py: artifacts_of`)."""
 
     def fetch(self, run: str, paths: list[str], destination: str) -> None:
         """Copy files of the run directory to a directory here."""

@@ -40,11 +40,16 @@ LAUNCHERS = {
 }
 
 
+def row_of(platform: str) -> Row:
+    """The launcher of a platform. UserError where there is none."""
+    if platform not in LAUNCHERS:
+        raise UserError(f"platform {platform} cannot be launched on yet; these can: {', '.join(LAUNCHERS)}")
+    return LAUNCHERS[platform]
+
+
 def launcher_for(cluster: ClusterConfig, programs: Programs | None = None) -> Launcher:
     """The launcher of `cluster`. Each module has `launcher(cluster, programs)`. UserError where there is none."""
-    row = LAUNCHERS.get(cluster.platform)
-    if row is None:
-        raise UserError(f"platform {cluster.platform} cannot be launched on yet; these can: {', '.join(LAUNCHERS)}")
+    row = row_of(cluster.platform)
     launcher: Launcher = importlib.import_module(row.module).launcher(cluster, programs or Programs())
     return launcher
 

@@ -2,7 +2,7 @@
 
     files = open_files(host, programs)                    # a launcher keeps it: the connection is made once
     read_file(files, path, offset)                        # for `Launcher.read`
-    files.tree(run_directory)                             # for `Launcher.artifacts`
+    artifacts_of(files, run_directory)                    # for `Launcher.artifacts`
     copy_files(files, run_directory, paths, destination)  # for `Launcher.fetch`
 
 The program at the other end is `file_server.py`, which is sent along and needs a Python there, nothing else. It keeps
@@ -32,6 +32,15 @@ from drillyard.launch.programs import Host, Programs, shown
 
 _BOOTSTRAP: Final = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))"
 _LONGEST_PAUSE: Final = 15.0
+_NO_ARTIFACTS: Final = (
+    "launch/agent/",
+    "launch/agents/",
+    "launch/cancelled",
+    "launch/claim",
+    "launch/epochs/",
+    "launch/secret",
+)
+"""Begins of paths in a run directory: the agents' code, what they and launches keep order with, and secrets."""
 
 
 class Wish(NamedTuple):
@@ -225,6 +234,11 @@ def read_file(files: Files, path: str, offset: int) -> bytes:
         offset = max(0, found[0][1] + offset) if found else 0
     (piece,) = files.read([Wish(path, offset, READ_BYTES)])
     return b"" if piece is None or piece.anew else piece.data
+
+
+def artifacts_of(files: Files, run_directory: str) -> list[tuple[str, int]]:
+    """What a run has made and was made from: path, relative to its directory, and size; nothing that is secret."""
+    return [(path, size) for path, size in files.tree(run_directory) if not path.startswith(_NO_ARTIFACTS)]
 
 
 def copy_files(files: Files, directory: str, paths: Sequence[str], destination: str) -> None:

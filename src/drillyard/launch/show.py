@@ -37,6 +37,7 @@ STATE_STYLES: Final = {
 }
 _AGENT: Final = "agent/"
 _LABEL: Final = 15
+_TOLD_ELSEWHERE: Final = ("agent", "launch_directory")
 _TITLES: Final = ("STATE", "FOR", "NODES")
 
 
@@ -137,6 +138,8 @@ def status_text(status: RunStatus, *, progress: str | None = None, where: str = 
         rows += [("last lines" if not index else "", f"| {line}") for index, line in enumerate(lines)]
     if status.run_directory:
         rows.append(("run directory", status.run_directory + (f"  (on {where})" if where else "")))
+    if (agent := status.native.get("agent")) and not status.state.over:
+        rows.append(("agent", agent))
     if native := _native(status):
         rows.append(("scheduler", native))
     rows += [("next" if not index else "", line) for index, line in enumerate(next_steps(status))]
@@ -183,9 +186,8 @@ def next_steps(status: RunStatus) -> list[str]:
 
 
 def _native(status: RunStatus) -> str:
-    """The scheduler's own names; not the directory that is told anyway, nor that an ended run's agent has ended."""
-    told_elsewhere = {"launch_directory", *(["agent"] if status.state.over else [])}
-    return ", ".join(f"{name} {value}" for name, value in status.native.items() if name not in told_elsewhere)
+    """The scheduler's own names; hosts that have none tell of the agent that leads the run."""
+    return ", ".join(f"{name} {value}" for name, value in status.native.items() if name not in _TOLD_ELSEWHERE)
 
 
 def _hosts(hosts: Sequence[str], most: int = 8) -> str:

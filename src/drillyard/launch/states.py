@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -37,6 +38,20 @@ class Failure:
     exit_code: int | None = None
     lines: tuple[str, ...] = ()
     """The last lines that tell why."""
+
+
+def failure_of(state: Mapping[str, Any]) -> Failure | None:
+    """The failure of which a run's state.json tells, as its leader wrote it; None where it tells of none."""
+    told = state.get("failure")
+    if not isinstance(told, Mapping):
+        return None
+    return Failure(
+        reason=str(told.get("reason") or "unknown"),
+        rank=told.get("rank"),
+        node=told.get("node"),
+        exit_code=told.get("exit_code"),
+        lines=tuple(told.get("lines") or ()),
+    )
 
 
 @dataclass(frozen=True)

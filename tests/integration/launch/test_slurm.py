@@ -18,7 +18,7 @@ from tests.integration.held import Holds
 from tests.integration.launch.desk import Desk
 from tests.integration.launch.slurm_cluster import GPUS_PER_NODE, SlurmCluster, slurm_cluster, until
 from tests.integration.launch.sshd_hosts import two_hosts
-from tests.integration.tiny_run import STEPS, Run, write_config
+from tests.integration.tiny_run import PATIENCE_SECONDS, STEPS, Run, write_config
 
 TITAN = """
 import time
@@ -107,7 +107,7 @@ def test_a_run_that_is_requeued_and_reaches_its_time_limit_loses_no_bit(
     cluster: SlurmCluster, workplace: Path, reference: Reference, tmp_path: Path
 ) -> None:
     run = Run(write_config(workplace, "over-slurm"))
-    moments = ["round-0-step-9", "round-0-step-20"]
+    moments = ["round-0-step-9", "round-1-step-20"]
     holds = Holds(tmp_path, *moments)
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {held.__file__} {holds.directory} -- "$@"\n')
@@ -132,7 +132,8 @@ def test_a_run_that_is_requeued_and_reaches_its_time_limit_loses_no_bit(
     told = desk.status(handle)
     assert (told["state"], told["failures"], told["round"]) == ("succeeded", 0, 2)
     assert "time limit" in cluster.log_of(job)
-    assert len(run.events("run_start")) == 3 and [each["step"] for each in run.events("resume")] == [10, 21]
+    assert [start["round"] for start in run.events("run_start")] == [0, 1, 2]
+    assert [each["step"] for each in run.events("resume")] == [10, 21]
     assert run.figures() == reference.run.figures()
     assert run.last_step() == STEPS and run.weights() == reference.run.weights()
 
@@ -158,7 +159,12 @@ def test_a_run_whose_node_lost_its_slurmd_goes_on_elsewhere_after_the_old_node_h
 
 def test_cancel_is_for_good_and_a_run_is_not_submitted_twice(cluster: SlurmCluster, desk: Desk) -> None:
     config, directory = saves(desk, "twice")
-    handle = desk.launch(config)
+    # Of two launches at the same moment one submits.
+    launches = [desk.start("launch", config) for _ in range(2)]
+    said = [launching.communicate(timeout=PATIENCE_SECONDS) for launching in launches]
+    assert sorted(launching.returncode for launching in launches) == [0, 2], said
+    assert any("nothing was submitted" in errors for _, errors in said), said
+    handle = "slurm://quad/twice"
     desk.wait_for(handle, is_running)
     refused = desk.say("launch", config)
     assert refused.returncode == 2 and "is running already (job " in refused.stderr
@@ -182,7 +188,8 @@ def test_cancel_is_for_good_and_a_run_is_not_submitted_twice(cluster: SlurmClust
     assert cancelled.returncode == 0, cancelled.stderr
     assert desk.status(handle)["state"] == "cancelled"
     assert not cluster.processes(str(directory))
-    assert desk.say("runs", "cancel", handle).returncode == 0
+    again = desk.say("runs", "cancel", handle)
+    assert again.returncode == 0 and again.stdout == f"{handle}  was already cancelled\n"
     listed = desk.say("runs", "list")
     assert handle in listed.stdout and "cancelled" in listed.stdout
 

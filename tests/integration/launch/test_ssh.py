@@ -92,12 +92,15 @@ def test_a_killed_rank_and_killed_agents_cost_restarts_and_no_bit(
     hosts: SshHosts, workplace: Path, reference: Reference, tmp_path: Path
 ) -> None:
     run = Run(write_config(workplace, "over-ssh", checkpoint={"every_steps": 5}))
-    moments = {step: f"round-0-step-{step}" for step in (8, 14, 22)}
+    moments = {step: f"round-{number}-step-{step}" for number, step in enumerate((8, 14, 22))}
     holds = Holds(tmp_path, *moments.values())
 
     def held_at(step: int, saved: int) -> bool:
         checkpoints = [event["step"] for event in run.events("checkpoint")]
         return holds.reached(moments[step], 0, 1) and saved in checkpoints
+
+    def told_of(number: int, reason: str) -> bool:
+        return any(each["round"] == number and each["reason"].startswith(reason) for each in run.events("failure"))
 
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {held.__file__} {holds.directory} -- "$@"\n')
@@ -110,10 +113,12 @@ def test_a_killed_rank_and_killed_agents_cost_restarts_and_no_bit(
     until(lambda: held_at(8, saved=5), "round 0")
     hosts.close_connections()
     os.kill(rank_of(h1, 1), signal.SIGKILL)
+    until(lambda: told_of(0, "node 1 (h1): rank 1: killed by SIGKILL"), "the cause")
     holds.release(moments[8])
     # The agent of the second host is killed: its ranks end, its keeper starts it again, and nothing is counted.
     until(lambda: held_at(14, saved=10), "round 1")
     os.kill(find(h1, "agent run", "--node-rank 1"), signal.SIGKILL)
+    until(lambda: told_of(1, "lost node 1 (h1)"), "the loss")
     holds.release(moments[14])
     # The agent that leads is killed: the same.
     until(lambda: held_at(22, saved=20), "round 2")
@@ -122,7 +127,9 @@ def test_a_killed_rank_and_killed_agents_cost_restarts_and_no_bit(
     assert desk.say("runs", "wait", handle).returncode == 0
     told = desk.status(handle)
     assert (told["state"], told["failures"], told["hosts"]) == ("succeeded", 1, ["h0", "h1"])
-    assert len(run.events("round_start")) == 4
+    assert [start["round"] for start in run.events("round_start")] == [0, 1, 2, 3]
+    # Node 0 did nothing wrong; but nobody has asked the run to stop.
+    assert [end["status"] for end in run.events("end") if end["status"] == "interrupted"] == run.events("signal") == []
     assert [resumed["step"] for resumed in run.events("resume")] == [5, 10, 20]
     undisturbed = reference.run.figures()
     assert {step for step, _, _ in run.figures()} == set(range(1, STEPS + 1))

@@ -1,36 +1,23 @@
-"""Runs on Vertex AI: Google's own clients against a server that speaks the service's protocol, and a bucket server.
-
-What a job's containers do is proven too: their command is started once per replica, as the service does it, with
-CLUSTER_SPEC and the bucket behind the real gcsfuse in the place of /gcs.
-"""
+"""Runs on Vertex AI: Google's own clients against a server that speaks the service's protocol, and a bucket server."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from google.cloud.aiplatform_v1.types import CustomJob
-from tests.integration.gcs import BUCKET, Bucket
-from tests.integration.launch.agents import free_port_range
-from tests.integration.launch.vertex_server import PROJECT, REGION, Refusal, Replicas, Vertex
-from tests.unit.launch.requests import cluster, request
+from tests.integration.gcs import Bucket
+from tests.integration.launch.vertex_place import Place, named
+from tests.integration.launch.vertex_server import Refusal, Vertex
 
 from drillyard.errors import UserError
-from drillyard.launch import job as job_module
-from drillyard.launch.launcher import LogsWanted
-from drillyard.launch.plan import Call, Plan
+from drillyard.launch.plan import Call
 from drillyard.launch.states import State
-from drillyard.launch.vertex import paths
-from drillyard.launch.vertex.launcher import VertexLauncher
-
-WORKLOAD = "name: tiny\nworkload: {command: [sh, -c, 'echo hello']}\n"
 
 
 @pytest.fixture(scope="module")
@@ -47,39 +34,6 @@ def vertex(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vertex]:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket.endpoint)
     with Vertex() as service:
         yield service
-
-
-class Place:
-    """A cluster on the service, and the plans for it."""
-
-    def __init__(self, service: Vertex, **settings: str) -> None:
-        own = settings.pop("vertex", "")
-        self.settings = {
-            "name": "c",
-            "location": f"{{project: {PROJECT}, region: {REGION}}}",
-            "storage": f"{{bucket: {BUCKET}}}",
-            "vertex": f"{{endpoint: '{service.endpoint}'{', ' if own else ''}{own}}}",
-            **settings,
-        }
-        self.launcher = VertexLauncher(request(self._yaml(), WORKLOAD).cluster)
-
-    def _yaml(self) -> str:
-        return cluster("vertex", **self.settings)
-
-    def plan(self, run: str = WORKLOAD, **options: Any) -> Plan:
-        return self.launcher.plan(request(self._yaml(), run, **options))
-
-
-def named(name: str) -> str:
-    return WORKLOAD.replace("tiny", name)
-
-
-def until(what: Callable[[], Any], seconds: float = 90.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
-        time.sleep(0.05)
-    return found
 
 
 # The request
@@ -116,16 +70,17 @@ def without_false(body: Any) -> Any:
 def test_all_files_of_the_plan_are_in_the_bucket_before_the_job_is_made(vertex: Vertex) -> None:
     place = Place(vertex)
     plan = place.plan(named("files"))
+    wanted = {"secret", "secrets.json", *(file.path for file in plan.files)}
     seen: list[str] = []
 
-    def listed() -> list[str]:
-        return [path for path, _ in Place(vertex).launcher.artifacts("files")]
+    def there() -> list[str]:
+        return [path for path in wanted if Place(vertex).launcher.read("files", f"launch/{path}", 0)]
 
-    # At that moment the service knows the job already, so its artifacts can be asked for.
-    vertex.on_created = lambda job: seen.extend(listed())
+    # At that moment the service knows the job already, so its files can be asked for.
+    vertex.on_created = lambda job: seen.extend(there())
     place.launcher.submit(plan)
-    assert {f"launch/{file.path}" for file in plan.files} <= set(seen)
-    assert {"launch/secret", "launch/secrets.json"} <= set(seen)
+    assert set(seen) == wanted
+    assert not [path for path, _ in place.launcher.artifacts("files") if "secret" in path or "agent/" in path]
     job = plan.file("job.json").content.encode()
     assert place.launcher.read("files", "launch/job.json", 0) == job
     assert place.launcher.read("files", "launch/job.json", 10) == job[10:]
@@ -179,8 +134,9 @@ def test_a_job_that_finds_no_capacity_has_failed(vertex: Vertex) -> None:
 def test_cancelling_twice_is_cancelling_once(vertex: Vertex) -> None:
     place = Place(vertex)
     place.launcher.submit(place.plan(named("unwanted")))
-    assert place.launcher.cancel("unwanted").state is State.cancelled
-    assert place.launcher.cancel("unwanted").state is State.cancelled
+    first, second = place.launcher.cancel("unwanted"), place.launcher.cancel("unwanted")
+    assert (first.status.state, first.before) == (State.cancelled, None)
+    assert (second.status.state, second.before) == (State.cancelled, State.cancelled)
     assert len([path for _, path in vertex.requests if ":cancel" in path]) == 1
     mark = json.loads(place.launcher.read("unwanted", "launch/cancelled", 0))
     assert vertex.newest.name.endswith("/" + mark["submission"])
@@ -197,7 +153,7 @@ def test_a_job_that_ends_while_it_is_cancelled_is_no_error(vertex: Vertex) -> No
         return told
 
     vertex.list = ends_after_being_listed  # type: ignore[method-assign]
-    assert place.launcher.cancel("tiny").state is State.succeeded
+    assert place.launcher.cancel("tiny").status.state is State.succeeded
 
 
 def test_a_second_submission_is_refused_until_the_first_is_over_or_replaced(vertex: Vertex) -> None:
@@ -328,109 +284,3 @@ def test_ctrl_c_while_the_job_is_made_ends_with_the_handle(vertex: Vertex, capsy
     vertex.on_created = lambda job: os.kill(os.getpid(), signal.SIGINT)
     assert str(place.launcher.submit(plan)) == "vertex://c/tiny"
     assert "vertex://c/tiny: is submitted; Ctrl-C came too late" in capsys.readouterr().err
-
-
-# What the containers do
-
-
-@pytest.fixture
-def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory in the place of /gcs, in which the bucket is mounted with gcsfuse."""
-    made = Bucket(tmp_path)
-    made.start_server()
-    made.mount()
-    gcs = tmp_path / "gcs"
-    gcs.mkdir()
-    (gcs / BUCKET).symlink_to(made.place)
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", made.endpoint)
-    monkeypatch.setattr(paths, "MOUNT", str(gcs))
-    port = free_port_range()
-    monkeypatch.setattr(job_module, "port_of", lambda handle: port)
-    yield gcs
-    made.discard()
-
-
-@pytest.fixture
-def replicas(mounted: Path) -> Iterator[Callable[[Vertex], Replicas]]:
-    started: list[Replicas] = []
-
-    def start(vertex: Vertex) -> Replicas:
-        started.append(Replicas(vertex, vertex.newest, mounted))
-        vertex.enter(vertex.newest, "RUNNING")
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.end()
-
-
-def script(name: str, text: str, **settings: Any) -> str:
-    told = {"name": name, "processes_per_node": 1, "workload": {"command": ["sh", "-c", text], **settings}}
-    return json.dumps(told)
-
-
-def test_replicas_find_their_ranks_and_each_other(
-    mounted: Path, replicas: Callable[[Vertex], Replicas], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = 'echo "rank $NODE_RANK of $NNODES at $MASTER_ADDR, $GREETING"; sleep 1; echo "again $NODE_RANK"'
-    monkeypatch.setenv("A_GREETING", "hello")
-    with Vertex() as vertex:
-        place = Place(vertex, nodes="3", network_stack="ethernet", environment="{GREETING: '${env:A_GREETING}'}")
-        place.launcher.submit(place.plan(script("ranks", text)))
-        running = replicas(vertex)
-        lines: list[bytes] = []
-        follower = threading.Thread(target=lambda: lines.extend(place.launcher.logs("ranks", LogsWanted(follow=True))))
-        follower.start()
-        running.run(max_restarts=0)
-        follower.join(60)
-        status = place.launcher.status("ranks")
-        assert status.state is State.succeeded, status
-        log = b"".join(lines).decode()
-        for node in range(3):
-            assert f"rank {node} of 3 at 127.0.0.1, hello" in log
-            assert f"again {node}" in log
-        again = b"".join(place.launcher.logs("ranks", LogsWanted(node=2, tail=2))).decode()
-        assert "2: " in again
-        assert len(again.splitlines()) == 2
-        fetched = mounted.parent / "fetched"
-        place.launcher.fetch("ranks", ["launch/job.json"], str(fetched))
-        assert json.loads((fetched / "launch/job.json").read_text())["run"] == "ranks"
-
-
-def test_a_preempted_replica_joins_again_and_the_run_goes_on(
-    mounted: Path, replicas: Callable[[Vertex], Replicas]
-) -> None:
-    # The first round waits to be disturbed; the second one ends.
-    text = 'echo "round $ROUND on $NODE_RANK"; [ "$ROUND" -gt 0 ] || sleep 120'
-    with Vertex() as vertex:
-        place = Place(vertex, nodes="2", network_stack="ethernet", environment="{ROUND: '{round}'}", consumption="spot")
-        place.launcher.submit(place.plan(script("disturbed", text)))
-        running = replicas(vertex)
-        until(lambda: place.launcher.status("disturbed").state is State.running)
-        running.kill(1, 0)
-        running.run()
-        status = place.launcher.status("disturbed")
-        assert status.state is State.succeeded, status
-        log = b"".join(place.launcher.logs("disturbed", LogsWanted())).decode()
-        assert "round 1 on 0" in log
-        assert "round 1 on 1" in log
-        state = json.loads(place.launcher.read("disturbed", "launch/state.json", 0))
-        assert (state["round"], state["failures"]) == (1, 0)
-
-
-def test_a_refused_run_is_started_once_however_often_the_service_starts_its_containers(
-    mounted: Path, replicas: Callable[[Vertex], Replicas]
-) -> None:
-    with Vertex() as vertex:
-        place = Place(vertex, nodes="2", network_stack="ethernet")
-        place.launcher.submit(place.plan(script("refused", "echo started; echo bad config >&2; exit 2")))
-        running = replicas(vertex)
-        running.run(max_restarts=4)
-        assert running.restarts == 4
-        status = place.launcher.status("refused")
-        assert status.state is State.failed
-        assert status.failure is not None
-        assert status.failure.exit_code == 2
-        log = b"".join(place.launcher.logs("refused", LogsWanted())).decode()
-        assert log.count("=== round 0 of refused") == 2, log
-        assert "=== round 1" not in log

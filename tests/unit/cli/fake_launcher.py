@@ -16,7 +16,7 @@ from drillyard.config import ClusterConfig
 from drillyard.errors import UserError
 from drillyard.launch import registry
 from drillyard.launch.handles import Handle
-from drillyard.launch.launcher import Capabilities, LogsWanted
+from drillyard.launch.launcher import Cancellation, Capabilities, LogsWanted
 from drillyard.launch.logs.run import run_logs
 from drillyard.launch.remote import LocalFiles, copy_files, read_file
 from drillyard.launch.states import RunStatus, State
@@ -62,11 +62,12 @@ class FakeLauncher:
         launch = self.directory / self.cluster / run / "launch"
         return run_logs(str(launch), [LocalFiles()], wanted, over=lambda: self.status(run).state.over)
 
-    def cancel(self, run: str) -> RunStatus:
+    def cancel(self, run: str) -> Cancellation:
         status = self.status(run)
-        if not status.state.over:
-            self.statuses[run] = [replace(status, state=State.cancelled)]
-        return self.statuses[run][0]
+        if status.state.over:
+            return Cancellation(status, status.state)
+        self.statuses[run] = [replace(status, state=State.cancelled)]
+        return Cancellation(self.statuses[run][0], None)
 
     def resume(self, run: str) -> Handle:
         status = self.status(run)

@@ -119,13 +119,14 @@ def test_what_is_refused(here: Path, capsys: Capture, arguments: list[str], said
     assert not (here / "runs").exists() and not (here / "xdg_state_home").exists()
 
 
-def test_gke_is_told_to_be_unknown_to_launch_with_what_is_known(here: Path, capsys: Capture) -> None:
-    Path("cluster.yaml").write_text(
-        "name: gke\nplatform: gke\nmachine: a4-highgpu-8g\nconsumption: spot\nimage: i\nstorage: {bucket: b}\n"
-        "location: {project: p, region: us-central1}\n"
-    )
-    refused = Said(capsys)
-    assert (
-        refused.code == 2
-        and "platform gke cannot be launched on yet; these can: local, ssh, slurm, vertex" in refused.err
-    )
+@pytest.mark.parametrize("platform", ["gke", "gce", "nebius"])
+def test_a_platform_without_a_launcher_is_told_before_what_its_config_lacks(
+    here: Path, capsys: Capture, platform: str
+) -> None:
+    Path("cluster.yaml").write_text(f"name: lab\nplatform: {platform}\n")
+    said = Said(capsys)
+    assert said.code == 2 and f"platform {platform} cannot be launched on yet; these can: local, ssh" in said.err
+    assert "missing" not in said.err
+    # What is no platform at all is the config's mistake.
+    Path("cluster.yaml").write_text("name: lab\nplatform: mars\n")
+    assert "cluster.yaml:2: platform: found 'mars'" in Said(capsys).err

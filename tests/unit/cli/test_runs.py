@@ -73,6 +73,7 @@ def test_a_list_is_newest_first_over_all_clusters_and_shows_why(world: World, ca
     said = Said(capsys, "list")
 
     assert said.code == 0
+    assert not any(line.endswith(" ") for line in said.out.splitlines())
     assert [line.split() for line in said.out.splitlines()[1:]] == [
         [
             "slurm://one/new",
@@ -256,10 +257,12 @@ def test_cancel_takes_several_is_idempotent_and_goes_on_past_a_problem(world: Wo
 
     said = Said(capsys, "cancel", "a", "b", "c")
     again = Said(capsys, "cancel", "a")
+    told = json.loads(Said(capsys, "cancel", "a", "--json").out)
 
     assert said.code == 2 and "slurm://one/c: c: no such run" in said.err
-    assert said.out == "slurm://one/a  cancelled\nslurm://one/b  was over already: succeeded\n"
-    assert again.code == 0 and again.out == "slurm://one/a  cancelled\n"
+    assert said.out == "slurm://one/a  cancelled\nslurm://one/b  had already succeeded\n"
+    assert again.code == 0 and again.out == "slurm://one/a  was already cancelled\n"
+    assert [(run["state"], run["was_over"]) for run in told["runs"]] == [("cancelled", True)]
 
 
 def test_resume_prints_the_handle(world: World, capsys: Capture) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.cli.fake_launcher import World
@@ -33,8 +34,9 @@ def stamped(second: float, text: str) -> bytes:
     return key_of(round((NOON + second) * 1e6)) + text.encode() + b"\n"
 
 
-def with_logs(world: World, *states: State) -> Path:
-    directory = world.add("one").add("a", *states, reason="Priority" if states[0] is State.queued else None)
+def with_logs(world: World, *states: State, **fields: Any) -> Path:
+    reason = "Priority" if states[0] is State.queued else None
+    directory = world.add("one").add("a", *states, reason=reason, **fields)
     (directory / "launch/node-0.log").write_bytes(stamped(1, "a") + stamped(3, "[rank0]: c"))
     (directory / "launch/node-1.log").write_bytes(stamped(2, "b"))
     return directory
@@ -71,6 +73,14 @@ def test_following_tells_how_the_run_stands_and_how_it_ended(world: World, capsy
     assert said.code == 0
     assert said.out == "0: a\n1: b\n0: [rank0]: c\n"
     assert "slurm://one/a: queued (Priority)" in said.err and said.err.endswith("slurm://one/a: succeeded\n")
+
+
+def test_following_begins_with_the_newest_submission(world: World, capsys: Capture) -> None:
+    with_logs(world, State.succeeded, submitted_at=NOON + 3.2)
+
+    assert Said(capsys, "logs", "a").out == "0: a\n1: b\n0: [rank0]: c\n"
+    assert Said(capsys, "logs", "-f", "a").out == "0: [rank0]: c\n"
+    assert Said(capsys, "logs", "-f", "a", "--since", "2025-11-24T12:00:02Z").out == "1: b\n0: [rank0]: c\n"
 
 
 def test_a_run_without_lines_says_so(world: World, capsys: Capture) -> None:

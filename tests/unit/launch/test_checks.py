@@ -124,6 +124,8 @@ def test_flex_start_ends_after_seven_days():
         ({"files": "{a/../../x: y}"}, "is not a path below the run's launch directory"),
         ({"command": "", "launcher_file": "a/go.sh", "files": "{go.sh: y}"}, "would overwrite `files` go.sh"),
         ({"environment": "{NNODES: '1'}"}, "workload.environment.NNODES: is set by the launcher"),
+        ({"environment": "{DRILLYARD_SUBMISSION: a}"}, "environment.DRILLYARD_SUBMISSION: is set by the launcher"),
+        ({"environment": "{DRILLYARD_RANK_PIPES: /tmp}"}, "environment.DRILLYARD_RANK_PIPES: is set by the launcher"),
         ({"environment": "{RANK: '{node_rank}'}"}, None),
     ],
 )

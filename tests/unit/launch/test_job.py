@@ -54,20 +54,21 @@ def test_a_workload_is_its_command_with_its_arguments():
 
 
 @pytest.mark.parametrize(
-    ("command", "end"),
+    "command",
     [
-        (["python", "a.py", "-x"], ["a.py", "-x"]),
-        (["python3", "-m", "pkg"], ["-m", "pkg"]),
-        (["./a.out", "-x"], ["--no-python", "./a.out", "-x"]),
+        ["python", "a.py", "-x"],
+        ["python3", "-m", "pkg"],
+        ["./a.out", "-x"],
     ],
 )
-def test_a_command_per_gpu_is_started_by_torchrun(command, end):
+def test_a_command_per_gpu_is_started_by_torchrun_with_a_pipe_for_each_rank(command):
     run = workload(command=command, per="gpu")
     assert prepared(cluster(image="i:1"), run).job.command[0] == "torchrun"
     words = prepared(run=run).job.command
     assert words[:3] == ["/project/.venv/bin/python", "-m", "torch.distributed.run"]
     assert "--nproc-per-node={processes_per_node}" in words
-    assert words[-len(end) :] == end
+    assert words[-len(command) - 1 :] == ["{launch_directory}/agent/rank_output.py", *command]
+    assert "agent/rank_output.py" in {file.path for file in prepared(run=run).files}
 
 
 def test_files_of_a_workload_travel_with_the_plan(tmp_path):

@@ -12,12 +12,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
+from drillyard.launch.agent import rank_output
+from drillyard.launch.agent.borrowed import launched
 from drillyard.launch.agent.identity import AGENT_MARK, RUN_MARK
 from drillyard.launch.handles import Handle
 
 SCRIPT = "container.sh"
-CONTRACT = ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", "DRILLYARD_EXIT_RECORD")
-"""What the agent gives to every command, see agent/job.py."""
 
 
 def container_name(handle: Handle) -> str:
@@ -49,7 +49,7 @@ def script(
 
     Values of `environment` and `secrets` come from the agent's environment and are only named here.
     """
-    names = dict.fromkeys([*CONTRACT, RUN_MARK, AGENT_MARK, *environment, *secrets])
+    names = dict.fromkeys([*launched.GIVEN, rank_output.PIPES, RUN_MARK, AGENT_MARK, *environment, *secrets])
     options = [
         *("--rm", "--init"),
         *("--network host --ipc host", "--ulimit memlock=-1 --ulimit stack=67108864"),

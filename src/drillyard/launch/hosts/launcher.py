@@ -23,26 +23,31 @@ from drillyard.launch.hosts.checks import why_no_answer
 from drillyard.launch.hosts.plan import Layout
 from drillyard.launch.hosts.submit import Submission, ask_all
 from drillyard.launch.job import agent_files
-from drillyard.launch.launcher import Capabilities, LogsWanted, Request
+from drillyard.launch.launcher import Cancellation, Capabilities, LogsWanted, Request
 from drillyard.launch.logs.run import run_logs
 from drillyard.launch.plan import File, Plan
 from drillyard.launch.programs import Host, Programs, archive, require_success
 from drillyard.launch.registry import require
-from drillyard.launch.remote import Files, copy_files, open_files, read_file
+from drillyard.launch.remote import Files, artifacts_of, copy_files, open_files, read_file
 from drillyard.launch.sending import names_in, secret_names, secrets_file
-from drillyard.launch.states import Failure, RunStatus, State
+from drillyard.launch.states import RunStatus, State, failure_of
+from drillyard.launch.stopping import patiently
 
 _LOOK_SECONDS = 120.0
 _AGENT = 'd=$(mktemp -d) && trap \'rm -rf "$d"\' EXIT && tar -x -C "$d" -f - && "$0" "$d/agent" "$@"'
 _STOP = (
-    'if [ -e "$1/agent/__main__.py" ] && [ -e "$1/job.json" ]; then exec "$0" "$1/agent" stop --job "$1/job.json"; fi; '
-    f'set -- stop --launch-directory "$1"; {_AGENT}'
+    'if [ -e "$1/agent/__main__.py" ] && [ -e "$1/job.json" ]; then '
+    'exec "$0" "$1/agent" stop --job "$1/job.json" --patience "$2"; fi; '
+    f'set -- stop --launch-directory "$1" --patience "$2"; {_AGENT}'
 )
 """By the run's own agent, as that needs no room; the one that is sent stops a run whose directory is gone."""
-_STOP_SECONDS = 300.0
+_STOP_SECONDS = 180.0
+"""What stopping may take beyond the patience with what runs: a slow login, a file system that hangs."""
+_AFTER_STOP_SECONDS = 15.0
+"""When the agents have killed what did not end within the job's `stop_seconds`, they have this long to say so."""
+_AT_ONCE_SECONDS = 10.0
+"""The patience with agents that have just been started: nothing is to be saved."""
 _CONFIGS = ("run.yaml", "cluster.yaml", "job.json")
-_OF_THE_AGENT = ("launch/agent/", "launch/secret")
-"""Not what a run has made: the agent's code, and what nobody is to copy."""
 
 
 @dataclass(frozen=True)
@@ -111,15 +116,24 @@ class HostsLauncher:
         finally:
             files.close()
 
-    def cancel(self, run: str) -> RunStatus:
+    def cancel(self, run: str) -> Cancellation:
         """Stop a run on all hosts, and see that nothing is left. Raises UserError where a host could not be reached."""
         try:
             known = self._find(run)
         except HeadUnreachable as error:
             raise self._stopped_without_head(run, error) from None
-        if known.status.state.over and known.status.state is not State.failed:
-            return known.status
-        trouble = self._stop(known.launch_directory)
+        state = known.status.state
+        if state.over and state is not State.failed:
+            return Cancellation(known.status, state)
+        status = self._cancelled(known)
+        # Of one that was taken for failed something may still have been running.
+        return Cancellation(status, state if state.over and status.state is state else None)
+
+    def _cancelled(self, known: Known) -> RunStatus:
+        """How a run is that has been stopped."""
+        run, seconds = known.run, self._stop_seconds(known)
+        with patiently(known.status.handle, seconds):
+            trouble = self._stop(known.launch_directory, seconds + _AFTER_STOP_SECONDS)
         if trouble:
             others = len(self._hosts) - len(trouble)
             raise UserError(
@@ -154,8 +168,7 @@ class HostsLauncher:
 
     def artifacts(self, run: str) -> list[tuple[str, int]]:
         """Files of the run directory: path relative to it, size in bytes."""
-        files = self._open().tree(self._run_directory(run))
-        return [(path, size) for path, size in files if not path.startswith(_OF_THE_AGENT)]
+        return artifacts_of(self._open(), self._run_directory(run))
 
     def fetch(self, run: str, paths: list[str], destination: str) -> None:
         """Copy files of the run directory to a directory here."""
@@ -167,7 +180,7 @@ class HostsLauncher:
 
     def _execute(self, plan: Plan, found_secrets: File) -> None:
         def undo() -> None:
-            self._stop(plan.launch_directory)
+            self._stop(plan.launch_directory, _AT_ONCE_SECONDS)
             self._ask_head(["forget", "--cluster", self._cluster.name, "--run", plan.handle.run])
 
         Submission(plan, self._hosts, self._cluster, self._programs, undo).execute(found_secrets)
@@ -217,6 +230,14 @@ class HostsLauncher:
             self._files = open_files(self._hosts[0], self._programs)
         return self._files
 
+    def _stop_seconds(self, known: Known) -> float:
+        """How long what runs may take to save, by job.json, which may be gone, torn, or of another version."""
+        try:
+            text = read_file(self._open(), posixpath.join(known.launch_directory, "job.json"), 0)
+            return float(json.loads(text)["stop_seconds"])
+        except (UserError, ValueError, KeyError, TypeError):
+            return Job.stop_seconds
+
     def _job(self, known: Known) -> Job:
         text = read_file(self._open(), posixpath.join(known.launch_directory, "job.json"), 0)
         if not text:
@@ -243,13 +264,14 @@ class HostsLauncher:
             )
         self.cancel(handle.run)
 
-    def _stop(self, launch_directory: str) -> list[str]:
+    def _stop(self, launch_directory: str, patience_seconds: float) -> list[str]:
         """Stop a run's agents on all hosts at once; what could not be done, host by host."""
-        words = _stop_words(self._layout(None).place.agent_python, launch_directory)
+        words = _stop_words(self._layout(None).place.agent_python, launch_directory, patience_seconds)
+        seconds = patience_seconds + _STOP_SECONDS
         argvs = [host.argv(words) for host in self._hosts]
         trouble = []
         sent = archive(agent_files())
-        for answer in ask_all(self._titles, argvs, self._programs, stdin=sent, seconds=_STOP_SECONDS):
+        for answer in ask_all(self._titles, argvs, self._programs, stdin=sent, seconds=seconds):
             told = answer.told()
             if told is None:
                 what = f"{answer.host}: {why_no_answer(answer)}"
@@ -269,9 +291,10 @@ class HostsLauncher:
             for each in (answer.told() or {}).get("runs", [])
             if (each["cluster"], each["run"]) == (self._cluster.name, run)
         }
-        stops = [host.argv(_stop_words(python, launch_directory)) for host, launch_directory in places.items()]
+        patience = Job.stop_seconds + _AFTER_STOP_SECONDS
+        stops = [host.argv(_stop_words(python, launch, patience)) for host, launch in places.items()]
         titles = [host.title for host in places]
-        ended = ask_all(titles, stops, self._programs, stdin=sent, seconds=_STOP_SECONDS)
+        ended = ask_all(titles, stops, self._programs, stdin=sent, seconds=patience + _STOP_SECONDS)
         stopped = [answer.host for answer in ended if answer.told() is not None]
         done = f"{run} is stopped on {', '.join(stopped)}" if stopped else f"{run} runs on no other host"
         return UserError(f"{why}\n{done}; {self._what_goes_on}")
@@ -291,8 +314,8 @@ class HeadUnreachable(UserError):
     """ssh could not reach the head host."""
 
 
-def _stop_words(python: str, launch_directory: str) -> list[str]:
-    return ["sh", "-c", _STOP, python, launch_directory]
+def _stop_words(python: str, launch_directory: str, patience_seconds: float) -> list[str]:
+    return ["sh", "-c", _STOP, python, launch_directory, f"{patience_seconds:g}"]
 
 
 def run_status(handle: Handle, seen: dict[str, Any]) -> RunStatus:
@@ -312,10 +335,6 @@ def run_status(handle: Handle, seen: dict[str, Any]) -> RunStatus:
 
 
 def _with_state(status: RunStatus, state: dict[str, Any]) -> RunStatus:
-    told, failure = state.get("failure"), None
-    if told:
-        known = ("reason", "rank", "node", "exit_code")
-        failure = Failure(**{name: told.get(name) for name in known}, lines=tuple(told.get("lines") or ()))
     return replace(
         status,
         state=State(state["state"]),
@@ -326,7 +345,7 @@ def _with_state(status: RunStatus, state: dict[str, Any]) -> RunStatus:
         ended_at=state.get("ended_at"),
         round=state.get("round"),
         failures=state.get("failures", 0),
-        failure=failure,
+        failure=failure_of(state),
         run_directory=state.get("run_directory") or status.run_directory,
         hosts=tuple(state.get("hosts") or ()),
     )

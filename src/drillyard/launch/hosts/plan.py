@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 from drillyard.launch.agent.job import Job
+from drillyard.launch.claiming import CLAIM, CLAIM_ALL, RELEASE, RELEASE_ALL, UNPACKED
 from drillyard.launch.handles import Handle
 from drillyard.launch.hosts import image
 from drillyard.launch.job import Place, Prepared, agent_files, prepare
@@ -32,41 +33,24 @@ from drillyard.launch.plan import Field, File, Plan, Program
 from drillyard.launch.programs import Host
 from drillyard.launch.sending import secret_names
 
-CHECK, SHARE, FORGET, CARRY, CLAIM = "check", "share", "forget", "carry", "claim"
-WRITE, RECORD, START, RELEASE = "write", "record", "start", "release"
-CLAIM_SECONDS = 900
-"""A claim that is older is of a launch that is dead: all that is done under one takes less, by its time limits."""
-CLAIMED = 3
-"""What `claim` exits with where another launch has the directory."""
+CHECK, SHARE, FORGET, CARRY = "check", "share", "forget", "carry"
+WRITE, RECORD, START = "write", "record", "start"
 CARRIED_LIST = ".drillyard-carried"
 """In a carried directory: what was carried, so that what is gone here is removed there the next time."""
 
-_NONCE = 'n=$(sha256sum <"$d/secret" | cut -c1-16)'
-_ASK = f'd=$(mktemp -d) && trap \'rm -rf "$d"\' EXIT && tar -x -C "$d" -f - && {_NONCE} && "$0" "$d/agent" check "$@"'
+_ASK = f'{UNPACKED} && "$0" "$d/agent" check "$@"'
 """The agent out of the archive on standard input, which leaves nothing behind. `$0` is its Python."""
 _FORGET = 'n=$(tar -x -O -f - secret | sha256sum | cut -c1-16) && rm -f -- "$0/.drillyard-$n"'
 _CLAIM = f"""\
-umask 022 && mkdir -p "$1" && d=$(mktemp -d) && trap 'rm -rf "$d"' EXIT && tar -x -C "$d" -f - && {_NONCE} &&
-exec 9>>"$1/claim" && flock -w 30 9 || exit 1
-now=$(date +%s)
-if read -r other since where pid start <"$1/claim" && [ "$other" != "$n" ] && [ $((now - since)) -lt {CLAIM_SECONDS} ]
-then
-    here=$(cat /proc/sys/kernel/random/boot_id)/$(stat -L -c %i /proc/self/ns/pid)
-    if [ "$where" != "$here" ] || [ "$(sed 's/.*) //' "/proc/$pid/stat" 2>&1 | cut -d ' ' -f 20)" = "$start" ]; then
-        echo "submission $other, $((now - since)) s ago" >&2
-        exit {CLAIMED}
-    fi
-fi
-echo "$n $now $(cat "$d/client")" >"$1/claim" && "$0" "$d/agent" check --launch-directory "$1" 9>&-
+launch=$1
+set -- "$launch/claim"
+{CLAIM_ALL}"$0" "$d/agent" check --launch-directory "$launch" 9>&-
 """
-"""Enters the submission into LAUNCH_DIR/claim, then tells which agents of the run live there: another launch may have
-had its claim, and released it, since the hosts were looked at. All of that is done on one host, so a lock of its kernel
-makes it one step. A claim ends by itself with the process that launches, where that is on this host, else with time."""
+"""Claims LAUNCH_DIR/claim, then tells which agents of the run live there: another launch may have had its claim, and
+released it, since the hosts were looked at."""
 _RELEASE = f"""\
-d=$(mktemp -d) && trap 'rm -rf "$d"' EXIT && tar -x -C "$d" -f - && {_NONCE} &&
-exec 9>>"$0/claim" && flock -w 30 9 || exit 1
-if read -r whose rest <"$0/claim" && [ "$whose" = "$n" ]; then : >"$0/claim"; fi
-"""
+set -- "$0/claim"
+{RELEASE_ALL}"""
 _UNPACK = 'umask 022 && mkdir -p "$0" && cd "$0" && rm -f state.json && exec tar -x -p --no-same-owner -f -'
 UNPACK_OVER = """\
 umask 022 && mkdir -p "$0" && cd "$0" && touch "$1" &&

@@ -22,7 +22,7 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
 from drillyard.hardware.capacity import machine_of
 from drillyard.hardware.catalog import load_catalog
-from drillyard.launch.agent.identity import this_process
+from drillyard.launch import claiming
 from drillyard.launch.agent.job import Job
 from drillyard.launch.hosts import checks as host_checks
 from drillyard.launch.hosts import plan as host_plan
@@ -86,7 +86,7 @@ class Submission:
                 self._write_and_start(found_secrets)
             finally:
                 # Where that fails too, the claim ends with this process or with time.
-                self._do(host_plan.RELEASE, START_SECONDS, (self._secret,))
+                self._do(claiming.RELEASE, START_SECONDS, (self._secret,))
 
     def _write_and_start(self, found_secrets: File) -> None:
         sent = (self._secret, found_secrets)
@@ -103,29 +103,21 @@ class Submission:
 
     def _claim(self) -> None:
         """Become the one launch that writes. Raises UserError, and then another one has the run."""
-        me = this_process()
-        client = File("client", f"{me.machine} {me.pid} {me.started}\n")
-        (answer,) = answers = self._do(host_plan.CLAIM, START_SECONDS, (self._secret, client))
-        if answer.result is not None and answer.result.returncode == host_plan.CLAIMED:
-            raise self._taken(answer.result.stderr.strip())
+        (answer,) = answers = self._do(claiming.CLAIM, START_SECONDS, (self._secret, claiming.client()))
+        if answer.result is not None and answer.result.returncode == claiming.CLAIMED:
+            raise claiming.taken(self._plan.handle, answer.result.stderr.strip())
         self._judge(answers, "the launch directory could not be claimed")
         agents = (answer.told() or {}).get("agents")
         if agents:
-            raise self._taken(f"submission {agents[0].get('submission')}, running there")
+            raise claiming.taken(self._plan.handle, f"submission {agents[0].get('submission')}, running there")
 
     def _require_own(self, head: Answer) -> None:
         """Raises UserError where the head host's agent is of another submission, which is not ours to stop."""
         told, said = head.told() or {}, head.result.stderr if head.result is not None else ""
         own = hashlib.sha256(self._secret.content.encode()).hexdigest()[:16]
         if told.get("submission", own) != own or _RUNS_ALREADY in said:
-            raise self._taken(f"submission {told['submission']}" if "submission" in told else said.strip())
-
-    def _taken(self, whose: str) -> UserError:
-        handle = self._plan.handle
-        return UserError(
-            f"{handle}: is being launched by another drillyard ({whose}); nothing was submitted\n"
-            f"drillyard runs status {handle} tells of that one; give this run another name, or launch it again later"
-        )
+            whose = f"submission {told['submission']}" if "submission" in told else said.strip()
+            raise claiming.taken(self._plan.handle, whose)
 
     def _check(self) -> None:
         answers = self._do(host_plan.CHECK, CHECK_SECONDS, (self._secret,))

@@ -16,13 +16,14 @@ begin in its first 48 bytes; stamps without a zone are taken for UTC.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 from drillyard.loglines.stamps import STYLES, Stamps
 
@@ -41,8 +42,13 @@ _ANY_STAMP: Final = re.compile(
 )
 _STYLES: Final = {name: re.compile(style) for name, style in STYLES.items()}
 _FRACTION: Final = re.compile(rb"[.,](\d{1,9})")
+_GOES_ON: Final = frozenset([b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8", b"9", b".", b",", b"+", b"-", b"Z"])
+"""Bytes behind a stamp that may belong to that of another line: a zone, more digits."""
+_BEFORE_FRACTION: Final = 20
+"""Bytes of a key up to and with the dot."""
 LAST_KEY: Final = b"\xff"
 _CACHED_SECONDS: Final = 100_000
+_DAY_US: Final = 86_400_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 Keys = list[bytes]
@@ -51,11 +57,18 @@ Keys = list[bytes]
 class Source:
     """One log among those that are merged. `order` decides between lines of one time.
 
-    `keep` chooses lines by their text, `since` leaves out those with a smaller key.
+    `keep` chooses lines by their text, `since` leaves out those with a smaller key, with `keep_untimed` not those that
+    come before the first time.
     """
 
     def __init__(
-        self, order: int, prefix: bytes, *, keep: Callable[[bytes], bool] | None = None, since: bytes = b""
+        self,
+        order: int,
+        prefix: bytes,
+        *,
+        keep: Callable[[bytes], bool] | None = None,
+        since: bytes = b"",
+        keep_untimed: bool = False,
     ) -> None:
         self.order = order
         self.prefix = prefix
@@ -64,6 +77,7 @@ class Source:
         """At the end of what is there so far: others are not held back for what may still come."""
         self._keep = keep
         self._since = since
+        self._keep_untimed = keep_untimed
         self._open = b""
         self._last = b""
         self._times = OtherStamps()
@@ -115,8 +129,8 @@ class Source:
         self._last = keys[-1]
         prefix, keep = self.prefix, self._keep
         if self._since > keys[0]:
-            first = bisect_left(keys, self._since)
-            keys, lines = keys[first:], lines[first:]
+            first, untimed = bisect_left(keys, self._since), bisect_right(keys, b"") if self._keep_untimed else 0
+            keys, lines = keys[:untimed] + keys[first:], lines[:untimed] + lines[first:]
         if keep is not None:
             kept = [(key, line) for key, line in zip(keys, lines, strict=True) if keep(line)]
             keys, lines = [key for key, _ in kept], [line for _, line in kept]
@@ -127,8 +141,8 @@ class Source:
         self._lines += [prefix + line for line in lines] if prefix else lines
 
     def _keys_of(self, lines: list[bytes]) -> Keys:
-        keys = [line[:KEY_BYTES] for line in lines]
-        if not all_stamped(keys):
+        keys = [line[:KEY_BYTES] for line in lines] if all_stamped([lines[0][:KEY_BYTES]]) else []
+        if not keys or not all_stamped(keys):
             keys = self._times.keys(lines, self._last)
         if keys[0] < self._last or sorted(keys) != keys:
             keys = list(accumulate(keys, max, initial=self._last))
@@ -144,54 +158,97 @@ class Source:
         return taken
 
 
+class _Form(NamedTuple):
+    """ISO stamps that differ in their digits alone, and stand in the same place of their lines."""
+
+    shape: bytes
+    """With the byte behind it, all digits replaced by zeros."""
+    begin: int
+    second: int
+    """Where the whole seconds end, ..."""
+    digits: slice
+    """... where the digits of their fraction are that a key has, ..."""
+    rest: bytes
+    """... and what a key has after those."""
+    zone: bytes
+
+
 class OtherStamps:
-    """Keys of lines whose stamps have any other form, or none."""
+    """Keys of lines whose stamps have any other form, or none.
+
+    Most lines of a block have stamps of one form. Then the second is looked up, once for all lines of that second, and
+    the fraction is taken as it stands: three slices a line, and no pattern.
+    """
 
     def __init__(self) -> None:
         self._stamps = Stamps()
         self._seconds: dict[bytes, bytes | None] = {}
-        self._usual: tuple[str, int, int] = ("iso", 0, 0)
-        self._latest = key_of(round(time.time() * 1e6) + 86_400_000_000)
+        self._usual = ("iso", 0)
+        self._latest = b""
 
     def keys(self, lines: list[bytes], before: bytes) -> Keys:
         """One key a line; `before` for lines until the first stamp. A date of tomorrow or later is no line's time."""
-        alike = self._alike(lines)
-        if alike is not None:
-            return alike
+        self._latest = key_of(round(time.time() * 1e6) + _DAY_US)
+        form = self._form_in(lines)
+        if form is None:
+            return [before := self._key_of(line, before) for line in lines]
+        shape, begin, second, digits, rest, zone = form
+        end = begin + len(shape)
+        shapes = b"\n".join([line[begin:end] for line in lines]).translate(_DIGITS)
+        begins: dict[bytes, bytes] = {}
+        if shapes == (shape + b"\n") * (len(lines) - 1) + shape:
+            for text in {line[begin:second] for line in lines}:
+                if (key := self._second(text + zone)) is not None:
+                    begins[text] = key
+            with contextlib.suppress(KeyError):
+                return [begins[line[begin:second]] + line[digits] + rest for line in lines]
         keys = []
-        for line in lines:
-            if all_stamped([line[:KEY_BYTES]]):
-                before = line[:KEY_BYTES]
-            else:
-                key = self._key_in(line)
-                if key is not None and key < self._latest:
-                    before = key
+        for line, found in zip(lines, shapes.split(b"\n"), strict=True):
+            text = line[begin:second]
+            if found == shape and text not in begins and (key := self._second(text + zone)) is not None:
+                begins[text] = key
+            timed = found == shape and text in begins
+            before = begins[text] + line[digits] + rest if timed else self._key_of(line, before)
             keys.append(before)
         return keys
 
-    def _alike(self, lines: list[bytes]) -> Keys | None:
-        """The keys of lines that all have an ISO stamp of one form in the usual place; None for others."""
-        style, begin, end = self._usual
-        first = _STYLES["iso"].match(lines[0], begin)
-        if style != "iso" or first is None or first.end() != end:
+    def _form_in(self, lines: list[bytes]) -> _Form | None:
+        """That of the first line that has a stamp in the usual place; None where that is no ISO stamp."""
+        style, begin = self._usual
+        if style != "iso":
             return None
-        stamps = [line[begin:end] for line in lines]
-        if b"".join(stamps).translate(_DIGITS) != stamps[0].translate(_DIGITS) * len(stamps):
+        stamps = (_STYLES["iso"].match(line, begin) for line in lines)
+        whole = (each for each in stamps if each and each.string[each.end() : each.end() + 1] not in _GOES_ON)
+        found = next(whole, None)
+        if found is None:
             return None
-        fraction = _FRACTION.match(stamps[0], _SECONDS)
+        stamp, second = found[0], begin + _SECONDS
+        fraction = _FRACTION.match(stamp, _SECONDS)
         behind = _SECONDS if fraction is None else fraction.end()
-        zone = stamps[0][behind:]
-        seconds = {text: self.key("iso", text + zone) for text in {stamp[:_SECONDS] for stamp in stamps}}
-        if any(key is None or key >= self._latest for key in seconds.values()):
-            return None
-        begins = {text: key[: _SECONDS + 1] for text, key in seconds.items() if key is not None}
-        digits = min(behind, _SECONDS + 7)
-        rest = b"0" * (_SECONDS + 7 - max(digits, _SECONDS + 1)) + b"Z "
-        return [begins[stamp[:_SECONDS]] + stamp[_SECONDS + 1 : digits] + rest for stamp in stamps]
+        shown = min(max(behind - _SECONDS - 1, 0), 6)
+        return _Form(
+            shape=found.string[begin : found.end() + 1].translate(_DIGITS),
+            begin=begin,
+            second=second,
+            digits=slice(second + 1, second + 1 + shown),
+            rest=b"0" * (6 - shown) + b"Z ",
+            zone=stamp[behind:],
+        )
+
+    def _second(self, stamp: bytes) -> bytes | None:
+        """The key's begin for an ISO stamp without a fraction; None for what is no time of a line."""
+        key = self._seconds[stamp] if stamp in self._seconds else self.key("iso", stamp)
+        return None if key is None or key >= self._latest else key[:_BEFORE_FRACTION]
+
+    def _key_of(self, line: bytes, before: bytes) -> bytes:
+        if all_stamped([line[:KEY_BYTES]]):
+            return line[:KEY_BYTES]
+        key = self._key_in(line)
+        return before if key is None or key >= self._latest else key
 
     def _key_in(self, line: bytes) -> bytes | None:
         # Lines of a log mostly have their stamp where the line before had it.
-        style, column, _ = self._usual
+        style, column = self._usual
         usual = _STYLES[style].match(line, column)
         if usual is not None:
             return self.key(style, usual[0])
@@ -199,7 +256,7 @@ class OtherStamps:
         if found is None:
             return None
         style = str(found.lastgroup)
-        self._usual = style, found.start(style), found.end(style)
+        self._usual = style, found.start(style)
         return self.key(style, found[style])
 
     def key(self, style: str, stamp: bytes) -> bytes | None:
@@ -213,7 +270,7 @@ class OtherStamps:
             if len(self._seconds) > _CACHED_SECONDS:
                 self._seconds.clear()
             (moment,) = self._stamps.convert(style, [stamp])
-            self._seconds[stamp] = None if moment is None else key_of(moment)[:20]
+            self._seconds[stamp] = None if moment is None else key_of(moment)[:_BEFORE_FRACTION]
         second = self._seconds[stamp]
         return None if second is None else second + digits + b"Z "
 

@@ -1,7 +1,8 @@
 """Which rank a line of a node's log is from, by the prefix that a launcher on the node put before it.
 
-torchrun with `--tee` writes `[default3]:` (the rank on its node; `default` is its `--role`), torch's own messages begin
-`[rank7]:` (the rank in all), Open MPI's `[1,7]<stdout>:`. Prefixes may be nested. A line without one is of no rank.
+The agent writes `[default3]:` before the lines of local rank 3 where the command is one per GPU (agent/rank_pipes.py),
+as torchrun does with `--tee` (`default` is its `--role`); torch's own messages begin `[rank7]:` (the rank in all), Open
+MPI's `[1,7]<stdout>:`. Prefixes may be nested. A line without one is of no rank.
 """
 
 from __future__ import annotations

@@ -43,6 +43,8 @@ _OLD_SECONDS: Final = 5.0
 ASK_SECONDS: Final = 2.0
 """Between two questions whether the run is over."""
 _UNKNOWN_TIME_BYTES: Final = 256 << 10
+_SUBMISSION_SECONDS: Final = 1.0
+"""Schedulers tell whole seconds, and a node's clock may be a little behind that of the host that submitted."""
 
 
 @dataclass
@@ -213,7 +215,10 @@ class _Reader:
         self._nodes, self._ranks = job["nodes"], job["nodes"] * job["processes_per_node"]
         self._per_node: int = job["processes_per_node"]
         self._run_directory: str = job["run_directory"]
-        self._since = b"" if wanted.since is None else key_of(round(wanted.since * 1e6))
+        begins = None if wanted.submitted_at is None else wanted.submitted_at - _SUBMISSION_SECONDS
+        since = begins if wanted.since is None else wanted.since
+        self._since = b"" if since is None else key_of(round(since * 1e6))
+        self._keeps_untimed = wanted.since is None
         self._require_known()
 
     def _require_known(self) -> None:
@@ -276,10 +281,13 @@ class _Reader:
         if rank is not None:
             node = rank // self._per_node
             finder = None if path == self._rank_log else RankFinder(rank, node, self._per_node)
-            return _Log(path, place, Source(node, b"[rank%d]: " % rank, keep=finder, since=self._since), size=size)
+            return _Log(path, place, self._source(node, b"[rank%d]: " % rank, finder), size=size)
         node = int(posixpath.basename(path)[len("node-") : -len(".log")])
         width = len(str(self._nodes - 1))
-        return _Log(path, place, Source(node, b"%*d: " % (width, node), since=self._since), size=size)
+        return _Log(path, place, self._source(node, b"%*d: " % (width, node)), size=size)
+
+    def _source(self, node: int, prefix: bytes, keep: Callable[[bytes], bool] | None = None) -> Source:
+        return Source(node, prefix, keep=keep, since=self._since, keep_untimed=self._keeps_untimed)
 
     def _of_rank(self, fresh: list[_Log]) -> list[_Log]:
         """A rank's own log is all that is wanted where there is one; its node's is searched until then."""
@@ -325,7 +333,7 @@ class _Reader:
 
     def _require_times(self, log: _Log) -> None:
         enough = log.source.paused or log.read > _UNKNOWN_TIME_BYTES
-        if self._since and log.read and enough and not log.source.last_key:
+        if not self._keeps_untimed and log.read and enough and not log.source.last_key:
             raise UserError(f"{log.path}: its lines carry no time, so --since cannot choose among them; use --tail N")
 
 
@@ -345,12 +353,18 @@ def plain(piece: bytes, *, stamps: bool, prefixes: bool) -> bytes:
     lines.pop()
     text = lines[0].find(b": ") + 2
     end = text + KEY_BYTES
-    if stamps or not all_stamped([line[text - 2 : end] for line in lines], b": "):
-        shown = [_plain_line(line, stamps, prefixes) for line in lines]
-    elif prefixes:
-        shown = [line[:text] + line[end:] for line in lines]
+    begins = [line[text - 2 : end] for line in lines] if not stamps and all_stamped([lines[0][text:end]]) else []
+    if begins and all_stamped(begins, b": "):
+        shown = [line[:text] + line[end:] for line in lines] if prefixes else [line[end:] for line in lines]
     else:
-        shown = [line[end:] for line in lines]
+        # Most lines of a program that writes stamps of its own have a prefix as wide as the first one's, and no other.
+        begin, ends = (0 if prefixes else text), (b"" if stamps else b"Z ")
+        shown = [
+            line[begin:]
+            if line[text - 2 : text] == b": " and line[end - 2 : end] != ends
+            else _plain_line(line, stamps, prefixes)
+            for line in lines
+        ]
     return b"\n".join(shown) + b"\n"
 
 

@@ -101,6 +101,10 @@ class Slurm:
         if result.returncode != 0 and not re.search(r"Invalid job id|already completing", result.stderr, re.I):
             self._require(result, f"job {job_id} cannot be cancelled")
 
+    def signal_agents(self, job_id: str) -> None:
+        """SIGTERM to all steps of a job, as before its time limit; where that does not work, `cancel` follows."""
+        self._run(["scancel", "--signal=TERM", job_id])
+
     def unusable_nodes(self, partition: str) -> list[str]:
         """Nodes of a partition that are down or drained, with the reason; nothing where sinfo does not tell."""
         words = ["sinfo", "--noheader", "--list-reasons", "--format=%N|%T|%E"]

@@ -1,13 +1,13 @@
 """Platform `slurm`: runs as jobs of a Slurm cluster, from its login node or from a machine that reaches one by ssh.
 
-The plan is slurm_plan.py's, the script slurm_script.py's, Slurm's commands are slurm_jobs.py's, and what a run is doing
-is judged by state.py. Nothing is kept here: the queue has the jobs, the head host an index of what was submitted
-(by whichever machine), and each run's files tell the rest. A look at all runs is one squeue and one command that reads
-the files, however many runs there are.
+The plan is plan.py's, the script script.py's and Slurm's commands are jobs.py's; what is known of runs is looking.py's,
+and what they are doing is judged by state.py. Nothing is kept here: the queue has the jobs, the head host an index of
+what was submitted (by whichever machine), and each run's files tell the rest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import posixpath
@@ -20,29 +20,47 @@ from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
-from drillyard.launch.handles import Handle, parse_handle
-from drillyard.launch.job import agent_files
-from drillyard.launch.launcher import LogsWanted, Request
+from drillyard.launch.claiming import CLAIM, CLAIMED, RELEASE, client, taken
+from drillyard.launch.handles import Handle
+from drillyard.launch.launcher import Cancellation, LogsWanted, Request
 from drillyard.launch.logs.run import run_logs
 from drillyard.launch.plan import File, Plan, Program
 from drillyard.launch.programs import Programs, archive, archive_of_directory, require_success
 from drillyard.launch.registry import LAUNCHERS
-from drillyard.launch.remote import Files, Wish, copy_files, open_files, read_file, tell
+from drillyard.launch.remote import artifacts_of, copy_files, open_files, read_file, tell
 from drillyard.launch.sending import names_in, secrets_file, undivided
 from drillyard.launch.slurm.jobs import NoController, Slurm, SlurmJob
-from drillyard.launch.slurm.plan import CARRY, POINTS, SUBMIT, host_of, plan_array, plan_of, submitting_step
+from drillyard.launch.slurm.looking import Look
+from drillyard.launch.slurm.plan import (
+    CARRY,
+    INDEX,
+    POINTS,
+    SUBMIT,
+    WRITE,
+    claiming_step,
+    host_of,
+    plan_array,
+    plan_of,
+    releasing_step,
+    submitting_step,
+)
 from drillyard.launch.slurm.script import ENDED
-from drillyard.launch.slurm.state import Known, is_over, needs_accounts, status_of
+from drillyard.launch.slurm.state import Known, is_over, status_of
 from drillyard.launch.states import RunStatus, State
+from drillyard.launch.stopping import patiently
 
 _SECONDS = 120.0
+_SUBMIT_SECONDS = 300.0
+"""sbatch itself tries again for a while where the controller is away."""
 _ASK_SECONDS = 10.0
 """Between two questions to Slurm by one who follows a run: every squeue takes a lock of the controller."""
 _CANCEL_SECONDS = 300.0
-_RECORD_BYTES = 1 << 20
+_AFTER_STOP_SECONDS = 15.0
+"""When the agents have killed what did not end within the job's `stop_seconds`, they have this long to say so."""
+_PAUSES = (0.3, 5.0)
+"""Seconds between two looks at a run that is to end: at first, and at most."""
 _CONFIGS = ("run.yaml", "cluster.yaml", "job.json")
-_AGENT = 'd=$(mktemp -d) && trap \'rm -rf "$d"\' EXIT && tar -x -C "$d" -f - && python3 "$d/agent" "$@"'
-_INDEX = 'd="${XDG_STATE_HOME:-$HOME/.local/state}/drillyard/$0" && mkdir -p "$d" && exec tar -x -C "$d" -f -'
+_NOTE = f'd="{INDEX}" && mkdir -p "$d" && exec tar -x -C "$d" -f -'
 
 
 def launcher(cluster: ClusterConfig, programs: Programs) -> SlurmLauncher:
@@ -60,7 +78,7 @@ class SlurmLauncher:
         self._programs = programs
         self._host = host_of(cluster)
         self._slurm = Slurm(self._host, programs)
-        self._opened: Files | None = None
+        self._look = Look(cluster.name, self._host, self._slurm, programs)
         self._directories: dict[str, str] = {}
 
     def plan(self, request: Request) -> Plan:
@@ -79,27 +97,28 @@ class SlurmLauncher:
         if not plan.steps:
             return plan.handle
         configs = [file.content for file in plan.files if posixpath.basename(file.path) in _CONFIGS]
-        sent = (File("secret", secrets.token_hex(32) + "\n", 0o600), secrets_file(names_in(configs)))
-        self._make_way([Handle("slurm", self._cluster.name, point["run"]) for point in _points(plan)], replace)
-        for step in _programs(plan):
-            if step.stage == CARRY:
-                self._execute(step, plan, sent)
-        with undivided(str(plan.handle)):
-            for step in _programs(plan):
-                if step.stage == SUBMIT:
-                    self._submit(step, _points(plan))
-                elif step.stage != CARRY:
-                    self._execute(step, plan, sent)
+        sent = (_new_secret(), secrets_file(names_in(configs)))
+        handles = [Handle("slurm", self._cluster.name, point["run"]) for point in _points(plan)]
+        self._make_way(handles, replace)
+        for step in _of_stage(plan, CARRY):
+            self._execute(step, plan, sent, seconds=None)
+        (claim,), (release,) = _of_stage(plan, CLAIM), _of_stage(plan, RELEASE)
+        with undivided(str(plan.handle)), self._claimed(plan.handle, claim, release, sent[0]):
+            self._require_free(handles)
+            for step in _of_stage(plan, WRITE):
+                self._execute(step, plan, sent, seconds=_SECONDS)
+            (step,) = _of_stage(plan, SUBMIT)
+            self._submit(step, _points(plan))
         return plan.handle
 
     def runs(self) -> list[RunStatus]:
         """The runs of this cluster, newest first."""
-        statuses = [status_of(known) for known in self._known()]
+        statuses = [status_of(known) for known in self._look.all()]
         return sorted(statuses, key=lambda each: (-(each.submitted_at or 0.0), each.handle))
 
     def status(self, run: str) -> RunStatus:
         """One run; where it waits for nodes, also those that are down."""
-        known = self._find(run)
+        known = self._look.find(run)
         status = status_of(known)
         if known.job is None or not _lacks_nodes(known.job, status):
             return status
@@ -108,71 +127,116 @@ class SlurmLauncher:
 
     def logs(self, run: str, wanted: LogsWanted) -> Iterator[bytes]:
         """Lines in order of time, with their node before them."""
-        known = self._find(run)
+        known = self._look.find(run)
         files = open_files(self._host, self._programs)
         try:
             yield from run_logs(known.entry["launch_directory"], [files], wanted, over=self._over(known))
         finally:
             files.close()
 
-    def cancel(self, run: str) -> RunStatus:
+    def cancel(self, run: str) -> Cancellation:
         """Stop a run and wait until nothing of it runs; nothing happens to one that is over."""
-        known = self._find(run)
+        known = self._look.find(run)
         before = status_of(known)
         # One that is only marked as cancelled may still run: whoever marked it was interrupted.
         if before.state.over and (before.state is not State.cancelled or _is_gone(known)):
-            return before
+            return Cancellation(before, before.state)
         launch = known.entry["launch_directory"]
         # Where the launch directory is gone there is nobody to tell either: Slurm ends the job all the same.
         words = ["python3", posixpath.join(launch, "agent"), "stop", "--mark-only"]
         self._programs.run(self._host.argv([*words, "--job", posixpath.join(launch, "job.json")]), timeout=_SECONDS)
         if known.job is not None:
+            known = self._with_time_to_save(known)
+        if known.job is not None and not _is_gone(known):
             self._slurm.cancel(known.job.job_id)
-        deadline = time.monotonic() + _CANCEL_SECONDS
-        while not _is_gone(known := self._find(run)):
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"{known.handle}: is cancelled, but Slurm has not ended its job {known.job_id} after "
-                    f"{_CANCEL_SECONDS:.0f} s\nscontrol show job {known.job_id} tells on which nodes it still is"
-                )
-            time.sleep(0.5)
+        known = self._gone(run, _CANCEL_SECONDS)
+        if not _is_gone(known):
+            raise UserError(
+                f"{known.handle}: is cancelled, but Slurm has not ended its job {known.job_id} after "
+                f"{_CANCEL_SECONDS:.0f} s\nscontrol show job {known.job_id} tells on which nodes it still is"
+            )
         if not known.own_state:
             self._note_cancelled(known)
-        return status_of(known)
+        return Cancellation(status_of(known), None)
+
+    def _with_time_to_save(self, known: Known) -> Known:
+        """Have agents that run end by themselves: scancel gives a job only as long as the cluster's KillWait."""
+        (job,) = self._look.records([posixpath.join(known.entry["launch_directory"], "job.json")])
+        if job is None or known.job is None or known.job.state != "RUNNING" or not known.own_state:
+            return known
+        seconds = float(job.get("stop_seconds", 0.0))
+        self._slurm.signal_agents(known.job.job_id)
+        with patiently(known.handle, seconds):
+            return self._gone(known.handle.run, seconds + _AFTER_STOP_SECONDS)
+
+    def _gone(self, run: str, seconds: float) -> Known:
+        """The run once nothing of it runs, or as it is after so long."""
+        deadline = time.monotonic() + seconds
+        pause, longest = _PAUSES
+        while not _is_gone(known := self._look.find(run)) and time.monotonic() < deadline:
+            time.sleep(pause)
+            pause = min(1.5 * pause, longest)
+        return known
 
     def resume(self, run: str) -> Handle:
         """Submit a run that is over again; its trainer goes on from the newest checkpoint."""
-        known = self._find(run)
+        known = self._look.find(run)
         status = status_of(known)
         if not status.state.over:
             raise UserError(f"{known.handle}: is {status.state} and needs no resume")
         launch = known.entry["launch_directory"]
-        with undivided(str(known.handle)):
+        runs = [known.handle.run]
+        claim, release = (step(self._host, self._cluster.name, runs) for step in (claiming_step, releasing_step))
+        with undivided(str(known.handle)), self._claimed(known.handle, claim, release, _new_secret()):
+            self._require_free([known.handle])
             entry = {key: known.entry[key] for key in ("run", "launch_directory", "nodes") if key in known.entry}
             self._submit(submitting_step(self._host, launch), [entry])
         return known.handle
 
     def artifacts(self, run: str) -> list[tuple[str, int]]:
         """Files of the run directory: path relative to it, size in bytes."""
-        return self._files.tree(self._run_directory(run))
+        return artifacts_of(self._look.files, self._run_directory(run))
 
     def fetch(self, run: str, paths: list[str], destination: str) -> None:
         """Copy files of the run directory to a directory here."""
-        copy_files(self._files, self._run_directory(run), paths, destination)
+        copy_files(self._look.files, self._run_directory(run), paths, destination)
 
     def read(self, run: str, path: str, offset: int) -> bytes:
         """The bytes of a file of the run directory from `offset` on."""
-        return read_file(self._files, posixpath.join(self._run_directory(run), path), offset)
+        return read_file(self._look.files, posixpath.join(self._run_directory(run), path), offset)
 
     # Submitting.
 
+    @contextlib.contextmanager
+    def _claimed(self, handle: Handle, claim: Program, release: Program, secret: File) -> Iterator[None]:
+        """Be the only launch of the runs that `claim` names. Raises UserError, and then another one has them."""
+        try:
+            result = self._programs.run(claim.argv, stdin=archive([secret, client()]), timeout=_SECONDS)
+            if result.returncode == CLAIMED:
+                raise taken(handle, result.stderr.strip())
+            require_success(result, f"{handle}: nothing was submitted: could not {claim.purpose}")
+            yield
+        finally:
+            # Where that fails too, the claim ends with this process or with time.
+            with contextlib.suppress(UserError):
+                self._programs.run(release.argv, stdin=archive([secret]), timeout=_SECONDS)
+
+    def _going_on(self, handles: Sequence[Handle]) -> Iterator[tuple[Known, State]]:
+        """Those of these runs that are not over."""
+        for known in self._look.all():
+            state = status_of(known).state
+            if known.handle in handles and not state.over:
+                yield known, state
+
+    def _require_free(self, handles: Sequence[Handle]) -> None:
+        """Refuse runs that another launch has submitted, and released, since `_make_way` looked."""
+        for known, state in self._going_on(handles):
+            raise taken(known.handle, f"job {known.job_id}, {state}")
+
     def _make_way(self, handles: Sequence[Handle], replaces: bool) -> None:
         """Refuse runs that go on already, or end them."""
-        wanted = set(handles)
-        for known in self._known():
-            handle, state = known.handle, status_of(known).state
-            if handle not in wanted or state.over:
-                continue
+        for known, state in self._going_on(handles):
+            handle = known.handle
             if not replaces:
                 raise UserError(
                     f"{handle}: is {state} already (job {known.job_id}), and nothing was submitted\n"
@@ -181,17 +245,17 @@ class SlurmLauncher:
                 )
             self.cancel(handle.run)
 
-    def _execute(self, step: Program, plan: Plan, sent: Sequence[File]) -> None:
+    def _execute(self, step: Program, plan: Plan, sent: Sequence[File], seconds: float | None) -> None:
         if step.sends_directory is not None:
             stdin = archive_of_directory(Path(step.sends_directory), self._programs)
         else:
             stdin = archive([each for each in (*plan.files, *sent) if each.path in step.sends])
         what = f"{plan.handle}: nothing was submitted: could not {step.purpose}"
-        require_success(self._programs.run(step.argv, stdin=stdin), what)
+        require_success(self._programs.run(step.argv, stdin=stdin, timeout=seconds), what)
 
     def _submit(self, step: Program, points: Sequence[Mapping[str, Any]]) -> None:
         """Submit, and enter the runs into the index, so that they are found when Slurm has forgotten the job."""
-        job_id = self._slurm.submitted(self._programs.run(step.argv))
+        job_id = self._slurm.submitted(self._programs.run(step.argv, timeout=_SUBMIT_SECONDS))
         now = time.time()
         entries = []
         for number, point in enumerate(points):
@@ -207,92 +271,16 @@ class SlurmLauncher:
                 "submitted_at": now,
             }
             entries.append(File(f"{point['run']}.json", json.dumps(entry | dict(point), indent=2) + "\n"))
-        argv = self._host.argv(["sh", "-c", _INDEX, self._cluster.name])
-        noted = self._programs.run(argv, stdin=archive(entries))
-        if noted.returncode != 0:
-            tell(f"job {job_id} is submitted, but could not be noted on {self._host.title}: {noted.stderr.strip()}")
-
-    # What is known.
-
-    @property
-    def _files(self) -> Files:
-        if self._opened is None:
-            self._opened = open_files(self._host, self._programs)
-        return self._opened
-
-    def _known(self) -> list[Known]:
-        """All runs of this cluster."""
-        jobs = self._slurm.jobs()
-        by_id = {job.job_id: job for job in jobs}
-        newest = self._newest_by_run(jobs)
-        known = []
-        for seen in self._noted():
-            entry = seen["entry"]
-            run = str(entry["run"])
-            own, other = by_id.get(str(entry.get("job_id"))), newest.pop(run, None)
-            # One that was submitted by hand, from the script that lies there, is newer than the note.
-            job = other if other is not None and (own is None or other.number > own.number) else own
-            known.append(Known(Handle("slurm", self._cluster.name, run), entry, job, seen["state"]))
-        known += [self._unnoted(run, job) for run, job in newest.items()]
-        return self._with_ends(known)
-
-    def _newest_by_run(self, jobs: Sequence[SlurmJob]) -> dict[str, SlurmJob]:
-        """The newest job of each run that the queue tells by its comment; tasks of arrays are known by their notes."""
-        newest: dict[str, SlurmJob] = {}
-        prefix = f"slurm://{self._cluster.name}/"
-        for job in sorted(jobs, key=lambda each: each.number):
-            if job.comment.startswith(prefix) and "_" not in job.job_id:
-                newest[parse_handle(job.comment).run] = job
-        return newest
-
-    def _noted(self) -> list[dict[str, Any]]:
-        """The index of the head host, with each run's state.json."""
-        argv = self._host.argv(["sh", "-c", _AGENT, "sh", "list", "--cluster", self._cluster.name])
-        result = self._programs.run(argv, stdin=archive(agent_files()), timeout=_SECONDS)
-        told = json.loads(require_success(result, f"{self._host.title}: its runs cannot be listed").stdout)
-        return [seen for seen in told if seen["entry"].get("platform") == "slurm" and seen["entry"].get("job_id")]
-
-    def _unnoted(self, run: str, job: SlurmJob) -> Known:
-        """A run that only the queue knows: its job was submitted by hand."""
-        launch = posixpath.dirname(job.script)
-        entry = {"run": run, "launch_directory": launch, "run_directory": posixpath.dirname(launch)}
-        (state,) = self._records([posixpath.join(launch, "state.json")])
-        return Known(Handle("slurm", self._cluster.name, run), entry, job, state)
-
-    def _with_ends(self, known: list[Known]) -> list[Known]:
-        """The same with what only ended.json and the accounts tell, asked for all runs at once."""
-        untold = [each for each in known if _asks_for_end(each)]
-        ends = self._records([posixpath.join(each.entry["launch_directory"], ENDED) for each in untold])
-        ended = {each.handle: changed(each, ended=end) for each, end in zip(untold, ends, strict=True)}
-        forgotten = [each for each in ended.values() if needs_accounts(each)]
-        accounts = self._slurm.accounts(each.job_id for each in forgotten if each.job_id)
-        for each in forgotten:
-            ended[each.handle] = changed(each, job=accounts.get(each.job_id))
-        return [ended.get(each.handle, each) for each in known]
-
-    def _records(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
-        """JSON objects of files; None for one that is not there or not whole."""
-        found: list[dict[str, Any] | None] = []
-        for piece in self._files.read([Wish(path, 0, _RECORD_BYTES) for path in paths]):
-            try:
-                told = json.loads(piece.data) if piece is not None else None
-            except ValueError:
-                told = None
-            found.append(told if isinstance(told, dict) else None)
-        return found
-
-    def _find(self, run: str) -> Known:
-        known = self._known()
-        found = next((each for each in known if each.handle.run == run), None)
-        if found is None:
-            names = ", ".join(sorted(each.handle.run for each in known)[:8]) or "none yet"
-            raise UserError(f"{self._cluster.name}: there is no run '{run}'; {self._host.title} knows: {names}")
-        return found
+        argv = self._host.argv(["sh", "-c", _NOTE, self._cluster.name])
+        try:
+            require_success(self._programs.run(argv, stdin=archive(entries), timeout=_SECONDS), self._host.title)
+        except UserError as error:
+            tell(f"job {job_id} is submitted, but could not be noted: {error}")
 
     def _run_directory(self, run: str) -> str:
         # It stays where it is; who follows a run's files asks every second, and need not ask the controller.
         if run not in self._directories:
-            self._directories[run] = posixpath.dirname(str(self._find(run).entry["launch_directory"]))
+            self._directories[run] = posixpath.dirname(str(self._look.find(run).entry["launch_directory"]))
         return self._directories[run]
 
     def _note_cancelled(self, known: Known) -> None:
@@ -314,7 +302,7 @@ class SlurmLauncher:
         def over() -> bool:
             nonlocal asked_at, away
             try:
-                (state,) = self._records([path])
+                (state,) = self._look.records([path])
                 if is_over(changed(known, state=state).own_state):
                     return True
                 if time.monotonic() - asked_at < _ASK_SECONDS:
@@ -334,8 +322,12 @@ class SlurmLauncher:
         return over
 
 
-def _programs(plan: Plan) -> list[Program]:
-    return [step for step in plan.steps if isinstance(step, Program)]
+def _new_secret() -> File:
+    return File("secret", secrets.token_hex(32) + "\n", 0o600)
+
+
+def _of_stage(plan: Plan, stage: str) -> list[Program]:
+    return [step for step in plan.steps if isinstance(step, Program) and step.stage == stage]
 
 
 def _points(plan: Plan) -> list[Mapping[str, Any]]:
@@ -348,11 +340,6 @@ def _points(plan: Plan) -> list[Mapping[str, Any]]:
 def _lacks_nodes(job: SlurmJob, status: RunStatus) -> bool:
     lost = status.state is State.failed and "capacity" in (status.reason or "")
     return lost or job.reason.startswith(("ReqNodeNotAvail", "Resources", "BadConstraints", "NodeDown"))
-
-
-def _asks_for_end(known: Known) -> bool:
-    """Whether ended.json may tell more than is known: of a failure, or of a job that Slurm has forgotten."""
-    return status_of(known).state is State.failed
 
 
 def _is_gone(known: Known) -> bool:

@@ -1,4 +1,7 @@
-"""The plan of a run on Slurm: write the launch directory, carry the code where that is asked for, submit. Pure.
+"""The plan of a run on Slurm: carry the code where that is asked for, write the launch directory, submit. Pure.
+
+Writing and submitting are done under a claim of the run's name beside its entry in the index of the head host, so that
+no two launches write one launch directory.
 
 Job ids are Slurm's answer, so a run that waits for another names it by handle, and the submitting step asks Slurm for
 that one's job.
@@ -9,9 +12,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import posixpath
+from collections.abc import Sequence
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
+from drillyard.launch.claiming import CLAIM, CLAIM_ALL, RELEASE, RELEASE_ALL
 from drillyard.launch.handles import parse_handle
 from drillyard.launch.hosts.plan import CARRIED_LIST, UNPACK_OVER, absolute
 from drillyard.launch.job import Place, Prepared, image_of, prepare
@@ -26,6 +31,14 @@ POINTS = "points.json"
 """Beside array.sbatch: the runs of a sweep in the order of the array's tasks."""
 SECRETS = ("secret", "secrets.json")
 """Files of the launch directory that are made at submission and are in no plan."""
+INDEX = "${XDG_STATE_HOME:-$HOME/.local/state}/drillyard/$0"
+"""Of the head host, as its shell reads it; `$0` is the cluster's name."""
+_CLAIMS = f'''\
+index="{INDEX}"
+for run; do shift && set -- "$@" "$index/$run.claim"; done
+'''
+_CLAIM = _CLAIMS + CLAIM_ALL
+_RELEASE = _CLAIMS + RELEASE_ALL
 _UNPACK = f'umask 022 && mkdir -p "$0" && cd "$0" && rm -f state.json {ENDED} && exec tar -x -p --no-same-owner -f -'
 _SPREAD = f"""\
 umask 022 && cd "$0/points" && for run in *; do
@@ -80,8 +93,10 @@ def plan_of(request: Request) -> Plan:
         files=files,
         steps=(
             *_carry(host, request, place),
+            claiming_step(host, prepared.handle.cluster, [prepared.handle.run]),
             _write(host, job.launch_directory, files),
             _submit(host, posixpath.join(job.launch_directory, SCRIPT), request.dependency),
+            releasing_step(host, prepared.handle.cluster, [prepared.handle.run]),
         ),
         fields=(*prepared.fields, *script_fields),
         warnings=prepared.warnings,
@@ -102,6 +117,7 @@ def plan_array(requests: list[Request]) -> list[Plan]:
         File(POINTS, json.dumps(points, indent=2) + "\n"),
         *(_of_point(plan, file) for plan in plans[1:] for file in plan.files if not file.path.startswith("agent/")),
     )
+    names = [plan.handle.run for plan in plans]
     spread = Program(
         f"hand the files of the other {len(plans) - 1} runs to their launch directories",
         host.argv(["sh", "-c", _SPREAD, first.launch_directory]),
@@ -119,9 +135,11 @@ def plan_array(requests: list[Request]) -> list[Plan]:
         fields=(*first.fields, tasks),
         steps=(
             *(step for step in first.steps if isinstance(step, Program) and step.stage == CARRY),
+            claiming_step(host, first.handle.cluster, names),
             _write(host, first.launch_directory, files),
             spread,
             _submit(host, posixpath.join(first.launch_directory, ARRAY), requests[0].dependency),
+            releasing_step(host, first.handle.cluster, names),
         ),
     )
     return [submits, *(dataclasses.replace(plan, steps=()) for plan in plans[1:])]
@@ -130,6 +148,23 @@ def plan_array(requests: list[Request]) -> list[Plan]:
 def submitting_step(host: Host, launch_directory: str) -> Program:
     """The step that submits what lies in a launch directory again."""
     return _submit(host, posixpath.join(launch_directory, SCRIPT), None)
+
+
+def claiming_step(host: Host, cluster: str, runs: Sequence[str]) -> Program:
+    """The step that keeps other launches of `runs` out; it is sent the submission's secret, and who launches."""
+    argv = host.argv(["sh", "-c", _CLAIM, cluster, *runs])
+    return Program(f"claim {_named(runs)} on {host.title}", argv, sends=("secret",), stage=CLAIM)
+
+
+def releasing_step(host: Host, cluster: str, runs: Sequence[str]) -> Program:
+    """The step that lets others launch `runs` again."""
+    argv = host.argv(["sh", "-c", _RELEASE, cluster, *runs])
+    return Program(f"release the claim on {host.title}", argv, sends=("secret",), stage=RELEASE)
+
+
+def _named(runs: Sequence[str]) -> str:
+    several = f"the names of {len(runs)} runs, which no other launch may have"
+    return several if len(runs) > 1 else f"the name {runs[0]}, which no other launch may have,"
 
 
 def _timed(prepared: Prepared, request: Request) -> Prepared:

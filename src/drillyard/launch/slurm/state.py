@@ -9,12 +9,12 @@ where the leader was killed. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from drillyard.launch.handles import Handle
 from drillyard.launch.slurm.jobs import SlurmJob
-from drillyard.launch.states import Failure, RunStatus, State
+from drillyard.launch.states import Failure, RunStatus, State, failure_of
 
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
@@ -97,7 +97,7 @@ def status_of(known: Known) -> RunStatus:
         nodes=int(own.get("nodes") or known.entry.get("nodes") or (job.nodes if job else 0)),
         reason=reason,
         since=_since(known, state),
-        submitted_at=known.entry.get("submitted_at") or (job.submitted_at if job else None),
+        submitted_at=_submitted_at(known),
         started_at=own.get("started_at") or (job.started_at if job and state is not State.queued else None),
         ended_at=_ended_at(known) if over else None,
         round=own.get("round"),
@@ -204,15 +204,9 @@ def _with_time_limit(known: Known, said: str | None) -> str | None:
 
 
 def _failure(known: Known, reason: str | None) -> Failure:
-    told = known.own_state.get("failure")
-    if isinstance(told, Mapping):
-        return Failure(
-            reason=reason or str(told.get("reason")),
-            rank=told.get("rank"),
-            node=told.get("node"),
-            exit_code=told.get("exit_code"),
-            lines=tuple(told.get("lines") or ()),
-        )
+    told = failure_of(known.own_state)
+    if told is not None:
+        return replace(told, reason=reason or told.reason)
     code = known.own_end.get("code") or (known.job.exit_code if known.job else None)
     return Failure(reason=reason or "unknown", exit_code=code)
 
@@ -223,8 +217,16 @@ def _since(known: Known, state: State) -> float | None:
         since = own.get("since")
         return float(since) if since is not None else None
     if job is None or state is State.queued:
-        return known.entry.get("submitted_at") or (job.submitted_at if job else None)
+        return _submitted_at(known)
     return job.ended_at if state.over else job.started_at
+
+
+def _submitted_at(known: Known) -> float | None:
+    """By the controller's clock or the submitter's, whichever is earlier: a requeue moves the controller's."""
+    # A job that was submitted by hand is not the one that was noted.
+    noted = known.entry if known.job is None or known.entry.get("job_id") == known.job.job_id else {}
+    times = (noted.get("submitted_at"), known.job.submitted_at if known.job else None)
+    return min((float(at) for at in times if at), default=None)
 
 
 def _ended_at(known: Known) -> float | None:

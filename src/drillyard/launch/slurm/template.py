@@ -1,4 +1,4 @@
-"""The text of job.sbatch and array.sbatch around what slurm_script.py fills in. Bash, for `str.format`.
+"""The text of job.sbatch and array.sbatch around what script.py fills in. Bash, for `str.format`.
 
 A job that was cancelled must not queue itself again, and `scontrol requeue` would do that. When Slurm ends a job it
 sends SIGTERM and tells the cause only in the job's log, so that is where the script looks (slurmstepd's `DUE TO TIME
@@ -143,7 +143,11 @@ case ${{told:-$code}} in
     85) again "$([ "$signal" = USR1 ] && echo "time limit" || echo "stopped from outside"), all is saved" ;;
     75) again "a node was lost" ;;
     2) ended 2 failed "refused" ;;
-    130) ended 130 cancelled "cancelled" ;;
+    130)
+        # In Slurm's own books, too, the job was cancelled and has not failed.
+        scancel "$job" || true
+        ended 130 cancelled "cancelled"
+        ;;
     *)
         if [ -n "$told" ] || [ "$code" -lt 128 ]; then
             ended "${{told:-$code}}" failed "$([ "$signal" != USR1 ] || echo "time limit: ")exit code ${{told:-$code}}"

@@ -28,10 +28,10 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
 from drillyard.launch import registry
 from drillyard.launch.handles import Handle
-from drillyard.launch.launcher import Launcher, LogsWanted, Request
+from drillyard.launch.launcher import Cancellation, Launcher, LogsWanted, Request
 from drillyard.launch.plan import Call, Plan
 from drillyard.launch.programs import Programs
-from drillyard.launch.remote import copy_files, read_file, tell
+from drillyard.launch.remote import artifacts_of, copy_files, read_file, tell
 from drillyard.launch.sending import secret_names, secrets_file
 from drillyard.launch.states import RunStatus, State
 from drillyard.launch.vertex.paths import BucketPath
@@ -125,9 +125,10 @@ class VertexLauncher:
         launch = posixpath.join(self._directory(job), "launch")
         return run_logs(launch, [self._files], wanted, over=lambda: is_over(self._service.job(name)))
 
-    def cancel(self, run: str) -> RunStatus:
+    def cancel(self, run: str) -> Cancellation:
         """Have the service end every job of a run that is not over."""
         jobs = [self._newest(run), *self._service.jobs(run)[1:]]
+        before = self._status(jobs[0]).state if all(is_over(job) for job in jobs) else None
         for job in jobs:
             if not is_over(job):
                 # Then the agents, too, call it cancelled; where that cannot be told, the service's word is enough.
@@ -136,7 +137,7 @@ class VertexLauncher:
                     launch = _launch_of(self._directory(job))
                     self._files.write(launch, {"cancelled": json.dumps(mark).encode() + b"\n"})
                 self._service.cancel(str(job["name"]))
-        return self._status(self._service.job(str(jobs[0]["name"])))
+        return Cancellation(self._status(self._service.job(str(jobs[0]["name"]))), before)
 
     def resume(self, run: str) -> Handle:
         """Create the job of a run that is over again, as it was planned, from what is in the bucket."""
@@ -156,7 +157,7 @@ class VertexLauncher:
 
     def artifacts(self, run: str) -> list[tuple[str, int]]:
         """Files of the run directory."""
-        return self._files.tree(self._directory(self._newest(run)))
+        return artifacts_of(self._files, self._directory(self._newest(run)))
 
     def fetch(self, run: str, paths: list[str], destination: str) -> None:
         """Copy files of the run directory to a directory here."""

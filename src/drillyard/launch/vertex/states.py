@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from drillyard.launch.handles import Handle
-from drillyard.launch.states import Failure, RunStatus, State
+from drillyard.launch.states import Failure, RunStatus, State, failure_of
 from drillyard.launch.vertex.paths import BucketPath
 
 Job = Mapping[str, Any]
@@ -159,15 +159,9 @@ def _reached_limit(job: Job) -> bool:
 
 
 def _failure(job: Job, told: Told, state: State) -> Failure | None:
-    own = told.get("failure")
-    if isinstance(own, Mapping) and state is not State.cancelled:
-        return Failure(
-            reason=str(own.get("reason") or ""),
-            rank=own.get("rank"),
-            node=own.get("node"),
-            exit_code=own.get("exit_code"),
-            lines=tuple(own.get("lines") or ()),
-        )
+    own = failure_of(told)
+    if own is not None and state is not State.cancelled:
+        return own
     if state is not State.failed:
         return None
     reason = _end_reason(job, str(job.get("state"))) or ""

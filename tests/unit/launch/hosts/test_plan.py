@@ -14,7 +14,7 @@ from tests.unit.launch.requests import TRAINING, WORKLOAD, request
 
 from drillyard.errors import UserError
 from drillyard.launch.agent.identity import Process, this_process
-from drillyard.launch.hosts.plan import CLAIM_SECONDS, CLAIMED
+from drillyard.launch.claiming import CLAIM_SECONDS, CLAIMED
 from drillyard.launch.plan import File, Plan, Program
 from drillyard.launch.programs import Programs, Result, archive
 from drillyard.launch.registry import launcher_for

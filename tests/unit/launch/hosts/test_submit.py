@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import signal
+import subprocess
 import sys
 import tarfile
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +23,11 @@ from tests.unit.launch.requests import WORKLOAD, request
 
 from drillyard import __version__
 from drillyard.errors import UserError
+from drillyard.launch import stopping
+from drillyard.launch.agent.job import Job
+from drillyard.launch.claiming import CLAIMED
+from drillyard.launch.handles import Handle
 from drillyard.launch.hosts.launcher import HostsLauncher, run_status
-from drillyard.launch.hosts.plan import CLAIMED
 from drillyard.launch.hosts.submit import MOST_AT_ONCE, ask_all
 from drillyard.launch.launcher import Launcher
 from drillyard.launch.plan import Plan
@@ -45,6 +51,7 @@ class Hosts(Programs):
     says: dict[tuple[str, str], Result] = field(default_factory=dict)
     known: list[dict[str, Any]] = field(default_factory=list)
     calls: list[tuple[str, str, bytes]] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None) -> Result:
         assert argv[0] == "ssh"
@@ -64,6 +71,7 @@ class Hosts(Programs):
         )
         verb = next(verb for verb in verbs if verb in command and (verb != "list" or "--cluster" in command))
         self.calls.append((verb.strip(), host, stdin))
+        self.commands.append(command)
         told = self.says.get((verb.strip(), host))
         if told is not None:
             return told
@@ -73,6 +81,10 @@ class Hosts(Programs):
         if verb == "--nonce":
             answer["directory"] = {"seen": True}
         return Result(tuple(argv), 0, json.dumps(answer), "")
+
+    def stream(self, argv: Sequence[str], *, asked: bool = False) -> subprocess.Popen[bytes]:
+        """The files of a host are those of this machine."""
+        return super().stream(["sh", "-c", f"exec {argv[-1]}"], asked=asked)
 
     def verbs(self) -> list[str]:
         """What was asked, in order, the same of several hosts once."""
@@ -219,14 +231,42 @@ def test_cancel_says_which_hosts_it_could_not_reach_and_stops_the_others() -> No
 def test_cancel_of_a_run_that_is_over_does_nothing() -> None:
     hosts = Hosts(known=known(RUNNING | {"state": "succeeded"}))
     launcher, _ = made(hosts)
-    assert launcher.cancel("nccl").state == "succeeded"
+    done = launcher.cancel("nccl")
+    assert (done.status.state, done.before) == ("succeeded", "succeeded")
     assert hosts.verbs() == ["list"]
+
+
+def test_cancel_waits_as_long_as_the_job_may_take_to_save(tmp_path: Path) -> None:
+    job = Job("nccl", "many", "ssh", 2, 1, str(tmp_path), str(tmp_path / "launch"), ["true"], stop_seconds=200.0)
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / "job.json").write_text(job.as_json())
+    hosts = Hosts(known=known(RUNNING))
+    hosts.known[0]["entry"]["launch_directory"] = str(tmp_path / "launch")
+    launcher, _ = made(hosts)
+    assert launcher.cancel("nccl").before is None
+    stops = [command for command in hosts.commands if " stop " in command]
+    assert len(stops) == 2
+    assert all(200 < float(shlex.split(command)[-1]) < 230 and '--patience "$2"' in command for command in stops)
+
+
+def test_who_waits_for_a_run_to_end_is_told_for_how_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = threading.Event()
+    told = []
+    monkeypatch.setattr(stopping, "tell", lambda text: (told.append(text), said.set()))
+    with stopping.patiently(Handle("ssh", "c", "quick"), 120.0):
+        pass
+    monkeypatch.setattr(stopping, "QUIET_SECONDS", 0.0)
+    with stopping.patiently(Handle("ssh", "c", "slow"), 120.0):
+        assert said.wait(60)
+    assert told == ["ssh://c/slow: is told to stop, and has 120 s to save; cancel it once more to end it at once"]
 
 
 def test_cancel_of_a_run_of_which_nothing_was_started_takes_it_off_the_index() -> None:
     hosts = Hosts(known=known(None, agent="none"))
     launcher, _ = made(hosts)
-    assert launcher.cancel("nccl").state == "cancelled"
+    assert launcher.cancel("nccl").status.state == "cancelled"
     assert hosts.verbs() == ["list", "stop", "forget"]
 
 

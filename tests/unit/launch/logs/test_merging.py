@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -154,31 +155,57 @@ def test_stamps_of_other_forms_are_times_too() -> None:
     assert keys == [b"2025-11-24T12:00:" + second + b"Z " for second in seconds]
 
 
+def test_who_follows_for_days_does_not_take_todays_lines_for_tomorrows(monkeypatch: pytest.MonkeyPatch) -> None:
+    stamps, line = OtherStamps(), b"2025-11-24 12:00:00 text"
+    monkeypatch.setattr("time.time", lambda: NOON / 1e6 - 3 * 86_400)
+    assert stamps.keys([line], b"") == [b""]
+    monkeypatch.setattr("time.time", lambda: NOON / 1e6)
+    assert stamps.keys([line], b"") == [key_of(NOON)]
+
+
 def test_a_stamp_without_a_year_is_a_time_of_day_too() -> None:
     (key,) = OtherStamps().keys([b"W0131 12:00:03.5 123 file.cc:1] glog"], b"")
 
     assert key[4:] == b"-01-31T12:00:03.500000Z "
 
 
-@settings(max_examples=60, deadline=None)
+FRACTIONS = {"": 0, ",%03d": 1000, ".%06d": 1, ".%09d": 0}
+"""How many microseconds the unit of each has; of nanoseconds, only those below one are drawn."""
+ZONES = {"": 0, "Z": 0, "+01:00": 3600, "-0530": -19_800}
+
+
+@settings(max_examples=100, deadline=None)
 @given(
-    st.lists(st.integers(0, 10_000_000_000), min_size=1, max_size=6),
-    st.sampled_from(["", ",%03d", ".%06d", ".%09d"]),
-    st.sampled_from(["", "Z", "+01:00", "-0530"]),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["iso", "iso", "iso", "agent", "none", "far"]), st.integers(0, 10_000), st.integers(0, 999)
+        )
+    ),
+    st.sampled_from(sorted(FRACTIONS)),
+    st.sampled_from(sorted(ZONES)),
     st.sampled_from(["", "[", "INFO: "]),
+    st.booleans(),
 )
-def test_stamps_of_one_form_are_read_together_as_they_are_one_by_one(
-    times: list[int], fraction: str, zone: str, before: str
+def test_lines_with_stamps_of_one_form_have_their_times_and_others_among_them_too(
+    drawn: list[tuple[str, int, int]], fraction: str, zone: str, before: str, at_once: bool
 ) -> None:
-    lines = []
-    for microseconds in times:
-        moment = datetime.fromtimestamp(NOON // 1_000_000 + microseconds // 1_000_000, UTC)
-        digits = fraction % (microseconds % 1000) if fraction else ""
-        lines.append(f"{before}{moment:%Y-%m-%d %H:%M:%S}{digits}{zone} text".encode())
-    together = OtherStamps()
-    together.keys(lines[:1], b"")
+    lines, expected, last = [], [], b""
+    for kind, second, part in drawn:
+        micros = NOON + second * 1_000_000
+        if kind == "iso":
+            last = key_of(micros - ZONES[zone] * 1_000_000 + part * FRACTIONS[fraction])
+            moment = datetime.fromtimestamp(NOON // 1_000_000 + second, UTC)
+            lines.append(f"{before}{moment:%Y-%m-%d %H:%M:%S}{fraction % part if fraction else ''}{zone} text".encode())
+        elif kind == "agent":
+            last = key_of(micros + part)
+            lines.append(last + b"text")
+        else:
+            lines.append(
+                b"  File train.py" if kind == "none" else before.encode() + b"2999-01-01 00:00:00 a date, no time"
+            )
+        expected.append(last)
+    stamps, keys = OtherStamps(), []
+    for line in () if at_once else lines:
+        keys += stamps.keys([line], keys[-1] if keys else b"")
 
-    one_by_one = [OtherStamps().keys([line], b"")[0] for line in lines]
-
-    assert together.keys(lines, b"") == one_by_one
-    assert all(len(key) == 28 for key in one_by_one)
+    assert (stamps.keys(lines, b"") if at_once and lines else keys) == expected

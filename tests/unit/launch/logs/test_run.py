@@ -184,6 +184,18 @@ def test_lines_since_a_time_are_found_without_reading_what_was_before(place: Pla
     assert files.bytes < 1_500_000
 
 
+def test_of_a_submission_only_its_lines_are_shown_where_lines_carry_times(place: Place) -> None:
+    place.node(0, stamped(1, "before"), stamped(9, "at once"), stamped(12, "after"))
+    place.node(1, b"no time\n", stamped(2, "before"), stamped(11, "after"))
+    place.rank(0, b"=== round 0 | 2025-11-24T12:00:01Z\nold\n=== round 0 | 2025-11-24T12:00:11Z\nnew\n")
+    place.rank(1, b"no line of it\nhas a time\n")
+
+    shown, first, second = (place.logs(rank=rank, submitted_at=NOON + 10) for rank in (None, 0, 1))
+    assert plain(shown, stamps=False, prefixes=True) == b"1: no time\n0: at once\n1: after\n0: after\n"
+    assert b"new" in first and b"old" not in first and second.count(b"\n") == 2
+    assert place.logs(since=NOON + 1, submitted_at=NOON + 10).count(b"before") == 2
+
+
 def test_since_needs_lines_that_carry_times(place: Place) -> None:
     place.rank(0, b"no time\n" * 10)
 

@@ -131,7 +131,11 @@ def test_a_run_after_another_asks_slurm_for_its_job():
 def test_a_sweep_writes_all_runs_before_one_array_is_submitted():
     asked = [request(cluster(**SHARED), WORKLOAD.replace("nccl", f"nccl-{size}")) for size in ("8m", "1g", "4g")]
     plans = plan_array(asked)
-    assert [[step.stage for step in plan.steps] for plan in plans] == [["write", "write", "submit"], [], []]
+    assert [[step.stage for step in plan.steps] for plan in plans] == [
+        ["claim", "write", "write", "submit", "release"],
+        [],
+        [],
+    ]
     array = plans[0].file("array.sbatch").content
     assert options(plans[0], "array.sbatch")["--array"] == "0-2"
     for plan in plans[1:]:
@@ -149,6 +153,6 @@ def test_a_sweep_carries_the_code_once():
     slurm = "{directory: /elsewhere}"
     asked = [request(cluster(**SHARED, slurm=slurm), WORKLOAD.replace("nccl", f"r{n}"), sync=True) for n in range(3)]
     stages = [[step.stage for step in plan.steps] for plan in plan_array(asked)]
-    assert stages == [["carry", "write", "write", "submit"], [], []]
+    assert stages == [["carry", "claim", "write", "write", "submit", "release"], [], []]
     with pytest.raises(UserError, match="is this directory itself"):
         plan_of(request(cluster(**SHARED), WORKLOAD, sync=True))

@@ -143,3 +143,12 @@ def test_a_forgotten_job_without_a_last_word_is_lost_and_never_queued():
 def test_the_accounts_tell_the_end_of_a_job_that_the_queue_has_forgotten():
     told = status_of(Known(HANDLE, ENTRY, job("TIMEOUT", exit_code=0), own("running")))
     assert told.failure is not None and told.failure.reason == "time limit"
+
+
+def test_a_run_was_submitted_at_the_earlier_of_two_clocks_times_as_a_requeue_moves_the_controllers():
+    told = status_of(Known(HANDLE, ENTRY, job("RUNNING", submitted_at=170.0)))
+    assert told.submitted_at == 100.0
+    ahead = status_of(Known(HANDLE, ENTRY | {"submitted_at": 105.0}, job("RUNNING")))
+    assert ahead.submitted_at == 100.0
+    by_hand = status_of(Known(HANDLE, ENTRY, job("RUNNING", job_id="13", submitted_at=170.0)))
+    assert by_hand.submitted_at == 170.0
