@@ -36,7 +36,9 @@ def register(app: typer.Typer) -> None:
         ] = None,
         follow: Annotated[
             bool,
-            typer.Option("--follow", "-f", help="Follow a growing file; ends with Ctrl-C.", rich_help_panel=OUTPUT),
+            typer.Option(
+                "--follow", "-f", help="Follow what grows; ends with Ctrl-C, or with its input.", rich_help_panel=OUTPUT
+            ),
         ] = False,
         framework: Annotated[
             str | None,
@@ -277,7 +279,7 @@ def _measure(
 
 def _follow(paths: list[str], asked: Asked, facts: Catalog, reading: dict[str, Any], *, as_json: bool) -> None:
     """Measure again whenever something was appended: on a terminal in place, else one result after the other, in JSON
-    one a line. Ends with Ctrl-C."""
+    one a line. Ends with Ctrl-C, or when standard input does."""
     import json
     import time
 
@@ -311,6 +313,8 @@ def _follow(paths: list[str], asked: Asked, facts: Catalog, reading: dict[str, A
         while True:
             # The log is gone before the next poll: its columns share the memory that grows there and would be copied.
             show(tail.poll())
+            if tail.ended:
+                return
             time.sleep(FOLLOW_SECONDS)
     finally:
         live.stop()

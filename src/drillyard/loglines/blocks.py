@@ -89,8 +89,9 @@ class Blocks:
             self.lines += 1
         if self._rest.endswith(b"\r"):
             # Whether that was a redraw or half of a line's end, only what follows it tells.
-            self._rest, piece = self._rest[:-1], b"\r" + piece
-        end = max(piece.rfind(b"\n"), piece.rfind(b"\r", 0, len(piece) - 1)) + 1
+            held = len(self._rest) - len(self._rest.rstrip(b"\r"))
+            self._rest, piece = self._rest[:-held], b"\r" * held + piece
+        end = max(piece.rfind(b"\n"), piece.rfind(b"\r", 0, len(piece.rstrip(b"\r")))) + 1
         if not end:
             self._rest += piece
             if len(self._rest) > LONGEST_LINE:
@@ -103,6 +104,9 @@ class Blocks:
         lines = raw.count(b"\n")
         self.lines += lines
         counted = without_colours(raw)
+        while b"\r\n" in counted:
+            # How other systems and terminals end a line, once or several times over: no redraw.
+            counted = counted.replace(b"\r\n", b"\n")
         text = counted.replace(b"\r", b"\n") if b"\r" in counted else counted
         head = self._head
         if counted.endswith(b"\n"):

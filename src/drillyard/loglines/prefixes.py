@@ -25,10 +25,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from drillyard.loglines.blocks import Block
 from drillyard.loglines.stamps import STYLES, find_stamp
 
 _STAMP: Final = b"(?:" + STYLES["iso"] + b")"
 _SEVERITY: Final = rb"(?:DEFAULT|DEBUG|INFO|NOTICE|WARNING|ERROR|CRITICAL|ALERT|EMERGENCY)"
+
+_NESTED: Final = rb"pod/|rank[ ]?\d|[A-Za-z_]\w*\d\]:|(?:[^\]\n@]*@)?\d+,[ ]?\d+\]<std"
 
 # Its plain group is what tells origins apart (a container's name does not), `T` marks its time stamp.
 _PARTS: Final[dict[str, bytes]] = {
@@ -43,11 +46,15 @@ _PARTS: Final[dict[str, bytes]] = {
     "local": rb"\[[A-Za-z_]\w*?(\d+)\]:[ \t]?",
     "skypilot": rb"\(([^()\n]*?),?[ ]?pid=\d+[^()\n]*\)[ \t]?",
     "srun": rb"[ \t]*(\d{1,6}):(?:[ \t]|(?=[^\d\s]))",
-    "torchx": rb"([A-Za-z_][\w.-]*/\d+)[ ](?=\S|\Z)",
-    "stamp": rb"(?P<T>" + _STAMP + rb")[ \t]+(?![-|\[\]])",
+    "torchx": rb"([A-Za-z_][\w.-]*/\d+)[ ](?=[ ]?\S|\Z)",
+    # Before a dash or bracket it is a logger's own, and the rest of its line is free text: but launchers nest, too.
+    "stamp": rb"(?P<T>" + _STAMP + rb")[ \t]+(?![-|\]]|\[(?!" + _NESTED + rb"))",
 }
 _ORDER: Final = tuple((name, re.compile(pattern)) for name, pattern in _PARTS.items())
 _RANK_IN_TEXT: Final = re.compile(rb"\[(?:RANK|Rank|rank):?[ ]?(\d+)\b")
+_BARE: Final = re.compile(rb"[ \t]*(?:\d+%\||\{)")
+"""Lines that begin with a progress bar or an object: known without looking for a launcher's parts."""
+_LONGEST_LOGGER: Final = 100
 _SKYPILOT_RANK: Final = re.compile(rb"rank=(\d+)")
 
 
@@ -76,6 +83,7 @@ class Origin:
 
 
 NOWHERE: Final = Origin(None)
+_NO_PREFIX: Final = Shape(b"", None, ())
 
 
 def shape_of(prefix: bytes, *, loose: bool = False) -> Shape:
@@ -164,10 +172,14 @@ def origin(parts: Sequence[str], values: Sequence[bytes]) -> Origin:
     return Origin(names[0][0]) if only_tasks else Origin(None, tuple(names))
 
 
+def _origin_of(shape: Shape, match: re.Match[bytes]) -> Origin:
+    return origin(shape.parts, [match[f"o{index}"] for index in range(len(shape.parts))])
+
+
 def split(line: bytes) -> tuple[Shape, bytes | None, Origin, int]:
     """The launcher's part of any line: its shape, the first stamp, the origin, and where the rest begins.
 
-    For lines whose message is not known: free text is left in the rest, but its first stamp is found.
+    For lines whose message is not known: free text is left in the rest, but a rank that it names is found.
     """
     end = 0
     moved = True
@@ -178,9 +190,50 @@ def split(line: bytes) -> tuple[Shape, bytes | None, Origin, int]:
             if match is not None and match.end() > end:
                 end, moved = match.end(), True
                 break
+    if not end:
+        return _NO_PREFIX, None, _or_rank_in_text(NOWHERE, line, 0), 0
     shape = shape_of(line[:end])
     match = re.match(shape.pattern, line)
     assert match is not None, "a shape matches what it was made from"
-    values = [match[f"o{index}"] for index in range(len(shape.parts))]
     stamp = match["stamp"] if shape.style else None
-    return shape, stamp, origin(shape.parts, values), end
+    return shape, stamp, _or_rank_in_text(_origin_of(shape, match), line, end), end
+
+
+def _or_rank_in_text(where: Origin, line: bytes, end: int) -> Origin:
+    """`where`, or the rank that a logger names within the first words of its line."""
+    if where.rank is None and (named := _RANK_IN_TEXT.search(line, end, end + _LONGEST_LOGGER)):
+        return Origin(int(named[1]))
+    return where
+
+
+class LineOrigins:
+    """The origins of lines of a block, each line's found once by the shapes that were seen before."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[Shape, re.Pattern[bytes]] = {}
+
+    def at(self, block: Block, offsets: Sequence[int]) -> list[Origin]:
+        """The origins of the file's lines at offsets that rise."""
+        origins: list[Origin] = []
+        end, where = -1, NOWHERE
+        for offset in offsets:
+            if offset > end:
+                where = self._of(block.line_head(offset))
+                end = block.counted.find(b"\n", offset)
+                end = len(block.counted) if end < 0 else end
+            origins.append(where)
+        return origins
+
+    def _of(self, head: bytes) -> Origin:
+        if _BARE.match(head):
+            return NOWHERE
+        for shape, pattern in self._shapes.items():
+            match = pattern.match(head)
+            if match is not None:
+                return _origin_of(shape, match)
+        shape, _, where, _ = split(head)
+        pattern = re.compile(shape.pattern)
+        match = pattern.match(head)
+        if shape.parts and match is not None and where == _origin_of(shape, match):
+            self._shapes[shape] = pattern
+        return where

@@ -5,9 +5,7 @@ Compression is told by the content (gzip, zstd), never by the name. Cloud object
 
 from __future__ import annotations
 
-import io
 import sys
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,15 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from drillyard.errors import UserError
+from drillyard.loglines.packed import unpacked
 
 if TYPE_CHECKING:
     from google.cloud.storage import Client
 
 STDIN: Final = "-"
 GCS: Final = "gs://"
-_GZIP: Final = b"\x1f\x8b"
-_GZIP_WINDOW: Final = 31
-_ZSTD: Final = b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +73,13 @@ def _local_file(path: Path) -> LogFile:
 
 @contextmanager
 def open_log(file: LogFile) -> Iterator[BinaryIO]:
-    """A log's bytes, decompressed. Raises UserError for what cannot be opened, read or decompressed."""
+    """A log's bytes, decompressed; see packed.py for what is cut off or damaged. Raises UserError for what cannot be
+    opened or read."""
     try:
         with _open_raw(file) as raw:
-            yield decompressed(raw, file.name)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{file.name}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+            yield unpacked(raw, file.name)
+    except OSError as error:
+        raise UserError(f"{file.name}: cannot be read: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -90,80 +87,16 @@ def _open_raw(file: LogFile) -> Iterator[BinaryIO]:
     if file.name == STDIN:
         yield sys.stdin.buffer
     elif file.name.startswith(GCS):
-        with _cloud_errors(file.name):
+        with cloud_errors(file.name):
             bucket, _, name = file.name.removeprefix(GCS).partition("/")
-            with _client().bucket(bucket).blob(name).open("rb", chunk_size=8 << 20) as stream:
+            with storage_client().bucket(bucket).blob(name).open("rb", chunk_size=8 << 20) as stream:
                 yield cast("BinaryIO", stream)
     else:
         with open(file.name, "rb") as stream:
             yield stream
 
 
-class _Zstandard(io.RawIOBase):
-    """All frames of a zstd stream, one after the other; what is cut off ends like a file that is still written."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        import zstandard
-
-        self._reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-        self._error = zstandard.ZstdError
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        try:
-            return int(self._reader.readinto(buffer))
-        except self._error as error:
-            raise OSError(f"its zstd data is damaged: {error}") from error
-
-
-class _Gzip(io.RawIOBase):
-    """All members of a gzip stream; what is cut off gives what came before: a log may be cut anywhere."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw = raw
-        self._inflate = zlib.decompressobj(_GZIP_WINDOW)
-        self._packed = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        while True:
-            if self._inflate.eof:
-                self._packed = self._inflate.unused_data.lstrip(b"\0")
-                self._inflate = zlib.decompressobj(_GZIP_WINDOW)
-            self._packed = self._packed or self._raw.read(1 << 18)
-            if not self._packed:
-                return 0
-            plain = self._inflate.decompress(self._packed, len(buffer))
-            self._packed = self._inflate.unconsumed_tail
-            if plain:
-                buffer[: len(plain)] = plain
-                return len(plain)
-
-
-def is_compressed(head: bytes) -> bool:
-    """Whether a file that begins so (4 bytes) is gzip or zstd."""
-    return head.startswith((_GZIP, _ZSTD))
-
-
-def decompressed(raw: BinaryIO, name: str) -> BinaryIO:
-    """`raw` itself, or what it holds when it is gzip or zstd."""
-    stream = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", raw))
-    magic = stream.peek(4)[:4]
-    if magic.startswith(_GZIP):
-        return io.BufferedReader(_Gzip(stream), 1 << 20)
-    if magic == _ZSTD:
-        try:
-            return io.BufferedReader(_Zstandard(stream), 1 << 20)
-        except ImportError as error:
-            raise UserError(f"{name}: is zstd: install zstandard (pip install zstandard), or decompress it") from error
-    return stream
-
-
-def _client() -> Client:
+def storage_client() -> Client:
     """A storage client with the machine's credentials, or none where there are none (public buckets)."""
     try:
         from google.auth.exceptions import DefaultCredentialsError
@@ -173,11 +106,11 @@ def _client() -> Client:
     try:
         return storage.Client()
     except (DefaultCredentialsError, OSError):
-        return storage.Client.create_anonymous_client()
+        return storage.Client.create_anonymousstorage_client()
 
 
 @contextmanager
-def _cloud_errors(name: str) -> Iterator[None]:
+def cloud_errors(name: str) -> Iterator[None]:
     try:
         from google.api_core.exceptions import GoogleAPIError
         from google.auth.exceptions import GoogleAuthError
@@ -192,8 +125,8 @@ def _cloud_errors(name: str) -> Iterator[None]:
 
 def _cloud_files(name: str) -> list[LogFile]:
     bucket, _, prefix = name.removeprefix(GCS).partition("/")
-    with _cloud_errors(name):
-        blobs = [blob for blob in _client().list_blobs(bucket, prefix=prefix) if not blob.name.endswith("/")]
+    with cloud_errors(name):
+        blobs = [blob for blob in storage_client().list_blobs(bucket, prefix=prefix) if not blob.name.endswith("/")]
     exact = [blob for blob in blobs if blob.name == prefix]
     inside = [blob for blob in blobs if not prefix or blob.name.startswith(prefix.rstrip("/") + "/")]
     chosen = exact or inside

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from drillyard.goodput import CLOCK_TOLERANCE
 from drillyard.loglines.prefixes import Origin
 from drillyard.measure.records import NO_TIME, Attempt, Mark, Steps
+from drillyard.measure.waits import LONGEST_SECONDS
 
 _BEGINNINGS: Final = frozenset({"run_start", "round_start", "restart", "resume"})
 Times = tuple[int | None, int | None]
@@ -129,10 +130,13 @@ def _in_order(steps: Steps, row: int, end: int, files: Mapping[int, Times]) -> T
     return first, last
 
 
-def find_attempts(steps: Steps, marks: Sequence[Mark], files: Mapping[int, Times]) -> list[Attempt]:
+def find_attempts(
+    steps: Steps, marks: Sequence[Mark], files: Mapping[int, Times], *, clock_of_start: bool = False
+) -> list[Attempt]:
     """The attempts of a run. `files` holds the first and last time stamp of each source.
 
-    The first and last attempt in a file reach to its first and last stamp.
+    The first and last attempt in a file reach to its first and last stamp; with `clock_of_start` a later one began when
+    its `elapsed_seconds` were 0.
     """
     starts = _starts(steps)
     attempts = []
@@ -147,6 +151,9 @@ def find_attempts(steps: Steps, marks: Sequence[Mark], files: Mapping[int, Times
             times += [time for time in files.get(first_file, (None, None))[:1] if time is not None]
         if end + 1 == len(steps) or int(steps.file[end + 1]) != last_file:
             times += [time for time in files.get(last_file, (None, None))[1:] if time is not None]
+        elapsed = float(steps.elapsed_seconds[row])
+        if clock_of_start and index and own[0] != NO_TIME and 0 <= elapsed < LONGEST_SECONDS:
+            times.append(int(own[0]) - round(elapsed * 1e6))
         first, last = (min(times), max(times)) if times else (None, None)
         if goes_back(steps.time_us[row : end + 1]):
             # The lowest stamp is not the earliest one: the order of the lines tells.

@@ -24,6 +24,13 @@ _COMPARISONS: Final[dict[str, Callable[[float, float], bool]]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
+_WITH_GOODPUT: Final = frozenset(
+    {
+        *("seconds_by_category", "microseconds_by_category"),
+        *("wall_seconds", "restarts", "steps_redone", "clock_steps_back"),
+    }
+)
+"""Figures that are there when goodput is."""
 _GATE: Final = re.compile(r"\s*([A-Za-z0-9_.]+)\s*(<=|>=|==|!=|<|>)\s*(\S+?)\s*(%?)\s*")
 
 
@@ -40,10 +47,8 @@ class Gate:
         """Why this run fails, or None. UserError for a name that is no number in the document."""
         value = _lookup(document, self.field, self.text)
         if value is None:
-            why = [
-                f"{item['reason']} ({', '.join(item['flags'])})" for item in document["missing"] if _about(item, self)
-            ]
-            return f"{self.field} is not known" + (f": {why[0]}" if why else "") + f"; so --fail-if '{self.text}' fails"
+            why = [f": {item['reason']}{_flags(item)}" for item in document["missing"] if _about(item, self)]
+            return f"{self.field} is not known{''.join(why[:1])}; so --fail-if '{self.text}' fails"
         if _COMPARISONS[self.comparison](value, self.limit):
             return f"{self.field} is {value:.6g}: --fail-if '{self.text}'"
         return None
@@ -91,4 +96,9 @@ def _numbers(document: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def _about(missing: Mapping[str, Any], gate: Gate) -> bool:
-    return bool(missing["field"] == gate.field or gate.field.startswith(f"{missing['field']}."))
+    first = gate.field.split(".")[0]
+    return missing["field"] in (gate.field, first) or (missing["field"] == "goodput" and first in _WITH_GOODPUT)
+
+
+def _flags(missing: Mapping[str, Any]) -> str:
+    return f" ({', '.join(missing['flags'])})" if missing["flags"] else ""

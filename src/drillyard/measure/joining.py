@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from drillyard.goodput import STALL_FACTOR
 from drillyard.loglines.prefixes import Origin
 from drillyard.measure.columns import Lane
 from drillyard.measure.records import COLUMN_DEFAULTS, NO_TIME, SKIPPED, Steps
@@ -28,6 +29,8 @@ from drillyard.measure.records import COLUMN_DEFAULTS, NO_TIME, SKIPPED, Steps
 _RANK_IN_NAME: Final = re.compile(r"rank[-_.]?(\d+)[^/]*$|/(\d+)/(?:stdout|stderr)\.log$", re.IGNORECASE)
 _SKEW_STEPS: Final = 2
 _SKEW_US: Final = 2_000_000
+_SKEW_SECONDS: Final = 1.0
+_NO_ROWS: Final = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -39,6 +42,8 @@ class Track:
     columns: dict[str, NDArray[Any]]
     attempt: NDArray[np.int64]
     folding_error: float = 0.0
+    begun: bool = False
+    """Whether its source tells of a start before the first row."""
 
     @property
     def times(self) -> NDArray[np.int64] | None:
@@ -59,9 +64,25 @@ class Joined:
     warnings: list[str] = field(default_factory=list)
 
 
-def join(lanes: Sequence[tuple[Lane, str]], *, windowed: bool) -> Joined:
-    """One table from lanes, each with the name of its source; `windowed` formats log means since the line before."""
-    tracks = [track for lane, name in lanes if lane.length for track in _tracks(lane, name)]
+def join(
+    lanes: Sequence[tuple[Lane, str]],
+    *,
+    windowed: bool,
+    starts: Sequence[NDArray[np.int64]] | None = None,
+    clock_of_start: bool = False,
+) -> Joined:
+    """One table from lanes, each with the name of its source; `windowed` formats log means since the line before.
+
+    `starts` has for each lane the rows with which a later start begins; `clock_of_start`: `elapsed_seconds` begins anew
+    only then.
+    """
+    begun = starts or [_NO_ROWS] * len(lanes)
+    tracks = [
+        track
+        for (lane, name), rows in zip(lanes, begun, strict=True)
+        if lane.length
+        for track in _tracks(lane, name, rows, clock_of_start)
+    ]
     if not tracks:
         return Joined(Steps.of())
     chains, copies = _chains(tracks)
@@ -84,7 +105,7 @@ def _order(origin: Origin) -> tuple[bool, int, tuple[tuple[int, str], ...]]:
     return origin.rank is None, origin.rank or 0, origin.names
 
 
-def _tracks(lane: Lane, source: str) -> list[Track]:
+def _tracks(lane: Lane, source: str, starts: NDArray[np.int64], clock_of_start: bool) -> list[Track]:
     """The lane as one track, or as one for each rank that its lines do not name."""
     columns = lane.columns()
     origin = lane.origin
@@ -95,25 +116,32 @@ def _tracks(lane: Lane, source: str) -> list[Track]:
     rises = step[1:] > step[:-1]
     rounds = columns.pop("_round", None)
     changes = np.zeros(len(step) - 1, np.bool_) if rounds is None else rounds[1:] != rounds[:-1]
+    changes[starts[starts > 0] - 1] = True
+    begun = bool(len(starts)) and int(starts[0]) == 0
+    if clock_of_start and "elapsed_seconds" in columns:
+        changes |= rises & (np.diff(columns["elapsed_seconds"]) < -_SKEW_SECONDS)
     attempt = np.append(0, np.cumsum(~rises | changes))
     times = columns.get("time_us")
     timed = times is not None and not (times == NO_TIME).any()
     if rises.all() or rounds is not None or (origin.rank is not None and not timed):
-        return [Track(origin, lane.file, columns, attempt, lane.folding_error)]
-    attempt, copy = _repeated(columns, timed)
+        return [Track(origin, lane.file, columns, attempt, lane.folding_error, begun)]
+    attempt, copy = _repeated(columns, timed, changes)
     if not copy.any():
-        return [Track(origin, lane.file, columns, attempt, lane.folding_error)]
+        return [Track(origin, lane.file, columns, attempt, lane.folding_error, begun)]
     tracks = []
     for number in range(int(copy.max()) + 1):
         chosen = copy == number
         rows = {name: values[chosen] for name, values in columns.items()}
         own = Origin(None, (*origin.names, (number, "copy"))) if origin.rank is None or number else origin
-        tracks.append(Track(own, lane.file, rows, attempt[chosen], lane.folding_error))
+        tracks.append(Track(own, lane.file, rows, attempt[chosen], lane.folding_error, begun))
     return tracks
 
 
-def _repeated(columns: dict[str, NDArray[Any]], timed: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where a step is printed again: the attempt of each row, and the how-manieth print of its step it is."""
+def _repeated(
+    columns: dict[str, NDArray[Any]], timed: bool, changes: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where a step is printed again: the attempt of each row, and the how-manieth print of its step it is. `changes`
+    tells of each row but the first whether another attempt begins with it."""
     steps = columns["step"].tolist()
     moments = columns["time_us"].tolist() if timed else [0] * len(steps)
     seconds = np.nan_to_num(columns.get("seconds", np.zeros(len(steps)))).tolist()
@@ -123,7 +151,10 @@ def _repeated(columns: dict[str, NDArray[Any]], timed: bool) -> tuple[NDArray[np
     attempt, highest = 0, -1
     seen: dict[int, tuple[int, int]] = {}
     stride = 1
-    for step, moment, took in zip(steps, moments, seconds, strict=True):
+    begins = [False, *changes.tolist()]
+    for step, moment, took, begin in zip(steps, moments, seconds, begins, strict=True):
+        if begin:
+            attempt, highest, seen = attempt + 1, -1, {}
         known = seen.get(step)
         close = known is not None and abs(moment - known[1]) <= max(_SKEW_US, took * 250_000)
         if step > highest:
@@ -212,14 +243,26 @@ def _same(first: Track, second: Track) -> bool:
     return compared and bool(equal.mean() >= 0.9)
 
 
+def _goes_on(before: Track, track: Track) -> bool:
+    """Whether a file goes on where another ended (a log that was rotated or cut): at the next step, in its usual time,
+    and without a word of a start."""
+    times, later = before.times, track.times
+    steps, next_step = before.columns["step"], int(track.columns["step"][0])
+    if track.begun or times is None or later is None or len(steps) < 3:
+        return False
+    taken, done = np.diff(times), np.diff(steps)
+    gap = next_step - int(steps[-1])
+    usual = float(np.median(taken[done > 0] / done[done > 0])) if (done > 0).any() else 0.0
+    return 0 < gap <= np.median(done) and 0 <= int(later[0]) - int(times[-1]) <= STALL_FACTOR * usual * gap
+
+
 def _chain(group: list[Track]) -> Track:
     if len(group) == 1:
         return group[0]
-    first = 0
-    attempts = []
-    for track in group:
-        attempts.append(track.attempt + first)
-        first = int(attempts[-1][-1]) + 1
+    attempts = [group[0].attempt]
+    for before, track in itertools.pairwise(group):
+        latest = int(attempts[-1][-1])
+        attempts.append(track.attempt + (latest if _goes_on(before, track) else latest + 1))
     return Track(
         group[0].origin,
         group[0].file,

@@ -24,15 +24,17 @@ import numpy as np
 import yaml
 
 from drillyard.errors import UserError
-from drillyard.loglines.follow import Follower
-from drillyard.loglines.sources import LogFile, find_files, is_compressed, open_log
+from drillyard.loglines.packed import trouble
+from drillyard.loglines.sources import GCS, LogFile, find_files, open_log
 from drillyard.loglines.stamps import time_zone
 from drillyard.measure.attempts import assign_marks, find_attempts, goes_back, split_at_starts
 from drillyard.measure.formats.drillyard import Drillyard
-from drillyard.measure.formats.registry import PREFERENCE, WINDOWED
+from drillyard.measure.formats.registry import CLOCK_OF_START, PREFERENCE, WINDOWED
+from drillyard.measure.growing import Growing
 from drillyard.measure.joining import join
-from drillyard.measure.reading import Found, Reading, TextReading, read_source
+from drillyard.measure.reading import Found, Reading, read_source
 from drillyard.measure.records import FORMATS, Clock, RunLog, Source, empty_run_log
+from drillyard.measure.starts import start_rows
 
 _NO_LOGS: Final = frozenset(
     f".{ending}"
@@ -57,19 +59,24 @@ def read(paths: Sequence[str | Path], *, timezone: str | tzinfo | None = None, f
     readings = []
     for number, file in enumerate(files):
         with open_log(file) as stream:
-            readings.append(read_source(file, number, stream, zone, only))
+            reading = read_source(file, number, stream, zone, only)
+            reading.trouble = trouble(stream)
+        readings.append(reading)
     log = _assemble(readings, zone)
+    broken = [_broken(reading) for reading in readings if reading.trouble is not None]
+    log.warnings += broken
     log.sources += set_aside
     _add_directory(log, directory)
     if not len(log.steps) and not log.marks:
-        raise UserError(_nothing_found(log, only))
+        raise UserError(_nothing_found(log, only, broken))
     return log
 
 
 class Tail:
     """Follows logs that grow. `poll` reads what is new and gives the run as it stands then.
 
-    A file that was truncated or replaced is read anew from its beginning; what it held before is forgotten.
+    A file that was truncated or replaced is read anew from its beginning; what it held before is forgotten. See
+    growing.py.
     """
 
     def __init__(
@@ -78,9 +85,8 @@ class Tail:
         self._zone = time_zone(timezone) if isinstance(timezone, str) else timezone
         self._only = _format(framework)
         self._directory: Path | None = None
-        self._files = self._resolve([str(path) for path in paths])
-        self._followers = [Follower(Path(file.name)) for file in self._files]
-        self._readings = [self._new(number) for number in range(len(self._files))]
+        files = self._resolve([str(path) for path in paths])
+        self._sources = [Growing(file, number, self._zone, self._only) for number, file in enumerate(files)]
 
     def _resolve(self, names: list[str]) -> list[LogFile]:
         files: list[LogFile] = []
@@ -89,62 +95,36 @@ class Tail:
             if path.is_dir() and any((path / run_file).exists() for run_file in _RUN_FILES):
                 self._directory = path
                 files += [LogFile(str(path / run_file)) for run_file in _RUN_FILES]
-            elif path.is_dir():
+            elif path.is_dir() or name.startswith(GCS):
                 files += [file for file in find_files([name]) if _may_be_log(file)]
-            elif name == "-" or name.startswith("gs://"):
-                raise UserError(f"{name}: only files on this machine can be followed")
             else:
-                _refuse_compressed(path)
                 files.append(LogFile(name))
         return files
 
-    def absent(self) -> list[Path]:
-        """The files that are not there yet: their first lines are waited for."""
-        return [follower.path for follower in self._followers if not follower.path.exists()]
+    def absent(self) -> list[str]:
+        """What is not there yet: its first lines are waited for."""
+        return [source.file.name for source in self._sources if source.absent()]
 
-    def _new(self, number: int) -> TextReading:
-        return TextReading(self._files[number], number, self._zone, self._only)
+    @property
+    def ended(self) -> bool:
+        """Whether nothing can come any more: all was read from streams that were closed."""
+        return all(source.ended for source in self._sources)
 
     def poll(self) -> RunLog | None:
-        """The run as it stands; None when nothing was written since the last poll. Raises UserError."""
-        news = False
-        for number, follower in enumerate(self._followers):
-            try:
-                for piece in follower.poll():
-                    news = True
-                    if piece is None:
-                        self._readings[number] = self._new(number)
-                    else:
-                        self._readings[number].feed(piece)
-            except OSError as error:
-                raise UserError(f"{follower.path}: cannot be read: {error.strerror}") from error
-        if not news:
+        """The run as it stands; None when nothing was written since the last poll. Raises UserError, also where all
+        has ended without a step."""
+        if not any([source.poll() for source in self._sources]):
             return None
-        readings = []
-        for reading in self._readings:
-            found = reading.results()
-            readings.append(Reading(reading.source, found, reading.stamps, reading.first_time_us, reading.last_time_us))
-        log = _assemble(readings, self._zone)
+        log = _assemble([source.reading() for source in self._sources], self._zone)
         _add_directory(log, self._directory)
+        if self.ended and not len(log.steps) and not log.marks:
+            raise UserError(_nothing_found(log, self._only, []))
         return log
 
     def close(self) -> None:
         """Close the files."""
-        for follower in self._followers:
-            follower.close()
-
-
-def _refuse_compressed(path: Path) -> None:
-    """UserError for a file that cannot be followed because it is compressed."""
-    try:
-        with path.open("rb") as file:
-            compressed = is_compressed(file.read(4))
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    if compressed:
-        raise UserError(f"{path}: is compressed, and such files do not grow line by line; leave out --follow.")
+        for source in self._sources:
+            source.close()
 
 
 def _format(framework: str | None) -> str | None:
@@ -206,22 +186,25 @@ def _assemble(readings: list[Reading], zone: tzinfo | None) -> RunLog:
         for found in sorted(reading.found, key=lambda found: found.format != chosen):
             for name, place in found.facts.places.items():
                 log.facts.learn(place, **{name: getattr(found.facts, name)})
+    lanes = _without_echo(lanes)
+    marks = _marks(readings, chosen)
+    # Drillyard's own lines number their rounds.
+    starts = None if chosen == Drillyard.name else start_rows([lane for lane, _ in lanes], marks)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         # Figures that are not finite are data here.
-        joined = join(_without_echo(lanes), windowed=chosen in WINDOWED)
+        joined = join(lanes, windowed=chosen in WINDOWED, starts=starts, clock_of_start=chosen in CLOCK_OF_START)
     log.steps, log.ranks, log.folding_error = joined.steps, joined.ranks, joined.folding_error
     log.warnings += joined.warnings
     for copy, original in joined.copies.items():
         sources[copy].used = False
         sources[copy].note = f"repeats {sources[original].name}"
     log.clock = _clock(readings, zone)
-    marks = _marks(readings, chosen)
     if chosen == Drillyard.name and len(log.steps):
-        starts = [mark.time_us for _, mark in marks if mark.kind in ("run_start", "round_start")]
-        log.steps = split_at_starts(log.steps, [time for time in starts if time is not None])
+        begun = [mark.time_us for _, mark in marks if mark.kind in ("run_start", "round_start")]
+        log.steps = split_at_starts(log.steps, [time for time in begun if time is not None])
     log.marks = assign_marks(marks, log.steps)
     times = {number: (reading.first_time_us, reading.last_time_us) for number, reading in enumerate(readings)}
-    log.attempts = find_attempts(log.steps, log.marks, times)
+    log.attempts = find_attempts(log.steps, log.marks, times, clock_of_start=chosen in CLOCK_OF_START)
     _widen(log)
     _warn(log)
     return log
@@ -332,6 +315,13 @@ def _begun_again(log: RunLog) -> list[str]:
     return doubts
 
 
+def _broken(reading: Reading) -> str:
+    """Where a compressed source ended before its end."""
+    source = reading.source
+    read = f"read up to line {source.lines}" if source.bytes else "nothing could be read"
+    return f"{source.name}: {reading.trouble}: {read}"
+
+
 def _add_directory(log: RunLog, directory: Path | None) -> None:
     """What the resolved run.yaml of a run directory says."""
     if directory is None:
@@ -360,12 +350,12 @@ def _add_directory(log: RunLog, directory: Path | None) -> None:
     )
 
 
-def _nothing_found(log: RunLog, only: str | None) -> str:
+def _nothing_found(log: RunLog, only: str | None, broken: list[str]) -> str:
     names = ", ".join(re.sub(r"(.{60}).+", r"\1...", source.name) for source in log.sources[:3])
     size = sum(source.bytes for source in log.sources)
     if not size:
-        return f"{names}: empty. Give a log that has at least one step."
+        return "\n".join(broken) or f"{names}: empty. Give a log that has at least one step."
     tried = FORMATS[only] if only else ", ".join(FORMATS.values())
     binary = all(source.note.startswith("binary") for source in log.sources)
     lines = "binary" if binary else f"{log.lines} lines"
-    return f"{names}: no step found ({lines}). Formats tried: {tried}."
+    return "\n".join([*broken, f"{names}: no step found ({lines}). Formats tried: {tried}."])

@@ -151,6 +151,8 @@ class Reading:
     stamps: Stamps
     first_time_us: int | None = None
     last_time_us: int | None = None
+    trouble: str | None = None
+    """Why its compressed data ended before their end."""
 
 
 def read_source(file: LogFile, number: int, stream: BinaryIO, zone: tzinfo | None, only: str | None) -> Reading:

@@ -30,6 +30,9 @@ from numpy.typing import NDArray
 NO_TIME: Final = -(2**63)
 """In `Steps.time_us`: the line carried no time stamp."""
 
+LATEST_SECONDS: Final = 1e11
+"""The year 5138: what is later is damage."""
+
 SKIPPED: Final = 1
 """Bit of `Steps.flags`: the log says that the update of this step was not applied."""
 NONFINITE: Final = 2
@@ -265,8 +268,11 @@ class Facts:
     places: dict[str, str] = field(default_factory=dict)
 
     def learn(self, place: str, **facts: Any) -> None:
-        """Take over facts that are not known yet; the first place that says something wins. None says nothing."""
+        """Take over facts that are not known yet; the first place that says something wins. None says nothing, nor
+        does a count or size that is not above zero and finite."""
         for name, value in facts.items():
+            if isinstance(value, int | float) and not 0 < value < math.inf:
+                continue
             if value is not None and getattr(self, name) is None:
                 setattr(self, name, value)
                 self.places[name] = place
@@ -369,6 +375,12 @@ class RunLog:
     def place(self, row: int) -> str:
         """Where a row of `steps` was read: `run.log:123`."""
         return f"{self.sources[int(self.steps.file[row])].name}:{int(self.steps.line[row])}"
+
+
+def times_us(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
+    """UTC microseconds of seconds since 1970; NO_TIME where these are none (NaN, infinite, not above 0)."""
+    known = (seconds > 0) & (seconds < LATEST_SECONDS)
+    return np.where(known, np.round(np.where(known, seconds, 0.0) * 1e6), NO_TIME).astype(np.int64)
 
 
 def empty_run_log(sources: Sequence[Source] = ()) -> RunLog:

@@ -90,10 +90,9 @@ def _missing_times(log: RunLog, timed: Timing, asked: Asked) -> list[Missing]:
             reason = "no logged step lies in the range"
             return [Missing("step_seconds", ("--start-step", "--end-step"), reason)]
         return [Missing("step_seconds", (), "no line has the duration of a step, nor a time stamp or a clock")]
-    if times.p95 is None:
-        what = f"{times.basis} of {times.window_steps} steps" if times.window_steps > 1 else f"{times.basis}"
-        return [Missing(f"step_seconds.{name}", (), f"single steps are not logged ({what})") for name in ("p95", "p99")]
-    return []
+    what = f"{times.basis} of {times.window_steps} steps" if times.window_steps > 1 else f"{times.basis}"
+    unknown = [name for name in ("p50", "p95", "p99") if getattr(times, name) is None]
+    return [Missing(f"step_seconds.{name}", (), f"single steps are not logged ({what})") for name in unknown]
 
 
 def _missing_goodput(account: Goodput | None) -> list[Missing]:
@@ -101,6 +100,8 @@ def _missing_goodput(account: Goodput | None) -> list[Missing]:
         return [
             Missing("goodput", (), "the lines of the steps carry no time stamps (kubectl logs --timestamps adds them)")
         ]
+    if not account.wall_microseconds:
+        return [Missing("goodput", (), "the log has a single time stamp, and no time passed")]
     return []
 
 

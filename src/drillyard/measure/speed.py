@@ -121,10 +121,13 @@ def _differences(log: RunLog, asked: Asked) -> Iterator[str]:
 
 
 def _median_printed(log: RunLog, timing: Timing, column: str) -> float | None:
-    """The median of a printed rate over the steps that count (over all, where no step has a duration)."""
+    """The median of a printed rate over the steps that count (over all, where no step has a duration); None where
+    none is in the range asked for."""
     values = getattr(log.steps, column)
     if timing.kept is not None:
         values = values[timing.kept.rows]
+    elif timing.all is not None:
+        return None
     values = values[(values >= 0) & (values < _LARGEST)]
     return float(np.median(values)) if len(values) else None
 
@@ -350,8 +353,9 @@ def contradictions(log: RunLog, timing: Timing, tokens_per_gpu: float | None) ->
                 largest, worst = float(off.max()), first + int(off.argmax())
         if wrong:
             row, seconds = int(found.rows[worst]), float(found.seconds[worst])
+            whose = f"1 line prints {name} that its" if wrong == 1 else f"{wrong} lines print {name} that their"
             yield (
-                f"{wrong} lines print {name} that their own step time contradicts by over 1 %: at {log.place(row)}"
+                f"{whose} own step time contradicts by over 1 %: at {log.place(row)}"
                 f" {getattr(log.steps, column)[row]:g}, where {seconds:g} s make {expected / seconds:.5g}"
                 f" ({shown} may count otherwise)"
             )

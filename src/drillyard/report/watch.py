@@ -55,6 +55,11 @@ class FollowedRun:
     """A run directory whose lines go into a `LiveRun` as they come."""
 
     def __init__(self, run_directory: Path, price: GpuPrice | None = None) -> None:
+        if run_directory.is_file():
+            raise UserError(
+                f"{run_directory}: is a file, and watch shows run directories; follow any log with"
+                f" drillyard metrics -f {run_directory}"
+            )
         if not (run_directory / EVENTS_FILE).is_file():
             raise UserError(f"{run_directory}: no {EVENTS_FILE}: this is not the directory of a run that has started.")
         self.run = LiveRun(run_directory.resolve().name, price=price)

@@ -25,6 +25,7 @@ from drillyard.loglines.prefixes import NOWHERE, Origin, origin, shape_of, split
         (b"[pod/job-0-2/main] ", Origin(None, ((2, "job-0-2"),)), None),
         (b"(worker1, rank=1, pid=3432, ip=10.0.0.2) ", Origin(None, ((1, ""),)), None),
         (b"(head, rank=0, pid=1) [1,2]<stdout>:[default3]: ", Origin(None, ((0, ""), (2, ""), (3, ""))), None),
+        (b"2026-01-02T03:04:05.123456789Z [rank3]:", Origin(3), b"2026-01-02T03:04:05.123456789Z"),
         (b"2026-01-02T03:04:05.123456789Z 3: ", Origin(3), b"2026-01-02T03:04:05.123456789Z"),
         (b"INFO 2026-01-02T03:04:05Z [resource.labels.containerName: job] ", NOWHERE, b"2026-01-02T03:04:05Z"),
         (
@@ -71,3 +72,18 @@ def test_split_leaves_the_message() -> None:
     shape, stamp, where, end = split(line)
     assert (line[end:], stamp, shape.style) == (b"hello 2026", b"2026-01-02T03:04:05Z", "iso")
     assert where == Origin(None, ((2, "job-0-2"), (4, "")))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b"2026-01-02T03:04:05Z [rank3]: Starting job: x", Origin(3)),
+        (b"2026-01-02T03:04:05Z [default3]: Starting job: x", Origin(None, ((3, ""),))),
+        (b"2026-01-02T03:04:05Z [1,3]<stdout>: Starting job: x", Origin(3)),
+        (b"mbs/3  [2026-01-02 03:04:05] iteration 1/ 9", Origin(None, ((3, "mbs/3"),))),
+        (b"[2026-01-02 03:04:05,1] [INFO] [a.b:12] [PID:1] [RANK:5] saved", Origin(5)),
+        (b"1: [2026-01-02 03:04:05,1] [INFO] saved", Origin(1)),
+    ],
+)
+def test_a_line_whose_message_is_not_known_has_the_origin_of_the_others(line: bytes, expected: Origin) -> None:
+    assert split(line)[2] == expected

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.measure.lines import NOON, SECOND, at, perf
 from tests.unit.measure.prefixes import PREFIXES, STAMP, STAMP_US, prefixed
 
 from drillyard.measure.read import read
@@ -224,11 +225,24 @@ def test_megatrons_window_is_the_number_of_steps_since_the_line_before(tmp_path:
     assert log.steps.window_steps.tolist() == [10, 10, 10, 5]
 
 
-@pytest.mark.parametrize(("printed", "value"), [("nan", math.nan), ("inf", math.inf), ("-inf", -math.inf)])
-def test_losses_that_are_not_finite(printed: str, value: float, tmp_path: Path) -> None:
-    text = f"completed step: 3, seconds: 1.5e0, TFLOP/s/device: 1.0, Tokens/s/device: 2.0, loss: {printed}\n"
-    log = read([write(tmp_path / "run.log", text)])
-    assert log.steps.seconds.tolist() == [1.5]
+@pytest.mark.parametrize(
+    "line",
+    [
+        "completed step: 3, seconds: 1.5e0, TFLOP/s/device: 1.0, Tokens/s/device: 2.0, loss: {}",
+        "Step: 3 | Time: 1.5s | TFLOPs/s/GPU: 9.5 | Tokens/s/GPU: 100 | Loss: {}",
+        "[titan] step:  3  loss:  {}  grad_norm:  1.2  memory: 45.12GiB(57.01%)  tps: 5,762  mfu: 33.75%",
+        " iteration 3/ 9 | elapsed time per iteration (ms): 1500.0 | lm loss: {} | grad norm: 1.2 |",
+        "Training epoch 0, iteration 3/9 | global_step: 3 | reduced_train_loss: {} | train_step_timing in s: 1.5",
+        "{{'loss': {}, 'grad_norm': 1.2, 'learning_rate': 1e-05, 'epoch': 0.1, 'step': 3}}",
+    ],
+)
+@pytest.mark.parametrize(
+    ("printed", "value"),
+    [("nan", math.nan), ("NaN", math.nan), ("inf", math.inf), ("-inf", -math.inf), ("-Infinity", -math.inf)],
+)
+def test_losses_that_are_not_finite(line: str, printed: str, value: float, tmp_path: Path) -> None:
+    log = read([write(tmp_path / "run.log", line.format(printed) + "\n")])
+    assert log.steps.step.tolist() == [3]
     assert log.steps.loss[0] == pytest.approx(value, nan_ok=True)
     assert log.steps.flags.tolist() == [NONFINITE]
 
@@ -373,3 +387,31 @@ def test_drillyards_lines(tmp_path: Path) -> None:
     assert (log.facts.num_gpus, log.facts.formula) == (4, "6N")
     assert log.steps.time_us.tolist() == [STAMP_US] * 3
     assert NO_TIME not in log.steps.time_us
+
+
+def test_lines_that_end_in_cr_lf_keep_their_times(tmp_path: Path) -> None:
+    lines = [f"{at(second)} {perf(second)}" for second in range(1, 9)]
+    log = read([write(tmp_path / "run.log", "".join(f"{line}\r\n" for line in lines))])
+    assert log.steps.time_us.tolist() == [NOON + second * SECOND for second in range(1, 9)]
+
+
+@pytest.mark.parametrize(
+    "prefix", ["{rank}: ", "[rank{rank}]:", "[pod/job-{rank}-x/main] ", "(w, rank={rank}, pid=7) "]
+)
+def test_each_ranks_bars_number_its_own_lines(prefix: str, tmp_path: Path) -> None:
+    def printed(rank: int, step: int) -> list[str]:
+        bar = f" 10%|#  | {step}/60 [00:{step:02}<01:00, 1.00s/it]"
+        return [bar, f"{{'loss': {step}.5, 'learning_rate': 1e-05, 'epoch': 0.1}}"]
+
+    def line(rank: int, text: str) -> str:
+        return prefix.format(rank=rank) + text + "\n"
+
+    # Rank 1 is a step ahead: its bar comes between rank 0's bar and line.
+    text = ""
+    for step in range(1, 30):
+        (bar, loss), (next_bar, next_loss) = printed(0, step), printed(1, step + 1)
+        text += line(0, bar) + line(1, next_bar) + line(0, loss) + line(1, next_loss)
+    log = read([write(tmp_path / "run.log", text)])
+    assert log.steps.step.tolist() == list(range(1, 31))
+    assert log.steps.loss.tolist() == [step + 0.5 for step in range(1, 31)]
+    assert log.ranks == (0, 1)

@@ -130,3 +130,12 @@ def test_what_every_rank_says_counts_once(tmp_path: Path) -> None:
     step = "{}: {} iteration 5/ 9 | elapsed time per iteration (ms): 500.0 | lm loss: 1.0E+00 |"
     log = read_text("\n".join([step.format(0, at(0)), *lines]) + "\n", tmp_path)
     assert [(mark.kind, mark.step, mark.rank) for mark in log.marks] == [("checkpoint_begin", 5, 0)]
+
+
+def test_the_text_of_a_mark_is_what_was_said_and_not_by_whom(tmp_path: Path) -> None:
+    said = "  successfully loaded checkpoint from /ckpt [ t 1/8, p 1/1 ] at iteration 4"
+    step = " iteration 5/ 9 | elapsed time per iteration (ms): 500.0 | lm loss: 1.0E+00 |"
+    prefix = "[pod/job-0-x/main] 2026-08-01T12:00:00.123456789Z "
+    path = tmp_path / "run.log"
+    path.write_text(f"{prefix}{said}\n{prefix}{step}\n")
+    assert [mark.text for mark in read([path]).marks] == [said.strip()]

@@ -111,6 +111,7 @@ def test_other_lines_widths_and_counts_are_left_to_the_pattern() -> None:
     assert templates.read(text, 99) is None
     assert templates.read(text + b"else\n", 101) is None
     assert templates.read(text + b"at 1 a: 1 | b: " + b"1" * 5000 + b" |\n", 101) is None
+    assert templates.read(text, 100) is not None
     nul = "".join(f"at \0{row:03} a: 1 | b: 1 |\n" for row in range(100)).encode()
     assert Templates(VALUE.match).read(nul, 100) is None
 

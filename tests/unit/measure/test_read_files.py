@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ import numpy as np
 import pytest
 import zstandard
 from rich.console import Console
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tests.unit.measure.lines import NOON, SECOND, WHOLE, as_rows, at, perf, write
 
 from drillyard.errors import UserError
@@ -36,6 +41,12 @@ def test_a_compressed_log_that_is_cut_off_gives_what_came_before(tmp_path: Path)
     )
     log = read([write(tmp_path / "run.log.gz", packed[: len(packed) // 2])])
     assert 100 < len(log.steps) < 20_000
+    name, lines = log.sources[0].name, log.sources[0].lines
+    assert log.warnings == [
+        f"{name}: its gzip data end in the middle (cut off, or still being written): read up to line {lines}"
+    ]
+    with pytest.raises(UserError, match=r"begun\.gz: its gzip data end in the middle .*: nothing could be read$"):
+        read([write(tmp_path / "begun.gz", packed[:12])])
 
 
 def test_the_same_run_in_two_formats_is_read_once_from_the_richer(tmp_path: Path) -> None:
@@ -193,7 +204,57 @@ def test_what_cannot_be_followed_is_refused_and_what_is_not_there_named(tmp_path
     packed = write(tmp_path / "run.log.gz", gzip.compress(b"Step: 1"))
     with pytest.raises(UserError, match="is compressed"):
         Tail([packed])
-    assert Tail([tmp_path / "later.log"]).absent() == [tmp_path / "later.log"]
+    assert Tail([tmp_path / "later.log"]).absent() == [str(tmp_path / "later.log")]
+
+
+def test_documents_and_event_files_are_followed_too(tmp_path: Path) -> None:
+    history = [{"step": step, "loss": 1.0 / step} for step in range(1, 9)]
+    state = write(tmp_path / "trainer_state.json", json.dumps({"log_history": history[:3], "max_steps": 8}))
+    tail = Tail([state])
+    assert tail.poll().steps.step.tolist() == [1, 2, 3]
+    assert tail.poll() is None
+    write(state, json.dumps({"log_history": history, "max_steps": 8}))
+    assert tail.poll().steps.step.tolist() == list(range(1, 9))
+
+    writer = EventFileWriter(str(tmp_path / "events"))
+    [events] = (tmp_path / "events").iterdir()
+    later = Tail([events])
+    for step in (1, 2):
+        loss = Summary.Value(tag="train/loss", simple_value=0.5)
+        writer.add_event(Event(wall_time=NOON / SECOND + step, step=step, summary=Summary(value=[loss])))
+        writer.flush()
+        assert later.poll().steps.step.tolist() == list(range(1, step + 1))
+    writer.close()
+
+
+def test_standard_input_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    with open(reading) as stdin, open(writing, "wb", buffering=0) as writer:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        tail = Tail(["-"])
+        assert tail.poll() is None
+        writer.write(f"{perf(1)}\n{perf(2)}\n{perf(3)}".encode())
+        assert tail.poll().steps.step.tolist() == [1, 2]
+        assert tail.poll() is None and not tail.ended
+        writer.write(f"\n{perf(4)}".encode())
+        writer.close()
+        log = tail.poll()
+        assert log.steps.step.tolist() == [1, 2, 3] and log.unfinished_lines == 1
+        assert tail.ended and tail.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "empty"), (b"hello\n", "no step found"), (gzip.compress(b"hello", mtime=0), "is compressed")],
+)
+def test_standard_input_without_steps_is_an_error(content, words, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    with open(reading) as stdin, open(writing, "wb", buffering=0) as writer:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        writer.write(content)
+        writer.close()
+        with pytest.raises(UserError, match=words):
+            Tail(["-"]).poll()
 
 
 def test_a_second_run_from_the_beginning_is_doubted_and_a_restart_is_not(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_a_rate_that_its_own_step_time_contradicts_is_a_warning():
     assert not measure(run_log(seconds=seconds, printed_tokens_per_second_per_gpu=printed), EXAMPLE).warnings
     printed[6] = 2300.0
     (warning,) = measure(run_log(seconds=seconds, printed_tokens_per_second_per_gpu=printed), EXAMPLE).warnings
-    assert warning.startswith("1 lines print tokens/s/GPU") and "run.log:17 2300" in warning
+    assert warning.startswith("1 line prints tokens/s/GPU") and "run.log:17 2300" in warning
     # Without knowing the tokens: all lines must show the same work.
     (warning,) = measure(run_log(seconds=seconds, printed_tflops_per_gpu=[*[954.0] * 9, 975.0])).warnings
     assert "run.log:20 975" in warning
@@ -309,7 +309,9 @@ def test_gates(text, trips):
 def test_a_gate_on_what_is_not_known_is_closed_and_names_the_flag():
     why = parse_gate("mfu<0.38").trips(measure(run_log(seconds=[1.0] * 10)).as_json())
     assert why is not None and "mfu is not known" in why and "--accelerator" in why
-    assert parse_gate("seconds_by_category.stalled>5").trips(measure(run_log(seconds=[1.0] * 10)).as_json())
+    why = parse_gate("seconds_by_category.stalled>5").trips(measure(run_log(seconds=[1.0] * 10)).as_json())
+    # No flag gives it: the reason is that of goodput.
+    assert why is not None and "carry no time stamps" in why and "()" not in why
 
 
 @pytest.mark.parametrize(
@@ -401,3 +403,21 @@ def test_nothing_logged_yet_is_a_result_without_figures():
 
     got = measure(empty_run_log()).as_json()
     assert (got["step_seconds"]["p50"], got["goodput"], got["loss"]["curve"]) == (None, None, [])
+
+
+def test_a_range_without_steps_has_no_rates_either():
+    log = run_log(seconds=[1.0] * 10, printed_tokens_per_second_per_gpu=[100.0] * 10)
+    got = measure(log, Asked(start_step=11)).as_json()
+    assert got["step_seconds"]["p50"] is None and got["tokens_per_second_per_gpu"] is None
+    assert "step_seconds" in [missing["field"] for missing in got["missing"]]
+
+
+def test_every_figure_that_is_null_is_listed_as_missing():
+    instant = measure(run_log(seconds=[1.0], time_us=stamps([1.0]))).as_json()
+    assert instant["goodput"] is None and "goodput" in [missing["field"] for missing in instant["missing"]]
+    # The time of the whole run alone, as the HF Trainer prints it at the end.
+    whole = measure(run_log(facts={"train_runtime_seconds": 40.0}, format="hf_trainer_state", loss=[1.0] * 4)).as_json()
+    assert whole["step_seconds"]["mean"] == 10.0
+    fields = [missing["field"] for missing in whole["missing"]]
+    nulls = [name for name in ("p50", "p95", "p99") if whole["step_seconds"][name] is None]
+    assert nulls and {f"step_seconds.{name}" for name in nulls} <= {*fields}

@@ -51,3 +51,10 @@ def test_a_run_has_ended_when_its_last_word_is_its_end(whole, tmp_path):
 def test_a_directory_without_a_run_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"no events\.jsonl"):
         FollowedRun(tmp_path)
+
+
+def test_a_log_is_no_run_directory_and_the_error_says_what_follows_it(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text("Step: 1\n")
+    with pytest.raises(UserError, match="drillyard metrics -f"):
+        FollowedRun(log)

@@ -20,7 +20,7 @@ from drillyard.measure.formats.jsonlines import OBJECT, field, floats, gather, l
 from drillyard.measure.formats.layout import LARGEST_STEP, Message, Place, TextFormat
 from drillyard.measure.formats.notes import Note, NoteBook
 from drillyard.measure.formats.values import Columns, Values
-from drillyard.measure.records import NO_TIME
+from drillyard.measure.records import NO_TIME, times_us
 
 _NAMES: Final = {
     "seconds": ("train_step_timing in s", "step_time", "iteration_time", "train_iteration_time"),
@@ -65,11 +65,10 @@ class DLLogger(TextFormat):
             # A loss that is NaN is a step all the same.
             told[row] = any(name in data[row] for name in _NAMES["loss"])
         step[~told] = -1
-        moments = floats(field(records, "timestamp"))
-        known = ~np.isnan(moments)
-        if known.any():
+        times = times_us(floats(field(records, "timestamp")))
+        if (times != NO_TIME).any():
             place.stamps.zoned = True
-            columns["time_us"] = np.where(known, np.round(np.nan_to_num(moments) * 1e6), NO_TIME).astype(np.int64)
+            columns["time_us"] = times
         columns["elapsed_seconds"] = floats(field(records, "elapsedtime"))
         window = 0 if any("train_step_timing in s" in values for values in data) else 1
         return {**columns, "step": step, "window_steps": np.full(len(step), window)}

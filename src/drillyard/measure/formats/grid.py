@@ -85,7 +85,7 @@ class Templates:
         lengths = ends + 1 - begins
         widths = np.flatnonzero(np.bincount(np.minimum(lengths, _WIDEST + 1)))
         if widths[-1] > _WIDEST or len(widths) > _MOST_WIDTHS:
-            self._given_up = True
+            self._given_up = widths[-1] <= _WIDEST
             return None
         parts: list[_Part] = []
         for width in widths.tolist():

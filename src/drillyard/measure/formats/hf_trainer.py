@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from drillyard.loglines.blocks import Block
+from drillyard.loglines.prefixes import NOWHERE, LineOrigins, Origin
 from drillyard.measure.columns import Lane
 from drillyard.measure.formats.layout import Message, Place, TextFormat
 from drillyard.measure.formats.nemo1 import clock_seconds
@@ -27,6 +28,8 @@ from drillyard.measure.formats.values import Columns, Value, Values, decode_valu
 _OPEN: Final = re.compile(rb"\{(?='(?:loss|grad_norm|learning_rate|epoch|mean_token_accuracy|num_tokens|entropy)':)")
 _ITEM: Final = re.compile(rb"'([^'\n]+)': ('?)([-+.0-9a-zA-Z]+)'?(?=[,}])(?:, )?")
 _BAR: Final = re.compile(rb"[ \t]*\d+%\|[^|\n]*\|[ \t]*(\d+)/(\d+) \[([\d:]+)<[^\]\n]*(?:s/it|it/s)[^\]\n]*\][ \t]*")
+_Bar = tuple[bytes, ...]
+"""Step, steps in all, and the bar's clock."""
 _VALUES: Final = {
     b"loss": Value("loss"),
     b"grad_norm": Value("grad_norm"),
@@ -47,7 +50,10 @@ class HfTrainer(TextFormat):
 
     def __init__(self) -> None:
         super().__init__()
-        self._last: tuple[bytes, ...] | None = None
+        self._last: dict[Origin, _Bar] = {}
+        self._origins = LineOrigins()
+        self._looked_at: Block | None = None
+        self._drawn: list[tuple[int, Origin, _Bar]] = []
         self._numbered = 0
 
     def message(self, line: bytes) -> Message | None:
@@ -78,11 +84,11 @@ class HfTrainer(TextFormat):
 
         return Message(begin, b"".join(pieces), columns)
 
-    def _numbered_columns(self, read: Columns, place: Place, own_bars: list[tuple[bytes, ...]] | None) -> Columns:
+    def _numbered_columns(self, read: Columns, place: Place, own_bars: list[_Bar] | None) -> Columns:
         """Steps and elapsed times from the last bar before each line."""
         if "step" in read:
             return read
-        bars = own_bars or self._bars_before(place)
+        bars: Sequence[_Bar | None] = own_bars or self._bars_before(place)
         steps: list[int] = []
         elapsed: list[float] = []
         for bar in bars:
@@ -95,27 +101,40 @@ class HfTrainer(TextFormat):
                 elapsed.append(clock_seconds(bar[2]))
         return {**read, "step": np.array(steps, np.int64), "elapsed_seconds": np.array(elapsed)}
 
-    def _bars_before(self, place: Place) -> list[tuple[bytes, ...] | None]:
-        text = place.block.text
-        if place.begins is None or (b"it/s" not in text and b"s/it" not in text):
-            return [self._last] * place.count
-        bars = [(match.start(), match.groups()) for match in _BAR.finditer(text)]
-        found: list[tuple[bytes, ...] | None] = []
+    def _bars_before(self, place: Place) -> list[_Bar | None]:
+        """For each line the last bar that its rank drew."""
+        if place.begins is None:
+            return [self._last_of(NOWHERE)] * place.count
+        bars = self._bars(place.block)
+        if not bars and len(self._last) < 2:
+            return [self._last_of(NOWHERE)] * place.count
+        found: list[_Bar | None] = []
         index = 0
-        for begin in place.begins:
+        for begin, where in zip(place.begins, self._origins.at(place.block, place.begins), strict=True):
             while index < len(bars) and bars[index][0] <= begin:
-                self._last = bars[index][1]
+                self._last[bars[index][1]] = bars[index][2]
                 index += 1
-            found.append(self._last)
+            found.append(self._last_of(where))
         return found
 
+    def _last_of(self, where: Origin) -> _Bar | None:
+        """The last bar of an origin; of the only one that draws any, for lines that come on another stream."""
+        return next(iter(self._last.values())) if len(self._last) == 1 else self._last.get(where)
+
+    def _bars(self, block: Block) -> list[tuple[int, Origin, _Bar]]:
+        """Place, origin and count of all bars of a block; of one block they are looked for once."""
+        if self._looked_at is not block:
+            drawn = b"it/s" in block.text or b"s/it" in block.text
+            bars = list(_BAR.finditer(block.text)) if drawn else []
+            origins = self._origins.at(block, [match.start() for match in bars])
+            self._drawn = [(match.start(), where, match.groups()) for match, where in zip(bars, origins, strict=True)]
+            self._looked_at = block
+        return self._drawn
+
     def end_block(self, block: Block) -> None:
-        """Remember the last bar of a block for lines of the next one."""
-        end = max(block.text.rfind(b"s/it"), block.text.rfind(b"it/s"))
-        if end >= 0:
-            begin, stop = block.line_at(end)
-            for match in _BAR.finditer(block.text, begin, stop):
-                self._last = match.groups()
+        """Remember the last bar of each rank in a block for lines of the next one."""
+        for _, where, bar in self._bars(block):
+            self._last[where] = bar
 
     def notes(self) -> tuple[Note, ...]:
         """What else the log says."""

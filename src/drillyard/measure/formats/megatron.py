@@ -52,6 +52,10 @@ class Megatron(TextFormat):
     name = "megatron"
     anchor = b"iteration "
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._prints_loss = False
+
     def message(self, line: bytes) -> Message | None:
         """See TextFormat."""
         header = _LINE.search(line)
@@ -65,6 +69,7 @@ class Megatron(TextFormat):
         self.found["total_steps"] = int(header[1])
         decode = decode_values([Value("step", integer=True), *values], {})
         has_loss = any(value.column == "loss" for value in values)
+        self._prints_loss |= has_loss
 
         def columns(groups: Sequence[Values], place: Place) -> Columns:
             read = decode(groups, place)
@@ -103,8 +108,8 @@ class Megatron(TextFormat):
 
     def settle(self, lane: Lane) -> None:
         """A log that never prints a loss says nothing by leaving it out."""
-        loss, flags = lane.column("loss"), lane.column("flags")
-        if flags is not None and (loss is None or np.isnan(loss).all()):
+        flags = lane.column("flags")
+        if flags is not None and not self._prints_loss:
             lane.replace("flags", flags & ~np.uint8(NONFINITE))
 
 

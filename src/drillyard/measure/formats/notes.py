@@ -85,6 +85,8 @@ class NoteBook:
     marks: list[tuple[Origin, Mark]] = field(default_factory=list)
     lines: int = 0
     _line: bytes = b""
+    _begin: int = 0
+    """Where the line's text begins, behind the launcher's prefix."""
     _number: int = 0
     _time_us: int | None = None
     _origin: Origin = NOWHERE
@@ -97,9 +99,13 @@ class NoteBook:
             line += block.counted.count(b"\n", since, begin)
             since = begin
             self._line, self._number = block.text[begin:end], line
-            self._time_us, self._origin = line_time(self._line, self.stamps)
+            self._time_us, self._origin, self._begin = line_time(self._line, self.stamps)
+            try:
+                action(self, match)
+            except ValueError:
+                # What stands in a number's place is none: the line says nothing.
+                continue
             self.lines += 1
-            action(self, match)
 
     def learn(self, **facts: Any) -> None:
         """Take over facts from the current line."""
@@ -108,7 +114,7 @@ class NoteBook:
     def add(self, kind: MarkKind, match: re.Match[bytes], **fields: Any) -> None:
         """A mark at the current line."""
         if len(self.marks) < _MOST_MARKS:
-            text = self._line.decode("utf-8", "replace").strip()[:_LONGEST_TEXT]
+            text = self._line[self._begin :].decode("utf-8", "replace").strip()[:_LONGEST_TEXT]
             rank = self._origin.rank
             fields.setdefault("text", text)
             time_us = fields.pop("time_us", self._time_us)
@@ -134,16 +140,16 @@ class NoteBook:
         return action
 
 
-def line_time(line: bytes, stamps: Stamps) -> tuple[int | None, Origin]:
-    """When and where a line was written, as its prefix says."""
+def line_time(line: bytes, stamps: Stamps) -> tuple[int | None, Origin, int]:
+    """When and where a line was written, as its prefix says, and where what was written begins."""
     shape, stamp, where, end = split(line)
     if stamp is not None and shape.style is not None:
-        return stamps.convert(shape.style, [stamp])[0], where
+        return stamps.convert(shape.style, [stamp])[0], where, end
     found = find_stamp(line[end : end + 200])
     if found is None:
-        return None, where
+        return None, where, end
     style, begin, stop = found
-    return stamps.convert(style, [line[end + begin : end + stop]])[0], where
+    return stamps.convert(style, [line[end + begin : end + stop]])[0], where, end
 
 
 _SUFFIXES: Final = {b"K": 1e3, b"M": 1e6, b"B": 1e9, b"T": 1e12}

@@ -22,7 +22,7 @@ import numpy as np
 from drillyard.loglines.blocks import Readable
 from drillyard.loglines.prefixes import NOWHERE
 from drillyard.measure.columns import Lanes, nonfinite_flags
-from drillyard.measure.records import NO_TIME
+from drillyard.measure.records import LATEST_SECONDS, times_us
 
 NAME: Final = "tensorboard"
 TAGS: Final[dict[str, str]] = {
@@ -227,7 +227,7 @@ class EventFile:
                 self.records += 1
                 self.bytes += len(data) + 16
                 wall_time, step, found = scalars(data)
-                if wall_time > 0:
+                if 0 < wall_time < LATEST_SECONDS:
                     self.last_time_us = round(wall_time * 1e6)
                     self.first_time_us = self.first_time_us or self.last_time_us
                 self._event(wall_time, step, found)
@@ -264,8 +264,7 @@ class EventFile:
             return
         names = sorted({name for row in rows for name in row} - {"_time"})
         columns: dict[str, Any] = {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
-        times = np.array([row["_time"] for row in rows])
-        columns["time_us"] = np.where(times > 0, np.round(times * 1e6), NO_TIME).astype(np.int64)
+        columns["time_us"] = times_us(np.array([row["_time"] for row in rows]))
         columns["flags"] = nonfinite_flags(columns, {"loss": [row.get("loss") for row in rows]})
         columns["_round"] = np.full(len(rows), self._round)
         if self._moving:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from drillyard.measure.formats.layout import Message, TextFormat
+from drillyard.measure.formats.layout import NUMBER, Message, TextFormat
 from drillyard.measure.formats.notes import Note, NoteBook, count_of
 from drillyard.measure.formats.values import Value, decode_values
 
@@ -22,8 +22,8 @@ _GAP: Final = rb"[ \t]++"
 _LINE: Final = re.compile(rb"step:[ \t]*(\d+)(?=[ \t]+\w+:[ \t])")
 _ITEM: Final = re.compile(rb"[ \t]+([A-Za-z_]\w*):[ \t]*([^ \t\n]+)")
 _VALUES: Final = {
-    b"loss": (Value("loss"), rb"([-+.\deE]++|nan|-?inf)"),
-    b"grad_norm": (Value("grad_norm"), rb"([-+.\deE]++|nan|-?inf)"),
+    b"loss": (Value("loss"), NUMBER),
+    b"grad_norm": (Value("grad_norm"), NUMBER),
     b"lr": (Value("learning_rate"), rb"([-+.\deE]++)"),
     b"memory": (Value("memory_gib"), rb"([\d.]+)GiB\([\d.]+%\)"),
     b"tps": (Value("printed_tokens_per_second_per_gpu", commas=True), rb"([\d,.]++)"),
