@@ -216,9 +216,9 @@ class CheckpointConfig(Strict):
     asynchronous: bool = Field(default=True, description="Write while training goes on.")
     resume: str = Field(
         default="auto",
-        description="How a run begins. `auto`: from the newest complete checkpoint of its directory; `never`: anew, and a "
-        "directory with checkpoints is refused; or from the checkpoint at a path. Restarts of a run that has begun, by its "
-        "supervisor or its launcher, go on from its own checkpoints.",
+        description="How a run begins. `auto`: from the newest complete checkpoint of its directory; `never`: anew, "
+        "and a directory with checkpoints is refused; or from the checkpoint at a path. Restarts of a run that has "
+        "begun, by its supervisor or its launcher, go on from its own checkpoints.",
     )
 
 

@@ -52,7 +52,7 @@ _PARTS: Final[dict[str, bytes]] = {
 }
 _ORDER: Final = tuple((name, re.compile(pattern)) for name, pattern in _PARTS.items())
 _RANK_IN_TEXT: Final = re.compile(rb"\[(?:RANK|Rank|rank):?[ ]?(\d+)\b")
-_BARE: Final = re.compile(rb"[ \t]*(?:\d+%\||\{)")
+_BARE: Final = re.compile(rb"[\r \t]*(?:\d+%\||\{)")
 """Lines that begin with a progress bar or an object: known without looking for a launcher's parts."""
 _LONGEST_LOGGER: Final = 100
 _SKYPILOT_RANK: Final = re.compile(rb"rank=(\d+)")

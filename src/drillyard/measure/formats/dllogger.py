@@ -16,12 +16,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from drillyard.measure.formats.jsonlines import OBJECT, field, floats, gather, load_all
+from drillyard.measure.formats.jsonlines import OBJECT, Wanted, field, floats, gather, load_all
 from drillyard.measure.formats.layout import LARGEST_STEP, Message, Place, TextFormat
 from drillyard.measure.formats.notes import Note, NoteBook
 from drillyard.measure.formats.values import Columns, Values
 from drillyard.measure.records import NO_TIME, times_us
 
+_WANTED: Final = Wanted("type", "data", "step", "timestamp", "elapsedtime")
 _NAMES: Final = {
     "seconds": ("train_step_timing in s", "step_time", "iteration_time", "train_iteration_time"),
     "loss": ("reduced_train_loss", "train_loss", "loss", "lm loss"),
@@ -50,7 +51,7 @@ class DLLogger(TextFormat):
         return None if begin < 0 else Message(begin, rb"DLLL " + OBJECT, self._decode, b"DLLL ")
 
     def _decode(self, groups: Sequence[Values], place: Place) -> Columns:
-        records = load_all(groups[0])
+        records = _WANTED.load_all(groups[0])
         data = [
             values if kind == "LOG" and type(values) is dict else {}
             for kind, values in zip(field(records, "type"), field(records, "data"), strict=True)

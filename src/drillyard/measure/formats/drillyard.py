@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 
 import numpy as np
 
-from drillyard.measure.formats.jsonlines import OBJECT, field, floats, gather, load, load_all
+from drillyard.measure.formats.jsonlines import OBJECT, Wanted, field, floats, gather, load
 from drillyard.measure.formats.layout import LARGEST_STEP, Message, Place, TextFormat
 from drillyard.measure.formats.notes import Note, NoteBook
 from drillyard.measure.formats.values import Columns, Values
@@ -30,6 +30,8 @@ _NAMES: Final = {
     "memory_gib": ("memory_gib",),
     "_skipped_so_far": ("skipped_steps",),
 }
+_OTHERS: Final = ("step", "time", "round", "window_steps", "compile_seconds", "num_gpus", "formula", "nonfinite")
+_WANTED: Final = Wanted(*(name for names in _NAMES.values() for name in names), *_OTHERS)
 _KINDS: Final = frozenset(get_args(MarkKind))
 
 
@@ -47,7 +49,7 @@ class Drillyard(TextFormat):
         return Message(begin, OBJECT, self._decode, b"")
 
     def _decode(self, groups: Sequence[Values], place: Place) -> Columns:
-        records = load_all(groups[0])
+        records = _WANTED.load_all(groups[0])
         if b"nonfinite" in place.block.text:
             for record in records:
                 _restore(record)
@@ -65,10 +67,10 @@ class Drillyard(TextFormat):
         times = field(records, "time")
         if set(map(type, times)) == {str}:
             columns["time_us"] = place.stamps.column("iso", "\n".join(times).encode().split(b"\n"))
-        if isinstance(records[0].get("num_gpus"), int):
-            self.found["num_gpus"] = records[0]["num_gpus"]
-        if isinstance(records[0].get("formula"), str):
-            self.found["formula"] = records[0]["formula"]
+        if isinstance(records[0].num_gpus, int):
+            self.found["num_gpus"] = records[0].num_gpus
+        if isinstance(records[0].formula, str):
+            self.found["formula"] = records[0].formula
         return columns
 
     def notes(self) -> tuple[Note, ...]:
@@ -76,12 +78,11 @@ class Drillyard(TextFormat):
         return (Note(b'"event": "', rb'(\{.*?"event": "(?!step")(\w+)".*\})', _event),)
 
 
-def _restore(record: dict[str, Any]) -> None:
-    names = record.pop("nonfinite", None)
-    if isinstance(names, dict):
-        for name, text in names.items():
-            if isinstance(text, str):
-                record[name] = float(text)
+def _restore(record: Any) -> None:
+    if isinstance(record.nonfinite, dict):
+        for name, text in record.nonfinite.items():
+            if isinstance(text, str) and hasattr(record, name):
+                setattr(record, name, float(text))
 
 
 def _event(book: NoteBook, match: re.Match[bytes]) -> None:

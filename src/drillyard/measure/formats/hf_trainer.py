@@ -27,7 +27,10 @@ from drillyard.measure.formats.values import Columns, Value, Values, decode_valu
 
 _OPEN: Final = re.compile(rb"\{(?='(?:loss|grad_norm|learning_rate|epoch|mean_token_accuracy|num_tokens|entropy)':)")
 _ITEM: Final = re.compile(rb"'([^'\n]+)': ('?)([-+.0-9a-zA-Z]+)'?(?=[,}])(?:, )?")
-_BAR: Final = re.compile(rb"[ \t]*\d+%\|[^|\n]*\|[ \t]*(\d+)/(\d+) \[([\d:]+)<[^\]\n]*(?:s/it|it/s)[^\]\n]*\][ \t]*")
+_COUNT: Final = rb"%\|[^|\n]*\|[ \t]*(\d+)/(\d+) \[([\d:]+)<[^\]\n]*(?:s/it|it/s)[^\]\n]*\]"
+_BAR: Final = re.compile(rb"[ \t]*\d+" + _COUNT + rb"[ \t]*")
+_DRAWN: Final = re.compile(_COUNT)
+"""Bars in a block, found by a literal: a pattern that may begin with blanks looks at rows of them again and again."""
 _Bar = tuple[bytes, ...]
 """Step, steps in all, and the bar's clock."""
 _VALUES: Final = {
@@ -125,9 +128,10 @@ class HfTrainer(TextFormat):
         """Place, origin and count of all bars of a block; of one block they are looked for once."""
         if self._looked_at is not block:
             drawn = b"it/s" in block.text or b"s/it" in block.text
-            bars = list(_BAR.finditer(block.text)) if drawn else []
-            origins = self._origins.at(block, [match.start() for match in bars])
-            self._drawn = [(match.start(), where, match.groups()) for match, where in zip(bars, origins, strict=True)]
+            bars = list(_DRAWN.finditer(block.text)) if drawn else []
+            begins = [block.text.rfind(b"\n", 0, match.start()) + 1 for match in bars]
+            origins = self._origins.at(block, begins)
+            self._drawn = list(zip(begins, origins, (match.groups() for match in bars), strict=True))
             self._looked_at = block
         return self._drawn
 

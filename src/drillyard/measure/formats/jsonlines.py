@@ -1,21 +1,24 @@
 """JSON objects as step lines: one parser for all formats that log them.
 
 orjson reads 5 times faster than the standard library but refuses NaN and Infinity, which Python's own writer emits;
-such lines are read again by the standard library.
+such lines are read again by the standard library. Where a format knows the names that it wants, msgspec makes no more
+of a line than those, in half the time.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
 from drillyard.measure.columns import nonfinite_flags
+from drillyard.measure.formats.values import Values, WholeLines
 
 OBJECT: Final = rb"(\{[^\n]*\})[ \t]*"
 """A whole JSON object at the end of a line, as one group."""
@@ -29,7 +32,27 @@ def load(text: bytes | memoryview) -> Any:
         return json.loads(bytes(text))
 
 
-def load_all(texts: Sequence[bytes | None]) -> list[dict[str, Any]]:
+class Wanted:
+    """Reads objects of which only some fields are wanted; a field that an object lacks is None."""
+
+    def __init__(self, *names: str) -> None:
+        self.row = msgspec.defstruct("Row", [(name, Any, None) for name in names], gc=False)
+        self._decoder = msgspec.json.Decoder(self.row)
+
+    def load_all(self, texts: Values) -> list[Any]:
+        """The objects of JSON texts, fields as attributes. Raises ValueError if any is no JSON, or no object."""
+        try:
+            joined = texts.text if isinstance(texts, WholeLines) else b"\n".join(texts)  # type: ignore[arg-type]
+            rows: list[Any] = self._decoder.decode_lines(joined)
+        except msgspec.DecodeError:
+            rows = []
+        if len(rows) == len(texts):
+            return rows
+        names = self.row.__struct_fields__
+        return [self.row(*map(value.get, names)) for value in load_all(texts)]
+
+
+def load_all(texts: Values) -> list[dict[str, Any]]:
     """The objects of JSON texts. Raises ValueError if any is no JSON, or no object."""
     try:
         values: list[dict[str, Any]] = orjson.loads(b"[" + b",".join(texts) + b"]")  # type: ignore[arg-type]
@@ -42,13 +65,14 @@ def load_all(texts: Sequence[bytes | None]) -> list[dict[str, Any]]:
     return values
 
 
-def gather(records: Sequence[Mapping[str, Any]], names: Mapping[str, Sequence[str]]) -> dict[str, NDArray[Any]]:
+def gather(records: Sequence[Any], names: Mapping[str, Sequence[str]]) -> dict[str, NDArray[Any]]:
     """Columns of numbers: for each column the first of its names that a record has. What is no number is NaN.
 
-    The column `flags` comes with them.
+    Records are objects, or rows of `Wanted`. The column `flags` comes with them.
     """
-    present = set(records[0]) if records else set()
-    if not all(name in present for choices in names.values() for name in choices):
+    rows = bool(records) and isinstance(records[0], msgspec.Struct)
+    present = set(records[0].__struct_fields__ if rows else records[0]) if records else set()
+    if not rows and not all(name in present for choices in names.values() for name in choices):
         present = present.union(*records)
     columns: dict[str, NDArray[Any]] = {}
     printed: dict[str, list[Any]] = {}
@@ -65,8 +89,10 @@ def gather(records: Sequence[Mapping[str, Any]], names: Mapping[str, Sequence[st
     return {**columns, "flags": flags}
 
 
-def field(records: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+def field(records: Sequence[Any], name: str) -> list[Any]:
     """One field of all records; None where a record lacks it."""
+    if records and isinstance(records[0], msgspec.Struct):
+        return list(map(attrgetter(name), records))
     try:
         return list(map(itemgetter(name), records))
     except KeyError:

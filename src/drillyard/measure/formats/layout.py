@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drillyard.loglines.blocks import Block
-from drillyard.loglines.prefixes import Origin, Shape, origin, shape_of, split
+from drillyard.loglines.prefixes import LineOrigins, Origin, Shape, origin, shape_of
 from drillyard.loglines.stamps import Stamps
 from drillyard.measure.columns import Lane, Lanes
 from drillyard.measure.formats.grid import Cells, Templates
-from drillyard.measure.formats.values import Columns, Values
+from drillyard.measure.formats.values import Columns, Values, WholeLines
 from drillyard.measure.records import NO_TIME
 
 if TYPE_CHECKING:
@@ -115,9 +115,10 @@ class _Layout:
     def groups_of(self, text: bytes, lines: int) -> Sequence[Any] | None:
         """The groups of `lines` lines that all have this layout; None if `text` is not such lines."""
         if self.opening is not None:
-            opening = self.opening
-            rows: list[Any] = text[len(opening) : -1].split(b"\n" + opening) if text.startswith(opening) else []
-            return [rows] if len(rows) == lines else None
+            if not self.opening:
+                return [WholeLines(text, lines)]
+            rows: list[Any] = text[len(self.opening) : -1].split(b"\n" + self.opening)
+            return [rows] if text.startswith(self.opening) and len(rows) == lines else None
         if (cells := self.templates.read(text, lines)) is not None:
             return cells
         rows = self.find_all(text)
@@ -144,6 +145,7 @@ class LayoutReader:
     """Whether nearly all lines of the last block were step lines."""
     _compiled: int = 0
     _layouts: list[_Layout] = field(default_factory=list)
+    _line_origins: LineOrigins = field(default_factory=LineOrigins)
     _origins: dict[tuple[tuple[str, ...], tuple[bytes, ...]], Origin] = field(default_factory=dict)
 
     def feed(self, block: Block) -> None:
@@ -261,7 +263,7 @@ class LayoutReader:
         if layout.origins:
             keys = list(zip(*(groups[index] for index in layout.origins), strict=True))
         elif place.block.redrawn and place.begins is not None:
-            keys, named = _inherited(place.block, place.begins, place.lines), _itself
+            keys, named = self._line_origins.at(place.block, place.begins), _itself
         codes = {key: code for code, key in enumerate(dict.fromkeys(keys or [()]))}
         if len(codes) == 1:
             (key,) = codes
@@ -306,13 +308,6 @@ def append_rows(lane: Lane, columns: Columns, chosen: NDArray[Any] | None) -> No
         columns = {name: values[chosen] for name, values in columns.items()}
     if len(columns["step"]):
         lane.extend(len(columns["step"]), columns)
-
-
-def _inherited(block: Block, begins: Sequence[int], lines: NDArray[np.int64]) -> list[Origin]:
-    """The origins of drawings: each has that of its line, whose prefix is read once."""
-    numbers, firsts = np.unique(lines, return_index=True)
-    origins = [split(block.line_head(begins[first]))[2] for first in firsts.tolist()]
-    return [origins[index] for index in np.searchsorted(numbers, lines).tolist()]
 
 
 def _itself(origin: Origin) -> Origin:

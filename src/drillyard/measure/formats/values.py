@@ -7,9 +7,9 @@ number. All three give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import orjson
@@ -23,6 +23,29 @@ if TYPE_CHECKING:
 
 Values = Sequence[bytes | None]
 Columns = dict[str, NDArray[Any]]
+
+
+class WholeLines(Sequence[bytes | None]):
+    """The lines of a text, which need not be taken apart."""
+
+    def __init__(self, text: bytes, lines: int) -> None:
+        self.text = text
+        self._lines = lines
+
+    def __len__(self) -> int:
+        return self._lines
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        return self.text[:-1].split(b"\n")[index]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self[:])
 
 
 @dataclass(frozen=True, slots=True)
