@@ -167,7 +167,8 @@ def _run_files(path: Path) -> list[Path]:
 
 
 def _may_be_log(file: LogFile) -> bool:
-    return Path(file.name).suffix.lower() not in _NO_LOGS and file.size != 0
+    path = Path(file.name)
+    return not path.name.startswith(".") and path.suffix.lower() not in _NO_LOGS and file.size != 0
 
 
 def _assemble(readings: list[Reading], zone: tzinfo | None) -> RunLog:

@@ -312,50 +312,6 @@ def test_hf_lines_with_quoted_numbers_and_bars_on_the_same_line(tmp_path: Path) 
     assert not log.warnings
 
 
-def trainer_state(steps: int, **entry: Any) -> dict[str, Any]:
-    history = [
-        {"epoch": step / 10, "loss": 2 / step, "learning_rate": 1e-5, "step": step} | entry
-        for step in range(1, steps + 1)
-    ]
-    history.append({"eval_loss": 0.5, "eval_runtime": 1.0, "step": steps})
-    history.append({"train_runtime": 12.5, "train_loss": 1.0, "total_flos": 1e15, "step": steps})
-    return {
-        "best_metric": None,
-        "best_model_checkpoint": None,
-        "global_step": steps,
-        "log_history": history,
-        "logging_steps": 1,
-        "max_steps": steps,
-        "stateful_callbacks": {"TrainerControl": {"args": {"should_log": True}, "attributes": {}}},
-        "train_batch_size": 4,
-    }
-
-
-@pytest.mark.parametrize("indent", [None, 2])
-def test_trainer_state(indent: int | None, tmp_path: Path) -> None:
-    log = read([write(tmp_path / "trainer_state.json", json.dumps(trainer_state(50), indent=indent))])
-    assert log.format == "hf_trainer_state"
-    np.testing.assert_array_equal(log.steps.loss, [2 / step for step in range(1, 51)])
-    assert (log.facts.micro_batch_size, log.facts.train_runtime_seconds, log.facts.total_steps) == (4, 12.5, 50)
-    assert [(mark.kind, dict(mark.values)) for mark in log.marks] == [("evaluation", {"loss": 0.5})]
-
-
-def test_trainer_state_of_many_pieces_with_nested_objects(tmp_path: Path) -> None:
-    state = trainer_state(30_000, rewards={"mean": [{"x": 1.0}, {"x": 2.0}], "text": "}, {"})
-    state["log_history"][7]["loss"] = math.nan
-    log = read([write(tmp_path / "trainer_state.json", json.dumps(state, indent=2))])
-    assert len(log.steps) == 30_000
-    assert log.steps.flags[7] == NONFINITE
-    assert log.facts.total_steps == 30_000
-
-
-def test_trainer_state_that_is_cut_off_gives_whole_entries(tmp_path: Path) -> None:
-    text = json.dumps(trainer_state(50), indent=2)
-    log = read([write(tmp_path / "trainer_state.json", text[: text.index('"step": 20')])])
-    assert log.steps.step.tolist() == list(range(1, 20))
-    assert log.unfinished_lines == 1
-
-
 def test_drillyards_lines(tmp_path: Path) -> None:
     record = {
         "time": "2026-01-02T03:04:05.123456Z",

@@ -269,3 +269,9 @@ def test_a_second_run_from_the_beginning_is_doubted_and_a_restart_is_not(tmp_pat
     log = read([tmp_path])
     assert len(log.attempts) == 2
     assert not [text for text in log.warnings if "--compare" in text]
+
+
+def test_hidden_files_of_a_directory_are_no_logs(tmp_path: Path) -> None:
+    write(tmp_path / "run.log", perf(1) + "\n" + perf(2) + "\n")
+    write(tmp_path / ".holder.json", '{"pid": 1}')
+    assert [source.name for source in read([tmp_path]).sources] == [str(tmp_path / "run.log")]

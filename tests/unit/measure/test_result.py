@@ -13,49 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from tests.unit.measure.made import SECOND, run_log, stamps
+from tests.unit.measure.published import EXAMPLE, published_log
 
 from drillyard.errors import UserError
 from drillyard.measure.asked import Asked, moment_us
 from drillyard.measure.compare import compare
 from drillyard.measure.compare_text import screen as compare_screen
 from drillyard.measure.document import Document, json_schema
-from drillyard.measure.gates import parse_gate
 from drillyard.measure.read import read
 from drillyard.measure.records import NONFINITE, SKIPPED, Mark
 from drillyard.measure.result import measure
 from drillyard.measure.text import screen
-
-# The log published with a tutorial on fine-tuning Llama-3.1-70B on 16 B200s of GKE with DWS (2025-09-09): the facts of
-# its lines, and its launcher's prefix.
-PUBLISHED = (
-    ("16:10:48.625736211", 1, 27.02, 513.3, 1213, 1.3697),
-    ("16:11:03.741677921", 2, 15.12, 917.7, 2168, 1.3077),
-    ("16:11:19.025340931", 3, 15.28, 907.6, 2144, 1.1527),
-    ("16:11:33.552950048", 4, 14.53, 954.9, 2256, 0.9699),
-    ("16:11:48.093697184", 5, 14.54, 954.0, 2254, 0.6620),
-    ("16:12:02.639682457", 6, 14.55, 953.7, 2253, 0.6007),
-    ("16:12:17.163969264", 7, 14.52, 955.1, 2256, 0.5132),
-    ("16:12:31.728377069", 8, 14.56, 952.4, 2250, 0.5110),
-    ("16:12:46.268846051", 9, 14.54, 954.0, 2254, 0.4839),
-    ("16:13:00.804060769", 10, 14.53, 954.4, 2254, 0.4395),
-)
-EXAMPLE = Asked(
-    accelerator="b200",
-    num_gpus=16,
-    params=70_550_000_000,
-    batch_size_per_gpu=8,
-    sequence_length=4096,
-    price_per_gpu_hour=8.05,
-)
-
-
-def published_log(prefix: str = "INFO 2025-09-09T{}Z [resource.labels.containerName: job] ") -> str:
-    """The published lines behind gcloud's prefix."""
-    lines = [("16:10:21.376110182", "[PerfLogger] Using 70.55B parameters for TFLOPs calculation.")]
-    for time, step, seconds, tflops, tokens, loss in PUBLISHED:
-        rates = f"TFLOPs/s/GPU: {tflops} | Tokens/s/GPU: {tokens} | Loss: {loss:.4f}"
-        lines.append((time, f"Step: {step} | Time: {seconds:.2f}s | {rates}"))
-    return "".join(f"{prefix.format(time)}{text}\n" for time, text in lines)
 
 
 @pytest.mark.parametrize("around", ["", "# Tutorial\n\n```\nkubectl logs -l app=torch-job -f\n```\n| 16 | 8192 |\n"])
@@ -289,44 +257,6 @@ def test_the_document_is_strict_json_and_follows_its_schema():
     schema = json_schema()
     assert set(schema["required"]) == set(document) == set(schema["properties"])
     assert (document["version"], schema["properties"]["version"]["const"]) == (1, 1)
-
-
-@pytest.mark.parametrize(
-    ("text", "trips"),
-    [
-        ("mfu<0.38", False),
-        ("mfu < 50%", True),
-        ("step_seconds.p95>=14.5", True),
-        ("restarts!=0", False),
-        ("mfu>0.9", False),
-    ],
-)
-def test_gates(text, trips):
-    log = run_log(seconds=[14.54] * 10, time_us=stamps([14.54] * 10))
-    assert (parse_gate(text).trips(measure(log, EXAMPLE).as_json()) is not None) == trips
-
-
-def test_a_gate_on_what_is_not_known_is_closed_and_names_the_flag():
-    why = parse_gate("mfu<0.38").trips(measure(run_log(seconds=[1.0] * 10)).as_json())
-    assert why is not None and "mfu is not known" in why and "--accelerator" in why
-    why = parse_gate("seconds_by_category.stalled>5").trips(measure(run_log(seconds=[1.0] * 10)).as_json())
-    # No flag gives it: the reason is that of goodput.
-    assert why is not None and "carry no time stamps" in why and "()" not in why
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("mfu", "write it as"),
-        ("mfu<abc", "write it as"),
-        ("mfu<nan", "write it as"),
-        ("mfuu<1", "did you mean mfu"),
-        ("formula<1", "no number|not a number"),
-    ],
-)
-def test_gates_that_mean_nothing_are_errors(text, words):
-    with pytest.raises(UserError, match=words):
-        parse_gate(text).trips(measure(run_log(seconds=[14.54] * 10), EXAMPLE).as_json())
 
 
 def test_times_of_day_are_read_with_and_without_a_zone():
