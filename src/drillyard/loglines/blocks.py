@@ -25,6 +25,7 @@ _HEAD_BYTES: Final = 256
 
 _COLOUR: Final = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)")
 _MANY_COLOURS: Final = 24
+_SEVERAL_RETURNS: Final = re.compile(rb"(?<!\r)\r++\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +105,10 @@ class Blocks:
         lines = raw.count(b"\n")
         self.lines += lines
         counted = without_colours(raw)
-        while b"\r\n" in counted:
-            # How other systems and terminals end a line, once or several times over: no redraw.
-            counted = counted.replace(b"\r\n", b"\n")
+        # How other systems and terminals end a line, once or several times over: no redraw.
+        counted = counted.replace(b"\r\n", b"\n")
+        if b"\r\n" in counted:
+            counted = _SEVERAL_RETURNS.sub(b"\n", counted)
         text = counted.replace(b"\r", b"\n") if b"\r" in counted else counted
         head = self._head
         if counted.endswith(b"\n"):

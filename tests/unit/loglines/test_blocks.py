@@ -85,3 +85,10 @@ def _small_blocks(stream: io.BytesIO, blocks: Blocks):
 def test_many_colours(codes: list[int]) -> None:
     text = b"".join(b"\x1b[38;5;%dmx" % code for code in codes)
     assert without_colours(text) == b"x" * len(codes)
+
+
+def test_a_long_row_of_carriage_returns_is_one_lines_end() -> None:
+    blocks = Blocks()
+    assert blocks.feed(b"a" + b"\r" * 500_000) is None
+    block = blocks.feed(b"\nb\r\r\n")
+    assert block is not None and (block.text, block.lines) == (b"a\nb\n", 2)

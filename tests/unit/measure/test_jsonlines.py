@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.measure.lines import read_bytes
 
 from drillyard.measure.formats.jsonlines import Wanted, field, floats, load_all
 from drillyard.measure.formats.values import WholeLines
@@ -44,3 +45,38 @@ def test_what_is_no_object_is_an_error(line: str) -> None:
     for texts in ([good, line.encode()], WholeLines(good + b"\n" + line.encode() + b"\n", 2)):
         with pytest.raises(ValueError, match=r"."):
             WANTED.load_all(texts)
+
+
+ROW = {"time": "2026-01-01T00:00:00.000000Z", "round": 0, "loss": 2.0, "step_seconds": 0.5, "num_gpus": 2}
+DLL = {"timestamp": "1711000000.5", "type": "LOG", "data": {"loss": 2.0, "train_step_timing in s": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("record", "odd"),
+    [
+        (ROW, {"nonfinite": {"__class__": "1"}}),
+        (ROW, {"nonfinite": {"__struct_fields__": "1", "step_seconds": "0.5"}}),
+        (ROW, {"time": "2026-01-01T00:00:00\n.000000Z"}),
+        (ROW, {"round": [1, 2], "window_steps": {"a": 1}}),
+        (DLL, {"timestamp": [1, 2], "elapsedtime": [1, 2]}),
+        (DLL, {"data": {"loss": [1, 2], "train_step_timing in s": 0.5}}),
+    ],
+)
+def test_fields_that_hold_something_else_cost_no_step(record: dict[str, Any], odd: dict[str, Any]) -> None:
+    begin = "DLLL " if record is DLL else ""
+    lines = [begin + json.dumps(record | odd | {"step": step}) + "\n" for step in range(1, 9)]
+    log = read_bytes("".join(lines).encode())
+    assert log.steps.step.tolist() == list(range(1, 9))
+    assert log.steps.seconds.tolist() == [0.5] * 8
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_line_that_is_nested_without_end_is_damaged(closed: bool) -> None:
+    good = [json.dumps(ROW | {"step": step}) + "\n" for step in range(1, 4)]
+    deep = '{"step": 4, "step_seconds": 1, "x": ' + "[" * 100_000 + "]" * 100_000 * closed + "}" * closed + "\n"
+    assert read_bytes("".join([*good, deep]).encode()).steps.step.tolist() == [1, 2, 3]
+
+
+def test_two_objects_on_a_line_are_none() -> None:
+    with pytest.raises(ValueError, match="Extra data"):
+        WANTED.load_all(WholeLines(b'{"step": 1}{"step": 2}\n\n', 2))

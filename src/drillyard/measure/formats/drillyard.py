@@ -66,7 +66,10 @@ class Drillyard(TextFormat):
         columns["_round"] = np.nan_to_num(floats(field(records, "round")), nan=-1.0)
         times = field(records, "time")
         if set(map(type, times)) == {str}:
-            columns["time_us"] = place.stamps.column("iso", "\n".join(times).encode().split(b"\n"))
+            stamps = "\n".join(times).encode().split(b"\n")
+            # A time that holds a line's end is no stamp.
+            if len(stamps) == place.count:
+                columns["time_us"] = place.stamps.column("iso", stamps)
         if isinstance(records[0].num_gpus, int):
             self.found["num_gpus"] = records[0].num_gpus
         if isinstance(records[0].formula, str):
@@ -81,7 +84,7 @@ class Drillyard(TextFormat):
 def _restore(record: Any) -> None:
     if isinstance(record.nonfinite, dict):
         for name, text in record.nonfinite.items():
-            if isinstance(text, str) and hasattr(record, name):
+            if isinstance(text, str) and name in record.__struct_fields__:
                 setattr(record, name, float(text))
 
 

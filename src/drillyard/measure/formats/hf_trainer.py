@@ -27,7 +27,7 @@ from drillyard.measure.formats.values import Columns, Value, Values, decode_valu
 
 _OPEN: Final = re.compile(rb"\{(?='(?:loss|grad_norm|learning_rate|epoch|mean_token_accuracy|num_tokens|entropy)':)")
 _ITEM: Final = re.compile(rb"'([^'\n]+)': ('?)([-+.0-9a-zA-Z]+)'?(?=[,}])(?:, )?")
-_COUNT: Final = rb"%\|[^|\n]*\|[ \t]*(\d+)/(\d+) \[([\d:]+)<[^\]\n]*(?:s/it|it/s)[^\]\n]*\]"
+_COUNT: Final = rb"%\|[^|\n]{0,1000}\|[ \t]*(\d+)/(\d+) \[([\d:]+)<[^\]\n]{0,200}(?:s/it|it/s)[^\]\n]{0,200}\]"
 _BAR: Final = re.compile(rb"[ \t]*\d+" + _COUNT + rb"[ \t]*")
 _DRAWN: Final = re.compile(_COUNT)
 """Bars in a block, found by a literal: a pattern that may begin with blanks looks at rows of them again and again."""

@@ -29,7 +29,10 @@ def load(text: bytes | memoryview) -> Any:
     try:
         return orjson.loads(text)
     except ValueError:
-        return json.loads(bytes(text))
+        try:
+            return json.loads(bytes(text))
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
 
 
 class Wanted:
@@ -44,9 +47,10 @@ class Wanted:
         try:
             joined = texts.text if isinstance(texts, WholeLines) else b"\n".join(texts)  # type: ignore[arg-type]
             rows: list[Any] = self._decoder.decode_lines(joined)
-        except msgspec.DecodeError:
-            rows = []
-        if len(rows) == len(texts):
+            whole = joined.count(b"\n{") + 1 == len(texts)
+        except (msgspec.DecodeError, RecursionError):
+            whole = False
+        if whole and len(rows) == len(texts):
             return rows
         names = self.row.__struct_fields__
         return [self.row(*map(value.get, names)) for value in load_all(texts)]
@@ -105,7 +109,7 @@ def floats(values: Sequence[Any]) -> NDArray[np.float64]:
         if values and type(values[0]) is str:
             # Numbers in quotes: the JSON parser reads them 3 times faster than numpy does.
             return np.array(orjson.loads("[" + ",".join(values) + "]"), np.float64).reshape(len(values))
-        return np.array(values, np.float64)
+        return np.array(values, np.float64).reshape(len(values))
     except (TypeError, ValueError, OverflowError):
         return np.array([_float(value) for value in values])
 

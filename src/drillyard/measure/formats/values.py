@@ -2,7 +2,7 @@
 
 Values are converted column by column, never one by one: from the digits where the lines of a block have few templates
 (grid.py), else by the JSON parser, which reads all numbers of a column at once, and by `float` where JSON knows no such
-number. All three give the same bits.
+number. All three give the same bits, but for the sign of a printed -0.
 """
 
 from __future__ import annotations
