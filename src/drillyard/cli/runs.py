@@ -6,6 +6,7 @@ this user has launched on. Nothing is kept here about a run's state: its schedul
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -146,18 +147,16 @@ def cancel_command(runs: Runs, cluster: Cluster = None, as_json: AsJson = False)
     """Stop runs; nothing happens to those that are over. What they have saved stays, and `resume` goes on from it.
 
     It waits until nothing of them runs any more. They have time to save: on slurm as long as before a time limit
-    (slurm.signal_seconds), on local and ssh two minutes. Cancelled once more meanwhile, a run ends at once.
+    (slurm.signal_seconds), on local and ssh two minutes. Cancelled once more meanwhile, a run ends at once. Ctrl-C
+    ends the waiting; runs that were told to stop end all the same.
 
     Exit code 0, also for a run that was over already; 2 when one could not be cancelled, which is told and keeps no
-    other from it.
+    other from it; 130 for Ctrl-C.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     from drillyard.launch.show import status_json
 
     found = clusters(cluster).find(list(dict.fromkeys(runs)))
-    with ThreadPoolExecutor(min(16, len(found))) as threads:
-        outcomes = list(threads.map(_cancel, found))
+    outcomes = _cancelled(found)
     problems = [_problem(each, outcome) for each, outcome in zip(found, outcomes, strict=True) if _failed(outcome)]
     done = [outcome for outcome in outcomes if not isinstance(outcome, UserError)]
     if as_json:
@@ -295,7 +294,30 @@ def _states(texts: Sequence[str]) -> set[str]:
     return set(texts)
 
 
+def _cancelled(found: Sequence[Found]) -> list[Cancellation | UserError]:
+    """What came of cancelling each of these runs. Ctrl-C is told which of them nobody waits for any more."""
+    from drillyard.launch.at_once import at_once
+    from drillyard.launch.remote import tell
+
+    waited_for = [str(each.handle) for each in found]
+
+    def cancel(each: Found) -> Cancellation | UserError:
+        outcome = _cancel(each)
+        waited_for.remove(str(each.handle))
+        return outcome
+
+    try:
+        return at_once(cancel, found, 16)
+    except KeyboardInterrupt:
+        for handle in list(waited_for):
+            # Who presses it within the first moment may have come before the run was told.
+            tell(f"{handle}: no longer waited for; told to stop, it ends all the same: drillyard runs status {handle}")
+        raise
+
+
 def _cancel(found: Found) -> Cancellation | UserError:
+    """In a thread of its own. The programs that stop the run do not hear Ctrl-C, and go on when nobody waits."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return found.launcher.cancel(found.handle.run)
     except UserError as error:

@@ -1,8 +1,13 @@
 """One launch of a run at a time: who submits claims it first, and releases it when others can see what was submitted.
 
 A claim is a line in a file on the head host: whose it is, since when, and the process that launches. A lock of that
-host's kernel makes looking and entering one step. The claim ends with its release, with the process that launches where
+host's kernel makes looking and entering one step; where the file system has none, that is told, and of two launches
+within the same few milliseconds both may go on. The claim ends with its release, with the process that launches where
 that is on the same host, else with time. Who finds another's claim has submitted nothing and undoes nothing.
+
+No claim ends with time under a launch that goes on: on hosts, the time limits of all that is done from the claim until
+the first agent runs, which others see, add up to less than `CLAIM_SECONDS`; on Slurm, where a look at what is there has
+no such limit, the claim is renewed before each step, and a launch whose claim another one has had does not go on.
 
 The scripts are POSIX shell with flock(1); the launchers put before them which files are claimed ("$@"), and choose a
 place that all who launch there see.
@@ -14,22 +19,36 @@ from drillyard.errors import UserError
 from drillyard.launch.agent.identity import this_process
 from drillyard.launch.handles import Handle
 from drillyard.launch.plan import File
+from drillyard.launch.remote import tell
 
-CLAIM, RELEASE = "claim", "release"
-"""Stages of a plan: the first thing and the last that is done on the head host to submit."""
+CLAIM, RENEW, RELEASE = "claim", "renew", "release"
+"""Stages of a plan: the first thing and the last that is done on the head host to submit, and what keeps the claim."""
 CLAIM_SECONDS = 900
-"""A claim that is older is of a launch that is dead: all that is done under one takes less, by its time limits."""
+"""A claim that is older, and was not renewed, keeps nobody out."""
 CLAIMED = 3
-"""What `CLAIM_ALL` exits with where another launch has one of the files."""
+"""What `CLAIM_ALL` and `RENEW_ALL` exit with where another launch has one of the files, or has had it."""
+_UNLOCKED = "no lock on "
+"""Begins what the scripts say of a file system without locks."""
 
 UNPACKED = """\
 d=$(mktemp -d) && trap 'rm -rf "$d"' EXIT && tar -x -C "$d" -f - && n=$(sha256sum <"$d/secret" | cut -c1-16)"""
 """The archive on standard input, in `$d` as long as the shell lives; `$n` names the submission by its secret."""
+_LOCKED = f"""\
+locked() {{
+    exec 9>>"$1" || exit 1
+    flock -w 30 -E 75 9 && return
+    [ $? -ne 75 ] || {{ echo "$1: another launch has had its lock for 30 s" >&2; exit 1; }}
+    echo "{_UNLOCKED}$1: launches of a run at the very same moment are not kept apart" >&2
+}}
+"""
+"""`locked FILE`: descriptor 9 has the lock of a file, until the next one is locked or the shell ends. flock(1) exits
+with 75 here where it has waited in vain; it fails otherwise on file systems without locks (Lustre mounted without
+`-o flock`, NFS without a lock daemon), and where it is not installed."""
 CLAIM_ALL = f"""\
-umask 022 && {UNPACKED} && now=$(date +%s) || exit 1
-here=$(cat /proc/sys/kernel/random/boot_id)/$(stat -L -c %i /proc/self/ns/pid)
+umask 022 && {UNPACKED} || exit 1
+{_LOCKED}here=$(cat /proc/sys/kernel/random/boot_id)/$(stat -L -c %i /proc/self/ns/pid)
 for file; do
-    mkdir -p "${{file%/*}}" && exec 9>>"$file" && flock -w 30 9 || exit 1
+    mkdir -p "${{file%/*}}" && locked "$file" && now=$(date +%s) || exit 1
     if read -r other since where pid start <"$file" && [ "$other" != "$n" ] && [ $((now - since)) -lt {CLAIM_SECONDS} ]
     then
         if [ "$where" != "$here" ] || [ "$(sed 's/.*) //' "/proc/$pid/stat" 2>&1 | cut -d ' ' -f 20)" = "$start" ]; then
@@ -41,10 +60,23 @@ for file; do
 done
 """
 """Enters the submission into every file of "$@", in their order; of two that want the same files one gets the first."""
+RENEW_ALL = f"""\
+{UNPACKED} || exit 1
+{_LOCKED}for file; do
+    locked "$file" || exit 1
+    read -r other since client <"$file"
+    if [ "$other" != "$n" ]; then
+        echo "submission ${{other:-unknown, which is over}}; the claim of this one has ended" >&2
+        exit {CLAIMED}
+    fi
+    echo "$n $(date +%s) $client" >"$file" || exit 1
+done
+"""
+"""Begins the time of a claim anew, however old it is, unless another launch has claimed a file of "$@" since."""
 RELEASE_ALL = f"""\
 {UNPACKED} || exit 1
-for file; do
-    exec 9>>"$file" && flock -w 30 9 || exit 1
+{_LOCKED}for file; do
+    locked "$file" || exit 1
     if read -r whose rest <"$file" && [ "$whose" = "$n" ]; then : >"$file"; fi
 done
 """
@@ -62,3 +94,10 @@ def taken(handle: Handle, whose: str) -> UserError:
         f"{handle}: is being launched by another drillyard ({whose}); nothing was submitted\n"
         f"drillyard runs status {handle} tells of that one; give this run another name, or launch it again later"
     )
+
+
+def tell_unlocked(said: str) -> None:
+    """Pass on what a claiming script `said` of file systems without locks."""
+    for line in said.splitlines():
+        if line.startswith(_UNLOCKED):
+            tell(line)

@@ -80,16 +80,20 @@ def test_of_launches_at_the_same_moment_one_is_submitted_and_the_others_are_told
 
 
 def test_the_lines_of_each_rank_that_torchrun_starts_are_found_by_its_number(desk: Desk) -> None:
-    code = "import os; r = os.environ['RANK']; print(f'I am {r}'); exit(f'ValueError: bad {r}' if r == '1' else 0)"
+    code = (
+        "import os, signal; r = os.environ['RANK']; print(f'I am {r}, deaf to {signal.pthread_sigmask(0, [])}'); "
+        "exit(f'ValueError: bad {r}' if r == '1' else 0)"
+    )
     workload = {"command": ["python", "-c", code], "per": "gpu"}
     handle = desk.launch(desk.write_run("ranked", workload), "--max-failures", "0")
     assert desk.say("runs", "wait", handle).returncode == 1
     for rank in (0, 1):
         said = desk.say("runs", "logs", handle, "--rank", str(rank)).stdout
-        assert f"I am {rank}" in said and f"I am {1 - rank}" not in said
+        # Not to Ctrl-C either, which the launch held back.
+        assert f"I am {rank}, deaf to set()" in said and f"I am {1 - rank}" not in said
     failure = desk.status(handle)["failure"]
     assert (failure["rank"], failure["lines"][-1]) == (1, "ValueError: bad 1")
-    assert not list((desk.directory / "runs" / "ranked" / "launch").glob("*.ranks"))
+    assert not list((desk.directory / "runs" / "ranked" / "launch").glob("*.ranks*"))
 
 
 def _take_terminal() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from tests.unit.cli.fake_launcher import World
 from drillyard.cli import main as cli
 from drillyard.cli import runs as command
 from drillyard.launch.handles import Handle
+from drillyard.launch.launcher import Cancellation
 from drillyard.launch.seen import remember_runs
 from drillyard.launch.states import Failure, State
 
@@ -263,6 +267,28 @@ def test_cancel_takes_several_is_idempotent_and_goes_on_past_a_problem(world: Wo
     assert said.out == "slurm://one/a  cancelled\nslurm://one/b  had already succeeded\n"
     assert again.code == 0 and again.out == "slurm://one/a  was already cancelled\n"
     assert [(run["state"], run["was_over"]) for run in told["runs"]] == [("cancelled", True)]
+
+
+def test_ctrl_c_ends_the_waiting_of_cancel_at_once_and_not_the_stopping(
+    world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = world.add("one")
+    launcher.add("a", State.running)
+    over, blocked = threading.Event(), []
+
+    def long(run: str) -> Cancellation:
+        # What the programs inherit that the launcher starts.
+        blocked.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        os.kill(os.getpid(), signal.SIGINT)
+        assert over.wait(60)
+        return Cancellation(launcher.status(run), None)
+
+    monkeypatch.setattr(launcher, "cancel", long)
+    said = Said(capsys, "cancel", "a")
+    waited = over.is_set()
+    over.set()
+    assert (said.code, said.out, waited, blocked) == (130, "", False, [True])
+    assert "slurm://one/a: no longer waited for" in said.err and "drillyard runs status slurm://one/a" in said.err
 
 
 def test_resume_prints_the_handle(world: World, capsys: Capture) -> None:

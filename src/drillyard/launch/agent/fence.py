@@ -14,7 +14,8 @@ and start the run elsewhere. So each start of a leader takes the next number in 
 
 No clocks of two hosts are compared. A lease is claimed first and the next epoch looked for second, and a leader takes
 its epoch first and looks for leases second, so one of the two sees the other. Replacing the lease by rename makes an
-NFS client look at the directory anew. Cost: a rename and a stat per node every `lease_seconds` / 8.
+NFS client look at the directory anew. Cost: a rename, two reads of the epoch's file and a stat per node every
+`lease_seconds` / 8.
 """
 
 from __future__ import annotations
@@ -322,8 +323,9 @@ class Lease:
     def _renew(self) -> None:
         assert self._epoch is not None
         begun = time.monotonic()
-        self._count += 1
         lease = self._epochs.lease(self._epoch, self._node)
+        self._require_ours(lease)
+        self._count += 1
         text = json.dumps({**self._told, "count": self._count}).encode().ljust(_LEASE_BYTES) + b"\n"
         draft = lease.with_suffix(".draft")
         try:
@@ -335,11 +337,16 @@ class Lease:
             # A full disk ends no run: all leases have one length, so the old one can be written over where it lies.
             with open(lease, "r+b", buffering=0) as file:
                 file.write(text)
-        # Looked for before the lease counts as renewed: an agent that was frozen must not start anything in between.
-        if not self._is_ours(self._epoch):
-            raise OSError(errno.ESTALE, "the launch directory was made anew", str(lease))
+        # Again before the lease counts as renewed: an agent that was frozen must not start anything in between.
+        self._require_ours(lease)
         if self._epochs.has(self._epoch + 1):
             self.fenced_by = self._epochs.newest()
         # A renewal that took long counts from its begin: another host may have seen it since then.
         self._renewed_at = begun
         self._renewed()
+
+    def _require_ours(self, lease: Path) -> None:
+        """Raises OSError where a lease of this name is that of another start's node."""
+        assert self._epoch is not None
+        if not self._is_ours(self._epoch):
+            raise OSError(errno.ESTALE, "the launch directory was made anew", str(lease))

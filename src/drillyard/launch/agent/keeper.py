@@ -3,7 +3,8 @@
 The keeper does next to nothing, so next to nothing can go wrong with it: it starts the agent, waits, and starts it
 again when a signal has killed it (out of memory, a mistaken kill -9), soon at first and then with longer pauses. An
 agent that exits has its reasons, and so the keeper exits with its code. It leads a session of its own and ignores
-the terminal's hangup. SIGTERM to the keeper is passed on, and ends both.
+the terminal's hangup, and blocks no signal: a launch holds Ctrl-C back from `start`, which is in its terminal still,
+and what goes on must hear of it again. SIGTERM to the keeper is passed on, and ends both.
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ class _Keeper:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._pass_on)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
         pause = _FIRST_PAUSE_SECONDS
         while True:
             begun = time.monotonic()

@@ -2,7 +2,9 @@
 
 The kernel is to kill the command when its agent dies (PR_SET_PDEATHSIG). The agent has threads, and Python code between
 fork and exec of a process with threads can hang; so this small program asks the kernel and then becomes the command,
-for 15 ms per round. DIRECTORY and PROFILE may be empty. Exit codes are a shell's: 127 not found, 126 not to be run.
+for 15 ms per round. The command hears signals whoever launched it: what was blocked or ignored for Ctrl-C's sake on the
+way here (launch/sending.py; a shell's `&`) is no longer. DIRECTORY and PROFILE may be empty. Exit codes are a shell's:
+127 not found, 126 not to be run.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ def main() -> None:
     # Python ignores these, and what is ignored stays so in the program that it becomes.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
         if directory:
             os.chdir(directory)

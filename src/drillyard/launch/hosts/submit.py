@@ -14,7 +14,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from drillyard import __version__
@@ -24,6 +23,7 @@ from drillyard.hardware.capacity import machine_of
 from drillyard.hardware.catalog import load_catalog
 from drillyard.launch import claiming
 from drillyard.launch.agent.job import Job
+from drillyard.launch.at_once import at_once
 from drillyard.launch.hosts import checks as host_checks
 from drillyard.launch.hosts import plan as host_plan
 from drillyard.launch.hosts.checks import Answer
@@ -58,8 +58,7 @@ def ask_all(
             return Answer(host, None, f"no answer after {seconds:.0f} s" if late else str(error))
         return Answer(host, result, "", asked_at, time.time())
 
-    with ThreadPoolExecutor(min(MOST_AT_ONCE, max(1, len(hosts)))) as pool:
-        return list(pool.map(ask, hosts, argvs))
+    return at_once(lambda asked: ask(*asked), list(zip(hosts, argvs, strict=True)), MOST_AT_ONCE)
 
 
 class Submission:
@@ -107,6 +106,7 @@ class Submission:
         if answer.result is not None and answer.result.returncode == claiming.CLAIMED:
             raise claiming.taken(self._plan.handle, answer.result.stderr.strip())
         self._judge(answers, "the launch directory could not be claimed")
+        claiming.tell_unlocked(answer.result.stderr if answer.result is not None else "")
         agents = (answer.told() or {}).get("agents")
         if agents:
             raise claiming.taken(self._plan.handle, f"submission {agents[0].get('submission')}, running there")

@@ -20,12 +20,12 @@ from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
-from drillyard.launch.claiming import CLAIM, CLAIMED, RELEASE, client, taken
+from drillyard.launch.claiming import CLAIM, CLAIMED, RELEASE, RENEW, client, taken, tell_unlocked
 from drillyard.launch.handles import Handle
 from drillyard.launch.launcher import Cancellation, LogsWanted, Request
 from drillyard.launch.logs.run import run_logs
 from drillyard.launch.plan import File, Plan, Program
-from drillyard.launch.programs import Programs, archive, archive_of_directory, require_success
+from drillyard.launch.programs import Programs, Result, archive, archive_of_directory, require_success
 from drillyard.launch.registry import LAUNCHERS
 from drillyard.launch.remote import artifacts_of, copy_files, open_files, read_file, tell
 from drillyard.launch.sending import names_in, secrets_file, undivided
@@ -42,6 +42,7 @@ from drillyard.launch.slurm.plan import (
     plan_array,
     plan_of,
     releasing_step,
+    renewing_step,
     submitting_step,
 )
 from drillyard.launch.slurm.script import ENDED
@@ -102,12 +103,14 @@ class SlurmLauncher:
         self._make_way(handles, replace)
         for step in _of_stage(plan, CARRY):
             self._execute(step, plan, sent, seconds=None)
-        (claim,), (release,) = _of_stage(plan, CLAIM), _of_stage(plan, RELEASE)
+        (claim,), (renew,), (release,) = (_of_stage(plan, stage) for stage in (CLAIM, RENEW, RELEASE))
         with undivided(str(plan.handle)), self._claimed(plan.handle, claim, release, sent[0]):
             self._require_free(handles)
             for step in _of_stage(plan, WRITE):
+                self._keep_claim(plan.handle, renew, sent[0])
                 self._execute(step, plan, sent, seconds=_SECONDS)
             (step,) = _of_stage(plan, SUBMIT)
+            self._keep_claim(plan.handle, renew, sent[0])
             self._submit(step, _points(plan))
         return plan.handle
 
@@ -186,9 +189,12 @@ class SlurmLauncher:
             raise UserError(f"{known.handle}: is {status.state} and needs no resume")
         launch = known.entry["launch_directory"]
         runs = [known.handle.run]
-        claim, release = (step(self._host, self._cluster.name, runs) for step in (claiming_step, releasing_step))
-        with undivided(str(known.handle)), self._claimed(known.handle, claim, release, _new_secret()):
+        steps = (claiming_step, renewing_step, releasing_step)
+        claim, renew, release = (step(self._host, self._cluster.name, runs) for step in steps)
+        secret = _new_secret()
+        with undivided(str(known.handle)), self._claimed(known.handle, claim, release, secret):
             self._require_free([known.handle])
+            self._keep_claim(known.handle, renew, secret)
             entry = {key: known.entry[key] for key in ("run", "launch_directory", "nodes") if key in known.entry}
             self._submit(submitting_step(self._host, launch), [entry])
         return known.handle
@@ -211,15 +217,19 @@ class SlurmLauncher:
     def _claimed(self, handle: Handle, claim: Program, release: Program, secret: File) -> Iterator[None]:
         """Be the only launch of the runs that `claim` names. Raises UserError, and then another one has them."""
         try:
-            result = self._programs.run(claim.argv, stdin=archive([secret, client()]), timeout=_SECONDS)
-            if result.returncode == CLAIMED:
-                raise taken(handle, result.stderr.strip())
-            require_success(result, f"{handle}: nothing was submitted: could not {claim.purpose}")
+            tell_unlocked(self._keep_claim(handle, claim, secret).stderr)
             yield
         finally:
             # Where that fails too, the claim ends with this process or with time.
             with contextlib.suppress(UserError):
                 self._programs.run(release.argv, stdin=archive([secret]), timeout=_SECONDS)
+
+    def _keep_claim(self, handle: Handle, step: Program, secret: File) -> Result:
+        """Claim, or renew the claim. Raises UserError, and then another launch has or had the runs."""
+        result = self._programs.run(step.argv, stdin=archive([secret, client()]), timeout=_SECONDS)
+        if result.returncode == CLAIMED:
+            raise taken(handle, result.stderr.strip())
+        return require_success(result, f"{handle}: nothing was submitted: could not {step.purpose}")
 
     def _going_on(self, handles: Sequence[Handle]) -> Iterator[tuple[Known, State]]:
         """Those of these runs that are not over."""

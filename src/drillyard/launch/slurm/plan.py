@@ -1,7 +1,7 @@
 """The plan of a run on Slurm: carry the code where that is asked for, write the launch directory, submit. Pure.
 
 Writing and submitting are done under a claim of the run's name beside its entry in the index of the head host, so that
-no two launches write one launch directory.
+no two launches write one launch directory. The claim is renewed before each of the steps under it.
 
 Job ids are Slurm's answer, so a run that waits for another names it by handle, and the submitting step asks Slurm for
 that one's job.
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
-from drillyard.launch.claiming import CLAIM, CLAIM_ALL, RELEASE, RELEASE_ALL
+from drillyard.launch.claiming import CLAIM, CLAIM_ALL, RELEASE, RELEASE_ALL, RENEW, RENEW_ALL
 from drillyard.launch.handles import parse_handle
 from drillyard.launch.hosts.plan import CARRIED_LIST, UNPACK_OVER, absolute
 from drillyard.launch.job import Place, Prepared, image_of, prepare
@@ -38,6 +38,7 @@ index="{INDEX}"
 for run; do shift && set -- "$@" "$index/$run.claim"; done
 '''
 _CLAIM = _CLAIMS + CLAIM_ALL
+_RENEW = _CLAIMS + RENEW_ALL
 _RELEASE = _CLAIMS + RELEASE_ALL
 _UNPACK = f'umask 022 && mkdir -p "$0" && cd "$0" && rm -f state.json {ENDED} && exec tar -x -p --no-same-owner -f -'
 _SPREAD = f"""\
@@ -94,6 +95,7 @@ def plan_of(request: Request) -> Plan:
         steps=(
             *_carry(host, request, place),
             claiming_step(host, prepared.handle.cluster, [prepared.handle.run]),
+            renewing_step(host, prepared.handle.cluster, [prepared.handle.run]),
             _write(host, job.launch_directory, files),
             _submit(host, posixpath.join(job.launch_directory, SCRIPT), request.dependency),
             releasing_step(host, prepared.handle.cluster, [prepared.handle.run]),
@@ -136,6 +138,7 @@ def plan_array(requests: list[Request]) -> list[Plan]:
         steps=(
             *(step for step in first.steps if isinstance(step, Program) and step.stage == CARRY),
             claiming_step(host, first.handle.cluster, names),
+            renewing_step(host, first.handle.cluster, names),
             _write(host, first.launch_directory, files),
             spread,
             _submit(host, posixpath.join(first.launch_directory, ARRAY), requests[0].dependency),
@@ -154,6 +157,14 @@ def claiming_step(host: Host, cluster: str, runs: Sequence[str]) -> Program:
     """The step that keeps other launches of `runs` out; it is sent the submission's secret, and who launches."""
     argv = host.argv(["sh", "-c", _CLAIM, cluster, *runs])
     return Program(f"claim {_named(runs)} on {host.title}", argv, sends=("secret",), stage=CLAIM)
+
+
+def renewing_step(host: Host, cluster: str, runs: Sequence[str]) -> Program:
+    """The step before each one that is done under a claim: nobody else has had it, and the time it has begins anew."""
+    argv = host.argv(["sh", "-c", _RENEW, cluster, *runs])
+    return Program(
+        f"keep the claim on {host.title}: renewed before each step under it", argv, sends=("secret",), stage=RENEW
+    )
 
 
 def releasing_step(host: Host, cluster: str, runs: Sequence[str]) -> Program:

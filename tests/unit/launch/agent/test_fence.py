@@ -154,10 +154,29 @@ def test_a_directory_made_anew_is_another_starts_and_left_alone(tmp_path: Path, 
     assert not new.superseded and not new.directory_gone
 
 
-def test_a_renewal_into_a_directory_that_was_just_made_anew_does_not_count(tmp_path: Path) -> None:
+def test_a_renewal_into_a_directory_that_was_just_made_anew_does_not_count_and_writes_nothing(tmp_path: Path) -> None:
     old, renewals = claimed(tmp_path, "old")
     shutil.rmtree(tmp_path / "epochs")
     claimed(tmp_path, "new")
+    leases = {path: path.read_bytes() for path in (tmp_path / "epochs").iterdir()}
+    with pytest.raises(OSError, match="made anew"):
+        old._renew()
+    assert renewals == [1] and old.directory_gone
+    assert {path: path.read_bytes() for path in (tmp_path / "epochs").iterdir()} == leases
+
+
+def test_a_directory_that_is_made_anew_during_a_renewal_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, renewals = claimed(tmp_path, "old")
+    replace = os.replace
+
+    def made_anew_before_the_rename(draft: Path, lease: Path) -> None:
+        monkeypatch.undo()
+        (tmp_path / "epochs" / "0001").write_text(json.dumps(ME | {"submission": "new"}) + "\n")
+        replace(draft, lease)
+
+    monkeypatch.setattr(os, "replace", made_anew_before_the_rename)
     with pytest.raises(OSError, match="made anew"):
         old._renew()
     assert renewals == [1] and old.directory_gone

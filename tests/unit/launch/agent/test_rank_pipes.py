@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import subprocess
 import sys
@@ -57,30 +58,82 @@ def test_each_rank_prints_into_a_pipe_of_its_own(tmp_path: Path, log: Sink) -> N
     assert not pipes.directory.exists()
 
 
-def test_pipes_that_a_killed_agent_has_left_make_way(tmp_path: Path, log: Sink) -> None:
-    first = RankPipes(tmp_path, 1, 1, log, None)
-    second = RankPipes(tmp_path, 1, 1, log, None)
-    assert second.directory == first.directory
-    rank(second.directory, 0, "echo", "here")
-    assert second.finish(60.0) == [b"here\n"]
+def test_pipes_of_an_agent_that_ends_late_are_its_own(tmp_path: Path, log: Sink) -> None:
+    old = RankPipes(tmp_path, 1, 1, log, None)
+    new = RankPipes(tmp_path, 1, 1, log, None)
+    # Its ranks may still open their pipes.
+    assert rank(old.directory, 0, "echo", "late").stderr == ""
+    assert old.finish(60.0) == [b"late\n"] and not old.directory.exists()
+    assert rank(new.directory, 0, "echo", "here").stderr == ""
+    assert new.finish(60.0) == [b"here\n"] and list(tmp_path.glob("*.ranks*")) == []
 
 
-def test_where_the_launch_directory_takes_no_pipes_this_host_does(
+def test_pipes_that_a_killed_agent_has_left_make_way_and_those_of_other_nodes_do_not(tmp_path: Path, log: Sink) -> None:
+    left, other = (tmp_path / name for name in ("node-1.ranks-abc", "node-11.ranks-abc"))
+    for directory in (left, other):
+        directory.mkdir()
+        os.mkfifo(directory / "0")
+    pipes = RankPipes(tmp_path, 1, 1, log, None)
+    assert not left.exists() and other.exists() and pipes.directory.exists()
+    pipes.finish(60.0)
+
+
+def test_a_round_that_is_over_is_read_before_its_pipes_go(
     tmp_path: Path, log: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = os.mkfifo
+    pipes = RankPipes(tmp_path, 1, 1, log, None)
+    finish, there = pipes._pumps[0].finish, []
 
-    def no_pipes_on_a_bucket(path: Path, mode: int) -> None:
+    def seen(seconds: float) -> bytes:
+        there.append(pipes.directory.exists())
+        return finish(seconds)
+
+    monkeypatch.setattr(pipes._pumps[0], "finish", seen)
+    pipes.finish(60.0)
+    assert there == [True] and not pipes.directory.exists()
+
+
+@pytest.mark.parametrize("refused", ["os.mkfifo", "_opened"])
+def test_where_the_launch_directory_takes_no_pipes_this_host_does(
+    tmp_path: Path, log: Sink, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    allowed = operator.attrgetter(refused)(rank_pipes)
+
+    def no_pipes_on_a_bucket(path: Path, *more: int) -> object:
         if path.is_relative_to(tmp_path / "bucket"):
             raise PermissionError(1, "Operation not permitted")
-        make(path, mode)
+        return allowed(path, *more)
 
     (tmp_path / "bucket").mkdir()
-    monkeypatch.setattr(rank_pipes.os, "mkfifo", no_pipes_on_a_bucket)
-    pipes = RankPipes(tmp_path / "bucket", 0, 1, log, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"drillyard.launch.agent.rank_pipes.{refused}", no_pipes_on_a_bucket)
+        pipes = RankPipes(tmp_path / "bucket", 0, 1, log, None)
     rank(pipes.directory, 0, "echo", "here")
     assert pipes.finish(60.0) == [b"here\n"]
     assert not pipes.directory.exists() and list((tmp_path / "bucket").iterdir()) == []
+
+
+@pytest.mark.parametrize("refused", ["os.mkfifo", "_opened"])
+def test_where_no_place_takes_pipes_nothing_is_left(
+    tmp_path: Path, log: Sink, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    allowed = operator.attrgetter(refused)(rank_pipes)
+
+    def not_the_second_pipe(path: Path, *more: int) -> object:
+        if path.name == "1":
+            raise PermissionError(1, "Operation not permitted")
+        return allowed(path, *more)
+
+    for name in ("launch", "tmp"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(rank_pipes.tempfile, "tempdir", str(tmp_path / "tmp"))
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patch:
+        patch.setattr(f"drillyard.launch.agent.rank_pipes.{refused}", not_the_second_pipe)
+        with pytest.raises(PermissionError):
+            RankPipes(tmp_path / "launch", 0, 2, log, None)
+    assert not [*(tmp_path / "launch").iterdir(), *(tmp_path / "tmp").iterdir()]
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 @pytest.mark.parametrize("gone", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from tests.unit.launch.requests import TRAINING, WORKLOAD, request
 
 from drillyard.errors import UserError
 from drillyard.launch.agent.identity import Process, this_process
-from drillyard.launch.claiming import CLAIM_SECONDS, CLAIMED
+from drillyard.launch.claiming import CLAIM_SECONDS, CLAIMED, tell_unlocked
 from drillyard.launch.plan import File, Plan, Program
 from drillyard.launch.programs import Programs, Result, archive
 from drillyard.launch.registry import launcher_for
@@ -264,3 +265,35 @@ def test_a_claim_ends_with_the_process_that_launches_and_that_of_another_machine
     whose, since, rest = claim.read_text().split(" ", 2)
     claim.write_text(f"{whose} {int(since) - CLAIM_SECONDS} {rest}")
     assert _claimed(tmp_path, 0, me).returncode == 0
+
+
+@pytest.fixture
+def no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """flock(1) as it is on a file system without locks; a test may write another one."""
+    flock = tmp_path / "bin" / "flock"
+    flock.parent.mkdir()
+    flock.write_text("#!/bin/sh\necho 'flock: 9: No locks available' >&2\nexit 71\n")
+    flock.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{flock.parent}:{os.environ['PATH']}")
+    return flock
+
+
+def test_where_a_file_system_has_no_locks_claims_are_kept_all_the_same_and_that_is_told(
+    tmp_path: Path, no_locks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    me = this_process()
+    first = _claimed(tmp_path, 0, me)
+    assert first.returncode == 0 and json.loads(first.stdout)["agents"] == []
+    tell_unlocked(first.stderr)
+    (claim,) = tmp_path.rglob("launch/claim")
+    told = capsys.readouterr().err
+    assert told == f"drillyard: no lock on {claim}: launches of a run at the very same moment are not kept apart\n"
+    assert _claimed(tmp_path, 1, me).returncode == CLAIMED
+    assert _claimed(tmp_path, 0, me, "release").returncode == 0 and claim.read_text() == ""
+
+
+def test_a_lock_that_another_launch_keeps_is_waited_for_and_refuses(tmp_path: Path, no_locks: Path) -> None:
+    # What flock(1) does when its time is over: it exits with the code that -E names.
+    no_locks.write_text('#!/bin/sh\n[ "$1 $3" = "-w -E" ] || exit 64\nexit "$4"\n')
+    refused = _claimed(tmp_path, 0, this_process())
+    assert refused.returncode == 1 and "another launch has had its lock for 30 s" in refused.stderr

@@ -174,6 +174,15 @@ def test_a_launch_that_another_one_has_claimed_writes_nothing_and_stops_nothing(
     assert hosts.verbs() == ["list", "check", "--nonce", "rm -f --", "/claim", "whose rest"]
 
 
+def test_that_the_head_host_has_no_locks_is_told_and_the_launch_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    claimed = Result(("ssh",), 0, json.dumps({"agents": []}), "Welcome!\nno lock on /p/claim: so and so\n")
+    hosts = Hosts(says={("/claim", "n0"): claimed})
+    launcher, plan = made(hosts)
+    launcher.submit(plan)
+    assert hosts.verbs()[-5:] == STARTED
+    assert capsys.readouterr().err == "drillyard: no lock on /p/claim: so and so\n"
+
+
 @pytest.mark.parametrize(
     ("verb", "said"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
 from drillyard.launch.agent import index
+from drillyard.launch.claiming import CLAIM_SECONDS
 from drillyard.launch.plan import Plan
 from drillyard.launch.programs import Programs, Result
 from drillyard.launch.slurm.launcher import SlurmLauncher
@@ -107,6 +109,74 @@ def test_who_has_looked_before_another_launch_submitted_looks_again(controller: 
         first.submit(plan, replace=True)
     assert controller.jobs == {"1": "PENDING"}
     assert [secret.read_text()] == written
+
+
+def aged(directory: Path) -> None:
+    """Let the claim on the run be as old as one that has ended."""
+    claim = directory / "state" / "drillyard" / "c" / "nccl.claim"
+    whose, since, client = claim.read_text().split(" ", 2)
+    claim.write_text(f"{whose} {int(since) - CLAIM_SECONDS} {client}")
+
+
+@pytest.mark.parametrize("how", ["submit", "resume"])
+def test_a_launch_that_was_away_until_another_had_its_claim_does_not_go_on(
+    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    (first, plan), (second, _) = made(controller, tmp_path), made(controller, tmp_path)
+    secret = tmp_path / "runs" / "nccl" / "launch" / "secret"
+    written = []
+
+    def launch(launcher: SlurmLauncher) -> None:
+        launcher.submit(plan) if how == "submit" else launcher.resume("nccl")
+
+    if how == "resume":
+        second.submit(plan)
+        controller.jobs["1"] = "FAILED"
+    before = len(controller.jobs)
+
+    def away(handles: object) -> None:
+        aged(tmp_path)
+        launch(second)
+        written.append(secret.read_text())
+
+    monkeypatch.setattr(first, "_require_free", away)
+    with pytest.raises(UserError, match=r"the claim of this one has ended\); nothing was submitted"):
+        launch(first)
+    assert len(controller.jobs) == before + 1 and [secret.read_text()] == written
+
+
+@pytest.mark.parametrize("how", ["submit", "resume"])
+def test_a_slow_launch_keeps_its_claim(
+    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    (first, plan), (second, _) = made(controller, tmp_path), made(controller, tmp_path)
+    if how == "resume":
+        first.submit(plan)
+        controller.jobs["1"] = "FAILED"
+    refusals = []
+
+    def another() -> None:
+        with pytest.raises(UserError, match="is being launched by another") as told:
+            second.submit(plan)
+        refusals.append(told.value)
+
+    monkeypatch.setattr(first, "_require_free", lambda handles: aged(tmp_path))
+    controller.before["sbatch"] = another
+    first.submit(plan) if how == "submit" else first.resume("nccl")
+    assert len(refusals) == 1 and controller.jobs[max(controller.jobs)] == "PENDING"
+
+
+def test_a_head_host_without_locks_submits_and_says_so(
+    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flock = tmp_path / "bin" / "flock"
+    flock.parent.mkdir()
+    flock.write_text("#!/bin/sh\nexit 71\n")
+    flock.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{flock.parent}:{os.environ['PATH']}")
+    launcher, plan = made(controller, tmp_path)
+    launcher.submit(plan)
+    assert list(controller.jobs) == ["1"] and capsys.readouterr().err.count("drillyard: no lock on ") == 1
 
 
 def test_of_two_who_resume_one_submits(controller: Controller, tmp_path: Path) -> None:

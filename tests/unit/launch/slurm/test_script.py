@@ -132,7 +132,7 @@ def test_a_sweep_writes_all_runs_before_one_array_is_submitted():
     asked = [request(cluster(**SHARED), WORKLOAD.replace("nccl", f"nccl-{size}")) for size in ("8m", "1g", "4g")]
     plans = plan_array(asked)
     assert [[step.stage for step in plan.steps] for plan in plans] == [
-        ["claim", "write", "write", "submit", "release"],
+        ["claim", "renew", "write", "write", "submit", "release"],
         [],
         [],
     ]
@@ -153,6 +153,6 @@ def test_a_sweep_carries_the_code_once():
     slurm = "{directory: /elsewhere}"
     asked = [request(cluster(**SHARED, slurm=slurm), WORKLOAD.replace("nccl", f"r{n}"), sync=True) for n in range(3)]
     stages = [[step.stage for step in plan.steps] for plan in plan_array(asked)]
-    assert stages == [["carry", "claim", "write", "write", "submit", "release"], [], []]
+    assert stages == [["carry", "claim", "renew", "write", "write", "submit", "release"], [], []]
     with pytest.raises(UserError, match="is this directory itself"):
         plan_of(request(cluster(**SHARED), WORKLOAD, sync=True))

@@ -1,0 +1,42 @@
+"""Many things at the same time, which an interrupt leaves at once."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from drillyard.launch.at_once import at_once
+
+INTERRUPTED = """
+import os, signal, threading
+from drillyard.launch.at_once import at_once
+
+def never(_):
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait()
+
+at_once(lambda item: at_once(never, [item], 1), [1, 2], 2)
+"""
+
+
+def test_answers_come_in_order_and_the_first_failure_is_raised_when_all_have_ended() -> None:
+    assert at_once(lambda number: number * number, range(100), 7) == [number * number for number in range(100)]
+    assert at_once(str, [], 4) == []
+    ended = []
+
+    def fail(number: int) -> None:
+        ended.append(number)
+        if number in (2, 5):
+            raise ValueError(number)
+
+    with pytest.raises(ValueError, match="2"):
+        at_once(fail, range(9), 3)
+    assert sorted(ended) == list(range(9))
+
+
+def test_an_interrupt_ends_the_process_though_nothing_has_ended() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGINT and b"KeyboardInterrupt" in done.stderr
