@@ -143,7 +143,7 @@ def prune_command(
     if target.run_directory is None or target.one is not None:
         raise UserError(f"{run}: is not a run directory; give RUN_DIR or RUN_DIR/checkpoints")
     keep, keep_best = _retention(target, keep)
-    with hold_run_directory(target.run_directory):
+    with hold_run_directory(target.run_directory, "prunes its checkpoints"):
         target = find_target(run)
         with _progress([info for info in target.checkpoints if info.complete]) as read:
             plan = plan_prune(

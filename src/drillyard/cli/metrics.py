@@ -315,7 +315,8 @@ def _follow(paths: list[str], asked: Asked, facts: Catalog, reading: dict[str, A
             show(tail.poll())
             if tail.ended:
                 return
-            time.sleep(FOLLOW_SECONDS)
+            if not tail.behind:
+                time.sleep(FOLLOW_SECONDS)
     finally:
         live.stop()
 

@@ -5,7 +5,8 @@
                     file that is not there yet is waited for
     StreamFollower  standard input: what has come so far, without waiting for more; it ends when its writer does
     CloudFollower   a Cloud Storage object, which never grows in place: whoever appends replaces it by a longer one that
-                    begins the same. It is looked at every few seconds, and only what is new is fetched
+                    begins the same. It is looked at every few seconds, and only what is new is fetched; a service that
+                    does not answer is asked again for ten minutes
 
 Decompression is not done here: compressed logs do not grow by lines.
 """
@@ -16,17 +17,21 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 from drillyard.errors import UserError
 from drillyard.loglines.packed import is_packed
-from drillyard.loglines.sources import GCS, STDIN, LogFile, cloud_errors, storage_client
+from drillyard.loglines.sources import GCS, STDIN, LogFile, cloud_errors, standard_input, storage_client
 
 _PIECE: Final = 1 << 20
 _CLOUD_PIECE: Final = 8 << 20
 _CLOUD_SECONDS: Final = 5.0
+_CLOUD_PATIENCE_SECONDS: Final = 600.0
+_POLL_BYTES: Final = 64 << 20
+"""Of a stream at one poll: a writer may be faster than whoever reads, and what was read is to be shown."""
 _OVERLAP: Final = 64
 
 
@@ -35,6 +40,8 @@ class Follows(Protocol):
 
     ended: bool
     """Whether nothing can come any more."""
+    behind: bool
+    """Whether the last poll ended before all that was there had been read."""
 
     def poll(self) -> Iterator[bytes | None]:
         """The new bytes in pieces; None where what follows belongs to a new beginning. Raises OSError or UserError."""
@@ -49,7 +56,7 @@ class Follows(Protocol):
 def follower(file: LogFile) -> Follows:
     """Follows what a name names. Raises UserError for what is compressed."""
     if file.name == STDIN:
-        return StreamFollower(sys.stdin.buffer)
+        return StreamFollower(standard_input())
     if file.name.startswith(GCS):
         return CloudFollower(file.name)
     _refuse_packed(Path(file.name))
@@ -72,6 +79,7 @@ class Follower:
     """Reads a growing file. `restarts` counts how often it began anew (truncated or rotated)."""
 
     ended = False
+    behind = False
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -133,19 +141,26 @@ class StreamFollower:
 
     def __init__(self, stream: BinaryIO) -> None:
         self.ended = False
+        self.behind = False
         self._stream = stream
         self._head: bytes | None = b""
 
     def poll(self) -> Iterator[bytes | None]:
         """See Follows. Past the stream's buffer: nobody has read from it yet."""
         descriptor = self._stream.fileno()
+        count = 0
         while not self.ended and select.select([descriptor], [], [], 0)[0]:
+            self.behind = count >= _POLL_BYTES
+            if self.behind:
+                return
             piece = os.read(descriptor, _PIECE)
+            count += len(piece)
             self.ended = not piece
             if self._head is not None:
                 piece = self._checked(piece)
             if piece:
                 yield piece
+        self.behind = False
 
     def _checked(self, piece: bytes) -> bytes:
         """The first bytes, as soon as they tell that they are not packed."""
@@ -167,15 +182,23 @@ class StreamFollower:
         """Standard input is not ours to close."""
 
 
+def _say_on_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 class CloudFollower:
     """Reads what was added to a Cloud Storage object. `restarts` counts how often it became another one."""
 
     ended = False
+    behind = False
 
-    def __init__(self, name: str, seconds: float = _CLOUD_SECONDS) -> None:
+    def __init__(self, name: str, seconds: float = _CLOUD_SECONDS, say: Callable[[str], None] = _say_on_stderr) -> None:
+        """`say` is told, once, that the service does not answer, and until when it is asked again."""
         self.name = name
         self.restarts = 0
+        self._say = say
         self._seconds = seconds
+        self._silent_since: float | None = None
         self._looked: float | None = None
         self._bucket: Any = None
         self._generation: int | None = None
@@ -188,33 +211,64 @@ class CloudFollower:
         if self._looked is not None and now - self._looked < self._seconds:
             return
         self._looked = now
-        with cloud_errors(self.name):
+        with cloud_errors(self.name), self._patience():
             found = self._look()
-            if found is None or found.generation == self._generation:
-                return
-            size, self._generation = int(found.size), found.generation
-            if self._offset and not self._goes_on(found, size):
-                self._offset, self._last = 0, b""
-                self.restarts += 1
-                yield None
-            while self._offset < size:
-                piece = _fetch(found, self._offset, min(self._offset + _CLOUD_PIECE, size))
-                if not self._offset and is_packed(piece[:4]):
-                    raise UserError(f"{self.name}: is compressed, and does not grow line by line; leave out --follow.")
-                self._offset += len(piece)
-                self._last = (self._last + piece)[-_OVERLAP:]
-                yield piece
+            if found is not None and (generation := found.generation) != self._generation:
+                yield from self._news(found, generation)
+                # Only now: what was not fetched in full is looked at again.
+                self._generation = generation
+            self._silent_since = None
 
-    def _goes_on(self, blob: Any, size: int) -> bool:
+    def _news(self, found: Any, generation: int) -> Iterator[bytes | None]:
+        """What an object has beyond what was read of it before. `generation`: the client changes that of `found`."""
+        size = int(found.size)
+        if self._offset and not self._goes_on(found, generation, size):
+            self._offset, self._last = 0, b""
+            self.restarts += 1
+            yield None
+        while self._offset < size:
+            piece = _fetch(found, generation, self._offset, min(self._offset + _CLOUD_PIECE, size))
+            if not self._offset and is_packed(piece[:4]):
+                raise UserError(f"{self.name}: is compressed, and does not grow line by line; leave out --follow.")
+            self._offset += len(piece)
+            self._last = (self._last + piece)[-_OVERLAP:]
+            yield piece
+
+    @contextmanager
+    def _patience(self) -> Iterator[None]:
+        """Leaves to the next poll what may be otherwise then."""
+        from google.api_core.exceptions import NotFound, PreconditionFailed, RetryError, ServerError, TooManyRequests
+        from google.auth.exceptions import TransportError
+        from requests.exceptions import RequestException
+
+        try:
+            yield
+        except (NotFound, PreconditionFailed):
+            # Replaced since it was looked at: that is how objects grow.
+            self._silent_since = None
+        except (ServerError, TooManyRequests, RetryError, TransportError, RequestException, ConnectionError) as error:
+            now = time.monotonic()
+            if self._silent_since is None:
+                self._silent_since = now
+                minutes = round(_CLOUD_PATIENCE_SECONDS / 60)
+                self._say(f"{self.name}: {_first_line(error)}; asks again, for {minutes} minutes at most")
+            elif now - self._silent_since > _CLOUD_PATIENCE_SECONDS:
+                seconds = round(now - self._silent_since)
+                raise UserError(
+                    f"{self.name}: no answer for {seconds} s: {_first_line(error)}. Follow it again when there is one."
+                ) from error
+
+    def _goes_on(self, blob: Any, generation: int, size: int) -> bool:
         """Whether the object has, where reading ended, what was read there."""
-        return size >= self._offset and _fetch(blob, self._offset - len(self._last), self._offset) == self._last
+        begin, end = self._offset - len(self._last), self._offset
+        return size >= end and _fetch(blob, generation, begin, end) == self._last
 
     def _look(self) -> Any:
         """The object as it is now; None when it is not there (it may be on its way to be replaced)."""
         bucket, _, name = self.name.removeprefix(GCS).partition("/")
         if self._bucket is None:
             self._bucket = storage_client().bucket(bucket)
-        return self._bucket.get_blob(name)
+        return self._bucket.get_blob(name, retry=None)
 
     def absent(self) -> bool:
         """See Follows. Listed before it is followed."""
@@ -224,7 +278,12 @@ class CloudFollower:
         """Nothing is held open."""
 
 
-def _fetch(blob: Any, begin: int, end: int) -> bytes:
-    """Bytes of an object of one generation: it may be replaced between two calls."""
-    piece = blob.download_as_bytes(start=begin, end=end - 1, if_generation_match=blob.generation)
+def _fetch(blob: Any, generation: int, begin: int, end: int) -> bytes:
+    """Bytes of an object of one generation: it may be replaced between two calls. Tried once: the next poll is the
+    next try, and whoever follows other files too does not wait for this one."""
+    piece = blob.download_as_bytes(start=begin, end=end - 1, if_generation_match=generation, retry=None)
     return bytes(piece)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, TextIO, cast
 
 from drillyard.errors import UserError
 from drillyard.loglines.packed import unpacked
@@ -85,7 +85,7 @@ def open_log(file: LogFile) -> Iterator[BinaryIO]:
 @contextmanager
 def _open_raw(file: LogFile) -> Iterator[BinaryIO]:
     if file.name == STDIN:
-        yield sys.stdin.buffer
+        yield standard_input()
     elif file.name.startswith(GCS):
         with cloud_errors(file.name):
             bucket, _, name = file.name.removeprefix(GCS).partition("/")
@@ -94,6 +94,15 @@ def _open_raw(file: LogFile) -> Iterator[BinaryIO]:
     else:
         with open(file.name, "rb") as stream:
             yield stream
+
+
+def standard_input() -> BinaryIO:
+    """Standard input's bytes. Raises UserError where the process was started without one."""
+    # The interpreter's word for a descriptor 0 that was closed (the shell's `<&-`); the types do not know of it.
+    stream = cast("TextIO | None", sys.stdin)
+    if stream is None:
+        raise UserError("-: there is no standard input: it is closed. Pipe a log into the command, or name a file.")
+    return stream.buffer
 
 
 def storage_client() -> Client:

@@ -1,7 +1,8 @@
 """One source that still grows: text is read on from where it ended, documents and event files are read anew.
 
 The idea: lines can be appended to without looking back; a trainer_state.json is replaced as a whole, and the records of
-an event file belong together over many of them. So the first bytes of a file decide, as they do for `read`.
+an event file belong together over many of them. So the first bytes of a file decide, as they do for `read`; but they
+may be on their way still, so a file counts as text for good only with a step in it or once all of those bytes are read.
 
 Cost: of text, that of what is new; of the others the whole file whenever it changed.
 """
@@ -29,7 +30,7 @@ class Growing:
         self._number, self._zone, self._only = number, zone, only
         self._follower = follower(file)
         self._text = self._new()
-        self._is_text = file.path is None
+        self._is_text = self._cannot_be_document
         self._document: Reading | None = None
         self._seen: tuple[int, int, int] | None = None
 
@@ -37,9 +38,18 @@ class Growing:
         return TextReading(self.file, self._number, self._zone, self._only)
 
     @property
+    def _cannot_be_document(self) -> bool:
+        return self.file.path is None
+
+    @property
     def ended(self) -> bool:
         """Whether nothing can come any more."""
         return self._follower.ended
+
+    @property
+    def behind(self) -> bool:
+        """Whether the last poll ended before all that was there had been read."""
+        return self._follower.behind
 
     def absent(self) -> bool:
         """Whether it is not there yet."""
@@ -68,11 +78,17 @@ class Growing:
     def _read_on(self) -> bool:
         news = False
         for piece in self._follower.poll():
-            news = self._is_text = True
+            news = True
             if piece is None:
                 self._text = self._new()
+                self._is_text = self._cannot_be_document
             else:
                 self._text.feed(piece)
+        if news and not self._is_text:
+            found = self._text.results()
+            self._is_text = self._text.source.bytes >= _HEAD_BYTES or any(one.lanes for one in found)
+        if self._is_text:
+            self._document = None
         if self.ended:
             self._text.finish()
         return news or self.ended
@@ -94,6 +110,9 @@ class Growing:
         if now == self._seen:
             return False
         self._seen = now
+        # Should it turn into text, that is read from its beginning.
+        self._follower.close()
+        self._text = self._new()
         with open_log(self.file) as stream:
             self._document = read_source(self.file, self._number, stream, self._zone, self._only)
         return True

@@ -86,6 +86,8 @@ class Tail:
         self._only = _format(framework)
         self._directory: Path | None = None
         files = self._resolve([str(path) for path in paths])
+        if not files:
+            raise UserError("nothing to follow: give the log of a run (or - for standard input)")
         self._sources = [Growing(file, number, self._zone, self._only) for number, file in enumerate(files)]
 
     def _resolve(self, names: list[str]) -> list[LogFile]:
@@ -96,7 +98,12 @@ class Tail:
                 self._directory = path
                 files += [LogFile(str(path / run_file)) for run_file in _RUN_FILES]
             elif path.is_dir() or name.startswith(GCS):
-                files += [file for file in find_files([name]) if _may_be_log(file)]
+                # Empty ones too: the logs of most ranks are empty at first.
+                found = find_files([name])
+                logs = [file for file in found if _may_be_log(file)]
+                if not logs:
+                    raise UserError(f"{name}: none of its {len(found)} files can be a log")
+                files += logs
             else:
                 files.append(LogFile(name))
         return files
@@ -109,6 +116,11 @@ class Tail:
     def ended(self) -> bool:
         """Whether nothing can come any more: all was read from streams that were closed."""
         return all(source.ended for source in self._sources)
+
+    @property
+    def behind(self) -> bool:
+        """Whether more was there at the last poll than one poll reads."""
+        return any(source.behind for source in self._sources)
 
     def poll(self) -> RunLog | None:
         """The run as it stands; None when nothing was written since the last poll. Raises UserError, also where all
@@ -143,7 +155,7 @@ def _choose(names: list[str]) -> tuple[list[LogFile], list[Source], Path | None]
         run_files = [] if name == "-" or name.startswith("gs://") else _run_files(path)
         if not run_files:
             found = find_files([name])
-            logs = [file for file in found if _may_be_log(file)] if path.is_dir() else found
+            logs = [file for file in found if _may_be_log(file) and file.size != 0] if path.is_dir() else found
             if not logs:
                 raise UserError(f"{name}: none of its {len(found)} files can be a log")
             files += logs
@@ -168,7 +180,7 @@ def _run_files(path: Path) -> list[Path]:
 
 def _may_be_log(file: LogFile) -> bool:
     path = Path(file.name)
-    return not path.name.startswith(".") and path.suffix.lower() not in _NO_LOGS and file.size != 0
+    return not path.name.startswith(".") and path.suffix.lower() not in _NO_LOGS
 
 
 def _assemble(readings: list[Reading], zone: tzinfo | None) -> RunLog:

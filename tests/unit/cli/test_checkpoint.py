@@ -18,10 +18,11 @@ from tests.unit.checkpoint.made import damage_silently, make_checkpoint
 
 from drillyard.cli import main as cli
 from drillyard.cli.checkpoint import age_text, size_text
-from drillyard.supervise.holding import hold_run_directory
+from drillyard.supervise.holding import hold_run_directory, holder_of, only_holder_of
 from drillyard.telemetry import append_event
 from drillyard.training.checkpoint.listing import list_checkpoints, step_directory_name
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
+from drillyard.training.checkpoint.pruning import plan_prune
 
 
 class Told:
@@ -194,11 +195,28 @@ def test_prune_is_refused_while_a_run_is_active_in_the_directory(
     checkpoint: Any, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("drillyard.supervise.holding._PATIENCE_SECONDS", 0.0)
-    with hold_run_directory(run):
+    with only_holder_of(run):
         told = checkpoint("prune", run, "--keep", 1)
     assert told.code == 2 and "a run is active in it" in told.err
+    with hold_run_directory(run, "prunes its checkpoints"):
+        told = checkpoint("prune", run, "--keep", 1)
+    assert told.code == 2 and "which prunes its checkpoints); wait for its end" in told.err
     assert steps(run) == [10, 20, 30, 40, 50]
     assert checkpoint("prune", run, "--keep", 1).code == 0
+
+
+def test_whoever_waits_for_prune_is_told_that_it_is_one(
+    checkpoint: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def plan(*arguments: Any, **settings: Any) -> Any:
+        seen.append(holder_of(run))
+        return plan_prune(*arguments, **settings)
+
+    monkeypatch.setattr("drillyard.training.checkpoint.pruning.plan_prune", plan)
+    assert checkpoint("prune", run, "--keep", 1).code == 0
+    assert [(found.does, found.trains) for found in seen] == [("prunes its checkpoints", False)]
 
 
 def test_what_cannot_be_deleted_is_an_error_that_names_it(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import sys
+import time
 
 import pytest
 
@@ -183,3 +186,19 @@ def test_a_last_line_that_is_not_finished_is_left_out_and_counted(run, log):
     document = json.loads(run(log, "--json")[1])
     assert document["sources"][0]["unfinished_lines"] == 1
     assert document["step_seconds"]["last_step"] == 11
+
+
+def test_what_is_behind_a_stream_that_is_always_ready_shows_it_in_parts_and_does_not_rest(run, monkeypatch):
+    reading, writing = os.pipe()
+    with open(reading) as stdin, open(writing, "wb", buffering=0) as writer:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr("drillyard.loglines.follow._POLL_BYTES", 300)
+        monkeypatch.setattr("drillyard.loglines.follow._PIECE", 300)
+        rests = []
+        monkeypatch.setattr(time, "sleep", rests.append)
+        writer.write("".join(LINES).encode())
+        writer.close()
+        code, out, err = run("-f", "-", "--json")
+    lasts = [json.loads(line)["step_seconds"]["last_step"] for line in out.splitlines()]
+    assert (code, err, rests) == (0, "", [])
+    assert len(lasts) > 3 and lasts == sorted(lasts) and lasts[-1] == 12

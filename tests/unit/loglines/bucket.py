@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import ClassVar
@@ -20,10 +20,16 @@ class Bucket(BaseHTTPRequestHandler):
     objects: ClassVar[dict[str, bytes]] = {}
     requested: ClassVar[list[tuple[int, int]]] = []
     """First and last byte of what was read."""
+    before: ClassVar[list[Callable[[], int | None]]] = []
+    """What happens before the next requests for an object, one each; a status that it gives is the answer."""
 
     def do_GET(self) -> None:
         url = urlparse(self.path)
         query = parse_qs(url.query)
+        # The client asks for the bucket too, by the way and at any time.
+        if "/o/" in url.path and self.before and (status := self.before.pop(0)()) is not None:
+            self.answer(status, b'{"error": {"message": "No answer now"}}')
+            return
         if url.path.endswith("/o"):
             prefix = query.get("prefix", [""])[0]
             items = [self.item(name) for name in sorted(self.objects) if name.startswith(prefix)]
@@ -32,6 +38,8 @@ class Bucket(BaseHTTPRequestHandler):
         name = unquote(url.path.partition("/o/")[2])
         if "/b/bucket/" not in url.path or name not in self.objects:
             self.answer(404, b'{"error": {"code": 404, "message": "No such object"}}')
+        elif query.get("ifGenerationMatch", [self.generation(name)]) != [self.generation(name)]:
+            self.answer(412, b'{"error": {"code": 412, "message": "conditionNotMet"}}')
         elif query.get("alt") == ["media"]:
             self.range(self.objects[name])
         else:
@@ -44,8 +52,11 @@ class Bucket(BaseHTTPRequestHandler):
             "bucket": "bucket",
             "size": size,
             "updated": "2026-01-02T03:04:05Z",
-            "generation": str(zlib.crc32(self.objects[name]) + 1),
+            "generation": self.generation(name),
         }
+
+    def generation(self, name: str) -> str:
+        return str(zlib.crc32(self.objects[name]) + 1)
 
     def range(self, whole: bytes) -> None:
         asked = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")
@@ -78,7 +89,7 @@ def local_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
     server = HTTPServer(("127.0.0.1", 0), Bucket)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
-    Bucket.objects = {}
+    Bucket.objects, Bucket.before = {}, []
     try:
         yield Bucket.objects
     finally:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gzip
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.unit.loglines.bucket import Bucket, local_bucket
 
 from drillyard.errors import UserError
-from drillyard.loglines.follow import CloudFollower, Follower, StreamFollower
+from drillyard.loglines import follow
+from drillyard.loglines.follow import CloudFollower, Follower, StreamFollower, follower
+from drillyard.loglines.sources import LogFile, open_log
 
 
 def polled(follower) -> list[bytes | None]:
@@ -59,6 +63,28 @@ def test_a_short_stream_is_read_too() -> None:
         assert polled(follower) == [b"a\n"] and follower.ended
 
 
+def test_a_stream_that_is_always_ready_is_given_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "_POLL_BYTES", 8)
+    monkeypatch.setattr(follow, "_PIECE", 4)
+    reading, writing = os.pipe()
+    with open(reading, "rb") as stream:
+        os.write(writing, b"0123456789abcdefgh")
+        follower = StreamFollower(stream)
+        assert polled(follower) == [b"0123", b"4567"] and follower.behind and not follower.ended
+        assert polled(follower) == [b"89ab", b"cdef"] and follower.behind
+        assert polled(follower) == [b"gh"] and not follower.behind
+        os.close(writing)
+        assert polled(follower) == [] and follower.ended and not follower.behind
+
+
+def test_a_standard_input_that_is_closed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UserError, match="there is no standard input"):
+        follower(LogFile("-"))
+    with pytest.raises(UserError, match="there is no standard input"), open_log(LogFile("-")):
+        pass
+
+
 def test_an_object_is_fetched_as_far_as_it_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     with local_bucket(monkeypatch) as objects:
         objects["run.log"] = b"one\n" * 100
@@ -77,6 +103,77 @@ def test_an_object_is_fetched_as_far_as_it_is_new(monkeypatch: pytest.MonkeyPatc
         del objects["run.log"]
         assert polled(follower) == []
         assert follower.restarts == 2
+
+
+def now_and_then(objects: dict[str, bytes], content: bytes | None) -> Callable[[], None]:
+    """The object is replaced, or deleted, before a request."""
+
+    def act() -> None:
+        if content is None:
+            del objects["run.log"]
+        else:
+            objects["run.log"] = content
+
+    return act
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["412", "404"])
+def test_an_object_that_is_replaced_while_it_is_read_is_looked_at_again(
+    gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(follow, "_CLOUD_PIECE", 4)
+    with local_bucket(monkeypatch) as objects:
+        objects["run.log"] = b"one\ntwo\n"
+        follower = CloudFollower("gs://bucket/run.log", seconds=0, say=said.append)
+        longer = b"one\ntwo\nmore\n"
+        # Looked at, first piece; then it is another one.
+        Bucket.before[:] = [lambda: None, lambda: None, now_and_then(objects, None if gone else longer)]
+        assert polled(follower) == [b"one\n"]
+        objects["run.log"] = longer
+        assert polled(follower) == [b"two\n", b"more", b"\n"] and polled(follower) == []
+        # The same where the look at what is known meets another object, and what is there then is not new.
+        objects["run.log"] += b"last\n"
+        longest = objects["run.log"]
+        Bucket.before[:] = [lambda: None, now_and_then(objects, None if gone else longest + b"!\n")]
+        assert polled(follower) == []
+        objects["run.log"] = longest
+        assert b"".join(polled(follower)) == b"last\n"
+        assert follower.restarts == 0 and said == []
+
+
+def test_a_service_that_does_not_answer_is_asked_again_and_that_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    with local_bucket(monkeypatch) as objects:
+        objects["run.log"] = b"one\n"
+        follower = CloudFollower("gs://bucket/run.log", seconds=0, say=said.append)
+        Bucket.before[:] = [lambda: 503, lambda: None, lambda: 500, lambda: 429]
+        assert polled(follower) == polled(follower) == polled(follower) == []
+        assert len(said) == 1 and "gs://bucket/run.log: 503 " in said[0]
+        assert said[0].endswith("; asks again, for 10 minutes at most")
+        assert polled(follower) == [b"one\n"] and Bucket.before == []
+        # Another time is said again, and has its own patience; that is over at some time.
+        monkeypatch.setattr(follow, "_CLOUD_PATIENCE_SECONDS", -1.0)
+        Bucket.before[:] = [lambda: 503, lambda: 503]
+        assert polled(follower) == [] and len(said) == 2
+        with pytest.raises(UserError, match=r"gs://bucket/run\.log: no answer for 0 s: 503 "):
+            polled(follower)
+
+
+def test_a_service_that_cannot_be_reached_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    with local_bucket(monkeypatch) as objects:
+        objects["run.log"] = b"one\n"
+        follower = CloudFollower("gs://bucket/run.log", seconds=0, say=said.append)
+        assert polled(follower) == [b"one\n"]
+    assert polled(follower) == polled(follower) == [] and len(said) == 1
+
+
+def test_what_is_forbidden_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with local_bucket(monkeypatch):
+        Bucket.before[:] = [lambda: 403]
+        with pytest.raises(UserError, match="403 "):
+            polled(CloudFollower("gs://bucket/run.log"))
 
 
 def test_an_object_is_not_looked_at_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,6 +227,56 @@ def test_documents_and_event_files_are_followed_too(tmp_path: Path) -> None:
     writer.close()
 
 
+def test_logs_that_are_empty_at_first_are_followed_with_their_directory(tmp_path: Path) -> None:
+    [first, second] = [write(tmp_path / f"rank{rank}.log", "") for rank in (0, 1)]
+    tail = Tail([tmp_path])
+    assert tail.poll() is None and not tail.ended
+    write(second, f"{perf(1)}\n")
+    assert tail.poll().steps.step.tolist() == [1]
+    write(first, f"{perf(1)}\n{perf(2)}\n")
+    assert tail.poll().steps.step.tolist() == [1, 2] and not tail.ended
+
+
+def test_what_holds_no_log_is_not_followed(tmp_path: Path) -> None:
+    write(tmp_path / "model.safetensors", b"weights")
+    with pytest.raises(UserError, match="none of its 1 files can be a log"):
+        Tail([tmp_path])
+    with pytest.raises(UserError, match="nothing to follow"):
+        Tail([])
+
+
+def test_a_document_is_followed_that_is_there_in_part_at_first(tmp_path: Path) -> None:
+    state = tmp_path / "trainer_state.json"
+    whole = json.dumps({"log_history": [{"step": step, "loss": 1.0 / step} for step in range(1, 9)], "max_steps": 8})
+    tail = Tail([state])
+    for content, steps in (
+        ("", None),
+        (whole[:3], 0),
+        (whole[:8], 0),
+        (whole, 8),
+        # Written anew, in two goes, as it is all the time.
+        (whole[:3], 8),
+        (whole[:-2] + " }", 8),
+    ):
+        write(state, content)
+        log = tail.poll()
+        assert (None if log is None else len(log.steps)) == steps
+    # And now a text log of that name.
+    write(state, perf(7) + "\n")
+    assert tail.poll().steps.step.tolist() == [7]
+    os.replace(write(tmp_path / "draft", whole), state)
+    tail.poll()
+    assert len(tail.poll().steps) == 8
+
+
+def test_a_text_without_a_step_is_no_document_later_on(tmp_path: Path) -> None:
+    """Its first bytes have been seen, all of them."""
+    path = write(tmp_path / "run.log", "{\n" * 40_000)
+    tail = Tail([path])
+    tail.poll()
+    assert tail._sources[0]._is_text
+
+
 def test_standard_input_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     with open(reading) as stdin, open(writing, "wb", buffering=0) as writer:
