@@ -3,7 +3,6 @@
 PYTHON ?=
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -q
-SLURM := tests/integration/launch/test_slurm.py
 TEST_GROUPS := lint unit distributed integration
 BENCHMARKS := command_start step_overhead save_cost restart goodput_stopwatch data_tokenize data_memory python_stdlib
 
@@ -14,7 +13,7 @@ export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PYTHON
 
-.PHONY: help setup demo test lint format unit distributed integration integration-runs integration-slurm gpu bench soak clean
+.PHONY: help setup demo test lint format unit distributed integration integration-runs integration-launch gpu bench soak clean
 
 help:
 	@echo "make demo         train a small model on two ranks, kill one, resume, measure, export, report"
@@ -57,19 +56,17 @@ unit: setup
 distributed: setup
 	@$(PYTEST) tests/distributed -m "not gpu" --durations=5
 
-# Slurm's tests wait for Slurm most of the time: they run beside those of runs on this host. What is left of launching
-# has hosts and agents of its own, so two files of it run at a time.
+# Tests of launching wait for schedulers and hosts most of the time: they run beside those of runs on this host.
 integration: setup
 	@sh .ci/tools/packages
 	@sh .ci/tools/gcsfuse
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target integration-runs integration-slurm
-	@$(PYTEST) tests/integration/launch --ignore=$(SLURM) -n 2 --dist=loadfile --durations=5
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target integration-runs integration-launch
 
 integration-runs:
 	@$(PYTEST) tests/integration --ignore=tests/integration/launch -m "not gpu" --durations=5
 
-integration-slurm:
-	@$(PYTEST) $(SLURM) --durations=5
+integration-launch:
+	@$(PYTEST) tests/integration/launch --durations=5
 
 gpu: setup
 	@$(PYTEST) tests/gpu -m gpu
