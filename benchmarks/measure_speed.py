@@ -67,6 +67,15 @@ def _nemo2(step: int, draw: random.Random) -> str:
     )
 
 
+def _nemo1(step: int, draw: random.Random) -> str:
+    clock = f"{step // 3600:02}:{step // 60 % 60:02}:{step % 60:02}"
+    return (
+        f"Epoch 0: : 7%|#6        | {step}/9000000 [{clock}<00:00, reduced_train_loss={2 + draw.random():.3g}, "
+        f"global_step={step - 1.0:.3g}, consumed_samples={step * 512.0:.3g}, "
+        f"train_step_timing in s={0.5 + draw.random():.3g}]"
+    )
+
+
 def _dllogger(step: int, draw: random.Random) -> str:
     moment = _START + timedelta(seconds=step * 0.5)
     data = {
@@ -129,6 +138,7 @@ LINES: dict[str, Callable[[int, random.Random], str]] = {
     "torchtitan": _torchtitan,
     "megatron": _megatron,
     "nemo2": _nemo2,
+    "nemo1": _nemo1,
     "dllogger": _dllogger,
     "metrics.jsonl": _metrics,
     "hf": _hf,
@@ -145,6 +155,20 @@ def _only(make: Callable[[int, random.Random], str], steps: int) -> Iterator[str
     draw = random.Random(0)
     for step in range(1, steps + 1):
         yield make(step, draw) + "\n"
+
+
+def _redrawn(make: Callable[[int, random.Random], str], steps: int) -> Iterator[str]:
+    """A progress bar, redrawn for each step, forty to a line."""
+    draw = random.Random(0)
+    for step in range(1, steps + 1):
+        yield make(step, draw) + ("\r" if step % 40 else "\n")
+
+
+def _pods(make: Callable[[int, random.Random], str], steps: int) -> Iterator[str]:
+    """Lines of four pods behind kubectl's prefix and time stamps."""
+    draw = random.Random(0)
+    for step in range(1, steps + 1):
+        yield f"[pod/job-0-{step % 4}/main] {_stamp(step * 0.5)}123Z {make(step, draw)}\n"
 
 
 def _realistic(make: Callable[[int, random.Random], str], steps: int) -> Iterator[str]:
@@ -214,6 +238,8 @@ def _kinds(megabytes: float, steps: int) -> Iterator[tuple[str, Iterator[str]]]:
     yield "trainer_state", _trainer_state(round(megabytes * 1e6 / 210))
     for name in ("perflogger", "maxtext", "torchtitan", "megatron", "nemo2", "hf"):
         yield f"only steps {name}", _only(LINES[name], steps)
+    yield "only steps megatron, 4 pods", _pods(LINES["megatron"], steps)
+    yield "only steps nemo1, redrawn", _redrawn(LINES["nemo1"], steps)
 
 
 if __name__ == "__main__":
