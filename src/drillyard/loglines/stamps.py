@@ -43,6 +43,7 @@ _MONTHS: Final = {
     name: number for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)
 }
 _FIRST: Final = re.compile(b"|".join(b"(?P<%s>%s)" % (name.encode(), pattern) for name, pattern in STYLES.items()))
+_ISO_WIDTH: Final = len("2025-01-01T12:00:00")
 _HALF_A_YEAR: Final = 182 * 86_400_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -109,7 +110,7 @@ class Stamps:
         import numpy as np
 
         alike = isinstance(stamps, np.ndarray) or len(set(map(len, stamps))) == 1
-        if style == "iso" and len(stamps) >= 32 and alike:
+        if style == "iso" and len(stamps) >= 32 and alike and len(stamps[0]) >= _ISO_WIDTH:
             return self._iso_column(stamps)
         times = self.convert(style, stamps)
         return np.array([NO_TIME if time is None else time for time in times], np.int64)
@@ -124,7 +125,8 @@ class Stamps:
         fraction = re.match(rb"[.,]\d+", stamps[0][19:])
         width = fraction.end() if fraction else 0
         uniform = (zones[:, width:] == zones[:1, width:]).all() and (width == 0 or (zones[:, 1:width] >= 48).all())
-        if not uniform or (digits[:, 17:19] > 57).any() or (width and (zones[:, 1:width] > 57).any()):
+        seconds = digits[:, 17:19]
+        if not uniform or (seconds < 48).any() or (seconds > 57).any() or (width and (zones[:, 1:width] > 57).any()):
             times = self.convert("iso", stamps)
             return np.array([NO_TIME if time is None else time for time in times], np.int64)
         # The minute is looked up where it changes; seconds and their fraction are arithmetic on digits.
@@ -139,6 +141,13 @@ class Stamps:
         return np.where(minute == NO_TIME, NO_TIME, minute + values)
 
     def _iso(self, stamp: bytes) -> int | None:
+        try:
+            return self._time_of_iso(stamp)
+        except ValueError:
+            # Where a program writes its times in a field of their own, it may write anything there.
+            return None
+
+    def _time_of_iso(self, stamp: bytes) -> int | None:
         seconds, rest = stamp[17:19], stamp[19:]
         if not rest:
             zone = b""
@@ -163,11 +172,11 @@ class Stamps:
         plain = text.decode().replace("/", "-").replace(" ", "T")
         try:
             if zone:
-                self.zoned = True
                 moment = datetime.fromisoformat(f"{plain}{zone.decode()}")
+                self.zoned = True
             else:
-                self.zoneless = True
                 moment = datetime.fromisoformat(plain).replace(tzinfo=self._zone)
+                self.zoneless = True
         except ValueError:
             return None
         return _microseconds(moment)
