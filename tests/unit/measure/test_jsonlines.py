@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.measure.lines import read_bytes
 
-from drillyard.measure.formats.jsonlines import Wanted, field, floats, load_all
+from drillyard.measure.formats.jsonlines import Rows, Wanted, field, floats, gather, load_all
 from drillyard.measure.formats.values import WholeLines
 
 VALUES = st.recursive(
@@ -31,10 +31,47 @@ def test_wanted_fields_are_those_of_the_whole_objects(
     text = b"".join(line + b"\n" for line in lines)
     texts = WholeLines(text, len(lines)) if whole else lines
     assert (list(texts), len(texts), texts[-1]) == (lines, len(lines), lines[-1])
-    rows, plain = WANTED.load_all(texts), load_all(texts)
+    rows, plain = Rows(WANTED.load_all(texts)), load_all(texts)
     for name in ("step", "loss", "time"):
-        assert repr(field(rows, name)) == repr(field(plain, name))
-        assert floats(field(rows, name)).tobytes() == floats(field(plain, name)).tobytes()
+        assert repr(list(rows[name])) == repr(field(plain, name))
+        assert rows.floats(name).tobytes() == floats(field(plain, name)).tobytes()
+        assert rows.anywhere(name) == any(name in each for each in plain)
+        assert [rows.has(row, name) for row in range(len(rows))] == [name in each for each in plain]
+    figures = {"step": ("step",), "loss": ("loss", "time"), "grad_norm": ("time",)}
+    for gathered, slow in zip(gather(rows, figures).items(), gather(plain, figures).items(), strict=True):
+        assert (gathered[0], gathered[1].tobytes()) == (slow[0], slow[1].tobytes())
+
+
+INSIDE = Wanted("step", data=Wanted("loss", "train loss"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(["loss", "train loss", "x"]), VALUES) | VALUES, min_size=1, max_size=4))
+def test_wanted_fields_of_an_object_inside_are_those_of_the_whole_objects(inner: list[Any]) -> None:
+    lines = [json.dumps({"step": step, "data": each}).encode() for step, each in enumerate(inner)]
+    rows = Rows(INSIDE.load_all(lines))
+    assert list(rows["step"]) == list(range(len(inner)))
+    for kept, each in zip(rows["data"], inner, strict=True):
+        assert (kept is None) == (not isinstance(each, dict))
+        if isinstance(each, dict):
+            data = Rows([kept])
+            for name in ("loss", "train loss"):
+                assert repr(data[name][0]) == repr(each.get(name))
+                assert data.has(0, name) == (name in each)
+
+
+def test_lines_behind_an_opening() -> None:
+    text = b'DLLL {"step": 1}\nDLLL {"step": 2}\n'
+    whole = WholeLines.behind(b"DLLL ", text, 2)
+    assert whole is not None
+    assert list(whole) == [b'{"step": 1}', b'{"step": 2}']
+    assert whole[-1] == b'{"step": 2}'
+    assert [row.step for row in WANTED.load_all(whole)] == [1, 2]
+    for other in (b'DLLL {}\nDLLX {"step": 2}\n', b"DLLL {}\nDLLL \n\n", b"DLLL {}\nDL\n", b"\nDLLL {}\n"):
+        other_lines = WholeLines.behind(b"DLLL ", other, other.count(b"\n"))
+        if other_lines is not None:
+            with pytest.raises(ValueError, match=r"."):
+                WANTED.load_all(other_lines)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +94,10 @@ DLL = {"timestamp": "1711000000.5", "type": "LOG", "data": {"loss": 2.0, "train_
         (ROW, {"nonfinite": {"__class__": "1"}}),
         (ROW, {"nonfinite": {"__struct_fields__": "1", "step_seconds": "0.5"}}),
         (ROW, {"time": "2026-01-01T00:00:00\n.000000Z"}),
+        (ROW, {"time": "now"}),
+        (ROW, {"time": ""}),
+        (ROW, {"time": "2026-01-01T00:00:0\u00e9.00000Z"}),
+        (ROW, {"time": 12}),
         (ROW, {"round": [1, 2], "window_steps": {"a": 1}}),
         (DLL, {"timestamp": [1, 2], "elapsedtime": [1, 2]}),
         (DLL, {"data": {"loss": [1, 2], "train_step_timing in s": 0.5}}),
@@ -64,10 +105,10 @@ DLL = {"timestamp": "1711000000.5", "type": "LOG", "data": {"loss": 2.0, "train_
 )
 def test_fields_that_hold_something_else_cost_no_step(record: dict[str, Any], odd: dict[str, Any]) -> None:
     begin = "DLLL " if record is DLL else ""
-    lines = [begin + json.dumps(record | odd | {"step": step}) + "\n" for step in range(1, 9)]
+    lines = [begin + json.dumps(record | odd | {"step": step}) + "\n" for step in range(1, 41)]
     log = read_bytes("".join(lines).encode())
-    assert log.steps.step.tolist() == list(range(1, 9))
-    assert log.steps.seconds.tolist() == [0.5] * 8
+    assert log.steps.step.tolist() == list(range(1, 41))
+    assert log.steps.seconds.tolist() == [0.5] * 40
 
 
 @pytest.mark.parametrize("closed", [False, True])

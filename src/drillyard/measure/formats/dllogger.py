@@ -16,13 +16,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from drillyard.measure.formats.jsonlines import OBJECT, Wanted, field, floats, gather, load_all
+from drillyard.measure.formats.jsonlines import OBJECT, Rows, Wanted, gather, load_all
 from drillyard.measure.formats.layout import LARGEST_STEP, Message, Place, TextFormat
 from drillyard.measure.formats.notes import Note, NoteBook
 from drillyard.measure.formats.values import Columns, Values
 from drillyard.measure.records import NO_TIME, times_us
 
-_WANTED: Final = Wanted("type", "data", "step", "timestamp", "elapsedtime")
 _NAMES: Final = {
     "seconds": ("train_step_timing in s", "step_time", "iteration_time", "train_iteration_time"),
     "loss": ("reduced_train_loss", "train_loss", "loss", "lm loss"),
@@ -33,6 +32,8 @@ _NAMES: Final = {
     "printed_tflops_per_gpu": ("TFLOPS_per_GPU",),
     "printed_tokens_per_second_per_gpu": ("tokens_per_sec_per_gpu",),
 }
+_DATA: Final = Wanted(*(name for names in _NAMES.values() for name in names), "global_step")
+_WANTED: Final = Wanted("type", "step", "timestamp", "elapsedtime", data=_DATA)
 
 
 class DLLogger(TextFormat):
@@ -51,36 +52,39 @@ class DLLogger(TextFormat):
         return None if begin < 0 else Message(begin, rb"DLLL " + OBJECT, self._decode, b"DLLL ")
 
     def _decode(self, groups: Sequence[Values], place: Place) -> Columns:
-        records = _WANTED.load_all(groups[0])
-        data = [
-            values if kind == "LOG" and type(values) is dict else {}
-            for kind, values in zip(field(records, "type"), field(records, "data"), strict=True)
-        ]
+        lines = Rows(_WANTED.load_all(groups[0]))
+        nothing = _DATA.row()
+        data = Rows(
+            [
+                values if kind == "LOG" and values is not None else nothing
+                for kind, values in zip(lines["type"], lines["data"], strict=True)
+            ]
+        )
         columns: Columns = gather(data, _NAMES)
-        step = self._steps(field(records, "step"), field(data, "global_step"))
+        step = self._steps(lines, data)
         told = np.zeros(len(step), np.bool_)
         for name in ("loss", "seconds"):
             if name in columns:
                 told |= ~np.isnan(columns[name])
         for row in np.flatnonzero(~told).tolist():
             # A loss that is NaN is a step all the same.
-            told[row] = any(name in data[row] for name in _NAMES["loss"])
+            told[row] = any(data.has(row, name) for name in _NAMES["loss"])
         step[~told] = -1
-        times = times_us(floats(field(records, "timestamp")))
+        times = times_us(lines.floats("timestamp"))
         if (times != NO_TIME).any():
             place.stamps.zoned = True
             columns["time_us"] = times
-        columns["elapsed_seconds"] = floats(field(records, "elapsedtime"))
-        window = 0 if any("train_step_timing in s" in values for values in data) else 1
+        columns["elapsed_seconds"] = lines.floats("elapsedtime")
+        window = 0 if data.anywhere("train_step_timing in s") else 1
         return {**columns, "step": step, "window_steps": np.full(len(step), window)}
 
-    def _steps(self, steps: list[Any], global_steps: list[Any]) -> NDArray[np.int64]:
+    def _steps(self, lines: Rows, data: Rows) -> NDArray[np.int64]:
         """Steps by `global_step`, else by `step`; -1 for what is no step."""
-        quick = floats(global_steps)
+        quick = data.floats("global_step")
         if ((quick >= 0) & (quick < LARGEST_STEP)).all():
             return quick.astype(np.int64)
         numbers = []
-        for step, of_data in zip(steps, global_steps, strict=True):
+        for step, of_data in zip(lines["step"], data["global_step"], strict=True):
             number = step if of_data is None else of_data
             if isinstance(number, int | float) and 0 <= number < LARGEST_STEP:
                 numbers.append(int(number))

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any, Final, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
-from drillyard.measure.formats.jsonlines import OBJECT, Wanted, field, floats, gather, load
+from drillyard.measure.formats.jsonlines import OBJECT, Rows, Wanted, gather, load
 from drillyard.measure.formats.layout import LARGEST_STEP, Message, Place, TextFormat
 from drillyard.measure.formats.notes import Note, NoteBook
 from drillyard.measure.formats.values import Columns, Values
@@ -53,23 +54,19 @@ class Drillyard(TextFormat):
         if b"nonfinite" in place.block.text:
             for record in records:
                 _restore(record)
-        columns: Columns = dict(gather(records, _NAMES))
-        steps = field(records, "step")
-        columns["step"] = np.array(
-            [step if type(step) is int and step < LARGEST_STEP else -1 for step in steps], np.int64
-        )
+        rows = Rows(records)
+        columns: Columns = dict(gather(rows, _NAMES))
+        columns["step"] = _whole(rows["step"])
         # Other events name a step too; only those with its time are its record.
         columns["step"][np.isnan(columns.get("seconds", np.full(place.count, np.nan)))] = -1
-        columns["window_steps"] = np.nan_to_num(floats(field(records, "window_steps")), nan=1.0)
-        compiled = np.nan_to_num(floats(field(records, "compile_seconds"))) > 0
-        columns["flags"] = columns["flags"] | (compiled * np.uint8(COMPILED))
-        columns["_round"] = np.nan_to_num(floats(field(records, "round")), nan=-1.0)
-        times = field(records, "time")
-        if set(map(type, times)) == {str}:
-            stamps = "\n".join(times).encode().split(b"\n")
-            # A time that holds a line's end is no stamp.
-            if len(stamps) == place.count:
-                columns["time_us"] = place.stamps.column("iso", stamps)
+        columns["window_steps"] = np.nan_to_num(rows.floats("window_steps"), nan=1.0)
+        if rows.anywhere("compile_seconds"):
+            compiled = np.nan_to_num(rows.floats("compile_seconds")) > 0
+            columns["flags"] = columns["flags"] | (compiled * np.uint8(COMPILED))
+        columns["_round"] = np.nan_to_num(rows.floats("round"), nan=-1.0)
+        stamps = _stamps(rows["time"])
+        if stamps is not None:
+            columns["time_us"] = place.stamps.column("iso", stamps)
         if isinstance(records[0].num_gpus, int):
             self.found["num_gpus"] = records[0].num_gpus
         if isinstance(records[0].formula, str):
@@ -79,6 +76,29 @@ class Drillyard(TextFormat):
     def notes(self) -> tuple[Note, ...]:
         """What else the log says."""
         return (Note(b'"event": "', rb'(\{.*?"event": "(?!step")(\w+)".*\})', _event),)
+
+
+def _whole(steps: Sequence[Any]) -> NDArray[np.int64]:
+    """Steps as whole numbers; -1 for what is none."""
+    if set(map(type, steps)) != {int} or max(steps) >= LARGEST_STEP:
+        steps = [step if type(step) is int and step < LARGEST_STEP else -1 for step in steps]
+    return np.fromiter(steps, np.int64, len(steps))
+
+
+def _stamps(times: Sequence[Any]) -> list[bytes] | NDArray[np.bytes_] | None:
+    """The texts of times, as an array where they have one width; None where one is no text, or more than a line."""
+    try:
+        text = "\n".join((*times, "")).encode()
+    except TypeError:
+        return None
+    width = len(text) // len(times)
+    if width > 1 and width * len(times) == len(text):
+        characters = np.frombuffer(text, np.uint8).reshape(-1, width)
+        ends = characters == ord("\n")
+        if ends[:, -1].all() and np.count_nonzero(ends) == len(times):
+            return np.ascontiguousarray(characters[:, :-1]).view(f"S{width - 1}")[:, 0]
+    stamps = text.split(b"\n")[:-1]
+    return stamps if len(stamps) == len(times) else None
 
 
 def _restore(record: Any) -> None:

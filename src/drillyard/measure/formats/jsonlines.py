@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -17,8 +17,11 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from drillyard.measure.columns import nonfinite_flags
+from drillyard.measure.columns import NONFINITE_COLUMNS, nonfinite_flags
 from drillyard.measure.formats.values import Values, WholeLines
+
+_LINE_END: Final = ord("\n")
+_BRACE: Final = ord("{")
 
 OBJECT: Final = rb"(\{[^\n]*\})[ \t]*"
 """A whole JSON object at the end of a line, as one group."""
@@ -35,25 +38,85 @@ def load(text: bytes | memoryview) -> Any:
             raise ValueError("nested too deeply") from error
 
 
-class Wanted:
-    """Reads objects of which only some fields are wanted; a field that an object lacks is None."""
+ABSENT: Final = float("nan")
+"""What a row has for a field that its object lacks: this very number, so that a column of rows is one of numbers."""
 
-    def __init__(self, *names: str) -> None:
-        self.row = msgspec.defstruct("Row", [(name, Any, None) for name in names], gc=False)
+
+class Rows:
+    """Objects of which only the wanted fields were kept, as columns."""
+
+    def __init__(self, rows: Sequence[msgspec.Struct]) -> None:
+        columns = zip(*map(msgspec.structs.astuple, rows), strict=True)
+        self._columns = dict(zip(rows[0].__struct_encode_fields__ if rows else (), columns, strict=True))
+        self._count = len(rows)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, name: str) -> Sequence[Any]:
+        """A wanted field of all objects; None where one lacks it."""
+        column = self._columns.get(name, ())
+        # Counting compares identity first, so that no other NaN is meant.
+        if not column.count(ABSENT):
+            return column
+        return [None if value is ABSENT else value for value in column]
+
+    def floats(self, name: str) -> NDArray[np.float64]:
+        """A wanted field as numbers; NaN where an object lacks it, and for what is no number."""
+        return floats(self._columns[name]) if self._count else np.empty(0)
+
+    def anywhere(self, name: str) -> bool:
+        """Whether any object has the field."""
+        column = self._columns.get(name, ())
+        return bool(column) and (column[0] is not ABSENT or column.count(ABSENT) < len(column))
+
+    def has(self, row: int, name: str) -> bool:
+        """Whether an object has the field."""
+        return self._columns[name][row] is not ABSENT
+
+
+class Wanted:
+    """Reads objects of which only some fields are wanted, into rows that have these as attributes (see `ABSENT`).
+
+    A name in `inside` is that of an object in the object, of which again only some fields are wanted; it is None where
+    it is something else. Only names that are identifiers can be read as attributes.
+    """
+
+    def __init__(self, *names: str, **inside: Wanted) -> None:
+        attributes = {name if name.isidentifier() else f"_{place}": name for place, name in enumerate(names)}
+        fields: list[tuple[str, Any, Any]] = [(attribute, Any, ABSENT) for attribute in attributes]
+        fields += [(name, wanted.row | None, None) for name, wanted in inside.items()]
+        self.row: type[msgspec.Struct] = msgspec.defstruct("Row", fields, rename=attributes, gc=False)
+        self._inside = inside
         self._decoder = msgspec.json.Decoder(self.row)
 
     def load_all(self, texts: Values) -> list[Any]:
-        """The objects of JSON texts, fields as attributes. Raises ValueError if any is no JSON, or no object."""
+        """The objects of JSON texts as rows. Raises ValueError if any is no JSON, or no object."""
         try:
-            joined = texts.text if isinstance(texts, WholeLines) else b"\n".join(texts)  # type: ignore[arg-type]
-            rows: list[Any] = self._decoder.decode_lines(joined)
-            whole = joined.count(b"\n{") + 1 == len(texts)
+            whole = texts if isinstance(texts, WholeLines) else WholeLines.of(texts)
+            rows: list[Any] = self._decoder.decode_lines(whole.text)
+            if len(rows) == len(texts) and _objects_begin(whole):
+                return rows
         except (msgspec.DecodeError, RecursionError):
-            whole = False
-        if whole and len(rows) == len(texts):
-            return rows
-        names = self.row.__struct_fields__
-        return [self.row(*map(value.get, names)) for value in load_all(texts)]
+            pass
+        return [self._row(value) for value in load_all(texts)]
+
+    def _row(self, value: dict[str, Any]) -> Any:
+        row = self.row()
+        for attribute, name in zip(row.__struct_fields__, row.__struct_encode_fields__, strict=True):
+            if name in self._inside:
+                within = value.get(name)
+                setattr(row, attribute, self._inside[name]._row(within) if isinstance(within, dict) else None)
+            elif name in value:
+                setattr(row, attribute, value[name])
+        return row
+
+
+def _objects_begin(lines: WholeLines) -> bool:
+    """Whether an object begins on each line: as many objects as lines are then one on each."""
+    characters = np.frombuffer(lines.text, np.uint8)
+    begins = np.append(0, np.flatnonzero(characters[:-1] == _LINE_END) + 1) + lines.blanks
+    return bool(begins[-1] < len(characters) and (characters[begins] == _BRACE).all())
 
 
 def load_all(texts: Values) -> list[dict[str, Any]]:
@@ -69,34 +132,40 @@ def load_all(texts: Values) -> list[dict[str, Any]]:
     return values
 
 
-def gather(records: Sequence[Any], names: Mapping[str, Sequence[str]]) -> dict[str, NDArray[Any]]:
+def gather(records: Rows | Sequence[dict[str, Any]], names: Mapping[str, Sequence[str]]) -> dict[str, NDArray[Any]]:
     """Columns of numbers: for each column the first of its names that a record has. What is no number is NaN.
 
-    Records are objects, or rows of `Wanted`. The column `flags` comes with them.
+    The column `flags` comes with them.
     """
-    rows = bool(records) and isinstance(records[0], msgspec.Struct)
-    present = set(records[0].__struct_fields__ if rows else records[0]) if records else set()
-    if not rows and not all(name in present for choices in names.values() for name in choices):
-        present = present.union(*records)
     columns: dict[str, NDArray[Any]] = {}
-    printed: dict[str, list[Any]] = {}
+    printed: dict[str, str] = {}
+    anywhere = records.anywhere if isinstance(records, Rows) else _names_of(records, names).__contains__
     for column, choices in names.items():
         for name in choices:
-            if name not in present:
+            if not anywhere(name):
                 continue
-            raw = field(records, name)
-            values = floats(raw)
+            values = records.floats(name) if isinstance(records, Rows) else floats(field(records, name))
             known = columns.get(column)
             columns[column] = values if known is None else np.where(np.isnan(known), values, known)
-            printed.setdefault(column, raw)
-    flags = nonfinite_flags(columns, printed) if columns else np.zeros(len(records), np.uint8)
-    return {**columns, "flags": flags}
+            printed.setdefault(column, name)
+    odd = [name for name in NONFINITE_COLUMNS if name in columns and not np.isfinite(columns[name]).all()]
+    if not odd:
+        return {**columns, "flags": np.zeros(len(records), np.uint8)}
+    return {**columns, "flags": nonfinite_flags(columns, {name: field(records, printed[name]) for name in odd})}
 
 
-def field(records: Sequence[Any], name: str) -> list[Any]:
+def _names_of(records: Sequence[dict[str, Any]], names: Mapping[str, Sequence[str]]) -> set[str]:
+    """All names that records have; those of the first where it has all that are asked for."""
+    present = set(records[0]) if records else set()
+    if all(name in present for choices in names.values() for name in choices):
+        return present
+    return present.union(*records)
+
+
+def field(records: Rows | Sequence[dict[str, Any]], name: str) -> Sequence[Any]:
     """One field of all records; None where a record lacks it."""
-    if records and isinstance(records[0], msgspec.Struct):
-        return list(map(attrgetter(name), records))
+    if isinstance(records, Rows):
+        return records[name]
     try:
         return list(map(itemgetter(name), records))
     except KeyError:
@@ -109,9 +178,9 @@ def floats(values: Sequence[Any]) -> NDArray[np.float64]:
         if values and type(values[0]) is str:
             # Numbers in quotes: the JSON parser reads them 3 times faster than numpy does.
             return np.array(orjson.loads("[" + ",".join(values) + "]"), np.float64).reshape(len(values))
-        return np.array(values, np.float64).reshape(len(values))
+        return np.fromiter(values, np.float64, len(values))
     except (TypeError, ValueError, OverflowError):
-        return np.array([_float(value) for value in values])
+        return np.array([_float(value) for value in values], np.float64)
 
 
 def _float(value: Any) -> float:

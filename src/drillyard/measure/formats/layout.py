@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from drillyard.loglines.blocks import Block
+from drillyard.loglines.blocks import Block, count_lines
 from drillyard.loglines.prefixes import LineOrigins, Origin, Shape, origin, shape_of
 from drillyard.loglines.stamps import Stamps
 from drillyard.measure.columns import Lane, Lanes
@@ -115,10 +115,8 @@ class _Layout:
     def groups_of(self, text: bytes, lines: int) -> Sequence[Any] | None:
         """The groups of `lines` lines that all have this layout; None if `text` is not such lines."""
         if self.opening is not None:
-            if not self.opening:
-                return [WholeLines(text, lines)]
-            rows: list[Any] = text[len(self.opening) : -1].split(b"\n" + self.opening)
-            return [rows] if text.startswith(self.opening) and len(rows) == lines else None
+            whole = WholeLines.behind(self.opening, text, lines) if self.opening else WholeLines(text, lines)
+            return None if whole is None else [whole]
         if (cells := self.templates.read(text, lines)) is not None:
             return cells
         rows = self.find_all(text)
@@ -199,7 +197,8 @@ class LayoutReader:
                 found = match(text, begin)
             at = text.find(anchor, begin)
         self._flush(layout, block, begins, rows)
-        self._dense = self.step_lines - before > 0.99 * text.count(b"\n")
+        lines = count_lines(text) if block.redrawn else block.lines
+        self._dense = self.step_lines - before > 0.99 * lines
 
     def _layout_for(self, text: bytes, begin: int) -> tuple[_Layout | None, re.Match[bytes] | None]:
         """The layout of the line at `begin`, with its match: one of those known, now first in order, or a new one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
 import orjson
@@ -25,12 +25,35 @@ Values = Sequence[bytes | None]
 Columns = dict[str, NDArray[Any]]
 
 
-class WholeLines(Sequence[bytes | None]):
-    """The lines of a text, which need not be taken apart."""
+_LINE_END: Final = ord("\n")
+_BLANK: Final = ord(" ")
 
-    def __init__(self, text: bytes, lines: int) -> None:
+
+class WholeLines(Sequence[bytes | None]):
+    """The lines of a text, which need not be taken apart. Each begins with `blanks` blanks that are none of its own."""
+
+    def __init__(self, text: bytes, lines: int, blanks: int = 0) -> None:
         self.text = text
+        self.blanks = blanks
         self._lines = lines
+
+    @classmethod
+    def of(cls, texts: Sequence[bytes | None]) -> WholeLines:
+        """Texts put together again; None is an empty line."""
+        return cls(b"\n".join([*(text or b"" for text in texts), b""]), len(texts))
+
+    @classmethod
+    def behind(cls, opening: bytes, text: bytes, lines: int) -> WholeLines | None:
+        """Lines that all begin with `opening`, which is made blank; None if one does not."""
+        characters = np.array(np.frombuffer(text, np.uint8))
+        begins = np.append(0, np.flatnonzero(characters[:-1] == _LINE_END) + 1)
+        if len(begins) != lines or begins[-1] + len(opening) > len(text):
+            return None
+        for place, character in enumerate(opening):
+            if (characters[begins + place] != character).any():
+                return None
+            characters[begins + place] = _BLANK
+        return cls(characters.tobytes(), lines, len(opening))
 
     def __len__(self) -> int:
         return self._lines
@@ -42,7 +65,8 @@ class WholeLines(Sequence[bytes | None]):
     def __getitem__(self, index: slice) -> list[bytes]: ...
 
     def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
-        return self.text[:-1].split(b"\n")[index]
+        lines = [line[self.blanks :] for line in self.text[:-1].split(b"\n")]
+        return lines[index]
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self[:])
