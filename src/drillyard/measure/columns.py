@@ -83,6 +83,12 @@ class Lane:
         """All columns that the lane has."""
         return {name: values for name in list(self._columns) if (values := self.column(name)) is not None}
 
+    def take(self) -> dict[str, NDArray[Any]]:
+        """All columns, which the lane forgets."""
+        taken = self.columns()
+        self._columns.clear()
+        return taken
+
     def replace(self, name: str, values: NDArray[Any]) -> None:
         """Set a whole column."""
         self._columns.pop(name, None)

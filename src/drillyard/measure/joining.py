@@ -30,6 +30,8 @@ _RANK_IN_NAME: Final = re.compile(r"rank[-_.]?(\d+)[^/]*$|/(\d+)/(?:stdout|stder
 _SKEW_STEPS: Final = 2
 _SKEW_US: Final = 2_000_000
 _SKEW_SECONDS: Final = 1.0
+_SLOWEST: Final[dict[str, np.ufunc]] = {"seconds": np.fmax, "time_us": np.maximum, "elapsed_seconds": np.fmax}
+"""What the figures of several ranks become: fmax leaves NaN out; NO_TIME is the smallest of all times."""
 _NO_ROWS: Final = np.zeros(0, np.int64)
 
 
@@ -70,18 +72,19 @@ def join(
     windowed: bool,
     starts: Sequence[NDArray[np.int64]] | None = None,
     clock_of_start: bool = False,
+    taking: bool = False,
 ) -> Joined:
     """One table from lanes, each with the name of its source; `windowed` formats log means since the line before.
 
     `starts` has for each lane the rows with which a later start begins; `clock_of_start`: `elapsed_seconds` begins anew
-    only then.
+    only then. With `taking` the lanes give their columns away, which saves memory, and are of no use afterwards.
     """
     begun = starts or [_NO_ROWS] * len(lanes)
     tracks = [
         track
         for (lane, name), rows in zip(lanes, begun, strict=True)
         if lane.length
-        for track in _tracks(lane, name, rows, clock_of_start)
+        for track in _tracks(lane, lane.take() if taking else lane.columns(), name, rows, clock_of_start)
     ]
     if not tracks:
         return Joined(Steps.of())
@@ -105,9 +108,10 @@ def _order(origin: Origin) -> tuple[bool, int, tuple[tuple[int, str], ...]]:
     return origin.rank is None, origin.rank or 0, origin.names
 
 
-def _tracks(lane: Lane, source: str, starts: NDArray[np.int64], clock_of_start: bool) -> list[Track]:
-    """The lane as one track, or as one for each rank that its lines do not name."""
-    columns = lane.columns()
+def _tracks(
+    lane: Lane, columns: dict[str, NDArray[Any]], source: str, starts: NDArray[np.int64], clock_of_start: bool
+) -> list[Track]:
+    """The columns of a lane as one track, or as one for each rank that its lines do not name."""
     origin = lane.origin
     if origin.rank is None and not origin.names and (named := _RANK_IN_NAME.search(source)):
         origin = Origin(int(named[1] or named[2]))
@@ -294,22 +298,35 @@ def _merge(chains: list[Track]) -> dict[str, NDArray[Any]]:
         if only.origin.rank is not None:
             columns["rank"] = np.full(len(only.attempt), only.origin.rank)
         return columns
-    parts = []
-    for number, (chain, rank) in enumerate(zip(chains, _ranks(chains), strict=True)):
-        count = len(chain.attempt)
-        extra = {"attempt": chain.attempt, "_order": np.full(count, number), "rank": np.full(count, rank)}
-        parts.append({"file": np.full(count, chain.file), **chain.columns, **extra})
-    columns = _concatenate(parts)
-    order = np.lexsort((columns.pop("_order"), columns["step"], columns["attempt"]))
-    step, attempt = columns["step"][order], columns["attempt"][order]
-    begins = np.flatnonzero(np.append(True, (np.diff(step) != 0) | (np.diff(attempt) != 0)))
-    merged = {name: values[order[begins]] for name, values in columns.items()}
-    for name in ("seconds", "time_us", "elapsed_seconds"):
-        if name in columns:
-            # fmax leaves NaN out; NO_TIME is the smallest of all times.
-            slowest = np.fmax if name != "time_us" else np.maximum
-            merged[name] = slowest.reduceat(columns[name][order], begins)
+    parts: list[dict[str, NDArray[Any]]] = []
+    for chain, rank in zip(chains, _ranks(chains), strict=True):
+        each: dict[str, NDArray[Any]] = {"file": np.full(len(chain.attempt), chain.file)}
+        each |= chain.columns
+        each["attempt"], each["rank"] = chain.attempt, np.full(len(chain.attempt), rank, np.int32)
+        parts.append(each)
+        chain.columns.clear()
+    order, begins = _by_step(parts)
+    several = len(begins) < len(order)
+    firsts = order[begins] if several else order
+    merged = {}
+    # Column by column, each forgotten as it is done: of millions of rows there are never two whole tables. The steps
+    # come last: they tell how many rows a part without a column has.
+    for name in sorted(_names(parts), key="step".__eq__):
+        column = _together(name, parts)
+        slowest = _SLOWEST.get(name) if several else None
+        merged[name] = column[firsts] if slowest is None else slowest.reduceat(column[order], begins)
+        for part in parts:
+            part.pop(name, None)
     return merged
+
+
+def _by_step(parts: list[dict[str, NDArray[Any]]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The order of rows by attempt and step, those of one step as the ranks are, and where in it each step begins."""
+    step, attempt = _together("step", parts), np.concatenate([part["attempt"] for part in parts])
+    order = np.lexsort((step, attempt))
+    step, attempt = step[order], attempt[order]
+    changes = (step[1:] != step[:-1]) | (attempt[1:] != attempt[:-1])
+    return order, np.flatnonzero(np.append(True, changes))
 
 
 def _ranks(chains: Sequence[Track]) -> list[int]:
@@ -323,14 +340,17 @@ def _ranks(chains: Sequence[Track]) -> list[int]:
 
 def _concatenate(parts: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
     """Columns one behind the other; a column that a part lacks has its default there."""
-    names = dict.fromkeys(name for part in parts for name in part)
-    columns = {}
-    for name in names:
-        dtype, default = COLUMN_DEFAULTS.get(name, (np.int64, 0))
-        columns[name] = np.concatenate(
-            [part[name] if name in part else np.full(len(part["step"]), default, dtype) for part in parts]
-        )
-    return columns
+    return {name: _together(name, parts) for name in _names(parts)}
+
+
+def _names(parts: list[dict[str, NDArray[Any]]]) -> list[str]:
+    return list(dict.fromkeys(name for part in parts for name in part))
+
+
+def _together(name: str, parts: list[dict[str, NDArray[Any]]]) -> NDArray[Any]:
+    dtype, default = COLUMN_DEFAULTS.get(name, (np.int64, 0))
+    rows = [part[name] if name in part else np.full(len(part["step"]), default, dtype) for part in parts]
+    return np.concatenate(rows, dtype=dtype, casting="same_kind")
 
 
 def _again(columns: dict[str, NDArray[Any]]) -> None:
@@ -350,10 +370,11 @@ def _again(columns: dict[str, NDArray[Any]]) -> None:
 def _windows(columns: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
     """How many steps each line is the mean of: those since the line before it, in each attempt."""
     step, attempt = columns["step"], columns["attempt"]
-    gap = np.append(0, np.diff(step))
-    first = np.append(True, np.diff(attempt) > 0)
-    usual = gap[~first]
-    stride = int(np.median(usual)) if len(usual) else 1
+    windows = np.diff(step, prepend=step[:1])
+    starts = np.append(0, np.flatnonzero(attempt[1:] > attempt[:-1]) + 1)
+    usual = np.delete(windows, starts)
+    stride = int(np.median(usual, overwrite_input=True)) if len(usual) else 1
     # The first line of an attempt: a whole window, or the steps that there were until then.
-    windows: NDArray[np.int64] = np.where(first, np.where(step % stride == 0, stride, step % stride), gap)
-    return np.maximum(windows, 1)
+    rest = step[starts] % stride
+    windows[starts] = np.where(rest == 0, stride, rest)
+    return np.maximum(windows, 1, out=windows)

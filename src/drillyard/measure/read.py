@@ -62,7 +62,7 @@ def read(paths: Sequence[str | Path], *, timezone: str | tzinfo | None = None, f
             reading = read_source(file, number, stream, zone, only)
             reading.trouble = trouble(stream)
         readings.append(reading)
-    log = _assemble(readings, zone)
+    log = _assemble(readings, zone, last=True)
     broken = [_broken(reading) for reading in readings if reading.trouble is not None]
     log.warnings += broken
     log.sources += set_aside
@@ -183,8 +183,8 @@ def _may_be_log(file: LogFile) -> bool:
     return not path.name.startswith(".") and path.suffix.lower() not in _NO_LOGS
 
 
-def _assemble(readings: list[Reading], zone: tzinfo | None) -> RunLog:
-    """One run from all that was read."""
+def _assemble(readings: list[Reading], zone: tzinfo | None, *, last: bool = False) -> RunLog:
+    """One run from all that was read; nothing may be read on after the `last` time."""
     sources = [reading.source for reading in readings]
     chosen = _best_format([found for reading in readings for found in reading.found])
     log = empty_run_log(sources)
@@ -205,7 +205,13 @@ def _assemble(readings: list[Reading], zone: tzinfo | None) -> RunLog:
     starts = None if chosen == Drillyard.name else start_rows([lane for lane, _ in lanes], marks)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         # Figures that are not finite are data here.
-        joined = join(lanes, windowed=chosen in WINDOWED, starts=starts, clock_of_start=chosen in CLOCK_OF_START)
+        joined = join(
+            lanes,
+            windowed=chosen in WINDOWED,
+            starts=starts,
+            clock_of_start=chosen in CLOCK_OF_START,
+            taking=last,
+        )
     log.steps, log.ranks, log.folding_error = joined.steps, joined.ranks, joined.folding_error
     log.warnings += joined.warnings
     for copy, original in joined.copies.items():
