@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import Any, Final
 
@@ -20,7 +21,6 @@ from numpy.typing import NDArray
 from drillyard.measure.columns import NONFINITE_COLUMNS, nonfinite_flags
 from drillyard.measure.formats.values import Values, WholeLines
 
-_LINE_END: Final = ord("\n")
 _BRACE: Final = ord("{")
 
 OBJECT: Final = rb"(\{[^\n]*\})[ \t]*"
@@ -46,8 +46,11 @@ class Rows:
     """Objects of which only the wanted fields were kept, as columns."""
 
     def __init__(self, rows: Sequence[msgspec.Struct]) -> None:
-        columns = zip(*map(msgspec.structs.astuple, rows), strict=True)
-        self._columns = dict(zip(rows[0].__struct_encode_fields__ if rows else (), columns, strict=True))
+        names = rows[0].__struct_encode_fields__ if rows else ()
+        # One list of all values and every so-manieth of them: twice as fast as zip, which goes through all rows anew
+        # for each column.
+        values = list(chain.from_iterable(map(msgspec.structs.astuple, rows)))
+        self._columns = {name: values[place :: len(names)] for place, name in enumerate(names)}
         self._count = len(rows)
 
     def __len__(self) -> int:
@@ -55,7 +58,7 @@ class Rows:
 
     def __getitem__(self, name: str) -> Sequence[Any]:
         """A wanted field of all objects; None where one lacks it."""
-        column = self._columns.get(name, ())
+        column = self._columns.get(name, [])
         # Counting compares identity first, so that no other NaN is meant.
         if not column.count(ABSENT):
             return column
@@ -67,7 +70,7 @@ class Rows:
 
     def anywhere(self, name: str) -> bool:
         """Whether any object has the field."""
-        column = self._columns.get(name, ())
+        column = self._columns.get(name, [])
         return bool(column) and (column[0] is not ABSENT or column.count(ABSENT) < len(column))
 
     def has(self, row: int, name: str) -> bool:
@@ -114,8 +117,7 @@ class Wanted:
 
 def _objects_begin(lines: WholeLines) -> bool:
     """Whether an object begins on each line: as many objects as lines are then one on each."""
-    characters = np.frombuffer(lines.text, np.uint8)
-    begins = np.append(0, np.flatnonzero(characters[:-1] == _LINE_END) + 1) + lines.blanks
+    characters, begins = np.frombuffer(lines.text, np.uint8), lines.begins
     return bool(begins[-1] < len(characters) and (characters[begins] == _BRACE).all())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
@@ -32,7 +33,7 @@ _BLANK: Final = ord(" ")
 class WholeLines(Sequence[bytes | None]):
     """The lines of a text, which need not be taken apart. Each begins with `blanks` blanks that are none of its own."""
 
-    def __init__(self, text: bytes, lines: int, blanks: int = 0) -> None:
+    def __init__(self, text: bytes | bytearray, lines: int, blanks: int = 0) -> None:
         self.text = text
         self.blanks = blanks
         self._lines = lines
@@ -45,15 +46,22 @@ class WholeLines(Sequence[bytes | None]):
     @classmethod
     def behind(cls, opening: bytes, text: bytes, lines: int) -> WholeLines | None:
         """Lines that all begin with `opening`, which is made blank; None if one does not."""
-        characters = np.array(np.frombuffer(text, np.uint8))
-        begins = np.append(0, np.flatnonzero(characters[:-1] == _LINE_END) + 1)
-        if len(begins) != lines or begins[-1] + len(opening) > len(text):
+        whole = cls(bytearray(text), lines, len(opening))
+        begins = whole.begins - len(opening)
+        if len(begins) != lines or whole.begins[-1] > len(text):
             return None
+        characters = np.frombuffer(whole.text, np.uint8)
         for place, character in enumerate(opening):
             if (characters[begins + place] != character).any():
                 return None
             characters[begins + place] = _BLANK
-        return cls(characters.tobytes(), lines, len(opening))
+        return whole
+
+    @cached_property
+    def begins(self) -> NDArray[np.int64]:
+        """Where in the text each line begins, behind its blanks."""
+        before_last = np.frombuffer(self.text, np.uint8)[:-1]
+        return np.append(0, np.flatnonzero(before_last == _LINE_END) + 1) + self.blanks
 
     def __len__(self) -> int:
         return self._lines
@@ -65,7 +73,7 @@ class WholeLines(Sequence[bytes | None]):
     def __getitem__(self, index: slice) -> list[bytes]: ...
 
     def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
-        lines = [line[self.blanks :] for line in self.text[:-1].split(b"\n")]
+        lines = [bytes(line[self.blanks :]) for line in self.text[:-1].split(b"\n")]
         return lines[index]
 
     def __iter__(self) -> Iterator[bytes]:
