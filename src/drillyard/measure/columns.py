@@ -55,8 +55,9 @@ class Lane:
                 if name != "step" and _all_default(values, default):
                     continue
                 kept = self._columns[name] = array(np.dtype(dtype).char.replace("?", "b"))
-            missing = np.full(self.length - len(kept), default, dtype)
-            self._grow(name, kept, missing.tobytes() + values.tobytes())
+            if len(kept) < self.length:
+                values = np.append(np.full(self.length - len(kept), default, dtype), values)
+            self._grow(name, kept, values.tobytes())
         self.length += count
         if self.length > self.limit:
             self._fold()

@@ -51,10 +51,11 @@ class Drillyard(TextFormat):
 
     def _decode(self, groups: Sequence[Values], place: Place) -> Columns:
         records = _WANTED.load_all(groups[0])
-        if b"nonfinite" in place.block.text:
+        rows = Rows(records)
+        if rows.anywhere("nonfinite"):
             for record in records:
                 _restore(record)
-        rows = Rows(records)
+            rows = Rows(records)
         columns: Columns = dict(gather(rows, _NAMES))
         columns["step"] = _whole(rows["step"])
         # Other events name a step too; only those with its time are its record.

@@ -66,7 +66,10 @@ class Rows:
 
     def floats(self, name: str) -> NDArray[np.float64]:
         """A wanted field as numbers; NaN where an object lacks it, and for what is no number."""
-        return floats(self._columns[name]) if self._count else np.empty(0)
+        column = self._columns.get(name, [])
+        if column and column[0] is None and column.count(None) == len(column):
+            return np.full(len(column), np.nan)
+        return floats(column)
 
     def anywhere(self, name: str) -> bool:
         """Whether any object has the field."""
