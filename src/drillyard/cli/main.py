@@ -10,6 +10,7 @@ command chooses by `typer.Exit`; anything else is a bug of ours and keeps its tr
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from typing import Annotated, Any, NamedTuple
@@ -52,7 +53,17 @@ def load_command(name: str) -> Any:
     """The command `name`, from its module; importing it is what makes it cost."""
     app = typer.Typer()
     importlib.import_module(COMMANDS[name].module).register(app)
-    return typer.main.get_group(app).commands[name]
+    command = typer.main.get_group(app).commands[name]
+    _let_help_flow(command)
+    return command
+
+
+def _let_help_flow(command: Any) -> None:
+    """Paragraphs of help as wide as the terminal: docstrings are wrapped for whoever reads the code."""
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    for inner in getattr(command, "commands", {}).values():
+        _let_help_flow(inner)
 
 
 class LazyGroup(TyperGroup):

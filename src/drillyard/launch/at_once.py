@@ -36,7 +36,8 @@ def at_once(function: Callable[[_Item], _Answer], items: Sequence[_Item], most: 
                 return
             try:
                 future.set_result(function(item))
-            except Exception as error:
+            except BaseException as error:
+                # Whatever it is: who waits for this future would wait for ever.
                 future.set_exception(error)
 
     for _ in range(min(most, len(futures))):

@@ -74,6 +74,13 @@ def test_every_command_of_the_table_is_registered_under_its_name(name: str) -> N
     assert cli.load_command(name).name == name
 
 
+def test_help_flows_and_keeps_its_paragraphs() -> None:
+    for command in (cli.load_command("metrics"), cli.load_command("runs").commands["cancel"]):
+        paragraphs = command.help.split("\n\n")
+        assert len(paragraphs) >= 3
+        assert not any("\n" in paragraph or "  " in paragraph for paragraph in paragraphs)
+
+
 def test_the_version_is_the_packages() -> None:
     ended = drillyard("--version")
     assert (ended.returncode, ended.stdout) == (0, f"drillyard {__version__}\n")

@@ -197,7 +197,7 @@ class HostsLauncher:
         found = next((each for each in known if each.run == run), None)
         if found is None:
             names = ", ".join(each.run for each in known[:8]) or "none yet"
-            raise UserError(f"{self._cluster.name}: there is no run '{run}'; {self._titles[0]} knows: {names}")
+            raise UserError(f"there is no run '{run}'; {self._titles[0]} knows: {names}")
         return found
 
     def _from_seen(self, seen: dict[str, Any]) -> Known | None:

@@ -111,7 +111,7 @@ class Look:
         found = next((each for each in known if each.handle.run == run), None)
         if found is None:
             names = ", ".join(sorted(each.handle.run for each in known)[:8]) or "none yet"
-            raise UserError(f"{self._cluster}: there is no run '{run}'; {self._host.title} knows: {names}")
+            raise UserError(f"there is no run '{run}'; {self._host.title} knows: {names}")
         return found
 
 
