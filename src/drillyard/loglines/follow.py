@@ -1,8 +1,8 @@
 """What grows: files, standard input, cloud objects. Each poll gives what was appended since the last one.
 
-    Follower        a file. One that became shorter was truncated and is read from its beginning; a path that names
-                    another file now (log rotation) is finished first, then the new one is read from its beginning. A
-                    file that is not there yet is waited for
+    Follower        a file. One that became shorter, or has other bytes where reading ended, was written anew and is
+                    read from its beginning; a path that names another file now (log rotation) is finished first, then
+                    the new one is read from its beginning. A file that is not there yet is waited for
     StreamFollower  standard input: what has come so far, without waiting for more; it ends when its writer does
     CloudFollower   a Cloud Storage object, which never grows in place: whoever appends replaces it by a longer one that
                     begins the same. It is looked at every few seconds, and only what is new is fetched; a service that
@@ -76,7 +76,7 @@ def _refuse_packed(path: Path) -> None:
 
 
 class Follower:
-    """Reads a growing file. `restarts` counts how often it began anew (truncated or rotated)."""
+    """Reads a growing file. `restarts` counts how often it began anew (truncated, written anew or rotated)."""
 
     ended = False
     behind = False
@@ -86,14 +86,16 @@ class Follower:
         self.restarts = 0
         self._file: BinaryIO | None = None
         self._identity: tuple[int, int] | None = None
+        self._last = b""
 
     def poll(self) -> Iterator[bytes | None]:
         """See Follows."""
         if self._file is None and not self._open():
             return
         assert self._file is not None
-        if os.fstat(self._file.fileno()).st_size < self._file.tell():
+        if not self._goes_on():
             self._file.seek(0)
+            self._last = b""
             self.restarts += 1
             yield None
         yield from self._rest()
@@ -111,7 +113,14 @@ class Follower:
     def _rest(self) -> Iterator[bytes]:
         assert self._file is not None
         while piece := self._file.read(_PIECE):
+            self._last = (self._last + piece)[-_OVERLAP:]
             yield piece
+
+    def _goes_on(self) -> bool:
+        """Whether the file has, where reading ended, what was read there."""
+        assert self._file is not None
+        begin = self._file.tell() - len(self._last)
+        return os.pread(self._file.fileno(), len(self._last), begin) == self._last
 
     def _open(self) -> bool:
         try:
@@ -119,7 +128,7 @@ class Follower:
         except FileNotFoundError:
             return False
         status = os.fstat(self._file.fileno())
-        self._identity = (status.st_dev, status.st_ino)
+        self._identity, self._last = (status.st_dev, status.st_ino), b""
         return True
 
     def _replaced(self) -> bool:

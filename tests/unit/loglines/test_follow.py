@@ -41,6 +41,24 @@ def test_a_file_is_awaited_read_on_and_begun_anew_when_truncated_or_replaced(tmp
     follower.close()
 
 
+def test_a_file_that_is_written_anew_in_place_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    path.write_bytes(b"one\n")
+    follower = Follower(path)
+    assert polled(follower) == [b"one\n"]
+    path.write_bytes(b"another one\n")
+    assert polled(follower) == [None, b"another one\n"]
+    path.write_bytes(b"aaaaaaaaaaa\n")
+    assert polled(follower) == [None, b"aaaaaaaaaaa\n"] and polled(follower) == []
+    long = bytes(range(256)) * 3
+    path.write_bytes(long)
+    assert polled(follower) == [None, long]
+    with path.open("ab") as file:
+        file.write(b"more")
+    assert polled(follower) == [b"more"] and follower.restarts == 3
+    follower.close()
+
+
 def test_a_stream_gives_what_has_come_and_ends_with_its_writer() -> None:
     reading, writing = os.pipe()
     with open(reading, "rb") as stream, open(writing, "wb", buffering=0) as writer:

@@ -20,6 +20,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tests.unit.measure.lines import NOON, SECOND, WHOLE, as_rows, at, perf, write
 
 from drillyard.errors import UserError
+from drillyard.measure import read as reading_of_files
 from drillyard.measure.read import Tail, read
 from drillyard.measure.records import NO_TIME, RunLog
 from drillyard.measure.result import measure
@@ -235,6 +236,39 @@ def test_logs_that_are_empty_at_first_are_followed_with_their_directory(tmp_path
     assert tail.poll().steps.step.tolist() == [1]
     write(first, f"{perf(1)}\n{perf(2)}\n")
     assert tail.poll().steps.step.tolist() == [1, 2] and not tail.ended
+
+
+def test_files_that_come_into_a_directory_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading_of_files, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    log = write(tmp_path / "run.log", f"{at(1)} {perf(1)}\n{at(2)} {perf(2)}\n")
+    tail = Tail([tmp_path])
+    assert tail.poll().steps.step.tolist() == [1, 2]
+    # Rotated: what the old file held is found under its new name. What is packed, or no log, is passed over.
+    log.rename(tmp_path / "run.log.1")
+    write(log, f"{at(3)} {perf(3)}\n")
+    with gzip.open(tmp_path / "run.log.2.gz", "wt") as packed:
+        packed.write(f"{at(9)} {perf(9)}\n")
+    write(tmp_path / "model.safetensors", b"weights")
+    (tmp_path / "later").mkdir()
+    write(tmp_path / "later" / "attempt-2.log", f"{at(4)} {perf(4)}\n")
+    assert tail.poll().steps.step.tolist() == [1, 2, 3, 4]
+    assert tail.poll() is None
+    write(tmp_path / "later" / "attempt-2.log", f"{at(4)} {perf(4)}\n{at(5)} {perf(5)}\n")
+    assert tail.poll().steps.step.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_a_directory_that_goes_away_keeps_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading_of_files, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    directory = tmp_path / "logs"
+    directory.mkdir()
+    log = write(directory / "run.log", f"{perf(1)}\n")
+    tail = Tail([directory])
+    assert tail.poll().steps.step.tolist() == [1]
+    with log.open("a") as file:
+        file.write(f"{perf(2)}\n")
+    log.unlink()
+    directory.rmdir()
+    assert tail.poll().steps.step.tolist() == [1, 2] and tail.poll() is None
 
 
 def test_what_holds_no_log_is_not_followed(tmp_path: Path) -> None:
