@@ -55,6 +55,7 @@ _RANK_IN_TEXT: Final = re.compile(rb"\[(?:RANK|Rank|rank):?[ ]?(\d+)\b")
 _BARE: Final = re.compile(rb"[\r \t]*(?:\d+%\||\{)")
 """Lines that begin with a progress bar or an object: known without looking for a launcher's parts."""
 _LONGEST_LOGGER: Final = 100
+_RANK_DIGITS: Final = 9
 _SKYPILOT_RANK: Final = re.compile(rb"rank=(\d+)")
 
 
@@ -156,20 +157,25 @@ def origin(parts: Sequence[str], values: Sequence[bytes]) -> Origin:
     names: list[tuple[int, str]] = []
     for part, value in zip(parts, values, strict=True):
         text = value.decode("utf-8", "replace")
-        if part == "rank":
-            rank = int(text)
+        if part == "rank" and rank_of(text) is not None:
+            rank = rank_of(text)
         elif part == "skypilot":
             node = _SKYPILOT_RANK.search(value)
-            names.append((int(node[1]), "") if node else (-1, text))
-        elif text.isdigit():
-            names.append((int(text), ""))
+            number = rank_of(node[1].decode()) if node else None
+            names.append((-1, text) if number is None else (number, ""))
         else:
             numbers = re.findall(r"\d+", text)
-            names.append((int(numbers[-1]) if numbers else -1, text))
+            number = rank_of(numbers[-1]) if numbers else None
+            names.append((-1 if number is None else number, "" if number is not None and text.isdecimal() else text))
     if rank is not None:
         return Origin(rank)
-    only_tasks = len(names) == 1 and set(parts) & {"srun", "openmpi"}
+    only_tasks = len(names) == 1 and set(parts) & {"srun", "openmpi"} and names[0][0] >= 0
     return Origin(names[0][0]) if only_tasks else Origin(None, tuple(names))
+
+
+def rank_of(digits: str) -> int | None:
+    """A number that may be that of a rank; None for what no rank's number is (a date, a hash)."""
+    return int(digits) if len(digits) <= _RANK_DIGITS else None
 
 
 def _origin_of(shape: Shape, match: re.Match[bytes]) -> Origin:
@@ -202,7 +208,8 @@ def split(line: bytes) -> tuple[Shape, bytes | None, Origin, int]:
 def _or_rank_in_text(where: Origin, line: bytes, end: int) -> Origin:
     """`where`, or the rank that a logger names within the first words of its line."""
     if where.rank is None and (named := _RANK_IN_TEXT.search(line, end, end + _LONGEST_LOGGER)):
-        return Origin(int(named[1]))
+        rank = rank_of(named[1].decode())
+        return where if rank is None else Origin(rank)
     return where
 
 

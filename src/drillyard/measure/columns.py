@@ -6,7 +6,7 @@ log. Columns grow as plain arrays of machine numbers, and only those that the lo
 Beyond `limit` rows a lane is folded: neighbouring rows whose seconds are nearly equal become one row with their mean,
 which stands for both. Outliers (first steps, stalls, changes of speed) are never folded with others, so sums stay exact
 and every folded row is within `folding_error` of the steps that it stands for. How unequal two rows may be is doubled
-until a quarter of the rows is gone.
+until a quarter of the rows is gone; where that many cannot be joined, the limit grows.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ class Lane:
         folded["stands_for"] = np.add.reduceat(counts, begins)
         if "seconds" in columns:
             folded["seconds"] = np.add.reduceat(columns["seconds"] * counts, begins) / folded["stands_for"]
-            self.folding_error += spread * (1 + self.folding_error)
+            self.folding_error += spread * (1 + self.folding_error) * (len(begins) < self.length)
+        # Where rows cannot be joined (all of a run that diverged are flagged), exactness goes before memory.
+        self.limit = max(self.limit, len(begins) * 4 // 3)
         self._columns.clear()
         self.length = 0
         self.extend(len(begins), folded)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drillyard.goodput import STALL_FACTOR
-from drillyard.loglines.prefixes import Origin
+from drillyard.loglines.prefixes import Origin, rank_of
 from drillyard.measure.columns import Lane
 from drillyard.measure.records import COLUMN_DEFAULTS, NO_TIME, SKIPPED, Steps
 
@@ -114,7 +114,7 @@ def _tracks(
     """The columns of a lane as one track, or as one for each rank that its lines do not name."""
     origin = lane.origin
     if origin.rank is None and not origin.names and (named := _RANK_IN_NAME.search(source)):
-        origin = Origin(int(named[1] or named[2]))
+        origin = Origin(rank_of(named[1] or named[2]))
     _derive(columns)
     step = columns["step"]
     rises = step[1:] > step[:-1]

@@ -21,6 +21,9 @@ from drillyard.loglines.prefixes import NOWHERE, Origin, origin, shape_of, split
         (b"[prterun-host-77@1,3]<stderr>: ", Origin(3), None),
         (b"[rank7]:", Origin(7), None),
         (b"1: [rank7]: ", Origin(7), None),
+        # No rank has a number as long as a date.
+        (b"[rank20260801120000]: ", Origin(None, ((-1, "20260801120000"),)), None),
+        (b"1: [rank20260801120000]: ", Origin(None, ((1, ""), (-1, "20260801120000"))), None),
         (b"1: [default3]: ", Origin(None, ((1, ""), (3, ""))), None),
         (b"[pod/job-0-2/main] ", Origin(None, ((2, "job-0-2"),)), None),
         (b"(worker1, rank=1, pid=3432, ip=10.0.0.2) ", Origin(None, ((1, ""),)), None),

@@ -14,6 +14,8 @@ from tests.unit.measure.lines import NOON, SECOND, WHOLE, as_rows, at, perf, rea
 from tests.unit.measure.prefixes import PREFIXES
 
 from drillyard.errors import UserError
+from drillyard.loglines.prefixes import NOWHERE
+from drillyard.measure.columns import Lane
 from drillyard.measure.read import read
 
 # -- equal to a slow reference ------------------------------------------------------------------------------------
@@ -355,6 +357,20 @@ def test_more_steps_than_fit_are_folded_within_the_stated_error(
     assert (steps.seconds == 9.0).sum() == 20
     each = np.repeat(steps.seconds, steps.stands_for)
     np.testing.assert_allclose(each, np.round(seconds, 6), rtol=log.folding_error)
+
+
+@pytest.mark.parametrize(("step", "flag"), [(np.arange(5_000), 1), (np.ones(5_000, np.int64), 0)])
+def test_rows_that_cannot_be_folded_are_kept(step: Any, flag: int) -> None:
+    lane = Lane(NOWHERE, 0, limit=1_000)
+    flags = np.full(len(step), flag, np.uint8)
+    for begin in range(0, len(step), 500):
+        rows = slice(begin, begin + 500)
+        lane.extend(500, {"step": step[rows], "seconds": np.ones(500), "flags": flags[rows]})
+    assert lane.length == 5_000 and lane.column("stands_for") is None and lane.folding_error == 0
+    # Once they can be again, they are.
+    more = np.arange(10_000, 30_000)
+    lane.extend(len(more), {"step": more, "seconds": np.ones(len(more))})
+    assert lane.length < 20_000 and lane.column("stands_for").sum() == 25_000
 
 
 def _with_limit(extend: Any, limit: int) -> Any:

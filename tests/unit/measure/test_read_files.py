@@ -238,6 +238,15 @@ def test_logs_that_are_empty_at_first_are_followed_with_their_directory(tmp_path
     assert tail.poll().steps.step.tolist() == [1, 2] and not tail.ended
 
 
+@pytest.mark.parametrize("name", ["{}/stdout.log", "rank-{}.log"])
+def test_a_date_in_a_name_is_no_rank(name: str, tmp_path: Path) -> None:
+    for number, date in enumerate((20260801120000, 20260801130000)):
+        lines = [f"{at(10 * number + step)} {perf(8 * number + step)}\n" for step in range(1, 9)]
+        write(tmp_path / name.format(date), "".join(lines))
+    log = read([tmp_path])
+    assert log.steps.step.tolist() == list(range(1, 17)) and log.ranks == ()
+
+
 def test_files_that_come_into_a_directory_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading_of_files, "_SECONDS_BETWEEN_LOOKS", 0.0)
     log = write(tmp_path / "run.log", f"{at(1)} {perf(1)}\n{at(2)} {perf(2)}\n")

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from drillyard.measure.columns import NONFINITE_COLUMNS, nonfinite_flags
 from drillyard.measure.formats.values import Values, WholeLines
 
-_BRACE: Final = ord("{")
+_OPENS: Final = ord("{")
+_CLOSES: Final = ord("}")
 
 OBJECT: Final = rb"(\{[^\n]*\})[ \t]*"
 """A whole JSON object at the end of a line, as one group."""
@@ -101,7 +102,7 @@ class Wanted:
         try:
             whole = texts if isinstance(texts, WholeLines) else WholeLines.of(texts)
             rows: list[Any] = self._decoder.decode_lines(whole.text)
-            if len(rows) == len(texts) and _objects_begin(whole):
+            if len(rows) == len(texts) and _one_on_each(whole):
                 return rows
         except (msgspec.DecodeError, RecursionError):
             pass
@@ -118,10 +119,14 @@ class Wanted:
         return row
 
 
-def _objects_begin(lines: WholeLines) -> bool:
-    """Whether an object begins on each line: as many objects as lines are then one on each."""
+def _one_on_each(lines: WholeLines) -> bool:
+    """Whether each line, of as many as there are objects, is one: no object goes on behind a brace that closes with
+    one that opens."""
     characters, begins = np.frombuffer(lines.text, np.uint8), lines.begins
-    return bool(begins[-1] < len(characters) and (characters[begins] == _BRACE).all())
+    if begins[-1] >= len(characters):
+        return False
+    ends = np.append(begins[1:] - lines.blanks, len(characters)) - len("}\n")
+    return bool((characters[begins] == _OPENS).all() and (characters[ends] == _CLOSES).all())
 
 
 def load_all(texts: Values) -> list[dict[str, Any]]:
