@@ -53,13 +53,14 @@ class DLLogger(TextFormat):
 
     def _decode(self, groups: Sequence[Values], place: Place) -> Columns:
         lines = Rows(_WANTED.load_all(groups[0]))
-        nothing = _DATA.row()
-        data = Rows(
-            [
+        kinds, inside = lines.raw("type"), lines.raw("data")
+        if kinds.count("LOG") < len(kinds) or set(map(type, inside)) != {_DATA.row}:
+            nothing = _DATA.row()
+            inside = [
                 values if kind == "LOG" and values is not None else nothing
-                for kind, values in zip(lines["type"], lines["data"], strict=True)
+                for kind, values in zip(kinds, inside, strict=True)
             ]
-        )
+        data = Rows(inside)
         columns: Columns = gather(data, _NAMES)
         step = self._steps(lines, data)
         told = np.zeros(len(step), np.bool_)

@@ -57,7 +57,7 @@ class Drillyard(TextFormat):
                 _restore(record)
             rows = Rows(records)
         columns: Columns = dict(gather(rows, _NAMES))
-        columns["step"] = _whole(rows["step"])
+        columns["step"] = _whole(rows.raw("step"))
         # Other events name a step too; only those with its time are its record.
         columns["step"][np.isnan(columns.get("seconds", np.full(place.count, np.nan)))] = -1
         columns["window_steps"] = np.nan_to_num(rows.floats("window_steps"), nan=1.0)
@@ -65,7 +65,7 @@ class Drillyard(TextFormat):
             compiled = np.nan_to_num(rows.floats("compile_seconds")) > 0
             columns["flags"] = columns["flags"] | (compiled * np.uint8(COMPILED))
         columns["_round"] = np.nan_to_num(rows.floats("round"), nan=-1.0)
-        stamps = _stamps(rows["time"])
+        stamps = _stamps(rows.raw("time"))
         if stamps is not None:
             columns["time_us"] = place.stamps.column("iso", stamps)
         if isinstance(records[0].num_gpus, int):
