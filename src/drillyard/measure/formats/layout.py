@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from drillyard.loglines.blocks import Block, count_lines
+from drillyard.loglines.blocks import Block, count_lines, line_ends
 from drillyard.loglines.prefixes import LineOrigins, Origin, Shape, origin, shape_of
 from drillyard.loglines.stamps import Stamps
 from drillyard.measure.columns import Lane, Lanes
@@ -159,7 +159,7 @@ class LayoutReader:
         begins = None
         lines = np.arange(block.first_line, block.first_line + block.lines)
         if block.redrawn:
-            begins = np.append(0, newlines(block.text)[:-1] + 1).tolist()
+            begins = np.append(0, line_ends(block.text)[:-1] + 1).tolist()
             lines = line_numbers(block, begins)
         groups = layout.groups_of(block.text, len(lines))
         if groups is None:
@@ -315,15 +315,10 @@ def _itself(origin: Origin) -> Origin:
 
 def _drawn_over(block: Block, begins: Sequence[int]) -> NDArray[np.bool_]:
     """Which lines were drawn over by others: the stamp before them is that of all drawings."""
-    ends = newlines(block.text)
+    ends = line_ends(block.text)
     after = ends[np.searchsorted(ends, np.asarray(begins))]
     drawn: NDArray[np.bool_] = np.frombuffer(block.counted, np.uint8)[after] == ord("\r")
     return drawn
-
-
-def newlines(text: bytes) -> NDArray[np.int64]:
-    """Where the lines of a text end."""
-    return np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
 
 
 def line_numbers(block: Block, begins: Sequence[int]) -> NDArray[np.int64]:
@@ -335,7 +330,7 @@ def line_numbers(block: Block, begins: Sequence[int]) -> NDArray[np.int64]:
             since = begin
             numbers.append(line)
         return np.array(numbers, np.int64)
-    return np.searchsorted(newlines(block.counted), np.asarray(begins)) + block.first_line
+    return np.searchsorted(line_ends(block.counted), np.asarray(begins)) + block.first_line
 
 
 def times_column(times: Sequence[int | None]) -> NDArray[np.int64]:

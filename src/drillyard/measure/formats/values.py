@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from drillyard.loglines.blocks import line_ends
 from drillyard.measure.columns import nonfinite_flags
 from drillyard.measure.formats.grid import Cells
 
@@ -26,12 +27,14 @@ Values = Sequence[bytes | None]
 Columns = dict[str, NDArray[Any]]
 
 
-_LINE_END: Final = ord("\n")
 _BLANK: Final = ord(" ")
 
 
 class WholeLines(Sequence[bytes | None]):
-    """The lines of a text, which need not be taken apart. Each begins with `blanks` blanks that are none of its own."""
+    """The lines of a text, which need not be taken apart; the last has its end too.
+
+    Each begins with `blanks` blanks that are none of its own.
+    """
 
     def __init__(self, text: bytes | bytearray, lines: int, blanks: int = 0) -> None:
         self.text = text
@@ -60,8 +63,7 @@ class WholeLines(Sequence[bytes | None]):
     @cached_property
     def begins(self) -> NDArray[np.int64]:
         """Where in the text each line begins, behind its blanks."""
-        before_last = np.frombuffer(self.text, np.uint8)[:-1]
-        return np.append(0, np.flatnonzero(before_last == _LINE_END) + 1) + self.blanks
+        return np.append(0, line_ends(self.text)[:-1] + 1) + self.blanks
 
     def __len__(self) -> int:
         return self._lines
