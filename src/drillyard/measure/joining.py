@@ -311,7 +311,7 @@ def _merge(chains: list[Track]) -> dict[str, NDArray[Any]]:
     merged = {}
     # Column by column, each forgotten as it is done: of millions of rows there are never two whole tables. The steps
     # come last: they tell how many rows a part without a column has.
-    for name in sorted(_names(parts), key="step".__eq__):
+    for name in [*(name for name in _names(parts) if name != "step"), "step"]:
         column = _together(name, parts)
         slowest = _SLOWEST.get(name) if several else None
         merged[name] = column[firsts] if slowest is None else slowest.reduceat(column[order], begins)
@@ -339,7 +339,7 @@ def _ranks(chains: Sequence[Track]) -> list[int]:
 
 
 def _concatenate(parts: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """Columns one behind the other; a column that a part lacks has its default there."""
+    """All columns of the parts, see `_together`."""
     return {name: _together(name, parts) for name in _names(parts)}
 
 
@@ -348,6 +348,7 @@ def _names(parts: list[dict[str, NDArray[Any]]]) -> list[str]:
 
 
 def _together(name: str, parts: list[dict[str, NDArray[Any]]]) -> NDArray[Any]:
+    """A column of the parts, one behind the other; a part that lacks it has its default there."""
     dtype, default = COLUMN_DEFAULTS.get(name, (np.int64, 0))
     rows = [part[name] if name in part else np.full(len(part["step"]), default, dtype) for part in parts]
     return np.concatenate(rows, dtype=dtype, casting="same_kind")

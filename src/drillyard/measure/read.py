@@ -212,5 +212,5 @@ def _nothing_found(log: RunLog, only: str | None, broken: list[str]) -> str:
         return "\n".join(broken) or f"{names}: empty. Give a log that has at least one step."
     tried = FORMATS[only] if only else ", ".join(FORMATS.values())
     binary = all(source.note.startswith("binary") for source in log.sources)
-    lines = "binary" if binary else f"{log.lines} lines"
+    lines = "binary" if binary else f"{log.lines} line{'s' * (log.lines != 1)}"
     return "\n".join([*broken, f"{names}: no step found ({lines}). Formats tried: {tried}."])

@@ -37,6 +37,11 @@ def test_answers_come_in_order_and_the_first_failure_is_raised_when_all_have_end
     assert sorted(ended) == list(range(9))
 
 
+def test_an_exit_in_a_thread_is_raised_where_it_is_waited_for() -> None:
+    code = "import sys; from drillyard.launch.at_once import at_once; at_once(lambda _: sys.exit(3), [1, 2], 2)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 3
+
+
 def test_an_interrupt_ends_the_process_though_nothing_has_ended() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, timeout=120, check=False)
     assert done.returncode == -signal.SIGINT and b"KeyboardInterrupt" in done.stderr

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.unit.measure.lines import write
 
+from drillyard.measure.formats import hf_trainer_state
 from drillyard.measure.read import read
 from drillyard.measure.records import NONFINITE
 
@@ -50,6 +51,36 @@ def test_trainer_state_of_many_pieces_with_nested_objects(tmp_path: Path) -> Non
     assert len(log.steps) == 30_000
     assert log.steps.flags[7] == NONFINITE
     assert log.facts.total_steps == 30_000
+
+
+@pytest.mark.parametrize("blanks", [0, 1, 63, 64, 65, 700])
+def test_the_end_of_the_list_is_found_wherever_a_piece_ends(
+    blanks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf_trainer_state, "_PIECE", 200)
+    text = json.dumps(trainer_state(9, note="a] b ]"))
+    text = text.replace('}], "logging_steps"', "}" + " " * blanks + '], "logging_steps"')
+    log = read([write(tmp_path / "trainer_state.json", text)])
+    assert log.steps.step.tolist() == list(range(1, 10))
+    assert (log.facts.total_steps, log.facts.train_runtime_seconds, log.unfinished_lines) == (9, 12.5, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "since", "closing"),
+    [
+        (b"[{}]", 0, 3),
+        (b"[]", 0, 1),
+        (b"[{} \n\t ]", 0, 7),
+        (b"[{" + b" " * 999 + b"}" + b" " * 999 + b"]", 2000, 2001),
+        (b'[{"x": "a] b ]"}]', 0, 16),
+        (b'[{"x": [1, 2]}', 0, -1),
+        (b"] ", 0, -1),
+        (b"[{}] [{}]", 4, 8),
+    ],
+)
+def test_the_end_of_a_list_of_objects(text: bytes, since: int, closing: int) -> None:
+    # What is missed here costs speed, not steps: entries are then read one by one.
+    assert hf_trainer_state._closing(text, since) == closing
 
 
 def test_trainer_state_that_is_cut_off_gives_whole_entries(tmp_path: Path) -> None:

@@ -40,8 +40,7 @@ class NoteSearch:
     """The notes that are looked for in one source, all of them in one pass over a block."""
 
     def __init__(self, notes: Iterable[Note]) -> None:
-        self._notes = [(note, re.compile(note.pattern)) for note in notes]
-        self._look_for(self._notes)
+        self._look_for([(note, re.compile(note.pattern)) for note in notes])
 
     def _look_for(self, notes: list[tuple[Note, re.Pattern[bytes]]]) -> None:
         self._notes = notes
@@ -54,7 +53,7 @@ class NoteSearch:
         """Begin and end of lines with a note, their match and action, in the order of the log."""
         text = block.text
         found: list[tuple[int, int, re.Match[bytes], Action]] = []
-        once: set[int] = set()
+        told: set[Note] = set()
         end = -1
         for _, at, _ in self._search.find_matches_as_indexes(text):
             if at < end:
@@ -66,10 +65,9 @@ class NoteSearch:
                 match = pattern.search(text, begin, end)
                 if match is not None:
                     found.append((begin, end, match, note.action))
-                    if note.once:
-                        once.add(id(note))
-        if once:
-            self._look_for([pair for pair in self._notes if id(pair[0]) not in once])
+                    told.add(note)
+        if any(note.once for note in told):
+            self._look_for([pair for pair in self._notes if not pair[0].once or pair[0] not in told])
         return found
 
     def end_of_beginning(self) -> None:
