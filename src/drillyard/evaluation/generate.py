@@ -19,6 +19,9 @@ from drillyard.models.loss import LanguageModelLoss
 from drillyard.parallel.apply import reshard
 from drillyard.parallel.ranks import Ranks
 
+FILLER = 0
+"""The token to the left of shorter prompts. The attention mask hides it, so that no tokenizer needs a pad token."""
+
 
 @torch.no_grad()
 def generate(
@@ -26,12 +29,14 @@ def generate(
     prompts: Sequence[list[int]],
     ranks: Ranks,
     *,
-    eos_token_id: int,
-    pad_token_id: int,
+    eos_token_id: int | None,
     max_new_tokens: int,
     batch_size: int,
 ) -> list[list[int]]:
-    """The greedy continuation of every prompt, without the end-of-text token; the whole list on every rank."""
+    """The greedy continuation of every prompt, without the end-of-text token; the whole list on every rank.
+
+    Without an `eos_token_id` every continuation has `max_new_tokens` tokens.
+    """
     was_training = root.training
     root.eval()
     config = root.causal_lm.config
@@ -46,7 +51,7 @@ def generate(
     try:
         for start in range(0, len(order), round_size):
             dealt = order[start + ranks.rank : start + round_size : ranks.world_size]
-            rows = [prompts[i] for i in dealt] or [[eos_token_id]]
+            rows = [prompts[i] for i in dealt] or [[FILLER]]
             # Learned positions end somewhere; the limit is that of the round's longest prompt, the same on every rank.
             longest = max(len(prompts[i]) for i in order[start : start + round_size])
             room = max_new_tokens if positions is None else min(max_new_tokens, positions - longest)
@@ -55,7 +60,7 @@ def generate(
                 continue
             # Every token is another shape: compiled blocks would be compiled anew for each.
             with torch.compiler.set_stance("force_eager"):
-                outputs = _generate_batch(root, rows, ranks, eos_token_id, pad_token_id, room, ended=not dealt)
+                outputs = _generate_batch(root, rows, ranks, eos_token_id, room, ended=not dealt)
             mine.update(zip(dealt, outputs, strict=False))
     finally:
         # Also where the ranks have agreed to stop: a last step of training follows.
@@ -69,14 +74,13 @@ def _generate_batch(
     root: LanguageModelLoss,
     rows: list[list[int]],
     ranks: Ranks,
-    eos: int,
-    pad: int,
+    eos: int | None,
     max_new_tokens: int,
     *,
     ended: bool,
 ) -> list[list[int]]:
     width = max(len(row) for row in rows)
-    input_ids_BT = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=ranks.device)
+    input_ids_BT = torch.tensor([[FILLER] * (width - len(row)) + row for row in rows], device=ranks.device)
     mask_BT = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=ranks.device)
     position_ids_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
     cache = DynamicCache(config=root.causal_lm.config)
@@ -91,9 +95,10 @@ def _generate_batch(
             use_cache=True,
         )
         next_B = logits_BV.argmax(dim=-1)
-        next_B = torch.where(ended_B, eos, next_B)
+        if eos is not None:
+            next_B = torch.where(ended_B, eos, next_B)
+            ended_B = ended_B | (next_B == eos)
         columns.append(next_B)
-        ended_B = ended_B | (next_B == eos)
         if _all_ended(ended_B, ranks):
             break
         input_ids_BT = next_B[:, None]
@@ -109,8 +114,8 @@ def _all_ended(ended_B: torch.Tensor, ranks: Ranks) -> bool:
     return not unfinished.item()
 
 
-def _until(tokens: list[int], eos: int) -> list[int]:
-    return tokens[: tokens.index(eos)] if eos in tokens else tokens
+def _until(tokens: list[int], eos: int | None) -> list[int]:
+    return tokens[: tokens.index(eos)] if eos is not None and eos in tokens else tokens
 
 
 def _gather(mine: dict[int, list[int]], count: int, ranks: Ranks) -> list[list[int]]:

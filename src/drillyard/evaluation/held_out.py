@@ -92,7 +92,6 @@ class HeldOut:
             [prompt_tokens(tokenizer, prompt) for prompt in prompts],
             self.ranks,
             eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
             max_new_tokens=self.config.evaluation.max_new_tokens,
             batch_size=self.batch_size,
         )
