@@ -12,17 +12,31 @@ import re
 import signal
 from pathlib import Path
 
-_LOST_PEER = re.compile(
-    r"connection (was )?(closed|reset|refused)|connectfullmesh|broken pipe|socket timeout|distnetworkerror"
-    r"|remote process exited|ncclremoteerror|ncclsystemerror"
-    r"|timed out waiting|caught collective operation timeout|store\w* (is )?(not reachable|closed)"
-    r"|\bJoinFailed: ",
+_PEER_LOST = re.compile(
+    r"\b(DistNetworkError|DistStoreError): |connectFullMesh|monitoredBarrier"
+    r"|unhandled system error|remote process exited|nccl(Remote|System)Error"
+    r"|caught collective operation timeout|detected by watchdog at work|NCCL operations have failed or timed out"
+    r"|Heartbeat monitor timed out|watchdog (got stuck|hang)|(flight recorder )?dump signal (from|due to)"
+    r"|\bJoinFailed: "
+)
+"""What only a lost or late rank causes: messages of torch's c10d store and monitored barrier, gloo, NCCL's network
+layer, ProcessGroupNCCL's watchdog and heartbeat monitor, and joining.py."""
+_CONNECTION_LOST = re.compile(
+    r"connection (was )?(likely )?(closed|reset|refused|aborted)|broken pipe|timed? ?out\b|no route to host",
     re.IGNORECASE,
 )
-_TIMEOUT = re.compile(
-    r"timed out waiting|caught collective operation timeout|operation timed out|socket timeout|store timeout",
-    re.IGNORECASE,
+_BETWEEN_RANKS = re.compile(
+    r"\bgloo\b|\bNCCL\b|ProcessGroup|\bprocess group\b|c10d|TCPStore|torch/distributed/rendezvous"
 )
+"""Names the store or a collective library, in a message or in the frame that raised it. Downloads, metadata servers and
+data loaders lose connections too."""
+_ANOTHER_SERVICE = re.compile(r"https?://|HTTPS?ConnectionPool")
+_OWN_FAULT = re.compile(
+    r"failed to listen|EADDRINUSE|cannot be retrieved \(gai error|CUDA error: "
+    r"|shared memory segment|No space left on device"
+)
+"""Faults of this host that torch and NCCL report in the same classes of exceptions as a lost peer."""
+_GAVE_UP_WAITING = re.compile(r"timed? ?out\b|detected by watchdog at work|watchdog (got stuck|hang)", re.IGNORECASE)
 _NO_MEMORY = re.compile(
     r"^(\S*\.)?MemoryError\b|^(\S*\.)?OutOfMemoryError\b|CUDA out of memory|can't allocate memory|std::bad_alloc"
     r"|Cannot allocate memory"
@@ -30,6 +44,8 @@ _NO_MEMORY = re.compile(
 _EXCEPTION = re.compile(r"^([\w.]*(Error|Exception|Interrupt|Exit|Failed|Timeout)\b|Fatal Python error: )")
 _MESSAGE = re.compile(r"error: ")
 _TERMINATED = re.compile(r"^terminate called after throwing an instance of '(?:\w+::)*(\w+)'")
+_FATAL_LOG = re.compile(r"^\[F\S* .*?\] ")
+"""The line after which C++'s LOG(FATAL) aborts: how ProcessGroupNCCL's heartbeat monitor ends a rank."""
 _NOT_A_CAUSE = re.compile(r'^\s*(Step: \d+|\{".*\}|Evaluation after step|\[rank\d+\]:\[W|Extension modules: )')
 _TAIL_BYTES = 64 * 1024
 
@@ -118,18 +134,21 @@ def read_from(path: Path, offset: int) -> str:
 def last_words(text: str, limit: int = 6) -> list[str]:
     """The lines of a rank's log that say best why it ended, at most `limit`.
 
-    A message for the user (`error: ...`) to its end, where no exception follows; else a C++ exception that nobody
-    caught, of which all that follows is stacks; else the last exception and the line of code that raised it; else the
-    last lines that are neither steps nor warnings of a collective library.
+    A message for the user (`error: ...`) to its end, where no exception follows; else an uncaught C++ exception or
+    fatal log line, after which only stacks follow; else the last exception and the line of code that raised it; else
+    the last lines that are neither steps nor warnings of a collective library.
     """
     lines = [line.rstrip() for line in text.splitlines()]
     bare = [re.sub(r"^\[rank\d+\]: ?", "", line) for line in lines]
-    message, terminated, raised = (_last_match(p, bare) for p in (_MESSAGE, _TERMINATED, _EXCEPTION))
-    if message > max(terminated, raised):
+    patterns = (_MESSAGE, _TERMINATED, _FATAL_LOG, _EXCEPTION)
+    message, terminated, fatal, raised = (_last_match(pattern, bare) for pattern in patterns)
+    if message > max(terminated, fatal, raised):
         return _until_blank(lines[message:], limit)
     if found := _TERMINATED.match(bare[terminated]) if terminated >= 0 else None:
         what = lines[terminated + 1].strip() if terminated + 1 < len(lines) else ""
         return [f"{found[1]}: {what.removeprefix('what():').strip()}"]
+    if fatal >= 0:
+        return [lines[fatal]]
     if raised >= 0:
         # Without the line of ^ and ~ that Python puts below the code.
         frame = [line for line in lines[max(raised - 3, 0) : raised] if line.lstrip("[]rank0123456789: ").strip("^~ ")]
@@ -174,14 +193,22 @@ def memory_advice(words: list[str]) -> str | None:
     return "memory could not be allocated; lower micro_batch_size or the ranks per host"
 
 
-def speaks_of_timeout(words: list[str]) -> bool:
-    """Whether a rank's last words tell that it gave up waiting for another in a collective."""
-    return any(_TIMEOUT.search(line) for line in words)
-
-
 def speaks_of_lost_peer(words: list[str]) -> bool:
-    """Whether a rank's last words tell of another rank's end and not of an error of its own."""
-    return any(_LOST_PEER.search(line) for line in words)
+    """Whether a rank's last words report another rank's end or delay rather than an error of its own.
+
+    A lost connection counts only where the words name what connects ranks: store, gloo, NCCL or a process group.
+    """
+    if any(_OWN_FAULT.search(line) for line in words):
+        return False
+    ours = [line for line in words if not _ANOTHER_SERVICE.search(line)]
+    if any(_PEER_LOST.search(line) for line in ours):
+        return True
+    return any(_BETWEEN_RANKS.search(line) for line in ours) and any(_CONNECTION_LOST.search(line) for line in ours)
+
+
+def speaks_of_timeout(words: list[str]) -> bool:
+    """Whether a rank's last words report that it gave up waiting for another rank."""
+    return speaks_of_lost_peer(words) and any(_GAVE_UP_WAITING.search(line) for line in words)
 
 
 def _read(path: str) -> str:

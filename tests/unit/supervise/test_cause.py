@@ -76,19 +76,40 @@ def test_without_an_exception_the_last_telling_lines_are_shown() -> None:
     assert cause.last_words(text) == ["terminate called"]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2958",
-        "RuntimeError: Gloo connectFullMesh failed with Connection refused",
-        "torch.distributed.DistBackendError: NCCL error: ncclRemoteError: possibly due to a network error",
-        "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
-        "drillyard.parallel.joining.JoinFailed: rank 0: another rank of this round was started anew",
-        "drillyard.parallel.joining.JoinFailed: rank 1: a newer process has taken its place in the rendezvous",
-    ],
-)
-def test_errors_about_lost_peers_are_recognised_as_effects(line: str) -> None:
-    assert cause.speaks_of_lost_peer(cause.last_words(f"Traceback (most recent call last):\n{line}\n"))
+def messages(file: str) -> dict[str, str]:
+    """The texts of a file in last_words/ by their `# title`: what real programs print when they fail."""
+    text = (Path(__file__).parent / "last_words" / file).read_text(encoding="utf-8")
+    titled = [block.partition("\n") for block in text.removeprefix("# ").split("\n\n# ")]
+    return {title: f"Traceback (most recent call last):\n{body}\n" for title, _, body in titled}
+
+
+LOST_PEER = messages("lost_peer.txt")
+OWN_FAULT = messages("own_fault.txt")
+
+
+@pytest.mark.parametrize("text", LOST_PEER.values(), ids=LOST_PEER.keys())
+def test_errors_about_lost_peers_are_recognised_as_effects(text: str) -> None:
+    words = cause.last_words(text)
+    assert cause.speaks_of_lost_peer(words), words
+
+
+@pytest.mark.parametrize("text", OWN_FAULT.values(), ids=OWN_FAULT.keys())
+def test_lost_connections_of_other_services_and_faults_of_the_host_are_causes(text: str) -> None:
+    words = cause.last_words(text)
+    assert not cause.speaks_of_lost_peer(words) and not cause.speaks_of_timeout(words), words
+
+
+def test_a_rank_that_nccls_heartbeat_monitor_aborts_says_so_whatever_stacks_follow() -> None:
+    fatal = (
+        "[rank0]:[F801 12:00:00.123 ProcessGroupNCCL.cpp:1554] [PG ID 0 PG GUID 0(default_pg) Rank 0] "
+        "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring collectives."
+    )
+    text = (
+        f'Step: 3 | Time: 0.1s\n{fatal}\nFatal Python error: Aborted\n\nThread 0x7f:\n  File "a.py", line 3 in wait\n'
+    )
+    words = cause.last_words(text)
+    assert words == [fatal]
+    assert cause.speaks_of_lost_peer(words) and cause.speaks_of_timeout(words)
 
 
 @given(st.text())
