@@ -71,7 +71,9 @@ def test_a_stop_because_another_node_failed_is_told_as_that_failure(start: Start
     assert "=== round 4 |" in run.log(0)
 
 
-@pytest.mark.parametrize(("words", "told"), [("ConnectionError: connection closed by peer", 1), ("ValueError: own", 2)])
+@pytest.mark.parametrize(
+    ("words", "told"), [("RuntimeError: [gloo] Connection closed by peer", 1), ("ValueError: own", 2)]
+)
 def test_a_rank_that_only_lost_its_peers_is_no_failure_beside_that_of_another_node(
     start: Start, tmp_path: Path, words: str, told: int
 ) -> None:

@@ -87,7 +87,7 @@ def test_a_killed_command_names_its_signal() -> None:
 
 
 def test_the_cause_is_the_first_that_does_not_speak_of_a_lost_peer() -> None:
-    effect = report(1, printed="RuntimeError: Connection closed by peer\n", node=0)
+    effect = report(1, printed="RuntimeError: [gloo] Connection closed by peer\n", node=0)
     cause = report(1, printed="ValueError: bad row\n", node=2)
     assert effect["lost_peer"] and not cause["lost_peer"]
     found = records.first_cause([effect, cause])
@@ -97,7 +97,7 @@ def test_the_cause_is_the_first_that_does_not_speak_of_a_lost_peer() -> None:
 
 
 def test_one_that_was_told_to_stop_is_a_cause_only_with_a_code_of_its_own() -> None:
-    effect = report(1, printed="RuntimeError: Connection closed by peer\n", node=0)
+    effect = report(1, printed="RuntimeError: [gloo] Connection closed by peer\n", node=0)
     ended = report(-15, node=1, asked=True)
     own = report(3, printed="ValueError: bad row\n", node=2, asked=True)
     found = records.first_cause([effect, ended, own])
