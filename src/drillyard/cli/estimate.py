@@ -200,7 +200,7 @@ def register(app: typer.Typer) -> None:
 def tell_prediction(question: Question, *, explain: bool, as_json: bool, seed: int | None) -> None:
     """Print one prediction, simulated where there is a `seed`. Exit with 1 where the run does not fit."""
     from drillyard.estimate.prediction import predict
-    from drillyard.estimate.show import explanation, simulation_text, summary
+    from drillyard.estimate.show import explanation, summary
 
     prediction = predict(question)
     simulated = None
@@ -215,6 +215,8 @@ def tell_prediction(question: Question, *, explain: bool, as_json: bool, seed: i
     else:
         shown = [summary(prediction)]
         if simulated is not None:
+            from drillyard.estimate.show_simulation import simulation_text
+
             shown.append(simulation_text(simulated))
         if explain:
             shown.append(explanation(prediction))

@@ -202,6 +202,7 @@ def _simulated(simulated: SimulatedRun) -> dict[str, Any]:
         "rate": simulated.rate,
         "seed": simulation.seed,
         "replicas": len(simulation.outcomes),
+        "no_failure_share": simulation.scenario.no_failure_share,
         "goodput": _spread(simulation.goodput),
         "wall_seconds": _spread(simulation.wall_seconds),
         "interruptions_per_day": _spread(simulation.failures_per_day),
@@ -209,6 +210,7 @@ def _simulated(simulated: SimulatedRun) -> dict[str, Any]:
         "intervals": [
             {
                 "interval_steps": choice.interval_steps,
+                "expected_goodput": choice.goodput,
                 "goodput": _spread(choice.simulation.goodput),
                 "as_good_as_the_best": choice.as_good,
             }
@@ -220,6 +222,7 @@ def _simulated(simulated: SimulatedRun) -> dict[str, Any]:
                 "node_hours": choice.node_hours,
                 "usd": choice.usd,
                 "goodput": _spread(choice.simulation.goodput),
+                "replicas_that_wait": choice.simulation.waits,
                 "as_good_as_the_best": choice.as_good,
             }
             for choice in simulated.spares

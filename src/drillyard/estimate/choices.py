@@ -1,7 +1,9 @@
-"""What simulation is asked for: which interval is best, how many spares pay, each with what the answer is worth.
+"""Which interval is best, and how many spares pay, each with what the answer is worth.
 
-All candidates meet the same failures, so a difference of two is far better known than either: a candidate whose
-difference to the best one has 0 within its 95 % interval is as good as the best, and the answer says so.
+Intervals are ranked by the closed form of `interval`, which is exact while a node is always at hand; simulation adds
+how much single runs vary. For spares there is no such form. There all candidates meet the same failures, so a
+difference of two is far better known than either: a candidate whose difference to the cheapest one has 0 within its
+95 % interval is as cheap, and the answer says so.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from dataclasses import dataclass, replace
 from drillyard.errors import UserError
 from drillyard.estimate.failure_rates import assumed
 from drillyard.estimate.failures import SECONDS_PER_DAY, Job, Outlook, check_interval
-from drillyard.estimate.interval import least_interval_steps
-from drillyard.estimate.simulate import Hazard, Scenario, Simulation, paired_difference, simulate
+from drillyard.estimate.interval import WORTH_A_CHANGE, expected_wall_seconds, least_interval_steps
+from drillyard.estimate.simulate import Hazard, Scenario, Simulation, simulate
 from drillyard.estimate.spares import cheapest_spares
+from drillyard.estimate.spread import mean_interval
 from drillyard.estimate.terms import above_zero, zero_or_above
 
 SECONDS_PER_HOUR = 3600
@@ -23,9 +26,13 @@ INTERVAL_FACTORS = (0.25, 0.5, 0.71, 1.0, 1.41, 2.0, 4.0)
 
 @dataclass(frozen=True, slots=True)
 class IntervalChoice:
-    """One interval, simulated. `as_good`: its goodput cannot be told from the best one's."""
+    """One interval: `goodput` by the closed form, and its runs simulated.
+
+    `as_good`: the run takes less than WORTH_A_CHANGE longer than at the best interval.
+    """
 
     interval_steps: int
+    goodput: float
     simulation: Simulation
     as_good: bool
 
@@ -79,31 +86,42 @@ def scenario_of(
 
 
 def compare_intervals(
-    scenario: Scenario, intervals: Iterable[int] | None = None, *, replicas: int = 20, seed: int = 0
+    scenario: Scenario, intervals: Iterable[int] | None = None, *, replicas: int | None = None, seed: int = 0
 ) -> tuple[IntervalChoice, ...]:
-    """Goodput at each interval in steps, best first; by default from a quarter to four times the scenario's own."""
+    """Goodput at each interval in steps, best first; by default from a quarter to four times the scenario's own.
+
+    The scenario's own interval is the best one unless another takes WORTH_A_CHANGE less time, the rule that it was
+    chosen by (`interval.choose_schedule`). The scenario has no limit on spares.
+    """
+    assert scenario.spares is None
     schedule = scenario.schedule
     steps, step_seconds, drain = schedule.steps, schedule.step_seconds, schedule.drain_seconds
     if intervals is None:
         least = least_interval_steps(step_seconds, drain, steps)
         around = (round(factor * schedule.interval_steps) for factor in INTERVAL_FACTORS)
         intervals = (min(max(count, least), steps) for count in around)
-    simulated = {}
+    variants, expected = {}, {}
     for count in sorted(set(intervals)):
         check_interval(count, steps, step_seconds, drain)
-        variant = replace(scenario, schedule=replace(schedule, interval_steps=count))
-        simulated[count] = simulate(variant, replicas=replicas, seed=seed)
-    if not simulated:
+        changed = replace(schedule, interval_steps=count)
+        variants[count] = replace(scenario, schedule=changed)
+        expected[count] = expected_wall_seconds(changed, scenario.restart_seconds, scenario.mtbf_seconds)
+    if not variants:
         raise UserError("no interval is given: give at least one, in steps")
-    ranked = sorted(simulated, key=lambda count: -simulated[count].goodput.mean)
-    best = [outcome.goodput for outcome in simulated[ranked[0]].outcomes]
+    longest_as_good = min(expected.values()) / (1 - WORTH_A_CHANGE)
+
+    def rank(count: int) -> tuple[bool, float]:
+        own_is_best = count == schedule.interval_steps and expected[count] <= longest_as_good
+        return not own_is_best, expected[count]
+
     return tuple(
         IntervalChoice(
             count,
-            simulated[count],
-            paired_difference(best, [outcome.goodput for outcome in simulated[count].outcomes]).low <= 0,
+            schedule.work_seconds / expected[count],
+            simulate(variants[count], replicas=replicas, seed=seed),
+            expected[count] <= longest_as_good,
         )
-        for count in ranked
+        for count in sorted(variants, key=rank)
     )
 
 
@@ -112,7 +130,7 @@ def compare_spares(
     candidates: Iterable[int] | None = None,
     *,
     usd_per_node_hour: float | None = None,
-    replicas: int = 20,
+    replicas: int | None = None,
     seed: int = 0,
 ) -> tuple[SparesChoice, ...]:
     """Node-hours of the whole run with each number of spares, cheapest first: how many spares pay.
@@ -127,22 +145,42 @@ def compare_spares(
     for spares in sorted(set(candidates)):
         result = simulate(replace(scenario, spares=spares), replicas=replicas, seed=seed)
         simulated[spares] = result
-        nodes = scenario.num_nodes + spares
-        hours[spares] = [nodes * outcome.wall_seconds / SECONDS_PER_HOUR for outcome in result.outcomes]
+        hours[spares] = (scenario.num_nodes + spares) * result.wall_seconds.mean / SECONDS_PER_HOUR
     if not simulated:
         raise UserError("no number of spares is given: give at least one, 0 included")
-    means = {spares: sum(values) / len(values) for spares, values in hours.items()}
-    ranked = sorted(simulated, key=lambda spares: (means[spares], spares))
+    ranked = sorted(simulated, key=lambda spares: (hours[spares], spares))
+    cheapest = simulated[ranked[0]]
     return tuple(
         SparesChoice(
             spares,
             simulated[spares],
-            means[spares],
-            None if usd_per_node_hour is None else means[spares] * usd_per_node_hour,
-            paired_difference(hours[spares], hours[ranked[0]]).low <= 0,
+            hours[spares],
+            None if usd_per_node_hour is None else hours[spares] * usd_per_node_hour,
+            spares == ranked[0] or _as_cheap(simulated[spares], cheapest),
         )
         for spares in ranked
     )
+
+
+def _as_cheap(dearer: Simulation, cheapest: Simulation) -> bool:
+    """Whether 0 is within the 95 % interval of the difference in node-hours, replica by replica.
+
+    The difference of runs without a failure is known. That of the others has its long tail towards the one with fewer
+    spares, which waits for nodes; the mean of such waits is as uncertain as that of a run's time.
+    """
+    one, other = dearer.scenario, cheapest.scenario
+    nodes, other_nodes = one.num_nodes + (one.spares or 0), other.num_nodes + (other.spares or 0)
+    known = (nodes - other_nodes) * one.schedule.failure_free_seconds
+    drawn = [
+        nodes * left.wall_seconds - other_nodes * right.wall_seconds
+        for left, right in zip(dearer.outcomes, cheapest.outcomes, strict=True)
+    ]
+    if not drawn:
+        return known <= 0
+    fewer = min(nodes, other_nodes) - one.num_nodes
+    bound = min(drawn) if nodes < other_nodes else max(drawn)
+    low, _ = mean_interval(drawn, bound, one.mean_away_seconds / (fewer + 1) * min(nodes, other_nodes))
+    return one.no_failure_share * known + (1 - one.no_failure_share) * low <= 0
 
 
 def default_spares(scenario: Scenario) -> list[int]:

@@ -211,9 +211,10 @@ class Spread(Published):
 
 
 class Interval(Published):
-    """One checkpoint interval, simulated."""
+    """One checkpoint interval: its goodput in closed form, by which intervals are ranked, and simulated."""
 
     interval_steps: int
+    expected_goodput: float
     goodput: Spread
     as_good_as_the_best: bool
 
@@ -225,6 +226,7 @@ class Spares(Published):
     node_hours: float
     usd: float | None
     goodput: Spread
+    replicas_that_wait: int = Field(description="Simulated runs in which the job waited for a node.")
     as_good_as_the_best: bool
 
 
@@ -233,7 +235,8 @@ class Simulation(Published):
 
     rate: str
     seed: int
-    replicas: int
+    replicas: int = Field(description="Runs that were simulated, each with at least one failure.")
+    no_failure_share: float = Field(description="The probability of a run without a failure, exact.")
     goodput: Spread
     wall_seconds: Spread
     interruptions_per_day: Spread

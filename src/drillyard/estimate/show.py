@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -36,9 +35,6 @@ from drillyard.estimate.wording import (
     time_range,
 )
 from drillyard.hardware import Source
-
-if TYPE_CHECKING:
-    from drillyard.estimate.simulation import SimulatedRun
 
 STYLES = {
     "fits": "bold green", "may not fit": "bold yellow", "does not fit": "bold red", "unknown": "bold yellow",
@@ -315,31 +311,3 @@ def _explained(one: Term | Range, numbers: dict[Source, int]) -> tuple[str, str,
 def _told(source: Source) -> str:
     date = f", {source.date}" if source.date else ""
     return f"{source.text}{date}{'  unverified' if source.unverified else ''}"
-
-
-def simulation_text(simulated: SimulatedRun) -> RenderableType:
-    """What the simulator says: goodput and its spread, intervals and spares, the best first."""
-    goodput, wall = simulated.simulation.goodput, simulated.simulation.wall_seconds
-    replicas = len(simulated.simulation.outcomes)
-    head = Text.assemble(
-        ("\nsimulated", "bold"),
-        f" {replicas} times at {simulated.rate}, seed {simulated.simulation.seed}: goodput {percent(goodput.mean)}"
-        f"{DOUBT if simulated.unverified else ''} "
-        f"(mean {percent(goodput.low)} to {percent(goodput.high)}, single runs {percent(goodput.percentile_5)} to "
-        f"{percent(goodput.percentile_95)}), {seconds(wall.mean)}",
-    )
-    intervals = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("save every", "goodput", ""):
-        intervals.add_column(heading, justify="right")
-    for index, choice in enumerate(simulated.intervals):
-        word = "best" if index == 0 else "as good" if choice.as_good else ""
-        intervals.add_row(f"{choice.interval_steps:,} steps", percent(choice.simulation.goodput.mean), word)
-    spares = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("spare nodes", "goodput", "node-hours", "cost", ""):
-        spares.add_column(heading, justify="right")
-    for index, option in enumerate(simulated.spares):
-        word = "cheapest" if index == 0 else "as cheap" if option.as_good else ""
-        usd = "-" if option.usd is None else dollars(option.usd)
-        goodput_text = percent(option.simulation.goodput.mean)
-        spares.add_row(str(option.spares), goodput_text, f"{option.node_hours:,.0f}", usd, word)
-    return Group(head, Text(), intervals, Text(), spares)

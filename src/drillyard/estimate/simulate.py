@@ -9,11 +9,16 @@ back; it starts, loads the last save on storage and goes on. Nodes fail meanwhil
 begins it anew (as in Daly's model); with nodes missing there are fewer that can fail. Spares and nodes in repair do not
 fail. Repair times are exponential.
 
-The times of failures do not depend on the interval or on spares: the same seed gives every choice the same failures, so
-that choices are compared on the same luck (common random numbers).
+The times of failures do not depend on spares: the same seed gives every choice the same failures, so that choices are
+compared on the same luck (common random numbers).
 
-Cost: a few microseconds per failure; 100,000 GPUs for 60 days have 5,000 at the highest named rate. Limits: exponential
-gaps (no early life, no bad node that fails again and again), preemptions without warning, one tier of checkpoints.
+Whether a run fails at all is not simulated: its outcome without a failure and the probability of that, e^-(T/M), are
+known exactly. Only runs with a failure are drawn, so a failure in one of a thousand runs costs no more than one in
+each, and `spread` puts both together.
+
+Cost: about 10 microseconds per failure; 100,000 GPUs for 60 days have 5,000 at the highest named rate. Limits:
+exponential gaps (no early life, no bad node that fails again and again), preemptions without warning, one tier of
+checkpoints.
 """
 
 from __future__ import annotations
@@ -21,17 +26,20 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from drillyard.errors import UserError
 from drillyard.estimate.interval import Schedule, expected_wall_seconds, first_order_ettr
 from drillyard.estimate.spares import waiting_share
-from drillyard.estimate.spread import Spread, spread
+from drillyard.estimate.spread import LEAST_VALUES, Spread, spread
 
 MOST_FAILURES: Final = 5_000_000
 """Failures over all replicas that one simulation may take, some 20 s."""
+WANTED_FAILURES: Final = 20_000
+"""Failures over all replicas that a simulation draws by default, some 0.2 s."""
+FEWEST_REPLICAS, MOST_REPLICAS = 20, 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,11 @@ class Scenario:
     def mtbf_seconds(self) -> float:
         """Mean time between failures of the whole job."""
         return 1 / self.failures_per_second if self.failures_per_second else math.inf
+
+    @property
+    def no_failure_share(self) -> float:
+        """The probability of a run without any failure."""
+        return math.exp(-self.failures_per_second * self.schedule.failure_free_seconds)
 
     @property
     def node_losses_per_node_second(self) -> float:
@@ -120,7 +133,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """Replicas of one scenario, each with failures of its own."""
+    """Replicas of one scenario, each with failures of its own and at least one; no others where nothing fails."""
 
     scenario: Scenario
     seed: int
@@ -128,48 +141,83 @@ class Simulation:
 
     @property
     def goodput(self) -> Spread:
-        """Goodput over the replicas: ETTR without queue wait."""
-        return spread([outcome.goodput for outcome in self.outcomes])
+        """Goodput of a run: ETTR without queue wait."""
+        schedule = self.scenario.schedule
+        wall = schedule.failure_free_seconds
+        unseen = schedule.work_seconds / wall - schedule.work_seconds / (wall + self._unseen_wait_seconds)
+        goodput = self.spread_of(lambda outcome: outcome.goodput, unseen)
+        return replace(goodput, low=max(goodput.low, 0.0))
 
     @property
     def wall_seconds(self) -> Spread:
-        return spread([outcome.wall_seconds for outcome in self.outcomes])
+        return self.spread_of(lambda outcome: outcome.wall_seconds, self._unseen_wait_seconds)
 
     @property
     def failures_per_day(self) -> Spread:
         """Interruptions per day of wall time."""
-        return spread([outcome.failures / outcome.wall_seconds * 86_400 for outcome in self.outcomes])
+        return self.spread_of(lambda outcome: outcome.failures / outcome.wall_seconds * 86_400)
 
     @property
     def first_order_goodput(self) -> Spread:
         """Meta's E[ETTR] with the failures that were simulated: beside `goodput`, what that closed form neglects."""
         schedule, restart = self.scenario.schedule, self.scenario.restart_seconds + self.scenario.schedule.drain_seconds
-        return spread(
-            [
-                first_order_ettr(
-                    outcome.failures / outcome.wall_seconds,
-                    restart,
-                    schedule.interval_seconds,
-                    schedule.blocking_seconds,
-                )
-                for outcome in self.outcomes
-            ]
+        return self.spread_of(
+            lambda outcome: first_order_ettr(
+                outcome.failures / outcome.wall_seconds, restart, schedule.interval_seconds, schedule.blocking_seconds
+            )
         )
 
     def mean(self, category: str) -> float:
-        """The mean seconds of a category of `Outcome`."""
-        return math.fsum(getattr(outcome, category) for outcome in self.outcomes) / len(self.outcomes)
+        """The mean seconds of a category of `Outcome` over all runs, those without a failure included."""
+        return self.spread_of(lambda outcome: float(getattr(outcome, category))).mean
+
+    def spread_of(self, figure: Callable[[Outcome], float], unseen: float = 0.0) -> Spread:
+        """The spread of a figure that no failure makes better; `unseen` as in `spread`."""
+        return spread(
+            [figure(outcome) for outcome in self.outcomes],
+            known_share=self.scenario.no_failure_share,
+            known_value=figure(_without_failure(self.scenario.schedule)),
+            unseen=unseen,
+        )
+
+    @property
+    def waits(self) -> int:
+        """In how many of the simulated runs the job had to wait for a node."""
+        return sum(outcome.waiting > 0 for outcome in self.outcomes)
+
+    @property
+    def _unseen_wait_seconds(self) -> float:
+        """The mean wait for the first of all nodes that are away to come back: one that no replica may have met."""
+        spares = self.scenario.spares
+        return 0.0 if spares is None else self.scenario.mean_away_seconds / (spares + 1)
 
 
-def simulate(scenario: Scenario, *, replicas: int = 20, seed: int = 0) -> Simulation:
-    """`replicas` runs of `scenario`. The same seed gives the same result, and the same failures to any other scenario.
+def simulate(scenario: Scenario, *, replicas: int | None = None, seed: int = 0) -> Simulation:
+    """`replicas` runs of `scenario` with at least one failure each; by default as many as `enough_replicas` says.
 
-    UserError for fewer than 5 replicas (no spread to speak of), and where the run would fail millions of times.
+    The same seed gives the same result, and the same failures to a scenario with other spares. UserError for fewer than
+    5 replicas (no spread to speak of), and where the run would fail millions of times.
     """
-    if replicas < 5:
-        raise UserError(f"found {replicas} replicas; at least 5 are needed to tell a spread")
+    if replicas is None:
+        replicas = enough_replicas(scenario)
+    if replicas < LEAST_VALUES:
+        raise UserError(f"found {replicas} replicas; at least {LEAST_VALUES} are needed to tell a spread")
     check_length(scenario, replicas)
-    return Simulation(scenario, seed, tuple(simulate_once(scenario, seed, replica) for replica in range(replicas)))
+    if scenario.no_failure_share == 1:
+        return Simulation(scenario, seed, ())
+    horizon = scenario.schedule.failure_free_seconds
+    return Simulation(
+        scenario, seed, tuple(simulate_once(scenario, seed, replica, horizon) for replica in range(replicas))
+    )
+
+
+def enough_replicas(scenario: Scenario) -> int:
+    """Replicas that together meet about WANTED_FAILURES failures, however many spares there are."""
+    if scenario.no_failure_share == 1:
+        return FEWEST_REPLICAS
+    wall = expected_wall_seconds(scenario.schedule, scenario.restart_seconds, scenario.mtbf_seconds)
+    failures = wall / scenario.mtbf_seconds / (1 - scenario.no_failure_share)
+    return min(max(FEWEST_REPLICAS, math.ceil(WANTED_FAILURES / failures)), MOST_REPLICAS)
 
 
 def check_length(scenario: Scenario, replicas: int) -> None:
@@ -188,12 +236,16 @@ def check_length(scenario: Scenario, replicas: int) -> None:
         )
 
 
-def simulate_once(scenario: Scenario, seed: int, replica: int = 0) -> Outcome:
-    """One run from its first step to its last save on storage."""
+def simulate_once(scenario: Scenario, seed: int, replica: int = 0, fails_within_seconds: float = math.inf) -> Outcome:
+    """One run from its first step to its last save on storage.
+
+    Of all runs those whose first failure comes `fails_within_seconds` of the start; it is drawn from the exponential
+    distribution cut off there.
+    """
     schedule = scenario.schedule
     cycle, drain = schedule.cycle_seconds, schedule.drain_seconds
-    outcome = Outcome()
-    cluster = _Cluster(scenario, random.Random(f"{seed}/{replica}"), outcome)
+    outcome = _without_failure(schedule)
+    cluster = _Cluster(scenario, random.Random(f"{seed}/{replica}"), outcome, fails_within_seconds)
     secured, saves = 0, schedule.saves
     left = schedule.work_seconds + saves * schedule.blocking_seconds
     while cluster.next_failure < cluster.now + left + drain:
@@ -204,22 +256,29 @@ def simulate_once(scenario: Scenario, seed: int, replica: int = 0) -> Outcome:
         left -= newly * cycle
         outcome.lost += ran - newly * cycle
         cluster.recover()
-    outcome.productive = schedule.work_seconds
-    outcome.saving = saves * schedule.blocking_seconds
-    outcome.draining = drain
     return outcome
+
+
+def _without_failure(schedule: Schedule) -> Outcome:
+    """What every run takes."""
+    return Outcome(
+        productive=schedule.work_seconds,
+        saving=schedule.saves * schedule.blocking_seconds,
+        draining=schedule.drain_seconds,
+    )
 
 
 class _Cluster:
     """The clock, the next failure, and the nodes that are away."""
 
-    def __init__(self, scenario: Scenario, draws: random.Random, outcome: Outcome) -> None:
+    def __init__(self, scenario: Scenario, draws: random.Random, outcome: Outcome, first_within: float) -> None:
         self.scenario = scenario
         self.draws = draws
         self.outcome = outcome
         self.now = 0.0
         self.rate = scenario.failures_per_second
-        self.next_failure = draws.expovariate(self.rate) if self.rate else math.inf
+        share = -math.expm1(-self.rate * first_within) if self.rate else 0.0
+        self.next_failure = -math.log1p(-share * draws.random()) / self.rate if self.rate else math.inf
         self.returns: list[float] = []
         self.hazards: list[tuple[float, Hazard]] = []
         total = 0.0
@@ -290,8 +349,3 @@ class _Cluster:
         """Nodes whose time is over are spares again, or take their places in the job."""
         while self.returns and self.returns[0] <= self.now:
             heapq.heappop(self.returns)
-
-
-def paired_difference(one: Sequence[float], other: Sequence[float]) -> Spread:
-    """The spread of differences between two scenarios that had the same failures, replica by replica."""
-    return spread([left - right for left, right in zip(one, other, strict=True)])

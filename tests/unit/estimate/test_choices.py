@@ -41,21 +41,25 @@ def test_preemptions_are_a_hazard_of_their_own(make_job):
     assert scenario.mtbf_seconds == pytest.approx(86_400 / 64 / (0.02 + 6.5e-3))
 
 
-def test_the_closed_form_s_interval_is_as_good_as_the_best(scenario):
-    ranked = compare_intervals(scenario, replicas=10)
-    assert [choice.simulation.goodput.mean for choice in ranked] == sorted(
-        (choice.simulation.goodput.mean for choice in ranked), reverse=True
-    )
-    own = next(choice for choice in ranked if choice.interval_steps == scenario.schedule.interval_steps)
-    assert own.simulation.goodput.mean == pytest.approx(ranked[0].simulation.goodput.mean, rel=2e-3)
+def test_the_closed_form_ranks_intervals_and_the_simulation_agrees(scenario):
+    ranked = compare_intervals(scenario, replicas=100)
+    assert ranked[0].interval_steps == scenario.schedule.interval_steps
     assert ranked[0].as_good
     assert not ranked[-1].as_good
+    for choice in ranked:
+        assert choice.simulation.goodput.mean == pytest.approx(choice.goodput, rel=2e-3)
 
 
-def test_all_intervals_meet_the_same_failures(scenario):
-    short, long = compare_intervals(scenario, [8, 9], replicas=5)
-    for one, other in zip(short.simulation.outcomes, long.simulation.outcomes, strict=True):
-        assert abs(one.failures - other.failures) <= 2
+@pytest.mark.parametrize("seed", range(10))
+def test_rare_failures_leave_the_best_interval_as_it_is(make_job, seed):
+    """0.04 failures in a run whose saves cost something: sampling noise must not choose the interval."""
+    job = make_job(num_nodes=4, cost={"asynchronous": False, "storage_gb_per_s": 0.5}, steps=20_000)
+    outlook = failure_outlook(job, failure_rate("llama3"))
+    assert outlook.term("expected interruptions").value == pytest.approx(0.04, abs=0.01)
+    run = scenario_of(job, outlook)
+    best = run.schedule.interval_steps
+    ranked = compare_intervals(run, [best // 4, best // 2, best], replicas=20, seed=seed)
+    assert [choice.interval_steps for choice in ranked] == [best, best // 2, best // 4]
 
 
 def test_spares_pay_until_nobody_waits(scenario):

@@ -21,7 +21,16 @@ from drillyard.estimate.interval import (
     first_order_ettr,
     young_interval,
 )
-from drillyard.estimate.simulate import Hazard, Outcome, Scenario, simulate, simulate_once
+from drillyard.estimate.simulate import (
+    FEWEST_REPLICAS,
+    MOST_REPLICAS,
+    Hazard,
+    Outcome,
+    Scenario,
+    enough_replicas,
+    simulate,
+    simulate_once,
+)
 
 HOUR, DAY = 3600.0, 86_400.0
 CATEGORIES = ("productive", "saving", "lost", "restarting", "waiting", "draining")
@@ -156,7 +165,7 @@ def test_the_account_of_a_run_adds_up(run, seed):
 
 def test_replicas_differ_and_seeds_reproduce():
     run = scenario(HOUR, Schedule(2000, 10.0, 30, 2.0, 0.0))
-    first, again, other = simulate(run, seed=5), simulate(run, seed=5), simulate(run, seed=6)
+    first, again, other = (simulate(run, replicas=20, seed=seed) for seed in (5, 5, 6))
     assert first == again
     assert first.outcomes != other.outcomes
     assert len({outcome.wall_seconds for outcome in first.outcomes}) == 20
@@ -209,6 +218,32 @@ def test_what_cannot_be_simulated_is_refused(change, words):
     with pytest.raises(UserError, match=words) as refused:
         simulate(replace(run, **change))
     assert len(str(refused.value).splitlines()) <= 2
+
+
+RARE = Schedule(1000, 10.0, 100, 5.0, 20.0)
+RARELY = scenario(RARE.failure_free_seconds / 0.04, RARE)
+"""0.04 expected failures."""
+
+
+def test_runs_without_a_failure_are_not_simulated_but_counted():
+    result = simulate(RARELY, replicas=1000)
+    assert all(outcome.failures >= 1 for outcome in result.outcomes)
+    assert RARELY.no_failure_share == pytest.approx(math.exp(-0.04))
+    assert result.wall_seconds.mean == pytest.approx(expected_wall_seconds(RARE, 300, RARELY.mtbf_seconds), rel=1e-3)
+    assert result.goodput.percentile_95 == RARE.work_seconds / RARE.failure_free_seconds
+    assert result.goodput.high - result.goodput.low < 0.001
+
+
+def test_a_job_that_never_fails_is_known_exactly():
+    goodput = simulate(scenario(math.inf, RARE)).goodput
+    assert goodput.low == goodput.mean == goodput.high == RARE.work_seconds / RARE.failure_free_seconds
+
+
+def test_rare_failures_get_many_replicas_and_frequent_ones_few():
+    frequent = scenario(HOUR, Schedule(1_000_000, 10.0, 30, 2.0, 0.0))
+    assert enough_replicas(RARELY) == MOST_REPLICAS
+    assert enough_replicas(frequent) == FEWEST_REPLICAS
+    assert len(simulate(RARELY).outcomes) == MOST_REPLICAS
 
 
 def test_too_few_replicas_tell_no_spread():
