@@ -13,8 +13,21 @@ from torch.distributed.tensor import DTensor
 
 from drillyard.evaluation.generate import generate
 from drillyard.evaluation.loss import evaluate_loss
+from drillyard.models import attention
+from drillyard.parallel import setup
 
 STEPS = 4
+TWO_KINDS_OF_LAYERS = {
+    "architecture": "gemma3_text",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
 
 
 def losses_by_mode(directory: str) -> dict[str, np.ndarray]:
@@ -93,3 +106,49 @@ def test_evaluation_and_generation_leave_the_fp32_masters_sharded(tmp_path: Path
     assert one["result"] == two["result"]
     # Seven sequences for two ranks of three: in the second round one rank has none, and adds nothing.
     assert one["result"][1:] == (one["tokens with loss"], 7)
+
+
+def attention_by_offsets(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, **options):  # type: ignore[no-untyped-def]
+    """What flash attention over documents computes, on a CPU."""
+    position_T = torch.arange(q.shape[0])
+    document_T = torch.searchsorted(cu_q, position_T.int(), right=True)
+    behind_TT = position_T[:, None] - position_T
+    mask_TT = (document_T[:, None] == document_T) & (behind_TT >= 0)
+    if window_size[0] >= 0:
+        mask_TT = mask_TT & (behind_TT <= window_size[0])
+    q, k, v = (states.transpose(0, 1)[None] for states in (q, k, v))
+    output = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask_TT, scale=scale, enable_gqa=True)
+    return output[0].transpose(0, 1)
+
+
+def graphs_and_losses(directory: str, compiled: bool) -> tuple[int, list[float]]:
+    """Steps and evaluations with offsets of many sizes; the graphs that torch made for them."""
+    attention.varlen.varlen_attn = attention_by_offsets
+    attention.SMALLEST_OFFSETS = 2
+    setup.attention_kernel = lambda config, device: "varlen"
+    compile_with_inductor = torch.compile
+    torch.compile = lambda function, **options: compile_with_inductor(function, backend="eager", **options)
+    config = make_config(
+        Path(directory),
+        model={"config": TWO_KINDS_OF_LAYERS, "init": "random"},
+        training__compile=compiled,
+        training__precision="fp32",
+        training__micro_batch_size=4,
+        data__held_out={"fraction": 0.2},
+    )
+    trainer, model = build(config)
+    (sequences,) = trainer.data.sources
+    found = []
+    for step, count in ((0, 1), (3, 2), (6, 7), (9, 11)):
+        found += run_steps(trainer, step, step + 3)[:, 0].tolist()
+        options = {"attention": model.attention, "batch_size": 3, "limit": count, "chunk_tokens": None}
+        found.append(evaluate_loss(model.root, sequences, trainer.ranks, **options).loss)
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"], found
+
+
+def test_compiled_blocks_have_a_graph_per_kind_of_layer_with_gradients_and_without(tmp_path: Path) -> None:
+    write_documents(tmp_path)
+    graphs, losses = run_ranks(graphs_and_losses, 1, str(tmp_path), True)[0]
+    _, reference = run_ranks(graphs_and_losses, 1, str(tmp_path), False)[0]
+    np.testing.assert_allclose(losses, reference, rtol=1e-5)
+    assert graphs == 4

@@ -1,8 +1,8 @@
 """Loss on held-out sequences: nats per token, perplexity, and bits per byte where every byte of the text is covered.
 
-All ranks call the model the same number of times (FSDP2 gathers weights in every call), so sequences are dealt out in
-rounds and a rank without any left runs one whose labels are all ignored. Sums are taken in fp64 and added over ranks
-once.
+All ranks call the model the same number of times (FSDP2 gathers weights in every call) and with batches of one shape
+(compiled blocks have a graph per shape), so sequences are dealt out in rounds and what a rank lacks of the last one is
+filled with sequences whose labels are all ignored. Sums are taken in fp64 and added over ranks once.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def evaluate_loss(
     try:
         for start in range(0, count, round_size):
             first = start + ranks.rank * batch_size
-            indices = np.arange(first, min(first + batch_size, count), dtype=np.int64)
-            batch = sequences.read(indices) if len(indices) else silent(sequences.read(np.zeros(1, dtype=np.int64)))
+            indices = np.arange(first, first + batch_size, dtype=np.int64)
+            batch = only(sequences.read(np.minimum(indices, count - 1)), indices < count)
             inputs = loss_inputs(batch, root.causal_lm, attention, ranks.device, chunk_tokens)
             sums[0] += root(**vars(inputs)).double()
             sums[1] += int((batch.labels != IGNORED).sum())
@@ -92,6 +92,7 @@ def evaluate_loss(
     )
 
 
-def silent(batch: Batch) -> Batch:
-    """The same batch without any label: it keeps a rank in step and adds nothing."""
-    return Batch(batch.input_ids, np.full_like(batch.labels, IGNORED), batch.position_ids, batch.document_ids)
+def only(batch: Batch, measured: np.ndarray[Any, Any]) -> Batch:
+    """The same batch, with labels only in the rows where `measured` [B] is True; the others add nothing to a loss."""
+    labels = np.where(measured[:, None], batch.labels, IGNORED)
+    return Batch(batch.input_ids, labels, batch.position_ids, batch.document_ids)

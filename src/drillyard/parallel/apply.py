@@ -42,7 +42,7 @@ def parallelise(
         checkpoint_activations(block, training.activation_checkpointing)
     if compiles(training, ranks.device):
         for block in blocks:
-            block.forward = torch.compile(block.forward, fullgraph=True)
+            compile_block(block)
     policy = MixedPrecisionPolicy(
         param_dtype=COMPUTE_DTYPE[training.precision],
         reduce_dtype=MASTER_DTYPE[training.precision],
@@ -73,6 +73,18 @@ def reshard(root: nn.Module) -> None:
 def compiles(training: TrainingConfig, device: torch.device) -> bool:
     """Whether blocks are compiled: as asked for, or on GPUs when it is left open."""
     return resolved_compile(training, device.type)
+
+
+def compile_block(block: nn.Module) -> None:
+    """Compile a block's forward, as one graph: a break would leave part of it uncompiled without a word.
+
+    Blocks of one class share their code, and torch counts graphs by code: two kinds of layer, with gradients and
+    without, and each further size of batch need one each, so 8, its default limit, ends runs. What one function may
+    have in all is limited by `accumulated_recompile_limit` (256) anyway.
+    """
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, limits.accumulated_recompile_limit)
+    block.forward = torch.compile(block.forward, fullgraph=True)
 
 
 def checkpoint_activations(block: nn.Module, mode: str) -> None:
