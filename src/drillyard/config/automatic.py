@@ -15,6 +15,13 @@ Kernel = Literal["sdpa", "eager", "varlen", "flex"]
 FASTEST_FIRST: Final[tuple[Kernel, ...]] = ("varlen", "sdpa", "flex", "eager")
 LARGEST_CHUNK: Final = 2048
 SMALL_SHARE_OF_MEMORY: Final = 1 / 16
+FLASH_CAPABILITY: Final = (8, 0)
+"""Compute capability of the oldest GPUs that flash attention has kernels for (Ampere): torch
+aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, as are the head sizes below."""
+FLASH_HEAD_MULTIPLE: Final = 8
+LARGEST_FLASH_HEAD: Final = 256
+SMALLEST_FLEX_HEAD: Final = 16
+"""FlexAttention's compiled kernels refuse smaller heads (torch/_inductor/kernel/flex/flex_attention.py)."""
 MASTER_BYTES: Final = {"bf16": 4, "fp32": 4, "fp64": 8}
 """Bytes of a parameter, and of its gradient, by compute precision: bf16 keeps fp32 masters."""
 
@@ -45,29 +52,53 @@ def unsharded_is_small(num_parameters: int, precision: str, memory_bytes: float)
     return num_parameters * MASTER_BYTES[precision] <= SMALL_SHARE_OF_MEMORY * memory_bytes
 
 
-def kernel_can_train(kernel: str, device_type: str, *, half: bool) -> bool:
-    """Whether an attention kernel has a backward on the device; `half`: it computes in bf16 (or fp16)."""
+def kernel_can_train(kernel: str, device_type: str, *, half: bool, capability: tuple[int, int] | None = None) -> bool:
+    """Whether an attention kernel has a backward on the device; `half`: it computes in bf16 (or fp16).
+
+    `capability` is the GPU's compute capability; None stands for one that flash attention supports.
+    """
     on_gpu = device_type == "cuda"
-    return {"sdpa": True, "eager": True, "varlen": on_gpu and half, "flex": on_gpu}[kernel]
+    flash = on_gpu and half and (capability is None or capability >= FLASH_CAPABILITY)
+    return {"sdpa": True, "eager": True, "varlen": flash, "flex": on_gpu}[kernel]
 
 
 class Demands(TypedDict):
-    """What a model asks of an attention kernel: a cap on scores (None: none), dropout of weights (0: none)."""
+    """What a model needs from an attention kernel: a cap on scores (None: none), dropout of attention weights
+    (0: none), and the size of a head (None: not known)."""
 
     softcap: float | None
     dropout: float
+    head_dim: int | None
 
 
-def kernel_misfit(kernel: str, *, softcap: float | None, dropout: float) -> str | None:
+def kernel_misfit(kernel: str, *, softcap: float | None, dropout: float, head_dim: int | None = None) -> str | None:
     """Why `kernel` does not compute what a model asks for (see `Demands`), and what to use instead; None if it does."""
     if softcap is not None and kernel in ("sdpa", "varlen"):
         return "it cannot soft-cap attention scores; use attention: flex on GPUs, else eager"
     if dropout > 0 and kernel in ("varlen", "flex"):
         return f"it has no dropout and the model's attention dropout is {dropout}; set that to 0 or use attention: sdpa"
+    if head_dim is None:
+        return None
+    if kernel == "varlen" and (head_dim > LARGEST_FLASH_HEAD or head_dim % FLASH_HEAD_MULTIPLE):
+        return (
+            f"its head sizes are multiples of {FLASH_HEAD_MULTIPLE} up to {LARGEST_FLASH_HEAD} and the model's is "
+            f"{head_dim}; use attention: sdpa"
+        )
+    if kernel == "flex" and head_dim < SMALLEST_FLEX_HEAD:
+        instead = "sdpa" if softcap is None else "eager"
+        return f"its smallest head size is {SMALLEST_FLEX_HEAD} and the model's is {head_dim}; use attention: {instead}"
     return None
 
 
-def fastest_kernel(device_type: str, *, half: bool, softcap: float | None, dropout: float) -> Kernel:
+def fastest_kernel(
+    device_type: str,
+    *,
+    half: bool,
+    softcap: float | None,
+    dropout: float,
+    head_dim: int | None = None,
+    capability: tuple[int, int] | None = None,
+) -> Kernel:
     """What `attention: auto` becomes: the fastest kernel that can train here and computes what the model asks for.
 
     There always is one: eager attention has everything, everywhere.
@@ -75,6 +106,6 @@ def fastest_kernel(device_type: str, *, half: bool, softcap: float | None, dropo
     return next(
         kernel
         for kernel in FASTEST_FIRST
-        if kernel_can_train(kernel, device_type, half=half)
-        and kernel_misfit(kernel, softcap=softcap, dropout=dropout) is None
+        if kernel_can_train(kernel, device_type, half=half, capability=capability)
+        and kernel_misfit(kernel, softcap=softcap, dropout=dropout, head_dim=head_dim) is None
     )

@@ -197,6 +197,7 @@ def _kernel(config: RunConfig, spec: ModelSpec, device_type: str, model_config: 
         half=config.training.precision == "bf16",
         softcap=fields.get("attn_logit_softcapping"),
         dropout=dropout,
+        head_dim=spec.head_dim if spec.blocks else None,
     )
 
 

@@ -24,7 +24,14 @@ import torch
 from torch.nn.attention import varlen
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from drillyard.config.automatic import Demands, Kernel, fastest_kernel, kernel_can_train, kernel_misfit
+from drillyard.config.automatic import (
+    FLASH_CAPABILITY,
+    Demands,
+    Kernel,
+    fastest_kernel,
+    kernel_can_train,
+    kernel_misfit,
+)
 from drillyard.errors import UserError
 from drillyard.models.architectures import architecture
 
@@ -38,7 +45,7 @@ TRANSFORMERS_NAMES: dict[str, str] = {
 # torch 2.11 has no such argument; key and value heads are then repeated, which every kernel computes alike.
 KERNEL_GROUPS_HEADS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
-# Fewer entries than this are padded up to it, so that most micro-batches share one compiled shape.
+# Fewer entries than this are padded up to it, so that most micro-batches have offsets of one shape.
 SMALLEST_OFFSETS = 64
 
 
@@ -53,20 +60,28 @@ def resolve_attention(
     device_type: str,
     compute_dtype: torch.dtype = torch.bfloat16,
     config: PreTrainedConfig | None = None,
+    capability: tuple[int, int] | None = None,
 ) -> Kernel:
     """The kernel to use for a run config's `attention`; `auto` becomes the fastest that can train.
 
-    `config`, the model's, lets `auto` pass over kernels that cannot soft-cap scores or drop attention weights. Raises
-    UserError for a kernel without a backward on the device or in the precision, and for one that does not fit the
-    model.
+    `config`, the model's, lets `auto` pass over kernels that cannot soft-cap scores, drop attention weights or compute
+    heads of its size; `capability` is the GPU's compute capability (None: recent). Raises UserError for a kernel
+    without a backward on the device or in the precision, and for one that does not fit the model.
     """
     half = compute_dtype in (torch.bfloat16, torch.float16)
     if attention == "auto":
-        return fastest_kernel(device_type, half=half, **_demands(config))
+        return fastest_kernel(device_type, half=half, capability=capability, **_demands(config))
     if attention not in TRANSFORMERS_NAMES:
         raise UserError(f"model.attention: {attention!r} is none of auto, {', '.join(TRANSFORMERS_NAMES)}")
-    if not kernel_can_train(attention, device_type, half=half):
-        reason = "computes in bf16 only" if device_type == "cuda" else f"has no backward on {device_type}"
+    if not kernel_can_train(attention, device_type, half=half, capability=capability):
+        if device_type != "cuda":
+            reason = f"has no backward on {device_type}"
+        elif not half:
+            reason = "computes in bf16 only"
+        else:
+            assert capability is not None
+            least, found = (".".join(map(str, version)) for version in (FLASH_CAPABILITY, capability))
+            reason = f"needs a GPU of compute capability {least} or higher, and this one has {found}"
         raise UserError(
             f"model.attention: {attention} cannot train here: it {reason}\nuse attention: auto, sdpa or eager"
         )
@@ -78,7 +93,15 @@ def resolve_attention(
 def _demands(config: PreTrainedConfig | None) -> Demands:
     """What the model's config asks of a kernel."""
     dropout = getattr(config, "attention_dropout", None) or getattr(config, "attn_pdrop", None) or 0.0
-    return Demands(softcap=getattr(config, "attn_logit_softcapping", None), dropout=dropout)
+    return Demands(softcap=getattr(config, "attn_logit_softcapping", None), dropout=dropout, head_dim=_head_dim(config))
+
+
+def _head_dim(config: PreTrainedConfig | None) -> int | None:
+    """The size of an attention head, as transformers' models derive it: `head_dim`, else hidden size / heads."""
+    if config is None:
+        return None
+    size: int | None = getattr(config, "head_dim", None)
+    return size or config.hidden_size // config.num_attention_heads
 
 
 def refuse_unfit_kernel(config: PreTrainedConfig, attention: str) -> None:
@@ -151,8 +174,8 @@ def varlen_inputs(document_ids_BT: np.ndarray[Any, Any], device: torch.device) -
     """Offsets of the documents of a micro-batch laid end to end, for varlen kernels.
 
     Names follow transformers' keyword arguments for packed attention. The offsets are padded to a power of two with
-    empty documents at the end, so that shapes repeat; the greatest length is T, whatever the documents, for the same
-    reason.
+    empty documents at the end, and their number is marked as one that changes, so that one compiled graph takes
+    micro-batches of any number of documents; the greatest length is T, whatever the documents, for the same reason.
     """
     starts = np.ones(document_ids_BT.shape, dtype=bool)
     starts[:, 1:] = document_ids_BT[:, 1:] != document_ids_BT[:, :-1]
@@ -161,6 +184,7 @@ def varlen_inputs(document_ids_BT: np.ndarray[Any, Any], device: torch.device) -
     padded = np.full(size, document_ids_BT.size, dtype=np.int32)
     padded[: len(offsets)] = offsets
     offsets_N = _to_device(padded, device)
+    torch._dynamo.maybe_mark_dynamic(offsets_N, 0)
     length = int(document_ids_BT.shape[1])
     return {
         "cu_seq_lens_q": offsets_N,

@@ -65,7 +65,8 @@ def require_trainable(config: RunConfig, device: torch.device) -> None:
 def attention_kernel(config: RunConfig, device: torch.device) -> Kernel:
     """The attention kernel that the model trains with on this device. UserError when the one asked for cannot."""
     compute_dtype = COMPUTE_DTYPE[config.training.precision]
-    return resolve_attention(config.model.attention, device.type, compute_dtype, load_config(config.model))
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    return resolve_attention(config.model.attention, device.type, compute_dtype, load_config(config.model), capability)
 
 
 def set_up_model(

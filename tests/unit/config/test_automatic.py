@@ -58,6 +58,29 @@ def test_the_fastest_kernel_that_computes_what_the_model_asks_for(
     assert kernel_misfit(kernel, softcap=softcap, dropout=dropout) is None
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "softcap", "kernel"),
+    [
+        (8, None, "varlen"),
+        (256, None, "varlen"),
+        (264, None, "sdpa"),
+        (20, None, "sdpa"),
+        (20, 50.0, "flex"),
+        (8, 50.0, "eager"),
+    ],
+)
+def test_kernels_of_other_head_sizes_are_passed_over(head_dim: int, softcap: float | None, kernel: str) -> None:
+    assert fastest_kernel("cuda", half=True, softcap=softcap, dropout=0.0, head_dim=head_dim) == kernel
+
+
+def test_flash_attention_needs_a_gpu_that_it_has_kernels_for() -> None:
+    kernels = [
+        fastest_kernel("cuda", half=True, softcap=None, dropout=0.0, capability=capability)
+        for capability in ((7, 5), (8, 0), (9, 0), (12, 0))
+    ]
+    assert kernels == ["sdpa", "varlen", "varlen", "varlen"]
+
+
 def test_whole_weights_are_kept_while_they_are_a_sixteenth_of_the_memory() -> None:
     assert unsharded_is_small(GIB, "bf16", 64 * GIB)
     assert not unsharded_is_small(GIB + 1, "bf16", 64 * GIB)

@@ -11,10 +11,11 @@ import torch
 from tests.unit.models.tiny import CONFIGS, meta_model, model_config
 from transformers import CONFIG_MAPPING
 
-from drillyard.config.run import ModelConfig
+from drillyard.config.run import ModelConfig, RunConfig
 from drillyard.errors import UserError
 from drillyard.models import build_model, export, init_random, load_config, resolve_attention
 from drillyard.models.architectures import settings_without_effect
+from drillyard.parallel.setup import attention_kernel
 
 
 def build(config: ModelConfig, **changes: Any) -> Any:
@@ -144,7 +145,7 @@ def test_auto_attention_is_the_fastest_kernel_that_trains() -> None:
     assert resolve_attention("auto", "cpu") == "sdpa"
     assert resolve_attention("auto", "cuda", torch.bfloat16) == "varlen"
     assert resolve_attention("auto", "cuda", torch.float32) == "sdpa"
-    capped = meta_model("gemma2").config
+    capped = meta_model("gemma2", head_dim=16).config
     assert resolve_attention("auto", "cpu", torch.float32, capped) == "eager"
     assert resolve_attention("auto", "cuda", torch.bfloat16, capped) == "flex"
     assert resolve_attention("auto", "cuda", torch.bfloat16, meta_model("gpt2", attn_pdrop=0.1).config) == "sdpa"
@@ -157,6 +158,33 @@ def test_auto_attention_is_the_fastest_kernel_that_trains() -> None:
 def test_a_kernel_that_cannot_train_here_is_refused(attention: str, device: str, dtype: torch.dtype) -> None:
     with pytest.raises(UserError, match=f"{attention} cannot train here"):
         resolve_attention(attention, device, dtype)
+
+
+@pytest.mark.parametrize("head_dim", [20, 264])
+def test_head_sizes_without_a_flash_attention_kernel_train_with_sdpa(head_dim: int) -> None:
+    config = meta_model("qwen3", head_dim=head_dim).config
+    assert resolve_attention("auto", "cuda", torch.bfloat16, config) == "sdpa"
+    assert resolve_attention("sdpa", "cuda", torch.bfloat16, config) == "sdpa"
+    with pytest.raises(UserError, match=f"model's is {head_dim}; use attention: sdpa"):
+        resolve_attention("varlen", "cuda", torch.bfloat16, config)
+
+
+def test_gpus_before_ampere_train_with_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig.model_validate(
+        {
+            "name": "x",
+            "model": {"config": {"architecture": "llama"}, "init": "random"},
+            "data": {"source": "x.jsonl", "sequence_length": 64},
+            "training": {"steps": 1, "precision": "bf16", "optimizer": {"learning_rate": 1e-3}},
+        }
+    )
+    asked = config.model_copy(update={"model": config.model.model_copy(update={"attention": "varlen"})})
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert attention_kernel(config, torch.device("cuda")) == "sdpa"
+    with pytest.raises(UserError, match=r"compute capability 8\.0 or higher, and this one has 7\.5\n.*sdpa"):
+        attention_kernel(asked, torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert attention_kernel(config, torch.device("cuda")) == "varlen"
 
 
 def test_a_kernel_that_computes_something_else_is_refused() -> None:
