@@ -67,7 +67,7 @@ def second_half(directory: str, folder: str, dropout: bool, fault: str, changes:
         torch.manual_seed(12345)
     if fault == "loader position":
         indices = trainer.data.indices
-        trainer.data.indices = lambda step, size: indices(step - SAVED, size)  # type: ignore[method-assign]
+        trainer.data.indices = lambda step, size, **cut: indices(step - SAVED, size, **cut)  # type: ignore[method-assign]
     return {"rows": run_steps(trainer, SAVED, STEPS), "samples": samples(trainer)}
 
 

@@ -22,7 +22,7 @@ from drillyard.config import RunConfig
 from drillyard.data import prepare
 from drillyard.parallel.ranks import Ranks, start_ranks
 from drillyard.parallel.setup import SetUpModel, fill_weights, set_up_model
-from drillyard.training.assemble import batch_shape
+from drillyard.training.assemble import batch_shape, num_steps
 from drillyard.training.checkpoint import Checkpointer
 from drillyard.training.optimizer import ShardedAdamW
 from drillyard.training.resume import resume
@@ -121,7 +121,6 @@ def build(config: RunConfig, ranks: Ranks | None = None, *, filled: bool = True)
         norms_in_fp64(model.causal_lm)
     optimizer = ShardedAdamW(model.root, config.training.optimizer, config.training.gradient_clipping, ranks)
     shape = batch_shape(config, ranks)
-    assert config.training.steps is not None
     trainer = Trainer(
         config,
         ranks,
@@ -129,7 +128,7 @@ def build(config: RunConfig, ranks: Ranks | None = None, *, filled: bool = True)
         optimizer,
         data.train,
         shape,
-        config.training.steps,
+        num_steps(config, data, shape),
         attention=model.attention,
         gather_gradients_once=model.small,
     )
@@ -170,6 +169,8 @@ def identity_of(trainer: Trainer) -> dict[str, Any]:
         "data": trainer.data.fingerprint,
         "global_batch_size": trainer.shape.global_batch_size,
         "total_steps": trainer.total_steps,
+        "by_epoch": trainer.shape.by_epoch,
+        "num_sequences": trainer.data.num_sequences,
     }
 
 

@@ -11,11 +11,12 @@ data-parallel ranks are `shard` x `replicate` (tensor and context ranks see the 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 from drillyard.config.model_checks import model_problems
 from drillyard.config.problems import Path, Problem, nearest, raise_all
-from drillyard.config.run import RunConfig, SourceConfig, TrainTokenizer
+from drillyard.config.run import RunConfig, ScheduleConfig, SourceConfig, TrainTokenizer
 from drillyard.errors import UserError
 
 BUILTIN = "builtin:"
@@ -228,18 +229,43 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
         )
     if schedule.name == "constant" and schedule.final_fraction not in (0.0, 1.0):
         yield Problem(("training", "schedule", "final_fraction"), "a constant schedule has no decay; remove it")
-    if training.steps is None:
-        return
-    if schedule.warmup_steps >= training.steps and schedule.warmup_steps > 0:
+    if training.steps is not None:
+        yield from schedule_problems(schedule, training.steps)
+
+
+def schedule_problems(schedule: ScheduleConfig, total_steps: int) -> Iterator[Problem]:
+    """What keeps a schedule from fitting into `total_steps`; of `training.epochs` only the data tell how many."""
+    warmup = schedule.warmup_steps
+    if warmup >= total_steps and warmup > 0:
         yield Problem(
             ("training", "schedule", "warmup_steps"),
-            f"{schedule.warmup_steps} warmup steps of {training.steps} steps: the peak is never trained at; lower it",
+            f"{warmup} warmup steps of {total_steps} steps: the peak is never trained at; lower it",
         )
-    elif stable_decay and schedule.warmup_steps + (schedule.decay_steps or 0) > training.steps:
+    elif schedule.name == "warmup-stable-decay" and warmup + (decay := decay_steps_of(schedule, total_steps)) > (
+        total_steps
+    ):
+        default = " (the default, a fifth of all steps)" if schedule.decay_steps is None else ""
         yield Problem(
             ("training", "schedule", "decay_steps"),
-            f"{schedule.warmup_steps} warmup + {schedule.decay_steps} decay steps are more than {training.steps} steps",
+            f"{warmup} warmup + {decay} decay steps{default} are more than {total_steps} steps: "
+            f"set decay_steps to {total_steps - warmup} or less, or lower warmup_steps",
         )
+
+
+def decay_steps_of(schedule: ScheduleConfig, total_steps: int) -> int:
+    """Steps of the final decay of warmup-stable-decay."""
+    return schedule.decay_steps or max(1, total_steps // 5)
+
+
+def steps_of_epochs(epochs: float, num_sequences: float, global_batch_size: int) -> int:
+    """Optimizer steps of `epochs` passes over `num_sequences`: each epoch ends with a step of what is left of it.
+
+    A part of an epoch is rounded up to whole steps.
+    """
+    whole, part = divmod(epochs, 1)
+    # Rounded before the ceiling: 0.3 of 10 sequences are 3, and 0.3 * 10 is a little more.
+    left = math.ceil(round(part * num_sequences / global_batch_size, 6))
+    return int(whole) * math.ceil(num_sequences / global_batch_size) + left or 1
 
 
 def _device(config: RunConfig, has_gpu: bool | None) -> Iterator[Problem]:

@@ -153,7 +153,10 @@ class TrainingConfig(Strict):
     """How long, how large a batch, in which precision, and with which optimizer."""
 
     steps: PositiveInt | None = Field(default=None, description="Optimizer steps; give this or `epochs`.")
-    epochs: PositiveFloat | None = Field(default=None, description="Passes over the data; give this or `steps`.")
+    epochs: PositiveFloat | None = Field(
+        default=None,
+        description="Passes over the data, each ending with a batch of what is left; give this or `steps`.",
+    )
     micro_batch_size: PositiveInt = Field(default=1, description="Sequences per rank in one forward/backward.")
     gradient_accumulation: PositiveInt | None = Field(
         default=None, description="Micro-batches per step; default 1, or what `global_batch_size` asks for."

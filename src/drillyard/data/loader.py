@@ -1,28 +1,37 @@
 """Which sequences a step trains on: a pure function of (seed, epoch, step), the same for every number of ranks.
 
-Sample number g = step * global_batch_size + j is all that matters; ranks and micro-batches only share out the j of a
-step. So resuming at a step costs nothing, and another number of ranks, or the same batch in more micro-batches, sees
-the same samples.
+All samples form one endless stream, and a step takes consecutive numbers of it; ranks and micro-batches only share
+out the numbers of a step. So resuming at a step costs nothing, and another number of ranks, or the same batch in more
+micro-batches, sees the same samples.
 
 - One source: epoch e is a pseudo-random permutation of its sequences (permutation.py), seeded by (seed, source,
-  epoch). Sample g is position g mod n of epoch g div n, so a step that crosses the end of an epoch goes on with the
-  next.
+  epoch). Sample g is position g mod n of epoch g div n.
 - Several sources: samples come in blocks of `BLOCK` slots. A source has slots in proportion to its weight (largest
   remainders, at least one), spread evenly over the block, so the shares are exact to 1/1000 over every block, and
   nearly so in every step. The k-th slot of a source takes the k-th sample of that source's own endless order; sources
   pass through their epochs each at its own pace.
+
+How the stream is cut into steps depends on how the length of the run is given (`by_epoch`):
+
+- `training.steps`: step s takes samples s * B to (s + 1) * B, B being the global batch size. Every step is full, and a
+  step that reaches the end of an epoch goes on with the next one.
+- `training.epochs`: each epoch of n samples (those of all sources together) is ceil(n / B) steps, and its last step
+  has what is left. So one epoch of a single source trains each of its sequences once, and a run of more epochs begins
+  with the steps of a shorter one. Up to step n div B both cuts are the same.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from drillyard.data.permutation import CHUNK, order_chunk
-from drillyard.data.sequences import Batch, Sequences
+from drillyard.data.sequences import Batch, Sequences, joined, padding_batch
 from drillyard.errors import UserError
 
 BLOCK = 2000
@@ -77,13 +86,38 @@ class Mixture:
         self.fingerprint = xxhash.xxh3_128_hexdigest(repr(parts).encode())
         """Changes when the order or the content of any sample would."""
 
-    def epoch_of(self, step: int, global_batch_size: int) -> float:
-        """Passes over the data before `step` (0-based): samples drawn so far / `num_sequences`."""
-        return step * global_batch_size / self.num_sequences
+    def samples_of_step(self, step: int, global_batch_size: int, *, by_epoch: bool = False) -> range:
+        """The sample numbers of a step (0-based); `by_epoch` cuts the stream at the end of each epoch."""
+        if not by_epoch:
+            return range(step * global_batch_size, (step + 1) * global_batch_size)
+        epoch, batch = divmod(step, math.ceil(self.num_sequences / global_batch_size))
+        begin, end = epoch * self.num_sequences, (epoch + 1) * self.num_sequences
+        first = begin + batch * global_batch_size
+        return range(first, min(first + global_batch_size, end))
 
-    def indices(self, step: int, global_batch_size: int) -> list[SampleRef]:
-        """The samples of a step (0-based), in the order in which ranks and micro-batches share them out."""
-        samples = np.arange(step * global_batch_size, (step + 1) * global_batch_size, dtype=np.int64)
+    def epoch_of(self, step: int, global_batch_size: int, *, by_epoch: bool = False) -> float:
+        """Passes over the data before `step` (0-based): samples drawn so far / `num_sequences`."""
+        return self.samples_of_step(step, global_batch_size, by_epoch=by_epoch).start / self.num_sequences
+
+    def drawn(self, samples: int) -> dict[str, tuple[int, int]]:
+        """Of each source by name, how often the first `samples` samples draw from it, and its number of sequences."""
+        blocks, rest = divmod(samples, len(self._pattern))
+        counts = blocks * self._counts + np.bincount(self._pattern[:rest], minlength=len(self.sources))
+        return {source.name: (int(count), len(source)) for source, count in zip(self.sources, counts, strict=True)}
+
+    def coverage(self, step: int, global_batch_size: int, *, by_epoch: bool = False) -> dict[str, Any]:
+        """What the steps before `step` trained: sequences seen at least once, of how many, in how many passes."""
+        samples = self.samples_of_step(step, global_batch_size, by_epoch=by_epoch).start
+        seen = sum(min(count, size) for count, size in self.drawn(samples).values())
+        return {"seen": seen, "of": self.num_sequences, "epochs": samples / self.num_sequences}
+
+    def indices(self, step: int, global_batch_size: int, *, by_epoch: bool = False) -> list[SampleRef]:
+        """The samples of a step (0-based), in the order in which ranks and micro-batches share them out.
+
+        `global_batch_size` of them, or fewer in the last step of an epoch with `by_epoch`.
+        """
+        numbers = self.samples_of_step(step, global_batch_size, by_epoch=by_epoch)
+        samples = np.arange(numbers.start, numbers.stop, dtype=np.int64)
         blocks, slots = np.divmod(samples, len(self._pattern))
         owners = self._pattern[slots]
         positions = blocks * self._counts[owners] + self._rank[slots]
@@ -109,8 +143,14 @@ class Mixture:
             begin = end
         return items
 
+    def read_filled(self, refs: Sequence[SampleRef], size: int) -> Batch:
+        """The sequences of `refs` (at most `size`), filled up to `size` rows with padding that carries no loss."""
+        first = self.sources[0]
+        filling = padding_batch(size - len(refs), first.sequence_length, first.pad_id)
+        return joined([self.read(refs), filling]) if 0 < len(refs) < size else self.read(refs) if refs else filling
+
     def read(self, refs: Sequence[SampleRef]) -> Batch:
-        """The sequences of `refs` as a batch, in their order."""
+        """The sequences of `refs` (at least one) as a batch, in their order."""
         owners = [owner for owner, _ in refs]
         rows = np.array([row for _, row in refs], np.int64)
         if len(set(owners)) == 1:
@@ -119,12 +159,8 @@ class Mixture:
         order = np.argsort(numbers, kind="stable")
         batches = [self.sources[number].read(rows[numbers == number]) for number in sorted(set(owners))]
         back = np.argsort(order, kind="stable")
-        return Batch(
-            np.concatenate([batch.input_ids for batch in batches])[back],
-            np.concatenate([batch.labels for batch in batches])[back],
-            np.concatenate([batch.position_ids for batch in batches])[back],
-            np.concatenate([batch.document_ids for batch in batches])[back],
-        )
+        whole = joined(batches)
+        return Batch(whole.input_ids[back], whole.labels[back], whole.position_ids[back], whole.document_ids[back])
 
     def valid_tokens(self, refs: Sequence[SampleRef]) -> int:
         """Tokens that carry loss in these sequences together, without reading them."""

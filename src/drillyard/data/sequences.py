@@ -80,6 +80,28 @@ class Batch:
     document_ids: npt.NDArray[np.int32]
 
 
+def padding_batch(size: int, sequence_length: int, pad_id: int) -> Batch:
+    """`size` sequences of nothing but padding: [size, sequence_length]. None of it carries loss."""
+    shape = (size, sequence_length)
+    positions = np.broadcast_to(np.arange(sequence_length, dtype=np.int64), shape)
+    return Batch(
+        np.full(shape, pad_id, np.int64),
+        np.full(shape, IGNORED, np.int64),
+        positions.copy(),
+        np.full(shape, -1, np.int32),
+    )
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Batches of sequences of one length as one batch, in their order."""
+    return Batch(
+        np.concatenate([batch.input_ids for batch in batches]),
+        np.concatenate([batch.labels for batch in batches]),
+        np.concatenate([batch.position_ids for batch in batches]),
+        np.concatenate([batch.document_ids for batch in batches]),
+    )
+
+
 def map_file(path: Path, dtype: Any) -> npt.NDArray[Any]:
     """A file as a read-only array through a shared memory map. A plain array: numpy's memmap class is slow to slice."""
     if path.stat().st_size == 0:

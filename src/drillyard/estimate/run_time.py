@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from drillyard.config import RunConfig
 from drillyard.config.automatic import MASTER_BYTES
+from drillyard.config.checks import steps_of_epochs
 from drillyard.errors import UserError
 from drillyard.estimate.failure_rates import FailureRate, failure_rate, failure_rates, own_failure_rate
 from drillyard.estimate.failures import (
@@ -115,13 +116,16 @@ class RunTime:
 
 
 def steps_of(config: RunConfig, setup: Setup, data_tokens: float | None) -> int | None:
-    """The steps of the run; None where it is given in epochs and nobody has said how many tokens the data have."""
+    """The steps of the run; None where it is given in epochs and nobody has said how many tokens the data have.
+
+    `data_tokens` are taken to fill their sequences.
+    """
     if config.training.steps is not None:
         return config.training.steps
     if config.training.epochs is None or data_tokens is None:
         return None
-    tokens = config.training.epochs * above_zero("the number of tokens in the data", data_tokens)
-    return max(1, math.ceil(tokens / setup.tokens_per_step))
+    sequences = math.ceil(above_zero("the number of tokens in the data", data_tokens) / setup.sequence_length)
+    return steps_of_epochs(config.training.epochs, sequences, setup.tokens_per_step // setup.sequence_length)
 
 
 def saved_state(setup: Setup) -> Term:

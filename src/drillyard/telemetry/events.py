@@ -32,9 +32,13 @@ Rank 0 and the supervisor append to the same file. Goodput (goodput.py) is compu
 | warning | rank 0 | something failed that does not end the run: a log on a full disk, a tracker | text |
 | waiting | supervisor or launcher | nothing can run before the next start (queued) | reason |
 | restart | supervisor | a new round of ranks is started after a failure | reason |
-| end | rank 0, then the supervisor | nothing of the run is left to do | status: completed, interrupted, failed |
+| end | rank 0, then the supervisor | nothing of the run is left to do | status, sequences |
 
 (1) rank 0 where there is no supervisor; one of the two, not both.
+
+The status of an `end` is completed, interrupted or failed; its `sequences` (of rank 0) say how many sequences of the
+data were seen at least once, of how many, in how many epochs. `order` has `by_epoch`: whether each epoch's last batch
+is short (data/loader.py).
 
 Besides these a writer may add events of its own: readers ignore what they do not know.
 """

@@ -43,11 +43,12 @@ def summarize(run_directory: Path) -> dict[str, Any]:
     return {
         "version": SUMMARY_VERSION,
         "name": run_directory.resolve().name,
-        "status": _last_event(events, "end").get("status", "running or killed"),
+        "status": _status(events),
         "steps": last.get("step", 0),
         "final_loss": last.get("loss"),
         "held_out": _held_out(events),
         "tokens": _tokens(steps),
+        "sequences": next((event["sequences"] for event in reversed(events) if "sequences" in event), None),
         "skipped_steps": last.get("skipped_steps", 0),
         "num_gpus": last.get("num_gpus"),
         "parameters": parameters.get("count"),
@@ -88,6 +89,12 @@ def _replace(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise UserError(f"{path}: cannot be written: {describe(error)}, then run the same command again") from error
+
+
+def _status(events: Iterable[dict[str, Any]]) -> str:
+    """How the newest start ended; a start after the last end is still running, or was killed."""
+    last = next((event for event in reversed(list(events)) if event["event"] in ("end", "round_start")), {})
+    return str(last.get("status", "running or killed"))
 
 
 def _last_event(events: Iterable[dict[str, Any]], name: str) -> dict[str, Any]:
@@ -199,6 +206,8 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _size_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("Tokens", count(summary["tokens"]))]
+    if seen := summary["sequences"]:
+        rows.append(("Data", f"{seen['seen']:,} of {seen['of']:,} sequences seen, {seen['epochs']:.3g} epochs"))
     total, trainable = summary["parameters"], summary["trainable_parameters"]
     if total is not None:
         rows.append(

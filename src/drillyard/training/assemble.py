@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from drillyard.config import resolved_accumulation, resolved_global_batch
+from drillyard.config.checks import schedule_problems, steps_of_epochs
+from drillyard.config.problems import dotted
 from drillyard.config.run import RunConfig, TimeoutsConfig
 from drillyard.data import PreparedData
 from drillyard.errors import UserError
@@ -89,6 +91,8 @@ def assemble(
         "data": data.train.fingerprint,
         "global_batch_size": shape.global_batch_size,
         "total_steps": total_steps,
+        "by_epoch": shape.by_epoch,
+        "num_sequences": data.train.num_sequences,
     }
     rounding = numerics(config, ranks, model)
     log.event(
@@ -102,7 +106,8 @@ def assemble(
     )
     if ranks.rank == 0:
         warmup = config.training.schedule.warmup_steps
-        trainer.on_read = SpikeWatch(log, directory, data.train, shape.global_batch_size, warmup).examine
+        spikes = SpikeWatch(log, directory, data.train, shape.global_batch_size, warmup, by_epoch=shape.by_epoch)
+        trainer.on_read = spikes.examine
     checkpointer = Checkpointer(
         directory / "checkpoints",
         keep=config.checkpoint.keep,
@@ -151,6 +156,7 @@ def batch_shape(config: RunConfig, ranks: Ranks) -> BatchShape:
         config.training.micro_batch_size,
         resolved_accumulation(config, ranks.world_size),
         resolved_global_batch(config, ranks.world_size),
+        by_epoch=config.training.epochs is not None,
     )
 
 
@@ -159,19 +165,34 @@ def num_steps(config: RunConfig, data: PreparedData, shape: BatchShape) -> int:
     if config.training.steps is not None:
         return config.training.steps
     assert config.training.epochs is not None
-    steps = int(config.training.epochs * data.train.num_sequences / shape.global_batch_size)
-    if steps == 0:
+    sequences, batch = data.train.num_sequences, shape.global_batch_size
+    steps = steps_of_epochs(config.training.epochs, sequences, batch)
+    for problem in schedule_problems(config.training.schedule, steps):
         raise UserError(
-            f"training.epochs: {config.training.epochs} passes over {data.train.num_sequences} sequences are less than "
-            f"one global batch of {shape.global_batch_size}; give more data, or training.steps"
-        )
-    warmup = config.training.schedule.warmup_steps
-    if warmup >= steps:
-        raise UserError(
-            f"training.schedule.warmup_steps: {warmup} of {steps} steps ({config.training.epochs} epochs) are warmup: "
-            "the peak is never trained at; lower it"
+            f"{dotted(problem.path)}: {problem.message} "
+            f"(training.epochs: {config.training.epochs:g} of {sequences} sequences, {batch} per step)"
         )
     return steps
+
+
+def length_lines(trainer: Trainer) -> list[str]:
+    """For people: how many steps of how many sequences the run has, and what they see of the data."""
+    data, shape, steps = trainer.data, trainer.shape, trainer.total_steps
+    covered = trainer.coverage(steps)
+    last = len(data.samples_of_step(steps - 1, shape.global_batch_size, by_epoch=shape.by_epoch))
+    short = f" ({last} in the last one)" if last < shape.global_batch_size else ""
+    lines = [
+        f"{steps} steps of {shape.global_batch_size} sequences{short}: {covered['seen']} of {covered['of']} sequences "
+        f"are seen, in {covered['epochs']:.3g} epochs"
+    ]
+    if shape.by_epoch and len(data.sources) > 1:
+        samples = data.samples_of_step(steps, shape.global_batch_size, by_epoch=True).start
+        passes = (f"{name} {count / size:.3g} times" for name, (count, size) in data.drawn(samples).items())
+        lines.append(
+            f"The weights of data.source decide how often each of several sources is seen: {', '.join(passes)}. To "
+            "train every sequence once an epoch, put the files into one directory and name that as the only source"
+        )
+    return lines
 
 
 @dataclass
@@ -194,7 +215,7 @@ class StepReporter:
                 learning_rate=figures.learning_rate,
                 grad_norm=figures.gradient_norm,
                 step_seconds=figures.step_seconds,
-                tokens=shape.global_batch_size * self.config.data.sequence_length,
+                tokens=round(figures.sequences_per_step * self.config.data.sequence_length),
                 valid_tokens=figures.valid_tokens,
                 num_gpus=self.ranks.world_size,
                 data_seconds=figures.data_seconds,
@@ -202,7 +223,7 @@ class StepReporter:
                 memory_gib=memory_gib(self.ranks.device),
                 skipped_steps=figures.skipped_steps,
                 window_steps=figures.window_steps,
-                epoch=self.trainer.data.epoch_of(figures.step - 1, shape.global_batch_size),
+                epoch=self.trainer.data.epoch_of(figures.step - 1, shape.global_batch_size, by_epoch=shape.by_epoch),
             )
         )
 

@@ -83,7 +83,7 @@ def batch_of_step(run_directory: Path, step: int, on_progress: OnProgress | None
             f"{run_directory}: the data are not what this run was trained on (fingerprint {data.train.fingerprint}, "
             f"it had {order['data']}): its batches cannot be told from them"
         )
-    refs = data.train.indices(step - 1, order["global_batch_size"])
+    refs = data.train.indices(step - 1, order["global_batch_size"], by_epoch=order.get("by_epoch", False))
     paths = [source.path for source in sources_of(config.data.source)]
     return StepBatch(step, data, list(_dealt_out(refs, order)), order["world_size"], paths)
 

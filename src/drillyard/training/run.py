@@ -28,7 +28,7 @@ from drillyard.supervise.rank import RankSide
 from drillyard.supervise.watch import Watch
 from drillyard.telemetry import RunLog, write_summary
 from drillyard.telemetry.runlog import ConsoleMode
-from drillyard.training.assemble import Parts, assemble
+from drillyard.training.assemble import Parts, assemble, length_lines
 from drillyard.training.checkpoint import list_checkpoints
 from drillyard.training.checkpoint.loading import on_all_ranks
 from drillyard.training.directory import SAVED_TOKENIZER, claim_run_directory, holds_training, run_directory_of
@@ -141,6 +141,8 @@ def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, d
         tell_estimate(kept, parts.model.resolved, log)
     seed_rank(config.training.seed, 0, ranks)
     log.total_steps = parts.trainer.total_steps
+    for line in length_lines(parts.trainer):
+        log.message(line)
     watch.begin("loading", "working")
     first_step = resume(config, parts.checkpointer, parts.optimizer, ranks, parts.identity, log)
     watch.signs.step(first_step, parts.trainer.total_steps)
@@ -170,7 +172,12 @@ def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, d
         parts.checkpointer.close()
     side.stops.answer("ignore")
     tell_failed_saves(parts, log)
-    log.event("end", step=parts.trainer.steps_done, status="completed" if finished else "interrupted")
+    log.event(
+        "end",
+        step=parts.trainer.steps_done,
+        status="completed" if finished else "interrupted",
+        sequences=parts.trainer.coverage(parts.trainer.steps_done),
+    )
     if ranks.world_size > 1:
         dist.barrier()
     stop.close()

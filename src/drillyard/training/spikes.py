@@ -31,6 +31,7 @@ from typing import Any, Final, Literal
 import torch
 
 from drillyard.data import Mixture
+from drillyard.data.loader import SampleRef
 from drillyard.telemetry import RunLog
 from drillyard.telemetry.jsonlines import decode
 from drillyard.telemetry.metrics import METRICS_FILE
@@ -154,12 +155,20 @@ class SpikeWatch:
     """Rank 0's side of it: judges what was read at a logged step and tells of what stands out."""
 
     def __init__(
-        self, log: RunLog, run_directory: Path, data: Mixture, global_batch_size: int, warmup_steps: int
+        self,
+        log: RunLog,
+        run_directory: Path,
+        data: Mixture,
+        global_batch_size: int,
+        warmup_steps: int,
+        *,
+        by_epoch: bool = False,
     ) -> None:
         self.log = log
         self.run_directory = run_directory
         self.data = data
         self.global_batch_size = global_batch_size
+        self.by_epoch = by_epoch
         self.detector = SpikeDetector(warmup_steps)
         self._started = False
         self._told: dict[Kind, int] = {}
@@ -177,6 +186,7 @@ class SpikeWatch:
     def tell(self, anomaly: Anomaly) -> None:
         """Write the event, and a line for people at the first step of a row."""
         step, figures = anomaly.figures.step, anomaly.figures
+        drawn = self.drawn(step)
         self.log.event(
             anomaly.kind,
             step=step,
@@ -184,17 +194,21 @@ class SpikeWatch:
             grad_norm=figures.grad_norm,
             median=anomaly.median,
             limit=anomaly.limit,
-            num_samples=self.global_batch_size,
-            samples=self.samples(step),
+            num_samples=len(drawn),
+            samples=self.by_source(drawn[:SAMPLES_LISTED]),
         )
         if self._told.get(anomaly.kind) != step - 1:
             self.log.message(f"{in_words(anomaly)}; `drillyard data show {self.run_directory} --step {step}` prints it")
         self._told[anomaly.kind] = step
 
-    def samples(self, step: int) -> dict[str, list[int]]:
-        """The sequences of the global batch of a step (from 1), by source, in their order."""
+    def drawn(self, step: int) -> list[SampleRef]:
+        """The global batch of a step (from 1)."""
+        return self.data.indices(step - 1, self.global_batch_size, by_epoch=self.by_epoch)
+
+    def by_source(self, samples: Sequence[SampleRef]) -> dict[str, list[int]]:
+        """Samples as numbers of sequences by source, in their order."""
         found: dict[str, list[int]] = {}
-        for source, index in self.data.indices(step - 1, self.global_batch_size)[:SAMPLES_LISTED]:
+        for source, index in samples:
             found.setdefault(self.data.sources[source].name, []).append(index)
         return found
 

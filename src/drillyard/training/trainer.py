@@ -9,6 +9,7 @@ before saves.
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,11 +34,15 @@ STEPS_BETWEEN_GARBAGE_COLLECTIONS = 50
 
 @dataclass(frozen=True)
 class BatchShape:
-    """How the global batch of a step is dealt out: rank r takes micro-batches r, r + ranks, ... of it."""
+    """How the global batch of a step is dealt out: rank r takes micro-batches r, r + ranks, ... of it.
+
+    `by_epoch`: the last step of each epoch has only the sequences that are left of it (data/loader.py).
+    """
 
     micro_batch_size: int
     accumulation: int
     global_batch_size: int
+    by_epoch: bool = False
 
 
 @dataclass
@@ -48,6 +53,7 @@ class StepWindow:
     steps: int = 0
     data_seconds: float = 0.0
     compile_started: float = 0.0
+    sequences: int = 0
     valid_tokens: int = 0
 
 
@@ -65,6 +71,7 @@ class Logged:
     step_seconds: float
     data_seconds: float
     compile_seconds: float | None
+    sequences_per_step: float
     valid_tokens: int
 
 
@@ -103,10 +110,12 @@ class Trainer:
         """One optimizer step; returns the loss of the global batch and its gradient norm, both still on the device.
 
         The loss is summed over tokens and divided by the valid tokens of the whole global batch, which every rank reads
-        from the index: no communication, and neither ranks nor micro-batches change what is computed.
+        from the index: no communication, and neither ranks nor micro-batches change what is computed. A step with fewer
+        sequences than the global batch is the mean over the tokens that it has, at the schedule's learning rate.
         """
         started = time.perf_counter()
-        references = self.data.indices(step, self.shape.global_batch_size)
+        references = self.data.indices(step, self.shape.global_batch_size, by_epoch=self.shape.by_epoch)
+        window.sequences += len(references)
         window.valid_tokens = self.data.valid_tokens(references)
         micro_batches = list(self.micro_batches(references))
         window.data_seconds += time.perf_counter() - started
@@ -122,11 +131,14 @@ class Trainer:
         return loss_and_norm
 
     def micro_batches(self, references: Any) -> Iterator[LossInputs]:
-        """This rank's micro-batches of the global batch, on the device."""
+        """This rank's micro-batches of the global batch, on the device.
+
+        All ranks have as many, since each gathers weights from all; one that has no sequences left runs padding.
+        """
         size, ranks = self.shape.micro_batch_size, self.ranks
-        for number in range(self.shape.accumulation):
+        for number in range(math.ceil(len(references) / (size * ranks.world_size))):
             first = (number * ranks.world_size + ranks.rank) * size
-            batch = self.data.read(references[first : first + size])
+            batch = self.data.read_filled(references[first : first + size], size)
             yield loss_inputs(
                 batch, self.root.causal_lm, self.attention, ranks.device, self.config.training.loss_chunk_tokens
             )
@@ -214,8 +226,13 @@ class Trainer:
             step_seconds=seconds,
             data_seconds=window.data_seconds / window.steps,
             compile_seconds=(compile_seconds() - window.compile_started) / window.steps or None,
+            sequences_per_step=window.sequences / window.steps,
             valid_tokens=window.valid_tokens,
         )
+
+    def coverage(self, steps: int) -> dict[str, Any]:
+        """What the first `steps` steps train: see `Mixture.coverage`."""
+        return self.data.coverage(steps, self.shape.global_batch_size, by_epoch=self.shape.by_epoch)
 
     def in_nonfinite_row(self) -> bool:
         """Whether the last step was skipped: then nothing is saved. Waits for the device."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drillyard.config.checks import steps_of_epochs
 from drillyard.data.loader import BLOCK, Mixture, slot_counts, slot_pattern
 from drillyard.data.sequences import Sequences
 
@@ -18,7 +19,7 @@ class Counted:
     """Stands for the sequences of a source: only their number and key decide the order."""
 
     def __init__(self, size: int, key: str = "k") -> None:
-        self.size, self.key = size, key
+        self.size, self.key, self.name = size, key, key
 
     def __len__(self) -> int:
         return self.size
@@ -110,3 +111,44 @@ def test_the_fingerprint_changes_with_content_order_and_weights() -> None:
     }
     assert len(prints) == 5
     assert mixture(30, 70).fingerprint == mixture(30, 70).fingerprint
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=st.integers(1, 200), batch=st.integers(1, 40), epochs=st.integers(1, 4))
+def test_steps_of_epochs_take_each_sequence_once_an_epoch(size: int, batch: int, epochs: int) -> None:
+    data = mixture(size)
+    steps = steps_of_epochs(epochs, size, batch)
+    drawn = [data.indices(step, batch, by_epoch=True) for step in range(steps)]
+    per_epoch = -(-size // batch)
+    assert steps == epochs * per_epoch
+    for epoch in range(epochs):
+        taken = drawn[epoch * per_epoch : (epoch + 1) * per_epoch]
+        assert Counter(row for refs in taken for _, row in refs) == Counter(range(size))
+        assert all(len(refs) == batch for refs in taken[:-1])
+    assert data.coverage(steps, batch, by_epoch=True) == {"seen": size, "of": size, "epochs": epochs}
+
+
+def test_both_cuts_agree_until_the_first_epoch_ends_within_a_step() -> None:
+    data = mixture(30, 70)
+    for step in range(100 // 8):
+        assert data.indices(step, 8, by_epoch=True) == data.indices(step, 8)
+    assert data.indices(12, 8, by_epoch=True) == data.indices(12, 8)[:4]
+    assert data.indices(13, 8, by_epoch=True)[:4] == data.indices(12, 8)[4:]
+    assert data.epoch_of(13, 8, by_epoch=True) == 1
+
+
+def test_a_part_of_an_epoch_is_whole_steps() -> None:
+    assert steps_of_epochs(0.3, 10, 1) == 3
+    assert steps_of_epochs(0.5, 166, 4) == 21
+    assert steps_of_epochs(2.5, 7, 4) == 5
+    assert steps_of_epochs(0.001, 7, 4) == 1
+
+
+def test_what_is_drawn_is_counted_by_source() -> None:
+    data = mixture(30, 400, weights=[1.0, 3.0])
+    for name, source in zip("ab", data.sources, strict=True):
+        source.name = name
+    drawn = [source for step in range(10) for source, _ in data.indices(step, 43)]
+    assert data.drawn(430) == {"a": (drawn.count(0), 30), "b": (drawn.count(1), 400)}
+    # The small source is seen whole, and again.
+    assert data.coverage(10, 43) == {"seen": 30 + drawn.count(1), "of": 430, "epochs": 1.0}

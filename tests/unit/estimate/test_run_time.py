@@ -58,10 +58,11 @@ def test_steps_are_those_of_the_config_or_follow_from_epochs_and_the_size_of_the
     config = run_config()
     one = setup(config, place)
     assert steps_of(config, one, None) == 1000
-    epochs = run_config(training={"steps": None, "epochs": 1.5})
+    epochs = run_config(training={"steps": None, "epochs": 2.5})
     assert steps_of(epochs, one, None) is None
-    assert steps_of(epochs, one, 10 * one.tokens_per_step) == 15
-    assert steps_of(epochs, one, 10 * one.tokens_per_step + 1) == 16
+    assert steps_of(epochs, one, 10 * one.tokens_per_step) == 25
+    # The last step of each epoch has what is left of it.
+    assert steps_of(epochs, one, 10 * one.tokens_per_step + 1) == 11 + 11 + 6
     with pytest.raises(UserError, match="tokens in the data"):
         steps_of(epochs, one, 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,11 +15,15 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from drillyard.cli.data import register
+from drillyard.config import save_resolved
 from drillyard.config.run import RunConfig
 from drillyard.data import prepare
+from drillyard.data.record import write_record
 from drillyard.errors import UserError
 from drillyard.telemetry.events import append_event, read_events
+from drillyard.training.assemble import num_steps
 from drillyard.training.batch import batch_of_step
+from drillyard.training.trainer import BatchShape
 
 MakeRun = Callable[..., Path]
 
@@ -123,6 +128,50 @@ def test_the_command_prints_places_text_and_counts(make_run: MakeRun, tmp_path: 
     assert "step 3, sample 1 (rank 1, micro-batch 0)" in result.output
     assert "document 1: " in result.output
     assert "1 of 2 sequences of step 3 on rank 1" in result.output
+
+
+@pytest.mark.parametrize("size", [1, 7, 166])
+def test_data_show_prints_each_sequence_of_an_epoch_once(tmp_path: Path, size: int) -> None:
+    """On 1 to 4 ranks, of which some have nothing in the last step."""
+    rows = [{"text": f"row {n} " + "and so on " * (n % 9)} for n in range(size)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = RunConfig.model_validate(
+        {
+            "name": "run",
+            "output": str(tmp_path),
+            "model": {"config": {"architecture": "llama"}, "init": "random"},
+            "data": {
+                "source": str(tmp_path / "rows.jsonl"),
+                "sequence_length": 64,
+                "packing": False,
+                "too_long": "truncate",
+                "tokenizer": {"train": "bpe", "vocab_size": 300},
+                "cache_directory": str(tmp_path / "cache"),
+            },
+            "training": {"epochs": 1, "global_batch_size": 12, "optimizer": {"learning_rate": 1e-3}},
+        }
+    )
+    directory = tmp_path / "run"
+    directory.mkdir()
+    save_resolved(config, directory / "run.yaml")
+    data = prepare(config)
+    write_record(directory, data.record)
+    app = Typer()
+    register(app)
+    app.callback()(lambda: None)
+    for ranks in (1, 2, 3, 4):
+        order = {"data": data.train.fingerprint, "global_batch_size": 12, "by_epoch": True}
+        steps = num_steps(config, data, BatchShape(1, 12 // ranks, 12))
+        layout = {"micro_batch_size": 1, "gradient_accumulation": 12 // ranks, "world_size": ranks}
+        append_event(directory, "order", round=0, total_steps=steps, **order, **layout)
+        shown: list[str] = []
+        for step in range(1, steps + 1):
+            for rank in range(ranks):
+                arguments = ["data", "show", str(directory), "--step", str(step), "--rank", str(rank), "--limit", "99"]
+                result = CliRunner().invoke(app, arguments)
+                assert result.exit_code == 0, result.output
+                shown += re.findall(r"sequence (\d+):", result.output)
+        assert sorted(map(int, shown)) == list(range(size))
 
 
 def test_torch_is_not_needed() -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.config.run import ScheduleConfig
+from drillyard.config.run import RunConfig, ScheduleConfig
+from drillyard.errors import UserError
+from drillyard.training.assemble import num_steps
 from drillyard.training.schedule import learning_rate
+from drillyard.training.trainer import BatchShape
 
 NAMES = ["cosine", "linear", "constant", "warmup-stable-decay"]
 
@@ -50,3 +55,36 @@ def test_never_leaves_its_bounds_and_falls_after_warmup(name: str, total: int, w
     after = values[warmup:]
     assert all(later <= earlier + 1e-12 for earlier, later in itertools.pairwise(after))
     assert all(value >= final - 1e-12 for value in after)
+
+
+def steps_of_ten_epochs(**schedule: object) -> int:
+    """Of 38 sequences in batches of 4: 100 steps."""
+    config = RunConfig.model_validate(
+        {
+            "name": "run",
+            "model": {"id": "some/model"},
+            "data": {"source": "rows.jsonl", "sequence_length": 64},
+            "training": {"epochs": 10, "optimizer": {"learning_rate": 1e-3}, "schedule": schedule},
+        }
+    )
+    data: Any = SimpleNamespace(train=SimpleNamespace(num_sequences=38))
+    return num_steps(config, data, BatchShape(4, 1, 4))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "key"),
+    [
+        ({"warmup_steps": 100}, "warmup_steps"),
+        ({"name": "warmup-stable-decay", "warmup_steps": 50, "decay_steps": 51}, "decay_steps"),
+        ({"name": "warmup-stable-decay", "warmup_steps": 81}, "decay_steps"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_into_the_epochs_is_refused(schedule: dict[str, object], key: str) -> None:
+    with pytest.raises(UserError, match=rf"training\.schedule\.{key}: "):
+        steps_of_ten_epochs(**schedule)
+
+
+def test_the_advice_for_a_default_decay_works() -> None:
+    with pytest.raises(UserError, match="set decay_steps to 19 or less"):
+        steps_of_ten_epochs(name="warmup-stable-decay", warmup_steps=81)
+    assert steps_of_ten_epochs(name="warmup-stable-decay", warmup_steps=81, decay_steps=19) == 100
