@@ -39,10 +39,21 @@ def local_shards(root: nn.Module) -> list[Shard]:
     ]
 
 
+def decays(root: nn.Module, name: str, parameter: torch.Tensor) -> bool:
+    """Whether weight decay applies to the parameter `name` of `root`: to the weights of products and embeddings.
+
+    Never to norms and biases, whatever their shape: Cohere's norms of queries and keys are [heads, head_dim], a bias
+    of stacked experts is [experts, features]. A norm is known by the name of its class, as every model has its own.
+    """
+    owner, _, leaf = name.rpartition(".")
+    is_norm = "norm" in type(root.get_submodule(owner)).__name__.lower()
+    return parameter.ndim >= 2 and not is_norm and not leaf.endswith("bias")
+
+
 class ShardedAdamW:
     """Fused AdamW on local shards, with global clipping and the skipping of non-finite steps.
 
-    `root` must be sharded, materialised and loaded. Weight decay applies to matrices only (not to norms and biases).
+    `root` must be sharded, materialised and loaded. Weight decay applies to the weights that `decays` names.
     """
 
     def __init__(self, root: nn.Module, config: OptimizerConfig, clipping: float | None, ranks: Ranks) -> None:
@@ -50,14 +61,11 @@ class ShardedAdamW:
         self.clipping = clipping
         self.shards = local_shards(root)
         self.dtype = self.shards[0].local.dtype
+        decaying, others = [], []
+        for shard in self.shards:
+            (decaying if decays(root, shard.name, shard.parameter) else others).append(shard.local)
         self.optimizer = torch.optim.AdamW(
-            [
-                {
-                    "params": [s.local for s in self.shards if s.parameter.ndim >= 2],
-                    "weight_decay": config.weight_decay,
-                },
-                {"params": [s.local for s in self.shards if s.parameter.ndim < 2], "weight_decay": 0.0},
-            ],
+            [{"params": decaying, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
             lr=config.learning_rate,
             betas=config.betas,
             eps=config.epsilon,
