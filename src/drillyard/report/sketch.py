@@ -69,5 +69,6 @@ def _heights(means: Sequence[float], rows: int) -> list[int | None]:
     if not finite:
         return [None] * len(means)
     low, high = min(finite), max(finite)
-    scale = (rows - 1) / (high - low) if high > low else 0.0
-    return [round((value - low) * scale) if math.isfinite(value) else None for value in means]
+    # Divided before it is multiplied: (rows - 1) / span overflows where the span is next to nothing.
+    span = high - low or 1.0
+    return [round((value - low) / span * (rows - 1)) if math.isfinite(value) else None for value in means]

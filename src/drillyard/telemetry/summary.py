@@ -93,7 +93,9 @@ def _replace(path: Path, text: str) -> None:
 
 def _status(events: Iterable[dict[str, Any]]) -> str:
     """How the newest start ended; a start after the last end is still running, or was killed."""
-    last = next((event for event in reversed(list(events)) if event["event"] in ("end", "round_start")), {})
+    last: dict[str, Any] = next(
+        (event for event in reversed(list(events)) if event["event"] in ("end", "round_start")), {}
+    )
     return str(last.get("status", "running or killed"))
 
 

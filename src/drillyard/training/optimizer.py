@@ -61,7 +61,8 @@ class ShardedAdamW:
         self.clipping = clipping
         self.shards = local_shards(root)
         self.dtype = self.shards[0].local.dtype
-        decaying, others = [], []
+        decaying: list[torch.Tensor] = []
+        others: list[torch.Tensor] = []
         for shard in self.shards:
             (decaying if decays(root, shard.name, shard.parameter) else others).append(shard.local)
         self.optimizer = torch.optim.AdamW(
