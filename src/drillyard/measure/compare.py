@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 
 from drillyard.errors import UserError
 from drillyard.estimate.spread import CONFIDENCE, student_quantile
+from drillyard.measure.differences import PRECISIONS
 from drillyard.measure.records import NO_TIME
 from drillyard.measure.result import RunResult
-from drillyard.measure.speed import PRECISIONS
 from drillyard.measure.statistics import last_rows
 from drillyard.telemetry.console import count
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from drillyard.errors import UserError
 from drillyard.hardware import Accelerator, Catalog
 from drillyard.measure.asked import Asked, Missing
+from drillyard.measure.differences import PRECISIONS, differences
 from drillyard.measure.records import FORMATS, RunLog, Steps
 from drillyard.measure.statistics import Durations, Timing
 from drillyard.modelspec import (
@@ -38,18 +39,6 @@ from drillyard.telemetry.console import count
 
 DEFAULT_FORMULA: Final[Formula] = "6N"
 DEFAULT_PRECISION: Final = "bf16"
-PRECISIONS: Final = {
-    "bfloat16": "bf16",
-    "bf16-mixed": "bf16",
-    "float16": "fp16",
-    "16-mixed": "fp16",
-    "half": "fp16",
-    "float32": "fp32",
-    "float": "fp32",
-    "float8": "fp8",
-    "fp8-hybrid": "fp8",
-}
-"""Other names of precisions in logs and flags."""
 PRINTED_RATE: Final = "the rate as printed"
 AS_PRINTED: Final = "as printed"
 _LARGEST: Final = 1e18
@@ -96,28 +85,15 @@ def speed(log: RunLog, timing: Timing, asked: Asked, catalog: Catalog) -> Speed:
         num_gpus=asked.num_gpus or log.facts.num_gpus,
         sequence_length=asked.sequence_length or log.facts.sequence_length,
     )
-    found.warnings += _differences(log, asked)
     _printed(found, log, timing)
     _tokens(found, log, timing, asked)
     _flops(found, log, asked)
+    found.warnings[:0] = differences(log, asked, catalog, found.parameters)
     accelerator = _peak(found, log, asked, catalog)
     _rates(found, log, timing, asked, accelerator)
     known = None if found.tokens_from == PRINTED_RATE else found.tokens_per_step_per_gpu
     found.warnings += contradictions(log, timing, known)
     return found
-
-
-def _differences(log: RunLog, asked: Asked) -> Iterator[str]:
-    """Flags that say something else than the log."""
-    for flag, value, name in (
-        ("--num-gpus", asked.num_gpus, "num_gpus"),
-        ("--sequence-length", asked.sequence_length, "sequence_length"),
-        ("--global-batch-size", asked.global_batch_size, "global_batch_size"),
-        ("--batch-size-per-gpu", asked.batch_size_per_gpu, "batch_size_per_gpu"),
-    ):
-        stated = getattr(log.facts, name)
-        if value is not None and stated is not None and value != stated:
-            yield f"{flag} {value} is used; the log says {stated} ({log.facts.places.get(name, 'in it')})"
 
 
 def _median_printed(log: RunLog, timing: Timing, column: str) -> float | None:

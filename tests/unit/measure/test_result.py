@@ -110,6 +110,60 @@ def test_flags_go_before_the_log_and_differences_are_told():
     assert len(result.warnings) == 1
 
 
+LINE = "Megatron: iteration {}/ 99 | elapsed time per iteration (ms): 5000.0 | global batch size: 128 | lm loss: 2.0 |"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"global_batch_size": 64, "sequence_length": 4096, "num_gpus": 16},
+        {"batch_size_per_gpu": 4, "sequence_length": 4096, "num_gpus": 16},
+        {"global_batch_size": 256},
+    ],
+)
+def test_a_batch_flag_that_the_lines_contradict_is_told(tmp_path, flags):
+    path = tmp_path / "run.log"
+    path.write_text("".join(LINE.format(step) + "\n" for step in range(1, 11)))
+    result = measure(read([path]), Asked(**flags))
+    told = [warning for warning in result.warnings if "128" in warning]
+    assert len(told) == 1 and "run.log:1" in told[0] and "batch-size" in told[0]
+    right = {"global_batch_size": 128} if "global_batch_size" in flags else {"batch_size_per_gpu": 8}
+    assert not any("batch" in warning for warning in measure(read([path]), Asked(**flags | right)).warnings)
+
+
+@pytest.mark.parametrize(
+    ("columns", "facts"),
+    [
+        ({"tokens": [524_288.0] * 10}, {}),
+        ({}, {"tokens_per_step": 524_288}),
+        ({}, {"batch_size_per_gpu": 8, "num_gpus": 16}),
+        ({}, {"global_batch_size": 128}),
+    ],
+    ids=["tokens on lines", "tokens in a header", "batch of a GPU", "batch of all"],
+)
+@pytest.mark.parametrize("given", [{"global_batch_size": 64}, {"batch_size_per_gpu": 4}])
+def test_a_batch_is_compared_in_whatever_unit_the_log_has(columns, facts, given):
+    log = run_log(seconds=[10.0] * 10, facts=facts, **columns)
+    asked = Asked(**given, sequence_length=4096, num_gpus=16)
+    assert len([one for one in measure(log, asked).warnings if "-batch-size" in one]) == 1
+    twice = {name: 2 * value for name, value in given.items()}
+    assert not any("-batch-size" in one for one in measure(log, replace(asked, **twice)).warnings)
+
+
+@pytest.mark.parametrize(
+    ("flag", "given", "same", "facts"),
+    [
+        ("--precision", {"precision": "fp8"}, {"precision": "bfloat16"}, {"precision": "bf16"}),
+        ("--accelerator", {"accelerator": "b200"}, {"accelerator": "h100"}, {"accelerator": "NVIDIA H100 80GB HBM3"}),
+        ("--params", {"params": 8_030_000_000}, {"params": 70_600_000_000}, {"parameters": 70.55e9}),
+    ],
+)
+def test_a_flag_that_contradicts_the_log_on_model_or_hardware_is_told(flag, given, same, facts):
+    log = run_log(seconds=[10.0] * 10, facts=facts)
+    assert len([one for one in measure(log, Asked(**given)).warnings if one.startswith(flag)]) == 1
+    assert not any(one.startswith(flag) for one in measure(log, Asked(**same)).warnings)
+
+
 def test_what_the_log_says_of_its_run_is_enough():
     facts = {"num_gpus": 16, "tokens_per_step": 524_288, "parameters": 70.55e9, "accelerator": "NVIDIA B200"}
     got = measure(run_log(seconds=[14.54] * 10, facts=facts)).speed
