@@ -159,8 +159,9 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Say what a run achieved: step times, tokens/s and TFLOP/s per GPU, MFU, goodput, loss and cost.
 
-        Reads DLLogger, NeMo, Megatron-LM, torchtitan, MaxText, PerfLogger, HF Trainer, TensorBoard and Drillyard's own
-        logs, behind any launcher's prefix. What a log does not say is asked for by flag, and null in JSON until then.
+        Reads DLLogger, NeMo, Megatron-LM, torchtitan, torchtune, MaxText, PerfLogger, HF Trainer, TensorBoard and
+        Drillyard's own logs, behind any launcher's prefix. What a log does not say is asked for by flag, and null in
+        JSON until then.
 
         Exit code 0; 1 where a --fail-if holds; 2 for an error.
         """

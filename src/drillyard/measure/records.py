@@ -284,6 +284,7 @@ FORMATS: Final = {
     "nemo1": "NeMo 1 / Lightning progress bar",
     "megatron": "Megatron-LM",
     "torchtitan": "torchtitan",
+    "torchtune": "torchtune",
     "maxtext": "MaxText",
     "perflogger": "PerfLogger",
     "hf_trainer": "HF Trainer stdout",

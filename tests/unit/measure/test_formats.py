@@ -125,6 +125,23 @@ EXPECTED = {
         "torchtitan", {"step": [23, 24], "printed_tokens_per_second_per_gpu": [212462, 209645]}
     ),
     "torchtitan_unnamed_ranks.log": Expected("torchtitan", {"step": [4, 5], "loss": [7.62585, 7.07623]}),
+    "torchtune.log": Expected(
+        "torchtune",
+        {
+            "step": [1, 2, 3],
+            "loss": [2.0755836725234985, 1.87, 1.75],
+            "grad_norm": [3.5, 3.1, 2.5],
+            "learning_rate": [2e-5, 2e-5, 1.9e-5],
+            "printed_tokens_per_second_per_gpu": [105.04, 405.04, 402.5],
+            "memory_gib": [11.25] * 3,
+            "window_steps": [1] * 3,
+            "flags": [0] * 3,
+        },
+        {},
+        ["round_start", "evaluation", "checkpoint_end"],
+    ),
+    "torchtune_bar.log": Expected("torchtune", {"step": [4, 5], "elapsed_seconds": [5, 8], "loss": [1.8, 1.7]}),
+    "neox.log": Expected("megatron", {"step": [10, 20], "loss": [10.98, math.nan], "flags": [0, NONFINITE]}),
     "hf_trainer.log": Expected(
         "hf_trainer",
         {"step": [1, 2, 3], "loss": [4.75, 2.0312, 0.8984], "memory_gib": [25.45, 34.89, 34.89]},
@@ -234,6 +251,10 @@ def test_megatrons_window_is_the_number_of_steps_since_the_line_before(tmp_path:
         " iteration 3/ 9 | elapsed time per iteration (ms): 1500.0 | lm loss: {} | grad norm: 1.2 |",
         "Training epoch 0, iteration 3/9 | global_step: 3 | reduced_train_loss: {} | train_step_timing in s: 1.5",
         "{{'loss': {}, 'grad_norm': 1.2, 'learning_rate': 1e-05, 'epoch': 0.1, 'step': 3}}",
+        "Step 3 | loss:{} lr:2e-05 tokens_per_second_per_gpu:405.04 ",
+        " samples/sec: 9.1 | iteration 3/ 9 | elapsed time per iteration (ms): 7.0 | lm_loss: {} | loss scale: 1.0 |",
+        "Epoch 0: :  47%|#| 4/15 [06:19<07:13, reduced_train_loss={}, global_step=3.0, train_step_timing in s=1.5]",
+        'DLLL {{"type": "LOG", "step": 3, "data": {{"train_loss": "{}", "train_step_timing in s": 1.5}}}}',
     ],
 )
 @pytest.mark.parametrize(
@@ -245,6 +266,46 @@ def test_losses_that_are_not_finite(line: str, printed: str, value: float, tmp_p
     assert log.steps.step.tolist() == [3]
     assert log.steps.loss[0] == pytest.approx(value, nan_ok=True)
     assert log.steps.flags.tolist() == [NONFINITE]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[titan] step:  3  loss:  1.5  grad_norm:  {}  memory: 45.12GiB(57.01%)  tps: 5,762  mfu: 33.75%",
+        " iteration 3/ 9 | elapsed time per iteration (ms): 1500.0 | lm loss: 1.5 | grad norm: {} |",
+        " samples/sec: 9.1 | iteration 3/ 9 | elapsed time per iteration (ms): 7.0 | lm_loss: 1.5 | grad_norm: {} |",
+        "Training epoch 0, iteration 3/9 | global_step: 3 | reduced_train_loss: 1.5 | grad_norm: {}",
+        "Epoch 0: :  47%|#| 4/15 [06:19<07:13, global_step=3.0, train_step_timing in s=1.5, grad_norm={}]",
+        "{{'loss': 1.5, 'grad_norm': {}, 'learning_rate': 1e-05, 'epoch': 0.1, 'step': 3}}",
+        "Step 3 | loss:1.5 lr:2e-05 tokens_per_second_per_gpu:405.04 grad_norm:{} ",
+        'DLLL {{"type": "LOG", "step": 3, "data": {{"train_loss": 1.5, "grad_norm": "{}"}}}}',
+    ],
+)
+@pytest.mark.parametrize("printed", ["nan", "inf", "-inf", "NaN"])
+def test_gradient_norms_that_are_not_finite(line: str, printed: str, tmp_path: Path) -> None:
+    log = read([write(tmp_path / "run.log", line.format(printed) + "\n")])
+    assert log.steps.step.tolist() == [3]
+    assert log.steps.flags.tolist() == [NONFINITE]
+
+
+def test_torchtune_lines_of_other_keys_alone_are_no_steps(tmp_path: Path) -> None:
+    text = (
+        "Step 1 | lr:2e-05\nStep 1 | loss:2.5\nStep 2 | val_loss:nan \nStep 2 | loss:2.25 lr:2e-05 grad_norm:1.5 \n"
+        "Step 3 | class_loss:0.5 loss:2.125 rewards/chosen:-0.25 \nStep by step | loss:1 \n"
+    )
+    log = read([write(tmp_path / "run.log", text)])
+    assert log.steps.step.tolist() == [1, 2, 3]
+    assert log.steps.loss.tolist() == [2.5, 2.25, 2.125]
+    np.testing.assert_equal(log.steps.grad_norm.tolist(), [math.nan, 1.5, math.nan])
+
+
+def test_torchtune_writes_a_file_per_start(tmp_path: Path) -> None:
+    line = "Step {} | loss:{} lr:2e-05 tokens_per_second_per_gpu:405.04 \n"
+    for name, steps in {"log_1751444966.txt": range(1, 11), "log_1751448888.txt": range(6, 16)}.items():
+        write(tmp_path / name, "".join(line.format(step, 2 - step / 20) for step in steps))
+    log = read([tmp_path])
+    assert log.steps.attempt.tolist() == [0] * 10 + [1] * 10
+    assert log.steps.again.tolist() == [False] * 10 + [True] * 5 + [False] * 5
 
 
 def test_torchtitan_without_mfu_and_in_colour(tmp_path: Path) -> None:

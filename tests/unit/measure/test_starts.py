@@ -57,9 +57,14 @@ def hf_trainer(step: int, elapsed: float) -> str:
     return f" 10%|#  | {step}/60 [{clock}<05:28, 10.00s/it]{{'loss': 2.2, 'learning_rate': 1.1e-05, 'epoch': 0.1}}"
 
 
+def torchtune(step: int, elapsed: float) -> str:
+    return f"Step {step} | loss:1.87 lr:2e-05 tokens_per_second_per_gpu:405.04 "
+
+
 STEPS: dict[str, Callable[[int, float], str]] = {
     "megatron": megatron,
     "torchtitan": torchtitan,
+    "torchtune": torchtune,
     "maxtext": maxtext,
     "perflogger": lambda step, elapsed: perf(step, 10.0),
     "nemo2": nemo2,
@@ -70,6 +75,7 @@ STEPS: dict[str, Callable[[int, float], str]] = {
 BANNERS = {
     "megatron": "using world size: 16, data-parallel size: 2",
     "torchtitan": "[titan] Starting job: Llama 3 8B training",
+    "torchtune": "INFO:torchtune.utils._logging:Running FullFinetuneRecipeDistributed with resolved config:",
     "maxtext": "Num_devices: 16, shape (1, 16)",
     "perflogger": "Starting FSDP training for 10 epoch(s)...",
     "nemo2": "All distributed processes registered. Starting with 16 processes",
@@ -131,7 +137,7 @@ def test_steps_that_come_again_are_another_attempt_without_a_word(format: str, t
     assert sum(by_category.values()) == got["wall_seconds"] * SECOND
     # The clock of the program tells when it began; else nothing tells of the first step of an attempt that prints no
     # duration of its own.
-    own_duration = format not in ("torchtitan", "nemo1", "nemo2")
+    own_duration = format not in ("torchtitan", "torchtune", "nemo1", "nemo2")
     assert by_category["recomputation"] == (50 if own_duration else 40) * SECOND
     assert by_category["productive"] == 390 * SECOND
 

@@ -1,4 +1,5 @@
-"""Megatron-LM's log lines, and those of its descendants (MindSpeed, Megatron-DeepSpeed, Primus, FlagScale).
+"""Megatron-LM's log lines, and those of its descendants (MindSpeed, Megatron-DeepSpeed, Primus, FlagScale,
+GPT-NeoX, whose loss is `lm_loss`).
 
      [2026-08-01 12:00:00.123456] iteration       10/     100 | consumed samples:         1280 | elapsed time per
      iteration (ms): 14530.1 | throughput per GPU (TFLOP/s/GPU): 954.0 | learning rate: 1.5E-06 | global batch size:
@@ -39,8 +40,10 @@ _KEYS: Final = {
     b"consumed samples": Value("_samples_so_far"),
     b"consumed tokens": Value("_tokens_so_far"),
     b"lm loss": Value("loss"),
+    b"lm_loss": Value("loss"),
     b"loss": Value("loss"),
     b"grad norm": Value("grad_norm"),
+    b"grad_norm": Value("grad_norm"),
     b"number of skipped iterations": Value("_skipped"),
     b"number of nan iterations": Value("_nan"),
 }

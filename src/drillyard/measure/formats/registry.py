@@ -15,12 +15,14 @@ from drillyard.measure.formats.nemo1 import NeMo1
 from drillyard.measure.formats.nemo2 import NeMo2
 from drillyard.measure.formats.perflogger import PerfLogger
 from drillyard.measure.formats.torchtitan import TorchTitan
+from drillyard.measure.formats.torchtune import TorchTune
 
 TEXT_FORMATS: Final[tuple[type[TextFormat], ...]] = (
     Drillyard,
     DLLogger,
     Megatron,
     TorchTitan,
+    TorchTune,
     MaxText,
     PerfLogger,
     NeMo2,
@@ -33,6 +35,7 @@ PREFERENCE: Final = (
     "dllogger",
     "megatron",
     "torchtitan",
+    "torchtune",
     "maxtext",
     "perflogger",
     "nemo2",

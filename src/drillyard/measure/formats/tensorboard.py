@@ -55,6 +55,11 @@ TAGS: Final[dict[str, str]] = {
     "throughput(tps)": "printed_tokens_per_second_per_gpu",
     "tflops": "printed_tflops_per_gpu",
     "memory/max_reserved(GiB)": "memory_gib",
+    # torchtune
+    "tokens_per_second_per_gpu": "printed_tokens_per_second_per_gpu",
+    "peak_memory_alloc": "memory_gib",
+    # GPT-NeoX
+    "train/lm_loss": "loss",
     # MaxText
     "learning/loss": "loss",
     "learning/grad_norm": "grad_norm",
