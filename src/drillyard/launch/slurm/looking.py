@@ -1,7 +1,9 @@
-"""A look at all runs of a Slurm cluster: one squeue and one command that reads the index and each state.json.
+"""A look at all runs of a Slurm cluster: one command that reads the index and each state.json, then one squeue.
 
-Only for runs that failed, or that Slurm has forgotten, more is asked: ended.json, and the accounts. What a run is doing
-follows from all that by state.py.
+In this order: a job is submitted before it is noted, so the queue has every job that the notes name. The other way
+round, a run that is noted between the two reads would look like one whose job Slurm has forgotten. More is read only
+for runs that failed or that Slurm has forgotten: state.json once more (the job may have ended since), ended.json and
+the accounts. state.py derives from all that what a run is doing.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from drillyard.launch.programs import Host, Programs, archive, require_success
 from drillyard.launch.remote import Files, Wish, open_files
 from drillyard.launch.slurm.jobs import Slurm, SlurmJob
 from drillyard.launch.slurm.script import ENDED
-from drillyard.launch.slurm.state import Known, needs_accounts, status_of
+from drillyard.launch.slurm.state import Known, is_over, needs_accounts, status_of
 from drillyard.launch.states import State
 
 _SECONDS = 120.0
@@ -46,11 +48,12 @@ class Look:
 
     def all(self) -> list[Known]:
         """All runs of this cluster."""
+        noted = self._noted()
         jobs = self._slurm.jobs()
         by_id = {job.job_id: job for job in jobs}
         newest = self._newest_by_run(jobs)
         known = []
-        for seen in self._noted():
+        for seen in noted:
             entry = seen["entry"]
             run = str(entry["run"])
             own, other = by_id.get(str(entry.get("job_id"))), newest.pop(run, None)
@@ -84,10 +87,16 @@ class Look:
         return Known(Handle("slurm", self._cluster, run), entry, job, state)
 
     def _with_ends(self, known: list[Known]) -> list[Known]:
-        """The same with what only ended.json and the accounts tell, asked for all runs at once."""
-        untold = [each for each in known if _asks_for_end(each)]
-        ends = self.records([posixpath.join(each.entry["launch_directory"], ENDED) for each in untold])
-        ended = {each.handle: changed(each, ended=end) for each, end in zip(untold, ends, strict=True)}
+        """The same with what only ended.json, a newer state.json and the accounts know, read for all runs at once."""
+        failed = [each for each in known if status_of(each).state is State.failed]
+        launches = [each.entry["launch_directory"] for each in failed]
+        found = self.records([posixpath.join(launch, name) for name in (ENDED, "state.json") for launch in launches])
+        ends, states = found[: len(failed)], found[len(failed) :]
+        ended = {
+            # A state that its leader has not ended stays as `list` has judged it, which looks whether the leader lives.
+            each.handle: changed(each, ended=end, state=state if state and is_over(state) else each.state)
+            for each, end, state in zip(failed, ends, states, strict=True)
+        }
         forgotten = [each for each in ended.values() if needs_accounts(each)]
         accounts = self._slurm.accounts(each.job_id for each in forgotten if each.job_id)
         for each in forgotten:
@@ -113,8 +122,3 @@ class Look:
             names = ", ".join(sorted(each.handle.run for each in known)[:8]) or "none yet"
             raise UserError(f"there is no run '{run}'; {self._host.title} knows: {names}")
         return found
-
-
-def _asks_for_end(known: Known) -> bool:
-    """Whether ended.json may tell more than is known: of a failure, or of a job that Slurm has forgotten."""
-    return status_of(known).state is State.failed
