@@ -1,6 +1,7 @@
 """When a failed round is followed by a fresh one. Pure: values in, a decision out.
 
-Three limits, each for another kind of failure:
+Some exit codes are final (FINAL_EXIT_CODES, which the agents of a launched run follow too). For all other failures
+there are three limits:
 
 - `max_restarts`: restarts after rounds that did at least one step;
 - failures before the first step, in a row: what cannot start will not start by trying for long. They have a limit of
@@ -14,16 +15,24 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+FINAL_EXIT_CODES = {
+    2: "a mistake of the user",
+    126: "a command that cannot be executed",
+    127: "a command that was not found",
+}
+"""Codes after which the same command would end in the same way again. 126 and 127 are a shell's: POSIX.1-2017,
+XCU 2.8.2, Exit Status for Commands."""
 MAX_FAILED_STARTS = 3
 MAX_ROUNDS_WITHOUT_PROGRESS = 2
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How a round failed: the last step it told of (None: it never did one) and its error in words."""
+    """How a round failed: the last step it told of (None: it never did one), its error in words, and its exit code."""
 
     step: int | None
     error: str
+    exit_code: int = 1
 
     @property
     def signature(self) -> tuple[int | None, str]:
@@ -45,6 +54,10 @@ class RestartRules:
         """Why there is no further round after `failure`, or None when there is one."""
         if self.max_restarts == 0:
             return "restarts are off (--max-restarts 0)"
+        if failure.exit_code in FINAL_EXIT_CODES:
+            return (
+                f"exit code {failure.exit_code} means {FINAL_EXIT_CODES[failure.exit_code]}: a restart would not help"
+            )
         if failure.step is None:
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:

@@ -237,7 +237,7 @@ class _Run:
 
     def _after_failure(self, result: RoundResult, why: Cause) -> int | None:
         self._tell_failure(result, why)
-        refusal = self._rules.refusal(Failure(result.last_step, why.error))
+        refusal = self._rules.refusal(Failure(result.last_step, why.error, why.exit_code))
         if result.left_behind:
             # It still holds its device, and what it waits for (a disk, a driver) would hold the next round as well.
             refusal = f"{result.left_behind[0]}; mend what it waits for, or restart this host"

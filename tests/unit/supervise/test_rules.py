@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +50,14 @@ def test_another_error_or_another_step_counts_as_progress() -> None:
 def test_no_restarts_asked_for_means_none_whatever_the_failure() -> None:
     assert RestartRules(0).refusal(Failure(None, "a")) is not None
     assert RestartRules(0).refusal(Failure(5, "a")) is not None
+
+
+@pytest.mark.parametrize("exit_code", [2, 126, 127])
+@pytest.mark.parametrize("step", [None, 7])
+def test_a_command_that_is_not_there_is_not_started_again(exit_code: int, step: int | None) -> None:
+    refusal = RestartRules(3).refusal(Failure(step, "a", exit_code))
+    assert refusal is not None and f"exit code {exit_code} " in refusal
+    assert RestartRules(3).refusal(Failure(step, "a", 1)) is None
 
 
 @given(

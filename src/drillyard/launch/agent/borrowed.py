@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 _HERE = Path(__file__).resolve().parent
 
 if TYPE_CHECKING or not (_HERE / "guardian.py").exists():
-    from drillyard.supervise import cause, guardian, launched, ports, process_identity, signals
+    from drillyard.supervise import cause, guardian, launched, ports, process_identity, rules, signals
 else:
-    from . import cause, guardian, launched, ports, process_identity, signals
+    from . import cause, guardian, launched, ports, process_identity, rules, signals
 
-__all__ = ["cause", "guardian", "launched", "ports", "process_identity", "shipped_files", "signals"]
-_MODULES = (cause, guardian, launched, ports, process_identity, signals)
+__all__ = ["cause", "guardian", "launched", "ports", "process_identity", "rules", "shipped_files", "signals"]
+_MODULES = (cause, guardian, launched, ports, process_identity, rules, signals)
 
 
 def shipped_files() -> dict[str, str]:

@@ -6,6 +6,7 @@
 | a node refused its config (2) | failed, never again |
 | stopped from outside, with all saved (85, or a newer checkpoint) | leave with 85: the scheduler starts the run again |
 | stopped from outside, not saved | failed, with that word |
+| the node that failed first exited with 126 or 127: no such command (rules.py) | failed, never again |
 | a node was lost | again when it is back, not counted; after `join_seconds` (0: at once) leave with 75 |
 | 85 of itself | again, not counted |
 | anything else | again, counted, at most `max_failures` times, after a pause that grows (outcome.py) |
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .borrowed import rules
 from .job import EXIT_CHECKPOINTED, EXIT_DONE, EXIT_FAILED, EXIT_NODE_LOST, EXIT_REFUSED
 
 DONE = "done"
@@ -85,9 +87,13 @@ def decide(end: RoundEnd, counts: Counts, limits: Limits) -> Decision:
         return _stopped(end, counts, limits)
     if end.lost:
         return _lost(end, counts, limits)
-    if _code_of_round(end) == EXIT_CHECKPOINTED:
+    code = _code_of_round(end)
+    if code == EXIT_CHECKPOINTED:
         return _checkpointed(end, counts, limits)
-    return _failed(end.cause or f"exit code {_code_of_round(end)}", counts, limits)
+    if code in rules.FINAL_EXIT_CODES:
+        reason = f"{end.cause or f'exit code {code}'}; not started again: {rules.FINAL_EXIT_CODES[code]}"
+        return Decision(LEAVE, EXIT_FAILED, reason, counts, counted=True)
+    return _failed(end.cause or f"exit code {code}", counts, limits)
 
 
 def nobody_came(missing: dict[int, str], seconds: float, counts: Counts) -> Decision:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +46,17 @@ def test_other_codes_are_counted_up_to_the_limit() -> None:
     last = after({0: 0, 1: 9}, counts, cause="exit code 9")
     assert (last.what, last.code, last.counts.failures) == (LEAVE, 1, 3)
     assert last.reason == "exit code 9; all 3 restarts are used"
+
+
+@pytest.mark.parametrize("code", [126, 127])
+def test_a_command_that_is_not_there_is_not_started_again(code: int) -> None:
+    decision = after({0: code}, cause=f"exit code {code}; error: cannot start the command: nosuch")
+    assert (decision.what, decision.code, decision.counts.failures) == (LEAVE, 1, 0)
+    assert decision.reason.startswith(f"exit code {code}; error: cannot start the command: nosuch; ")
+    # The code of a node that was stopped because another had failed decides nothing.
+    assert after({0: 1, 1: code}, first=0).what == AGAIN
+    assert after({0: 143, 1: code}, first=1).what == LEAVE
+    assert after({0: code}, lost={1: "b"}).what == AGAIN
 
 
 def test_no_restarts_where_they_are_off() -> None:
