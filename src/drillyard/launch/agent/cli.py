@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--launch-directory", help="where that was: also a directory that is gone")
     stop.add_argument("--patience", type=float, default=30.0, help="seconds from SIGTERM to SIGKILL")
     stop.add_argument("--mark-only", action="store_true", help="only note that the run is cancelled")
+    stop.add_argument("--keep-state", action="store_true", help="do not note that the run is cancelled: it has failed")
     check = _add(verbs, "check", facts.check, "facts of this host")
     check.add_argument("--directory", help="can it be written, and is a nonce of another host seen there")
     check.add_argument("--write-nonce", help="leave a file .drillyard-NONCE in the directory")

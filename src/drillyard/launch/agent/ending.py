@@ -22,14 +22,17 @@ _SECONDS_TO_END = 10.0
 
 
 def stop(options: Namespace) -> int:
-    """Cancel a run: end its agents on this host and all they have started; prints JSON. Raises Mistake."""
+    """Cancel a run: end its agents on this host and all they have started; prints JSON. Raises Mistake.
+
+    With `--keep-state` the run is not noted as cancelled: it has failed, and what is left of it is in the way.
+    """
     directory = Path(options.launch_directory or job_of(options.job).launch_directory)
     state = records.last_state(directory)
     here = agents_here(directory)
     submissions = {str(each["submission"]) for each in here} | {str(state.get("submission", ""))}
     told: list[dict[str, object]] = []
     problem = None
-    for submission in sorted(submissions) if directory.is_dir() else ():
+    for submission in sorted(submissions) if directory.is_dir() and not options.keep_state else ():
         try:
             mark_cancelled(directory, submission)
         except OSError as error:
@@ -45,7 +48,8 @@ def stop(options: Namespace) -> int:
             told = _end_unannounced(token, options.patience)
         guardian.end_marked_processes(token, mark=RUN_MARK)
         left = guardian.marked_processes(token, RUN_MARK)
-        _write_cancelled(directory)
+        if not options.keep_state:
+            _write_cancelled(directory)
     if problem is not None:
         print(f"error: {problem}", file=sys.stderr, flush=True)
     print(json.dumps({"agents": told, "left": left, "state": records.last_state(directory).get("state")}))
@@ -62,7 +66,10 @@ def _end_unannounced(token: str, patience_seconds: float) -> list[dict[str, obje
     for process in first:
         _signal(process, signal.SIGTERM)
     deadline = time.monotonic() + patience_seconds
-    while time.monotonic() < deadline and guardian.marked_processes(token, RUN_MARK):
+    # A process that exits loses its environment, and with it the mark, a moment before it is gone.
+    while time.monotonic() < deadline and (
+        guardian.marked_processes(token, RUN_MARK) or any(process.alive for process in first)
+    ):
         time.sleep(0.05)
     return [
         {"node": None, "process": process.pid, "ended": "killed" if process.alive else "asked"} for process in first

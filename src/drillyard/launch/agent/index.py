@@ -131,11 +131,9 @@ def _corrected(state: dict[str, Any]) -> dict[str, Any]:
         if code is not None
         else "agent gone: the agent of node 0 was killed, or its host started again"
     )
-    handle = f"{state.get('platform')}://{state.get('cluster')}/{state.get('run')}"
-    reason = f"{how}; `drillyard runs resume {handle}` goes on from the newest checkpoint"
     nothing: dict[str, Any] = {"rank": None, "node": None, "node_rank": None, "exit_code": None, "lines": []}
     failure = {**nothing, **(state.get("failure") or {}), "reason": str(how)}
-    return {**state, "state": "failed", "reason": reason, "failure": failure}
+    return {**state, "state": "failed", "reason": how, "failure": failure}
 
 
 def _seen_entry(path: Path) -> dict[str, Any]:

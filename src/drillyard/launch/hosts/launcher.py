@@ -154,6 +154,7 @@ class HostsLauncher:
         known = self._find(run)
         if not known.status.state.over:
             raise UserError(f"{known.status.handle}: is {known.status.state} and needs no resume")
+        self._end_leftovers(known)
         job = self._job(known)
         if job.nodes != len(self._hosts):
             raise UserError(
@@ -256,6 +257,7 @@ class HostsLauncher:
         except UserError:
             return
         if known.status.state.over:
+            self._end_leftovers(known)
             return
         if not replaces:
             raise UserError(
@@ -264,9 +266,24 @@ class HostsLauncher:
             )
         self.cancel(handle.run)
 
+    def _end_leftovers(self, known: Known) -> None:
+        """End the agents of a run whose leader died: on the other hosts they wait for it, for up to `join_seconds`.
+
+        The look at all hosts that follows reports what could not be ended, and hosts that could not be reached.
+        """
+        if known.status.state is not State.failed or known.status.ended_at is not None:
+            # A leader that wrote the run's end has dismissed the other agents.
+            return
+        python, launch = self._layout(None).place.agent_python, known.launch_directory
+        words = ["stop", "--launch-directory", launch, "--patience", f"{_AT_ONCE_SECONDS:g}", "--keep-state"]
+        self._end_on_all(["sh", "-c", _AGENT, python, *words], _AT_ONCE_SECONDS)
+
     def _stop(self, launch_directory: str, patience_seconds: float) -> list[str]:
         """Stop a run's agents on all hosts at once; what could not be done, host by host."""
         words = _stop_words(self._layout(None).place.agent_python, launch_directory, patience_seconds)
+        return self._end_on_all(words, patience_seconds)
+
+    def _end_on_all(self, words: Sequence[str], patience_seconds: float) -> list[str]:
         seconds = patience_seconds + _STOP_SECONDS
         argvs = [host.argv(words) for host in self._hosts]
         trouble = []

@@ -16,6 +16,7 @@ from drillyard.launch.agent import facts, identity, index
 from drillyard.launch.agent.job import Job
 from drillyard.launch.handles import Handle
 from drillyard.launch.hosts.launcher import run_status
+from drillyard.launch.show import next_steps
 
 INSPECT = '#!/bin/sh\ncase "$1" in version) exit {version} ;; image) echo {id}; exit {image} ;; esac\n'
 
@@ -79,4 +80,5 @@ def test_a_leader_of_an_earlier_boot_is_gone_where_no_scheduler_can_have_moved_i
     status = run_status(Handle(platform, "c", "r"), seen)
     assert status.state == state
     if state == "failed":
-        assert status.reason is not None and f"runs resume {platform}://c/r" in status.reason
+        assert status.reason is not None and status.reason.startswith("agent gone: ")
+        assert [step for step in next_steps(status) if f"runs resume {platform}://c/r" in step]

@@ -229,6 +229,33 @@ def test_replace_stops_it_on_all_hosts_first() -> None:
     assert hosts.verbs()[:3] == ["list", "stop", "check"]
 
 
+@pytest.mark.parametrize(("ended_at", "ends"), [(None, True), (10.0, False)])
+def test_agents_that_wait_for_a_dead_leader_are_ended_before_the_run_is_started_again(
+    ended_at: float | None, ends: bool
+) -> None:
+    hosts = Hosts(
+        known=known(RUNNING | {"state": "failed", "reason": "agent gone", "ended_at": ended_at}, agent="gone")
+    )
+    launcher, plan = made(hosts)
+    launcher.submit(plan)
+    assert hosts.verbs()[:3] == (["list", "stop", "check"] if ends else ["list", "check", "--nonce"])
+    # The run failed; ending what is left of it does not make it a cancelled one.
+    assert all("--keep-state" in command for command in hosts.commands if " stop " in command)
+
+
+def test_resume_ends_the_agents_that_wait_for_a_dead_leader(tmp_path: Path) -> None:
+    hosts = Hosts(known=known(RUNNING | {"state": "failed", "reason": "agent gone", "ended_at": None}, agent="gone"))
+    launch = tmp_path / "runs" / "nccl" / "launch"
+    hosts.known[0]["entry"]["launch_directory"] = str(launch)
+    launcher, plan = made(hosts)
+    launch.mkdir(parents=True)
+    for name in ("job.json", "run.yaml", "cluster.yaml"):
+        (launch / name).write_text(plan.file(name).content)
+    assert str(launcher.resume("nccl")) == "ssh://many/nccl"
+    assert hosts.verbs()[:3] == ["list", "stop", "check"]
+    assert [host for verb, host, _ in hosts.calls if verb == "stop"] == ["n0", "n1"]
+
+
 def test_cancel_says_which_hosts_it_could_not_reach_and_stops_the_others() -> None:
     hosts = Hosts(known=known(RUNNING), says={("stop", "n1"): failed("ssh: connect to host n1: timed out", 255)})
     launcher, _ = made(hosts)
