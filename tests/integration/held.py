@@ -85,9 +85,9 @@ class Held:
 
             return held
 
-        def before_forwards(attend_forwards: Any) -> Any:
+        def before_forwards(show_forwards: Any) -> Any:
             def held(model: Any, *arguments: Any) -> None:
-                attend_forwards(model, *arguments)
+                show_forwards(model, *arguments)
                 for module in (model.root, model.causal_lm):
                     module.register_forward_pre_hook(self._before_forward, prepend=True)
 
@@ -96,7 +96,7 @@ class Held:
         replace("drillyard.training.trainer", "Trainer.train_step", before_step)
         replace("drillyard.training.checkpoint.storage", "write_manifest", before_manifest)
         replace("drillyard.training.run", "prepare", amid_tokenising)
-        replace("drillyard.training.run", "attend_forwards", before_forwards)
+        replace("drillyard.training.run", "show_forwards", before_forwards)
 
     def wait(self, moment: str) -> None:
         """Wait while this moment of this round is held."""

@@ -7,13 +7,14 @@ ends when every rank's rows have ended.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from transformers import DynamicCache
 
+from drillyard.evaluation.agreement import Agreement
 from drillyard.models.attention import resolve_attention
 from drillyard.models.loss import LanguageModelLoss
 from drillyard.parallel.apply import reshard
@@ -32,10 +33,12 @@ def generate(
     eos_token_id: int | None,
     max_new_tokens: int,
     batch_size: int,
+    before_forward: Callable[[], None] = lambda: None,
 ) -> list[list[int]]:
     """The greedy continuation of every prompt, without the end-of-text token; the whole list on every rank.
 
-    Without an `eos_token_id` every continuation has `max_new_tokens` tokens.
+    Without an `eos_token_id` every continuation has `max_new_tokens` tokens. `before_forward`: see
+    Agreement. Raises EvaluationFailed.
     """
     was_training = root.training
     root.eval()
@@ -48,6 +51,7 @@ def generate(
     order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
     mine: dict[int, list[int]] = {}
     round_size = batch_size * ranks.world_size
+    agreement = Agreement(root, ranks, before_forward)
     try:
         for start in range(0, len(order), round_size):
             dealt = order[start + ranks.rank : start + round_size : ranks.world_size]
@@ -60,10 +64,10 @@ def generate(
                 continue
             # Every token is another shape: compiled blocks would be compiled anew for each.
             with torch.compiler.set_stance("force_eager"):
-                outputs = _generate_batch(root, rows, ranks, eos_token_id, room, ended=not dealt)
+                outputs = _generate_batch(root, rows, ranks, agreement, eos_token_id, room, ended=not dealt)
             mine.update(zip(dealt, outputs, strict=False))
     finally:
-        # Also where the ranks have agreed to stop: a last step of training follows.
+        # Also where the ranks have agreed to stop, or one has failed: training goes on.
         config.use_cache, config._attn_implementation = cached, kernel
         reshard(root)
         root.train(was_training)
@@ -74,37 +78,52 @@ def _generate_batch(
     root: LanguageModelLoss,
     rows: list[list[int]],
     ranks: Ranks,
+    agreement: Agreement,
     eos: int | None,
     max_new_tokens: int,
     *,
     ended: bool,
 ) -> list[list[int]]:
-    width = max(len(row) for row in rows)
-    input_ids_BT = torch.tensor([[FILLER] * (width - len(row)) + row for row in rows], device=ranks.device)
-    mask_BT = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=ranks.device)
-    position_ids_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
-    cache = DynamicCache(config=root.causal_lm.config)
-    ended_B = torch.full((len(rows),), ended, dtype=torch.bool, device=ranks.device)
-    columns: list[torch.Tensor] = []
+    batch = agreement.alone(lambda: _Batch(root, rows, ranks.device, eos, ended=ended))
     for _ in range(max_new_tokens):
-        logits_BV = root.next_logits(
-            input_ids=input_ids_BT,
-            attention_mask=mask_BT,
-            position_ids=position_ids_BT,
-            past_key_values=cache,
+        agreement.forward(batch.extend)
+        if _all_ended(batch.ended_B, ranks):
+            break
+    return [_until(row, eos) for row in torch.stack(batch.columns, dim=1).tolist()]
+
+
+class _Batch:
+    """Prompts of one batch on their device, and the tokens that follow them so far."""
+
+    def __init__(
+        self, root: LanguageModelLoss, rows: list[list[int]], device: torch.device, eos: int | None, *, ended: bool
+    ) -> None:
+        width = max(len(row) for row in rows)
+        self.root, self.eos = root, eos
+        self.input_ids_BT = torch.tensor([[FILLER] * (width - len(row)) + row for row in rows], device=device)
+        self.mask_BT = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
+        self.position_ids_BT = (self.mask_BT.cumsum(1) - 1).clamp(min=0)
+        self.cache = DynamicCache(config=root.causal_lm.config)
+        self.ended_B = torch.full((len(rows),), ended, dtype=torch.bool, device=device)
+        self.columns: list[torch.Tensor] = []
+
+    def extend(self) -> None:
+        """Append the most likely next token to every row; one forward."""
+        logits_BV = self.root.next_logits(
+            input_ids=self.input_ids_BT,
+            attention_mask=self.mask_BT,
+            position_ids=self.position_ids_BT,
+            past_key_values=self.cache,
             use_cache=True,
         )
         next_B = logits_BV.argmax(dim=-1)
-        if eos is not None:
-            next_B = torch.where(ended_B, eos, next_B)
-            ended_B = ended_B | (next_B == eos)
-        columns.append(next_B)
-        if _all_ended(ended_B, ranks):
-            break
-        input_ids_BT = next_B[:, None]
-        position_ids_BT = position_ids_BT[:, -1:] + 1
-        mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(rows), 1)], dim=1)
-    return [_until(row, eos) for row in torch.stack(columns, dim=1).tolist()]
+        if self.eos is not None:
+            next_B = torch.where(self.ended_B, self.eos, next_B)
+            self.ended_B = self.ended_B | (next_B == self.eos)
+        self.columns.append(next_B)
+        self.input_ids_BT = next_B[:, None]
+        self.position_ids_BT = self.position_ids_BT[:, -1:] + 1
+        self.mask_BT = torch.cat([self.mask_BT, self.mask_BT.new_ones(len(next_B), 1)], dim=1)
 
 
 def _all_ended(ended_B: torch.Tensor, ranks: Ranks) -> bool:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from drillyard.config.run import RunConfig
 from drillyard.data import PreparedData, evaluation_rows, prompt_tokens, render_prompt
 from drillyard.errors import UserError
+from drillyard.evaluation.agreement import Agreement, EvaluationFailed
 from drillyard.evaluation.generate import generate
 from drillyard.evaluation.loss import evaluate_loss
 from drillyard.evaluation.sql import Verdict, accuracy, judge
@@ -31,11 +32,30 @@ def _print_warning(text: str) -> None:
     print(f"drillyard: {text}", file=sys.stderr)
 
 
+@dataclass(frozen=True)
+class MetricFailure:
+    """A metric that could not be measured on a held-out part. `reason`, `stack`: see EvaluationFailed."""
+
+    part: str
+    metric: str
+    reason: str
+    stack: str | None
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation has found: {part: {loss, perplexity, bits_per_byte, tokens, sql_execution, ...}}, and what of
+    it failed."""
+
+    results: dict[str, dict[str, Any]]
+    failures: list[MetricFailure]
+
+
 @dataclass
 class HeldOut:
     """The held-out parts of a run and how to measure a model on them; called on every rank alike.
 
-    Predictions are written to `directory`; `warn(text)` is told when they cannot be.
+    Predictions are written to `directory`; `warn(text)` is called when they cannot be. `before_forward`: see Agreement.
     """
 
     config: RunConfig
@@ -45,6 +65,7 @@ class HeldOut:
     directory: Path
     attention: str
     warn: Callable[[str], None] = _print_warning
+    before_forward: Callable[[], None] = lambda: None
     parts: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,45 +76,61 @@ class HeldOut:
             raise UserError(
                 f"evaluation.parts: no held-out part is {missing[0]!r}; there are: {', '.join(self.data.held_out)}"
             )
+        self._agreement = Agreement(self.root, self.ranks)
 
     @property
     def batch_size(self) -> int:
         """Sequences or prompts per rank in one forward: as configured, or what training is known to fit."""
         return self.config.evaluation.batch_size or self.config.training.micro_batch_size
 
-    def evaluate(self, label: str) -> dict[str, dict[str, Any]]:
-        """All metrics of all parts: {part: {loss, perplexity, bits_per_byte, tokens, sql_execution, ...}}."""
-        results: dict[str, dict[str, Any]] = {}
-        evaluation = self.config.evaluation
+    def evaluate(self, label: str) -> Evaluated:
+        """Every metric of every part; one that fails takes nothing from the others. Raises EvaluationStopped."""
+        found = Evaluated({}, [])
         for name in self.parts:
             result: dict[str, Any] = {}
-            if "loss" in evaluation.metrics:
-                result |= evaluate_loss(
-                    self.root,
-                    self.data.held_out[name],
-                    self.ranks,
-                    attention=self.attention,
-                    batch_size=self.batch_size,
-                    limit=evaluation.max_sequences,
-                    chunk_tokens=self.config.training.loss_chunk_tokens,
-                ).as_dict()
-            if "sql-execution" in evaluation.metrics:
-                result |= self.sql_execution(name, label)
-            results[name] = result
-        return results
+            for metric in self.config.evaluation.metrics:
+                try:
+                    result |= self.loss(name) if metric == "loss" else self.sql_execution(name, label)
+                except EvaluationFailed as failure:
+                    found.failures.append(MetricFailure(name, metric, failure.reason, failure.stack))
+            if result:
+                found.results[name] = result
+        return found
+
+    def loss(self, part: str) -> dict[str, Any]:
+        """Loss and what follows from it, on one held-out part. Raises EvaluationFailed."""
+        return evaluate_loss(
+            self.root,
+            self.data.held_out[part],
+            self.ranks,
+            attention=self.attention,
+            batch_size=self.batch_size,
+            limit=self.config.evaluation.max_sequences,
+            chunk_tokens=self.config.training.loss_chunk_tokens,
+            before_forward=self.before_forward,
+        ).as_dict()
 
     def sql_execution(self, part: str, label: str) -> dict[str, Any]:
-        """Answer a held-out part's questions and run the answers; predictions go to `directory`/LABEL/PART.jsonl."""
-        rows = evaluation_rows(self.config, part, self.config.evaluation.samples)
-        tokenizer = self.data.tokenizer
-        prompts = [render_prompt(row) for row in rows]
+        """Answer a held-out part's questions and run the answers; predictions go to `directory`/LABEL/PART.jsonl.
+
+        Raises EvaluationFailed.
+        """
+        tokenizer, evaluation = self.data.tokenizer, self.config.evaluation
+
+        def questions() -> tuple[list[dict[str, Any]], list[str], list[list[int]]]:
+            rows = evaluation_rows(self.config, part, evaluation.samples)
+            prompts = [render_prompt(row) for row in rows]
+            return rows, prompts, [prompt_tokens(tokenizer, prompt) for prompt in prompts]
+
+        rows, prompts, tokens = self._agreement.alone(questions)
         outputs = generate(
             self.root,
-            [prompt_tokens(tokenizer, prompt) for prompt in prompts],
+            tokens,
             self.ranks,
             eos_token_id=tokenizer.eos_token_id,
-            max_new_tokens=self.config.evaluation.max_new_tokens,
+            max_new_tokens=evaluation.max_new_tokens,
             batch_size=self.batch_size,
+            before_forward=self.before_forward,
         )
         predictions = [text.strip() for text in tokenizer.batch_decode(outputs, skip_special_tokens=True)]
         verdicts = self.judge_shared(rows, predictions)
@@ -109,7 +146,8 @@ class HeldOut:
     def judge_shared(self, rows: list[dict[str, Any]], predictions: list[str]) -> list[Verdict]:
         """Run this rank's share of the predictions, and collect everybody's verdicts in the order of the rows."""
         rank, size = self.ranks.rank, self.ranks.world_size
-        mine = [judge(row, text) for row, text in list(zip(rows, predictions, strict=True))[rank::size]]
+        share = list(zip(rows, predictions, strict=True))[rank::size]
+        mine = self._agreement.alone(lambda: [judge(row, text) for row, text in share])
         if size == 1:
             return mine
         parts: list[Any] = [None] * size
@@ -125,14 +163,18 @@ class HeldOut:
         predictions: list[str],
         verdicts: list[Verdict],
     ) -> None:
-        """One JSON line per question: what was asked, expected, predicted, and the verdict. A full disk ends no run."""
+        """One JSON line per question: what was asked, expected, predicted, and the verdict.
+
+        Where they cannot be written the figures are as good: that is only a warning.
+        """
         path = self.directory / label / f"{part.replace('/', '_')}.jsonl"
         try:
             self._write_lines(path, rows, prompts, predictions, verdicts)
-        except OSError as error:
+        except Exception as error:  # only rank 0 writes: the others would wait for it in vain
             with contextlib.suppress(OSError):
                 path.unlink()  # part of it would look like all of it
-            self.warn(f"{path}: predictions are not written: {describe(error)}")
+            cause = describe(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            self.warn(f"{path}: predictions are not written: {cause}")
 
     def _write_lines(
         self,

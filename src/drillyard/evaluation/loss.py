@@ -7,7 +7,9 @@ filled with sequences whose labels are all ignored. Sums are taken in fp64 and a
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 
 from drillyard.data import Batch, Sequences
+from drillyard.evaluation.agreement import Agreement
 from drillyard.models.loss import IGNORED, LanguageModelLoss, loss_inputs
 from drillyard.parallel.apply import reshard
 from drillyard.parallel.ranks import Ranks
@@ -62,25 +65,34 @@ def evaluate_loss(
     batch_size: int,
     limit: int | None,
     chunk_tokens: int | None,
+    before_forward: Callable[[], None] = lambda: None,
 ) -> LossResult:
-    """Mean loss per valid token of the first `limit` sequences (all of them when None), the same on every rank."""
+    """Mean loss per valid token of the first `limit` sequences (all of them when None), the same on every rank.
+
+    `before_forward`: see Agreement. Raises EvaluationFailed.
+    """
     count = len(sequences) if limit is None else min(limit, len(sequences))
     covers_all = count == len(sequences)
     sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
     was_training = root.training
     root.eval()
     round_size = batch_size * ranks.world_size
+    agreement = Agreement(root, ranks, before_forward)
+
+    def add_round(start: int) -> None:
+        first = start + ranks.rank * batch_size
+        indices = np.arange(first, first + batch_size, dtype=np.int64)
+        batch = only(sequences.read(np.minimum(indices, count - 1)), indices < count)
+        inputs = loss_inputs(batch, root.causal_lm, attention, ranks.device, chunk_tokens)
+        sums[0] += root(**vars(inputs)).double()
+        sums[1] += int((batch.labels != IGNORED).sum())
+
     try:
         for start in range(0, count, round_size):
-            first = start + ranks.rank * batch_size
-            indices = np.arange(first, first + batch_size, dtype=np.int64)
-            batch = only(sequences.read(np.minimum(indices, count - 1)), indices < count)
-            inputs = loss_inputs(batch, root.causal_lm, attention, ranks.device, chunk_tokens)
-            sums[0] += root(**vars(inputs)).double()
-            sums[1] += int((batch.labels != IGNORED).sum())
+            agreement.forward(functools.partial(add_round, start))
         ranks.all_reduce_sum(sums)
     finally:
-        # Also where the ranks have agreed to stop: a last step of training follows.
+        # Also where the ranks have agreed to stop, or one has failed: training goes on.
         reshard(root)
         root.train(was_training)
     nats, tokens = sums.tolist()

@@ -13,8 +13,9 @@ plain SUM.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, cast
 
 import torch
@@ -54,6 +55,8 @@ def parallelise(
     for module in fsdp_modules(root):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+        vars(module)["gather_each"] = _gather_each
+        register_fsdp_forward_method(cast(nn.Module, module), "gather_each")
     register_fsdp_forward_method(root, "next_logits")
     return cast(FSDPModule, root)
 
@@ -68,6 +71,37 @@ def reshard(root: nn.Module) -> None:
     precision, where the next reader expects the master weights."""
     for module in fsdp_modules(root):
         module.reshard()
+
+
+@contextlib.contextmanager
+def finished_modules(root: nn.Module) -> Iterator[set[nn.Module]]:
+    """The modules of `root` that FSDP2 shards and whose forward ended in the meantime, as they come."""
+    finished: set[nn.Module] = set()
+    sharded = [module for module in root.modules() if isinstance(module, FSDPModule)]
+    hooks = [module.register_forward_hook(lambda module, *_: finished.add(module)) for module in sharded]
+    try:
+        yield finished
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def gather_rest(root: nn.Module, finished: Collection[nn.Module]) -> None:
+    """Take part in what is left of a forward of `root` that failed on this rank alone, and compute nothing.
+
+    Other ranks wait in the gathers of its modules, all but the `finished` ones. Each passes through FSDP2's hooks, so
+    its state is afterwards that of the other ranks, and that of a module whose forward raised is put right.
+    """
+    if isinstance(root, FSDPModule) and root not in finished:
+        vars(root)["gather_each"](
+            [m for m in root.modules() if isinstance(m, FSDPModule) and m not in {root, *finished}]
+        )
+
+
+def _gather_each(modules: Collection[Any] = ()) -> None:
+    """A forward that computes nothing: FSDP2 gathers its module's weights, and here those of `modules` in turn."""
+    for module in modules:
+        module.gather_each()
 
 
 def compiles(training: TrainingConfig, device: torch.device) -> bool:

@@ -154,6 +154,11 @@ def _evaluation(event: Event) -> tuple[Level, str]:
     return "good", "Evaluation: " + ", ".join(evaluation_figures(event.get("results") or {}))
 
 
+def _evaluation_failed(event: Event) -> tuple[Level, str]:
+    what, part, reason = (event.get(name) for name in ("metric", "part", "reason"))
+    return "warning", f"Evaluation failed: {what} of {part}: {reason}"
+
+
 def _signal(event: Event) -> tuple[Level, str]:
     return "warning", f"{event.get('signal') or 'A request'} asked the run to stop"
 
@@ -203,6 +208,7 @@ _WORDS: Final[dict[str, Callable[[Event], tuple[Level, str]]]] = {
     "checkpoint_removed": _about_checkpoint("note", "A checkpoint that is no longer kept was removed"),
     "checkpoint_not_removed": _about_checkpoint("warning", "An old checkpoint could not be removed"),
     "evaluation": _evaluation,
+    "evaluation_failed": _evaluation_failed,
     "signal": _signal,
     "failure": _failure,
     "warning": _warning,

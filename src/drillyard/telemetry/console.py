@@ -83,6 +83,7 @@ def format_evaluation_line(step: int, results: dict[str, Any]) -> str:
 _WARNINGS = {
     "warning": "{text}",
     "checkpoint_failed": "the checkpoint of step {step} was not saved: {reason}",
+    "evaluation_failed": "{metric} of {part} was not measured after step {step}: {reason}",
     "checkpoint_damaged": "passed over a damaged checkpoint: {reason}",
     "checkpoint_incomplete": "passed over an incomplete checkpoint: {reason}",
     "checkpoint_not_removed": "{path}: cannot be deleted: {reason}",

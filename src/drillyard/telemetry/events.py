@@ -26,6 +26,7 @@ Rank 0 and the supervisor append to the same file. Goodput (goodput.py) is compu
 | checkpoint_removed, checkpoint_not_removed | rank 0 | it is no longer kept | path, reason (not removed) |
 | evaluation_begin, evaluation_end | rank 0 | training waits for an evaluation | seconds (end) |
 | evaluation | rank 0 | the results of an evaluation | results |
+| evaluation_failed | rank 0 | a metric could not be measured; training goes on | part, metric, reason, stack |
 | export_begin, export_end | rank 0 | `final/` is written | seconds (end) |
 | signal | who received it | a signal asks the run to stop | signal |
 | failure | supervisor, or a rank that gives up | a rank died, hung or raised | reason, failed_rank, exit_code |
@@ -81,6 +82,7 @@ EventName = Literal[
     "evaluation_begin",
     "evaluation_end",
     "evaluation",
+    "evaluation_failed",
     "export_begin",
     "export_end",
     "signal",

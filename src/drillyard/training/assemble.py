@@ -16,6 +16,7 @@ from drillyard.config.problems import dotted
 from drillyard.config.run import RunConfig, TimeoutsConfig
 from drillyard.data import PreparedData
 from drillyard.errors import UserError
+from drillyard.evaluation.agreement import EvaluationStopped
 from drillyard.evaluation.held_out import HeldOut
 from drillyard.parallel.apply import compiles
 from drillyard.parallel.memory import GIB
@@ -117,8 +118,20 @@ def assemble(
         on_event=log.event,
         timeout=save_timeout(config.timeouts),
     )
+
+    def leave_when_stopped() -> None:
+        if stop.agreed():
+            raise EvaluationStopped
+
     held_out = HeldOut(
-        config, data, model.root, ranks, directory / "evaluations", attention=model.attention, warn=log.warn
+        config,
+        data,
+        model.root,
+        ranks,
+        directory / "evaluations",
+        attention=model.attention,
+        warn=log.warn,
+        before_forward=leave_when_stopped,
     )
     between = BetweenSteps(
         config,

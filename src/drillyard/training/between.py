@@ -1,7 +1,8 @@
 """What happens between steps: evaluation, saving, and the events that tell of them.
 
 None of it changes a bit of training: random state is forked around an evaluation, a save copies what it writes. A save
-that falls due in a row of skipped (non-finite) steps waits until a step was good again.
+that falls due in a row of skipped (non-finite) steps waits until a step was good again. Where both are due the save
+comes first, and what fails in an evaluation is an event: measuring must not cost what was trained.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from drillyard.config.run import RunConfig
+from drillyard.evaluation.held_out import Evaluated
 from drillyard.parallel.ranks import Ranks
 from drillyard.telemetry import RunLog
 from drillyard.training.checkpoint import Checkpointer
@@ -22,7 +24,7 @@ from drillyard.training.signals import StopRequest
 from drillyard.training.state import checkpoint_state
 from drillyard.training.trainer import Trainer
 
-Evaluate = Callable[[int], dict[str, dict[str, Any]]]
+Evaluate = Callable[[int], Evaluated]
 
 
 @dataclass
@@ -46,8 +48,6 @@ class BetweenSteps:
         """Do what is due after `steps_done` steps; returns the seconds that training waited for it."""
         started = time.perf_counter()
         evaluation, saving = self.config.evaluation, self.config.checkpoint
-        if evaluation.every_steps and steps_done % evaluation.every_steps == 0 and not stopping:
-            self.run_evaluation(steps_done)
         if stopping:
             if self.trainer.in_nonfinite_row():
                 self.log.message("stopping in a row of skipped steps: the newest checkpoint is an earlier one")
@@ -56,20 +56,34 @@ class BetweenSteps:
             self.save_is_due = True
         if self.save_is_due and not self.trainer.in_nonfinite_row():
             self.save(steps_done, wait=stopping)
+        if evaluation.every_steps and steps_done % evaluation.every_steps == 0 and not stopping:
+            self.run_evaluation(steps_done)
         return time.perf_counter() - started
 
     def run_evaluation(self, step: int) -> None:
-        """Evaluate held-out data once per step, with the random state put back afterwards."""
+        """Evaluate held-out data once per step, with the random state put back afterwards.
+
+        What fails is told, and no reason to end. Raises EvaluationStopped.
+        """
         if self.evaluate is None or self.evaluated_at == step:
             return
         started = time.perf_counter()
         self.log.event("evaluation_begin", step=step)
         devices = [self.ranks.device] if self.ranks.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            self.evaluated = self.evaluate(step)
-        self.evaluated_at = step
-        self.log.event("evaluation_end", step=step, seconds=time.perf_counter() - started)
-        self.log.evaluation(step, self.evaluated)
+        try:
+            with torch.random.fork_rng(devices=devices):
+                found = self.evaluate(step)
+        finally:
+            # Also where the ranks have agreed to stop.
+            self.log.event("evaluation_end", step=step, seconds=time.perf_counter() - started)
+        self.evaluated, self.evaluated_at = found.results, step
+        for failure in found.failures:
+            about = {"part": failure.part, "metric": failure.metric, "reason": failure.reason, "stack": failure.stack}
+            self.log.event("evaluation_failed", step=step, **about)
+        if found.results:
+            self.log.evaluation(step, found.results)
+        if (loss := self.held_out_loss(step)) is not None:
+            self.checkpointer.record_held_out_loss(step, loss)
 
     def save(self, step: int, *, wait: bool) -> None:
         """Save the state after `step` steps, unless it is on disk already; one that failed is tried again."""

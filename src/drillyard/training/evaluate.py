@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drillyard.config import load_run_config, require_valid
 from drillyard.config.run import DataConfig, OptimizerConfig, ParallelismConfig, RunConfig, TrainingConfig
 from drillyard.data.record import DataRecord, read_record
 from drillyard.errors import UserError
 from drillyard.training.locate import SavedModel, as_pretrained, find_saved_model, run_directory_above
+
+if TYPE_CHECKING:
+    from drillyard.evaluation.held_out import MetricFailure
 
 OTHER_FIGURES = (
     "What is held out of it is not what the run's own figures are of: undo the change, or name what to measure on by "
@@ -65,10 +68,18 @@ def evaluate_saved(request: Request, tell: Callable[[str], None]) -> dict[str, d
             raise UserError(f"{request.model}: its run held no data out; name a source of documents by --data")
         model = bring_up(saved, config, data.tokenizer, ranks)
         held_out = HeldOut(config, data, model.root, ranks, request.output, attention=model.attention)
-        results = held_out.evaluate(request.model.name)
-        return results if ranks.rank == 0 else None
+        evaluated = held_out.evaluate(request.model.name)
+        for failure in evaluated.failures:
+            raise failed(failure)
+        return evaluated.results if ranks.rank == 0 else None
     finally:
         stop_ranks()
+
+
+def failed(failure: MetricFailure) -> Exception:
+    """What ends the command where a metric could not be measured: a user's mistake, or an error of the program."""
+    text = f"{failure.metric} of {failure.part}: {failure.reason}"
+    return UserError(text) if failure.stack is None else RuntimeError(f"{text}\n\n{failure.stack}")
 
 
 def known_data(request: Request, saved: SavedModel) -> DataRecord | None:

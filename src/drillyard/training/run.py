@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from drillyard.config import require_valid
@@ -19,6 +18,7 @@ from drillyard.config.run import RunConfig
 from drillyard.data import PreparedData, prepare
 from drillyard.data.record import DATA_RECORD, read_record, write_record
 from drillyard.errors import UserError
+from drillyard.evaluation.agreement import EvaluationStopped
 from drillyard.models import export, save_tokenizer
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
 from drillyard.parallel.setup import SetUpModel, fill_weights, require_trainable, set_determinism
@@ -148,7 +148,7 @@ def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, d
     watch.signs.step(first_step, parts.trainer.total_steps)
     if ranks.rank == 0:
         save_tokenizer(data.tokenizer, directory / SAVED_TOKENIZER)
-    attend_forwards(parts.model, stop, watch.signs)
+    show_forwards(parts.model, watch.signs)
     if first_step == 0:
         fill_weights(config, parts.model.causal_lm)
         if config.evaluation.at_start:
@@ -210,24 +210,10 @@ def unsaved_in_words(parts: Parts, directory: Path) -> str:
     )
 
 
-class EvaluationStopped(Exception):
-    """All ranks have agreed to stop while they evaluate."""
-
-
-def attend_forwards(model: SetUpModel, stop: StopRequest, signs: LifeSigns) -> None:
-    """Let every forward of `model` be a sign of life, and one of an evaluation ask whether to stop.
-
-    All ranks make the same forwards, as a sharded model gathers its weights in each. The hooks come before FSDP2's, so
-    that an evaluation is left with nothing gathered.
-    """
-
-    def before_forward(module: torch.nn.Module, arguments: object) -> None:
-        signs.show()
-        if not module.training and stop.agreed():
-            raise EvaluationStopped
-
+def show_forwards(model: SetUpModel, signs: LifeSigns) -> None:
+    """Let every forward of `model` be a sign of life."""
     for module in (model.root, model.causal_lm):
-        module.register_forward_pre_hook(before_forward, prepend=True)
+        module.register_forward_pre_hook(lambda *_: signs.show(), prepend=True)
 
 
 @dataclass(frozen=True)
@@ -253,9 +239,7 @@ class Between:
                 return self.parts.between.after_step(steps_done, stopping)
             except EvaluationStopped:
                 # The next step is the last: all ranks hear after it that they are to stop.
-                seconds = time.perf_counter() - started
-                self.log.event("evaluation_end", step=steps_done, seconds=seconds)
-                return seconds
+                return time.perf_counter() - started
 
 
 def finish(parts: Parts, data: PreparedData, log: RunLog, directory: Path, side: RankSide) -> bool:

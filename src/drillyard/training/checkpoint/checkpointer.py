@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_state_dic
 from drillyard.errors import UserError
 from drillyard.storage import NO_ROOM, describe
 from drillyard.training.checkpoint.listing import (
+    HELD_OUT_NAME,
     CheckpointInfo,
     abandon_checkpoint,
     later_format,
@@ -42,6 +43,7 @@ from drillyard.training.checkpoint.listing import (
     prunable,
     remove_checkpoint,
     step_directory_name,
+    write_held_out_loss,
 )
 from drillyard.training.checkpoint.loading import (
     Accept,
@@ -74,7 +76,8 @@ class _Save:
 class Checkpointer:
     """Saves and loads the checkpoints in `directory` (`RUN_DIR/checkpoints`). All ranks make one and call it alike.
 
-    `keep`: newest checkpoints kept; `keep_best`: also the one with the lowest metadata["held_out_loss"].
+    `keep`: newest checkpoints kept; `keep_best`: also the one with the lowest held-out loss, given to
+    `record_held_out_loss` or as metadata["held_out_loss"].
     `asynchronous`: write while training goes on, at the price of a copy of the rank's state in host memory.
     `identity`: what the run is, written into each manifest. `timeout`: how long a rank waits for the slowest to have
     written.
@@ -113,6 +116,7 @@ class Checkpointer:
         self._step_on_disk: int | None = None
         self._leftovers_removed = False
         self._group_is_lost = False
+        self._is_closed = False
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
@@ -162,6 +166,7 @@ class Checkpointer:
         """Wait for the save in flight and end the thread and the process group. Collective."""
         self.wait()
         self._thread.shutdown()
+        self._is_closed = True
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None
@@ -246,6 +251,27 @@ class Checkpointer:
         return f" ({'; '.join(parts)})"
 
     # -- keeping -------------------------------------------------------------------------------------------------------
+
+    def record_held_out_loss(self, step: int, loss: float) -> None:
+        """Put what was measured at `step` beside its checkpoint, if there is one, and keep the best accordingly.
+
+        A save comes before the measurement, so that an evaluation that ends the process costs no step.
+        """
+        if self._is_closed:
+            self._record_held_out_loss(step, loss)
+        else:
+            self._thread.submit(self._record_held_out_loss, step, loss)
+
+    def _record_held_out_loss(self, step: int, loss: float) -> None:
+        if not self._is_coordinator or self._step_on_disk != step:
+            return
+        path = self.directory / step_directory_name(step)
+        try:
+            write_held_out_loss(path, loss)
+        except OSError as error:
+            self._on_event("warning", text=f"{path / HELD_OUT_NAME}: not written: {describe(error)}")
+        else:
+            self._tidy_up(step)
 
     def _tidy_up(self, step: int) -> None:
         """After a save: set aside what lies ahead of it (the run went back), then delete what is no longer kept."""

@@ -13,6 +13,7 @@ Links are followed: what counts is the content. Deleting a checkpoint that is a 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import re
@@ -36,6 +37,8 @@ from drillyard.training.checkpoint.manifest import (
 )
 
 CHECKPOINTS_NAME = "checkpoints"
+HELD_OUT_NAME = "held_out.json"
+"""Beside the manifest, which is complete before anything is measured at its step: {"held_out_loss": 1.25}."""
 _STEP_DIRECTORY = re.compile(r"step-(\d{8,})\Z")
 
 # Files read side by side by `verify`: one stream fills no network or RAID storage, and hashing leaves the GIL.
@@ -51,7 +54,10 @@ OnRead = Callable[[int], None]
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """One checkpoint directory. `manifest` is None where none can be believed; `reason` says what is wrong."""
+    """One checkpoint directory. `manifest` is None where none can be believed; `reason` says what is wrong.
+
+    `measured_loss`: what `held_out.json` says.
+    """
 
     path: Path
     step: int
@@ -59,6 +65,7 @@ class CheckpointInfo:
     reason: str
     bytes: int
     manifest: Manifest | None
+    measured_loss: float | None = None
 
     @property
     def complete(self) -> bool:
@@ -79,8 +86,9 @@ class CheckpointInfo:
 
     @property
     def held_out_loss(self) -> float | None:
-        """metadata["held_out_loss"] when it is a finite number: what the best checkpoint is chosen by."""
-        loss = self.metadata.get("held_out_loss")
+        """What was measured after the save, else metadata["held_out_loss"], where it is a finite number: what the best
+        checkpoint is chosen by."""
+        loss = self.metadata.get("held_out_loss") if self.measured_loss is None else self.measured_loss
         return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
 
 
@@ -140,7 +148,23 @@ def inspect(path: Path) -> CheckpointInfo | None:
     except OSError as error:
         return CheckpointInfo(path, step, "damaged", f"it cannot be read: {_message(error)}", 0, None)
     status, reason, manifest = _judge(path, named, sizes, odd)
-    return CheckpointInfo(path, manifest.step if manifest else step, status, reason, sum(sizes.values()), manifest)
+    measured = read_held_out_loss(path) if HELD_OUT_NAME in sizes else None
+    size = sum(sizes.values())
+    return CheckpointInfo(path, manifest.step if manifest else step, status, reason, size, manifest, measured)
+
+
+def write_held_out_loss(path: Path, loss: float) -> None:
+    """Record what was measured at the step of the checkpoint at `path`. Raises OSError."""
+    (path / HELD_OUT_NAME).write_text(json.dumps({"held_out_loss": loss}) + "\n", encoding="utf-8")
+
+
+def read_held_out_loss(path: Path) -> float | None:
+    """What `write_held_out_loss` recorded; None where it cannot be read."""
+    try:
+        loss = json.loads((path / HELD_OUT_NAME).read_text(encoding="utf-8"))["held_out_loss"]
+        return float(loss) if isinstance(loss, int | float) else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _judge(
@@ -232,7 +256,7 @@ def verify(info: CheckpointInfo, on_read: OnRead | None = None) -> Iterator[File
     except OSError as error:
         yield FileVerdict(".", "unreadable", _message(error))
         return
-    for name in sorted({*sizes, *odd} - manifest.files.keys() - {MANIFEST_NAME}):
+    for name in sorted({*sizes, *odd} - manifest.files.keys() - {MANIFEST_NAME, HELD_OUT_NAME}):
         yield FileVerdict(name, "unexpected", "the manifest does not name it; nothing reads it")
 
 

@@ -1,0 +1,105 @@
+"""An evaluation that fails on one rank fails on all of them, leaves none waiting, and changes no bit of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.distributed.ranks import run_ranks
+from tests.distributed.training_case import build, make_config, run_steps
+from tests.integration.tiny_run import write_rows
+
+from drillyard.config.run import RunConfig
+from drillyard.data import prepare
+from drillyard.evaluation import held_out as held_out_module
+from drillyard.evaluation.held_out import Evaluated, HeldOut
+from drillyard.models import blocks
+from drillyard.parallel import setup
+
+
+def case_config(directory: str) -> RunConfig:
+    return make_config(
+        Path(directory),
+        data__source=f"{directory}/rows.jsonl",
+        data__format="text-to-sql",
+        data__too_long="truncate",
+        data__held_out={"fraction": 0.3},
+        training__precision="fp32",
+        evaluation={"metrics": ["loss", "sql-execution"], "samples": 6, "max_new_tokens": 4, "batch_size": 2},
+    )
+
+
+def raising(function: Callable[..., Any], calls: int, error: Exception) -> Callable[..., Any]:
+    """`function`, which raises instead once it was called `calls` times."""
+    left = [calls]
+
+    def called(*arguments: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise error
+        return function(*arguments, **options)
+
+    return called
+
+
+def failures_and_losses(directory: str, keep_unsharded: bool) -> dict[str, Any]:
+    """What each way to fail on rank 1 gives on this rank, and the losses of the training steps between them."""
+    setup.unsharded_is_small = lambda *arguments: keep_unsharded  # type: ignore[assignment]
+    config = case_config(directory)
+    trainer, model = build(config)
+    data = trainer.ranks.in_turn(lambda first: prepare(config, only_open=not first))
+    held_out = HeldOut(config, data, model.root, trainer.ranks, Path(directory) / "out", attention=model.attention)
+    last_block: Any = blocks(model.causal_lm)[-1]
+    out_of_memory = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+    sequences: Any = data.held_out["rows"]
+    places: dict[str, tuple[Any, str, int, Exception]] = {
+        # Its weights are gathered then, and those of the block before it given back.
+        "amid a forward": (last_block, "forward", 1, out_of_memory),
+        "amid an answer": (last_block, "forward", 6, out_of_memory),
+        "before a forward": (sequences, "read", 0, OSError(5, "Input/output error")),
+        "in the head": (model.causal_lm.lm_head, "forward", 2, RuntimeError("a kernel failed")),
+        "without a forward": (held_out_module, "judge", 1, ZeroDivisionError("division by zero")),
+    }
+    found: dict[str, Any] = {"undisturbed": held_out.evaluate("undisturbed")}
+    losses = [run_steps(trainer, 0, 1)]
+    for step, (place, (owner, name, calls, error)) in enumerate(places.items(), start=1):
+        with pytest.MonkeyPatch.context() as patch:
+            if trainer.ranks.rank == 1:
+                patch.setattr(owner, name, raising(getattr(owner, name), calls, error))
+            found[place] = held_out.evaluate(place)
+        losses.append(run_steps(trainer, step, step + 1))
+    found["afterwards"] = held_out.evaluate("afterwards")
+    return {"found": found, "losses": [loss.tobytes() for loss in losses]}
+
+
+def losses_alone(directory: str, keep_unsharded: bool) -> list[bytes]:
+    setup.unsharded_is_small = lambda *arguments: keep_unsharded  # type: ignore[assignment]
+    trainer, _ = build(case_config(directory))
+    return [run_steps(trainer, step, step + 1).tobytes() for step in range(6)]
+
+
+@pytest.mark.parametrize("keep_unsharded", [False, True])
+def test_a_failure_on_one_rank_is_one_of_all_and_training_goes_on(tmp_path: Path, keep_unsharded: bool) -> None:
+    write_rows(tmp_path / "rows.jsonl", 60)
+    one, other = run_ranks(failures_and_losses, 2, str(tmp_path), keep_unsharded, timeout=400)
+    assert one == other
+    found: dict[str, Evaluated] = one["found"]
+    failed = {place: [failure.metric for failure in each.failures] for place, each in found.items()}
+    assert failed == {
+        "undisturbed": [],
+        "amid a forward": ["loss", "sql-execution"],
+        "amid an answer": ["sql-execution"],
+        "before a forward": ["loss"],
+        "in the head": ["loss", "sql-execution"],
+        "without a forward": ["sql-execution"],
+        "afterwards": [],
+    }
+    reason = found["amid a forward"].failures[0].reason
+    assert reason == "rank 1: OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"
+    assert "OutOfMemoryError" in (found["amid a forward"].failures[0].stack or "")
+    assert set(found["before a forward"].results["rows"]) >= {"sql_execution", "questions"}
+    assert set(found["without a forward"].results["rows"]) >= {"loss", "perplexity"}
+    assert one["losses"] == run_ranks(losses_alone, 2, str(tmp_path), keep_unsharded)[0]
