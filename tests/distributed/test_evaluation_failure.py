@@ -45,9 +45,20 @@ def raising(function: Callable[..., Any], calls: int, error: Exception) -> Calla
     return called
 
 
-def failures_and_losses(directory: str, keep_unsharded: bool) -> dict[str, Any]:
-    """What each way to fail on rank 1 gives on this rank, and the losses of the training steps between them."""
-    setup.unsharded_is_small = lambda *arguments: keep_unsharded  # type: ignore[assignment]
+def both_ways(directory: str) -> dict[bool, dict[str, Any]]:
+    """`failures_and_losses` where gathered weights are given back at once, and where they are kept."""
+    found = {}
+    for keep_unsharded in (False, True):
+        setup.unsharded_is_small = lambda *arguments, keep=keep_unsharded: keep  # type: ignore[misc]
+        found[keep_unsharded] = failures_and_losses(directory)
+    return found
+
+
+def failures_and_losses(directory: str) -> dict[str, Any]:
+    """What each way to fail on rank 1 gives on this rank, and the losses of the training steps between them, with
+    those of steps alone."""
+    trainer, _ = build(case_config(directory))
+    alone = [run_steps(trainer, step, step + 1).tobytes() for step in range(6)]
     config = case_config(directory)
     trainer, model = build(config)
     data = trainer.ranks.in_turn(lambda first: prepare(config, only_open=not first))
@@ -72,19 +83,21 @@ def failures_and_losses(directory: str, keep_unsharded: bool) -> dict[str, Any]:
             found[place] = held_out.evaluate(place)
         losses.append(run_steps(trainer, step, step + 1))
     found["afterwards"] = held_out.evaluate("afterwards")
-    return {"found": found, "losses": [loss.tobytes() for loss in losses]}
+    return {"found": found, "losses": [loss.tobytes() for loss in losses], "alone": alone}
 
 
-def losses_alone(directory: str, keep_unsharded: bool) -> list[bytes]:
-    setup.unsharded_is_small = lambda *arguments: keep_unsharded  # type: ignore[assignment]
-    trainer, _ = build(case_config(directory))
-    return [run_steps(trainer, step, step + 1).tobytes() for step in range(6)]
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[bool, dict[str, Any]]]:
+    directory = tmp_path_factory.mktemp("failing")
+    write_rows(directory / "rows.jsonl", 60)
+    return run_ranks(both_ways, 2, str(directory), timeout=400)
 
 
 @pytest.mark.parametrize("keep_unsharded", [False, True])
-def test_a_failure_on_one_rank_is_one_of_all_and_training_goes_on(tmp_path: Path, keep_unsharded: bool) -> None:
-    write_rows(tmp_path / "rows.jsonl", 60)
-    one, other = run_ranks(failures_and_losses, 2, str(tmp_path), keep_unsharded, timeout=400)
+def test_a_failure_on_one_rank_is_one_of_all_and_training_goes_on(
+    results: list[dict[bool, dict[str, Any]]], keep_unsharded: bool
+) -> None:
+    one, other = (result[keep_unsharded] for result in results)
     assert one == other
     found: dict[str, Evaluated] = one["found"]
     failed = {place: [failure.metric for failure in each.failures] for place, each in found.items()}
@@ -102,4 +115,4 @@ def test_a_failure_on_one_rank_is_one_of_all_and_training_goes_on(tmp_path: Path
     assert "OutOfMemoryError" in (found["amid a forward"].failures[0].stack or "")
     assert set(found["before a forward"].results["rows"]) >= {"sql_execution", "questions"}
     assert set(found["without a forward"].results["rows"]) >= {"loss", "perplexity"}
-    assert one["losses"] == run_ranks(losses_alone, 2, str(tmp_path), keep_unsharded)[0]
+    assert one["losses"] == one["alone"]

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 
 class Console(StrEnum):
-    """What is printed for each logged step."""
+    """What a run prints while it trains."""
 
-    auto = "auto"
     text = "text"
     json = "json"
     none = "none"
@@ -80,8 +79,8 @@ def train(
         list[str] | None, typer.Option("--set", help="Override a setting: training.steps=100.", metavar="KEY=VALUE")
     ] = None,
     console: Annotated[
-        Console, typer.Option(help="Lines per step: text, json, or auto (text on a terminal).")
-    ] = Console.auto,
+        Console, typer.Option(help="Lines for people, JSON objects for programs, or none.")
+    ] = Console.text,
     replay: Annotated[
         int | None,
         typer.Option(
@@ -100,7 +99,7 @@ def train(
 
     Exit codes:
 
-    [bold]0[/bold] The run is done.
+    [bold]0[/bold] The run is done (1 with evaluation.required where a metric could not be measured).
 
     [bold]2[/bold] Something to mend in the config or the data; trying again does not help.
 
@@ -139,8 +138,6 @@ def train(
             typer.echo(f"{directory}: this run is finished; its model is in final/, its figures in summary.txt")
         return not finished
 
-    if console is Console.auto:
-        console = Console.text if sys.stdout.isatty() else Console.json
     # The ranks of every round read the saved config: editing RUN.YAML meanwhile changes nothing. Of several nodes only
     # the first one saves it, and the others may be earlier: their launcher gives all of them the same file.
     saved = directory / SAVED_CONFIG if node.count == 1 else config

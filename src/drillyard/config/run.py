@@ -247,6 +247,11 @@ class EvaluationConfig(Strict):
         default=None, description="Sequences or prompts per rank in one forward; default: training.micro_batch_size."
     )
     max_new_tokens: PositiveInt = Field(default=128, description="Longest generated answer.")
+    required: bool = Field(
+        default=False,
+        description="A run in which a metric could not be measured ends with exit code 1; its model is exported in any "
+        "case.",
+    )
 
 
 class LoggingConfig(Strict):

@@ -46,7 +46,9 @@ _MESSAGE = re.compile(r"error: ")
 _TERMINATED = re.compile(r"^terminate called after throwing an instance of '(?:\w+::)*(\w+)'")
 _FATAL_LOG = re.compile(r"^\[F\S* .*?\] ")
 """The line after which C++'s LOG(FATAL) aborts: how ProcessGroupNCCL's heartbeat monitor ends a rank."""
-_NOT_A_CAUSE = re.compile(r'^\s*(Step: \d+|\{".*\}|Evaluation after step|\[rank\d+\]:\[W|Extension modules: )')
+_NOT_A_CAUSE = re.compile(
+    r'^\s*(Step: \d+|\{".*\}|Evaluation after step|Checkpoint: |\[rank\d+\]:\[W|Extension modules: )'
+)
 _TAIL_BYTES = 64 * 1024
 
 

@@ -76,7 +76,7 @@ class PlainOutput:
 
     def error(self, text: str) -> None:
         """Print to standard error; a reader that is gone ends no run."""
-        _print_error(text)
+        print_error(text)
 
     def refresh(self, sign: Sign) -> None:
         """Nothing moves here."""
@@ -93,10 +93,11 @@ def _show_any_text(stream: IO[str]) -> None:
 
 def say_on_stderr(text: str) -> None:
     """A message of the supervisor itself where nothing is shown yet; a reader that is gone ends no run."""
-    _print_error(f"drillyard: {text}")
+    print_error(f"drillyard: {text}")
 
 
-def _print_error(text: str) -> None:
+def print_error(text: str) -> None:
+    """Print to standard error; a reader that is gone ends no run."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:

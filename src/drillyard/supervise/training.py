@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from drillyard.supervise import launched
 from drillyard.supervise.nodes import Node
+from drillyard.supervise.output import print_error
 from drillyard.supervise.round import Patience
 from drillyard.supervise.supervisor import supervise
 from drillyard.telemetry.events import append_event, read_events
+from drillyard.telemetry.summary import required_failure
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +38,8 @@ def supervise_training(
     standby: bool | None = None,
     node: Node | None = None,
 ) -> int:
-    """Train `run` with `num_ranks` processes of `command` on this host; returns the exit code.
+    """Train `run` with `num_ranks` processes of `command` on this host; returns the exit code: that of
+    `supervise`, or 1 where the run is done and a metric that is required could not be measured.
 
     `watchdog_seconds` instead of `timeouts.watchdog_seconds`: a round that gets no further for this long is ended and
     started again; 0: never. `before_start`: see `supervise`. `standby`: keep ranks ready for a restart; None: where the
@@ -47,7 +50,7 @@ def supervise_training(
 
     directory = Path(run.output) / run.name
     watchdog = run.timeouts.watchdog_seconds if watchdog_seconds is None else watchdog_seconds
-    return supervise(
+    code = supervise(
         command,
         num_ranks=num_ranks,
         run_directory=directory,
@@ -61,6 +64,10 @@ def supervise_training(
         standby=_has_room_for_standby(num_ranks, node) if standby is None else standby,
         node=node,
     )
+    if code == 0 and run.evaluation.required and (failure := required_failure(directory)) is not None:
+        print_error(f"error: {failure}")
+        return 1
+    return code
 
 
 def is_begun(run_directory: Path) -> bool:

@@ -80,6 +80,10 @@ def format_evaluation_line(step: int, results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+_EVENTS = {
+    "resume": "Resumed: after step {step} from {path}",
+    "checkpoint": "Checkpoint: step {step} saved to {path}",
+}
 _WARNINGS = {
     "warning": "{text}",
     "checkpoint_failed": "the checkpoint of step {step} was not saved: {reason}",
@@ -90,10 +94,12 @@ _WARNINGS = {
 }
 
 
-def format_warning(event: str, step: int | None, fields: dict[str, Any]) -> str | None:
-    """The line for people of an event that they must hear of; None for any other event."""
-    text = _WARNINGS.get(event)
-    return None if text is None else "WARNING: " + text.format(step=step, **fields)
+def format_event(event: str, step: int | None, fields: dict[str, Any]) -> str | None:
+    """The line for people of an event that they want to hear of; None for any other event."""
+    if (warning := _WARNINGS.get(event)) is not None:
+        return "WARNING: " + warning.format(step=step, **fields)
+    text = _EVENTS.get(event)
+    return None if text is None else text.format(step=step, **fields)
 
 
 def flatten(results: dict[str, Any], prefix: str = "") -> dict[str, float]:

@@ -24,13 +24,14 @@ from drillyard.telemetry.events import EVENTS_FILE, EventName, event_line, utc_n
 from drillyard.telemetry.jsonlines import LineFile, encode
 from drillyard.telemetry.metrics import METRICS_FILE, StepRecord
 from drillyard.telemetry.ruler import Ruler, derive
+from drillyard.telemetry.summary import closing_lines
 from drillyard.telemetry.trackers import Trackers
 
 if TYPE_CHECKING:
     from drillyard.config.run import RunConfig
     from drillyard.hardware import Accelerator
 
-ConsoleMode = Literal["auto", "text", "json", "none"]
+ConsoleMode = Literal["text", "json", "none"]
 Span = Literal["checkpoint", "evaluation", "export"]
 
 _SPANS: dict[Span, tuple[EventName, EventName]] = {
@@ -56,8 +57,8 @@ _TRACKED = (
 class RunLog:
     """The log of one round of ranks. Call `parameters` before the first `step`, and `close` (or use `with`) at the end.
 
-    `round_number` is 0 for the first start and grows with each restart. `console`: `text` prints the PerfLogger's
-    lines, `json` one object per line, `none` nothing; `auto` is `text` on a terminal and `json` elsewhere.
+    `round_number` is 0 for the first start and grows with each restart. `console`: `text` prints lines for
+    people with the PerfLogger's among them, `json` one object per line, `none` nothing.
     `total_steps`, where known, goes with the JSON lines so that whoever reads them can show progress.
     """
 
@@ -67,7 +68,7 @@ class RunLog:
         *,
         rank: int,
         config: RunConfig,
-        console: ConsoleMode = "auto",
+        console: ConsoleMode = "text",
         round_number: int = 0,
         total_steps: int | None = None,
     ) -> None:
@@ -80,11 +81,11 @@ class RunLog:
         self.total_steps = total_steps if total_steps is not None else config.training.steps
         if not self._writes:
             return
-        self._console = ("text" if sys.stdout.isatty() else "json") if console == "auto" else console
+        self._console: ConsoleMode = console
         self._events = LineFile(run_directory / EVENTS_FILE, self.warn)
         self._metrics = LineFile(run_directory / METRICS_FILE, self.warn)
         self._dllogger = LineFile(run_directory / DLLOGGER_FILE, self.warn)
-        self._trackers = Trackers(run_directory, config, first_start=round_number == 0)
+        self._trackers = Trackers(run_directory, config, self.warn, first_start=round_number == 0)
 
     def __enter__(self) -> RunLog:
         return self
@@ -102,8 +103,8 @@ class RunLog:
             self._trackers.resumed(step)
         if self._console == "json" and name != "step":
             self._print(event_line(name, {**place, **fields}))
-        elif self._console == "text" and (warning := lines.format_warning(name, step, fields)) is not None:
-            self._print(warning)
+        elif self._console == "text" and (line := lines.format_event(name, step, fields)) is not None:
+            self._print(line)
         if name == "checkpoint":
             # What led to a checkpoint is as durable as the checkpoint itself, on object-store mounts too.
             for file in (self._events, self._metrics, self._dllogger):
@@ -195,6 +196,21 @@ class RunLog:
             self._print(text)
         elif self._writes and self._console == "json":
             self._print(event_line("message", {"round": self._round, "text": text}))
+
+    @contextmanager
+    def optional(self, what: str) -> Iterator[None]:
+        """Work that no training depends on and that has no collective in it: what it raises is a warning."""
+        try:
+            yield
+        except Exception as error:
+            self.warn(f"{what} failed: {type(error).__name__}: {error}")
+
+    def closing(self, summary: dict[str, Any], run_directory: Path) -> None:
+        """Print how a completed run ended; the last call, after `close`."""
+        if self._rank == 0 and self._console == "text":
+            self._print("\n".join(closing_lines(summary, run_directory)))
+        elif self._rank == 0 and self._console == "json":
+            self._print(event_line("summary", {"model": str(run_directory / "final"), **summary}))
 
     def warn(self, text: str) -> None:
         """Record that something went wrong which does not end the run, and print it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import statistics
 from collections.abc import Iterable
 from datetime import timedelta
@@ -45,8 +46,10 @@ def summarize(run_directory: Path) -> dict[str, Any]:
         "name": run_directory.resolve().name,
         "status": _status(events),
         "steps": last.get("step", 0),
+        "first_loss": steps[0].get("loss") if steps else None,
         "final_loss": last.get("loss"),
         "held_out": _held_out(events),
+        "failed_evaluations": _failed_evaluations(events),
         "tokens": _tokens(steps),
         "sequences": next((event["sequences"] for event in reversed(events) if "sequences" in event), None),
         "skipped_steps": last.get("skipped_steps", 0),
@@ -117,6 +120,37 @@ def _held_out(events: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return figures
 
 
+def _failed_evaluations(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What could not be measured: step, part, metric and reason. Of a step evaluated again the last time counts."""
+    failed: list[dict[str, Any]] = []
+    for event in events:
+        if event["event"] == "evaluation_begin":
+            failed = [one for one in failed if one["step"] != event.get("step")]
+        elif event["event"] == "evaluation_failed":
+            failed.append({key: event.get(key) for key in ("step", "part", "metric", "reason")})
+    return failed
+
+
+def failure_text(failed: dict[str, Any]) -> str:
+    """`sql-execution of rows after step 40: what went wrong`, for one of a summary's `failed_evaluations`."""
+    return f"{failed['metric']} of {failed['part']} after step {failed['step']}: {failed['reason']}"
+
+
+def required_failure(run_directory: Path) -> str | None:
+    """Why a finished run with `evaluation.required` has failed all the same, in words; None where it has not."""
+    try:
+        failed = json.loads((run_directory / "summary.json").read_text(encoding="utf-8")).get("failed_evaluations")
+    except (OSError, ValueError):
+        return None
+    if not failed:
+        return None
+    more = f" (and {len(failed) - 1} more: see summary.json)" if len(failed) > 1 else ""
+    return (
+        f"evaluation.required: not measured: {failure_text(failed[0])}{more}\n"
+        f"the model is complete; `drillyard eval {run_directory / 'final'}` measures it"
+    )
+
+
 def _tokens(steps: list[dict[str, Any]]) -> int:
     """Tokens of all steps that led to the model, each step once; those between two logged ones are like the later."""
     total, previous = 0, None
@@ -173,10 +207,32 @@ def format_summary(summary: dict[str, Any]) -> str:
             continue
         best = f" (best {significant(figure['best'])} at step {figure['best_step']})" if "best" in figure else ""
         rows.append((part, f"{HEADLINES[measure].format(figure['last'])}{best}"))
+    rows += [("Not measured", failure_text(failed)) for failed in summary["failed_evaluations"]]
     rows += [*_speed_rows(summary), *_size_rows(summary)]
     width = max(len(label) for label, _ in rows) + 2
     lines = [f"{label:<{width}}{value}" for label, value in rows]
     return "\n".join([*lines, "", *_goodput_lines(summary)]) + "\n"
+
+
+def closing_lines(summary: dict[str, Any], run_directory: Path) -> list[str]:
+    """The last lines that a completed run prints: its losses, where its model is, and what to type next."""
+    losses = ""
+    if summary["final_loss"] is not None:
+        first = "" if summary["first_loss"] is None else f"{significant(summary['first_loss'])} -> "
+        losses = f", loss {first}{significant(summary['final_loss'])}"
+    lines = [f"Completed: {summary['steps']} steps{losses}"]
+    for name, figure in summary["held_out"].items():
+        part, _, measure = name.rpartition(".")
+        if measure in HEADLINES:
+            lines.append(f"Held out:  {part} | {HEADLINES[measure].format(figure['last'])}")
+    lines += [f"Failed:    {failure_text(failed)}" for failed in summary["failed_evaluations"]]
+    model = shlex.quote(str(run_directory / "final"))
+    return [
+        *lines,
+        f"Model:     {model}",
+        f"Next:      drillyard report {shlex.quote(str(run_directory))}",
+        *([f"           drillyard eval {model}"] if summary["held_out"] or summary["failed_evaluations"] else []),
+    ]
 
 
 def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:

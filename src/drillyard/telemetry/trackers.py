@@ -13,7 +13,6 @@ TensorBoard a resume hides the points of steps that are done again.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -158,7 +157,10 @@ def _keep_tracker_id(run_directory: Path, tracker: str, identifier: str) -> None
 class Trackers:
     """All trackers that the config asks for, behind the rule that none of them ends a training that has begun."""
 
-    def __init__(self, run_directory: Path, config: RunConfig, *, first_start: bool) -> None:
+    def __init__(
+        self, run_directory: Path, config: RunConfig, warn: Callable[[str], None], *, first_start: bool
+    ) -> None:
+        self._warn = warn
         chosen: list[type[TensorBoard | WeightsAndBiases | MLflow]] = []
         if config.logging.tensorboard:
             chosen.append(TensorBoard)
@@ -170,14 +172,14 @@ class Trackers:
         for tracker in chosen:
             try:
                 self._active.append(tracker(run_directory, config))
-            except UserError:
-                self.close()
-                raise
             except Exception as error:  # a tracker's own, of any kind
-                if first_start:
-                    self.close()
-                    raise UserError(f"{tracker.__name__} cannot start: {error}") from error
-                print(f"warning: {tracker.__name__} cannot start and is left out: {error}", file=sys.stderr)
+                if not first_start:
+                    warn(f"{tracker.__name__} cannot start and is left out: {error}")
+                    continue
+                self.close()
+                if isinstance(error, UserError):
+                    raise
+                raise UserError(f"{tracker.__name__} cannot start: {error}") from error
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Record numbers at `step` everywhere."""
@@ -197,6 +199,5 @@ class Trackers:
             try:
                 call(tracker)
             except Exception as error:  # trackers raise what they like: anything of theirs only costs the tracker
-                name = type(tracker).__name__
-                print(f"warning: {name} failed and is left out from here on: {error}", file=sys.stderr)
                 self._active.remove(tracker)
+                self._warn(f"{type(tracker).__name__} failed and is left out from here on: {error}")

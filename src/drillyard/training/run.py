@@ -6,6 +6,7 @@ things happen; each step of it is a function of its own room.
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,6 +29,7 @@ from drillyard.supervise.rank import RankSide
 from drillyard.supervise.watch import Watch
 from drillyard.telemetry import RunLog, write_summary
 from drillyard.telemetry.runlog import ConsoleMode
+from drillyard.telemetry.summary import required_failure
 from drillyard.training.assemble import Parts, assemble, length_lines
 from drillyard.training.checkpoint import list_checkpoints
 from drillyard.training.checkpoint.loading import on_all_ranks
@@ -51,11 +53,12 @@ def train(
     config: RunConfig,
     side: RankSide,
     *,
-    console: ConsoleMode = "auto",
+    console: ConsoleMode = "text",
     round_number: int = 0,
     is_claimed: bool = False,
 ) -> Outcome:
-    """Train `config` as one rank of however many there are; returns exit code 0, or 85 when stopped on request.
+    """Train `config` as one rank of however many there are; returns exit code 0, 85 when stopped on request, or 1
+    where a metric that is required could not be measured.
 
     Raises StoppedUnsaved when it was stopped and the step that it stopped after could not be saved.
     `round_number` counts the starts of these ranks; `is_claimed` says that a supervisor has claimed the run directory.
@@ -87,7 +90,11 @@ def train(
             log.message(note)
         exit_code = run_rank(config, ranks, data, log, directory, side)
     if exit_code == 0 and ranks.rank == 0:
-        write_summary(directory)
+        log.closing(write_summary(directory), directory)
+        if config.evaluation.required and not is_claimed and (failure := required_failure(directory)) is not None:
+            # A supervisor says so itself, also where the run was finished before.
+            sys.stderr.write(f"error: {failure}\n")
+            exit_code = 1
     # Only a run that ended well takes its leave: with a rank missing, or amid a collective, this could hang.
     stop_ranks()
     watch.close()
@@ -138,7 +145,8 @@ def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, d
     if ranks.rank == 0:
         record_settings(kept, parts.model.resolved, directory, log)
         tell_settings(kept, parts.model.resolved, log)
-        tell_estimate(kept, parts.model.resolved, log)
+        with log.optional("the estimate"):
+            tell_estimate(kept, parts.model.resolved, log)
     seed_rank(config.training.seed, 0, ranks)
     log.total_steps = parts.trainer.total_steps
     for line in length_lines(parts.trainer):

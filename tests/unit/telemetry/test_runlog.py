@@ -107,17 +107,31 @@ def test_the_text_console_prints_the_perf_loggers_lines(open_log, record, capsys
     with open_log(console="text") as log:
         log.step(record)
         log.evaluation(5, {"sql": {"loss": 0.5}})
-        log.event("checkpoint_begin", 5)
+        for name in ("checkpoint_begin", "checkpoint_end", "checkpoint"):
+            log.event(name, 5, path="runs/a/checkpoints/step-00000005", seconds=0.1)
+        log.event("evaluation_failed", 5, part="sql", metric="loss", reason="rank 1: out of memory", stack="...")
     assert capsys.readouterr().out.splitlines() == [
         "[PerfLogger] Using 70.55B parameters for TFLOPs calculation. Formula 6N: 423.3 GFLOPs per token.",
         "Step: 5 | Time: 14.54s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620",
         "Evaluation after step 5",
         "  sql | Loss: 0.5000",
+        "Checkpoint: step 5 saved to runs/a/checkpoints/step-00000005",
+        "WARNING: loss of sql was not measured after step 5: rank 1: out of memory",
     ]
 
 
-def test_the_console_away_from_a_terminal_is_json_lines(open_log, record, capsys):
-    with open_log(console="auto") as log:
+def test_optional_work_that_fails_is_a_warning_and_signals_are_not_caught(tmp_path, open_log):
+    with open_log() as log:
+        with log.optional("the estimate"):
+            raise AssertionError("no such term")
+        with pytest.raises(KeyboardInterrupt), log.optional("the estimate"):
+            raise KeyboardInterrupt
+    (warning,) = [event for event in read_events(tmp_path) if event["event"] == "warning"]
+    assert warning["text"] == "the estimate failed: AssertionError: no such term"
+
+
+def test_the_json_console_prints_one_object_a_line(open_log, record, capsys):
+    with open_log(console="json") as log:
         log.step(record)
         log.message("done")
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

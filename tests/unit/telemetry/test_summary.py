@@ -12,6 +12,7 @@ from drillyard.errors import UserError
 from drillyard.hardware import find_accelerator
 from drillyard.telemetry import RunLog, append_event, read_events, write_summary
 from drillyard.telemetry.goodput import goodput
+from drillyard.telemetry.summary import closing_lines, required_failure
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_a_final_loss_of_nan_is_strict_json(tmp_path, config, record):
         log.step(replace(record, loss=math.nan, skipped_steps=2))
     write_summary(tmp_path)
     stored = json.loads((tmp_path / "summary.json").read_text())
-    assert (stored["final_loss"], stored["nonfinite"]) == (None, {"final_loss": "nan"})
+    assert (stored["final_loss"], stored["nonfinite"]) == (None, {"first_loss": "nan", "final_loss": "nan"})
     assert (stored["status"], stored["skipped_steps"]) == ("running or killed", 2)
     assert "2 steps with a loss or gradient that was not finite" in (tmp_path / "summary.txt").read_text()
 
@@ -126,3 +127,23 @@ def test_a_run_that_never_took_a_step_has_a_summary(tmp_path):
 def test_a_directory_of_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"no events\.jsonl"):
         write_summary(tmp_path)
+
+
+def test_a_failed_evaluation_is_in_the_summary_until_it_is_done_again(tmp_path, finished_run):
+    failed = {"part": "sql", "metric": "loss", "reason": "rank 1: out of memory"}
+    for step in (4, 6):
+        append_event(finished_run.directory, "evaluation_begin", step=step)
+        append_event(finished_run.directory, "evaluation_failed", step=step, stack="...", **failed)
+    append_event(finished_run.directory, "evaluation_begin", step=4)
+    summary = finished_run()
+    assert summary["failed_evaluations"] == [{"step": 6, **failed}]
+    assert "loss of sql after step 6: rank 1: out of memory" in (finished_run.directory / "summary.txt").read_text()
+    failure = required_failure(finished_run.directory)
+    assert failure is not None and "loss of sql after step 6" in failure
+
+
+def test_the_last_lines_of_a_run_say_losses_model_and_what_to_type(finished_run):
+    text = "\n".join(closing_lines(finished_run(), finished_run.directory))
+    assert "6 steps, loss 10.00 -> 1.667" in text
+    assert f"drillyard report {finished_run.directory}" in text and f"{finished_run.directory}/final" in text
+    assert required_failure(finished_run.directory) is None

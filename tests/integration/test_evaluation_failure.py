@@ -1,0 +1,61 @@
+"""A run whose evaluations fail trains to its end, says so, and ends as `evaluation.required` asks for; and what its
+last lines tell to type works."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+from tests.integration.conftest import Reference
+from tests.integration.tiny_run import Run, drillyard, train, write_config, write_rows
+
+from drillyard.telemetry.summary import closing_lines
+
+
+def test_failing_evaluations_cost_neither_checkpoints_nor_the_model(tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in write_rows(tmp_path / "rows.jsonl").read_text().splitlines()]
+    # `fills` belongs to rows of the built-in set, which also name their table: judging such a row raises KeyError.
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({**row, "fills": [1]}) + "\n" for row in rows))
+    config = write_config(
+        tmp_path,
+        "failing",
+        training__steps=8,
+        checkpoint={"every_steps": 4},
+        evaluation__every_steps=4,
+        evaluation__metrics=["loss", "sql-execution"],
+        evaluation__required=True,
+    )
+    run = Run(config)
+    ended = train(config)
+    assert ended.returncode == 1, ended.stderr
+    assert (run.directory / "final" / "model.safetensors").exists() and run.summary()["status"] == "completed"
+    failed = run.events("evaluation_failed")
+    assert [(event["step"], event["metric"]) for event in failed] == [(4, "sql-execution"), (8, "sql-execution")]
+    assert "KeyError" in failed[0]["reason"] and "Traceback" in failed[0]["stack"]
+    assert [event["step"] for event in run.events("evaluation") if "loss" in event["results"]["rows"]] == [4, 8]
+    assert [one["step"] for one in run.summary()["failed_evaluations"]] == [4, 8]
+    order = [event["event"] for event in run.records("events.jsonl") if event.get("step") == 4]
+    assert order.index("checkpoint_begin") < order.index("evaluation_begin")
+    # Lines for people, though nobody watches; one for each checkpoint.
+    saved = [line for line in ended.stdout.splitlines() if line.startswith("Checkpoint: ")]
+    assert len(saved) == 2 and "evaluation.required" in ended.stderr
+
+    again = train(config)
+    assert again.returncode == 1 and "evaluation.required" in again.stderr
+    assert train(config, "--set", "evaluation.required=false").returncode == 0
+
+
+def test_what_the_last_lines_tell_to_type_works(reference: Reference, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "reference"
+    shutil.copytree(reference.run.directory, run)
+    lines = closing_lines(json.loads((run / "summary.json").read_text()), run)
+    assert reference.output.splitlines()[-len(lines) :] == closing_lines(
+        reference.run.summary(), reference.run.directory
+    )
+    commands = [shlex.split(line.partition("drillyard ")[2]) for line in lines if "drillyard " in line]
+    assert [command[0] for command in commands] == ["report", "eval"]
+    for command in commands:
+        ended = drillyard(*command)
+        assert ended.returncode == 0, ended.stderr
