@@ -24,7 +24,8 @@ from rich.table import Table
 from rich.text import Text
 
 from drillyard.launch.plan import File, Plan, Program, Step
-from drillyard.launch.states import Failure, RunStatus, State
+from drillyard.launch.states import Failure, RunStatus, State, beyond_failure
+from drillyard.supervise.rules import FINAL_EXIT_CODES
 
 STATE_STYLES: Final = {
     State.queued: "yellow",
@@ -122,7 +123,7 @@ def status_text(status: RunStatus, *, progress: str | None = None, where: str = 
     """
     now = time.time() if now is None else now
     rows = [("", f"{status.handle}  {headline(status, now)}")]
-    if (reason := _reason(status)) and status.state is not State.queued:
+    if (reason := _reason_beyond_headline(status)) and status.state is not State.queued:
         rows.append(("reason", reason))
     times = (("submitted", status.submitted_at), ("started", status.started_at), ("ended", status.ended_at))
     rows += [(label, f"{moment(at)}  ({age(now - at)} ago)") for label, at in times if at is not None]
@@ -175,8 +176,12 @@ def next_steps(status: RunStatus) -> list[str]:
     handle = status.handle
     if status.state is State.succeeded:
         return [f"drillyard runs artifacts {handle} --fetch DIR"]
-    if status.state is State.failed and status.failure is not None and status.failure.exit_code == 2:
-        return ["mend the config and launch again; it was refused:", f"drillyard runs logs {handle} --tail 20"]
+    if status.state is State.failed and status.failure is not None and status.failure.exit_code in FINAL_EXIT_CODES:
+        return [
+            f"drillyard runs logs {handle} --tail 20",
+            "fix the cause first: the same start would fail again; then launch again, or with the same config:",
+            f"drillyard runs resume {handle}",
+        ]
     if status.state.over:
         logs = [f"drillyard runs logs {handle} --tail 100"] if status.state is State.failed else []
         return [*logs, f"drillyard runs resume {handle}   (from its last checkpoint)"]
@@ -274,6 +279,12 @@ def _why(status: RunStatus) -> str:
 def _reason(status: RunStatus) -> str | None:
     """A reason that says more than the state does."""
     return None if status.reason == status.state else status.reason
+
+
+def _reason_beyond_headline(status: RunStatus) -> str:
+    """The reason without what the headline of a failed run says of its failure."""
+    shown = status.failure if status.state is State.failed else None
+    return beyond_failure(_reason(status), shown)
 
 
 def status_json(status: RunStatus) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -38,6 +39,18 @@ class Failure:
     exit_code: int | None = None
     lines: tuple[str, ...] = ()
     """The last lines that tell why."""
+
+
+def beyond_failure(reason: str | None, failure: Failure | None) -> str:
+    """What a run's reason says beyond its failure, which names rank and host apart: `all 3 restarts are used`."""
+    if not reason or failure is None:
+        return reason or ""
+    before, found, after = reason.partition(failure.reason)
+    if not found:
+        return reason
+    # As agents name a node where there are several (agent/outcome.py).
+    parts = (re.sub(r"node \d+ \([^)]*\): $", "", before), after)
+    return "; ".join(part for part in (each.strip("; ") for each in parts) if part)
 
 
 def failure_of(state: Mapping[str, Any]) -> Failure | None:

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -159,12 +160,31 @@ def test_a_status_shows_where_a_run_is_and_what_to_do_next() -> None:
     )
 
 
+def test_a_reason_says_only_what_the_headline_does_not() -> None:
+    failure = Failure("rank 3: exit code 7", rank=3, node="n2", exit_code=7)
+
+    def reasons(reason: str) -> list[str]:
+        shown = status_text(status(State.failed, reason=reason, failure=failure), now=NOW)
+        return [line.split(None, 1)[1] for line in shown.splitlines() if line.startswith("  reason ")]
+
+    assert reasons("rank 3: exit code 7") == []
+    assert reasons("node 1 (n2): rank 3: exit code 7; all 3 restarts are used") == ["all 3 restarts are used"]
+    assert reasons("time limit; rank 3: exit code 7") == ["time limit"]
+    assert reasons("lost capacity") == ["lost capacity"]
+
+
+@pytest.mark.parametrize("exit_code", [126, 127])
+def test_a_command_that_is_not_there_is_mended_before_the_run_is_started_again(exit_code: int) -> None:
+    shown = status_text(status(State.failed, failure=Failure("x", exit_code=exit_code)), now=NOW)
+    assert "fix the cause first" in shown and "runs logs" in shown
+
+
 def test_a_run_that_failed_can_be_resumed_and_one_that_was_refused_must_be_mended() -> None:
     failed = status_text(status(State.failed, failure=Failure("time limit")), now=NOW)
     refused = status_text(status(State.failed, failure=Failure("refused", exit_code=2)), now=NOW)
 
     assert "drillyard runs resume slurm://h100/llama-8b" in failed
-    assert "resume" not in refused and "mend the config" in refused
+    assert "fix the cause first" in refused and "fix the cause first" not in failed
 
 
 def rendered(statuses: list[RunStatus], width: int | None) -> list[str]:

@@ -1,8 +1,9 @@
 """The runs that a head host knows: ~/.local/state/drillyard/<cluster>/<run>.json, and what is to be seen of each.
 
 An entry is written at submission, so that finished runs are found too where the scheduler forgets them. What a run is
-doing is read from its state.json; where that says that it goes on and its agent is known to be dead, nobody will ever
-correct it, so the reader does.
+doing is read from its state.json. Where that says that the run goes on, the reader corrects it: when the leader is
+known to be dead, when the directory is read-only and so the ranks have been ended (fence.py), and when exits/ has a
+failure of the current round that did not reach state.json, as on a full disk.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from . import records
+from . import outcome, records
 from .identity import node_name, process_of
 from .job import EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST
 from .running import Mistake, agents_here, job_of
@@ -99,9 +100,36 @@ def look(launch_directory: str) -> dict[str, Any]:
         return _unseen(None if directory.is_dir() else f"{directory} is not there")
     agent = _agent_of(directory, state)
     cancelled = is_cancelled(directory, str(state.get("submission", "")))
-    if state.get("state") in _GOES_ON and agent == "gone":
-        state = {**state, "state": "cancelled", "reason": "cancelled"} if cancelled else _corrected(state)
+    if state.get("state") in _GOES_ON:
+        failed = records.round_failure(directory, state) if state["state"] == "running" else None
+        if failed is not None:
+            reason = outcome.named(failed, int(state.get("nodes") or 1))
+            state = {**state, "state": "restarting", "reason": reason, "failure": outcome.failure_of(failed)}
+        if agent == "gone" and cancelled:
+            state = {**state, "state": "cancelled", "reason": "cancelled"}
+        elif agent == "gone":
+            state = _corrected(state, knows_cause=failed is not None)
+        if not _is_writable(directory) and state["state"] != "cancelled":
+            state = _unwritable(directory, state)
     return {"state": state, "agent": agent, "cancelled": cancelled, "problem": None}
+
+
+def _is_writable(directory: Path) -> bool:
+    """False on a file system that is read-only here; permissions are no matter of the run's own user."""
+    try:
+        return not os.statvfs(directory).f_flag & os.ST_RDONLY and os.access(directory, os.W_OK)
+    except OSError:
+        return True
+
+
+def _unwritable(directory: Path, state: dict[str, Any]) -> dict[str, Any]:
+    """How a run is whose launch directory nobody can write to: its agents end the ranks when their leases run out."""
+    why = f"{directory} is read-only"
+    if state["state"] not in _GOES_ON:
+        how = f"{why}, so how the run ended could not be written there"
+        return {**state, "reason": how, "failure": {**(state.get("failure") or {}), "reason": how}}
+    told = f"{why}: the agents end the ranks, and start them again if it can be written to before they give up"
+    return {**state, "state": "restarting", "reason": told}
 
 
 def _unseen(problem: str | None) -> dict[str, Any]:
@@ -120,17 +148,15 @@ def _agent_of(directory: Path, state: dict[str, Any]) -> str:
     return "alive" if any(process is not None and process.alive for process in processes) else "gone"
 
 
-def _corrected(state: dict[str, Any]) -> dict[str, Any]:
-    """How a run is whose leader has left or died, as nobody may write that down any more."""
+def _corrected(state: dict[str, Any], knows_cause: bool) -> dict[str, Any]:
+    """How a run is whose leader has left or died, as nobody may write that down any more. `knows_cause`: its reason
+    is that of the last round's failure."""
     code = state.get("exit_code")
     if code in (EXIT_CHECKPOINTED, EXIT_NODE_LOST) and state.get("platform") not in _LED_HERE:
         # The scheduler starts it again, and knows whether it will.
         return state
-    how = (
-        state.get("reason")
-        if code is not None
-        else "agent gone: the agent of node 0 was killed, or its host started again"
-    )
+    gone = "agent gone: the agent of node 0 was killed, or its host started again"
+    how = state.get("reason") if code is not None or knows_cause else gone
     nothing: dict[str, Any] = {"rank": None, "node": None, "node_rank": None, "exit_code": None, "lines": []}
     failure = {**nothing, **(state.get("failure") or {}), "reason": str(how)}
     return {**state, "state": "failed", "reason": how, "failure": failure}

@@ -117,6 +117,18 @@ def first_cause(reports: list[dict[str, Any]]) -> dict[str, Any] | None:
     return next(iter(faults or suspects), None)
 
 
+def round_failure(launch_directory: Path, state: dict[str, Any]) -> dict[str, Any] | None:
+    """Why the round that state.json calls the current one failed, by the reports of its nodes in exits/: the report of
+    the node that failed first. None where no node of that round has ended with an error."""
+    epoch, number = state.get("epoch"), state.get("round")
+    if not isinstance(epoch, int) or not isinstance(number, int):
+        return None
+    paths = (launch_directory / "exits").glob(f"{epoch:04d}-{number:04d}.node-*.json")
+    reports = [read_record(path) for path in paths if not path.name.endswith(".told.json")]
+    whole = [each for each in reports if {"status", "asked", "lost_peer", "ended_at"} <= each.keys()]
+    return first_cause(sorted(whole, key=lambda each: float(each["ended_at"])))
+
+
 def read_record(path: Path) -> dict[str, Any]:
     """What a command told about its end; nothing where it told nothing."""
     try:
@@ -155,8 +167,8 @@ def read_secrets(launch_directory: Path) -> dict[str, str]:
 class StateFile:
     """state.json as its leader writes it: fields are changed in memory and written at once, or when the disk can.
 
-    On a full disk it is written over where it lies: blanks make up for a longer one before, and a block that is there
-    holds all of it. A reader may see half of one write then, which is better than no news until there is room.
+    On a full disk it is written over where it lies, cut to the blocks that the file has; blanks make up for a longer
+    one before. A reader may see half of one write then, which is better than no news until there is room.
 
     Nothing is written once `superseded`: a leader that was frozen has no say any more when another has begun.
     """
@@ -188,16 +200,34 @@ class StateFile:
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                _write_over(self._path, text)
+                _write_over(self._path, self.fields)
             self._written = True
 
 
-def _write_over(path: Path, text: str) -> None:
-    data = text.encode()
+def _write_over(path: Path, fields: dict[str, Any]) -> None:
     with open(path, "r+b", buffering=0) as file:
-        data = data.ljust(os.fstat(file.fileno()).st_size)
+        status = os.fstat(file.fileno())
+        # stat(2) counts allocated blocks in units of 512 bytes.
+        data = _fitting(fields, max(status.st_size, 512 * status.st_blocks)).ljust(status.st_size)
         if file.write(data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _fitting(fields: dict[str, Any], size: int) -> bytes:
+    """The state as JSON in at most `size` bytes, where that can be reached by cutting what is said of a failure."""
+    for most in (None, 1000, 200, 50):
+        text = json.dumps(fields if most is None else _cut(fields, most), indent=2) + "\n"
+        if len(text.encode()) <= size:
+            break
+    return text.encode()
+
+
+def _cut(fields: dict[str, Any], most: int) -> dict[str, Any]:
+    """The same without a failure's last lines, and with reasons of at most `most` characters."""
+    cut = {**fields, "reason": fields["reason"] and fields["reason"][:most]}
+    if isinstance(failure := fields.get("failure"), dict):
+        cut["failure"] = {**failure, "reason": str(failure.get("reason"))[:most], "lines": []}
+    return cut
 
 
 def replace_file(path: Path, text: str) -> None:

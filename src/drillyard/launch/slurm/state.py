@@ -179,34 +179,46 @@ def _forgotten(known: Known) -> tuple[State, str | None]:
         return State(end["state"]), None if end["state"] == "succeeded" else end["reason"]
     if not own:
         return State.failed, "lost: Slurm has forgotten the job, and it never started"
-    said = own.get("reason") or own["state"]
-    return State.failed, f"lost: Slurm has forgotten the job, which was last seen {own['state']} ({said})"
+    why = f" ({own['reason']})" if own.get("reason") else ""
+    return State.failed, f"lost: Slurm has forgotten the job, which was last seen {own['state']}{why}"
 
 
 def _failed_reason(job: SlurmJob, known: Known) -> str:
-    own, end = known.own_state, known.own_end
-    said = str(own["reason"]) if own.get("state") == "failed" and own.get("reason") else None
+    own, end, said = known.own_state, known.own_end, _said(known)
     if job.state in _FAILED:
-        return f"{_FAILED[job.state]}; {said}" if said else _FAILED[job.state]
+        word = _FAILED[job.state]
+        kind = word.partition(":")[0]
+        return f"{word}; {said.removeprefix(f'{kind}: ')}" if said else word
     if said:
         return str(_with_time_limit(known, said))
     if end:
         return str(end["reason"])
     if job.exit_code:
         return f"exit code {job.exit_code} of the job script"
+    if own.get("reason"):
+        return f"the job script failed; before that: {own['reason']}"
     return f"the job script failed ({job.reason or job.state}); slurm-{job.job_id}.log beside it tells why"
+
+
+def _said(known: Known) -> str | None:
+    """Why the run failed, in its leader's words; None where it says of none."""
+    own = known.own_state
+    return str(own["reason"]) if own.get("state") == "failed" and own.get("reason") else None
 
 
 def _with_time_limit(known: Known, said: str | None) -> str | None:
     """What the leader said, after the word that only the job script knows."""
     ended_at_limit = str(known.own_end.get("reason", "")).startswith("time limit")
-    return f"time limit; {said}" if ended_at_limit and said else said
+    return f"time limit; {said}" if ended_at_limit and said and not said.startswith("time limit") else said
 
 
 def _failure(known: Known, reason: str | None) -> Failure:
     told = failure_of(known.own_state)
+    if told is not None and reason == _said(known):
+        return told
     if told is not None:
-        return replace(told, reason=reason or told.reason)
+        # Slurm or the job script knows why the run ended, and no rank is to blame for that.
+        return replace(told, reason=reason or told.reason, rank=None, node=None)
     code = known.own_end.get("code") or (known.job.exit_code if known.job else None)
     return Failure(reason=reason or "unknown", exit_code=code)
 

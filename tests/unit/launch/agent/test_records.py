@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,24 @@ def test_a_node_that_told_of_its_own_fault_is_the_cause_although_it_was_stopped_
     ]
     found = records.first_cause(heard)
     assert found is not None and (found["node"], found["rank"]) == (1, 8)
+
+
+def test_on_a_full_disk_a_state_is_cut_to_the_blocks_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    state = records.StateFile(tmp_path, {"state": "running", "reason": None, "since": 0, "hosts": ["n1", "n2"]})
+    state.save()
+    blocks = 512 * (tmp_path / "state.json").stat().st_blocks
+    monkeypatch.setattr(records, "replace_file", full)
+    cause = "exit code 2; error: cannot export: No space left on device. " + "x" * 2000
+    state.enter("failed", cause, failure={"reason": cause, "rank": 3, "lines": ["y" * 2000] * 20}, exit_code=2)
+    told = records.read_state(tmp_path)
+    assert (tmp_path / "state.json").stat().st_size <= blocks
+    assert (told["state"], told["exit_code"], told["failure"]["rank"]) == ("failed", 2, 3)
+    assert told["reason"].startswith("exit code 2; error: cannot export: No space left on device.")
 
 
 def test_a_state_is_replaced_as_a_whole_and_waits_for_a_disk(tmp_path: Path) -> None:

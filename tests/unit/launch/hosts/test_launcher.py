@@ -17,6 +17,7 @@ from drillyard.launch.agent.job import Job
 from drillyard.launch.handles import Handle
 from drillyard.launch.hosts.launcher import run_status
 from drillyard.launch.show import next_steps
+from drillyard.launch.states import RunStatus
 
 INSPECT = '#!/bin/sh\ncase "$1" in version) exit {version} ;; image) echo {id}; exit {image} ;; esac\n'
 
@@ -66,6 +67,53 @@ def test_runs_are_seen_by_the_agents_that_live_here(tmp_path: Path) -> None:
         running.terminate()
         running.wait()
     assert mine not in facts.active_runs()
+
+
+def seen_status(directory: Path, platform: str, leader: identity.Process, **changes: object) -> RunStatus:
+    """The status of a run whose state.json was last written when its first round began."""
+    job = job_in(directory, platform)
+    common = {"run": "r", "cluster": "c", "platform": platform, "nodes": 1, "epoch": 1, "round": 0}
+    told = {**common, "state": "running", "reason": None, "agent": leader.as_json(), **changes}
+    (directory / "launch" / "state.json").write_text(json.dumps(told))
+    return run_status(Handle(platform, "c", "r"), {"entry": None, **index.look(job.launch_directory)})
+
+
+DEAD = identity.Process(identity.node_name(), "an-earlier-boot/1", 1, 1)
+
+
+@pytest.mark.parametrize(("leader", "state"), [(DEAD, "failed"), (identity.this_process(), "restarting")])
+def test_a_cause_that_did_not_reach_the_state_is_read_from_the_nodes_reports(
+    tmp_path: Path, leader: identity.Process, state: str
+) -> None:
+    exits = tmp_path / "launch" / "exits"
+    words = "exit code 2; error: cannot export to /r/final: No space left on device: free space there"
+    report = {"node": 0, "host": "h", "rank": None, "exit_code": 2, "status": 2, "reason": words, "lines": ["error: x"]}
+    report |= {"lost_peer": False, "asked": False, "told": False, "ended_at": 5.0}
+    effect = {**report, "node": 1, "status": 1, "reason": "lost", "lost_peer": True, "ended_at": 4.0}
+
+    def write() -> None:
+        exits.mkdir(parents=True)
+        (exits / "0001-0000.node-0.json").write_text(json.dumps(report))
+        (exits / "0001-0000.node-1.json").write_text(json.dumps(effect))
+        (exits / "0001-0001.node-0.json").write_text("")
+
+    status = seen_status(tmp_path, "local", leader)
+    write()
+    assert status.failure is None or status.failure.reason.startswith("agent gone")
+    seen = index.look(str(tmp_path / "launch"))
+    status = run_status(Handle("local", "c", "r"), {"entry": None, **seen})
+    assert (status.state, status.reason) == (state, words)
+    assert status.failure is not None and (status.failure.exit_code, status.failure.lines) == (2, ("error: x",))
+
+
+@pytest.mark.parametrize(("leader", "state"), [(DEAD, "failed"), (identity.this_process(), "restarting")])
+def test_a_run_in_a_read_only_directory_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leader: identity.Process, state: str
+) -> None:
+    monkeypatch.setattr(index.os, "access", lambda path, mode: False)
+    status = seen_status(tmp_path, "ssh", leader)
+    assert status.state == state
+    assert status.reason is not None and status.reason.startswith(f"{tmp_path}/launch is read-only")
 
 
 @pytest.mark.parametrize(("platform", "state"), [("ssh", "failed"), ("local", "failed"), ("slurm", "running")])

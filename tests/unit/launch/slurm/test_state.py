@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from drillyard.launch.handles import Handle
+from drillyard.launch.show import status_text
 from drillyard.launch.slurm.jobs import SlurmJob
 from drillyard.launch.slurm.state import Known, needs_accounts, status_of
 from drillyard.launch.states import State
@@ -115,6 +116,23 @@ def test_a_failure_names_rank_node_code_and_last_lines():
     told = status_of(Known(HANDLE, ENTRY, job("FAILED"), own("failed", FAILURE["reason"], failure=FAILURE)))
     assert told.failure is not None and told.failure.lines == ("CUDA out of memory",)
     assert (told.failure.rank, told.failure.node, told.failure.exit_code) == (9, "n2", 1)
+
+
+def test_a_rank_is_not_named_again_in_the_reason_nor_blamed_for_what_slurm_did():
+    said = "node 1 (n2): rank 9: out of memory; all 3 restarts are used"
+    told = status_of(Known(HANDLE, ENTRY, job("FAILED"), own("failed", said, failure=FAILURE)))
+    assert told.failure is not None and told.failure.reason == FAILURE["reason"]
+    screen = status_text(told, now=300.0)
+    assert screen.count("rank 9") == 1 and screen.count("n2:") == 1
+    assert "  reason         all 3 restarts are used\n" in screen
+    limit = status_of(Known(HANDLE, ENTRY, job("TIMEOUT"), own("running", failure=FAILURE)))
+    assert limit.failure is not None and limit.failure.lines == ("CUDA out of memory",)
+    assert (limit.failure.reason, limit.failure.rank, limit.failure.node) == ("time limit", None, None)
+    assert status_text(limit, now=300.0).count("time limit") == 1
+    lost = status_of(Known(HANDLE, ENTRY, job("NODE_FAIL"), own("failed", "lost capacity: node 1 (n2) did not come")))
+    assert lost.reason is not None and lost.reason.count("lost capacity") == 1 and "node 1 (n2)" in lost.reason
+    forgotten = status_of(Known(HANDLE, ENTRY, None, own("running")))
+    assert forgotten.reason is not None and forgotten.reason.count("running") == 1
 
 
 def test_cancelled_in_slurm_is_cancelled_whatever_the_run_wrote_last():
