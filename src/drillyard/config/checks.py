@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from drillyard.config.model_checks import model_problems
+from drillyard.config.model_checks import local_model_config, model_problems, position_problems
 from drillyard.config.problems import Path, Problem, nearest, raise_all
 from drillyard.config.run import RunConfig, ScheduleConfig, SourceConfig, TrainTokenizer
 from drillyard.errors import UserError
@@ -205,12 +205,15 @@ def _format(config: RunConfig) -> Iterator[Problem]:
 
 def _length(config: RunConfig) -> Iterator[Problem]:
     data = config.data
-    positions = (config.model.config or {}).get("max_position_embeddings")
+    model = config.model
+    positions = (model.config or {}).get("max_position_embeddings")
     if isinstance(positions, int) and data.sequence_length > positions:
         yield Problem(
             ("data", "sequence_length"),
             f"{data.sequence_length} is over the model's max_position_embeddings {positions}",
         )
+    if model.id is not None and model.config is None and model.init == "pretrained":
+        yield from position_problems(data.sequence_length, local_model_config(model.id), model.id)
 
 
 def _schedule(config: RunConfig) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import yaml
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -95,10 +96,15 @@ def _model(model: type[BaseModel], value: dict[str, Any], path: Path, root: type
             for problem in _walk(_annotation(field), value[key], (*path, key), root):
                 yield _with_meaning(problem, field) if problem.path == (*path, key) else problem
         elif field.is_required() and key not in mistyped:
-            meaning = (
-                f": {field.description}" if field.description else f"; a mapping with {_keys(_bare(field.annotation))}"
-            )
-            yield Problem((*path, key), f"missing{meaning}")
+            yield Problem((*path, key), f"missing{_what_to_write(key, field)}")
+
+
+def _what_to_write(key: str, field: FieldInfo) -> str:
+    """What a missing setting looks like: an example of it, else what it means or holds."""
+    if field.examples:
+        example = yaml.safe_dump({key: field.examples[0]}, default_flow_style=True, sort_keys=False).strip()[1:-1]
+        return f"; write for example `{example}`"
+    return f": {field.description}" if field.description else f"; a mapping with {_keys(_bare(field.annotation))}"
 
 
 def _with_meaning(problem: Problem, field: FieldInfo) -> Problem:

@@ -35,18 +35,25 @@ from drillyard.config.workload import WorkloadRunConfig
 from drillyard.errors import UserError
 
 Config = TypeVar("Config", bound=Strict)
+ANY_LEARNING_RATE = 1e-4
+"""Stands for a learning rate where nothing depends on it."""
 
 
 def load_run_config(
-    path: str | os.PathLike[str], overrides: Sequence[str] = (), *, resolve_environment: bool = True
+    path: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    *,
+    resolve_environment: bool = True,
+    needs_learning_rate: bool = True,
 ) -> RunConfig:
     """The run config in the file at `path`, changed by `overrides` (`training.steps=3`).
 
+    With `needs_learning_rate=False` a config without one gets ANY_LEARNING_RATE: for commands that train nothing.
     With `resolve_environment=False` references to the environment stay text and need not be set: for commands that
     read a finished run and use none of its secrets. Contradictions between settings are `checks.require_valid`'s.
     Raises UserError with every mistake of the file and the overrides.
     """
-    return _load(RunConfig, path, overrides, resolve_environment)
+    return _load(RunConfig, path, overrides, resolve_environment, needs_learning_rate)
 
 
 def load_launchable(
@@ -103,9 +110,15 @@ def resolved_text(config: Strict) -> str:
 
 
 def _load(
-    model: type[Config], path: str | os.PathLike[str], overrides: Sequence[str], resolve_environment: bool
+    model: type[Config],
+    path: str | os.PathLike[str],
+    overrides: Sequence[str],
+    resolve_environment: bool,
+    needs_learning_rate: bool = True,
 ) -> Config:
     document = apply_overrides(_with_mapping(read_document(path), model), overrides)
+    if not needs_learning_rate:
+        _fill_in_learning_rate(document.value)
     problems = [*document.problems, *reference_problems(document.value, must_be_set=resolve_environment)]
     try:
         config = model.model_validate_json(
@@ -118,6 +131,14 @@ def _load(
     raise_all(problems, document.places)
     config._origin = Origin(document.places)
     return config
+
+
+def _fill_in_learning_rate(content: Any) -> None:
+    training = content.get("training")
+    if isinstance(training, dict):
+        optimizer = training.setdefault("optimizer", {})
+        if isinstance(optimizer, dict):
+            optimizer.setdefault("learning_rate", ANY_LEARNING_RATE)
 
 
 def _with_mapping(document: Document, model: type[Strict]) -> Document:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -54,6 +54,17 @@ def model_problems(model: ModelConfig) -> Iterator[Problem]:
         model_type = local_model_config(model.id).get("model_type")
         if isinstance(model_type, str) and model_type not in ARCHITECTURES:
             yield Problem(("model", "id"), f"{model.id}: {unsupported(model_type)}")
+
+
+def position_problems(sequence_length: int, content: Mapping[str, Any], name: str) -> Iterator[Problem]:
+    """Why pretrained weights whose config.json is `content` cannot be trained at `sequence_length`."""
+    positions = content.get("max_position_embeddings", content.get("n_positions"))
+    if isinstance(positions, int) and sequence_length > positions:
+        yield Problem(
+            ("data", "sequence_length"),
+            f"{sequence_length} is more than the {positions} positions that {name} was trained for; "
+            f"set data.sequence_length to {positions} or less",
+        )
 
 
 def local_model_config(model_id: str) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class OptimizerConfig(Strict):
     """The optimizer and its constants."""
 
     name: Literal["adamw"] = Field(default="adamw", description="Optimizer.")
-    learning_rate: PositiveFloat = Field(description="Peak learning rate.")
+    learning_rate: PositiveFloat = Field(description="Peak learning rate.", examples=[2.0e-5])
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         default=(0.9, 0.95), description="Decay of the first and second moment."
     )
@@ -167,7 +167,7 @@ class TrainingConfig(Strict):
     precision: Literal["bf16", "fp32", "fp64"] = Field(
         default="bf16", description="Compute precision; master weights and reductions are fp32 under bf16."
     )
-    optimizer: OptimizerConfig = Field(description="Optimizer and its constants.")
+    optimizer: OptimizerConfig = Field(description="Optimizer and its constants.", examples=[{"learning_rate": 2.0e-5}])
     schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="Learning rate over steps.")
     gradient_clipping: PositiveFloat | None = Field(
         default=1.0, description="Largest global gradient norm; null: no clipping."

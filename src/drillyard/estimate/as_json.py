@@ -25,6 +25,7 @@ def prediction_json(prediction: Prediction, simulated: SimulatedRun | None = Non
         "kind": "estimate",
         "run": question.config.name,
         "verdict": prediction.verdict,
+        "train_refuses": list(prediction.refusals),
         "model": _model(prediction),
         "place": _place(prediction),
         "setup": {
@@ -237,6 +238,7 @@ def _point(point: Point) -> dict[str, Any]:
     return {
         "values": dict(point.values),
         "refusal": point.refusal,
+        "train_refuses": [] if one is None else list(one.refusals),
         "verdict": None if one is None else one.verdict,
         "on_front": point.on_front,
         "is_bound": point.is_bound,

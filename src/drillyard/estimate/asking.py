@@ -66,7 +66,7 @@ def question_of(options: Options, *, build: Build | None = None) -> Question:
 
     UserError for files that cannot be read or hold mistakes, names that are not known, and options that contradict.
     """
-    config = load_run_config(options.run, options.overrides, resolve_environment=False)
+    config = load_run_config(options.run, options.overrides, resolve_environment=False, needs_learning_rate=False)
     own = OwnModel(
         options.config,
         parse_count("--params", options.params),

@@ -4,18 +4,18 @@ Three levers change no number of the training (up to rounding): recomputing more
 more of them, and cutting the model over more of the same ranks. Each is moved alone, by growing steps, until the
 predicted peak (the high end of its range) is within the memory; where alone does not suffice, together with full
 recomputation, then with micro-batches of one sequence besides. The other levers take more GPUs or train something
-else: more GPUs, shorter sequences, adapters instead of all weights. They are moved alone where one of the first three
-would do as well, and from the least that those can reach where none of them would.
+else: more GPUs, shorter sequences. They are moved alone where one of the first three would do as well, and from the
+least that those can reach where none of them would.
 
-Cost: a dozen or two of predictions. Limits: what this trainer does not have (tensor and context parallelism, moments or
-weights on the host) is not proposed.
+Cost: a dozen or two of predictions. Limits: what this trainer does not have (adapters, tensor and context parallelism,
+moments or weights on the host) is not proposed.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any, Final
@@ -23,13 +23,10 @@ from typing import Any, Final
 import yaml
 
 from drillyard.config.automatic import resolved_loss_chunk
-from drillyard.config.run import LoraConfig
 from drillyard.estimate.memory import memory_estimate
 from drillyard.estimate.resolve import MODES
-from drillyard.estimate.setup import Adapters, Checkpointing, Setup
+from drillyard.estimate.setup import Checkpointing, Setup
 from drillyard.estimate.wording import figure
-from drillyard.modelspec import ModelSpec, adapted
-from drillyard.modelspec.adapters import module_name
 
 MOST_GPUS: Final = 16_384
 SHORTEST_SEQUENCE: Final = 64
@@ -63,14 +60,11 @@ class Change:
         return f"{', '.join(gpus + changes)} (up to {figure(self.memory_gib)} GiB)"
 
 
-def nearest_that_fit(
-    setup: Setup, memory_gib: float, *, lora: bool = True, step_seconds: StepSeconds | None = None
-) -> list[Change]:
+def nearest_that_fit(setup: Setup, memory_gib: float, *, step_seconds: StepSeconds | None = None) -> list[Change]:
     """The smallest change on each lever with which `setup` fits in `memory_gib` per rank; empty where none does.
 
     Those that keep the training come first, by what they cost: `step_seconds` where it is given, else recomputed FLOPs.
-    `lora`: adapters are a choice (they need pretrained weights). A setup that fits as it is needs no change: empty.
-    Raises UserError where the memory cannot be predicted at all.
+    A setup that fits as it is needs no change: empty. Raises UserError where the memory cannot be predicted at all.
     """
 
     def fits(candidate: Setup) -> bool:
@@ -96,8 +90,6 @@ def nearest_that_fit(
     found = [smaller, wider, recomputing]
     starts = [setup] if any(found) else [full, smallest, *list(_wider_sharding(smallest))[-1:]]
     found += [first_fit(lever, *starts) for lever in (_more_gpus, _shorter_sequences)]
-    if lora and setup.adapters is None:
-        found.append(first_fit(_low_rank_adapters, *starts))
     changes = [_change(setup, to, predicted_high_gib(to)) for to in found if to is not None]
     return sorted(changes, key=lambda change: (not change.keeps_training, _slowness(change, step_seconds)))
 
@@ -155,21 +147,6 @@ def _shorter_sequences(setup: Setup) -> Iterator[Setup]:
                 yield _rechunked(shorter, setup)
 
 
-def _low_rank_adapters(setup: Setup) -> Iterator[Setup]:
-    defaults = LoraConfig()
-    targets = _targets(setup.spec, defaults.target_modules)
-    if targets:
-        yield replace(setup, adapters=Adapters(defaults.rank, targets))
-
-
-def _targets(spec: ModelSpec, usual: Sequence[str]) -> tuple[str, ...]:
-    """The usual targets where the model has them all, else the linear layers of its attention."""
-    layers = adapted((tensor for block in spec.blocks for tensor in block.tensors), "all-linear")
-    if {module_name(tensor) for tensor in layers} >= set(usual):
-        return tuple(usual)
-    return tuple(dict.fromkeys(module_name(tensor) for tensor in layers if tensor.role == "attention"))
-
-
 def _rechunked(to: Setup, before: Setup) -> Setup:
     """`to`, which has other sizes than `before`: the chunk of the loss follows where it was not chosen by hand."""
     if before.loss_chunk_tokens != resolved_loss_chunk(before.tokens_per_micro_batch, None):
@@ -188,10 +165,8 @@ def _change(before: Setup, to: Setup, memory_gib: float) -> Change:
     settings = {key: getattr(to, name) for key, name in fields.items() if getattr(to, name) != getattr(before, name)}
     if to.replicate != before.replicate:
         settings["parallelism.shard"] = to.shard
-    if to.adapters != before.adapters and to.adapters is not None:
-        settings["model.lora"] = {"rank": to.adapters.rank, "target_modules": list(to.adapters.targets)}
     same_batch = to.world_size * to.micro_batch_size * to.gradient_accumulation == _sequences_per_step(before)
-    keeps = same_batch and to.sequence_length == before.sequence_length and to.adapters == before.adapters
+    keeps = same_batch and to.sequence_length == before.sequence_length
     num_gpus = to.world_size if to.world_size != before.world_size else None
     return Change(settings, num_gpus, to, memory_gib, "; ".join(_costs(before, to)), keeps and num_gpus is None)
 
@@ -220,8 +195,6 @@ def _costs(before: Setup, to: Setup) -> Iterator[str]:
             yield f"a global batch of {_sequences_per_step(to)} sequences instead of {_sequences_per_step(before)}"
     if to.sequence_length < before.sequence_length:
         yield "longer documents are cut, and steps have fewer tokens"
-    if to.adapters != before.adapters:
-        yield "trains adapters, not all weights"
 
 
 def _gpus(setup: Setup) -> str:

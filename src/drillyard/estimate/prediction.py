@@ -13,12 +13,13 @@ left out.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from drillyard.config import check_run
-from drillyard.config.problems import Problem, raise_all
-from drillyard.config.run import LoraConfig
+from drillyard.config.model_checks import ARCHITECTURES, position_problems, unsupported
+from drillyard.config.problems import Problem, dotted, raise_all
 from drillyard.errors import UserError
 from drillyard.estimate.cost import SECONDS_PER_HOUR, Cost, cost_of, hourly_price, why_no_price
 from drillyard.estimate.fitting import Change, nearest_that_fit
@@ -33,6 +34,7 @@ from drillyard.estimate.step_time import StepTime, step_time
 from drillyard.estimate.terms import Range, term
 from drillyard.estimate.verdict import Verdict, verdict_on
 from drillyard.hardware import Fact, Quota, quota_needed
+from drillyard.modelspec.adapters import adapter_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Prediction:
     cost: Cost | None
     quotas: tuple[Quota, ...]
     missing: tuple[Missing, ...]
+    refusals: tuple[str, ...]
+    """Why `drillyard train` would refuse the run, though it can be estimated."""
     warnings: tuple[str, ...]
 
     @property
@@ -95,10 +99,8 @@ class Prediction:
             assert times is not None, "the run itself has one, on the same accelerator"
             return times.low.value
 
-        pretrained = question.config.model.init == "pretrained"
         timed = None if self.speed is None else seconds
-        found = nearest_that_fit(self.setup, self.available_gib.value, lora=pretrained, step_seconds=timed)
-        return [_with_refusal(change, question) for change in found]
+        return nearest_that_fit(self.setup, self.available_gib.value, step_seconds=timed)
 
 
 def predict(question: Question) -> Prediction:
@@ -130,22 +132,8 @@ def predict(question: Question) -> Prediction:
         cost=cost,
         quotas=() if place.cluster is None else tuple(quota_needed(place.cluster, question.facts)),
         missing=tuple(missing),
-        warnings=tuple(
-            dict.fromkeys(remarks(question, refused, memory, () if timed is None else timed.detail.notes, run))
-        ),
-    )
-
-
-def _with_refusal(change: Change, question: Question) -> Change:
-    """A change to adapters with what the trainer would say of it, where it would refuse them."""
-    if "model.lora" not in change.settings:
-        return change
-    model = question.config.model.model_copy(update={"lora": LoraConfig()})
-    config = question.config.model_copy(update={"model": model})
-    problems = check_run(config, num_ranks=question.place.num_gpus, has_gpu=question.device_type == "cuda")
-    refused = [problem.message for problem in problems if problem.path == ("model", "lora")]
-    return replace(
-        change, costs="; ".join([change.costs, *(f"`drillyard train` refuses it: {why}" for why in refused)])
+        refusals=tuple(f"{dotted(problem.path)}: {problem.message}" for problem in refused),
+        warnings=tuple(dict.fromkeys(remarks(question, memory, () if timed is None else timed.detail.notes, run))),
     )
 
 
@@ -159,8 +147,36 @@ def _check(question: Question) -> list[Problem]:
     if device not in ("auto", question.device_type):
         message = f"found '{device}', but the run is estimated on {place.accelerator.name}; write auto"
         contradictions.append(Problem(("training", "device"), message))
+    contradictions += _unknown_targets(question)
     raise_all(contradictions, config._origin.places)
-    return [problem for problem in problems if problem not in contradictions]
+    return list(dict.fromkeys([*(one for one in problems if one not in contradictions), *_of_own_config(question)]))
+
+
+def _unknown_targets(question: Question) -> Iterator[Problem]:
+    """What keeps adapters from being counted: targets that the model does not have."""
+    lora = question.config.model.lora
+    if lora is None:
+        return
+    path = ("model", "lora", "target_modules")
+    if not lora.target_modules:
+        yield Problem(path, "is an empty list; name linear layers of the model, such as q_proj")
+    try:
+        adapter_parameters(question.model.spec, lora.rank, lora.target_modules)
+    except UserError as error:
+        yield Problem(path, str(error).replace("\n", "; "))
+
+
+def _of_own_config(question: Question) -> Iterator[Problem]:
+    """What the trainer would refuse of a config.json that was given beside the run config (--config)."""
+    content, config = question.model.config, question.config
+    if content is None or config.model.config is not None:
+        return
+    model_type = content.get("model_type")
+    if isinstance(model_type, str) and model_type not in ARCHITECTURES:
+        name = config.model.id or question.model.source
+        yield Problem(("model", "id"), f"{name}: {unsupported(model_type)}")
+    if config.model.init == "pretrained":
+        yield from position_problems(config.data.sequence_length, content, config.model.id or question.model.source)
 
 
 def _memory(resolved: Resolved, place: Place, missing: list[Missing]) -> MemoryEstimate | None:

@@ -251,7 +251,8 @@ class Estimate(Published):
     version: Literal[1]
     kind: Literal["estimate"]
     run: str
-    verdict: Literal["fits", "may not fit", "does not fit", "unknown"]
+    verdict: Literal["fits", "may not fit", "does not fit", "unknown"] = Field(description="On memory alone.")
+    train_refuses: list[str] = Field(description="Why `drillyard train` would refuse the run.")
     model: Model
     place: Place
     setup: Setup
@@ -271,6 +272,7 @@ class Point(Published):
 
     values: dict[str, Any]
     refusal: str
+    train_refuses: list[str] = Field(description="Why `drillyard train` would refuse it.")
     verdict: Literal["fits", "may not fit", "does not fit", "unknown"] | None
     on_front: bool
     is_bound: bool

@@ -1,5 +1,5 @@
-"""What is to be said beside the figures of a prediction: what the trainer would refuse, what is taken for what, and
-which settings of the run cost time that is in no figure.
+"""What is to be said beside the figures of a prediction: what is taken for what, and which settings of the run
+cost time that is in no figure.
 
 A setting that is neither in a figure nor said here would be ignored in silence, so whoever adds one to the config that
 takes time or money adds it to the predictor or here.
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from drillyard.config import RunConfig
-from drillyard.config.problems import Problem, dotted
 from drillyard.estimate.memory import MemoryEstimate
 from drillyard.estimate.question import Question
 from drillyard.estimate.run_time import RunTime
@@ -22,14 +21,11 @@ MUCH_PADDING = 0.25
 
 def remarks(
     question: Question,
-    refused: Iterable[Problem],
     memory: MemoryEstimate | None,
     notes_on_speed: Iterable[str],
     run: RunTime | None,
 ) -> Iterator[str]:
     """Sentences for the user, the gravest first; some may come twice."""
-    for problem in refused:
-        yield f"`drillyard train` would refuse this run: {dotted(problem.path)}: {problem.message}"
     yield from question.model.spec.notes
     if memory is not None:
         yield from memory.notes

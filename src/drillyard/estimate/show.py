@@ -140,6 +140,8 @@ def _title(prediction: Prediction) -> Text:
 
 
 def _rows(prediction: Prediction) -> Iterator[tuple[str, RenderableType]]:
+    for refusal in prediction.refusals:
+        yield "refused", Text(f"`drillyard train` refuses this run: {refusal}", style="bold red")
     yield from _memory_rows(prediction)
     timed = prediction.speed
     if timed is not None:
@@ -182,7 +184,7 @@ def _memory_rows(prediction: Prediction) -> Iterator[tuple[str, RenderableType]]
         told = [change.in_words() + f"; {change.costs}" for change in alternatives[:MOST_ALTERNATIVES]]
         yield "fits with", "\n".join(told)
     elif verdict == "does not fit":
-        yield "fits with", "no setting of micro-batch, sequence, sharding, checkpointing or LoRA"
+        yield "fits with", "no setting of micro-batch, sequence, sharding or checkpointing, and no number of GPUs"
 
 
 def _undecided(memory: MemoryEstimate, available_gib: float) -> str:

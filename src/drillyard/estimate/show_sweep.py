@@ -129,7 +129,12 @@ def _cells(swept: Sweep, point: Point) -> Iterator[RenderableType]:
 
 
 def _refusals(swept: Sweep) -> Iterator[str]:
-    """How many combinations cannot be, by reason; the commonest first."""
+    """How many combinations cannot be, and how many the trainer refuses, by reason; the commonest first."""
+    refused = Counter(
+        reason for point in swept.points if point.prediction is not None for reason in point.prediction.refusals
+    )
+    for reason, times in refused.most_common(MOST_REASONS):
+        yield f"{times:,} are refused by `drillyard train`: {reason}"
     reasons = Counter(point.refusal for point in swept.points if point.prediction is None)
     for reason, times in reasons.most_common(MOST_REASONS):
         yield f"{times:,} cannot be: {reason}"

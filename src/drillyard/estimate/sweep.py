@@ -174,13 +174,15 @@ def middle(numbers: Range) -> float:
 
 
 def with_front(found: Iterable[Point]) -> list[Point]:
-    """The points with those of the front marked."""
+    """The points with those of the front marked; runs that the trainer refuses are not on it unless all are."""
     listed = list(found)
     fitting = [
         index
         for index, point in enumerate(listed)
         if point.hours is not None and point.prediction is not None and point.prediction.verdict in ("fits", "unknown")
     ]
+    accepted = [index for index in fitting if not _refused(listed[index])]
+    fitting = accepted or fitting
     measured = [index for index in fitting if not listed[index].is_bound]
     best = math.inf
     for index in sorted(measured or fitting, key=lambda index: (listed[index].hours, listed[index].cost)):
@@ -189,3 +191,7 @@ def with_front(found: Iterable[Point]) -> list[Point]:
             best = cost
             listed[index] = replace(listed[index], on_front=True)
     return listed
+
+
+def _refused(point: Point) -> bool:
+    return point.prediction is not None and bool(point.prediction.refusals)

@@ -140,7 +140,7 @@ def resolve_settings(
 def what_would_fit(setup: Setup, memory_gib: float) -> str:
     """A line that names the nearest settings that fit, to end an error with; empty where nothing is known to."""
     try:
-        changes = nearest_that_fit(setup, memory_gib, lora=False)
+        changes = nearest_that_fit(setup, memory_gib)
     except UserError:
         return ""
     return "".join(f"\nwhat would fit: {change.in_words()}, at the price of {change.costs}" for change in changes[:1])

@@ -11,8 +11,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from drillyard.cli import main as cli
+from drillyard.config import load_run_config
 from drillyard.estimate.published import Estimate, Sweep
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "llama31-70b-b200"
@@ -151,6 +153,22 @@ def test_a_sweep_prints_a_table_and_writes_its_plot(estimate: Any) -> None:
     assert ElementTree.fromstring(Path("plot.svg").read_text()).tag.endswith("svg")
     printed = estimate("--machine", "a3-megagpu-8g", "--sweep", "nodes=1,2", "--json")
     assert [point.values for point in Sweep.model_validate(printed.json).points] == [{"nodes": 1}, {"nodes": 2}]
+
+
+def test_a_learning_rate_is_not_needed_and_train_shows_what_to_write(
+    estimate: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path("run.yaml")
+    content = yaml.safe_load(run.read_text())
+    del content["training"]["optimizer"]
+    run.write_text(yaml.safe_dump(content))
+    assert estimate("--machine", "a3-megagpu-8g", "--json").json["verdict"] == "fits"
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["train", "run.yaml"])
+    (line,) = capsys.readouterr().err.splitlines()
+    content["training"] |= yaml.safe_load(line.split("`")[1])
+    run.write_text(yaml.safe_dump(content))
+    load_run_config(run)
 
 
 def test_a_simulation_is_the_same_with_the_same_seed(estimate: Any) -> None:

@@ -178,7 +178,7 @@ def test_all_mistakes_of_a_file_are_told_at_once_in_its_order(refuse: Refuse) ->
         (
             "  optimizer:\n    learning_rate: 4e-3\n",
             "  seed: 0\n",
-            "10: training.optimizer: missing: Optimizer and its constants.",
+            "10: training.optimizer: missing; write for example `optimizer: {learning_rate: 2.0e-05}`",
         ),
         (
             "    learning_rate: 4e-3",

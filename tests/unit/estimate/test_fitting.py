@@ -86,7 +86,7 @@ def test_changes_that_keep_the_training_come_first_and_keep_the_global_batch() -
 
 def test_a_lever_that_does_not_suffice_alone_is_joined_by_recomputation() -> None:
     # Recomputing everything is 3.4 GiB, micro-batches of one alone 4.9.
-    changes = nearest_that_fit(setup(), 2.9, lora=False)
+    changes = nearest_that_fit(setup(), 2.9)
     assert settings_of(changes)[0] == {
         "training.activation_checkpointing": "full",
         "training.micro_batch_size": 4,
@@ -111,23 +111,13 @@ def test_fewer_copies_are_a_change_that_costs_no_gpu() -> None:
 
 def test_where_only_more_gpus_do_the_global_batch_is_kept_as_long_as_it_divides() -> None:
     # Sharded state alone is 2.05 GiB on 8 GPUs.
-    (many,) = nearest_that_fit(setup(), 1.5, lora=False)
+    (many,) = nearest_that_fit(setup(), 1.5)
     assert many.num_gpus == 32
     assert many.setup.tokens_per_step == setup().tokens_per_step
     one = setup(micro_batch_size=1, gradient_accumulation=1, activation_checkpointing="full")
-    (grown,) = nearest_that_fit(one, 1.0, lora=False)
+    (grown,) = nearest_that_fit(one, 1.0)
     assert grown.num_gpus == 32
     assert grown.costs == "4 times the GPUs; a global batch of 32 sequences instead of 8"
-
-
-def test_adapters_are_proposed_with_targets_that_the_model_has() -> None:
-    tight = setup(micro_batch_size=1, activation_checkpointing="full")
-    (lora,) = (change for change in nearest_that_fit(tight, 1.0) if "model.lora" in change.settings)
-    assert lora.settings["model.lora"]["target_modules"] == ["q_proj", "k_proj", "v_proj", "o_proj"]
-    assert not lora.keeps_training
-    assert not any("model.lora" in change.settings for change in nearest_that_fit(tight, 1.0, lora=False))
-    gpt2 = model_spec({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4})
-    assert fitting._targets(gpt2, ("q_proj",)) == ("c_attn", "c_proj")
 
 
 def test_a_chunk_that_follows_the_micro_batch_goes_on_to_and_one_set_by_hand_stays() -> None:

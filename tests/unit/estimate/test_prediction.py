@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.estimate.asked import SMALL, question, run_config, two_nodes
 
+from drillyard.config import RunConfig, require_valid
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
 from drillyard.estimate.cost import OwnPrice
-from drillyard.estimate.model import OwnModel, model_of
+from drillyard.estimate.model import Model, OwnModel, model_of
 from drillyard.estimate.place import place_of_accelerator, place_of_cluster
 from drillyard.estimate.prediction import Prediction, predict
 from drillyard.estimate.run_time import FailureOptions
+from drillyard.estimate.sweep import varied
 from drillyard.hardware import catalog, load_catalog
+from drillyard.modelspec import counted_spec
 
 FULL = {"activation_checkpointing": "full"}
 
@@ -141,7 +146,7 @@ def test_a_run_in_epochs_needs_the_size_of_the_data_for_its_length_only() -> Non
     assert found.run is None and found.cost is not None and found.cost.of_run is None
     assert list(missing(found).values()) == ["--data-tokens"]
     known = predict(question(config, data_tokens=1e9)).run
-    assert known is not None and known.steps == -(-2_000_000_000 // found.setup.tokens_per_step)
+    assert known is not None and known.steps == 2 * -(-1_000_000_000 // found.setup.tokens_per_step)
 
 
 def test_a_model_of_which_only_counts_are_known_has_a_speed_but_no_memory() -> None:
@@ -173,7 +178,80 @@ def test_what_only_the_trainer_would_refuse_is_estimated_and_said() -> None:
     config = run_config({**SMALL, "max_position_embeddings": 2048})
     found = predict(question(config))
     assert found.speed is not None
-    assert any("`drillyard train` would refuse this run: data.sequence_length" in text for text in found.warnings)
+    assert len(found.refusals) == 1 and found.refusals[0].startswith("data.sequence_length: ")
+
+
+PUBLISHED = {
+    "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 32000,
+}  # fmt: skip
+
+
+def pretrained(tmp_path: Path, content: dict[str, Any], **model: Any) -> RunConfig:
+    """A run that trains the weights of a directory with this config.json."""
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    return run_config(model={"init": "pretrained", "config": None, "id": str(tmp_path), **model})
+
+
+def test_weights_trained_for_fewer_positions_are_refused_by_train_and_estimate(tmp_path: Path) -> None:
+    config = pretrained(tmp_path, {**PUBLISHED, "max_position_embeddings": 2048})
+    with pytest.raises(UserError, match=r"data\.sequence_length"):
+        require_valid(config)
+    refusals = predict(question(config)).refusals
+    assert [refusal.partition(":")[0] for refusal in refusals] == ["data.sequence_length"]
+    shorter = config.model_copy(update={"data": config.data.model_copy(update={"sequence_length": 2048})})
+    require_valid(shorter)
+    assert predict(question(shorter)).refusals == ()
+
+
+def test_a_config_json_given_beside_the_run_is_judged_as_the_trainer_would(tmp_path: Path) -> None:
+    config = run_config(model={"init": "pretrained", "config": None, "id": "meta-llama/Llama-0-1B"})
+    given = tmp_path / "other.json"
+    given.write_text(json.dumps({**PUBLISHED, "model_type": "qwen2_moe", "max_position_embeddings": 2048}))
+    asked = replace(
+        question(run_config(SMALL)),
+        config=config,
+        model=Model(counted_spec(10**9), json.loads(given.read_text()), str(given)),
+    )
+    keys = [refusal.partition(":")[0] for refusal in predict(asked).refusals]
+    assert keys == ["model.id", "data.sequence_length"]
+
+
+@pytest.mark.parametrize("targets", [["foo"], ["q_proj", "foo"], ["c_attn"], []])
+def test_adapters_on_layers_that_the_model_does_not_have_are_refused(tmp_path: Path, targets: list[str]) -> None:
+    config = pretrained(tmp_path, PUBLISHED, lora={"rank": 8, "target_modules": targets})
+    with pytest.raises(UserError, match=r"model\.lora\.target_modules") as refused:
+        predict(question(config))
+    assert "q_proj" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("training", "machine", "nodes"),
+    [
+        ({"micro_batch_size": 1, "activation_checkpointing": "full"}, "a3-megagpu-8g", 1),
+        ({"micro_batch_size": 16}, "a3-megagpu-8g", 2),
+        ({"micro_batch_size": 8, "global_batch_size": 512}, "a3-megagpu-8g", 4),
+        ({"micro_batch_size": 64}, "a4-highgpu-8g", 1),
+    ],
+)
+def test_whatever_is_said_to_fit_is_accepted_by_train_and_fits(
+    tmp_path: Path, training: dict[str, Any], machine: str, nodes: int
+) -> None:
+    content = {
+        **PUBLISHED, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+        "num_attention_heads": 64, "vocab_size": 128256,
+    }  # fmt: skip
+    config = pretrained(tmp_path, content)
+    config = config.model_copy(update={"training": config.training.model_copy(update=training)})
+    place = two_nodes(machine, nodes)
+    changes = predict(question(config, place)).alternatives()
+    assert changes
+    for change in changes:
+        changed = varied(config, change.settings)
+        gpus = change.num_gpus or place.num_gpus
+        require_valid(changed, gpus, has_gpu=True)
+        there = two_nodes(machine, gpus // place.gpus_per_node)
+        assert predict(question(changed, there)).verdict == "fits"
 
 
 @pytest.mark.parametrize(

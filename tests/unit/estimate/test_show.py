@@ -139,13 +139,13 @@ def test_between_the_ends_of_the_range_the_answer_says_what_it_hangs_on() -> Non
     assert "uncertain" not in told(question(run_config(SMALL)))["memory"]
 
 
-def test_adapters_are_proposed_as_a_config_has_them_and_with_what_the_trainer_says_of_them() -> None:
-    config = run_config(training={"micro_batch_size": 1, "activation_checkpointing": "full"})
+def test_what_the_trainer_refuses_stands_above_the_verdict() -> None:
+    config = run_config(SMALL)
     pretrained = config.model_copy(update={"model": config.model.model_copy(update={"init": "pretrained"})})
-    asked = replace(question(config, two_nodes("a3-megagpu-8g", 1)), config=pretrained)
-    rows = told(asked)
-    assert "model.lora: {rank: 16, target_modules: [q_proj, k_proj, v_proj, o_proj]}" in rows["fits with"]
-    assert "`drillyard train` refuses it: " in rows["fits with"]
+    rows = told(replace(question(config), config=pretrained))
+    assert next(iter(rows)) == "refused" and "model.init" in rows["refused"]
+    assert "FITS" in rows["memory"]
+    assert "refused" not in told(question(config))
 
 
 def test_what_a_save_and_a_restart_take_is_told_and_can_be_given() -> None:
