@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import signal
 import sys
 from typing import Annotated, Any, NamedTuple
 
@@ -75,7 +76,11 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, listed, rest = super().resolve_command(ctx, args)
-        return name, listed and load_command(listed.name or ""), rest
+        command = listed and load_command(listed.name or "")
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            # From here on there may be something to clean up (see __main__.py).
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return name, command, rest
 
 
 app = typer.Typer(
