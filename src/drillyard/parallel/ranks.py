@@ -22,6 +22,7 @@ from drillyard.config.automatic import resolved_shard
 from drillyard.config.run import ParallelismConfig, TrainingConfig
 from drillyard.errors import UserError
 from drillyard.parallel.joining import JoinedRound, JoinFailed, join_round
+from drillyard.supervise.launched import submission
 
 T = TypeVar("T")
 
@@ -174,7 +175,12 @@ def _join(rank: int, world_size: int, device: torch.device, timeout: timedelta) 
     store: Any
     joined = None
     if "MASTER_ADDR" in os.environ:
-        meeting_place, _, _ = next(rendezvous("env://", rank, world_size, timeout=JOIN_TIMEOUT))
+        try:
+            meeting_place, _, _ = next(rendezvous("env://", rank, world_size, timeout=JOIN_TIMEOUT))
+        except dist.DistNetworkError as error:
+            if "EADDRINUSE" not in str(error):
+                raise
+            raise _port_in_use() from None
         restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         # Where each host restarts its own ranks, the others come when their collective of the dead round has failed.
         joined = join_round(meeting_place, rank, world_size, restarts, JOIN_TIMEOUT + timeout)
@@ -183,6 +189,22 @@ def _join(rank: int, world_size: int, device: torch.device, timeout: timedelta) 
         store, rank, world_size = torch._C._distributed_c10d.HashStore(), 0, 1
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     return joined
+
+
+class PortInUseError(RuntimeError):
+    """Another program listens on the port on which the ranks were to meet; another start may get another port."""
+
+
+def _port_in_use() -> Exception:
+    """An error to raise: the user's where the user chose the port, else one after which ranks are started again."""
+    port = os.environ.get("MASTER_PORT")
+    text = f"port {port} of this host is in use by another program"
+    is_chosen_anew = os.environ.get("DRILLYARD_SUPERVISED") == "1" and os.environ.get("WORLD_SIZE") == os.environ.get(
+        "LOCAL_WORLD_SIZE"
+    )
+    if is_chosen_anew or submission() is not None:
+        return PortInUseError(text)
+    return UserError(f"{text}: name a free one with --master-port (MASTER_PORT under another launcher)")
 
 
 def stop_ranks() -> None:
