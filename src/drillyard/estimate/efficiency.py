@@ -14,6 +14,15 @@ to 8 % either way; a trainer that nobody has published may be off by more, hence
 settled on beforehand are in docs/published_runs.md. Neighbours are unverified, and say so. A user's own run was made
 with this very trainer; what remains is that it differs from the setup that is asked for.
 
+Two things that the measured runs do not show widen the range at its slow end:
+
+- The network. Bandwidths are what collectives alone reach on an idle machine; beside computing they reach less, and no
+  measured run waits for its network for long. At the slow end they take as much longer as computing does.
+- Long sequences. Attention's kernels reach less than matrix products do: on H100 FlashAttention-2 up to 335 TFLOP/s,
+  forward and backward (arXiv 2307.08691, section 4.1), where products reach 795. As far as attention's share of the
+  FLOPs is above that of the measured runs, it takes SLOW_ATTENTION times as long at the slow end. Of llm-foundry's 14
+  H100 runs at 8,192 to 65,536 tokens none was in the range without it (measured up to 2.3 times the middle), 13 are.
+
 Rates are the best published ones; where the accelerator has none, peaks, for it and for the runs alike.
 """
 
@@ -30,7 +39,7 @@ from drillyard.estimate.measured import MeasuredRow, run_class
 from drillyard.estimate.setup import Setup
 from drillyard.estimate.terms import Range, Term, term
 from drillyard.estimate.timeline import Rates, timeline
-from drillyard.estimate.work import work_of
+from drillyard.estimate.work import Work, work_of
 from drillyard.hardware import Accelerator, Bandwidth, Fact, Source
 
 Basis = Literal["calibration", "class", "neighbours", "bound"]
@@ -38,6 +47,11 @@ Rate = Literal["achievable", "peak"]
 
 BANDS: Final[Mapping[Basis, float]] = {"calibration": 1.15, "class": 1.3, "neighbours": 1.4}
 """High over low of an efficiency, by what it is drawn from."""
+SLOW_ATTENTION: Final = 3.0
+"""How many times as long as matrix products attention may take per FLOP: the least whole number with which the runs of
+long sequences are in their ranges. It looks at those 14 runs."""
+WORTH_WIDENING: Final = 0.02
+"""The difference of attention's share of the FLOPs from which it counts."""
 NEIGHBOURS: Final = Source("no measured run of this class: those of its neighbours are taken", None, True)
 
 
@@ -47,6 +61,13 @@ class UsedRow:
 
     row: MeasuredRow
     efficiency: float
+
+    @property
+    def attention_share(self) -> float:
+        """Attention's share of the run's FLOPs; computed once for a row."""
+        if self.row not in _ATTENTION_SHARES:
+            _ATTENTION_SHARES[self.row] = work_of(self.row.setup).attention_share
+        return _ATTENTION_SHARES[self.row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +125,7 @@ def efficiency_of(row: MeasuredRow, kind: Rate, bandwidths: tuple[Bandwidth, ...
     return _REACHED[key][1]
 
 
+_ATTENTION_SHARES: dict[MeasuredRow, float] = {}
 _REACHED: dict[tuple[MeasuredRow, Rate, int], tuple[tuple[Bandwidth, ...], float | None]] = {}
 """Kept with the bandwidths themselves, so that no others can get their id."""
 
@@ -125,6 +147,12 @@ def central_efficiency(used: Iterable[UsedRow]) -> float:
         logs[one.row.publisher].append(math.log(one.efficiency))
     means = [math.fsum(values) / len(values) for values in logs.values()]
     return math.exp(math.fsum(means) / len(means))
+
+
+def unmeasured_attention(work: Work, used: tuple[UsedRow, ...]) -> float:
+    """By how much attention's share of the FLOPs of `work` is above that of all runs that are drawn from; 0 or more."""
+    excess = work.attention_share - max(one.attention_share for one in used)
+    return excess if excess > WORTH_WIDENING else 0.0
 
 
 def efficiency_range(basis: Basis, used: tuple[UsedRow, ...]) -> Range:

@@ -18,13 +18,15 @@ are taken from dense runs, adapters from full training; stragglers, input and ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from drillyard.estimate.communication import Network, Traffic, traffic_of
 from drillyard.estimate.efficiency import (
+    BANDS,
     NEIGHBOURS,
+    SLOW_ATTENTION,
     Basis,
     BestRates,
     UsedRow,
@@ -32,6 +34,7 @@ from drillyard.estimate.efficiency import (
     draw,
     efficiency_of,
     efficiency_range,
+    unmeasured_attention,
 )
 from drillyard.estimate.measured import MeasuredRow, RunClass, published_runs, run_class
 from drillyard.estimate.setup import Setup
@@ -43,6 +46,10 @@ from drillyard.modelspec import Formula, adapter_parameters, flops_per_token, fo
 
 RULER: Final[Formula] = "6N"
 """The formula of TFLOP/s and MFU, the one that runs report (`telemetry/ruler.py`)."""
+SMALLER: Final = 0.8
+"""The share of the smallest measured model's parameters below which it is told."""
+NETWORK_LIMITS: Final = 0.2
+"""The share of a step that waits for collectives from which it is told."""
 NOT_COUNTED: Final = Source("communication is not counted: nothing is known of the network", None, True)
 TERMS: Final = ("compute", "memory", "activations", "communication", "bound")
 RANGES: Final = ("efficiency", "seconds", "exposed", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu")
@@ -127,6 +134,11 @@ def step_time(
     notes = [*setup.spec.notes] + ([] if traffic is not None else [f"{NOT_COUNTED.text}; name a machine"])
     basis, used = _drawn(setup, accelerator, rows, without_source, calibration, rates, references, notes)
     bounds = _bounds(setup, work, traffic, rates)
+    line = timeline(setup, work, traffic, rates.values)
+    excess = unmeasured_attention(work, used) if used else 0.0
+    times = _times(basis, used, line, bounds, setup, accelerator, excess)
+    if basis != "calibration":
+        notes += _beyond_measured(setup, work, used, times, excess)
     return StepTime(
         run_class=asked,
         formula=label,
@@ -134,7 +146,7 @@ def step_time(
         basis=basis,
         rows=used,
         **bounds._asdict(),
-        **_times(basis, used, timeline(setup, work, traffic, rates.values), bounds, setup, accelerator)._asdict(),
+        **times._asdict(),
     )
 
 
@@ -218,8 +230,40 @@ def _communication(setup: Setup, work: Work, traffic: Traffic) -> Term:
     return term("communication", total, "s", words, traffic.basis)
 
 
+def _beyond_measured(
+    setup: Setup, work: Work, used: tuple[UsedRow, ...], times: _Times, excess: float
+) -> Iterator[str]:
+    """What the measured runs do not show: smaller models, longer sequences, and steps that wait for a network."""
+    smallest = min((one.row.setup.spec.total_parameters for one in used), default=0)
+    if used and setup.spec.total_parameters < SMALLER * smallest:
+        yield (
+            f"the smallest model of a measured run has {smallest / 1e9:.2g}B parameters: smaller ones reach less of "
+            "the best rates, by how much is not known; --calibrate RUN_DIR takes a run of yours"
+        )
+    if excess:
+        longest = max(one.row.setup.sequence_length for one in used)
+        yield (
+            f"attention is {work.attention_share:.0%} of the FLOPs, in the measured runs (sequences of up to "
+            f"{longest:,} tokens) {work.attention_share - excess:.0%} at most: it may be up to {SLOW_ATTENTION:g} "
+            "times slower than matrix products, which makes the range wider; --calibrate RUN_DIR takes a run of yours"
+        )
+    if times.exposed is not None and times.exposed.high.value > NETWORK_LIMITS * times.seconds.low.value:
+        share = times.exposed.high.value / times.seconds.low.value
+        yield (
+            f"the network limits this step (up to {share:.0%} of it waits for collectives), which no measured run "
+            "shows: bandwidths are those of collectives alone on an idle machine; --calibrate RUN_DIR takes a run of "
+            "yours"
+        )
+
+
 def _times(
-    basis: Basis, used: tuple[UsedRow, ...], line: Timeline, bounds: _Bounds, setup: Setup, accelerator: Accelerator
+    basis: Basis,
+    used: tuple[UsedRow, ...],
+    line: Timeline,
+    bounds: _Bounds,
+    setup: Setup,
+    accelerator: Accelerator,
+    unmeasured: float,
 ) -> _Times:
     least = bounds.bound
     if not used:
@@ -228,15 +272,22 @@ def _times(
     supports: list[Support] = [bounds.compute, bounds.memory, bounds.activations, bounds.communication or NOT_COUNTED]
     efficiency = efficiency_range(basis, used)
 
-    def step_at(share: Term) -> Term:
+    slow_network, slow_attention = BANDS[basis], 1 + (SLOW_ATTENTION - 1) * unmeasured
+
+    def step_at(share: Term, slow_end: bool = False) -> Term:
         words = "per block the longer of computing at the efficiency and communicating, then root and optimizer"
-        return term("step", max(least.value, line.seconds(share.value)), "s", words, *supports, share)
+        value = max(least.value, line.seconds(share.value))
+        if slow_end:
+            value = max(least.value, line.seconds(share.value, slow_network) * slow_attention)
+            words += f"; communication x {slow_network:g}"
+            words += f", attention beyond measured runs x {slow_attention:.2f}" if unmeasured else ""
+        return term("step", value, "s", words, *supports, share)
 
     def exposed_at(share: Term) -> Term:
         words = "communication that computing does not hide"
         return term("exposed communication", line.exposed(share.value), "s", words, *supports, share)
 
-    derived = _derived(setup, Range(step_at(efficiency.high), step_at(efficiency.low)), accelerator)
+    derived = _derived(setup, Range(step_at(efficiency.high), step_at(efficiency.low, True)), accelerator)
     known = bounds.communication is not None
     exposed = Range(exposed_at(efficiency.low), exposed_at(efficiency.high)) if known else None
     return derived._replace(efficiency=efficiency, exposed=exposed)

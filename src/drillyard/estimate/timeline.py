@@ -50,9 +50,9 @@ class Timeline:
     fixed: float
     alone: float
 
-    def seconds(self, efficiency: float) -> float:
-        """The step at `efficiency`, above 0."""
-        return self._at(1 / efficiency)
+    def seconds(self, efficiency: float, network_slowdown: float = 1.0) -> float:
+        """The step at `efficiency`, above 0, with communication that takes `network_slowdown` times as long."""
+        return self._at(1 / efficiency, network_slowdown)
 
     def exposed(self, efficiency: float) -> float:
         """Seconds of communication that computing does not hide."""
@@ -77,9 +77,9 @@ class Timeline:
                 return None
         return 1 / slower
 
-    def _at(self, slower: float) -> float:
-        pieces = sum(p.count * max(slower * p.busy, p.communication) for p in self.pieces)
-        return pieces + self.fixed + slower * self.alone
+    def _at(self, slower: float, network_slowdown: float = 1.0) -> float:
+        pieces = sum(p.count * max(slower * p.busy, network_slowdown * p.communication) for p in self.pieces)
+        return pieces + network_slowdown * self.fixed + slower * self.alone
 
 
 def timeline(setup: Setup, work: Work, traffic: Traffic | None, rates: Rates) -> Timeline:

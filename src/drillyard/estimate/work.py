@@ -57,6 +57,7 @@ class UnitWork:
     """What one unit of FSDP (a block, or the root with its head) does. Rates are per token, `count` such units exist.
 
     `backward_*` include what is computed a second time. `trainable` parameters are those that have gradients.
+    `attention_flops` are scores and values, part of both directions' FLOPs.
     """
 
     count: int
@@ -66,6 +67,7 @@ class UnitWork:
     backward_flops: float
     forward_bytes: float
     backward_bytes: float
+    attention_flops: float = 0.0
 
     @property
     def flops(self) -> float:
@@ -95,6 +97,11 @@ class Work:
     def flops(self) -> float:
         """FLOPs of a step that one GPU really executes."""
         return self.tokens * sum(unit.count * unit.flops for unit in self.units)
+
+    @property
+    def attention_share(self) -> float:
+        """The share of all FLOPs that are scores and values, which grow with the length of sequences."""
+        return self.tokens * sum(unit.count * unit.attention_flops for unit in self.units) / self.flops
 
     @property
     def elementwise_bytes(self) -> float:
@@ -143,7 +150,8 @@ def _block_work(block: Block, count: int, setup: Setup) -> UnitWork:
     forward_attention, backward_attention = _attention_flops(block, setup)
     forward = 2.0 * sum(one.parameters for one in products) + forward_attention
     backward = sum((2.0 if one.frozen else 4.0) * one.parameters for one in products) + backward_attention
-    backward += _recomputed_flops(setup, products, forward_attention)
+    again = _recomputed_attention(setup, forward_attention)
+    backward += _recomputed_flops(setup, products) + again
     operations = _operations(block, setup)
     forward_bytes = sum(operation.forward for operation in operations)
     backward_bytes = sum(operation.backward for operation in operations)
@@ -151,7 +159,10 @@ def _block_work(block: Block, count: int, setup: Setup) -> UnitWork:
         backward_bytes += forward_bytes
     extra = _adapter_parameters(block.tensors, setup.adapters)
     trainable = extra if setup.adapters else block.parameters
-    return UnitWork(count, block.parameters + extra, trainable, forward, backward, forward_bytes, backward_bytes)
+    attention = forward_attention + backward_attention + again
+    return UnitWork(
+        count, block.parameters + extra, trainable, forward, backward, forward_bytes, backward_bytes, attention
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +193,15 @@ def _products(block: Block, adapters: Adapters | None) -> list[_Product]:
     return products
 
 
-def _recomputed_flops(setup: Setup, products: Sequence[_Product], attention: float) -> float:
-    """FLOPs per token of what backward does again.
+def _recomputed_attention(setup: Setup, forward: float) -> float:
+    """FLOPs per token of scores and values that backward does again, of `forward` in the forward."""
+    if setup.activation_checkpointing == "full":
+        return forward
+    return forward / 2 if setup.activation_checkpointing == "selective" and setup.kernel == "eager" else 0.0
+
+
+def _recomputed_flops(setup: Setup, products: Sequence[_Product]) -> float:
+    """FLOPs per token of the products that backward does again.
 
     Eager, a block is run again up to the last output that is needed, so that only the very last product is spared;
     compiled, all that are not needed are.
@@ -195,8 +213,8 @@ def _recomputed_flops(setup: Setup, products: Sequence[_Product], attention: flo
         spared[:-1] = [False] * (len(spared) - 1)
     again = [0 if free else one.parameters for one, free in zip(products, spared, strict=True)]
     if setup.activation_checkpointing == "full":
-        return 2.0 * sum(again) + attention
-    return 2.0 * sum(again[1::2]) + (attention / 2 if setup.kernel == "eager" else 0.0)
+        return 2.0 * sum(again)
+    return 2.0 * sum(again[1::2])
 
 
 def _root_work(setup: Setup) -> UnitWork:
