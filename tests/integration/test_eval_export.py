@@ -157,7 +157,7 @@ def test_an_exported_checkpoint_is_final_to_the_bit_and_needs_no_drillyard(
         (["eval", "nowhere"], ["nowhere", "no such directory"]),
         (["eval", "{run}/final", *SQL_ON_TEXT], ["sql-execution needs data.format"]),
         (["export", "{run}/final", "new"], ["not a checkpoint"]),
-        (["export", "{checkpoint}", "{workplace}"], ["holds something else than a model"]),
+        (["export", "{checkpoint}", "{workplace}"], ["holds the checkpoint"]),
     ],
     ids=["no model", "metric and format", "no checkpoint", "destination in use"],
 )  # fmt: skip

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from drillyard.cli.leaving import is_rank, leave
+
+
+class Dtype(StrEnum):
+    """In which the weights can be written."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
 
 
 def register(app: typer.Typer) -> None:
@@ -17,19 +26,30 @@ def register(app: typer.Typer) -> None:
 
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="RUN_DIR/checkpoints/step-N.")],
-    directory: Annotated[Path, typer.Argument(help="The directory to write.")],
+    directory: Annotated[Path, typer.Argument(help="The directory to write: a new or empty one.")],
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(help="Of all weights.", show_default="what each has in the base model"),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier export; nothing else is ever replaced.")
+    ] = False,
 ) -> None:
     """Write CHECKPOINT to DIRECTORY in Hugging Face format: safetensors, config, generation config, tokenizer.
 
-    transformers loads it: AutoModelForCausalLM.from_pretrained(DIRECTORY). Under torchrun the files are spread over the
-    ranks.
+    transformers loads it: AutoModelForCausalLM.from_pretrained(DIRECTORY). Weights have the dtype of the base model; of
+    a model that began with random weights, the one that its config declares, or else that of training (fp32 under
+    bf16). Needs the run directory and not the base model. Under torchrun the files are spread over the ranks.
     """
     from drillyard.training.locate import find_checkpoint_to_export
 
-    find_checkpoint_to_export(checkpoint, directory)
+    find_checkpoint_to_export(checkpoint, directory, overwrite=overwrite)
+    import torch
+
     from drillyard.training.saved import export_checkpoint
 
-    export_checkpoint(checkpoint, directory)
+    wanted = None if dtype is None else getattr(torch, dtype.value)
+    export_checkpoint(checkpoint, directory, dtype=wanted, overwrite=overwrite)
     typer.echo(f"wrote {directory}: AutoModelForCausalLM.from_pretrained({str(directory)!r}) loads it")
     if is_rank():
         leave(0)

@@ -108,6 +108,19 @@ def load_config(model_config: ModelConfig) -> PreTrainedConfig:
     return config
 
 
+def load_generation_config(model_config: ModelConfig) -> GenerationConfig | None:
+    """The generation settings that come with the pretrained model `model.id`; None where there are none."""
+    if model_config.id is None or model_config.init != "pretrained":
+        return None
+    directory = Path(model_config.id).expanduser()
+    with contextlib.suppress(OSError):
+        found: GenerationConfig = GenerationConfig.from_pretrained(
+            str(directory) if directory.is_dir() else model_config.id
+        )
+        return found
+    return None
+
+
 def _inline_config(inline: dict[str, Any]) -> PreTrainedConfig:
     fields = dict(inline)
     model_type = fields.pop("architecture", None)
@@ -201,12 +214,9 @@ def _set_generation_config(
     pad_token_id: int | None,
 ) -> None:
     """Keep the generation settings that come with a model; fill in special tokens that nothing names yet."""
-    if model_config.id is not None and model_config.init == "pretrained":
-        directory = Path(model_config.id).expanduser()
-        source = str(directory) if directory.is_dir() else model_config.id
-        # A model without generation_config.json keeps what its config implies.
-        with contextlib.suppress(OSError):
-            model.generation_config = GenerationConfig.from_pretrained(source)
+    # A model without generation_config.json keeps what its config implies.
+    if (found := load_generation_config(model_config)) is not None:
+        model.generation_config = found
     tokens = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
     for name, value in tokens.items():
         if value is not None and getattr(model.generation_config, name) is None:

@@ -4,10 +4,9 @@ Tensors are dealt out to files and files to ranks before anything moves. Then, i
 one part per writer, and each writer puts the part together and appends it to its file. Parts are at most 8 MiB: besides
 its own shard a rank holds that much, whatever the size of the model, of a tensor or of a file.
 
-Files are written into a hidden directory beside the target, flushed to disk, and put in place by a rename when all of
-them, the index and the configs are complete: a reader sees the old directory, none, or the new one. Object-store mounts
-have no such rename: there the files are moved one by one, config.json last, and without it nothing takes the directory
-for a model.
+Files are written under temporary names and put in place when all of them, the index and the configs are complete and
+on the disk, config.json last: without it nothing takes the directory for a model. What may be replaced is decided by
+the record that exports keep of their files (exported.py).
 
 Format of a safetensors file: 8 bytes with the length of a JSON header, the header (name -> dtype, shape, byte range),
 the data (https://github.com/huggingface/safetensors#format).
@@ -15,27 +14,32 @@ the data (https://github.com/huggingface/safetensors#format).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
-import shutil
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+import xxhash
 from transformers import PreTrainedModel
 
+from drillyard import exported
 from drillyard.errors import UserError
-from drillyard.models.layout import Piece, named_tensors, overlap, pieces_to_store, relative
+from drillyard.exported import Content
+from drillyard.models.exchange import Part, exchange
+from drillyard.models.layout import Piece, named_tensors, pieces_to_store
 from drillyard.models.pretrained import INDEX, WEIGHTS
-from drillyard.models.sharding import Region, holders, local_region, local_tensor
-from drillyard.models.tokenizer_files import write_tokenizer
-from drillyard.storage import describe, flush, publish
+from drillyard.models.tokenizer_files import read_files, write_tokenizer
+from drillyard.storage import describe
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -50,7 +54,6 @@ DTYPE_NAMES = {
 LARGEST_FILE_BYTES = 4 * 1024**3
 SMALLEST_FILE_BYTES = 256 * 1024**2
 LARGEST_PART_BYTES = 8 * 1024**2
-CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
@@ -79,53 +82,58 @@ class Item:
             yield Part(box, self.tensor, self.dtype)
 
 
-@dataclass(frozen=True)
-class Part:
-    """A box of a parameter that travels to its writer in one round."""
-
-    box: Region
-    tensor: torch.Tensor
-    dtype: torch.dtype
-
-
 def export(
     model: PreTrainedModel,
     directory: str | Path,
     *,
     tokenizer: Any = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
+    overwrite: bool = False,
+    otherwise: str | Path | None = None,
     process_group: dist.ProcessGroup | None = None,
     max_file_bytes: int | None = None,
-) -> None:
+) -> Path:
     """Write `model`, sharded or not, so that `AutoModelForCausalLM.from_pretrained(directory)` gives its weights to
-    the bit.
+    the bit; returns the directory.
 
-    All ranks of `process_group` (default: all) call it. Floating-point weights are converted to `dtype` when one is
-    given. Files hold at most `max_file_bytes` (default: what spreads them over the ranks, between 256 MiB and 4 GiB).
-    A model directory that is already there is replaced; a directory with anything else in it raises UserError, and so
-    does a disk that is full or read-only: on every rank, with the old directory untouched. Beside the old one there
-    must be room for the new one.
+    All ranks of `process_group` (default: all) call it. Floating-point weights are converted to `dtype`: one for all,
+    or one for each parameter by name (default: as they are). Files hold at most `max_file_bytes` (default: what spreads
+    them over the ranks, between 256 MiB and 4 GiB).
+    The directory must be absent or empty or, with `overwrite`, hold nothing but an earlier export, which is replaced;
+    where it does not, the model goes to `otherwise` under the same conditions, if that is given. Raises UserError on
+    every rank, with everything as it was, where neither may be written and when the disk is full or read-only. Beside
+    an earlier export there must be room for the new one.
     """
-    target = Path(directory)
     rank, world_size = _place(process_group)
-    staging = target.with_name(f".{target.name}.incomplete")
-    _raise_together(_prepare(target, staging) if rank == 0 else None, target, process_group)
+    chosen = _choose([directory, *([] if otherwise is None else [otherwise])], overwrite, process_group)
+    target = _real(chosen)
     items = _items(model, dtype)
     total = sum(item.num_bytes for item in items)
     limit = max_file_bytes or min(LARGEST_FILE_BYTES, max(SMALLEST_FILE_BYTES, -(-total // world_size)))
     files = _deal(items, limit)
     names = [f"model-{n + 1:05}-of-{len(files):05}.safetensors" for n in range(len(files))]
     names = names if len(names) > 1 else [WEIGHTS]
-    try:
-        problem = _write_files(staging, files, names, rank, world_size, process_group)
+    problem, small = _small_files(model, tokenizer, files, names) if rank == 0 else (None, {})
+    _raise_together(problem, target, process_group)
+    with ExitStack() as held:
+        problem = _begin(target, [*names, *small], overwrite, held) if rank == 0 else None
         _raise_together(problem, target, process_group)
+        try:
+            problem, written = _write_files(target, files, names, rank, world_size, process_group)
+            _raise_together(problem, target, process_group)
+            contents = {name: content for part in _gather(written, process_group) for name, content in part.items()}
+            if rank == 0:
+                problem = _finish(target, small, contents)
+            _raise_together(problem, target, process_group)
+        except UserError:
+            if rank == 0:
+                with contextlib.suppress(OSError):
+                    exported.cancel(target)
+            raise
         if rank == 0:
-            problem = _finish(staging, target, model, tokenizer, dtype, files, names)
+            problem = _publish(target, contents)
         _raise_together(problem, target, process_group)
-    except UserError:
-        if rank == 0:
-            shutil.rmtree(staging, ignore_errors=True)
-        raise
+    return chosen
 
 
 def _place(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
@@ -134,17 +142,50 @@ def _place(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
     return dist.get_rank(process_group), dist.get_world_size(process_group)
 
 
-def _prepare(target: Path, staging: Path) -> str | None:
-    """Make an empty staging directory; the reason when the target must not or cannot be written."""
+def _real(directory: str | Path) -> Path:
+    """Where a link leads: that directory is written, and the link stays."""
+    return Path(os.path.realpath(directory))
+
+
+def _choose(directories: Sequence[str | Path], overwrite: bool, process_group: dist.ProcessGroup | None) -> Path:
+    """The first directory that may be written. UserError, about the first one, when there is none."""
+    rank, world_size = _place(process_group)
+    problems: list[str] = []
+    for directory in directories:
+        target = _real(directory)
+        problem = None
+        try:
+            if rank == 0:
+                problem = exported.refusal(target, overwrite=overwrite)
+            problem = problem or exported.first_changed(target, rank, world_size)
+            problem = problem and f"{problem}; name a new directory"
+        except OSError as error:
+            problem = _problem(error, target)
+        found = next((each for each in _gather(problem, process_group) if each is not None), None)
+        if found is None:
+            return Path(directory)
+        problems.append(found)
+    raise UserError(f"cannot export to {directories[0]}: {problems[0]}")
+
+
+def _begin(
+    target: Path,
+    names: list[str],
+    overwrite: bool,
+    held: ExitStack,
+) -> str | None:
+    """Lock the directory and record that the files `names` will be written; returns what is wrong."""
     try:
-        # With the staged config the last files of an export were being moved when it was ended.
-        ours = (target / CONFIG).is_file() or (staging / CONFIG).is_file()
-        if target.exists() and not ours and (not target.is_dir() or any(target.iterdir())):
-            return "it exists and is not a model directory; give another path"
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
+        target.mkdir(parents=True, exist_ok=True)
+        held.enter_context(exported.locked(target))
+        refused = exported.refusal(target, overwrite=overwrite)
+        if refused is not None:
+            return refused
+        exported.begin(target, names)
     except OSError as error:
-        return _problem(error, staging)
+        return _problem(error, target)
+    except UserError as error:
+        return str(error)
     return None
 
 
@@ -153,23 +194,29 @@ def _problem(error: OSError, path: Path) -> str:
     return f"{error.filename or path}: {describe(error)}, then run the same command again"
 
 
+def _gather(value: Any, process_group: dist.ProcessGroup | None) -> list[Any]:
+    """The values of all ranks, in order of rank."""
+    values: list[Any] = [value]
+    if dist.is_initialized():
+        values = [None] * dist.get_world_size(process_group)
+        dist.all_gather_object(values, value, group=process_group)
+    return values
+
+
 def _raise_together(problem: str | None, target: Path, process_group: dist.ProcessGroup | None) -> None:
     """Raise UserError on every rank when any rank has a problem; otherwise wait until all have come here."""
-    problems = [problem]
-    if dist.is_initialized():
-        problems = [None] * dist.get_world_size(process_group)
-        dist.all_gather_object(problems, problem, group=process_group)
-    for found in problems:
+    for found in _gather(problem, process_group):
         if found is not None:
             raise UserError(f"cannot export to {target}: {found}")
 
 
-def _items(model: PreTrainedModel, dtype: torch.dtype | None) -> list[Item]:
+def _items(model: PreTrainedModel, dtype: torch.dtype | Mapping[str, torch.dtype] | None) -> list[Item]:
     tensors = named_tensors(model)
     items = []
     for name, pieces in pieces_to_store(model).items():
         tensor = tensors[name]
-        stored_dtype = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        wanted = dtype.get(name) if isinstance(dtype, Mapping) else dtype
+        stored_dtype = wanted if wanted is not None and tensor.is_floating_point() else tensor.dtype
         items += [Item(piece, tensor, stored_dtype) for piece in pieces]
     return items
 
@@ -188,14 +235,14 @@ def _deal(items: list[Item], limit: int) -> list[list[Item]]:
 
 
 def _write_files(
-    staging: Path,
+    target: Path,
     files: list[list[Item]],
     names: list[str],
     rank: int,
     world_size: int,
     process_group: dist.ProcessGroup | None,
-) -> str | None:
-    """Write all files, file n by rank n modulo ranks; returns what went wrong on this rank's disk.
+) -> tuple[str | None, dict[str, Content]]:
+    """Write all files, file n by rank n modulo ranks; (what went wrong on this rank's disk, what this rank wrote).
 
     After an error of its disk a rank goes on taking part, so that no other one waits for it.
     """
@@ -211,10 +258,12 @@ def _write_files(
         ]
     )
     left = 0
-    output: BinaryIO | None = None
+    name = ""
+    output: _Output | None = None
     problem: str | None = None
+    written: dict[str, Content] = {}
     for of_round in zip_longest(*queues):
-        data = _exchange(of_round, rank, process_group)
+        data = exchange(of_round, rank, process_group)
         if data is None:
             continue
         try:
@@ -222,28 +271,41 @@ def _write_files(
                 name, file = next(mine)
                 left = sum(1 for item in file for _ in item.parts())
                 if problem is None:
-                    output = open(staging / name, "wb")  # noqa: SIM115 (closed with the file's last tensor)
+                    output = _Output(exported.incomplete(target, name))
                     output.write(_header(file))
             if output is not None:
                 output.write(data.reshape(-1).view(torch.uint8).numpy().data)
         except OSError as error:
-            problem = problem or _problem(error, staging / name)
+            problem = problem or _problem(error, target / name)
         left -= 1
         if left == 0 and output is not None:
-            problem = problem or _close(output, staging / name)
+            try:
+                written[name] = output.close()
+            except OSError as error:
+                problem = problem or _problem(error, target / name)
             output = None
-    return problem
+    return problem, written
 
 
-def _close(output: BinaryIO, path: Path) -> str | None:
-    """Flush a file to the disk and close it."""
-    try:
-        with output:
-            output.flush()
-            os.fsync(output.fileno())
-    except OSError as error:
-        return _problem(error, path)
-    return None
+class _Output:
+    """A file that is being written, and the checksum of what has been written so far."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "wb")  # noqa: SIM115 (closed with the file's last tensor)
+        self._digest = xxhash.xxh3_128()
+        self._num_bytes = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self._digest.update(data)
+        self._num_bytes += len(data)
+
+    def close(self) -> Content:
+        """Flush the file to the disk and close it; returns what it holds. Raises OSError."""
+        with self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        return Content(self._num_bytes, self._digest.hexdigest())
 
 
 def _header(file: Iterable[Item]) -> bytes:
@@ -261,101 +323,55 @@ def _header(file: Iterable[Item]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _exchange(
-    parts: tuple[Part | None, ...], rank: int, process_group: dist.ProcessGroup | None
-) -> torch.Tensor | None:
-    """Bring one part per writer to it; returns this rank's, on the CPU, or None when it has nothing to write.
-
-    Between two ranks there is at most one message per round: a rank holds one region, and a writer gets one part.
-    """
-    operations: list[dist.P2POp] = []
-    kept_alive: list[torch.Tensor] = []
-    to_copy: list[tuple[torch.Tensor, torch.Tensor]] = []
-    whole: torch.Tensor | None = None
-    for writer, part in enumerate(parts):
-        if part is None:
-            continue
-        box = part.box
-        if writer != rank:
-            own = _own_share(part, rank, process_group)
-            if own is not None:
-                kept_alive.append(own)
-                operations.append(_operation(dist.isend, own, writer, process_group))
-            continue
-        local = local_tensor(part.tensor)
-        whole = torch.empty([size.stop - size.start for size in box], dtype=part.dtype, device=local.device)
-        for holder, region in _holders(part.tensor, rank, process_group):
-            common = overlap(region, box)
-            if common is None:
-                continue
-            place = whole[relative(common, box)]
-            if holder == rank:
-                place.copy_(local[relative(common, region)])
-                continue
-            arriving = (
-                place if place.is_contiguous() else torch.empty_like(place, memory_format=torch.contiguous_format)
-            )
-            if arriving is not place:
-                to_copy.append((place, arriving))
-            operations.append(_operation(dist.irecv, arriving, holder, process_group))
-    for request in dist.batch_isend_irecv(operations) if operations else []:
-        request.wait()
-    for place, arriving in to_copy:
-        place.copy_(arriving)
-    return None if whole is None else whole.cpu()
+def _small_files(
+    model: PreTrainedModel, tokenizer: Any, files: list[list[Item]], names: list[str]
+) -> tuple[str | None, dict[str, bytes]]:
+    """(what went wrong, the index, the configs and the tokenizer by path relative to the model's directory)."""
+    config = copy.deepcopy(model.config)
+    config.use_cache = True
+    numbers: Counter[torch.dtype] = Counter()
+    for item in (item for file in files for item in file if item.dtype.is_floating_point):
+        numbers[item.dtype] += torch.Size(item.piece.stored_shape).numel()
+    config.dtype = numbers.most_common(1)[0][0]
+    try:
+        with tempfile.TemporaryDirectory() as made:
+            directory = Path(made)
+            config.save_pretrained(directory)
+            if model.generation_config is not None:
+                # Not save_pretrained: it refuses settings that models on the hub come with, at the end of a run.
+                model.generation_config.to_json_file(directory / "generation_config.json")
+            if tokenizer is not None:
+                write_tokenizer(tokenizer, directory)
+            small = read_files(directory)
+    except OSError as error:
+        return _problem(error, Path(tempfile.gettempdir())), {}
+    return None, small | ({INDEX: _index(files, names).encode()} if len(files) > 1 else {})
 
 
-def _own_share(part: Part, rank: int, process_group: dist.ProcessGroup | None) -> torch.Tensor | None:
-    """What this rank sends of a part that another one writes; None when it holds nothing of it."""
-    if not isinstance(part.tensor, DTensor):
-        return None
-    for holder, region in _holders(part.tensor, rank, process_group):
-        common = overlap(region, part.box)
-        if holder == rank and common is not None:
-            return local_tensor(part.tensor)[relative(common, region)].detach().to(part.dtype).contiguous()
+def _finish(target: Path, small: dict[str, bytes], contents: dict[str, Content]) -> str | None:
+    """Write the small files and add them to `contents`; returns what went wrong on the disk."""
+    try:
+        for name, content in small.items():
+            path = exported.incomplete(target, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            output = _Output(path)
+            output.write(content)
+            contents[name] = output.close()
+        refused = exported.refusal(target, overwrite=True)
+        if refused is not None:
+            return f"changed meanwhile: {refused}"
+        exported.complete(target, contents)
+    except OSError as error:
+        return _problem(error, target)
     return None
 
 
-def _holders(tensor: torch.Tensor, rank: int, process_group: dist.ProcessGroup | None) -> list[tuple[int, Region]]:
-    """(rank in the group, region) of those that together hold the tensor; a plain tensor is whole on every rank."""
-    if not isinstance(tensor, DTensor):
-        return [(rank, local_region(tensor))]
-    group = process_group or dist.distributed_c10d._get_default_group()
-    return [(dist.get_group_rank(group, holder), region) for holder, region in holders(tensor)]
-
-
-def _operation(kind: Any, tensor: torch.Tensor, peer: int, process_group: dist.ProcessGroup | None) -> dist.P2POp:
-    return dist.P2POp(kind, tensor, group=process_group, group_peer=peer)
-
-
-def _finish(
-    staging: Path,
-    target: Path,
-    model: PreTrainedModel,
-    tokenizer: Any,
-    dtype: torch.dtype | None,
-    files: list[list[Item]],
-    names: list[str],
-) -> str | None:
-    """Add the index, the configs and the tokenizer, flush them, and publish; returns what went wrong on the disk."""
+def _publish(target: Path, contents: dict[str, Content]) -> str | None:
+    """Put the complete files in place; returns what went wrong on the disk."""
     try:
-        if len(files) > 1:
-            (staging / INDEX).write_text(_index(files, names), encoding="utf-8")
-        config = copy.deepcopy(model.config)
-        config.use_cache = True
-        config.dtype = dtype or next(model.parameters()).dtype
-        config.save_pretrained(staging)
-        if model.generation_config is not None:
-            # Not save_pretrained: it refuses settings that models on the hub come with, at the end of a run.
-            model.generation_config.to_json_file(staging / "generation_config.json")
-        if tokenizer is not None:
-            write_tokenizer(tokenizer, staging)
-        for path in staging.iterdir():
-            flush(path)
-        flush(staging)
-        _publish(staging, target)
+        exported.put_in_place(target, contents)
     except OSError as error:
-        return _problem(error, staging)
+        return _problem(error, target)
     return None
 
 
@@ -364,19 +380,3 @@ def _index(files: list[list[Item]], names: list[str]) -> str:
     weight_map = {item.piece.stored_name: name for name, file in zip(names, files, strict=True) for item in file}
     total = sum(item.num_bytes for file in files for item in file)
     return json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2) + "\n"
-
-
-def _publish(staging: Path, target: Path) -> None:
-    """Put the complete directory in the target's place."""
-    replaced = target.with_name(f".{target.name}.replaced")
-    if target.exists():
-        try:
-            shutil.rmtree(replaced, ignore_errors=True)
-            target.rename(replaced)
-        except OSError:
-            # No rename of directories here. Without its config the old one is no model, however far this gets.
-            (target / CONFIG).unlink(missing_ok=True)
-            shutil.rmtree(target)
-    publish(staging, target, last=CONFIG)
-    flush(target.parent)
-    shutil.rmtree(replaced, ignore_errors=True)

@@ -25,6 +25,8 @@ from drillyard.models.sharding import local_region, local_tensor, restore_ties
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 NAMES_SHOWN = 5
+# By the names of the format: https://github.com/huggingface/safetensors#format
+_FLOATING = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def load_pretrained(model: PreTrainedModel, source: str | Path) -> None:
@@ -51,6 +53,27 @@ def load_pretrained(model: PreTrainedModel, source: str | Path) -> None:
     init_buffers(model)
 
 
+def stored_dtypes(model: PreTrainedModel, source: str | Path) -> dict[str, torch.dtype]:
+    """The floating-point dtype in which the files of `source` hold each parameter, by the parameter's name.
+
+    `model` may be on the meta device. Only the files' headers are read. Raises UserError as `load_pretrained` does.
+    """
+    with StoredTensors(model_directory(str(source))) as stored:
+        pieces, _ = pieces_stored(model, stored.shapes)
+        found = {name: _FLOATING.get(stored.dtypes[parts[0].stored_name]) for name, parts in pieces.items()}
+    names_of: dict[int, list[str]] = {}
+    for name, tensor in named_tensors(model).items():
+        names_of.setdefault(id(tensor), []).append(name)
+    # Tied parameters are in the files under one of their names, not always the one that transformers writes.
+    return {
+        name: dtype
+        for names in names_of.values()
+        for dtype in [next((found[each] for each in names if found.get(each) is not None), None)]
+        if dtype is not None
+        for name in names
+    }
+
+
 def model_directory(source: str) -> Path:
     """The local directory of a model: `source` itself, or the hub's copy of it, downloaded when it is not here yet."""
     directory = Path(source).expanduser()
@@ -75,6 +98,7 @@ class StoredTensors:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.dtypes: dict[str, str] = {}
         self._files: dict[str, Any] = {}
         self._open = ExitStack()
 
@@ -87,7 +111,9 @@ class StoredTensors:
                 raise UserError(f"{path} cannot be read: {error}\nfetch or export the model again") from error
             for name in file.keys():  # noqa: SIM118 (not a dictionary)
                 self._files[name] = file
-                self.shapes[name] = tuple(file.get_slice(name).get_shape())
+                stored = file.get_slice(name)
+                self.shapes[name] = tuple(stored.get_shape())
+                self.dtypes[name] = stored.get_dtype()
         return self
 
     def __exit__(

@@ -1,19 +1,19 @@
-"""A tokenizer's files: written as a whole, and with errors that say what the disk said.
+"""A tokenizer's files: each written as a whole, and with errors that say what the disk said.
 
 The tokenizers library raises plain exceptions for what the system answers; they become OSErrors here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from drillyard.errors import UserError
-from drillyard.storage import describe, flush, publish
+from drillyard.storage import describe, flush
 
 
 def write_tokenizer(tokenizer: Any, directory: Path) -> None:
@@ -30,28 +30,30 @@ def write_tokenizer(tokenizer: Any, directory: Path) -> None:
 
 
 def save_tokenizer(tokenizer: Any, directory: Path) -> None:
-    """Have a tokenizer at `directory`, complete or as before; the same one that is there is not written again.
+    """Have a tokenizer's files in `directory`; one that is there with the same content is not written again.
 
-    Raises UserError when the disk does not take it.
+    Other files there are left alone. Raises UserError when the disk does not take it.
     """
-    staging = directory.with_name(f".{directory.name}.incomplete")
+    draft = directory / "tokenizer.incomplete"
     try:
         with tempfile.TemporaryDirectory() as made:
             write_tokenizer(tokenizer, Path(made))
-            files = _contents(Path(made))
-        if files == _contents(directory):
-            return
-        shutil.rmtree(staging, ignore_errors=True)
+            files = read_files(Path(made))
         for name, content in files.items():
-            (staging / name).parent.mkdir(parents=True, exist_ok=True)
-            (staging / name).write_bytes(content)
-            flush(staging / name)
-        shutil.rmtree(directory, ignore_errors=True)
-        publish(staging, directory, last="tokenizer_config.json")
+            path = directory / name
+            if path.is_file() and path.read_bytes() == content:
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_bytes(content)
+            flush(draft)
+            draft.replace(path)
     except OSError as error:
-        shutil.rmtree(staging, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            draft.unlink()
         raise UserError(f"{error.filename or directory}: the tokenizer cannot be saved: {describe(error)}") from error
 
 
-def _contents(directory: Path) -> dict[Path, bytes]:
-    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+def read_files(directory: Path) -> dict[str, bytes]:
+    """The content of every file below a directory, by relative path."""
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}

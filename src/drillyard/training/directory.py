@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 
+from drillyard import exported
 from drillyard.config import differences, load_run_config, num_data_ranks, resolved_global_batch, save_resolved
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
@@ -50,6 +52,8 @@ def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = Fa
             "set `resume: auto` to go on from them, or choose another name"
         )
     _require_resumable(config, num_ranks)
+    if not is_finished(config):
+        _require_room_for_model(directory / "final")
     if not is_finished(config) and not _is_saved(config, saved):
         save_resolved(config, saved)
     return directory
@@ -122,6 +126,20 @@ def _require_writable(directory: Path) -> None:
         raise UserError(
             f"{directory}: the run directory cannot be written ({describe(error)}), or choose another `output`"
         ) from None
+
+
+def _require_room_for_model(final: Path) -> None:
+    """Raise UserError when the model that is to be trained could not be written at the end: `final` holds anything but
+    an earlier export."""
+    try:
+        refused = exported.refusal(Path(os.path.realpath(final)), overwrite=True)
+    except OSError as error:
+        raise UserError(f"{final}: cannot be read: {describe(error)}") from None
+    if refused is not None:
+        raise UserError(
+            f"{final}: {refused}, so the model could not be written there at the end; move it away: "
+            f"mv {shlex.quote(str(final))} {shlex.quote(f'{final}-before')}"
+        )
 
 
 def _is_saved(config: RunConfig, saved: Path) -> bool:

@@ -118,7 +118,7 @@ def evaluation_config(request: Request, saved: SavedModel) -> RunConfig:
     # How training was laid out over ranks says nothing about how many there are now.
     config = base.model_copy(update={"data": data, "evaluation": evaluation, "parallelism": ParallelismConfig()})
     if saved.is_checkpoint:
-        assert own is not None
+        own = saved.config_from_run()
         return config.model_copy(update={"model": own.model, "training": own.training})
     return as_pretrained(config, saved.path)
 

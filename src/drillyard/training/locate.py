@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from drillyard import exported
 from drillyard.config import load_run_config
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
+from drillyard.storage import describe
 from drillyard.training.directory import SAVED_CONFIG, SAVED_TOKENIZER
+
+SAVED_BASE = "base"
+BASE_RECORD = "base.json"
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,32 @@ class SavedModel:
         """Where the model's tokenizer is saved: beside the weights, or in the run directory."""
         owner = run_directory_above(self.path)
         return owner / SAVED_TOKENIZER if self.is_checkpoint and owner else self.path
+
+    @property
+    def base(self) -> dict[str, Any] | None:
+        """What the checkpoint's run recorded of its base model; None where it has none, or an earlier version did not
+        record it."""
+        owner = run_directory_above(self.path)
+        return None if owner is None or self.config is None else kept_base(owner, self.config.model.id)
+
+    def config_from_run(self) -> RunConfig:
+        """The run config of a checkpoint, with the base's config as the run kept it: the base need not be there."""
+        owner = run_directory_above(self.path)
+        assert self.config is not None and owner is not None, "a checkpoint is in a run directory"
+        if self.base is None:
+            return self.config
+        model = self.config.model.model_copy(update={"id": str(owner / SAVED_BASE)})
+        return self.config.model_copy(update={"model": model})
+
+
+def kept_base(run_directory: Path, model_id: str | None) -> dict[str, Any] | None:
+    """The record that a run keeps of the base model `model_id` (see base.py); None where there is none of it."""
+    try:
+        record = json.loads((run_directory / SAVED_BASE / BASE_RECORD).read_text(encoding="utf-8"))
+        is_known = record["version"] == 1 and record["id"] == model_id and isinstance(record["dtypes"], dict)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return dict(record) if is_known else None
 
 
 def find_saved_model(path: Path) -> SavedModel:
@@ -51,15 +85,35 @@ def find_saved_model(path: Path) -> SavedModel:
     )
 
 
-def find_checkpoint_to_export(path: Path, destination: Path) -> SavedModel:
-    """The checkpoint at `path`. UserError when it is none, or when `destination` holds something else than a model."""
+def find_checkpoint_to_export(path: Path, destination: Path, *, overwrite: bool = False) -> SavedModel:
+    """The checkpoint at `path`. UserError when it is none, or when it must not be exported to `destination`."""
     saved = find_saved_model(path)
     if not saved.is_checkpoint:
         raise UserError(f"{path}: is not a checkpoint; give RUN_DIR/checkpoints/step-N")
-    if destination.exists() and not destination.is_dir():
-        raise UserError(f"{destination}: is a file; choose a new directory")
-    if destination.exists() and any(destination.iterdir()) and not (destination / "config.json").is_file():
-        raise UserError(f"{destination}: holds something else than a model; choose a new directory")
+    target = Path(os.path.realpath(destination))
+    checkpoint = Path(os.path.realpath(path))
+    here = Path.cwd()
+    if target in (here, *here.parents):
+        which = "the working directory" if target == here else "above the working directory"
+        raise UserError(f"{destination}: is {which}; name a new directory, such as ./model")
+    if target in (checkpoint, *checkpoint.parents):
+        raise UserError(f"{destination}: holds the checkpoint; name a new directory")
+    if checkpoint.parent in target.parents:
+        raise UserError(f"{destination}: is among the checkpoints, which a run deletes; name a directory elsewhere")
+    assert saved.config is not None, "a checkpoint comes with its config"
+    known = [saved.config.model.id, saved.config.data.tokenizer, (saved.base or {}).get("path")]
+    for base in (Path(os.path.realpath(Path(name).expanduser())) for name in known if isinstance(name, str)):
+        if base.is_dir() and target in (base, *base.parents):
+            raise UserError(
+                f"{destination}: holds the model or tokenizer that the run began from; name a new directory"
+            )
+    try:
+        refused = exported.refusal(target, overwrite=overwrite)
+    except OSError as error:
+        raise UserError(f"{destination}: cannot be read: {describe(error)}") from None
+    if refused is not None:
+        advice = "give --overwrite to replace it" if refused == exported.EARLIER_EXPORT else "move this one away"
+        raise UserError(f"{destination}: {refused}; name a new directory, or {advice}")
     return saved
 
 

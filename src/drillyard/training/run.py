@@ -31,9 +31,11 @@ from drillyard.telemetry import RunLog, write_summary
 from drillyard.telemetry.runlog import ConsoleMode
 from drillyard.telemetry.summary import required_failure
 from drillyard.training.assemble import Parts, assemble, length_lines
+from drillyard.training.base import Dtypes, export_dtypes, keep_base
 from drillyard.training.checkpoint import list_checkpoints
 from drillyard.training.checkpoint.loading import on_all_ranks
 from drillyard.training.directory import SAVED_TOKENIZER, claim_run_directory, holds_training, run_directory_of
+from drillyard.training.locate import SAVED_BASE
 from drillyard.training.numerics import versions
 from drillyard.training.resume import resume
 from drillyard.training.settled import keep_settings, record_settings, tell_estimate, tell_settings
@@ -136,6 +138,23 @@ def remember_data(data: PreparedData, log: RunLog, directory: Path, ranks: Ranks
             log.warn(f"{directory / DATA_RECORD}: not written ({error.strerror}): a change of data will not be named")
 
 
+def remember_base(
+    config: RunConfig, parts: Parts, log: RunLog, directory: Path, ranks: Ranks, *, begins: bool
+) -> Dtypes:
+    """Keep what exports need of the base model; the dtype of each parameter in `final/`. Collective."""
+
+    def kept() -> Dtypes:
+        if ranks.rank != 0:
+            return {}
+        try:
+            return keep_base(config.model, parts.model.causal_lm, directory, begins=begins)
+        except OSError as error:
+            log.warn(f"{directory / SAVED_BASE}: not written ({error.strerror}): exports will need the base model")
+            return export_dtypes(config.model, parts.model.causal_lm)
+
+    return on_all_ranks(None, kept)[0]
+
+
 def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, directory: Path, side: RankSide) -> int:
     """Build, resume, train and finish, with everything that is shared between ranks in place; returns the exit code."""
     watch, stop = side.watch, StopRequest(ranks.world_size, side.stops, ranks.collective_timeout)
@@ -156,6 +175,7 @@ def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, d
     watch.signs.step(first_step, parts.trainer.total_steps)
     if ranks.rank == 0:
         save_tokenizer(data.tokenizer, directory / SAVED_TOKENIZER)
+    dtypes = remember_base(config, parts, log, directory, ranks, begins=first_step == 0)
     show_forwards(parts.model, watch.signs)
     if first_step == 0:
         fill_weights(config, parts.model.causal_lm)
@@ -175,7 +195,7 @@ def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, d
         stop=stop,
     )
     if finished:
-        finished = finish(parts, data, log, directory, side)
+        finished = finish(parts, data, log, directory, side, dtypes)
     else:
         parts.checkpointer.close()
     side.stops.answer("ignore")
@@ -250,7 +270,7 @@ class Between:
                 return time.perf_counter() - started
 
 
-def finish(parts: Parts, data: PreparedData, log: RunLog, directory: Path, side: RankSide) -> bool:
+def finish(parts: Parts, data: PreparedData, log: RunLog, directory: Path, side: RankSide, dtypes: Dtypes) -> bool:
     """Last checkpoint, last evaluation and `final/`, in this order: what was trained is safe before it is measured.
 
     False when all ranks have agreed to stop in that evaluation: the next start does what is left.
@@ -273,7 +293,17 @@ def finish(parts: Parts, data: PreparedData, log: RunLog, directory: Path, side:
         return False
     side.watch.begin("export", "working")
     with log.span("export", step):
-        export(parts.model.causal_lm, directory / "final", tokenizer=data.tokenizer)
+        final = directory / "final"
+        written = export(
+            parts.model.causal_lm,
+            final,
+            tokenizer=data.tokenizer,
+            dtype=dtypes,
+            overwrite=True,
+            otherwise=directory / f"final-step-{step:08d}",
+        )
+    if written != final:
+        log.warn(f"{final}: holds files that no export of this run wrote, so the model was written to {written}")
     return True
 
 

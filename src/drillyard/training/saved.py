@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from drillyard.config.run import ParallelismConfig, RunConfig
@@ -15,6 +16,7 @@ from drillyard.errors import UserError
 from drillyard.models import export
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
 from drillyard.parallel.setup import SetUpModel, fill_weights, set_up_model
+from drillyard.training.base import dtypes_in, export_dtypes
 from drillyard.training.checkpoint import DamagedCheckpoint, load_checkpoint
 from drillyard.training.locate import SavedModel, find_checkpoint_to_export
 from drillyard.training.optimizer import local_shards
@@ -56,18 +58,22 @@ def bring_up(saved: SavedModel, config: RunConfig, tokenizer: PreTrainedTokenize
     return model
 
 
-def export_checkpoint(path: Path, destination: Path) -> None:
+def export_checkpoint(
+    path: Path, destination: Path, *, dtype: torch.dtype | None = None, overwrite: bool = False
+) -> None:
     """Write the checkpoint at `path` as a Hugging Face directory, as one rank of however many there are.
 
-    Raises UserError when `path` is no checkpoint or `destination` holds something else.
+    `dtype`: of all floating-point weights; default: what each has in the base model. Raises UserError when `path` is no
+    checkpoint or it must not be exported to `destination`.
     """
-    saved = find_checkpoint_to_export(path, destination)
-    assert saved.config is not None, "a checkpoint comes with its config"
-    config = for_use(saved.config)
+    saved = find_checkpoint_to_export(path, destination, overwrite=overwrite)
+    config = for_use(saved.config_from_run())
     ranks = start_ranks(config.training, config.parallelism)
     try:
         tokenizer = open_tokenizer(str(saved.tokenizer_directory)).pretrained
         model = bring_up(saved, config, tokenizer, ranks)
-        export(model.causal_lm, destination, tokenizer=tokenizer)
+        base = saved.base
+        kept = export_dtypes(config.model, model.causal_lm) if base is None else dtypes_in(base)
+        export(model.causal_lm, destination, tokenizer=tokenizer, dtype=dtype or kept, overwrite=overwrite)
     finally:
         stop_ranks()

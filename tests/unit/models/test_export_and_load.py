@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from drillyard.errors import UserError
-from drillyard.models import export, init_random, load_pretrained
+from drillyard.exported import locked
+from drillyard.models import export, init_random, load_pretrained, stored_dtypes
+from drillyard.models.layout import named_tensors
 
 
 def made(architecture: str, **options: Any) -> PreTrainedModel:
@@ -193,18 +197,38 @@ def test_the_tokenizer_and_generation_settings_travel_along(tmp_path: Path) -> N
     assert (settings["eos_token_id"], settings["temperature"]) == (1, 0.6)
 
 
+def test_each_parameter_is_written_in_a_dtype_of_its_own(tmp_path: Path) -> None:
+    model = made("qwen3_moe")
+    export(model, tmp_path / "mixed", dtype={"model.norm.weight": torch.float16, "lm_head.weight": torch.bfloat16})
+    read = load_file(tmp_path / "mixed" / "model.safetensors")
+    assert read["model.norm.weight"].dtype == torch.float16 and read["lm_head.weight"].dtype == torch.bfloat16
+    assert read["model.embed_tokens.weight"].dtype == torch.float32
+    assert json.loads((tmp_path / "mixed" / "config.json").read_text())["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "mixtral"])
+def test_the_dtypes_of_stored_weights_are_found_under_the_names_of_parameters(
+    architecture: str, tmp_path: Path
+) -> None:
+    made(architecture).to(torch.bfloat16).save_pretrained(tmp_path)
+    model = meta_model(architecture)
+    assert stored_dtypes(model, tmp_path) == dict.fromkeys(named_tensors(model), torch.bfloat16)
+
+
 def test_an_export_replaces_an_older_one_and_nothing_else(tmp_path: Path) -> None:
     first, second = made("llama"), made("gpt2")
     target = tmp_path / "final"
     export(first, target, max_file_bytes=20_000)
-    export(second, target)
+    with pytest.raises(UserError, match="holds an earlier export"):
+        export(second, target)
+    export(second, target, overwrite=True)
     assert_equal(AutoModelForCausalLM.from_pretrained(target), second)
     assert not list(target.glob("model-*")), "files of the older model are gone"
     assert [path.name for path in tmp_path.iterdir()] == ["final"]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match="is not a model directory"):
-        export(second, tmp_path / "other")
+    with pytest.raises(UserError, match=r"other: holds thesis\.tex"):
+        export(second, tmp_path / "other", overwrite=True)
     assert (tmp_path / "other" / "thesis.tex").read_text() == "years of work"
 
 
@@ -212,13 +236,73 @@ def test_a_failed_export_leaves_the_older_one(tmp_path: Path, monkeypatch: pytes
     model = made("llama")
     target = tmp_path / "final"
     export(model, target)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full_disk)
-        with pytest.raises(UserError, match=r"cannot export to .*final: .*No space left"):
-            export(made("gpt2"), target)
+    before = {path.name: path.read_bytes() for path in target.iterdir()}
+    for number in range(1, 6):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full_disk_at(number))
+            with pytest.raises(UserError, match=r"cannot export to .*final: .*No space left"):
+                export(made("gpt2"), target, overwrite=True)
+        assert {path.name: path.read_bytes() for path in target.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["final"]
-    assert_equal(AutoModelForCausalLM.from_pretrained(target), model)
 
 
-def full_disk(descriptor: int) -> None:
-    raise OSError(28, "No space left on device")
+def full_disk_at(number: int) -> Callable[[int], None]:
+    """An fsync whose call of this number, from 1, finds the disk full."""
+    calls = itertools.count(1)
+
+    def fsync(descriptor: int) -> None:
+        if next(calls) == number:
+            raise OSError(28, "No space left on device")
+
+    return fsync
+
+
+class Killed(BaseException):
+    """What ends a process at once."""
+
+
+def killed_after(moments: int, calls: Iterator[int], function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, until it and its like have been called so often."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if next(calls) >= moments:
+            raise Killed
+        return function(*arguments, **options)
+
+    return call
+
+
+def test_an_export_that_is_killed_anywhere_is_done_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before its first rename or deletion, its second, and so on: never both models gone, never a mixture."""
+    old, new = made("llama"), made("gpt2")
+    whole = tmp_path / "whole"
+    export(new, whole)
+    expected = {path.name: path.read_bytes() for path in whole.iterdir()}
+    target = tmp_path / "final"
+    moments = 0
+    while True:
+        export(old, target, max_file_bytes=20_000, overwrite=True)
+        calls = itertools.count()
+        with monkeypatch.context() as patch:
+            for name in ("replace", "unlink"):
+                patch.setattr(Path, name, killed_after(moments, calls, getattr(Path, name)))
+            try:
+                export(new, target, overwrite=True)
+                break
+            except Killed:
+                moments += 1
+        if (target / "config.json").exists():
+            loaded = AutoModelForCausalLM.from_pretrained(target)
+            assert_equal(loaded, old if type(loaded) is type(old) else new)
+        export(new, target, overwrite=True)
+        assert {path.name: path.read_bytes() for path in target.iterdir()} == expected
+    assert moments > 10
+
+
+def test_an_export_that_is_going_on_keeps_others_out(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    with locked(tmp_path / "model"), pytest.raises(UserError, match="another export"):
+        export(made("llama"), tmp_path / "model")
+    assert not list((tmp_path / "model").iterdir())
