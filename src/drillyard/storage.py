@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from drillyard.errors import UserError
+
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 # GCS FUSE answers EMFILE: a rename would be a copy of each object ("too many objects to be renamed").
 _NO_RENAME_OF_DIRECTORIES = frozenset({errno.EMFILE, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV})
@@ -61,6 +63,34 @@ def publish(made: Path, target: Path, last: str) -> None:
     for directory in sorted(made.rglob("*"), reverse=True):
         directory.rmdir()
     made.rmdir()
+
+
+def write_output(path: Path, data: bytes, *, made_by_us: bytes, overwrite: bool) -> None:
+    """Write a file whose name the user chose, as a whole; links are followed.
+
+    One that is there is replaced if it is empty, if `made_by_us` is in its first 4 KiB, or with `overwrite`: else
+    UserError. A device or a pipe is written to. Raises OSError.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        target.write_bytes(data)
+        return
+    if target.is_file() and not overwrite:
+        with target.open("rb") as file:
+            head = file.read(4096)
+        if head and made_by_us not in head:
+            raise UserError(
+                f"{path}: is there already, and not made by this command; name another file, or --overwrite"
+            )
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    with draft.open("xb") as file:
+        try:
+            file.write(data)
+            file.close()
+            draft.replace(target)
+        except OSError:
+            draft.unlink()
+            raise
 
 
 def flush(path: Path) -> None:

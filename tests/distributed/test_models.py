@@ -105,8 +105,9 @@ def files_by_rank(folder: str) -> dict[str, Any]:
     real_open = open
 
     def recording_open(path: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
-        if "w" in mode and str(path).endswith(".safetensors"):
-            opened.append(Path(path).name)
+        name = Path(path).name.removesuffix(".incomplete") if isinstance(path, (str, Path)) else ""
+        if "w" in mode and name.endswith(".safetensors"):
+            opened.append(name)
         return real_open(path, mode, *args, **options)
 
     import builtins

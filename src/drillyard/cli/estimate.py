@@ -140,6 +140,10 @@ def register(app: typer.Typer) -> None:
             Path | None,
             typer.Option(help="Write the plot of --sweep as SVG.", metavar="FILE", rich_help_panel=SHOW),
         ] = None,
+        overwrite: Annotated[
+            bool,
+            typer.Option("--overwrite", help="Replace the FILE of --plot even if it is no plot.", rich_help_panel=SHOW),
+        ] = False,
         explain: Annotated[
             bool, typer.Option("--explain", help="Print each term with its formula and source.", rich_help_panel=SHOW)
         ] = False,
@@ -192,7 +196,7 @@ def register(app: typer.Typer) -> None:
         )
         question = question_of(options, build=_builder() if build else None)
         if sweep is not None:
-            tell_sweep(question, sweep, plot, as_json=as_json)
+            tell_sweep(question, sweep, plot, overwrite=overwrite, as_json=as_json)
         else:
             tell_prediction(question, explain=explain, as_json=as_json, seed=seed if simulate else None)
 
@@ -225,7 +229,7 @@ def tell_prediction(question: Question, *, explain: bool, as_json: bool, seed: i
         raise typer.Exit(1)
 
 
-def tell_sweep(question: Question, keys: str, plot: Path | None, *, as_json: bool) -> None:
+def tell_sweep(question: Question, keys: str, plot: Path | None, *, overwrite: bool, as_json: bool) -> None:
     """Print a sweep, and write its plot where one is asked for."""
     from rich.progress import track
 
@@ -244,7 +248,7 @@ def tell_sweep(question: Question, keys: str, plot: Path | None, *, as_json: boo
     else:
         console(at_least=WIDTH_OF_TABLES).print(sweep_text(swept, question.config.name))
     if plot is not None:
-        write_svg(plot_of(swept, question.config.name), plot)
+        write_svg(plot_of(swept, question.config.name), plot, overwrite=overwrite)
 
 
 def console(at_least: int = 0) -> Console:

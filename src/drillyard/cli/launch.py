@@ -73,6 +73,9 @@ def launch(
         Path | None,
         typer.Option(metavar="DIR", help="Write everything as files, with apply.sh, and stop.", rich_help_panel=SHOW),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier plan in DIR.", rich_help_panel=SHOW)
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.", rich_help_panel=SHOW)] = False,
 ) -> None:
     """Hand a run to a cluster's scheduler: local, ssh, slurm or vertex. It goes on when this terminal is closed.
@@ -92,7 +95,7 @@ def launch(
     launcher = launcher_for(config)
     plans = launcher.plan_sweep(requests) if sweep else [launcher.plan(requests[0])]
     if output is not None:
-        _write(plans, output)
+        _write(plans, output, overwrite=overwrite)
     if dry_run or explain:
         _show(plans, dry_run=dry_run, explain=explain, as_json=as_json)
     if output is not None or dry_run or explain:
@@ -166,12 +169,12 @@ def _with_ranks_of_this_machine(cluster: ClusterConfig) -> ClusterConfig:
     return cluster.model_copy(update={"processes_per_node": num_gpus() or 1})
 
 
-def _write(plans: list[Plan], output: Path) -> None:
+def _write(plans: list[Plan], output: Path, *, overwrite: bool) -> None:
     from drillyard.launch.output import write_plan
 
     for plan in plans:
         directory = output if len(plans) == 1 else output / plan.handle.run
-        written = write_plan(plan, directory)
+        written = write_plan(plan, directory, overwrite=overwrite)
         print(f"{len(written)} files in {directory}; {directory / 'apply.sh'} executes them", file=sys.stderr)
 
 

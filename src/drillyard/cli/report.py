@@ -28,6 +28,7 @@ def register(app: typer.Typer) -> None:
             Path | None,
             typer.Option("--output", "-o", metavar="FILE", help="Default: RUN_DIR/report.html, or ./report.html."),
         ] = None,
+        overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE even if it is no report.")] = False,
         price_per_gpu_hour: Annotated[
             float | None,
             typer.Option(metavar="DOLLARS", help="For the cost; default: the price of cluster.yaml's machine."),
@@ -109,7 +110,7 @@ def register(app: typer.Typer) -> None:
         else:
             content = _of_logs(paths, price_per_gpu_hour, facts, hardware, reading)
         target = output or (Path(directories[0]) / REPORT_FILE if directories else Path(REPORT_FILE))
-        size = write_report(target, render(content))
+        size = write_report(target, render(content), overwrite=overwrite)
         typer.echo(f"{target} ({words.size(size)})")
 
 

@@ -6,6 +6,7 @@ this user has launched on. Nothing is kept here about a run's state: its schedul
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -188,6 +189,9 @@ def artifacts_command(
     fetch: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Copy the files here, with their directories.")
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace files of the same names in the DIR of --fetch.")
+    ] = False,
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
@@ -203,6 +207,8 @@ def artifacts_command(
     if patterns and not chosen:
         raise UserError(f"{found.handle}: none of its {len(files)} files matches {' '.join(patterns)}")
     if fetch is not None:
+        if not overwrite:
+            _refuse_existing(fetch, [path for path, _ in chosen])
         found.launcher.fetch(found.handle.run, [path for path, _ in chosen], str(fetch))
     if as_json:
         listed = [{"path": path, "bytes": size} for path, size in chosen]
@@ -218,6 +224,17 @@ def artifacts_command(
     for path, size in chosen:
         typer.echo(f"{size_text(size):>10}  {path}")
     typer.echo(total, err=True)
+
+
+def _refuse_existing(directory: Path, paths: Sequence[str]) -> None:
+    """Raise UserError where one of the files that are to be copied is there already."""
+    there = [path for path in paths if os.path.lexists(directory / path)]
+    if there:
+        more = f" and {len(there) - 1} more" if len(there) > 1 else ""
+        raise UserError(
+            f"{directory / there[0]}{more}: there already, so nothing was copied; give --overwrite to replace files of "
+            "the same names, or name another directory"
+        )
 
 
 def wait_for(launcher: Launcher, run: str) -> int:

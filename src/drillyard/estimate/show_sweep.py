@@ -16,10 +16,11 @@ from rich.text import Text
 
 from drillyard.errors import UserError
 from drillyard.estimate.efficiency import BANDS
-from drillyard.estimate.plot import Dot, Plot, svg_plot, terminal_plot
+from drillyard.estimate.plot import MADE_BY, Dot, Plot, svg_plot, terminal_plot
 from drillyard.estimate.show import STYLES
 from drillyard.estimate.sweep import Point, Sweep, middle
 from drillyard.estimate.wording import count, dollars, figure, percent, seconds
+from drillyard.storage import write_output
 
 MOST_ROWS = 40
 MOST_REASONS = 5
@@ -68,10 +69,11 @@ def plot_of(swept: Sweep, run: str) -> Plot:
     return Plot(f"{run}: cost against time of {work}", f"hours for {work}", y_title, dots)
 
 
-def write_svg(plot: Plot, path: Path) -> None:
-    """Write `plot` to `path`. UserError where it cannot be written."""
+def write_svg(plot: Plot, path: Path, *, overwrite: bool = False) -> None:
+    """Write `plot` to `path`; an earlier plot there is replaced, and any other file only with `overwrite`. UserError
+    where it cannot be written."""
     try:
-        path.write_text(svg_plot(plot), encoding="utf-8")
+        write_output(path, svg_plot(plot).encode(), made_by_us=MADE_BY.encode(), overwrite=overwrite)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 

@@ -168,6 +168,9 @@ class HeldOut:
         Where they cannot be written the figures are as good: that is only a warning.
         """
         path = self.directory / label / f"{part.replace('/', '_')}.jsonl"
+        if path.exists() and not _holds_predictions(path):
+            self.warn(f"{path}: is there already and holds no predictions: it is left, and predictions are not written")
+            return
         try:
             self._write_lines(path, rows, prompts, predictions, verdicts)
         except Exception as error:  # only rank 0 writes: the others would wait for it in vain
@@ -196,3 +199,13 @@ class HeldOut:
                     "reason": verdict.reason,
                 }
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def _holds_predictions(path: Path) -> bool:
+    """Whether a file was written here: its first line is a prediction, or it is empty."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            first = file.readline()
+        return not first or {"predicted", "verdict", "reason"} <= json.loads(first).keys()
+    except (OSError, ValueError, AttributeError):
+        return False

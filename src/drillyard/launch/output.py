@@ -16,6 +16,7 @@ from drillyard.errors import UserError
 from drillyard.launch.plan import Call, Plan, Program, Step
 from drillyard.launch.sending import secret_names
 
+_MADE_BY = "Made by `drillyard launch --output`."
 _HEADER = """\
 #!/bin/sh
 # {handle}: what `drillyard launch` executes, in order. Made by `drillyard launch --output`.
@@ -34,20 +35,43 @@ python3 -c 'import json, os, sys; print(json.dumps({{name: os.environ[name] for 
 _NO_SECRETS = "echo '{}' >secrets.json\n"
 
 
-def write_plan(plan: Plan, directory: Path) -> list[Path]:
-    """Write the plan's files; returns their paths. Raises UserError where `directory` has files of another plan."""
+def write_plan(plan: Plan, directory: Path, *, overwrite: bool = False) -> list[Path]:
+    """Write the plan's files; returns their paths.
+
+    Raises UserError, with nothing written, where `directory` holds anything but a plan, or a file that would be
+    replaced by other content, unless `overwrite`.
+    """
     script = directory / "apply.sh"
-    if directory.exists() and any(directory.iterdir()) and not script.is_file():
-        raise UserError(f"{directory}: is not empty and holds no plan; name a new directory")
-    written = [_write(directory / "launch" / file.path, file.content, file.mode) for file in plan.files]
+    files: dict[Path, tuple[str, int]] = {
+        directory / "launch" / file.path: (file.content, file.mode) for file in plan.files
+    }
     lines = [_HEADER.format(handle=plan.handle) + _secrets(secret_names(plan.files))]
     for number, step in enumerate(plan.steps, 1):
         request = directory / "requests" / f"{number:02}.json"
         if isinstance(step, Call):
-            written.append(_write(request, json.dumps(step.body, indent=2) + "\n", 0o644))
+            files[request] = (json.dumps(step.body, indent=2) + "\n", 0o644)
         lines.append(f"# {step.purpose}\n{_line(step, f'../requests/{request.name}')}\n")
-    written.append(_write(script, "\n".join(lines), 0o755))
-    return written
+    files[script] = ("\n".join(lines), 0o755)
+    try:
+        _require_plan(directory, script)
+        changed = [
+            path for path, (content, _) in files.items() if path.exists() and path.read_bytes() != content.encode()
+        ]
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror}); name a new directory") from None
+    if changed and not overwrite:
+        raise UserError(
+            f"{changed[0]}: is there with other content; give --overwrite to replace this plan, or name a new directory"
+        )
+    return [_write(path, content, mode) for path, (content, mode) in files.items()]
+
+
+def _require_plan(directory: Path, script: Path) -> None:
+    """Raise UserError where a directory holds something, and no plan."""
+    if not directory.exists() or not any(directory.iterdir()):
+        return
+    if not script.is_file() or _MADE_BY not in script.read_text(encoding="utf-8", errors="replace"):
+        raise UserError(f"{directory}: is not empty and holds no plan; name a new directory")
 
 
 def _secrets(names: Sequence[str]) -> str:

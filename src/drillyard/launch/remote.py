@@ -248,16 +248,18 @@ def copy_files(files: Files, directory: str, paths: Sequence[str], destination: 
     """
     for path in paths:
         target = Path(destination, path)
-        partial = target.with_name(f".{target.name}.partial")
+        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as out:
-                _copy(files, os.path.join(directory, path), out)
-            partial.replace(target)
+            with partial.open("xb") as out:
+                try:
+                    _copy(files, os.path.join(directory, path), out)
+                    out.close()
+                    partial.replace(target)
+                finally:
+                    partial.unlink(missing_ok=True)
         except OSError as error:
             raise UserError(f"{target}: cannot be written: {error.strerror}") from None
-        finally:
-            partial.unlink(missing_ok=True)
 
 
 def _copy(files: Files, path: str, out: Any) -> None:

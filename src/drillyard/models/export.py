@@ -116,6 +116,7 @@ def export(
     problem, small = _small_files(model, tokenizer, files, names) if rank == 0 else (None, {})
     _raise_together(problem, target, process_group)
     with ExitStack() as held:
+        is_new = not target.exists()
         problem = _begin(target, [*names, *small], overwrite, held) if rank == 0 else None
         _raise_together(problem, target, process_group)
         try:
@@ -129,6 +130,8 @@ def export(
             if rank == 0:
                 with contextlib.suppress(OSError):
                     exported.cancel(target)
+                    if is_new:
+                        target.rmdir()
             raise
         if rank == 0:
             problem = _publish(target, contents)

@@ -151,6 +151,12 @@ def test_a_sweep_prints_a_table_and_writes_its_plot(estimate: Any) -> None:
     )
     assert told.code == 0 and told.out.count(" fits ") == 6 and "Pareto front" in told.out
     assert ElementTree.fromstring(Path("plot.svg").read_text()).tag.endswith("svg")
+    one = ("--machine", "a3-megagpu-8g", "--sweep", "nodes=1")
+    assert estimate(*one, "--plot", "plot.svg").code == 0
+    Path("mine.svg").write_text("<svg/>")
+    refused = estimate(*one, "--plot", "mine.svg")
+    assert refused.code == 2 and "--overwrite" in refused.err and Path("mine.svg").read_text() == "<svg/>"
+    assert estimate(*one, "--plot", "mine.svg", "--overwrite").code == 0
     printed = estimate("--machine", "a3-megagpu-8g", "--sweep", "nodes=1,2", "--json")
     assert [point.values for point in Sweep.model_validate(printed.json).points] == [{"nodes": 1}, {"nodes": 2}]
 

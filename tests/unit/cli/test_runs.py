@@ -317,6 +317,27 @@ def test_artifacts_are_listed_with_sizes_and_fetched_by_pattern(world: World, ca
     assert Said(capsys, "artifacts", "a", "*.nothing").code == 2
 
 
+def test_fetched_files_replace_others_only_on_request(world: World, capsys: Capture, tmp_path: Path) -> None:
+    directory = world.add("one").add("a", State.succeeded)
+    (directory / "run.yaml").write_text("theirs")
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "run.yaml").write_text("mine")
+    (here / ".run.yaml.partial").write_text("mine too")
+
+    refused = Said(capsys, "artifacts", "a", "run.yaml", "--fetch", str(here))
+    assert refused.code == 2 and "--overwrite" in refused.err
+    assert {path.name: path.read_text() for path in here.iterdir()} == {
+        "run.yaml": "mine",
+        ".run.yaml.partial": "mine too",
+    }
+    assert Said(capsys, "artifacts", "a", "run.yaml", "--fetch", str(here), "--overwrite").code == 0
+    assert {path.name: path.read_text() for path in here.iterdir()} == {
+        "run.yaml": "theirs",
+        ".run.yaml.partial": "mine too",
+    }
+
+
 def test_names_and_handles_are_completed_without_asking_anybody(world: World) -> None:
     launcher = world.add("one")
     remember_runs("one", [Handle("slurm", "one", "llama-8b"), Handle("slurm", "one", "nccl")])

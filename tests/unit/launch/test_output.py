@@ -64,3 +64,23 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no plan"):
         write_plan(plan(tmp_path, tmp_path), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_script_of_another_tool_is_no_plan(tmp_path: Path) -> None:
+    (tmp_path / "apply.sh").write_text("terraform apply\n")
+    for overwrite in ((), ("overwrite",)):
+        with pytest.raises(UserError, match="holds no plan"):
+            write_plan(plan(tmp_path, tmp_path), tmp_path, **dict.fromkeys(overwrite, True))
+    assert (tmp_path / "apply.sh").read_text() == "terraform apply\n"
+
+
+def test_an_edited_plan_is_replaced_only_on_request(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write_plan(plan(tmp_path, tmp_path), out)
+    write_plan(plan(tmp_path, tmp_path), out)
+    (out / "launch" / "job.json").write_text('{"mine": 1}\n')
+    with pytest.raises(UserError, match="--overwrite"):
+        write_plan(plan(tmp_path, tmp_path), out)
+    assert (out / "launch" / "job.json").read_text() == '{"mine": 1}\n'
+    write_plan(plan(tmp_path, tmp_path), out, overwrite=True)
+    assert (out / "launch" / "job.json").read_text() == "{}\n"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 
 import pytest
 import typer
@@ -32,6 +34,31 @@ def test_a_report_goes_where_it_is_asked_for(tmp_path):
     directory = runs.write_run(tmp_path / "trial", steps=10)
     assert call(directory, "--output", tmp_path / "own.html") == 0
     assert (tmp_path / "own.html").is_file() and not (directory / "report.html").exists()
+
+
+def test_a_file_that_is_no_report_is_replaced_only_on_request(tmp_path, capsys):
+    directory = runs.write_run(tmp_path / "trial", steps=10)
+    config, link = directory / "run.yaml", tmp_path / "link.html"
+    before = config.read_bytes()
+    link.symlink_to(config)
+    for path in (config, link):
+        assert call(directory, "--output", path) == 2
+        assert "--overwrite" in capsys.readouterr().err and config.read_bytes() == before
+    neighbour = tmp_path / "own.html.tmp"
+    neighbour.write_text("mine")
+    for _ in range(2):
+        assert call(directory, "--output", tmp_path / "own.html") == 0
+    assert neighbour.read_text() == "mine"
+    assert call(directory, "--output", link, "--overwrite") == 0
+    assert link.is_symlink() and config.read_text().startswith("<!doctype html>")
+
+
+def test_a_report_goes_into_a_pipe(tmp_path):
+    directory = runs.write_run(tmp_path / "trial", steps=10)
+    os.mkfifo(tmp_path / "pipe")
+    reader = subprocess.Popen(["cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE)
+    assert call(directory, "--output", tmp_path / "pipe") == 0
+    assert reader.communicate()[0].startswith(b"<!doctype html>") and (tmp_path / "pipe").is_fifo()
 
 
 def test_a_log_of_any_framework_gets_one_in_the_working_directory(tmp_path, monkeypatch):

@@ -120,10 +120,11 @@ def test_the_licence_of_the_library_is_in_the_page(page):
 
 
 def test_a_report_replaces_the_one_before_and_leaves_nothing_beside_it(tmp_path):
-    write_report(tmp_path / "report.html", "one")
-    assert write_report(tmp_path / "report.html", "two") == 3
+    one, two = (f"<title>{name} · run report</title>" for name in ("one", "two"))
+    write_report(tmp_path / "report.html", one)
+    assert write_report(tmp_path / "report.html", two) == len(two.encode())
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-    assert (tmp_path / "report.html").read_text() == "two"
+    assert (tmp_path / "report.html").read_text() == two
 
 
 def test_a_place_that_cannot_be_written_is_the_users_to_change(tmp_path):
