@@ -99,6 +99,7 @@ def test_a_model_that_is_trained_is_kept_wherever_final_is_taken(tuned: FineTune
     beside = run.directory / f"final-step-{STEPS:08d}"
     assert contents(notes.parent).keys() == {"notes.txt"} and notes.read_text() == "mine"
     assert dtypes(beside) == dtypes(tuned.run / "final")
+    assert run.summary()["model"] == beside.name
     assert any(str(beside.relative_to(place)) in warning["text"] for warning in run.events("warning"))
 
     # The same run once more: what it wrote itself is replaced, and nothing is left over.

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from drillyard.cli.options import find_run
+
 if TYPE_CHECKING:
     from drillyard.training.checkpoint import CheckpointInfo
     from drillyard.training.checkpoint.pruning import PrunePlan, Target, Verified
@@ -47,7 +49,7 @@ def list_command(run: RunDirectory, as_json: AsJson = False) -> None:
     from drillyard.training.checkpoint.listing import best, lost_checkpoints, newest_usable
     from drillyard.training.checkpoint.pruning import find_target
 
-    target = find_target(run)
+    target = find_target(find_run(run))
     try:
         used, refusal = newest_usable(target.checkpoints), None
     except UserError as error:
@@ -92,7 +94,7 @@ def verify_command(
     """
     from drillyard.training.checkpoint.pruning import choose_step, find_target, verify_all_files
 
-    target = find_target(run)
+    target = find_target(find_run(run))
     one = target.one if step is None else choose_step(target, step)
     chosen = target.checkpoints if one is None else [one]
     with _progress(chosen) as read:
@@ -133,18 +135,18 @@ def prune_command(
     deleted. One that proves damaged is not counted and not deleted, and without a good one nothing is. Refused while a
     run is active in the directory (one that was started with `drillyard train`: other launchers hold no lock).
 
-    Exit code 0 when done, 1 when a checkpoint that was to be kept is damaged, 2 for an error.
+    Exit code 0 when done, 1 when a checkpoint that was to be kept is damaged or none is undamaged, 2 for an error.
     """
     from drillyard.errors import UserError
     from drillyard.supervise.holding import hold_run_directory
     from drillyard.training.checkpoint.pruning import find_target, plan_prune, verify_all_files
 
-    target = find_target(run)
+    target = find_target(find_run(run))
     if target.run_directory is None or target.one is not None:
         raise UserError(f"{run}: is not a run directory; give RUN_DIR or RUN_DIR/checkpoints")
     keep, keep_best = _retention(target, keep)
     with hold_run_directory(target.run_directory, "prunes its checkpoints"):
-        target = find_target(run)
+        target = find_target(find_run(run))
         with _progress([info for info in target.checkpoints if info.complete]) as read:
             plan = plan_prune(
                 target.checkpoints,
@@ -167,7 +169,7 @@ def prune_command(
         _print_pruned(plan, target, dry_run)
     if failures:
         raise UserError("\n".join(failures))
-    if plan.damaged:
+    if plan.damaged or (not plan.keep and any(info.status == "damaged" for info in target.checkpoints)):
         raise typer.Exit(1)
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from drillyard.cli.options import find_run
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands on data to the app."""
@@ -95,7 +97,7 @@ def show(
     console = Console(highlight=False)
     with console.status("opening the data") as status:
         batch = batch_of_step(
-            run_directory, step, lambda what, done, total: status.update(f"{what}: {_share(done, total)}")
+            find_run(run_directory), step, lambda what, done, total: status.update(f"{what}: {_share(done, total)}")
         )
     samples = batch.samples if rank is None else batch.of_rank(rank)
     mixture, tokenizer = batch.data.train, Tokenizer.from_str(batch.data.text_tokenizer.json)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from drillyard.cli.options import find_run
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
@@ -26,6 +28,7 @@ def register(app: typer.Typer) -> None:
         from drillyard.telemetry.difference import compare_runs, format_difference
         from drillyard.telemetry.jsonlines import encode
 
+        first, second = find_run(first), find_run(second)
         difference = compare_runs(first, second)
         if as_json:
             typer.echo(encode({"version": 1, "equal": difference.equal, **asdict(difference)}))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drillyard.cli.leaving import is_rank, leave
+from drillyard.cli.options import find_run
 
 if TYPE_CHECKING:
     from drillyard.training.evaluate import Request
@@ -29,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A checkpoint, a final/ directory, or a run directory.")],
+    model: Annotated[Path, typer.Argument(help="A checkpoint, a final/ directory, or a run: its directory or name.")],
     data: Annotated[
         str | None, typer.Option(help="A run.yaml, or a source of held-out documents; default: the run's own.")
     ] = None,
@@ -48,6 +49,7 @@ def evaluate(
     from drillyard.errors import UserError
     from drillyard.training.evaluate import Request, check_request, evaluate_saved
 
+    model = find_run(model)
     try:
         folder = output or _default_output(model)
     except OSError as error:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from drillyard.cli.leaving import is_rank, leave
+from drillyard.cli.options import find_run
 
 
 class Dtype(StrEnum):
@@ -43,6 +44,7 @@ def export(
     """
     from drillyard.training.locate import find_checkpoint_to_export
 
+    checkpoint = find_run(checkpoint)
     find_checkpoint_to_export(checkpoint, directory, overwrite=overwrite)
     import torch
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drillyard.cli.options import find_runs
+
 if TYPE_CHECKING:
     from drillyard.report.content import Content
 
@@ -87,6 +89,7 @@ def register(app: typer.Typer) -> None:
         from drillyard.report.run_directory import is_run_directory
         from drillyard.report.write import REPORT_FILE, write_report
 
+        paths = find_runs(paths)
         facts: dict[str, object] = {
             "accelerator": accelerator,
             "num_gpus": num_gpus,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from drillyard.cli.options import Interval, PricePerGpuHour
+from drillyard.cli.options import Interval, PricePerGpuHour, find_run
 
 
 def register(app: typer.Typer) -> None:
@@ -32,6 +32,7 @@ def register(app: typer.Typer) -> None:
         from drillyard.report.watch import FollowedRun
         from drillyard.report.watch import watch as follow
 
+        run_directory = find_run(run_directory)
         followed = FollowedRun(run_directory, gpu_price(run_directory, price))
         run = follow(followed, Console(), interval)
         if run.over and run.phase == "failed":

@@ -27,7 +27,7 @@ Rank 0 and the supervisor append to the same file. Goodput (goodput.py) is compu
 | evaluation_begin, evaluation_end | rank 0 | training waits for an evaluation | seconds (end) |
 | evaluation | rank 0 | the results of an evaluation | results |
 | evaluation_failed | rank 0 | a metric could not be measured; training goes on | part, metric, reason, stack |
-| export_begin, export_end | rank 0 | `final/` is written | seconds (end) |
+| export_begin, export_end | rank 0 | the model is written, to `final/` or beside it | seconds, directory (end) |
 | signal | who received it | a signal asks the run to stop | signal |
 | failure | supervisor, or a rank that gives up | a rank died, hung or raised | reason, failed_rank, exit_code |
 | warning | rank 0 | something failed that does not end the run: a log on a full disk, a tracker | text |

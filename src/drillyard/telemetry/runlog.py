@@ -24,7 +24,7 @@ from drillyard.telemetry.events import EVENTS_FILE, EventName, event_line, utc_n
 from drillyard.telemetry.jsonlines import LineFile, encode
 from drillyard.telemetry.metrics import METRICS_FILE, StepRecord
 from drillyard.telemetry.ruler import Ruler, derive
-from drillyard.telemetry.summary import closing_lines
+from drillyard.telemetry.summary import closing_lines, model_of
 from drillyard.telemetry.trackers import Trackers
 
 if TYPE_CHECKING:
@@ -111,13 +111,15 @@ class RunLog:
                 file.sync()
 
     @contextmanager
-    def span(self, name: Span, step: int, **fields: Any) -> Iterator[None]:
-        """Training waits: writes `<name>_begin` and, unless the body raises, `<name>_end` with its seconds."""
+    def span(self, name: Span, step: int, **fields: Any) -> Iterator[dict[str, Any]]:
+        """Training waits: writes `<name>_begin` and, unless the body raises, `<name>_end` with its seconds and what the
+        body has put into the dictionary."""
         begin, end = _SPANS[name]
         begun = time.perf_counter()
         self.event(begin, step, **fields)
-        yield
-        self.event(end, step, seconds=time.perf_counter() - begun, **fields)
+        found: dict[str, Any] = {}
+        yield found
+        self.event(end, step, seconds=time.perf_counter() - begun, **fields, **found)
 
     def parameters(
         self,
@@ -210,7 +212,7 @@ class RunLog:
         if self._rank == 0 and self._console == "text":
             self._print("\n".join(closing_lines(summary, run_directory)))
         elif self._rank == 0 and self._console == "json":
-            self._print(event_line("summary", {"model": str(run_directory / "final"), **summary}))
+            self._print(event_line("summary", {**summary, "model": str(model_of(summary, run_directory))}))
 
     def warn(self, text: str) -> None:
         """Record that something went wrong which does not end the run, and print it."""

@@ -50,6 +50,7 @@ def summarize(run_directory: Path) -> dict[str, Any]:
         "final_loss": last.get("loss"),
         "held_out": _held_out(events),
         "failed_evaluations": _failed_evaluations(events),
+        "model": _last_event(events, "export_end").get("directory"),
         "tokens": _tokens(steps),
         "sequences": next((event["sequences"] for event in reversed(events) if "sequences" in event), None),
         "skipped_steps": last.get("skipped_steps", 0),
@@ -139,7 +140,8 @@ def failure_text(failed: dict[str, Any]) -> str:
 def required_failure(run_directory: Path) -> str | None:
     """Why a finished run with `evaluation.required` has failed all the same, in words; None where it has not."""
     try:
-        failed = json.loads((run_directory / "summary.json").read_text(encoding="utf-8")).get("failed_evaluations")
+        summary = json.loads((run_directory / "summary.json").read_text(encoding="utf-8"))
+        failed = summary.get("failed_evaluations")
     except (OSError, ValueError):
         return None
     if not failed:
@@ -147,7 +149,7 @@ def required_failure(run_directory: Path) -> str | None:
     more = f" (and {len(failed) - 1} more: see summary.json)" if len(failed) > 1 else ""
     return (
         f"evaluation.required: not measured: {failure_text(failed[0])}{more}\n"
-        f"the model is complete; `drillyard eval {run_directory / 'final'}` measures it"
+        f"the model is complete; `drillyard eval {model_of(summary, run_directory)}` measures it"
     )
 
 
@@ -214,6 +216,11 @@ def format_summary(summary: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *_goodput_lines(summary)]) + "\n"
 
 
+def model_of(summary: dict[str, Any], run_directory: Path) -> Path:
+    """Where the model of a completed run is: `final/`, or beside it where that held other files."""
+    return run_directory / (summary.get("model") or "final")
+
+
 def closing_lines(summary: dict[str, Any], run_directory: Path) -> list[str]:
     """The last lines that a completed run prints: its losses, where its model is, and what to type next."""
     losses = ""
@@ -226,7 +233,7 @@ def closing_lines(summary: dict[str, Any], run_directory: Path) -> list[str]:
         if measure in HEADLINES:
             lines.append(f"Held out:  {part} | {HEADLINES[measure].format(figure['last'])}")
     lines += [f"Failed:    {failure_text(failed)}" for failed in summary["failed_evaluations"]]
-    model = shlex.quote(str(run_directory / "final"))
+    model = shlex.quote(str(model_of(summary, run_directory)))
     return [
         *lines,
         f"Model:     {model}",

@@ -292,7 +292,7 @@ def finish(parts: Parts, data: PreparedData, log: RunLog, directory: Path, side:
     except EvaluationStopped:
         return False
     side.watch.begin("export", "working")
-    with log.span("export", step):
+    with log.span("export", step) as found:
         final = directory / "final"
         written = export(
             parts.model.causal_lm,
@@ -302,6 +302,7 @@ def finish(parts: Parts, data: PreparedData, log: RunLog, directory: Path, side:
             overwrite=True,
             otherwise=directory / f"final-step-{step:08d}",
         )
+        found["directory"] = written.name
     if written != final:
         log.warn(f"{final}: holds files that no export of this run wrote, so the model was written to {written}")
     return True
