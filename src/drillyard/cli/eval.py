@@ -47,7 +47,7 @@ def evaluate(
     Prints a table and writes every prediction to a file.
     """
     from drillyard.errors import UserError
-    from drillyard.training.evaluate import Request, check_request, evaluate_saved
+    from drillyard.training.evaluate import Request, check_request, evaluate_saved, flags_for
 
     model = find_run(model)
     try:
@@ -64,10 +64,16 @@ def evaluate(
         samples=samples,
         sequence_length=sequence_length,
     )
-    check_request(request)
+    try:
+        check_request(request)
+    except UserError as error:
+        raise UserError(f"{error}{flags_for(str(error), request)}") from error
     if nproc_per_node > 1 and not is_rank():
         raise typer.Exit(_on_many_ranks(nproc_per_node, request))
-    results = evaluate_saved(request, lambda note: typer.echo(note, err=True))
+    try:
+        results = evaluate_saved(request, lambda note: typer.echo(note, err=True))
+    except UserError as error:
+        raise UserError(f"{error}{flags_for(str(error), request)}") from error
     if results is not None:
         _print_table(results)
         if "sql-execution" in request.metrics or any("sql_execution" in result for result in results.values()):

@@ -9,11 +9,14 @@ command chooses by `typer.Exit`; anything else is a bug of ours and keeps its tr
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
+import re
 import signal
 import sys
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -56,6 +59,7 @@ def load_command(name: str) -> Any:
     importlib.import_module(COMMANDS[name].module).register(app)
     command = typer.main.get_group(app).commands[name]
     _let_help_flow(command)
+    _refuse_object_storage(command)
     return command
 
 
@@ -65,6 +69,27 @@ def _let_help_flow(command: Any) -> None:
     command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     for inner in getattr(command, "commands", {}).values():
         _let_help_flow(inner)
+
+
+def _refuse_object_storage(command: Any) -> None:
+    """Let no command take gs://b/x for a file here. What reads objects takes text, not paths."""
+
+    def checked(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            for value in (*arguments, *options.values()):
+                if isinstance(value, Path) and (found := re.match(r"(gs|s3|https?):/", str(value))):
+                    raise UserError(
+                        f"{found[1]}://{str(value)[found.end() :].lstrip('/')}: is not on this machine, and this takes "
+                        "paths: mount the bucket, or copy the files here first"
+                    )
+            return function(*arguments, **options)
+
+        return call
+
+    for one in (command, *getattr(command, "commands", {}).values()):
+        if one.callback is not None:
+            one.callback = checked(one.callback)
 
 
 class LazyGroup(TyperGroup):

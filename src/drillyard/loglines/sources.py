@@ -115,7 +115,7 @@ def storage_client() -> Client:
     try:
         return storage.Client()
     except (DefaultCredentialsError, OSError):
-        return storage.Client.create_anonymousstorage_client()
+        return storage.Client.create_anonymous_client()
 
 
 @contextmanager

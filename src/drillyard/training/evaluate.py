@@ -5,6 +5,8 @@ What needs torch is imported by `evaluate_saved` alone: a request is checked bef
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +26,16 @@ OTHER_FIGURES = (
     "--data"
 )
 DEFAULT_SEQUENCE_LENGTH = 1024
+CONFIG_SUFFIXES = (".yaml", ".yml")
+FLAGS = {
+    "data.source": "--data",
+    "data.format": "--format",
+    "data.sequence_length": "--sequence-length",
+    "evaluation.metrics": "--metric",
+    "evaluation.parts": "--part",
+    "evaluation.samples": "--samples",
+}
+"""The flags of `drillyard eval` by the settings that they stand for."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +113,7 @@ def check_request(request: Request) -> tuple[SavedModel, RunConfig]:
 def evaluation_config(request: Request, saved: SavedModel) -> RunConfig:
     """The run config under which the model is measured: the run's own, with what the request names put in."""
     own = saved.config
-    names_config = request.data is not None and Path(request.data).suffix in (".yaml", ".yml")
+    names_config = request.data is not None and Path(request.data).suffix in CONFIG_SUFFIXES
     base = load_run_config(Path(str(request.data))) if names_config else own or bare_config(request)
     data = base.data
     if request.data is not None and not names_config:
@@ -139,15 +151,40 @@ def source_alone(request: Request, data: DataConfig, saved: SavedModel) -> DataC
 
 def bare_config(request: Request) -> RunConfig:
     """A config for a model that no run of ours made: its own precision does not matter, it is only measured."""
+    if request.data is None:
+        raise UserError(f"{request.model}: no run made it, so none says what to measure it on; name a source by --data")
     return RunConfig.model_validate(
         {
             "name": "evaluation",
             "model": {"id": str(request.model)},
             "data": {
-                "source": request.data or "builtin:python-stdlib",
+                "source": request.data,
                 "format": request.format or "text",
-                "sequence_length": request.sequence_length or DEFAULT_SEQUENCE_LENGTH,
+                "sequence_length": request.sequence_length or min(DEFAULT_SEQUENCE_LENGTH, positions_of(request.model)),
             },
             "training": TrainingConfig(steps=1, precision="fp32", optimizer=OptimizerConfig(learning_rate=1e-3)),
         }
     )
+
+
+def positions_of(model: Path) -> int:
+    """The positions that a model's config.json names, under any of the names in use; without one, no limit is known."""
+    try:
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        found = [config[key] for key in ("max_position_embeddings", "n_positions") if isinstance(config.get(key), int)]
+    except (OSError, ValueError, AttributeError):
+        found = []  # what is wrong with it is said where the model is built
+    return min(found, default=DEFAULT_SEQUENCE_LENGTH)
+
+
+def flags_for(message: str, request: Request) -> str:
+    """A line that says by which flags the settings in an error message are given; empty where run.yaml has them."""
+    if request.data is None or Path(request.data).suffix in CONFIG_SUFFIXES:
+        return ""
+    found = [f"{key} is {flag} here" for key, flag in FLAGS.items() if key in message]
+    if "data.columns" in message and request.format is None:
+        found.append("rows are read as text: --format names another one (chat, prompt-completion, text-to-sql)")
+    others = re.findall(r"\b(?:data|evaluation)\.[a-z_]+", message)
+    if any(key not in FLAGS for key in others):
+        found.append("other settings: write them into a run.yaml and give --data run.yaml")
+    return f"\n{'; '.join(found)}" if found else ""

@@ -1,0 +1,120 @@
+"""What commands take for a path: a run's name, and what is in object storage and no path."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.unit.checkpoint.made import make_checkpoint
+from tests.unit.report import runs
+
+from drillyard.cli import main as cli
+from drillyard.errors import UserError
+from drillyard.loglines.sources import storage_client
+from drillyard.training.evaluate import Request, evaluation_config, flags_for
+from drillyard.training.locate import find_saved_model
+
+
+def call(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(argument) for argument in arguments])
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def named_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    run: Path = runs.write_run(tmp_path / "runs" / "trial", steps=10)
+    make_checkpoint(run, 10)
+    (run / "run.yaml").unlink()  # a report's part of one, which prune would read
+    return run
+
+
+@pytest.mark.parametrize(
+    "command", [("report",), ("watch",), ("checkpoint", "list"), ("checkpoint", "verify"), ("checkpoint", "prune")]
+)
+def test_a_run_is_found_by_its_name(command: tuple[str, ...], named_run: Path) -> None:
+    assert call(*command, "trial", *(["--keep", 1] if "prune" in command else [])) == 0
+    assert (named_run / "report.html").exists() == (command == ("report",))
+
+
+def test_two_runs_are_compared_by_name(named_run: Path) -> None:
+    assert call("diff", "trial", "trial") == 0
+
+
+def test_a_directory_here_goes_before_a_run_of_its_name(named_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("trial").mkdir()
+    assert call("checkpoint", "list", "trial") == 2 and "there are no checkpoints" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("eval", "gs://b/x"),
+        ("eval", "runs/a", "--output", "s3://b/x"),
+        ("export", "gs://b/x", "model"),
+        ("export", "runs/a/checkpoints/step-00000001", "gs://b/x"),
+        ("report", "runs/a", "--output", "gs://b/x.html"),
+        ("checkpoint", "prune", "gs://b/x"),
+        ("train", "gs://b/run.yaml"),
+        ("estimate", "run.yaml", "--cluster", "gs://b/cluster.yaml"),
+        ("init", "gs://b/x"),
+    ],
+)
+def test_object_storage_is_no_path(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(*arguments) == 2
+    (url,) = (argument for argument in arguments if "://" in argument)
+    assert capsys.readouterr().err.startswith(f"error: {url}: is not on this machine")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_machine_without_credentials_reads_public_buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from google.auth.exceptions import DefaultCredentialsError
+    from google.cloud import storage
+
+    def no_credentials(*_: object) -> None:
+        raise DefaultCredentialsError
+
+    monkeypatch.setattr("google.auth.default", lambda **_: no_credentials())
+    assert isinstance(storage_client(), storage.Client)
+
+
+def test_prune_fails_where_every_checkpoint_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (10, 20):
+        next(make_checkpoint(tmp_path, step).glob("*.distcp")).unlink()
+    assert call("checkpoint", "prune", tmp_path, "--keep", 1) == 1
+    assert "no undamaged checkpoint" in capsys.readouterr().out
+
+
+def plain_model(directory: Path, **config: int) -> Path:
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [({"max_position_embeddings": 128}, 128), ({"n_positions": 64}, 64), ({"max_position_embeddings": 131072}, 1024)],
+)
+def test_a_plain_model_is_measured_within_its_positions(config: dict[str, int], expected: int, tmp_path: Path) -> None:
+    request = Request(plain_model(tmp_path / "model", **config), tmp_path, data="rows.jsonl")
+    assert evaluation_config(request, find_saved_model(request.model)).data.sequence_length == expected
+
+
+def test_a_plain_model_needs_a_source(tmp_path: Path) -> None:
+    request = Request(plain_model(tmp_path / "model"), tmp_path)
+    with pytest.raises(UserError, match="--data"):
+        evaluation_config(request, find_saved_model(request.model))
+
+
+def test_settings_in_errors_come_with_their_flags(tmp_path: Path) -> None:
+    request = Request(tmp_path, tmp_path, data="rows.jsonl")
+    assert "--sequence-length" in flags_for("data.sequence_length: 300 is more than 128", request)
+    assert "--format" in flags_for("no column 'text'. Set data.columns: {text: NAME}.", request)
+    assert "--data run.yaml" in flags_for("Set data.tokenizer to one that has", request)
+    assert flags_for("data.sequence_length: 300", Request(tmp_path, tmp_path, data="run.yaml")) == ""
+    assert flags_for("out of memory", request) == ""
