@@ -2,25 +2,28 @@
 
 An entry is written at submission, so that finished runs are found too where the scheduler forgets them. What a run is
 doing is read from its state.json. Where that says that the run goes on, the reader corrects it: when the leader is
-known to be dead, when the directory is read-only and so the ranks have been ended (fence.py), and when exits/ has a
-failure of the current round that did not reach state.json, as on a full disk.
+known to be dead, when its lease is no longer renewed (it was killed on another host, or the file system is read-only),
+and when exits/ has a failure of the current round that did not reach state.json, as on a full disk.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
 import sys
+import tempfile
 import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from . import outcome, records
+from .fence import Epochs
 from .identity import node_name, process_of
-from .job import EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST
+from .job import EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST, read_job
 from .running import Mistake, agents_here, job_of
 from .stopmark import is_cancelled
 
@@ -109,26 +112,47 @@ def look(launch_directory: str) -> dict[str, Any]:
             state = {**state, "state": "cancelled", "reason": "cancelled"}
         elif agent == "gone":
             state = _corrected(state, knows_cause=failed is not None)
-        if not _is_writable(directory) and state["state"] != "cancelled":
-            state = _unwritable(directory, state)
+        if state["state"] != "cancelled" and (why := _why_unheard(directory, state)) is not None:
+            state = _unheard(state, why)
     return {"state": state, "agent": agent, "cancelled": cancelled, "problem": None}
 
 
-def _is_writable(directory: Path) -> bool:
-    """False on a file system that is read-only here; permissions are no matter of the run's own user."""
+def _why_unheard(directory: Path, state: dict[str, Any]) -> str | None:
+    """Why the leader's lease is not renewed (fence.py), where that is so: then its agents have ended the ranks.
+
+    Two hosts' clocks are not compared: a lease that looks old here is compared with a file that is written beside it.
+    That file is also the test of a read-only file system, of which statvfs does not always know.
+    """
+    epochs, epoch = Epochs(directory), state.get("epoch")
+    if not isinstance(epoch, int) or epochs.gone(epoch, 0).exists():
+        return None
     try:
-        return not os.statvfs(directory).f_flag & os.ST_RDONLY and os.access(directory, os.W_OK)
-    except OSError:
-        return True
+        renewed_at = epochs.lease(epoch, 0).stat().st_mtime
+        lease_seconds = read_job(directory / "job.json").lease_seconds
+    except (OSError, ValueError, TypeError):
+        return None
+    if 0 <= time.time() - renewed_at < lease_seconds / 2:
+        return None
+    try:
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".look-") as probe:
+            silent_seconds = os.fstat(probe.fileno()).st_mtime - renewed_at
+    except OSError as error:
+        return (
+            None
+            if error.errno in (errno.ENOSPC, errno.EDQUOT)
+            else f"{directory} cannot be written to: {error.strerror}"
+        )
+    if silent_seconds < lease_seconds:
+        return None
+    return f"the agent of node 0 has not renewed its lease for {silent_seconds:.0f} s"
 
 
-def _unwritable(directory: Path, state: dict[str, Any]) -> dict[str, Any]:
-    """How a run is whose launch directory nobody can write to: its agents end the ranks when their leases run out."""
-    why = f"{directory} is read-only"
+def _unheard(state: dict[str, Any], why: str) -> dict[str, Any]:
+    """How a run is whose leader cannot write what it does."""
     if state["state"] not in _GOES_ON:
-        how = f"{why}, so how the run ended could not be written there"
+        how = f"{why}, so how the run ended is not recorded there"
         return {**state, "reason": how, "failure": {**(state.get("failure") or {}), "reason": how}}
-    told = f"{why}: the agents end the ranks, and start them again if it can be written to before they give up"
+    told = f"{why}; without a lease the agents end the ranks, and start them again once it is renewed"
     return {**state, "state": "restarting", "reason": told}
 
 

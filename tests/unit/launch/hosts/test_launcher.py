@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -45,7 +46,7 @@ def test_without_docker_and_podman_an_image_cannot_be_run(tmp_path: Path, monkey
 def job_in(directory: Path, platform: str = "ssh") -> Job:
     """A job whose launch directory is there."""
     job = Job("r", "c", platform, 1, 1, str(directory), str(directory / "launch"), ["sleep", "1000"])
-    (directory / "launch").mkdir()
+    (directory / "launch").mkdir(exist_ok=True)
     (directory / "launch" / "job.json").write_text(job.as_json())
     return job
 
@@ -106,14 +107,67 @@ def test_a_cause_that_did_not_reach_the_state_is_read_from_the_nodes_reports(
     assert status.failure is not None and (status.failure.exit_code, status.failure.lines) == (2, ("error: x",))
 
 
-@pytest.mark.parametrize(("leader", "state"), [(DEAD, "failed"), (identity.this_process(), "restarting")])
-def test_a_run_in_a_read_only_directory_does_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leader: identity.Process, state: str
+def lease_of(directory: Path, seconds_ago: float) -> None:
+    """The lease of node 0 as it was renewed last."""
+    (directory / "launch" / "epochs").mkdir(parents=True)
+    lease = directory / "launch" / "epochs" / "0001.node-0.alive"
+    lease.touch()
+    at = lease.stat().st_mtime - seconds_ago
+    os.utime(lease, (at, at))
+
+
+@pytest.mark.parametrize("platform", ["ssh", "slurm"])
+@pytest.mark.parametrize(
+    ("seconds_ago", "directory_is", "state", "words"),
+    [
+        (5.0, "read-only", "running", None),
+        (11.0, "read-only", "restarting", "cannot be written to: Read-only file system"),
+        (11.0, "full", "running", None),
+        (15.0, "fine", "running", None),
+        (25.0, "fine", "restarting", "has not renewed its lease for 2"),
+        # The clock of the file server is ahead.
+        (-300.0, "fine", "running", None),
+        (-300.0, "read-only", "restarting", "cannot be written to: Read-only file system"),
+    ],
+)
+def test_a_run_whose_leader_cannot_renew_its_lease_is_not_running(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    platform: str,
+    seconds_ago: float,
+    directory_is: str,
+    state: str,
+    words: str | None,
 ) -> None:
-    monkeypatch.setattr(index.os, "access", lambda path, mode: False)
-    status = seen_status(tmp_path, "ssh", leader)
+    def refuse(**options: object) -> None:
+        number = {"read-only": errno.EROFS, "full": errno.ENOSPC}[directory_is]
+        raise OSError(number, os.strerror(number))
+
+    job_in(tmp_path, platform)
+    lease_of(tmp_path, seconds_ago)
+    if directory_is != "fine":
+        monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
+    status = seen_status(tmp_path, platform, identity.this_process())
     assert status.state == state
-    assert status.reason is not None and status.reason.startswith(f"{tmp_path}/launch is read-only")
+    assert status.reason is None if words is None else words in str(status.reason)
+    assert not list((tmp_path / "launch").glob(".look-*"))
+    # A lease that was given up says that nothing runs, by the agent's own word.
+    (tmp_path / "launch" / "epochs" / "0001.node-0.gone").touch()
+    assert seen_status(tmp_path, platform, identity.this_process()).state == "running"
+
+
+def test_a_run_that_ended_where_nothing_can_be_written_has_failed_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    job_in(tmp_path)
+    lease_of(tmp_path, 700.0)
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
+    status = seen_status(tmp_path, "ssh", DEAD)
+    assert status.state == "failed" and status.failure is not None
+    assert status.failure.reason.startswith(f"{tmp_path}/launch cannot be written to: Read-only file system")
 
 
 @pytest.mark.parametrize(("platform", "state"), [("ssh", "failed"), ("local", "failed"), ("slurm", "running")])

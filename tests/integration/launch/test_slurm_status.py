@@ -1,0 +1,140 @@
+"""What users of a real Slurm cluster of four nodes are told while disks fail and while a run is being submitted.
+
+Mounts small file systems, which needs root.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.integration import held
+from tests.integration.disks import MIB, LoopDisk, Tmpfs
+from tests.integration.held import Holds
+from tests.integration.launch.slurm_cluster import SlurmCluster, slurm_cluster, until
+from tests.integration.launch.test_slurm import is_running, saves, sit_down, written
+from tests.integration.tiny_run import write_config
+
+from drillyard.config import load_cluster_config
+from drillyard.launch.programs import Programs
+from drillyard.launch.slurm.launcher import launcher
+from drillyard.launch.states import State
+
+SECONDS_TO_TELL = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    """Nodes n1 to n4."""
+    with slurm_cluster() as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def all_nodes_are_idle(cluster: SlurmCluster) -> Iterator[None]:
+    """What a test has left is ended before the next."""
+    yield
+    cluster.reset()
+
+
+def test_a_full_disk_at_the_export_is_the_cause_that_is_told(
+    cluster: SlurmCluster, workplace: Path, tmp_path: Path
+) -> None:
+    disk = Tmpfs(tmp_path / "disk", 16 * MIB)
+    disk.mount()
+    try:
+        config = write_config(
+            disk.place,
+            "full-export",
+            training__steps=2,
+            data__source=str(workplace / "rows.jsonl"),
+            data__cache_directory=str(workplace / "cache"),
+        )
+        holds = Holds(tmp_path, "round-0-forward-1")
+        python = tmp_path / "python"
+        python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {held.__file__} {holds.directory} -- "$@"\n')
+        python.chmod(0o755)
+        desk = sit_down(cluster, tmp_path / "desk", python=str(python), environment={"GLOO_SOCKET_IFNAME": "lo"})
+        handle = desk.launch(config)
+        until(lambda: holds.reached("round-0-forward-1", 0, 1), "the last evaluation")
+        disk.fill()
+        holds.release("round-0-forward-1")
+        told = desk.wait_for(handle, lambda told: told["over"])
+        assert told["state"] == "failed", told
+        assert told["failure"]["exit_code"] == 2
+        assert (
+            "cannot export to" in told["failure"]["reason"] and "No space left on device" in told["failure"]["reason"]
+        )
+        assert desk.say("runs", "status", handle).stdout.count("cannot export to") <= 2, "headline and last lines"
+    finally:
+        disk.unmount()
+
+
+def test_a_run_whose_directory_turns_read_only_is_not_running_any_more(cluster: SlurmCluster, tmp_path: Path) -> None:
+    disk = LoopDisk(tmp_path / "desk" / "runs", 16 * MIB, tmp_path)
+    disk.make()
+    try:
+        desk = sit_down(cluster, tmp_path / "desk")
+        config, directory = saves(desk, "frozen")
+        handle = desk.launch(config)
+        desk.wait_for(handle, is_running)
+        until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "round 0")
+        disk.abort()
+        failed_at = time.monotonic()
+        told = desk.wait_for(handle, lambda told: told["state"] != "running")
+        assert time.monotonic() - failed_at < SECONDS_TO_TELL
+        assert told["state"] == "restarting", told
+        assert f"{directory}/launch cannot be written to: Read-only file system" in told["reason"], told
+        cancelled = desk.say("runs", "cancel", handle)
+        assert cancelled.returncode == 0, cancelled.stderr
+        assert not cluster.processes(str(directory))
+        refused = desk.say("launch", config)
+        assert refused.returncode == 2 and "nothing was submitted" in refused.stderr, refused.stderr
+    finally:
+        cluster.reset()
+        disk.unmount()
+
+
+def test_of_many_who_look_during_a_submission_nobody_sees_a_run_that_failed(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    desk = sit_down(cluster, tmp_path / "desk")
+    config, directory = saves(desk, "watched")
+    sbatch, submitted, go = tmp_path / "bin" / "sbatch", tmp_path / "submitted", tmp_path / "go"
+    sbatch.parent.mkdir()
+    # The job is submitted, and its id is not known yet, until half of the looks have been taken.
+    waits = f"touch {submitted}; while [ ! -e {go} ]; do sleep 0.01; done"
+    sbatch.write_text(f'#!/bin/sh\n{shutil.which("sbatch")} "$@" || exit; {waits}\n')
+    sbatch.chmod(0o755)
+    desk.environment["PATH"] = f"{sbatch.parent}:{cluster.environment['PATH']}"
+    launching = desk.start("launch", config)
+    until(submitted.exists, "the submission")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HOME", "SLURM_CONF"):
+            patch.setenv(name, desk.environment[name])
+        look = launcher(load_cluster_config(desk.directory / "cluster.yaml"), Programs())
+        seen: Counter[State] = Counter()
+        lock = threading.Lock()
+
+        def looks(count: int) -> None:
+            for _ in range(count):
+                states = Counter(status.state for status in look.runs())
+                with lock:
+                    seen.update(states)
+
+        looks(8)
+        assert seen.total() == 8, seen
+        with ThreadPoolExecutor(2) as threads:
+            others = threads.map(looks, [8, 8])
+            go.touch()
+            list(others)
+    assert launching.wait(SECONDS_TO_TELL) == 0
+    assert seen.total() == 24 and set(seen) <= {State.queued, State.starting, State.running}, seen
+    (directory / "enough").touch()
