@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from . import ending, facts, index, keeper, running
+from . import ending, facts, index, keeper, running, submit
 from .job import EXIT_FAILED
 
 
@@ -55,6 +55,10 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--runs", action="store_true", help="which runs are active here")
     entry = _add(verbs, "index", index.write_entry, "note a submission on this host")
     entry.add_argument("--entry", required=True, help="JSON with run, cluster, platform, launch_directory, ...")
+    submit_ = _add(verbs, "submit", submit.submit, "write launch directories and submit their job to Slurm")
+    for name in ("cluster", "sent", "launch-directory", "script"):
+        submit_.add_argument(f"--{name}", required=True)
+    submit_.add_argument("--after", help="handle of the run that must have succeeded before")
     listing = _add(verbs, "list", index.list_runs, "the runs noted on this host")
     listing.add_argument("--cluster")
     status = _add(verbs, "status", index.status, "one run")
@@ -83,5 +87,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--leader", help="host of node 0, as the other nodes reach it; else as the scheduler says")
     parser.add_argument("--submission", help="name of this submission: counts are kept for as long as it is the same")
     parser.add_argument("--attempt", help="which start of this submission; Slurm: SLURM_RESTART_COUNT")
+    parser.add_argument("--hosts", help="names of all nodes' hosts in the order of their ranks, with commas between")
+    parser.add_argument("--srun-log", nargs=2, metavar=("FILE", "BYTES"), help="where srun writes, from which byte on")
     parser.add_argument("--quiet", action="store_true", help="do not pass the command's output on")
     parser.add_argument("--kept", action="store_true", help=argparse.SUPPRESS)

@@ -8,16 +8,22 @@
 | stopped from outside, not saved | failed, with that word |
 | the node that failed first exited with 126 or 127: no such command (rules.py) | failed, never again |
 | a node was lost | again when it is back, not counted; after `join_seconds` (0: at once) leave with 75 |
+| a node never joined | leave with 75 |
 | 85 of itself | again, not counted |
 | anything else | again, counted, at most `max_failures` times, after a pause that grows (outcome.py) |
 
-85 in two rounds in a row without a newer checkpoint counts as a failure, so that a run which only ever saves nothing
-comes to an end. Where checkpoints cannot be seen (no glob), that is held against a run only if nobody asked it to stop.
+Of rounds in a row that end with 85 or a lost node and without a newer checkpoint, the second and each later one counts
+as a failure, so that a run without progress comes to an end. Where checkpoints cannot be seen (no glob), only a stop
+from outside is not held against the run.
+
+A host that lost its agent `MOST_LOSSES` times, or on which the agent never started, is excluded: the scheduler is asked
+for another one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from .borrowed import rules
 from .job import EXIT_CHECKPOINTED, EXIT_DONE, EXIT_FAILED, EXIT_NODE_LOST, EXIT_REFUSED
@@ -25,6 +31,8 @@ from .job import EXIT_CHECKPOINTED, EXIT_DONE, EXIT_FAILED, EXIT_NODE_LOST, EXIT
 DONE = "done"
 AGAIN = "again"
 LEAVE = "leave"
+MOST_LOSSES = 2
+"""Losses of one host after which it is excluded."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,14 @@ class Counts:
     failures: int = 0
     """Restarts that counted against the limit."""
     unsaved_stops: int = 0
-    """85 in a row without a newer checkpoint."""
+    """Rounds in a row that ended with 85 or a lost node, without a newer checkpoint."""
+    losses: Mapping[str, int] = field(default_factory=dict)
+    """How often each host lost its agent."""
+
+    @property
+    def excluded(self) -> list[str]:
+        """Hosts that the run must not use again."""
+        return sorted(host for host, times in self.losses.items() if times >= MOST_LOSSES)
 
 
 @dataclass(frozen=True)
@@ -45,6 +60,8 @@ class RoundEnd:
     """By node, of all nodes that are not lost. What ranks told counts more than what their launcher made of it."""
     lost: dict[int, str]
     """Nodes that vanished, and their hosts."""
+    cause_of_loss: str = ""
+    """Why nodes vanished, where the scheduler says so."""
     first: int | None = None
     """The node whose end ended the round; None: no node failed of itself."""
     asked: str | None = None
@@ -96,10 +113,17 @@ def decide(end: RoundEnd, counts: Counts, limits: Limits) -> Decision:
     return _failed(end.cause or f"exit code {code}", counts, limits)
 
 
-def nobody_came(missing: dict[int, str], seconds: float, counts: Counts) -> Decision:
-    """What follows when nodes stay away for longer than the leader waits: the scheduler may find others."""
-    reason = f"lost capacity: {names(missing)} did not come within {seconds:.0f} s"
-    return Decision(LEAVE, EXIT_NODE_LOST, reason, counts)
+def never_joined(missing: dict[int, str], why: str, counts: Counts, limits: Limits) -> Decision:
+    """What follows when nodes do not join: their hosts (by node rank, empty where unknown) are excluded at once."""
+    after = _with_losses(_stop_counts(counts, saved=False), missing.values(), MOST_LOSSES)
+    return _after_loss(LEAVE, f"lost capacity: {why}", counts, after, limits)
+
+
+def leader_killed(host: str, asked: bool, newer_checkpoint: bool | None, counts: Counts, limits: Limits) -> Decision:
+    """What follows when a leader finds that the one before it, on `host`, was killed. `asked`: while it stopped."""
+    after = _stop_counts(counts, newer_checkpoint is True)
+    after = after if asked else _with_losses(after, [host], 1)
+    return _after_loss(AGAIN, f"the agent of node 0 ({host}) was killed", counts, after, limits)
 
 
 def _stopped(end: RoundEnd, counts: Counts, limits: Limits) -> Decision:
@@ -127,17 +151,31 @@ def _stop_counts(counts: Counts, saved: bool) -> Counts:
     if saved:
         return replace(counts, unsaved_stops=0)
     again = counts.unsaved_stops > 0
-    return Counts(counts.failures + 1 if again else counts.failures, counts.unsaved_stops + 1)
+    failures = counts.failures + 1 if again else counts.failures
+    return replace(counts, failures=failures, unsaved_stops=counts.unsaved_stops + 1)
+
+
+def _with_losses(counts: Counts, hosts: Iterable[str], times: int) -> Counts:
+    more = {host: counts.losses.get(host, 0) + times for host in hosts if host}
+    return replace(counts, losses={**counts.losses, **more})
 
 
 def _lost(end: RoundEnd, counts: Counts, limits: Limits) -> Decision:
+    after = _with_losses(_stop_counts(counts, end.newer_checkpoint is True), end.lost.values(), 1)
+    reason = f"lost {names(end.lost)}" + (f": {end.cause_of_loss}" if end.cause_of_loss else "")
     if limits.join_seconds <= 0:
-        return Decision(LEAVE, EXIT_NODE_LOST, f"lost {names(end.lost)}", counts)
-    return Decision(AGAIN, EXIT_NODE_LOST, f"lost {names(end.lost)}; waits for it to come back", counts)
+        return _after_loss(LEAVE, reason, counts, after, limits)
+    return _after_loss(AGAIN, f"{reason}; waits for it to come back", counts, after, limits)
+
+
+def _after_loss(what: str, reason: str, before: Counts, after: Counts, limits: Limits) -> Decision:
+    if after.failures > limits.max_failures:
+        return _too_often(f"{reason}; again without a newer checkpoint", after, limits)
+    return Decision(what, EXIT_NODE_LOST, reason, after, after.failures > before.failures)
 
 
 def _failed(cause: str, counts: Counts, limits: Limits) -> Decision:
-    after = Counts(counts.failures + 1, 0)
+    after = replace(counts, failures=counts.failures + 1, unsaved_stops=0)
     if after.failures > limits.max_failures:
         return _too_often(cause, after, limits)
     return Decision(AGAIN, EXIT_FAILED, cause, after, counted=True)

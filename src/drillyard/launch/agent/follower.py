@@ -21,6 +21,7 @@ from .job import EXIT_CANCELLED, EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST,
 from .node import Node
 from .requests import PATIENCE_AFTER_FAILURE_SECONDS, START_SECONDS, StopRequests
 from .sockets import wait_for
+from .srun import Allocation
 from .stopmark import is_cancelled
 from .wire import Connection, ConnectionLost, Refused, join
 
@@ -38,13 +39,23 @@ class _Dismissed(Exception):
 class Follower:
     """The agent of node `node.rank`, from joining to its exit."""
 
-    def __init__(self, job: Job, node: Node, me: Process, secret: bytes, address: str, start: dict[str, str]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        node: Node,
+        me: Process,
+        secret: bytes,
+        address: str,
+        start: dict[str, str],
+        allocation: Allocation,
+    ) -> None:
         self._job = job
         self._node = node
         self._me = me
         self._secret = secret
         self._address = address
         self._start = start
+        self._allocation = allocation
         self._epochs = Epochs(Path(job.launch_directory))
         self._lease = Lease(self._epochs, node.rank, me, node.token, job.lease_seconds, node.guardian.renewed)
         self._stop = StopRequests()
@@ -96,6 +107,9 @@ class Follower:
             code = self._code_of_run()
             if code is not None:
                 raise _Dismissed(code)
+            if 0 in self._allocation.ended():
+                # srun starts no agent again.
+                raise _Dismissed(EXIT_NODE_LOST)
             time.sleep(_SECONDS_BETWEEN_TRIES)
 
     def _is_asked(self) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,17 @@ from .job import EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST, Job
 from .members import LocalMember, Member, RemoteMember
 from .node import Node
 from .outcome import failure_of, kind_of_end, named, outcome, pause_seconds
-from .requests import PATIENCE_AFTER_FAILURE_SECONDS, START_SECONDS, StopRequests
+from .requests import PATIENCE_AFTER_FAILURE_SECONDS, StopRequests
 from .sockets import Source, allow_open_files, wait_for
+from .srun import Allocation
 from .stopmark import is_cancelled
 from .wire import NUM_PORTS, ConnectionLost, Guest
 
 _TURN_SECONDS = 0.2
 _OTHER_FILES = 128
 _SECONDS_FOR_LATE_SIGNALS = 1.0
+_SECONDS_FOR_LATE_ENDS = 2.0
+"""When one node's agent has ended before it joined, others may do so for the same reason."""
 _CODES_OF_A_REQUEST = {EXIT_CHECKPOINTED, *(128 + int(number) for number in signals.STOP_SIGNALS)}
 
 
@@ -47,17 +51,28 @@ class _Ousted(Exception):
 class Leader:
     """A run from here to its end. `submission` and `attempt` say which start of it this is."""
 
-    def __init__(self, job: Job, node: Node, me: Process, secret: bytes, address: str, start: dict[str, str]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        node: Node,
+        me: Process,
+        secret: bytes,
+        address: str,
+        start: dict[str, str],
+        allocation: Allocation,
+    ) -> None:
         self._job = job
         self._node = node
         self._secret = secret
         self._address = address
         self._start = start
+        self._allocation = allocation
+        self._limits = Limits(job.max_failures, job.join_seconds)
         self._directory = Path(job.launch_directory)
         self._epochs = Epochs(self._directory)
         self._lease = Lease(self._epochs, 0, me, node.token, job.lease_seconds, node.guardian.renewed)
         self._members: dict[int, Member] = {0: LocalMember(node)}
-        self._hosts: dict[int, str] = {0: me.host}
+        self._hosts: dict[int, str] = allocation.hosts | {0: me.host}
         self._door: Door | None = None
         self._stop = StopRequests()
         self._told_to_stop = False
@@ -66,15 +81,17 @@ class Leader:
         self._in_round: dict[int, Member] = {}
         self._everybody_at = 0.0
         self._used_ports: set[int] = set()
+        self._ended_tasks: dict[int, str] = {}
+        self._ended_tasks_at = 0.0
         self._me = me
         self._epoch = 0
 
     def run(self) -> int:
         """Lead the run; returns the agent's exit code."""
         with self._stop:
-            self._state, self._counts, self._round = self._take_up()
+            self._state, self._round, before = self._take_up()
             try:
-                decision = self._rounds()
+                decision = self._end_of_killed_leader(before) or self._rounds()
             except _Ousted as ousted:
                 # The state belongs to the new leader, or is gone.
                 self._dismiss(ousted.code)
@@ -85,8 +102,11 @@ class Leader:
             self._lease.release()
             return code
 
-    def _take_up(self) -> tuple[records.StateFile, Counts, int]:
-        """Take the next epoch, and go on counting where the same submission was begun before."""
+    def _take_up(self) -> tuple[records.StateFile, int, dict[str, Any]]:
+        """Take the next epoch, and go on counting where the same submission was begun before.
+
+        Returns the state, the number of the first round, and the state that an earlier leader of this submission left.
+        """
         self._epoch = self._epochs.open({**self._start, "leader": self._me.as_json(), "at": time.time()})
         self._lease.claim(self._epoch)
         try:
@@ -95,7 +115,8 @@ class Leader:
             self._node.say(f"state.json cannot be read ({error}): restarts are counted from 0")
             before = {}
         same = before.get("submission") == self._start["submission"]
-        counts = Counts(before.get("failures", 0), before.get("unsaved_stops", 0)) if same else Counts()
+        before = before if same else {}
+        self._counts = Counts(before.get("failures", 0), before.get("unsaved_stops", 0), before.get("losses") or {})
         fields: dict[str, Any] = {
             "run": self._job.run,
             "cluster": self._job.cluster,
@@ -109,18 +130,36 @@ class Leader:
             "state": "starting",
             "reason": None,
             "since": time.time(),
-            "started_at": before.get("started_at") if same else None,
+            "started_at": before.get("started_at"),
             "ended_at": None,
-            "round": before.get("round") if same else None,
-            "failures": counts.failures,
-            "unsaved_stops": counts.unsaved_stops,
+            "round": before.get("round"),
+            **_counted(self._counts),
+            "checkpoint": records.newest_checkpoint(self._job.checkpoints),
+            "asked": None,
             "hosts": [self._me.host],
-            "failure": before.get("failure") if same else None,
+            "failure": before.get("failure"),
             "exit_code": None,
         }
         state = records.StateFile(self._directory, fields, lambda: self._lease.superseded)
         state.save()
-        return state, counts, 0 if fields["round"] is None else int(fields["round"]) + 1
+        return state, 0 if fields["round"] is None else int(fields["round"]) + 1, before
+
+    def _end_of_killed_leader(self, before: dict[str, Any]) -> Decision | None:
+        """Count a loss where the leader before this one was killed; a decision where that was one too many."""
+        if not before or before.get("exit_code") is not None:
+            return None
+        known = before.get("checkpoint")
+        newest = records.newest_checkpoint(self._job.checkpoints)
+        newer = None if self._job.checkpoints is None else newest != (None if known is None else tuple(known))
+        host = str((before.get("hosts") or [""])[0])
+        decision = contract.leader_killed(host, before.get("asked") is not None, newer, self._counts, self._limits)
+        self._count(decision)
+        self._node.say(f"{decision.reason} (losses by host: {dict(self._counts.losses)})")
+        return decision if decision.what == contract.LEAVE else None
+
+    def _count(self, decision: Decision) -> None:
+        self._counts = decision.counts
+        self._state.fields.update(_counted(self._counts))
 
     # The steps of a run.
 
@@ -134,8 +173,7 @@ class Leader:
         self._wait_for_predecessors()
         while True:
             decision = self._gather() or self._one_round()
-            self._counts = decision.counts
-            self._state.fields.update(failures=self._counts.failures, unsaved_stops=self._counts.unsaved_stops)
+            self._count(decision)
             if decision.what != contract.AGAIN:
                 return decision
             counted = (
@@ -165,24 +203,52 @@ class Leader:
 
     def _gather(self) -> Decision | None:
         """Wait until all nodes are here and may start; a decision when they stay away or somebody asks to stop."""
-        patience = self._job.join_seconds or START_SECONDS
+        patience = self._job.join_seconds or self._job.start_seconds
         deadline = time.monotonic() + patience
+        num_missing = self._job.nodes
+        first_end_at: float | None = None
         while missing := [node for node in range(self._job.nodes) if not self._is_ready(node)]:
             self._turn()
             if self._stop.first is not None:
                 break
-            if time.monotonic() > deadline:
-                away = {node: self._hosts.get(node, "") for node in missing}
-                return contract.nobody_came(away, patience, self._counts)
-            named = ", ".join(str(node) for node in missing[:8]) + (", ..." if len(missing) > 8 else "")
+            now = time.monotonic()
+            if ended := {node: why for node, why in self._ends_by_srun().items() if node in missing}:
+                first_end_at = first_end_at or now
+                if now >= first_end_at + _SECONDS_FOR_LATE_ENDS:
+                    return self._never_joined(ended)
+            if len(missing) < num_missing and self._job.join_seconds <= 0:
+                num_missing, deadline = len(missing), now + patience
+            if now > deadline:
+                away = self._named(missing)
+                why = f"{contract.names(away)} did not come within {patience:.0f} s"
+                return contract.never_joined(away, why, self._counts, self._limits)
             here = self._job.nodes - len(missing)
             state = "starting" if self._state.fields["started_at"] is None else "restarting"
-            self._show(state, f"{here} of {self._job.nodes} nodes are here; waits for node {named}")
+            waits = f"waits for {contract.names(self._named(missing))}"
+            self._show(state, f"{here} of {self._job.nodes} nodes are here; {waits}")
         if self._stop.first is None:
             return None
         # Nothing runs, so nothing is lost.
         reason = f"stopped by {self._stop.first.name} before the round began"
         return Decision(contract.LEAVE, EXIT_CHECKPOINTED, reason, self._counts)
+
+    def _never_joined(self, ended: dict[int, str]) -> Decision:
+        away, why = self._named(ended), next(iter(ended.values()))
+        if self._in_round:
+            # It had joined, and ended between two rounds.
+            lost = RoundEnd(codes={}, lost=away, cause_of_loss=why)
+            return contract.decide(lost, self._counts, self._limits)
+        return contract.never_joined(away, f"{contract.names(away)} cannot start: {why}", self._counts, self._limits)
+
+    def _named(self, nodes: Iterable[int]) -> dict[int, str]:
+        return {node: self._hosts.get(node, "") for node in nodes}
+
+    def _ends_by_srun(self) -> dict[int, str]:
+        """Why agents have ended, by node, as srun said a second ago at most."""
+        if time.monotonic() >= self._ended_tasks_at + 1.0:
+            self._ended_tasks = self._allocation.ended()
+            self._ended_tasks_at = time.monotonic()
+        return self._ended_tasks
 
     def _is_ready(self, node: int) -> bool:
         member = self._members.get(node)
@@ -201,12 +267,13 @@ class Leader:
             round=self._round,
             started_at=self._state.fields["started_at"] or now,
             hosts=[self._hosts[node] for node in range(self._job.nodes)],
+            checkpoint=before,
         )
         for member in self._in_round.values():
             member.start(self._epoch, self._round, self._address, port)
         self._watch()
         end = self._round_end(before)
-        return contract.decide(end, self._counts, Limits(self._job.max_failures, self._job.join_seconds))
+        return contract.decide(end, self._counts, self._limits)
 
     def _watch(self) -> None:
         """Until all commands of the round have ended, or their nodes are lost."""
@@ -239,7 +306,8 @@ class Leader:
             self._state.fields["failure"] = failure_of(first)
         return RoundEnd(
             codes={each["node"]: each["status"] for each in self._ends},
-            lost={node: self._hosts.get(node, "") for node in lost},
+            lost=self._named(lost),
+            cause_of_loss=next((why for node, why in self._allocation.ended().items() if node in lost), ""),
             first=None if first is None else first["node"],
             asked=self._asked_in_time(),
             completed=records.summary_completed(Path(self._job.run_directory)),
@@ -316,6 +384,9 @@ class Leader:
 
     def _act_on_request(self) -> None:
         assert self._stop.first is not None
+        if self._state.fields["asked"] is None:
+            # A leader that is killed while it stops is no lost node.
+            self._state.enter(self._state.fields["state"], self._state.fields["reason"], asked=self._stop.first.name)
         if not self._told_to_stop:
             self._node.say(f"{self._stop.first.name}: the run stops")
             self._stop_members(self._stop.forwarded, self._job.stop_seconds)
@@ -329,8 +400,7 @@ class Leader:
         if first is not None:
             return launched.FailureElsewhere(named(first, self._job.nodes), first["rank"], first["status"])
         if lost := self._lost():
-            names = contract.names({node: self._hosts.get(node, "") for node in lost})
-            return launched.FailureElsewhere(f"lost {names}", None, None)
+            return launched.FailureElsewhere(f"lost {contract.names(self._named(lost))}", None, None)
         return None
 
     def _stop_members(
@@ -390,6 +460,16 @@ class Leader:
     def _show(self, state: str, reason: str) -> None:
         if (self._state.fields["state"], self._state.fields["reason"]) != (state, reason):
             self._state.enter(state, reason)
+
+
+def _counted(counts: Counts) -> dict[str, Any]:
+    """The fields of state.json that outlive a leader; `exclude` is for the job script."""
+    return {
+        "failures": counts.failures,
+        "unsaved_stops": counts.unsaved_stops,
+        "losses": dict(counts.losses),
+        "exclude": ",".join(counts.excluded),
+    }
 
 
 def _hints_at_a_request(end: dict[str, Any]) -> bool:

@@ -20,6 +20,7 @@ from .leader import Leader
 from .node import REFERENCE, Node
 from .records import OVER, last_state, read_secrets, replace_file
 from .requests import START_SECONDS
+from .srun import Allocation
 from .stopmark import is_cancelled
 
 
@@ -46,7 +47,9 @@ def run(options: Namespace) -> int:
         Node(job, node, me, options.quiet, start["submission"]) as command,
     ):
         secret = read_secret(directory, make=node == 0) if job.nodes > 1 else b""
-        agent = (Leader if node == 0 else Follower)(job, command, me, secret, address, start)
+        log = (options.srun_log[0], int(options.srun_log[1])) if options.srun_log else None
+        allocation = Allocation(options.hosts, log)
+        agent = (Leader if node == 0 else Follower)(job, command, me, secret, address, start, allocation)
         return agent.run()
 
 
