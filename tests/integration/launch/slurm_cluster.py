@@ -33,6 +33,7 @@ class SlurmCluster:
         self._munge = directory / "munge"
         self._user = pwd.getpwuid(os.getuid()).pw_name
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._without_storage: list[str] = []
         # A job that requeues itself calls scontrol, so SLURM_CONF is in the daemons' environment as well.
         self.environment = os.environ | {"SLURM_CONF": str(directory / "slurm.conf")}
         # Where Debian has the daemons, which a user's PATH may leave out.
@@ -51,9 +52,28 @@ class SlurmCluster:
             self.start_node(node)
         self._until_idle()
 
-    def start_node(self, node: str) -> None:
-        """Start a node's slurmd."""
-        self._start(node, ["slurmd", "-D", "-N", node, "-f", self.environment["SLURM_CONF"]])
+    def start_node(self, node: str, without: Path | None = None) -> None:
+        """Start a node's slurmd; `without`: a directory that the node does not see, as if it were not mounted there."""
+        command = ["slurmd", "-D", "-N", node, "-f", self.environment["SLURM_CONF"]]
+        if without is not None:
+            slurmd = shutil.which("slurmd", path=self.environment["PATH"])
+            hide = 'mount -t tmpfs none "$0" && exec "$@"'
+            command = ["unshare", "--mount", "sh", "-c", hide, str(without), str(slurmd), *command[1:]]
+            self._without_storage.append(node)
+        self._start(node, command)
+
+    def unmount(self, node: str, directory: Path) -> None:
+        """Take a directory away from an idle node."""
+        self.kill_node(node)
+        self.start_node(node, without=directory)
+        until(lambda: self.states().get(node) == "idle", f"{node} does not come back")
+
+    def kill_agent(self, node: str) -> None:
+        """SIGKILL to the agent on a node."""
+        here = self.processes(f"SLURMD_NODENAME={node}")
+        agents = [pid for pid, said in here.items() if "/agent run " in said and not said.startswith("srun ")]
+        assert len(agents) == 1, agents
+        os.kill(agents[0], signal.SIGKILL)
 
     def kill_node(self, node: str) -> None:
         """SIGKILL to a node's slurmd alone: what runs on the node goes on, and nobody hears of it any more."""
@@ -94,11 +114,6 @@ class SlurmCluster:
         hours, minutes, seconds = [0, *map(int, clock.split(":"))][-3:]
         return ((int(days[0]) if days else 0) * 24 + hours) * 3600 + minutes * 60 + seconds
 
-    def log_of(self, job_id: str) -> str:
-        """What a job's script and srun said."""
-        told = self.run("scontrol", "show", "job", "-o", job_id).stdout
-        return Path(told.partition(" StdOut=")[2].split()[0]).read_text()
-
     def processes(self, word: str) -> dict[int, str]:
         """The jobs' processes that have `word` in their command line or environment."""
         found = {}
@@ -114,6 +129,8 @@ class SlurmCluster:
         if "slurmctld" not in self._daemons:
             self.start_controller()
         self.run("scancel", "--user", self._user, check=False)
+        while self._without_storage:
+            self.kill_node(self._without_storage.pop())
         for node in NODES:
             if node not in self._daemons:
                 self.start_node(node)

@@ -103,11 +103,11 @@ def written(run_directory: Path, begun: int) -> list[tuple[int, float]]:
     return []
 
 
-def test_a_run_that_is_requeued_and_reaches_its_time_limit_loses_no_bit(
+def test_a_run_that_loses_a_node_twice_and_reaches_its_time_limit_loses_no_bit(
     cluster: SlurmCluster, workplace: Path, reference: Reference, tmp_path: Path
 ) -> None:
     run = Run(write_config(workplace, "over-slurm"))
-    moments = ["round-0-step-9", "round-1-step-20"]
+    moments = ["round-0-step-9", "round-1-step-20", "round-2-step-25"]
     holds = Holds(tmp_path, *moments)
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {held.__file__} {holds.directory} -- "$@"\n')
@@ -119,7 +119,11 @@ def test_a_run_that_is_requeued_and_reaches_its_time_limit_loses_no_bit(
     assert handle == "slurm://quad/over-slurm"
     job = job_of(desk, handle)
     until(lambda: holds.reached(moments[0], 0, 1), "the first start")
-    cluster.run("scontrol", "requeue", job)
+    lost = desk.status(handle)["hosts"][1]
+    cluster.kill_agent(lost)
+    told = desk.wait_for(handle, lambda told: told["native"]["state"] == "PENDING")
+    assert told["state"] == "restarting" and f"lost node 1 ({lost}): Killed" in told["reason"], told
+    assert "without" not in told["reason"]
     until(lambda: holds.reached(moments[1], 0, 1), "the second start")
     # Its end is nearer than `signal_seconds` now. Slurm looks every 30 s.
     minutes = 3 + cluster.elapsed_seconds(job) // 60
@@ -128,14 +132,43 @@ def test_a_run_that_is_requeued_and_reaches_its_time_limit_loses_no_bit(
     waiting = desk.status(handle)
     assert waiting["state"] == "restarting" and waiting["failures"] == 0, waiting
     cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=50")
-    assert desk.say("runs", "wait", handle).returncode == 0, cluster.log_of(job)
+    log = run.directory / "launch" / f"slurm-{job}.log"
+    until(lambda: holds.reached(moments[2], 0, 1), "the third start")
+    cluster.kill_agent(lost)
+    told = desk.wait_for(handle, lambda told: told["native"]["state"] == "PENDING")
+    assert f"lost node 1 ({lost}): Killed; from now on without {lost}" in told["reason"], told
+    assert desk.say("runs", "wait", handle).returncode == 0, log.read_text()
     told = desk.status(handle)
-    assert (told["state"], told["failures"], told["round"]) == ("succeeded", 0, 2)
-    assert "time limit" in cluster.log_of(job)
-    assert [start["round"] for start in run.events("run_start")] == [0, 1, 2]
-    assert [each["step"] for each in run.events("resume")] == [10, 21]
+    assert (told["state"], told["failures"], told["round"]) == ("succeeded", 0, 3)
+    assert lost not in told["hosts"] and "time limit" in log.read_text()
+    assert [start["round"] for start in run.events("run_start")] == [0, 1, 2, 3]
+    assert [each["step"] for each in run.events("resume")] == [21, 21]
     assert run.figures() == reference.run.figures()
     assert run.last_step() == STEPS and run.weights() == reference.run.weights()
+
+
+def test_nodes_without_the_storage_are_named_and_left_out(cluster: SlurmCluster, desk: Desk) -> None:
+    config, directory = saves(desk, "unmounted")
+    # The first one would run the job script, the other one joins a leader.
+    for node in ("n1", "n3"):
+        cluster.unmount(node, desk.directory)
+    handle = desk.launch(config)
+    told = desk.wait_for(handle, lambda told: told["state"] == "restarting")
+    assert f"n1 cannot read {directory}/launch; from now on without n1" in told["reason"], told
+    told = desk.wait_for(handle, lambda told: "n3" in (told["reason"] or ""))
+    told = desk.wait_for(handle, lambda told: told["native"]["state"] == "PENDING")
+    assert "node 1 (n3) cannot start: " in told["reason"] and "No such file or directory" in told["reason"], told
+    assert "(Exited with exit code 2); from now on without n3" in told["reason"], told
+    told = desk.wait_for(handle, is_running)
+    assert told["hosts"] == ["n2", "n4"] and told["failures"] == 0
+    until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "round 0")
+    # A leader that is killed is a loss of its host; the others leave at once.
+    cluster.kill_agent("n2")
+    told = desk.wait_for(handle, lambda told: told["native"]["state"] == "PENDING")
+    assert "the agent of node 0 (n2) was killed" in told["reason"], told
+    desk.wait_for(handle, lambda told: is_running(told) and told["round"] == 1)
+    (directory / "enough").touch()
+    assert desk.say("runs", "wait", handle).returncode == 0
 
 
 def test_a_run_whose_node_lost_its_slurmd_goes_on_elsewhere_after_the_old_node_has_ended(
@@ -300,7 +333,7 @@ def test_what_slurm_refuses_is_told_with_what_to_do(cluster: SlurmCluster, desk:
     run = lost.write_run("refused", {"command": ["true"]})
     done = lost.say("launch", run)
     assert done.returncode == 2 and done.stdout == ""
-    assert "invalid partition" in done.stderr.lower() and "sbatch --parsable" in done.stderr
+    assert "invalid partition" in done.stderr.lower() and "sbatch refused the job" in done.stderr
     assert "sinfo -s lists the partitions" in done.stderr
     typed = sit_down(cluster, tmp_path / "typed", slurm={"gres": "gpu:h100:8"})
     done = typed.say("launch", run)

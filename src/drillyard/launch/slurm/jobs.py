@@ -52,6 +52,9 @@ class SlurmJob:
     partition: str
     script: str = ""
     comment: str = ""
+    """The handle of the run, where the job is one of ours."""
+    note: str = ""
+    """Why the job script queued the job again: it appends that to the comment."""
     exit_code: int | None = None
 
     @property
@@ -134,7 +137,8 @@ def parse_squeue(text: str) -> list[SlurmJob]:
     jobs = []
     for line in text.splitlines():
         job_id, state, reason, submitted, started, ended, nodes, node_list, partition, rest = line.split("|", 9)
-        script, _, comment = rest.rpartition("|")
+        script, _, commented = rest.rpartition("|")
+        comment, _, note = commented.partition(" ")
         jobs.append(
             SlurmJob(
                 job_id=job_id,
@@ -148,6 +152,7 @@ def parse_squeue(text: str) -> list[SlurmJob]:
                 partition=partition,
                 script="" if script == "(null)" else script,
                 comment="" if comment == "(null)" else comment,
+                note=note,
             )
         )
     return jobs

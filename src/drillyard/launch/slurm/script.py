@@ -39,7 +39,7 @@ _RESERVED = {
     "--signal": "`slurm.signal_seconds`",
     "--requeue": "`slurm.max_requeues`",
     "--no-requeue": "`slurm.max_requeues`",
-    "--open-mode": "no other: a job that was queued again appends to its log",
+    "--open-mode": "no other: the script appends to the log of its run",
     "--output": "no other: the log is in the run's launch directory",
     "-o": "no other: the log is in the run's launch directory",
     "--error": "no other: the log is in the run's launch directory",
@@ -62,25 +62,25 @@ class Directive(NamedTuple):
     source: str
 
 
-def directives(request: Request, handle: Handle, log: str) -> list[Directive]:
+def directives(request: Request, handle: Handle) -> list[Directive]:
     """The #SBATCH lines of a run. Raises UserError for settings that contradict each other."""
     return [
         *_named(handle),
         *_resources(request),
         *_times(request),
         Directive(
-            _option("output", log),
-            "what the script and srun say; what the ranks print is in node-K.log beside it",
+            "--output=/dev/null",
+            "the script writes launch/slurm-JOB.log itself: Slurm fails a job whose log it cannot open, and one node "
+            "without the storage would end the run",
             _OURS,
         ),
-        Directive("--open-mode=append", "a start of the job does not erase the log of the one before", _SBATCH),
         *_extra(request),
     ]
 
 
 def job_script(request: Request, prepared: Prepared, agent_python: str) -> tuple[str, list[Field]]:
     """The text of job.sbatch and the reason of each of its parts. Raises UserError."""
-    lines = directives(request, prepared.handle, posixpath.join(prepared.job.launch_directory, "slurm-%j.log"))
+    lines = directives(request, prepared.handle)
     srun = list(_srun(request, prepared))
     text = TEMPLATE.format(
         handle=prepared.handle,
@@ -103,12 +103,13 @@ def job_script(request: Request, prepared: Prepared, agent_python: str) -> tuple
 def array_script(request: Request, launches: Sequence[str]) -> str:
     """The script of an array job: task I becomes the job.sbatch in `launches[I]`. `request`: the first point's."""
     first = Handle(request.cluster.platform, request.cluster.name, request.run.name)
-    log = posixpath.join(launches[0], "array-%A_%a.log")
-    lines = [each.option for each in directives(request, first, log)]
+    lines = [each.option for each in directives(request, first)]
     lines.append(f"--array=0-{len(launches) - 1}")
     return ARRAY_TEMPLATE.format(
         count=len(launches),
-        first=first,
+        handle=first,
+        max_requeues=slurm_of(request).max_requeues,
+        max_failures=request.max_failures,
         here=shlex.quote(posixpath.join(launches[0], "array.sbatch")),
         directives="\n".join(f"#SBATCH {line}" for line in lines),
         points="\n".join(f"    {shlex.quote(launch)}" for launch in launches),
@@ -200,8 +201,7 @@ def _srun(request: Request, prepared: Prepared) -> Iterator[tuple[str, str, str]
         _SRUN,
     )
     yield "--kill-on-bad-exit=0", "the agents end together by themselves, with time to save", _OURS
-    wait = round(job.stop_seconds) + 60
-    yield f"--wait={wait}", "agents that outlive the first one's end are killed then", _SRUN
+    yield "--wait=60", "agents end together, once the ranks have: one that does not answer is killed then", _SRUN
     yield "--label", "lines in this log begin with the node's rank", _SRUN
     if prepared.image is not None:
         yield (
@@ -221,7 +221,12 @@ def _flow(request: Request, agent_python: str) -> list[Field]:
         ("leader", "first name of scontrol show hostnames", "a name, as a host may have many addresses", _SBATCH),
         ("agent", f"{agent_python} LAUNCH_DIR/agent run", "runs the node's part; needs no packages", _OURS),
         ("trap USR1", "scancel --signal=TERM", "the whole step saves and ends with 85, as on preemption", _SBATCH),
-        ("code 85, 75", "scontrol requeue", "all is saved, or a node was lost: again, not counted", _OURS),
+        (
+            "code 85, 75",
+            "scontrol requeue",
+            "all is saved, or a node was lost: again, without that node the second time",
+            _OURS,
+        ),
         (
             "max_requeues",
             str(slurm.max_requeues),

@@ -142,7 +142,8 @@ def _state_and_reason(known: Known) -> tuple[State, str | None]:
         return _forgotten(known)
     if job.state in _WAITING:
         waits = queue_reason(job)
-        return (State.restarting, f"is queued again: {waits}") if own else (State.queued, waits)
+        why = f" ({job.note})" if job.note else ""
+        return (State.restarting, f"is queued again{why}: {waits}") if own or why else (State.queued, waits)
     if job.state == "CONFIGURING":
         return State.starting, "nodes are being made ready"
     if job.state in _RUNNING:
@@ -193,6 +194,8 @@ def _failed_reason(job: SlurmJob, known: Known) -> str:
         return str(_with_time_limit(known, said))
     if end:
         return str(end["reason"])
+    if job.note:
+        return job.note
     if job.exit_code:
         return f"exit code {job.exit_code} of the job script"
     if own.get("reason"):

@@ -1,27 +1,17 @@
 """The text of job.sbatch and array.sbatch around what script.py fills in. Bash, for `str.format`.
 
-A job that was cancelled must not queue itself again, and `scontrol requeue` would do that. When Slurm ends a job it
-sends SIGTERM and tells the cause only in the job's log, so that is where the script looks (slurmstepd's `DUE TO TIME
-LIMIT` and `DUE TO PREEMPTION`); a job that Slurm itself queues again needs nothing.
+Slurm opens the file of --output before it starts the script, and fails the job where the storage is not mounted on the
+first node. So Slurm gets /dev/null, and the script opens its log itself, once it has seen the storage. Why a job is
+queued again is in its comment, after the run's handle: there `drillyard runs` finds it without the storage.
+
+A job that was cancelled must not queue itself again, and `scontrol requeue` would do that. So the script asks Slurm why
+the job ends: PreemptTime and Reason=TimeLimit are of a job that is to go on.
 """
 
 from __future__ import annotations
 
-TEMPLATE = r"""#!/bin/bash
-# {handle}: {nodes} with {processes} each, an agent on every node.
-#
-# Made by `drillyard launch` from run.yaml and cluster.yaml in this directory.
-# By hand: sbatch {launch}/job.sbatch
-#
-# Before its time limit, after preemption and after a lost node the job is queued again and goes on from its newest
-# checkpoint. Exit code: 0 done, 2 refused, 130 cancelled, anything else failed.
-#
-{directives}
-set -euo pipefail
-
-launch={launch}
+QUEUEING = r"""restarts=${{SLURM_RESTART_COUNT:-0}}
 max_requeues={max_requeues}
-restarts=${{SLURM_RESTART_COUNT:-0}}
 # An array's task by its own name: the array's last task has the id of the whole array.
 job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID:-}}}}
 job=${{job:-$SLURM_JOB_ID}}
@@ -30,10 +20,78 @@ say() {{
     echo "=== $(date -u +%Y-%m-%dT%H:%M:%SZ) job $job, start $restarts: $*"
 }}
 
+slurm_has() {{ # FIELD of this job
+    scontrol show job -o "$job" 2>/dev/null | sed -n "s/.* $1=\([^ ]*\).*/\1/p"
+}}
+
+note() {{ # REASON [ExcNodeList=NODES]
+    scontrol update JobId="$job" ${{2-}} Comment="{handle} $(tr '|\n' '  ' <<<"$1" | cut -c -500)"
+}}
+
+# Queue this job again, without NODES where Slurm has others for it. Returns where it may not be queued again, or where
+# Slurm does not do it.
+queue_again() {{ # REASON [NODES]
+    local reason=$1 without=${{2-}} before list=
+    [ "$restarts" -lt "$max_requeues" ] || return 0
+    if [ -n "$without" ]; then
+        before=$(slurm_has ExcNodeList) || true
+        [ "${{before:-(null)}}" = "(null)" ] || without=$without,$before
+        if sbatch --test-only --exclude="$without" "$0" >/dev/null 2>&1; then
+            list=ExcNodeList=$without
+            reason="$reason; from now on without $2"
+        else
+            reason="$reason; Slurm has no other node in place of $2"
+        fi
+    fi
+    say "$reason; is queued again"
+    # The controller may be away for a while.
+    for _ in 1 2 3 4 5 6 7 8 9 10; do
+        if scontrol requeue "$job"; then
+            # Slurm changes the excluded nodes of waiting jobs only, and sends SIGTERM to what is left of this start.
+            (trap '' TERM && note "$reason" "$list") || true
+            trap - EXIT
+            exit 0
+        fi
+        sleep 30
+    done
+}}
+
+# Without the storage there is nothing to run, and no log. A mount that has gone stale may not answer.
+if ! timeout -s KILL 30 test -r "$launch/job.json"; then
+    reason="$(squeue -h -j "$job" -o %k | sed -n 's/^[^ ]* \(.* cannot read .*\)/\1; /p')"
+    reason="$reason$SLURMD_NODENAME cannot read $launch"
+    if [ "$(grep -o "cannot read" <<<"$reason" | wc -l)" -le {max_failures} ]; then
+        queue_again "$reason" "$SLURMD_NODENAME"
+    fi
+    note "$reason" || true
+    exit 1
+fi
+"""
+
+TEMPLATE = (
+    r"""#!/bin/bash
+# {handle}: {nodes} with {processes} each, an agent on every node.
+#
+# Made by `drillyard launch` from run.yaml and cluster.yaml in this directory.
+# By hand: sbatch {launch}/job.sbatch
+# Its log: {launch}/slurm-JOB.log
+#
+# Before its time limit, after preemption and after a lost node the job is queued again and goes on from its newest
+# checkpoint. Exit code: 0 done, 2 refused, 130 cancelled, anything else failed.
+#
+{directives}
+set -euo pipefail
+
+launch={launch}
+"""
+    + QUEUEING
+    + r"""log=$launch/slurm-$job.log
+exec >>"$log" 2>&1
+
 # Whether Slurm has no newer start of this job: on a node that it lost, an older one may go on.
 is_newest() {{
     local now
-    now=$(scontrol show job -o "$job" 2>/dev/null | sed -n 's/.* Restarts=\([0-9]*\) .*/\1/p') || true
+    now=$(slurm_has Restarts) || true
     [ "${{now:-$restarts}}" = "$restarts" ]
 }}
 
@@ -43,7 +101,7 @@ ended() {{ # CODE WORD REASON
     say "$2: $3 (exit code $1)"
     is_newest || exit "$1"
     printf '{{"submission": "%s", "attempt": "%s", "code": %d, "state": "%s", "reason": "%s", "at": %d}}\n' \
-        "$job" "$restarts" "$1" "$2" "$3" "$(date +%s)" >"$launch/{ended}.new"
+        "$job" "$restarts" "$1" "$2" "$(sed 's/[\\"]/\\&/g' <<<"$3")" "$(date +%s)" >"$launch/{ended}.new"
     mv "$launch/{ended}.new" "$launch/{ended}"
     exit "$1"
 }}
@@ -55,12 +113,12 @@ if [ "$restarts" -gt "$max_requeues" ]; then
     ended 1 failed "lost capacity: queued again $max_requeues times (slurm.max_requeues)"
 fi
 rm -f "$launch/{ended}"
-# Slurm writes into this file why it ends the job.
-log=$(scontrol show job -o "$SLURM_JOB_ID" | sed -n 's/.* StdOut=\([^ ]*\).*/\1/p') || true
-log_begin=$(stat -c %s "$log" 2>/dev/null || echo 0)
+log_begin=$(stat -c %s "$log")
 
-{setup}# The first host leads. Where its name resolves nowhere, Slurm knows its address.
-leader=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
+{setup}hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd , -)
+# The first host leads. Where its name resolves nowhere, Slurm knows its address.
+first=${{hosts%%,*}}
+leader=$first
 if ! getent hosts "$leader" >/dev/null; then
     leader=$(scontrol show node -o "$leader" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
 fi
@@ -87,7 +145,8 @@ agents() {{
     local code=0
     srun {srun} \
         {python} "$launch/agent" run --quiet --job "$launch/job.json" \
-        --leader "$leader" --submission "$job" --attempt "$restarts" || code=$?
+        --leader "$leader" --submission "$job" --attempt "$restarts" \
+        --hosts "$hosts" --srun-log "$log" "$log_begin" || code=$?
     echo "$code" >"$codes"
 }}
 # `wait` does not tell a code reliably where a signal comes with the end.
@@ -100,21 +159,26 @@ done
 code=$(cat "$codes" || echo 137)
 rm -f "$codes"
 
-# The agents end with their leader's code. Where one of them was killed srun tells of that one, so the leader's is read.
-told=
-if grep -qs "^  \"submission\": \"$job\"" "$launch/state.json" &&
-    grep -qs "^  \"attempt\": \"$restarts\"" "$launch/state.json"; then
-    told=$(sed -n 's/^  "exit_code": \([0-9]*\),*$/\1/p' "$launch/state.json")
-fi
+# What the leader wrote into state.json; nothing where it never began in this start.
+leader_said() {{ # FIELD
+    if grep -qs "^  \"submission\": \"$job\"" "$launch/state.json" &&
+        grep -qs "^  \"attempt\": \"$restarts\"" "$launch/state.json"; then
+        sed -n "s/^  \"$1\": //p" "$launch/state.json" | sed 's/,$//; s/^"\(.*\)"$/\1/; s/\\\(.\)/\1/g; s/^null$//'
+    fi
+}}
+
+# What srun and the agents printed in this start.
+printed() {{ # SCRIPT of sed
+    tail -c "+$((log_begin + 1))" "$log" | sed -nE "$1"
+}}
 
 # Whether Slurm ends the job, and not for a reason that asks to start it again.
 was_cancelled() {{
     [ "$signal" = TERM ] && [ "$(squeue -h -j "$job" -o %T)" != RUNNING ] &&
-        ! tail -c "+$((log_begin + 1))" "$log" 2>/dev/null |
-            grep "JOB $SLURM_JOB_ID .* DUE TO \(TIME LIMIT\|PREEMPTION\)" >/dev/null
+        [ "$(slurm_has Reason)" != TimeLimit ] && [ "$(slurm_has PreemptTime)" = None ]
 }}
 
-again() {{ # REASON
+again() {{ # REASON [NODES]
     if ! is_newest; then
         say "$1; Slurm itself has queued it again"
         trap - EXIT
@@ -123,47 +187,73 @@ again() {{ # REASON
     if was_cancelled; then
         ended 130 cancelled "cancelled"
     fi
+    queue_again "$@"
     if [ "$restarts" -ge "$max_requeues" ]; then
         ended 1 failed "$1; queued again $max_requeues times before (slurm.max_requeues)"
     fi
-    say "$1; is queued again"
-    # The controller may be away for a while.
-    for _ in 1 2 3 4 5 6 7 8 9 10; do
-        if scontrol requeue "$job"; then
-            trap - EXIT
-            exit 0
-        fi
-        sleep 30
-    done
     ended 1 failed "$1; scontrol requeue $job failed"
 }}
 
-case ${{told:-$code}} in
+# The leader was killed, or never started.
+without_leader() {{
+    local nodes=$1 without
+    without=$(leader_said exclude)
+    if [ -z "$(leader_said attempt)" ]; then
+        # Nobody else counts the starts without a leader.
+        echo "$restarts" >>"$launch/unled-$job"
+        if [ "$(wc -l <"$launch/unled-$job")" -gt {max_failures} ]; then
+            ended 1 failed "no agent can lead the run, last on ${{nodes:-$first}}$because"
+        fi
+        without=${{nodes:-$first}}
+    elif [ -n "$nodes" ]; then
+        without=$nodes${{without:+,$without}}
+    elif grep -qs "^    \"$first\": " "$launch/state.json"; then
+        # It was lost before. The next leader counts this loss.
+        without=$first${{without:+,$without}}
+    fi
+    if [ -n "$nodes" ]; then
+        again "Slurm cannot start the agent of $nodes" "$without"
+    fi
+    again "the agent of node 0 ($first) was killed" "$without"
+}}
+
+# The code of node 0's agent: by its own word, else by srun's.
+told=$(leader_said exit_code)
+because=
+unstarted=
+if [ -z "$told" ]; then
+    unstarted=$(printed 's/^srun: error: .* failed on node ([^ :]+): .*/\1/p' | sort -u | paste -sd , -)
+    end=$(printed 's/^srun: error: [^ ]+: tasks? 0([-,][-,0-9]*)?: (.*)/\2/p' | sed -n 1p)
+    cause=$(printed 's/^ *0+: //p' | tail -n 1)
+    because=${{cause:+: node 0 ($first): $cause}}
+    case $unstarted$end in
+        "Exited with exit code "*) told=${{end##* }} ;;
+        "") [ "$code" -gt 130 ] || told=$code ;;
+    esac
+fi
+case $told in
+    "") without_leader "$unstarted" ;;
     0) ended 0 succeeded "done" ;;
     85) again "$([ "$signal" = USR1 ] && echo "time limit" || echo "stopped from outside"), all is saved" ;;
-    75) again "a node was lost" ;;
-    2) ended 2 failed "refused" ;;
+    75)
+        reason=$(leader_said reason)
+        reason=${{reason%; to be started again*}}
+        again "${{reason:-a node was lost}}" "$(leader_said exclude)"
+        ;;
+    2) ended 2 failed "refused$because" ;;
     130)
         # In Slurm's own books, too, the job was cancelled and has not failed.
         scancel "$job" || true
         ended 130 cancelled "cancelled"
         ;;
-    *)
-        if [ -n "$told" ] || [ "$code" -lt 128 ]; then
-            ended "${{told:-$code}}" failed "$([ "$signal" != USR1 ] || echo "time limit: ")exit code ${{told:-$code}}"
-        fi
-        # The leader was killed: a node that has too little memory, say. That counts.
-        echo "$restarts" >>"$launch/unled-$job"
-        if [ "$(wc -l <"$launch/unled-$job")" -gt {max_failures} ]; then
-            ended "$code" failed "the agent of node 0 was killed, again and again"
-        fi
-        again "the agent of node 0 was killed"
-        ;;
+    *) ended "$told" failed "$([ "$signal" != USR1 ] || echo "time limit: ")exit code $told$because" ;;
 esac
 """
+)
 
-ARRAY_TEMPLATE = r"""#!/bin/bash
-# A sweep of {count} runs, of which {first} is the first. Each task is the job of one run.
+ARRAY_TEMPLATE = (
+    r"""#!/bin/bash
+# A sweep of {count} runs, of which {handle} is the first. Each task is the job of one run.
 # By hand: sbatch {here}
 #
 {directives}
@@ -173,5 +263,8 @@ points=(
 {points}
 )
 launch=${{points[$SLURM_ARRAY_TASK_ID]}}
-exec bash "$launch/job.sbatch" >>"$launch/slurm-${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID.log" 2>&1
 """
+    + QUEUEING
+    + r"""exec bash "$launch/job.sbatch"
+"""
+)

@@ -15,17 +15,20 @@ from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.launch.slurm.plan import plan_of
 
+FACTS = "Reason=None PreemptTime=None ExcNodeList=(null)"
 SCONTROL = """
 case "$1 $2" in
     "show hostnames") printf 'n1\\nn2\\n' ;;
+    "update "*) echo "$@" >>"$PLAY/updates" ;;
     "show node") echo "NodeName=n1 NodeAddr=10.0.0.1 State=IDLE" ;;
-    "show job") echo "JobId=12 Requeue=1 Restarts=$(cat "$PLAY/restarts") BatchFlag=1 StdOut=$PLAY/log Power=" ;;
+    "show job") echo "JobId=12 $(cat "$PLAY/facts") Restarts=$(cat "$PLAY/restarts") BatchFlag=1 Power=" ;;
     *) echo "$@" >>"$PLAY/calls" ;;
 esac
 """
 PROGRAMS = {
     "scontrol": SCONTROL,
-    "squeue": 'cat "$PLAY/job-state"',
+    "squeue": 'case "$*" in *%k) cat "$PLAY/comment" ;; *) cat "$PLAY/job-state" ;; esac',
+    "sbatch": 'echo "sbatch $*" >>"$PLAY/asked-slurm"; [ -e "$PLAY/others" ]',
     "scancel": 'echo "scancel $@" >>"$PLAY/calls"; touch "$PLAY/asked"',
     "srun": 'echo "$@" >"$PLAY/srun"; . "$PLAY/agents"',
 }
@@ -39,7 +42,8 @@ class Play:
         plan = plan_of(request(cluster(storage=f"{{directory: {directory}}}", slurm=slurm), WORKLOAD))
         self.launch = Path(plan.launch_directory)
         self.launch.mkdir(parents=True, exist_ok=True)
-        (self.launch / "job.sbatch").write_text(plan.file("job.sbatch").content)
+        for name in ("job.sbatch", "job.json"):
+            (self.launch / name).write_text(plan.file(name).content)
         (directory / "bin").mkdir(exist_ok=True)
         for name, text in PROGRAMS.items():
             (directory / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -47,17 +51,20 @@ class Play:
         self.write("agents", agents)
         self.write("restarts", f"{restarts}")
         self.write("job-state", "RUNNING\n")
-        self.write("log", "")
+        self.write("facts", FACTS)
+        self.write("comment", "slurm://c/nccl\n")
+        self.write("others", "")
         told = {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": str(restarts), "SLURM_JOB_NODELIST": "n[1-2]"}
-        told |= {"SLURM_JOB_CPUS_PER_NODE": "72(x2),36", "PLAY": str(directory)}
+        told |= {"SLURMD_NODENAME": "n1", "SLURM_JOB_CPUS_PER_NODE": "72(x2),36", "PLAY": str(directory)}
         self.environment = {**os.environ, **told, "PATH": f"{directory}/bin:{os.environ['PATH']}"}
 
     def write(self, name: str, text: str) -> None:
         (self.directory / name).write_text(text)
 
-    def state(self, code: int | None, attempt: int = 0, submission: str = "12") -> None:
+    def state(self, code: int | None, attempt: int = 0, submission: str = "12", **fields: object) -> None:
         """state.json as the leader leaves it."""
         told = {"submission": submission, "attempt": str(attempt), "failure": {"exit_code": 7}, "exit_code": code}
+        told |= fields
         (self.launch / "state.json").write_text(json.dumps(told, indent=2) + "\n")
 
     def start(self) -> subprocess.Popen[str]:
@@ -69,12 +76,28 @@ class Play:
     def run(self) -> int:
         """The script's exit code."""
         process = self.start()
-        self.said = process.communicate(timeout=60)[0]
+        self.said = process.communicate(timeout=60)[0] + self.log
         return process.returncode
+
+    @property
+    def log(self) -> str:
+        path = self.launch / "slurm-12.log"
+        return path.read_text() if path.exists() else ""
 
     @property
     def calls(self) -> str:
         path = self.directory / "calls"
+        return path.read_text() if path.exists() else ""
+
+    @property
+    def comment(self) -> str:
+        """What the job's comment says after the run's handle."""
+        return self.updates.partition("Comment=slurm://c/nccl ")[2].strip()
+
+    @property
+    def updates(self) -> str:
+        """Changes of the job: JobId=12 [ExcNodeList=NODES] Comment=TEXT."""
+        path = self.directory / "updates"
         return path.read_text() if path.exists() else ""
 
     @property
@@ -89,7 +112,7 @@ class Play:
             assert process.poll() is None, process.communicate()
             time.sleep(0.01)
         process.send_signal(number)
-        self.said = process.communicate(timeout=60)[0]
+        self.said = process.communicate(timeout=60)[0] + self.log
         return process.returncode
 
 
@@ -132,13 +155,81 @@ def test_the_code_of_another_start_counts_for_nothing(tmp_path: Path, attempt: i
     assert play.run() == 1 and play.calls == ""
 
 
-def test_a_killed_leader_counts_as_a_failure(tmp_path: Path):
+def test_a_leader_that_never_starts_is_tried_elsewhere_up_to_a_limit(tmp_path: Path):
     for number in range(3):
-        play = Play(tmp_path, "exit 137")
-        play.state(None)
+        play = Play(tmp_path, "exit 137", restarts=number, slurm="{}")
         assert play.run() == 0 and play.calls == "requeue 12\n" * (number + 1)
-    last = Play(tmp_path, "exit 137")
-    assert last.run() == 137 and last.ended is not None and "again and again" in last.ended["reason"]
+        assert play.updates.count(" ExcNodeList=n1 ") == number + 1
+    last = Play(tmp_path, "exit 137", restarts=3, slurm="{}")
+    assert (
+        last.run() == 1 and last.ended is not None and "no agent can lead the run, last on n1" in last.ended["reason"]
+    )
+
+
+@pytest.mark.parametrize(("losses", "excluded"), [({}, False), ({"n2": 1}, False), ({"n1": 1}, True)])
+def test_a_killed_leader_is_named_and_its_host_excluded_the_second_time(
+    tmp_path: Path, losses: dict[str, int], excluded: bool
+):
+    play = Play(tmp_path, "exit 137")
+    play.state(None, losses=losses, exclude="")
+    assert play.run() == 0 and play.calls == "requeue 12\n"
+    assert play.comment.startswith("the agent of node 0 (n1) was killed")
+    assert ("ExcNodeList=n1 " in play.updates) == excluded
+
+
+def test_nodes_that_the_leader_excludes_are_added_to_those_of_the_job(tmp_path: Path):
+    play = Play(tmp_path, "exit 137")
+    play.write("facts", "Reason=None PreemptTime=None ExcNodeList=n[7-9]")
+    play.state(75, reason='lost node 1 (n2): said "no" | so; to be started again (exit code 75)', exclude="n2")
+    assert play.run() == 0
+    assert "ExcNodeList=n2,n[7-9] " in play.updates
+    assert play.comment == 'lost node 1 (n2): said "no"   so; from now on without n2'
+    assert (tmp_path / "asked-slurm").read_text().startswith("sbatch --test-only --exclude=n2,n[7-9] ")
+
+
+def test_where_slurm_has_no_other_node_the_same_ones_are_tried_again(tmp_path: Path):
+    play = Play(tmp_path, "exit 75")
+    (tmp_path / "others").unlink()
+    play.state(75, reason="lost node 1 (n2)", exclude="n2")
+    assert play.run() == 0 and play.calls == "requeue 12\n"
+    assert "ExcNodeList" not in play.updates
+    assert play.comment == "lost node 1 (n2); Slurm has no other node in place of n2"
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "reason"),
+    [
+        ("n1: task 0: Exited with exit code 2", 2, "refused: node 0 (n1): error: job.json is torn"),
+        ("n[1-2]: tasks 0-1: Exited with exit code 127", 127, "exit code 127: node 0 (n1): error: job.json is torn"),
+    ],
+)
+def test_a_refusal_of_the_first_node_ends_the_run_with_its_words(tmp_path: Path, ends: str, code: int, reason: str):
+    # The others wait for it in vain, and srun tells of the highest code.
+    play = Play(tmp_path, f'echo "0: error: job.json is torn" >&2; echo "srun: error: {ends}" >&2; exit 137')
+    assert play.run() == code and play.calls == ""
+    assert play.ended is not None and play.ended["reason"] == reason
+
+
+def test_a_node_on_which_slurm_cannot_start_the_agent_is_excluded(tmp_path: Path):
+    words = "srun: error: Task launch for StepId=12.0 failed on node n2: Communication connection failure"
+    play = Play(tmp_path, f'echo "{words}" >&2; exit 1')
+    assert play.run() == 0 and play.calls == "requeue 12\n" and "ExcNodeList=n2 " in play.updates
+    assert play.comment.startswith("Slurm cannot start the agent of n2")
+
+
+def test_without_the_storage_the_job_is_queued_again_elsewhere_up_to_a_limit(tmp_path: Path):
+    play = Play(tmp_path, "exit 0")
+    script = tmp_path / "slurm_script"
+    (play.launch / "job.sbatch").rename(script)
+    play.launch.rename(tmp_path / "elsewhere")
+    command = ["bash", str(script)]
+    assert subprocess.run(command, env=play.environment, check=False).returncode == 0
+    assert play.calls == "requeue 12\n" and "ExcNodeList=n1 " in play.updates
+    assert play.comment == f"n1 cannot read {play.launch}; from now on without n1"
+    play.write("comment", "slurm://c/nccl n2 cannot read /a; n3 cannot read /a; n4 cannot read /a\n")
+    assert subprocess.run(command, env=play.environment, check=False).returncode == 1
+    assert play.calls == "requeue 12\n" and "n2 cannot read /a; " in play.updates.splitlines()[-1]
+    assert not play.launch.exists() and not (tmp_path / "srun").exists()
 
 
 def test_near_its_time_limit_the_step_is_told_and_the_job_queued_again(tmp_path: Path):
@@ -154,30 +245,18 @@ def test_what_could_not_save_before_its_time_limit_fails_with_that_word(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("log", "restarts_now", "calls", "state"),
+    ("facts", "restarts_now", "calls", "state"),
     [
-        ("", 0, "", "cancelled"),
-        (
-            "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-21T23:24:20 DUE TO PREEMPTION ***",
-            0,
-            "requeue 12\n",
-            None,
-        ),
-        (
-            "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-21T23:24:20 DUE TO TIME LIMIT ***",
-            0,
-            "requeue 12\n",
-            None,
-        ),
-        ("slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-21T23:24:20 DUE TO JOB REQUEUE ***", 1, "", None),
+        ("Reason=None PreemptTime=None", 0, "", "cancelled"),
+        ("Reason=None PreemptTime=2026-11-21T23:24:20", 0, "requeue 12\n", None),
+        ("Reason=TimeLimit PreemptTime=None", 0, "requeue 12\n", None),
+        ("Reason=None PreemptTime=None", 1, "", None),
     ],
 )
 def test_a_job_that_slurm_ends_is_queued_again_for_preemption_and_time_but_not_when_it_was_cancelled(
-    tmp_path: Path, log: str, restarts_now: int, calls: str, state: str | None
+    tmp_path: Path, facts: str, restarts_now: int, calls: str, state: str | None
 ):
-    end = (
-        f'printf "COMPLETING\\n" >"$PLAY/job-state"; echo "{log}" >>"$PLAY/log"; echo {restarts_now} >"$PLAY/restarts"'
-    )
+    end = f'echo COMPLETING >"$PLAY/job-state"; echo "{facts}" >"$PLAY/facts"; echo {restarts_now} >"$PLAY/restarts"'
     play = Play(tmp_path, f'{end}; while [ ! -e "$PLAY/over" ]; do sleep 0.02; done; exit 85')
     process = play.start()
     while (tmp_path / "restarts").read_text() != f"{restarts_now}\n":
