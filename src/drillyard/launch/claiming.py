@@ -5,12 +5,12 @@ host's kernel makes looking and entering one step; where the file system has non
 within the same few milliseconds both may go on. The claim ends with its release, with the process that launches where
 that is on the same host, else with time. Who finds another's claim has submitted nothing and undoes nothing.
 
-No claim ends with time under a launch that goes on: on hosts, the time limits of all that is done from the claim until
-the first agent runs, which others see, add up to less than `CLAIM_SECONDS`; on Slurm, where a look at what is there has
-no such limit, the claim is renewed before each step, and a launch whose claim another one has had does not go on.
+No claim ends with time under a launch that goes on: the time limits of all that is done from the claim until the
+first agent runs, which others see, add up to less than `CLAIM_SECONDS`. Agents start on several hosts, so a lock of the
+kernel cannot last as long; on Slurm, where one program submits, it does (agent/submit.py).
 
-The scripts are POSIX shell with flock(1); the launchers put before them which files are claimed ("$@"), and choose a
-place that all who launch there see.
+The scripts are POSIX shell with flock(1); before them stands which files are claimed ("$@"). A plan that is applied by
+hand sends no `client`: its claim ends with its release, or with time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from drillyard.launch.handles import Handle
 from drillyard.launch.plan import File
 from drillyard.launch.remote import tell
 
-CLAIM, RENEW, RELEASE = "claim", "renew", "release"
-"""Stages of a plan: the first thing and the last that is done on the head host to submit, and what keeps the claim."""
+CLAIM, RELEASE = "claim", "release"
+"""Stages of a plan: the first thing and the last that is done on the head host to submit."""
 CLAIM_SECONDS = 900
-"""A claim that is older, and was not renewed, keeps nobody out."""
+"""An older claim is ignored."""
 CLAIMED = 3
-"""What `CLAIM_ALL` and `RENEW_ALL` exit with where another launch has one of the files, or has had it."""
+"""Exit code of `CLAIM_ALL` where another launch has one of the files."""
 _UNLOCKED = "no lock on "
 """Begins what the scripts say of a file system without locks."""
 
@@ -56,23 +56,10 @@ for file; do
             exit {CLAIMED}
         fi
     fi
-    echo "$n $now $(cat "$d/client")" >"$file" || exit 1
+    echo "$n $now $(cat "$d/client" 2>/dev/null)" >"$file" || exit 1
 done
 """
 """Enters the submission into every file of "$@", in their order; of two that want the same files one gets the first."""
-RENEW_ALL = f"""\
-{UNPACKED} || exit 1
-{_LOCKED}for file; do
-    locked "$file" || exit 1
-    read -r other since client <"$file"
-    if [ "$other" != "$n" ]; then
-        echo "submission ${{other:-unknown, which is over}}; the claim of this one has ended" >&2
-        exit {CLAIMED}
-    fi
-    echo "$n $(date +%s) $client" >"$file" || exit 1
-done
-"""
-"""Begins the time of a claim anew, however old it is, unless another launch has claimed a file of "$@" since."""
 RELEASE_ALL = f"""\
 {UNPACKED} || exit 1
 {_LOCKED}for file; do

@@ -43,7 +43,7 @@ _TITLES: Final = ("STATE", "FOR", "NODES")
 
 
 def plan_text(plan: Plan) -> str:
-    """The plan as `--dry-run` prints it: what is executed, in order, then every file that is written.
+    """The plan as `--dry-run` prints it: every file that is written, a job script first, then what is executed.
 
     The agent's own source is told by size and checksum; `--output DIR` writes it out.
     """
@@ -55,15 +55,15 @@ def plan_text(plan: Plan) -> str:
         f"# code:             {plan.code}",
         *(f"# warning: {line}" for warning in plan.warnings for line in warning.splitlines()),
         "",
-        f"# {_plural(len(plan.steps), 'step')}, executed in this order:",
+        f"# {_plural(len(plan.files), 'file')} in {plan.launch_directory}:",
     ]
-    for number, step in enumerate(plan.steps, 1):
-        lines += ["", *_step_lines(number, step, _joins_the_one_before(plan.steps, number - 1))]
-    lines += ["", f"# {_plural(len(plan.files), 'file')} in {plan.launch_directory}:"]
     agents = [file for file in plan.files if file.path.startswith(_AGENT)]
     for file in plan.files:
         if file not in agents:
             lines += ["", f"----- {file.path} (mode {file.mode:04o})", *_content(file.content)]
+    lines += ["", f"# {_plural(len(plan.steps), 'step')}, executed in this order:"]
+    for number, step in enumerate(plan.steps, 1):
+        lines += ["", *_step_lines(number, step, _joins_the_one_before(plan.steps, number - 1))]
     if agents:
         lines += ["", "----- agent/ (the node's agent, drillyard's own; --output DIR writes it out)"]
         lines += [_checksum_line(file) for file in agents]

@@ -7,7 +7,6 @@ what was submitted (by whichever machine), and each run's files tell the rest.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import posixpath
@@ -20,39 +19,28 @@ from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
-from drillyard.launch.claiming import CLAIM, CLAIMED, RELEASE, RENEW, client, taken, tell_unlocked
+from drillyard.launch.agent.submit import ENTRIES, SAYS, TAKEN
+from drillyard.launch.claiming import taken
 from drillyard.launch.handles import Handle
+from drillyard.launch.job import agent_files
 from drillyard.launch.launcher import Cancellation, LogsWanted, Request
 from drillyard.launch.logs.run import run_logs
 from drillyard.launch.plan import File, Plan, Program
-from drillyard.launch.programs import Programs, Result, archive, archive_of_directory, require_success
+from drillyard.launch.programs import Programs, archive, archive_of_directory, require_success
 from drillyard.launch.registry import LAUNCHERS
 from drillyard.launch.remote import artifacts_of, copy_files, open_files, read_file, tell
 from drillyard.launch.sending import names_in, secrets_file, undivided
 from drillyard.launch.slurm.jobs import NoController, Slurm, SlurmJob
 from drillyard.launch.slurm.looking import Look
-from drillyard.launch.slurm.plan import (
-    CARRY,
-    INDEX,
-    POINTS,
-    SUBMIT,
-    WRITE,
-    claiming_step,
-    host_of,
-    plan_array,
-    plan_of,
-    releasing_step,
-    renewing_step,
-    submitting_step,
-)
+from drillyard.launch.slurm.plan import CARRY, SUBMIT, TASKS, host_of, plan_array, plan_of, submitting_step
 from drillyard.launch.slurm.script import ENDED
 from drillyard.launch.slurm.state import Known, is_over, status_of
 from drillyard.launch.states import RunStatus, State
 from drillyard.launch.stopping import patiently
 
 _SECONDS = 120.0
-_SUBMIT_SECONDS = 300.0
-"""sbatch itself tries again for a while where the controller is away."""
+_SUBMIT_SECONDS = 450.0
+"""sbatch itself tries again for a while where the controller is away, and another launch may have the lock first."""
 _ASK_SECONDS = 10.0
 """Between two questions to Slurm by one who follows a run: every squeue takes a lock of the controller."""
 _CANCEL_SECONDS = 300.0
@@ -61,7 +49,6 @@ _AFTER_STOP_SECONDS = 15.0
 _PAUSES = (0.3, 5.0)
 """Seconds between two looks at a run that is to end: at first, and at most."""
 _CONFIGS = ("run.yaml", "cluster.yaml", "job.json")
-_NOTE = f'd="{INDEX}" && mkdir -p "$d" && exec tar -x -C "$d" -f -'
 
 
 def launcher(cluster: ClusterConfig, programs: Programs) -> SlurmLauncher:
@@ -98,20 +85,17 @@ class SlurmLauncher:
         if not plan.steps:
             return plan.handle
         configs = [file.content for file in plan.files if posixpath.basename(file.path) in _CONFIGS]
-        sent = (_new_secret(), secrets_file(names_in(configs)))
-        handles = [Handle("slurm", self._cluster.name, point["run"]) for point in _points(plan)]
-        self._make_way(handles, replace)
+        sent = [File("secret", secrets.token_hex(32) + "\n", 0o600), secrets_file(names_in(configs))]
+        points = _points(plan)
+        there = self._make_way([Handle("slurm", self._cluster.name, point["run"]) for point in points], replace)
         for step in _of_stage(plan, CARRY):
-            self._execute(step, plan, sent, seconds=None)
-        (claim,), (renew,), (release,) = (_of_stage(plan, stage) for stage in (CLAIM, RENEW, RELEASE))
-        with undivided(str(plan.handle)), self._claimed(plan.handle, claim, release, sent[0]):
-            self._require_free(handles)
-            for step in _of_stage(plan, WRITE):
-                self._keep_claim(plan.handle, renew, sent[0])
-                self._execute(step, plan, sent, seconds=_SECONDS)
-            (step,) = _of_stage(plan, SUBMIT)
-            self._keep_claim(plan.handle, renew, sent[0])
-            self._submit(step, _points(plan))
+            assert step.sends_directory is not None
+            stdin = archive_of_directory(Path(step.sends_directory), self._programs)
+            what = f"{plan.handle}: nothing was submitted: could not {step.purpose}"
+            require_success(self._programs.run(step.argv, stdin=stdin), what)
+        (step,) = _of_stage(plan, SUBMIT)
+        with undivided(str(plan.handle)):
+            self._submit(plan.handle, step, [*plan.files, *sent], points, there)
         return plan.handle
 
     def runs(self) -> list[RunStatus]:
@@ -188,15 +172,11 @@ class SlurmLauncher:
         if not status.state.over:
             raise UserError(f"{known.handle}: is {status.state} and needs no resume")
         launch = known.entry["launch_directory"]
-        runs = [known.handle.run]
-        steps = (claiming_step, renewing_step, releasing_step)
-        claim, renew, release = (step(self._host, self._cluster.name, runs) for step in steps)
-        secret = _new_secret()
-        with undivided(str(known.handle)), self._claimed(known.handle, claim, release, secret):
-            self._require_free([known.handle])
-            self._keep_claim(known.handle, renew, secret)
-            entry = {key: known.entry[key] for key in ("run", "launch_directory", "nodes") if key in known.entry}
-            self._submit(submitting_step(self._host, launch), [entry])
+        entry = {key: known.entry[key] for key in ("run", "launch_directory", "nodes") if key in known.entry}
+        step = submitting_step(self._host, self._cluster.name, launch)
+        there = {known.handle.run: known.entry.get("job_id")}
+        with undivided(str(known.handle)):
+            self._submit(known.handle, step, agent_files(), [entry], there)
         return known.handle
 
     def artifacts(self, run: str) -> list[tuple[str, int]]:
@@ -213,40 +193,16 @@ class SlurmLauncher:
 
     # Submitting.
 
-    @contextlib.contextmanager
-    def _claimed(self, handle: Handle, claim: Program, release: Program, secret: File) -> Iterator[None]:
-        """Be the only launch of the runs that `claim` names. Raises UserError, and then another one has them."""
-        try:
-            tell_unlocked(self._keep_claim(handle, claim, secret).stderr)
-            yield
-        finally:
-            # Where that fails too, the claim ends with this process or with time.
-            with contextlib.suppress(UserError):
-                self._programs.run(release.argv, stdin=archive([secret]), timeout=_SECONDS)
-
-    def _keep_claim(self, handle: Handle, step: Program, secret: File) -> Result:
-        """Claim, or renew the claim. Raises UserError, and then another launch has or had the runs."""
-        result = self._programs.run(step.argv, stdin=archive([secret, client()]), timeout=_SECONDS)
-        if result.returncode == CLAIMED:
-            raise taken(handle, result.stderr.strip())
-        return require_success(result, f"{handle}: nothing was submitted: could not {step.purpose}")
-
-    def _going_on(self, handles: Sequence[Handle]) -> Iterator[tuple[Known, State]]:
-        """Those of these runs that are not over."""
+    def _make_way(self, handles: Sequence[Handle], replaces: bool) -> dict[str, str | None]:
+        """Refuse runs that go on already, or end them. Returns the job of each run that the index has."""
+        there: dict[str, str | None] = {}
         for known in self._look.all():
+            if (handle := known.handle) not in handles:
+                continue
+            there[handle.run] = known.entry.get("job_id")
             state = status_of(known).state
-            if known.handle in handles and not state.over:
-                yield known, state
-
-    def _require_free(self, handles: Sequence[Handle]) -> None:
-        """Refuse runs that another launch has submitted, and released, since `_make_way` looked."""
-        for known, state in self._going_on(handles):
-            raise taken(known.handle, f"job {known.job_id}, {state}")
-
-    def _make_way(self, handles: Sequence[Handle], replaces: bool) -> None:
-        """Refuse runs that go on already, or end them."""
-        for known, state in self._going_on(handles):
-            handle = known.handle
+            if state.over:
+                continue
             if not replaces:
                 raise UserError(
                     f"{handle}: is {state} already (job {known.job_id}), and nothing was submitted\n"
@@ -254,22 +210,22 @@ class SlurmLauncher:
                     "name"
                 )
             self.cancel(handle.run)
+        return there
 
-    def _execute(self, step: Program, plan: Plan, sent: Sequence[File], seconds: float | None) -> None:
-        if step.sends_directory is not None:
-            stdin = archive_of_directory(Path(step.sends_directory), self._programs)
-        else:
-            stdin = archive([each for each in (*plan.files, *sent) if each.path in step.sends])
-        what = f"{plan.handle}: nothing was submitted: could not {step.purpose}"
-        require_success(self._programs.run(step.argv, stdin=stdin, timeout=seconds), what)
+    def _submit(
+        self,
+        handle: Handle,
+        step: Program,
+        files: Sequence[File],
+        points: Sequence[Mapping[str, Any]],
+        there: Mapping[str, str | None],
+    ) -> None:
+        """Submit, and enter the runs into the index, so that they are found when Slurm has forgotten the job.
 
-    def _submit(self, step: Program, points: Sequence[Mapping[str, Any]]) -> None:
-        """Submit, and enter the runs into the index, so that they are found when Slurm has forgotten the job."""
-        job_id = self._slurm.submitted(self._programs.run(step.argv, timeout=_SUBMIT_SECONDS))
-        now = time.time()
+        Raises UserError where the index has another job of a run than `there`: another launch has submitted it.
+        """
         entries = []
         for number, point in enumerate(points):
-            own = f"{job_id}_{number}" if len(points) > 1 else job_id
             entry = {
                 "run": point["run"],
                 "cluster": self._cluster.name,
@@ -277,15 +233,18 @@ class SlurmLauncher:
                 "launch_directory": point["launch_directory"],
                 "run_directory": posixpath.dirname(point["launch_directory"]),
                 "nodes": self._cluster.nodes,
-                "job_id": own,
-                "submitted_at": now,
+                "submitted_at": time.time(),
+                "replaces": there.get(point["run"]),
+                **({"task": number} if len(points) > 1 else {}),
             }
-            entries.append(File(f"{point['run']}.json", json.dumps(entry | dict(point), indent=2) + "\n"))
-        argv = self._host.argv(["sh", "-c", _NOTE, self._cluster.name])
-        try:
-            require_success(self._programs.run(argv, stdin=archive(entries), timeout=_SECONDS), self._host.title)
-        except UserError as error:
-            tell(f"job {job_id} is submitted, but could not be noted: {error}")
+            entries.append(File(f"{ENTRIES}/{point['run']}.json", json.dumps(entry | dict(point)) + "\n"))
+        result = self._programs.run(step.argv, stdin=archive([*files, *entries]), timeout=_SUBMIT_SECONDS)
+        if result.returncode == TAKEN:
+            raise taken(handle, result.stderr.strip())
+        self._slurm.submitted(result)
+        for line in result.stderr.splitlines():
+            if line.startswith(SAYS):
+                tell(line.removeprefix(SAYS))
 
     def _run_directory(self, run: str) -> str:
         # It stays where it is; who follows a run's files asks every second, and need not ask the controller.
@@ -332,17 +291,13 @@ class SlurmLauncher:
         return over
 
 
-def _new_secret() -> File:
-    return File("secret", secrets.token_hex(32) + "\n", 0o600)
-
-
 def _of_stage(plan: Plan, stage: str) -> list[Program]:
     return [step for step in plan.steps if isinstance(step, Program) and step.stage == stage]
 
 
 def _points(plan: Plan) -> list[Mapping[str, Any]]:
     """The runs that a plan submits, in the order of the array's tasks."""
-    told = next((file.content for file in plan.files if file.path == POINTS), None)
+    told = next((file.content for file in plan.files if file.path == TASKS), None)
     own = {"run": plan.handle.run, "launch_directory": plan.launch_directory, "nodes": plan.nodes}
     return [own] if told is None else list(json.loads(told))
 

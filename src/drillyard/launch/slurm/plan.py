@@ -1,10 +1,8 @@
-"""The plan of a run on Slurm: carry the code where that is asked for, write the launch directory, submit. Pure.
+"""The plan of a run on Slurm: carry the code where that is asked for, then write and submit. Pure.
 
-Writing and submitting are done under a claim of the run's name beside its entry in the index of the head host, so that
-no two launches write one launch directory. The claim is renewed before each of the steps under it.
-
-Job ids are Slurm's answer, so a run that waits for another names it by handle, and the submitting step asks Slurm for
-that one's job.
+One program on the head host writes the launch directory, submits the job and enters it into the index, so that of
+several launches of a name one submits: see agent/submit.py. Job ids are Slurm's answer, so a run that waits for another
+names it by handle, and that program asks Slurm for the job.
 """
 
 from __future__ import annotations
@@ -16,46 +14,27 @@ from collections.abc import Sequence
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
-from drillyard.launch.claiming import CLAIM, CLAIM_ALL, RELEASE, RELEASE_ALL, RENEW, RENEW_ALL
+from drillyard.launch.agent.job import Job
+from drillyard.launch.agent.submit import POINTS
 from drillyard.launch.handles import parse_handle
 from drillyard.launch.hosts.plan import CARRIED_LIST, UNPACK_OVER, absolute
-from drillyard.launch.job import Place, Prepared, image_of, prepare
+from drillyard.launch.job import Place, Prepared, agent_files, image_of, prepare
 from drillyard.launch.launcher import Request
 from drillyard.launch.plan import Field, File, Plan, Program
 from drillyard.launch.programs import Host
-from drillyard.launch.slurm.script import ENDED, SCRIPT, array_script, job_script, slurm_of
+from drillyard.launch.slurm.script import SCRIPT, array_script, job_script, slurm_of
 
-WRITE, CARRY, SUBMIT = "write", "carry", "submit"
+CARRY, SUBMIT = "carry", "submit"
 ARRAY = "array.sbatch"
-POINTS = "points.json"
+TASKS = "points.json"
 """Beside array.sbatch: the runs of a sweep in the order of the array's tasks."""
 SECRETS = ("secret", "secrets.json")
 """Files of the launch directory that are made at submission and are in no plan."""
-INDEX = "${XDG_STATE_HOME:-$HOME/.local/state}/drillyard/$0"
-"""Of the head host, as its shell reads it; `$0` is the cluster's name."""
-_CLAIMS = f'''\
-index="{INDEX}"
-for run; do shift && set -- "$@" "$index/$run.claim"; done
-'''
-_CLAIM = _CLAIMS + CLAIM_ALL
-_RENEW = _CLAIMS + RENEW_ALL
-_RELEASE = _CLAIMS + RELEASE_ALL
-_UNPACK = f'umask 022 && mkdir -p "$0" && cd "$0" && rm -f state.json {ENDED} && exec tar -x -p --no-same-owner -f -'
-_SPREAD = f"""\
-umask 022 && cd "$0/points" && for run in *; do
-    launch=../../../$run/launch && mkdir -p "$launch" && rm -f "$launch/state.json" "$launch/{ENDED}" &&
-    cp -pR "$run/." ../agent ../secret ../secrets.json "$launch/" || exit 1
-done && cd .. && rm -rf points
-"""
-"""Launch directories are siblings: OUTPUT/RUN/launch."""
-_SUBMIT_AFTER = """\
-ids=$(squeue --noheader --all --states=all --me --format='%i %k' | sed -n "s|^\\([0-9_]*\\) $1\\$|\\1|p")
-id=$(echo "$ids" | sort -n | tail -n 1)
-[ -n "$id" ] || { echo "Slurm knows no job of $1; if it has succeeded, launch without --after" >&2; exit 1; }
-exec sbatch --parsable --dependency="afterok:$id" --kill-on-invalid-dep=no "$0"
-"""
+_SUBMIT = 'd=$(mktemp -d) && trap \'rm -rf "$d"\' EXIT && tar -x -p -C "$d" -f - && python3 "$d/agent" "$@" --sent "$d"'
 _SAVE_SHARE = 0.9
 """Of the time between the signal and the time limit, what the ranks have before the agents kill them."""
+_START_SECONDS = 45.0
+"""srun starts a task on a thousand nodes within seconds; storage that does not answer takes for ever."""
 
 
 def host_of(cluster: ClusterConfig) -> Host:
@@ -82,7 +61,7 @@ def plan_of(request: Request) -> Plan:
     place, host = place_of(request), host_of(request.cluster)
     prepared = _timed(prepare(request, place), request)
     script, script_fields = job_script(request, prepared, place.agent_python)
-    files = (*prepared.files, File(SCRIPT, script, 0o755))
+    files = (File(SCRIPT, script, 0o755), *prepared.files)
     job = prepared.job
     return Plan(
         handle=prepared.handle,
@@ -94,11 +73,7 @@ def plan_of(request: Request) -> Plan:
         files=files,
         steps=(
             *_carry(host, request, place),
-            claiming_step(host, prepared.handle.cluster, [prepared.handle.run]),
-            renewing_step(host, prepared.handle.cluster, [prepared.handle.run]),
-            _write(host, job.launch_directory, files),
-            _submit(host, posixpath.join(job.launch_directory, SCRIPT), request.dependency),
-            releasing_step(host, prepared.handle.cluster, [prepared.handle.run]),
+            _submit(host, prepared.handle.cluster, job.launch_directory, SCRIPT, files, request.dependency),
         ),
         fields=(*prepared.fields, *script_fields),
         warnings=prepared.warnings,
@@ -114,16 +89,10 @@ def plan_array(requests: list[Request]) -> list[Plan]:
     points = [{"run": plan.handle.run, "launch_directory": plan.launch_directory} for plan in plans]
     script = array_script(requests[0], [plan.launch_directory for plan in plans])
     files = (
-        *first.files,
         File(ARRAY, script, 0o755),
-        File(POINTS, json.dumps(points, indent=2) + "\n"),
+        *first.files,
+        File(TASKS, json.dumps(points, indent=2) + "\n"),
         *(_of_point(plan, file) for plan in plans[1:] for file in plan.files if not file.path.startswith("agent/")),
-    )
-    names = [plan.handle.run for plan in plans]
-    spread = Program(
-        f"hand the files of the other {len(plans) - 1} runs to their launch directories",
-        host.argv(["sh", "-c", _SPREAD, first.launch_directory]),
-        stage=WRITE,
     )
     tasks = Field(
         f"{ARRAY}: --array",
@@ -137,56 +106,34 @@ def plan_array(requests: list[Request]) -> list[Plan]:
         fields=(*first.fields, tasks),
         steps=(
             *(step for step in first.steps if isinstance(step, Program) and step.stage == CARRY),
-            claiming_step(host, first.handle.cluster, names),
-            renewing_step(host, first.handle.cluster, names),
-            _write(host, first.launch_directory, files),
-            spread,
-            _submit(host, posixpath.join(first.launch_directory, ARRAY), requests[0].dependency),
-            releasing_step(host, first.handle.cluster, names),
+            _submit(host, first.handle.cluster, first.launch_directory, ARRAY, files, requests[0].dependency),
         ),
     )
     return [submits, *(dataclasses.replace(plan, steps=()) for plan in plans[1:])]
 
 
-def submitting_step(host: Host, launch_directory: str) -> Program:
+def submitting_step(host: Host, cluster: str, launch_directory: str) -> Program:
     """The step that submits what lies in a launch directory again."""
-    return _submit(host, posixpath.join(launch_directory, SCRIPT), None)
-
-
-def claiming_step(host: Host, cluster: str, runs: Sequence[str]) -> Program:
-    """The step that keeps other launches of `runs` out; it is sent the submission's secret, and who launches."""
-    argv = host.argv(["sh", "-c", _CLAIM, cluster, *runs])
-    return Program(f"claim {_named(runs)} on {host.title}", argv, sends=("secret",), stage=CLAIM)
-
-
-def renewing_step(host: Host, cluster: str, runs: Sequence[str]) -> Program:
-    """The step before each one that is done under a claim: nobody else has had it, and the time it has begins anew."""
-    argv = host.argv(["sh", "-c", _RENEW, cluster, *runs])
-    return Program(
-        f"keep the claim on {host.title}: renewed before each step under it", argv, sends=("secret",), stage=RENEW
-    )
-
-
-def releasing_step(host: Host, cluster: str, runs: Sequence[str]) -> Program:
-    """The step that lets others launch `runs` again."""
-    argv = host.argv(["sh", "-c", _RELEASE, cluster, *runs])
-    return Program(f"release the claim on {host.title}", argv, sends=("secret",), stage=RELEASE)
-
-
-def _named(runs: Sequence[str]) -> str:
-    several = f"the names of {len(runs)} runs, which no other launch may have"
-    return several if len(runs) > 1 else f"the name {runs[0]}, which no other launch may have,"
+    return _submit(host, cluster, launch_directory, SCRIPT, agent_files(), None, "submit the job")
 
 
 def _timed(prepared: Prepared, request: Request) -> Prepared:
     """The job with the times that Slurm gives: a lost node does not come back, and saving has until the limit."""
     stop_seconds = slurm_of(request).signal_seconds * _SAVE_SHARE
-    job = dataclasses.replace(prepared.job, join_seconds=0.0, stop_seconds=stop_seconds)
+    start_seconds = Job.start_seconds if prepared.image else _START_SECONDS
+    job = dataclasses.replace(prepared.job, join_seconds=0.0, start_seconds=start_seconds, stop_seconds=stop_seconds)
     files = tuple(
         dataclasses.replace(file, content=job.as_json()) if file.path == "job.json" else file for file in prepared.files
     )
     fields = (
         Field("job.json: join_seconds", "0", "a lost node does not come back; Slurm finds another one", "drillyard"),
+        Field(
+            "job.json: start_seconds",
+            f"{start_seconds:g}",
+            "a node that does not join so long after the one before is left out"
+            + (": images take time" if prepared.image else ""),
+            "drillyard",
+        ),
         Field(
             "job.json: stop_seconds",
             f"{stop_seconds:g}",
@@ -195,15 +142,6 @@ def _timed(prepared: Prepared, request: Request) -> Prepared:
         ),
     )
     return dataclasses.replace(prepared, job=job, files=files, fields=(*prepared.fields, *fields))
-
-
-def _write(host: Host, launch_directory: str, files: tuple[File, ...]) -> Program:
-    return Program(
-        f"write the launch directory on {host.title}",
-        host.argv(["sh", "-c", _UNPACK, launch_directory]),
-        sends=(*(file.path for file in files), *SECRETS),
-        stage=WRITE,
-    )
 
 
 def _carry(host: Host, request: Request, place: Place) -> list[Program]:
@@ -223,16 +161,27 @@ def _carry(host: Host, request: Request, place: Place) -> list[Program]:
     ]
 
 
-def _submit(host: Host, script: str, dependency: str | None) -> Program:
-    if dependency is None:
-        return Program("submit the job", host.argv(["sbatch", "--parsable", script]), stage=SUBMIT)
-    handle = parse_handle(dependency)
-    words = ["sh", "-c", _SUBMIT_AFTER, script, str(handle)]
-    return Program(f"submit the job, to begin when {handle} has succeeded", host.argv(words), stage=SUBMIT)
+def _submit(
+    host: Host,
+    cluster: str,
+    launch_directory: str,
+    script: str,
+    files: Sequence[File],
+    dependency: str | None,
+    purpose: str = "",
+) -> Program:
+    words = ["submit", "--cluster", cluster, "--launch-directory", launch_directory, "--script", script]
+    purpose = purpose or f"write the launch directory on {host.title} and submit the job"
+    if dependency is not None:
+        words += ["--after", str(parse_handle(dependency))]
+        purpose += f", to begin when {words[-1]} has succeeded"
+    sends = tuple(file.path for file in files)
+    argv = host.argv(["sh", "-c", _SUBMIT, "sh", *words])
+    return Program(purpose, argv, sends=(*sends, *SECRETS) if script in sends else sends, stage=SUBMIT)
 
 
 def _of_point(plan: Plan, file: File) -> File:
-    return dataclasses.replace(file, path=f"points/{plan.handle.run}/{file.path}")
+    return dataclasses.replace(file, path=f"{POINTS}/{plan.handle.run}/{file.path}")
 
 
 def _code(request: Request, place: Place, prepared: Prepared) -> str:

@@ -1,9 +1,10 @@
-"""Submitting to Slurm and stopping there: the shell is real, and a list of jobs plays the controller."""
+"""Submitting to Slurm and stopping there: the submitting program is real, and a list of jobs plays the controller."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,6 @@ from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
 from drillyard.launch.agent import index
-from drillyard.launch.claiming import CLAIM_SECONDS
 from drillyard.launch.plan import Plan
 from drillyard.launch.programs import Programs, Result
 from drillyard.launch.slurm.launcher import SlurmLauncher
@@ -22,7 +22,8 @@ from drillyard.launch.states import State
 
 @dataclass
 class Controller(Programs):
-    """Slurm's commands. `before` has what happens just before a command of that name runs for the first time."""
+    """Slurm's commands. `before` has what happens just before one of that name runs for the first time; `submit` is the
+    program that submits, for which `sbatch` is a script on the PATH."""
 
     jobs: dict[str, str] = field(default_factory=dict)
     """The state of each job, by its id."""
@@ -33,7 +34,7 @@ class Controller(Programs):
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None) -> Result:
         words = [word for word in argv if word != "env" and not word.startswith("SLURM_")]
-        name = words[0]
+        name = "submit" if "submit" in words else words[0]
         self.calls.append(" ".join(words))
         happens = self.before.pop(name, None)
         if happens is not None:
@@ -41,9 +42,11 @@ class Controller(Programs):
         if name == "squeue":
             rows = [f"{job}|{state}|None|1|2|N/A|2||main|/s|slurm://c/nccl" for job, state in self.jobs.items()]
             return Result(tuple(argv), 0, "".join(f"{row}\n" for row in rows), "")
-        if name == "sbatch":
-            self.jobs[str(len(self.jobs) + 1)] = "PENDING"
-            return Result(tuple(argv), 0, f"{len(self.jobs)}\n", "")
+        if name == "submit":
+            done = super().run(argv, stdin=stdin, timeout=timeout)
+            if done.returncode == 0:
+                self.jobs[done.stdout.strip()] = "PENDING"
+            return done
         if name == "scancel":
             if "--signal=TERM" not in words or self.agents_end:
                 self.jobs[words[-1]] = "CANCELLED"
@@ -62,6 +65,11 @@ class Controller(Programs):
 def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
     """One whose user has an index of no runs."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f"#!/bin/sh\necho . >>{tmp_path}/submitted && wc -l <{tmp_path}/submitted\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
     return Controller()
 
 
@@ -72,166 +80,94 @@ def made(controller: Controller, directory: Path) -> tuple[SlurmLauncher, Plan]:
     return launcher, launcher.plan(asked)
 
 
-def test_while_one_launch_submits_another_one_of_the_name_is_refused(controller: Controller, tmp_path: Path) -> None:
-    (first, plan), (second, _) = made(controller, tmp_path), made(controller, tmp_path)
-    refusals = []
-
-    def another() -> None:
-        with pytest.raises(UserError) as told:
-            second.submit(plan, replace=True)
-        refusals.append(str(told.value))
-
-    controller.before["sbatch"] = another
-    assert str(first.submit(plan)) == "slurm://c/nccl"
-    (refused,) = refusals
-    assert "is being launched by another drillyard (submission " in refused and "nothing was submitted" in refused
-    assert list(controller.jobs) == ["1"]
-    listed = [path for path, _ in first.artifacts("nccl")]
-    assert "launch/job.sbatch" in listed and not [path for path in listed if "secret" in path or "claim" in path]
-    # The claim was released: what is refused now is a second run beside one that goes on.
+def test_a_run_that_goes_on_is_not_submitted_again(controller: Controller, tmp_path: Path) -> None:
+    launcher, plan = made(controller, tmp_path)
+    assert str(launcher.submit(plan)) == "slurm://c/nccl"
+    listed = [path for path, _ in launcher.artifacts("nccl")]
+    assert "launch/job.sbatch" in listed and not [path for path in listed if "secret" in path or "index" in path]
     with pytest.raises(UserError, match=r"is queued already \(job 1\)"):
-        second.submit(plan)
+        launcher.submit(plan)
+    launcher.submit(plan, replace=True)
+    assert controller.jobs == {"1": "CANCELLED", "2": "PENDING"}
+    (entry,) = controller.listed()
+    assert entry["entry"].items() >= {"job_id": "2", "run": "nccl", "nodes": 2}.items()  # type: ignore[attr-defined]
 
 
-def test_who_has_looked_before_another_launch_submitted_looks_again(controller: Controller, tmp_path: Path) -> None:
-    (first, plan), (second, _) = made(controller, tmp_path), made(controller, tmp_path)
-    secret = tmp_path / "runs" / "nccl" / "launch" / "secret"
-    written = []
-
-    def another() -> None:
-        second.submit(plan)
-        written.append(secret.read_text())
-
-    # The first look reads the index and then the queue; then comes the claim.
-    controller.before["squeue"] = lambda: controller.before.update(sh=another)
-    with pytest.raises(
-        UserError, match=r"being launched by another drillyard \(job 1, queued\); nothing was submitted"
-    ):
-        first.submit(plan, replace=True)
-    assert controller.jobs == {"1": "PENDING"}
-    assert [secret.read_text()] == written
-
-
-def aged(directory: Path) -> None:
-    """Let the claim on the run be as old as one that has ended."""
-    claim = directory / "state" / "drillyard" / "c" / "nccl.claim"
-    whose, since, client = claim.read_text().split(" ", 2)
-    claim.write_text(f"{whose} {int(since) - CLAIM_SECONDS} {client}")
-
-
-@pytest.mark.parametrize("how", ["submit", "resume"])
-def test_a_launch_that_was_away_until_another_had_its_claim_does_not_go_on(
-    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+@pytest.mark.parametrize("how", ["submit", "replace", "resume"])
+def test_a_launch_before_which_another_one_submitted_changes_nothing(
+    controller: Controller, tmp_path: Path, how: str
 ) -> None:
     (first, plan), (second, _) = made(controller, tmp_path), made(controller, tmp_path)
     secret = tmp_path / "runs" / "nccl" / "launch" / "secret"
     written = []
 
     def launch(launcher: SlurmLauncher) -> None:
-        launcher.submit(plan) if how == "submit" else launcher.resume("nccl")
+        launcher.resume("nccl") if how == "resume" else launcher.submit(plan, replace=how == "replace")
 
     if how == "resume":
         second.submit(plan)
         controller.jobs["1"] = "FAILED"
     before = len(controller.jobs)
 
-    def away(handles: object) -> None:
-        aged(tmp_path)
+    def another() -> None:
         launch(second)
         written.append(secret.read_text())
 
-    monkeypatch.setattr(first, "_require_free", away)
-    with pytest.raises(UserError, match=r"the claim of this one has ended\); nothing was submitted"):
+    controller.before["submit"] = another
+    words = rf"being launched by another drillyard \(job {before + 1}\); nothing was submitted"
+    with pytest.raises(UserError, match=words):
         launch(first)
     assert len(controller.jobs) == before + 1 and [secret.read_text()] == written
 
 
-@pytest.mark.parametrize("how", ["submit", "resume"])
-def test_a_slow_launch_keeps_its_claim(
-    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    (first, plan), (second, _) = made(controller, tmp_path), made(controller, tmp_path)
-    if how == "resume":
-        first.submit(plan)
-        controller.jobs["1"] = "FAILED"
-    refusals = []
-
-    def another() -> None:
-        with pytest.raises(UserError, match="is being launched by another") as told:
-            second.submit(plan)
-        refusals.append(told.value)
-
-    monkeypatch.setattr(first, "_require_free", lambda handles: aged(tmp_path))
-    controller.before["sbatch"] = another
-    first.submit(plan) if how == "submit" else first.resume("nccl")
-    assert len(refusals) == 1 and controller.jobs[max(controller.jobs)] == "PENDING"
-
-
 def test_a_head_host_without_locks_submits_and_says_so(
-    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    controller: Controller, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flock = tmp_path / "bin" / "flock"
-    flock.parent.mkdir()
-    flock.write_text("#!/bin/sh\nexit 71\n")
-    flock.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{flock.parent}:{os.environ['PATH']}")
+    # A Python that stands for one on such a file system.
+    python = tmp_path / "bin" / "python3"
+    setup = "import fcntl, runpy, sys; fcntl.flock = lambda *_: open('/proc/self/no')"
+    python.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -c "{setup}; sys.argv = sys.argv[1:]; '
+        'runpy.run_path(sys.argv[0], run_name=\'__main__\')" "$@"\n'
+    )
+    python.chmod(0o755)
     launcher, plan = made(controller, tmp_path)
     launcher.submit(plan)
     assert list(controller.jobs) == ["1"] and capsys.readouterr().err.count("drillyard: no lock on ") == 1
 
 
-def test_of_two_who_resume_one_submits(controller: Controller, tmp_path: Path) -> None:
-    (first, plan), (second, _) = made(controller, tmp_path), made(controller, tmp_path)
-    first.submit(plan)
-    controller.jobs["1"] = "FAILED"
-    refusals = []
-
-    def another() -> None:
-        with pytest.raises(UserError, match="is being launched by another") as told:
-            second.resume("nccl")
-        refusals.append(told.value)
-
-    controller.before["sbatch"] = another
-    first.resume("nccl")
-    assert len(refusals) == 1 and list(controller.jobs) == ["1", "2"]
-    # Whoever has seen that the run is over before another one resumed it looks again.
-    controller.jobs["2"] = "FAILED"
-    between = {"sh": lambda: second.resume("nccl")}
-    controller.before["squeue"] = lambda: controller.before.update(between)
-    with pytest.raises(UserError, match=r"is being launched by another drillyard \(job 3, queued\)"):
-        first.resume("nccl")
-    assert list(controller.jobs) == ["1", "2", "3"]
-
-
-def test_a_claim_is_released_where_slurm_refuses_the_job(controller: Controller, tmp_path: Path) -> None:
+def test_what_sbatch_refuses_is_told_and_can_be_launched_again(controller: Controller, tmp_path: Path) -> None:
     launcher, plan = made(controller, tmp_path)
-
-    def down() -> None:
-        raise UserError("sbatch: error: invalid partition specified")
-
-    controller.before["sbatch"] = down
-    with pytest.raises(UserError, match="invalid partition"):
+    sbatch = tmp_path / "bin" / "sbatch"
+    works = sbatch.read_text()
+    sbatch.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: x' >&2; exit 1\n")
+    with pytest.raises(UserError, match="(?s)invalid partition specified: x\n.*sinfo -s lists the partitions"):
         launcher.submit(plan)
-    assert (tmp_path / "state" / "drillyard" / "c" / "nccl.claim").read_text() == ""
+    assert controller.jobs == {} and controller.listed() == []
+    sbatch.write_text(works)
     launcher.submit(plan)
     assert list(controller.jobs) == ["1"]
 
 
-def test_a_sweep_claims_the_names_of_all_its_runs(controller: Controller, tmp_path: Path) -> None:
+def test_a_sweep_is_refused_where_one_of_its_runs_was_submitted_meanwhile(
+    controller: Controller, tmp_path: Path
+) -> None:
     setting = cluster(storage=f"{{directory: {tmp_path}}}")
     asked = [request(setting, WORKLOAD.replace("nccl", name)) for name in ("one", "two")]
     sweep, single = (SlurmLauncher(asked[0].cluster, controller) for _ in range(2))
     plans = sweep.plan_sweep(asked)
-    refusals = []
-
-    def another() -> None:
-        with pytest.raises(UserError, match="is being launched by another") as told:
-            single.submit(single.plan(asked[1]))
-        refusals.append(told.value)
-
-    controller.before["sbatch"] = another
+    controller.before["submit"] = lambda: single.submit(single.plan(asked[1]))
+    with pytest.raises(UserError, match="is being launched by another"):
+        sweep.submit(plans[0])
+    assert len(controller.jobs) == 1 and not (tmp_path / "runs" / "one").exists()
+    controller.jobs["1"] = "FAILED"
     sweep.submit(plans[0])
-    assert len(refusals) == 1 and len(controller.jobs) == 1
+    assert sorted(entry["entry"]["job_id"] for entry in controller.listed()) == ["2_0", "2_1"]  # type: ignore[index]
+    launches = [tmp_path / "runs" / name / "launch" for name in ("one", "two")]
+    assert {(launch / "secret").read_text() for launch in launches} == {(launches[0] / "secret").read_text()}
+    assert all((launch / "agent" / "__main__.py").exists() for launch in launches)
+    assert not (launches[0] / "points").exists() and not (launches[0] / "index").exists()
+    assert json.loads((launches[1] / "job.json").read_text())["run"] == "two"
 
 
 def running(controller: Controller, directory: Path, stop_seconds: float) -> SlurmLauncher:

@@ -12,6 +12,7 @@ from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
 from drillyard.launch.plan import Plan, Program
+from drillyard.launch.show import plan_text
 from drillyard.launch.slurm.plan import plan_array, plan_of
 from drillyard.launch.slurm.script import enroot_image
 
@@ -45,8 +46,8 @@ def test_settings_become_options_of_sbatch():
     assert told["--nodes"] == "32" and told["--ntasks-per-node"] == "1" and told["--gpus-per-node"] == "8"
     assert told["--time"] == "1-12:00:00" and told["--signal"] == "B:USR1@600" and told["--exclude"] == "n1,n[7-9]"
     assert told["--constraint"] == "h100&ib" and told["--segment"] == "16" and told["--mail-user"] == "me@example.org"
-    assert {"--exclusive", "--requeue"} <= told.keys() and told["--mem"] == "0" and told["--open-mode"] == "append"
-    assert told["--comment"] == "slurm://c/nccl" and told["--output"] == "/shared/runs/nccl/launch/slurm-%j.log"
+    assert {"--exclusive", "--requeue"} <= told.keys() and told["--mem"] == "0"
+    assert told["--comment"] == "slurm://c/nccl" and told["--output"] == "/dev/null"
 
 
 def test_typed_gpus_take_the_place_of_counted_ones():
@@ -118,24 +119,30 @@ def test_a_login_node_gets_the_same_commands_by_ssh():
     words = argv(there, "submit")
     assert words[0] == "ssh" and words[words.index("-F") + 1] == "/c" and words[-2] == "login"
     assert shlex.split(words[-1]) == list(argv(here, "submit"))
-    assert argv(here, "submit") == ("sbatch", "--parsable", "/shared/runs/nccl/launch/job.sbatch")
+    told = ("submit", "--cluster", "c", "--launch-directory", "/shared/runs/nccl/launch", "--script", "job.sbatch")
+    assert argv(here, "submit")[4:] == told
+
+
+def test_the_plan_begins_with_the_job_script_and_is_one_program():
+    plan = made()
+    assert plan.files[0].path == "job.sbatch"
+    (step,) = plan.steps
+    assert isinstance(step, Program) and {file.path for file in plan.files} < set(step.sends)
+    text = plan_text(plan)
+    assert text.index("----- job.sbatch") < min(text.index(f"----- {name}") for name in ("job.json", "run.yaml"))
+    assert text.index("----- job.sbatch") < text.index("# 1 step, executed") and "flock" not in text
 
 
 def test_a_run_after_another_asks_slurm_for_its_job():
     plan = plan_of(request(cluster(**SHARED), WORKLOAD, dependency="slurm://c/first"))
-    words = argv(plan, "submit")
-    assert '--dependency="afterok:$id"' in words[2] and words[-1] == "slurm://c/first"
-    assert subprocess.run(["sh", "-n"], input=words[2], text=True).returncode == 0
+    assert argv(plan, "submit")[-2:] == ("--after", "slurm://c/first")
 
 
 def test_a_sweep_writes_all_runs_before_one_array_is_submitted():
     asked = [request(cluster(**SHARED), WORKLOAD.replace("nccl", f"nccl-{size}")) for size in ("8m", "1g", "4g")]
     plans = plan_array(asked)
-    assert [[step.stage for step in plan.steps] for plan in plans] == [
-        ["claim", "renew", "write", "write", "submit", "release"],
-        [],
-        [],
-    ]
+    assert [[step.stage for step in plan.steps] for plan in plans] == [["submit"], [], []]
+    assert plans[0].files[0].path == "array.sbatch"
     array = plans[0].file("array.sbatch").content
     assert options(plans[0], "array.sbatch")["--array"] == "0-2"
     for plan in plans[1:]:
@@ -153,6 +160,6 @@ def test_a_sweep_carries_the_code_once():
     slurm = "{directory: /elsewhere}"
     asked = [request(cluster(**SHARED, slurm=slurm), WORKLOAD.replace("nccl", f"r{n}"), sync=True) for n in range(3)]
     stages = [[step.stage for step in plan.steps] for plan in plan_array(asked)]
-    assert stages == [["carry", "claim", "renew", "write", "write", "submit", "release"], [], []]
+    assert stages == [["carry", "submit"], [], []]
     with pytest.raises(UserError, match="is this directory itself"):
         plan_of(request(cluster(**SHARED), WORKLOAD, sync=True))
