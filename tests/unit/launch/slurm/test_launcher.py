@@ -1,19 +1,26 @@
-"""Submitting to Slurm and stopping there: the submitting program is real, and a list of jobs plays the controller."""
+"""Submitting to Slurm and stopping there: a list of jobs plays the controller."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import errno
+import io
 import json
-import os
+import subprocess
 import sys
+import tarfile
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
-from drillyard.launch.agent import index
+from drillyard.launch.agent import index, submit
 from drillyard.launch.plan import Plan
 from drillyard.launch.programs import Programs, Result
 from drillyard.launch.slurm.launcher import SlurmLauncher
@@ -23,7 +30,7 @@ from drillyard.launch.states import State
 @dataclass
 class Controller(Programs):
     """Slurm's commands. `before` has what happens just before one of that name runs for the first time; `submit` is the
-    program that submits, for which `sbatch` is a script on the PATH."""
+    program that submits. Programs of the agent run in this process, as a Python takes longer than all the rest."""
 
     jobs: dict[str, str] = field(default_factory=dict)
     """The state of each job, by its id."""
@@ -31,6 +38,8 @@ class Controller(Programs):
     calls: list[str] = field(default_factory=list)
     agents_end: bool = True
     """Whether a job's agents end, and with them the job, when they hear a signal."""
+    refusal: str = ""
+    """What sbatch says instead of taking a job."""
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None) -> Result:
         words = [word for word in argv if word != "env" and not word.startswith("SLURM_")]
@@ -43,10 +52,7 @@ class Controller(Programs):
             rows = [f"{job}|{state}|None|1|2|N/A|2||main|/s|slurm://c/nccl" for job, state in self.jobs.items()]
             return Result(tuple(argv), 0, "".join(f"{row}\n" for row in rows), "")
         if name == "submit":
-            done = super().run(argv, stdin=stdin, timeout=timeout)
-            if done.returncode == 0:
-                self.jobs[done.stdout.strip()] = "PENDING"
-            return done
+            return self._submit(argv, words[words.index("submit") + 1 :], stdin)
         if name == "scancel":
             if "--signal=TERM" not in words or self.agents_end:
                 self.jobs[words[-1]] = "CANCELLED"
@@ -55,8 +61,32 @@ class Controller(Programs):
             return Result(tuple(argv), 0, json.dumps(self.listed()), "")
         return super().run(argv, stdin=stdin, timeout=timeout)
 
+    def _submit(self, argv: Sequence[str], words: Sequence[str], stdin: bytes) -> Result:
+        told = {
+            name.removeprefix("--").replace("-", "_"): value for name, value in zip(*[iter(words)] * 2, strict=True)
+        }
+        out, errors = io.StringIO(), io.StringIO()
+        with (
+            tempfile.TemporaryDirectory() as sent,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(errors),
+            mock.patch.object(submit.subprocess, "run", self._sbatch),
+            tarfile.open(fileobj=io.BytesIO(stdin)) as archive,
+        ):
+            archive.extractall(sent, filter="tar")
+            code = submit.submit(argparse.Namespace(**{"after": None, "sent": sent} | told))
+        return Result(tuple(argv), code, out.getvalue(), errors.getvalue())
+
+    def _sbatch(self, argv: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert argv[:2] == ["sbatch", "--parsable"]
+        if self.refusal:
+            print(self.refusal, file=sys.stderr)
+            return subprocess.CompletedProcess(argv, 1, "")
+        self.jobs[str(len(self.jobs) + 1)] = "PENDING"
+        return subprocess.CompletedProcess(argv, 0, f"{len(self.jobs)}\n")
+
     def listed(self) -> list[dict[str, object]]:
-        """What the agent tells of the index; in this process, as a Python of its own takes longer than all the rest."""
+        """What the agent tells of the index."""
         entries = [json.loads(path.read_text()) for path in sorted(index.index_directory().glob("c/*.json"))]
         return [{"entry": entry, **index.look(entry["launch_directory"])} for entry in entries]
 
@@ -65,11 +95,6 @@ class Controller(Programs):
 def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
     """One whose user has an index of no runs."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    sbatch = tmp_path / "bin" / "sbatch"
-    sbatch.parent.mkdir()
-    sbatch.write_text(f"#!/bin/sh\necho . >>{tmp_path}/submitted && wc -l <{tmp_path}/submitted\n")
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
     return Controller()
 
 
@@ -121,16 +146,9 @@ def test_a_launch_before_which_another_one_submitted_changes_nothing(
 
 
 def test_a_head_host_without_locks_submits_and_says_so(
-    controller: Controller, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A Python that stands for one on such a file system.
-    python = tmp_path / "bin" / "python3"
-    setup = "import fcntl, runpy, sys; fcntl.flock = lambda *_: open('/proc/self/no')"
-    python.write_text(
-        f'#!/bin/sh\nexec {sys.executable} -c "{setup}; sys.argv = sys.argv[1:]; '
-        'runpy.run_path(sys.argv[0], run_name=\'__main__\')" "$@"\n'
-    )
-    python.chmod(0o755)
+    monkeypatch.setattr(submit.fcntl, "flock", mock.Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
     launcher, plan = made(controller, tmp_path)
     launcher.submit(plan)
     assert list(controller.jobs) == ["1"] and capsys.readouterr().err.count("drillyard: no lock on ") == 1
@@ -138,13 +156,11 @@ def test_a_head_host_without_locks_submits_and_says_so(
 
 def test_what_sbatch_refuses_is_told_and_can_be_launched_again(controller: Controller, tmp_path: Path) -> None:
     launcher, plan = made(controller, tmp_path)
-    sbatch = tmp_path / "bin" / "sbatch"
-    works = sbatch.read_text()
-    sbatch.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: x' >&2; exit 1\n")
-    with pytest.raises(UserError, match="(?s)invalid partition specified: x\n.*sinfo -s lists the partitions"):
+    controller.refusal = "sbatch: error: invalid partition specified: x"
+    with pytest.raises(UserError, match=r"(?s)invalid partition specified: x\n.*sinfo -s lists the partitions"):
         launcher.submit(plan)
     assert controller.jobs == {} and controller.listed() == []
-    sbatch.write_text(works)
+    controller.refusal = ""
     launcher.submit(plan)
     assert list(controller.jobs) == ["1"]
 
