@@ -143,7 +143,8 @@ def test_a_run_that_loses_a_node_twice_and_reaches_its_time_limit_loses_no_bit(
     assert lost not in told["hosts"] and "time limit" in log.read_text()
     assert [start["round"] for start in run.events("run_start")] == [0, 1, 2, 3]
     assert [each["step"] for each in run.events("resume")] == [21, 21]
-    assert run.figures() == reference.run.figures()
+    # Steps after the newest checkpoint were trained again, with the same bits.
+    assert set(run.figures()) == set(reference.run.figures())
     assert run.last_step() == STEPS and run.weights() == reference.run.weights()
 
 
@@ -345,7 +346,8 @@ def test_what_slurm_refuses_is_told_with_what_to_do(cluster: SlurmCluster, desk:
     assert told["state"] == "queued" and "the partition has not what it asks for" in told["reason"], told
     nothing = sit_down(cluster, tmp_path / "nothing")
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "env").symlink_to("/usr/bin/env")
+    for name in ("env", "sh", "mktemp", "tar", "rm", "python3"):
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name) or name)
     nothing.environment["PATH"] = str(tmp_path / "bin")
     done = nothing.say("launch", run)
     assert done.returncode == 2 and "set slurm.login_host to a node that has them" in done.stderr
