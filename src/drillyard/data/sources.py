@@ -66,6 +66,18 @@ class Source:
             return None
         return sum(file.stat().st_size for file in self.files)
 
+    @property
+    def kind_of_file(self) -> str:
+        """How the one file of this source is read, by its suffixes (`-json`, `-csv.gz`); nothing for other sources.
+
+        The key of one file's content does not hold its name; that of several files does.
+        """
+        names = self.gone.files if self.gone is not None else map(self.name_of, map(str, self.files))
+        if list(names) != [""]:
+            return ""
+        path = Path(self.config.path)
+        return f"-{kind_of(path)}{path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else ''}"
+
     def batches(self) -> Iterator[RawBatch]:
         """Raw batches in a fixed order."""
         if self.gone is not None:
@@ -225,14 +237,38 @@ def _is_saved_data_set(path: Path) -> bool:
 
 
 def _files_of(directory: Path) -> tuple[Path, ...]:
-    """Readable files below a directory in the order of their paths; hidden files and directories are left out."""
-    found = []
-    for parent, directories, names in os.walk(directory, followlinks=True):
-        directories[:] = sorted(name for name in directories if not name.startswith("."))
-        found += [Path(parent, name) for name in names if not name.startswith(".") and kind_of(Path(name)) is not None]
+    """Readable files below a directory in the order of their paths; hidden files and directories are left out.
+
+    Links to files and directories are followed, and each file is taken once: under its own path where that lies in the
+    directory, otherwise under the first that leads to it. A link to a directory that holds this one leads in a circle
+    and is not followed.
+    """
+    root = os.path.realpath(directory)
+    found: dict[str, Path] = {}
+    seen: set[str] = set()
+    waiting = [directory]
+    while waiting:
+        linked: list[Path] = []
+        for parent, directories, names in os.walk(waiting.pop(0)):
+            place = os.path.realpath(parent)
+            if place in seen:
+                directories.clear()
+                continue
+            seen.add(place)
+            directories[:] = sorted(name for name in directories if not name.startswith("."))
+            linked += [path for name in directories if (path := Path(parent, name)).is_symlink()]
+            for name in sorted(names):
+                if not name.startswith(".") and kind_of(Path(name)) is not None:
+                    path = Path(parent, name)
+                    real = os.path.realpath(path)
+                    if real not in found or not path.is_symlink():
+                        found[real] = path
+        waiting += [
+            path for path in linked if not f"{root}/".startswith(f"{os.path.realpath(path)}/".replace("//", "/"))
+        ]
     if not found:
         raise UserError(f"{directory}: no readable file in this directory. Readable are {KINDS}.")
-    return tuple(sorted(found, key=lambda file: file.relative_to(directory).as_posix()))
+    return tuple(sorted(found.values(), key=lambda file: file.relative_to(directory).as_posix()))
 
 
 def _missing(path: Path) -> str:

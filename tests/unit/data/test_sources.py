@@ -82,6 +82,28 @@ def test_a_directory_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
     assert [row["text"] for row in read(tmp_path)] == ["a.txt", "b/0.txt", "b/1.txt", "c"]
 
 
+def test_links_are_followed_and_each_file_is_read_once(tmp_path: Path) -> None:
+    source, other = tmp_path / "source", tmp_path / "other"
+    for directory in (source / "b", other):
+        directory.mkdir(parents=True)
+    for path in (source / "b" / "own.txt", other / "a.txt", other / "z.txt"):
+        path.write_text(path.name)
+    (source / "again.txt").symlink_to(source / "b" / "own.txt")
+    (source / "linked.txt").symlink_to(other / "a.txt")
+    (source / "0").symlink_to(other)
+    (source / "1").symlink_to(other)
+    for number in range(3):
+        (source / f"loop{number}").symlink_to(source)
+        (source / "b" / f"up{number}").symlink_to(tmp_path)
+        (other / f"back{number}").symlink_to(source)
+    (other / "self.txt").symlink_to(other / "self.txt")
+    (other / "self.txt").unlink()
+    assert sorted(row["text"] for row in read(source)) == ["a.txt", "own.txt", "z.txt"]
+    names = [file.relative_to(source).as_posix() for file in resolve_source(SourceConfig(path=str(source))).files]
+    assert "b/own.txt" in names
+    assert len(names) == 3
+
+
 def test_saved_data_sets_are_read_split_by_split(tmp_path: Path) -> None:
     dataset = datasets.Dataset.from_list(ROWS)
     dataset.save_to_disk(tmp_path / "one")
