@@ -69,7 +69,9 @@ def test_an_error_in_a_worker_names_the_row_and_leaves_nothing(
 
 def test_a_worker_that_is_killed_is_an_error_and_the_others_end() -> None:
     tokenizer = _as_pretrained(_train(300, iter(TEXTS))).backend_tokenizer.to_str()
-    settings = EncodeSettings(RowFormat("text", loss_on="all"), 64, "split", Split(), tokenizer, False, 0, 0, None, {})
+    settings = EncodeSettings(
+        RowFormat("text", loss_on="all"), 64, "split", Split(), tokenizer, False, (0,), 0, None, {}
+    )
     batch = JsonLines("a.jsonl", 1, 0, b'{"text": "a"}\n')
     with workers._Pool(2, settings) as pool:
         processes = pool._processes

@@ -39,6 +39,7 @@ def register(app: typer.Typer) -> None:
         from rich.markup import escape
         from tokenizers import Tokenizer
 
+        from drillyard.config.checks import smallest_global_batch
         from drillyard.config.loading import load_run_config
         from drillyard.data.formats import row_format
         from drillyard.data.prepare import prepare
@@ -54,7 +55,7 @@ def register(app: typer.Typer) -> None:
         tokenizer = Tokenizer.from_str(prepared.text_tokenizer.json)
         form = row_format(config.data)
         # A piece of a split completion is learnt from its second token on, and rightly so.
-        completions_only = form.loss_on == "completion" and config.data.too_long != "split"
+        completions_only = form.loss_on != "all" and config.data.too_long != "split"
         wrong = []
         for source in prepared.train.sources:
             shown = min(samples, len(source))
@@ -68,7 +69,7 @@ def register(app: typer.Typer) -> None:
                 found = faults(batch, number, completions_only)
                 wrong += [f"{source.name}, sequence {number + 1}, {fault}" for fault in found]
         console.rule()
-        for line in prepared.report.lines():
+        for line in [*prepared.report.lines(), *prepared.before_training(config, smallest_global_batch(config))]:
             console.print(line, markup=False, soft_wrap=True)
         if wrong:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""

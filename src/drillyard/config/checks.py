@@ -93,6 +93,14 @@ def resolved_global_batch(config: RunConfig, num_data_ranks: int) -> int:
     return config.training.micro_batch_size * num_data_ranks * resolved_accumulation(config, num_data_ranks)
 
 
+def smallest_global_batch(config: RunConfig) -> int:
+    """Sequences per step on the fewest ranks that the config allows; UserError as of `resolved_accumulation`."""
+    if config.training.global_batch_size is not None:
+        return config.training.global_batch_size
+    sizes = config.parallelism
+    return resolved_global_batch(config, (1 if sizes.shard == "auto" else sizes.shard) * sizes.replicate)
+
+
 def sources_of(source: str | SourceConfig | list[str | SourceConfig]) -> list[SourceConfig]:
     """A source setting in its one full form."""
     each = source if isinstance(source, list) else [source]
@@ -201,6 +209,8 @@ def _format(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("data", "loss_on"), "format text has no completions; write loss_on: all, or choose another format"
         )
+    if data.format != "chat" and data.loss_on == "last":
+        yield Problem(("data", "loss_on"), f"last is for format chat, and this is {data.format}; remove it")
 
 
 def _length(config: RunConfig) -> Iterator[Problem]:

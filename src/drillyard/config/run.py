@@ -95,7 +95,9 @@ class DataConfig(Strict):
         description="A source, or several with weights: [{path: a.jsonl, weight: 2}, {path: b.jsonl}]."
     )
     format: Literal["text", "prompt-completion", "chat", "text-to-sql"] = Field(
-        default="text", description="How a row becomes a document."
+        default="text",
+        description="How a row becomes a document. Of a chat, a null in messages or tools counts as absent (in Parquet "
+        "the two are the same); write a call's arguments as JSON text to train a null.",
     )
     columns: dict[str, str] = Field(
         default={},
@@ -105,8 +107,11 @@ class DataConfig(Strict):
     packing: bool = Field(
         default=True, description="Pack several documents into one sequence; attention never crosses documents."
     )
-    loss_on: Literal["completion", "all"] | None = Field(
-        default=None, description="Tokens that carry loss; default: `all` for text, `completion` for the others."
+    loss_on: Literal["completion", "last", "all"] | None = Field(
+        default=None,
+        description="Tokens that carry loss: `completion` (of a chat every assistant turn, each as it is "
+        "rendered when nothing follows), `last` (of a chat the last assistant turn only) or `all`; default: `all` for "
+        "text, `completion` for the others.",
     )
     too_long: Literal["truncate", "split", "drop", "error"] | None = Field(
         default=None,
@@ -235,7 +240,8 @@ class EvaluationConfig(Strict):
     metrics: list[Literal["loss", "sql-execution"]] = Field(default=["loss"], description="What is measured.")
     parts: list[str] | None = Field(
         default=None,
-        description="Names of the held-out parts to evaluate; default: all (of a built-in source its test parts).",
+        description="Names of the held-out parts to evaluate, such as train/held_out for what is held out of "
+        "train.jsonl; default: all (of a built-in source its test parts).",
     )
     max_sequences: PositiveInt | None = Field(
         default=None, description="At most this many held-out sequences per source for the loss."

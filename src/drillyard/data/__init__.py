@@ -7,7 +7,8 @@ rank maps, and gives the training mixture and the held-out sequences. Nothing he
 from drillyard.data.formats import render_prompt
 from drillyard.data.held_out import evaluation_rows, held_out_names
 from drillyard.data.loader import Mixture
-from drillyard.data.prepare import DataReport, PreparedData, load_tokenizer, prepare
+from drillyard.data.prepare import PreparedData, load_tokenizer, prepare
+from drillyard.data.report import DataReport
 from drillyard.data.sequences import Batch, Sequences
 from drillyard.data.tokenizer import prompt_tokens
 

@@ -11,7 +11,7 @@ Cost: a batch is pickled once (bytes or Arrow buffers, about 1 GB/s). Limit: one
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -135,6 +135,10 @@ class ArrowRows:
     def rows(self) -> Iterator[tuple[int, Row]]:
         try:
             rows = self.batch.to_pylist()
+            for column in self.batch.schema:
+                if (plain := _from_arrow(column.type)) is not None:
+                    for row in rows:
+                        row[column.name] = plain(row[column.name])
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{self.file}, rows {self.first_row} to {self.first_row + self.batch.num_rows - 1}: "
@@ -151,6 +155,31 @@ class ArrowRows:
 
     def where(self, number: int) -> str:
         return place_in_words(self.origins[0], number)
+
+
+def _from_arrow(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """What turns Arrow's Python values of this type into those of JSON: JSON that is kept as text, and maps, which come
+    as lists of pairs. None where they are the same."""
+    if getattr(kind, "extension_name", None) == "arrow.json":
+        return lambda value: None if value is None else json.loads(value)
+    if pa.types.is_map(kind):
+        inner = _from_arrow(kind.item_type) or _unchanged
+        return lambda value: None if value is None else {key: inner(item) for key, item in value}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        items = _from_arrow(kind.value_type)
+        return items and (lambda value: None if value is None else [items(item) for item in value])
+    if pa.types.is_struct(kind):
+        fields = {child.name: change for child in kind if (change := _from_arrow(child.type)) is not None}
+        return (
+            (lambda value: value and {key: fields.get(key, _unchanged)(item) for key, item in value.items()})
+            if fields
+            else None
+        )
+    return None
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,16 +40,17 @@ import numpy.typing as npt
 import xxhash
 
 from drillyard.data.batches import NUMBER_BITS, Origin
-from drillyard.data.encode import HELD_OUT, TRAIN, Encoded, Pieces
+from drillyard.data.encode import HELD_OUT, TRAIN, Encoded
 from drillyard.data.packing import Packed, Packer, padded
 from drillyard.data.sequences import BULK, DAMAGED_MARK, FILES, ORIGINS, row_checksum
 from drillyard.data.sources import hash_bytes_of
 from drillyard.errors import UserError
 from drillyard.storage import publish
 
-ENCODING_VERSION = 1
-"""Counts up when the same source would give other sequences: then runs cannot go on in the same sample order."""
-FORMAT_VERSION = 2
+ENCODING_VERSIONS = {"chat": 2, "no start token": 2}
+"""Counts up when the same source would give other sequences: then runs cannot go on in the same sample order. 1 but for
+these documents."""
+FORMAT_VERSION = 3
 """Counts up when the same sequences lie otherwise on disk: then caches are made again, and runs go on."""
 PART_NAMES = {TRAIN: "train", HELD_OUT: "held_out"}
 MANIFEST = "manifest.json"
@@ -72,7 +73,7 @@ class PartSettings:
     packing: bool
     pad_id: int
     token_dtype: np.dtype[Any]
-    covers_text: bool  # every byte of a document's text is in tokens that carry loss, unless it was cut
+    covers_text: bool  # the counted bytes of a document are those of the tokens that carry loss, unless it was cut
 
 
 class _File:
@@ -105,23 +106,30 @@ class _PartWriter:
         self.packer = Packer(settings.sequence_length, settings.packing)
         self.files = {name: _File(directory / f"{part}.{name}") for name in (*FILES, ORIGINS)}
         self.counts: Counter[str] = Counter()
+        self.firsts: dict[str, tuple[str, str, int]] = {}
         self.origins: dict[Origin, int] = {}
         self.num_sequences = self.num_tokens = self.num_pieces = self.position = 0
 
     def add(self, encoded: Encoded, part: int) -> None:
         self.counts.update(encoded.counts.get(part, {}))
+        for what, place in encoded.firsts.get(part, {}).items():
+            name, unit = encoded.origins[place >> NUMBER_BITS]
+            self.firsts.setdefault(what, (name, unit, place & (1 << NUMBER_BITS) - 1))
         if part in encoded.pieces:
             pieces = encoded.pieces[part]
             self.counts["pieces"] += len(pieces.lengths)
-            self._number_origins(pieces, encoded.origins)
+            pieces.places = self._numbered(pieces.places, encoded.origins)
+            documents = np.array(encoded.documents[part], np.uint64)
+            documents[:, 1] = self._numbered(documents[:, 1], encoded.origins)
+            self.files["documents"].write(documents)
             for packed in self.packer.add(pieces):
                 self._append(packed)
 
-    def _number_origins(self, pieces: Pieces, origins: tuple[Origin, ...]) -> None:
-        """Turn the raw batch's numbers of origins into the cache's."""
+    def _numbered(self, places: npt.NDArray[np.uint64], origins: tuple[Origin, ...]) -> npt.NDArray[np.uint64]:
+        """Places with the cache's numbers of origins instead of the raw batch's."""
         numbers = np.array([self.origins.setdefault(origin, len(self.origins)) for origin in origins], np.uint64)
-        origin, line = np.divmod(pieces.places, np.uint64(1 << NUMBER_BITS))
-        pieces.places = numbers[origin.astype(np.int64)] << np.uint64(NUMBER_BITS) | line
+        origin, line = np.divmod(places, np.uint64(1 << NUMBER_BITS))
+        return np.asarray(numbers[origin.astype(np.int64)] << np.uint64(NUMBER_BITS) | line, np.uint64)
 
     def _append(self, packed: Packed) -> None:
         loss, starts = np.packbits(packed.loss), np.packbits(packed.starts)
@@ -165,6 +173,7 @@ class _PartWriter:
             "token_dtype": self.settings.token_dtype.name,
             "document_bytes": self.counts["bytes"] if exact else None,
             "counts": dict(sorted(self.counts.items())),
+            "firsts": self.firsts,
         }
 
 

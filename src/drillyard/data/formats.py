@@ -7,20 +7,23 @@ completion follows, and in generation, where nothing does: no merge ever crosses
     prompt-completion  prompt, completion            -> loss on the completion
     text-to-sql        schema, question, sql         -> loss on the SQL; columns of gretelai/synthetic_text_to_sql
                                                         (sql_context, sql_prompt, sql) and of Spider are known
-    chat               messages, tools (may be absent) -> loss on the assistant's turns (see chat.py)
+    chat               messages, tools (may be absent) -> loss on the assistant's turns (see messages.py and chat.py)
 
-`data.columns` maps a format's own column names to those of the data. `data.loss_on: all` puts loss on every token.
+`data.columns` maps a format's own column names to those of the data. `data.loss_on: all` puts loss on every token,
+`last` on the last turn of a chat.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from drillyard.config.run import DataConfig
 from drillyard.data.batches import Row
+from drillyard.data.messages import normalised_messages, normalised_tools
 from drillyard.errors import UserError
 
 Segments = list[tuple[str, bool]]
@@ -30,7 +33,7 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "text": {"text": ("text",)},
     "prompt-completion": {"prompt": ("prompt",), "completion": ("completion",)},
     "text-to-sql": {"schema": ("schema", "sql_context"), "question": ("question", "sql_prompt"), "sql": ("sql",)},
-    "chat": {"messages": ("messages",)},
+    "chat": {"messages": ("messages", "conversations", "conversation")},
 }
 """For each format its columns, and under which names they are looked for, in this order."""
 
@@ -62,6 +65,9 @@ class RowFormat:
         for own in OPTIONAL_COLUMNS.get(self.name, ()):
             if own in self.columns:
                 settled[own] = row[self._column(own, (own,), row, where)]
+        if self.name == "chat":
+            settled["messages"] = normalised_messages(settled["messages"], where)
+            settled["tools"] = normalised_tools(settled.get("tools"), where)
         return settled
 
     def _column(self, own: str, names: tuple[str, ...], row: Row, where: str) -> str:
@@ -116,7 +122,7 @@ class RowFormat:
         if self.name == "text":
             return self.text_of(row, "text", where)
         if self.name == "chat":
-            return repr(row["messages"])
+            return json.dumps(row["messages"], default=repr)
         return self.prompt(row, where)
 
 
@@ -133,4 +139,6 @@ def row_format(data: DataConfig) -> RowFormat:
     loss_on = data.loss_on or ("all" if data.format == "text" else "completion")
     if data.format == "text" and loss_on == "completion":
         raise UserError("data.loss_on: format text has no completion; use loss_on: all or another format.")
+    if data.format != "chat" and loss_on == "last":
+        raise UserError(f"data.loss_on: last is for format chat, and this is {data.format}; remove it.")
     return RowFormat(data.format, dict(data.columns), loss_on)

@@ -1,14 +1,14 @@
 """Which documents are held out, and rows (not tokens) of them for metrics that generate text.
 
 Held-out data, in this order of precedence: `data.held_out.source`; otherwise a share (`fraction`) of each source's
-documents by hash, and the held-out parts that built-in sets bring along. A held-out set is named by its source, a
-built-in part by `source/part`.
+documents by hash, and the held-out parts that built-in sets bring along. A set that is a source of its own is named
+by that source, a share of a training source by `source/held_out`, a built-in part by `source/part`.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import xxhash
 
@@ -19,6 +19,19 @@ from drillyard.data.formats import RowFormat, row_format
 from drillyard.data.sources import Contents, Source, resolve_sources, training_sources
 from drillyard.data.tokenizer import TRAINING_BYTES
 from drillyard.errors import UserError
+
+SHARE = "/held_out"
+"""What is added to a training source's name to name what is held out of it."""
+
+
+def share_name(source: Source) -> str:
+    """Name of what is held out of a training source."""
+    return source.name + SHARE
+
+
+def part_named(name: str, parts: Collection[str]) -> str | None:
+    """The held-out part that a setting names; a share may be named by its source alone, as it once was."""
+    return next((part for part in (name, name + SHARE) if part in parts), None)
 
 
 def split_of(data: DataConfig) -> Split:
@@ -50,14 +63,14 @@ def held_out_sources(
             for part in builtin.held_out_parts(source.builtin, source.config.options):
                 found[f"{source.name}/{part}"] = Source(f"{source.name}/{part}", 1.0, source.config, builtin_part=part)
         elif explicit:
-            found[source.name] = source
+            found[share_name(source) if source.name in {s.name for s in sources} else source.name] = source
     return found
 
 
 def held_out_names(config: RunConfig) -> list[str]:
     """Names of the run's held-out sets, in the order of `PreparedData.held_out`."""
     sources = training_sources(config.data)
-    shares = [source.name for source in sources] if split_of(config.data).fraction else []
+    shares = [share_name(source) for source in sources] if split_of(config.data).fraction else []
     return [*shares, *held_out_sources(config.data, sources)]
 
 
@@ -70,10 +83,12 @@ def evaluation_rows(config: RunConfig, part_name: str, limit: int) -> list[Row]:
     sources = training_sources(config.data)
     form, split = row_format(config.data), split_of(config.data)
     whole = held_out_sources(config.data, sources)
-    if part_name in whole:
-        rows = canonical_rows(whole[part_name], form, Split(), TRAIN)
-    elif split.fraction and part_name in (names := {source.name: source for source in sources}):
-        rows = canonical_rows(names[part_name], form, split, HELD_OUT)
+    shares = {share_name(source): source for source in sources} if split.fraction else {}
+    name = part_named(part_name, {**whole, **shares})
+    if name in whole:
+        rows = canonical_rows(whole[name], form, Split(), TRAIN)
+    elif name in shares:
+        rows = canonical_rows(shares[name], form, split, HELD_OUT)
     else:
         raise UserError(
             f"no held-out set is named {part_name!r}; there are: {', '.join(held_out_names(config)) or '(none)'}."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import xxhash
 
 from drillyard.config.run import DataConfig, RunConfig
 from drillyard.data.cache import (
-    ENCODING_VERSION,
+    ENCODING_VERSIONS,
     FORMAT_VERSION,
     PART_NAMES,
     DamagedCache,
@@ -29,12 +29,13 @@ from drillyard.data.cache import (
 )
 from drillyard.data.encode import HELD_OUT, TRAIN, Encoded, EncodeSettings, Split
 from drillyard.data.formats import RowFormat, row_format
-from drillyard.data.held_out import held_out_sources, split_of, training_texts
+from drillyard.data.held_out import SHARE, held_out_sources, share_name, split_of, training_texts
 from drillyard.data.loader import Mixture
 from drillyard.data.record import TRAINING_GOES_ON, DataRecord, only_gone, refuse_change, what_changed
+from drillyard.data.report import DataReport, shared_rows, small_data
 from drillyard.data.sequences import Sequences
 from drillyard.data.sources import Contents, Source, training_sources
-from drillyard.data.tokenizer import TextTokenizer, tokenizer_of
+from drillyard.data.tokenizer import TextTokenizer, is_byte_level, key_of_start, tokenizer_of
 from drillyard.data.workers import encode_all
 from drillyard.errors import UserError
 
@@ -46,35 +47,6 @@ OnProgress = Callable[[str, int, int | None], None]
 
 
 @dataclass
-class DataReport:
-    """What became of the documents: per part its counts, fill rate and sizes; and what a reader should know besides."""
-
-    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    def add(self, name: str, sequences: Sequences) -> None:
-        self.parts[name] = {
-            "sequences": len(sequences),
-            "tokens": sequences.num_tokens,
-            "loss_tokens": sequences.num_valid_tokens,
-            "fill_rate": sequences.fill_rate,
-            **sequences.counts,
-        }
-
-    def lines(self) -> list[str]:
-        """One line per part, then the notes."""
-        lines = []
-        for name, part in self.parts.items():
-            line = f"{name}: {part.get('documents', 0):,} documents, {part['tokens']:,} tokens ("
-            line += f"{part['loss_tokens']:,} with loss) in {part['sequences']:,} sequences, "
-            line += f"{100 * part['fill_rate']:.1f} % filled"
-            special = ["dropped", "truncated", "split", "empty", "pieces_without_loss", "special_tokens_as_text"]
-            told = [f"{part[key]:,} {key.replace('_', ' ')}" for key in special if part.get(key)]
-            lines.append(f"{line}; {', '.join(told)}" if told else line)
-        return lines + self.notes
-
-
-@dataclass
 class PreparedData:
     """All that training and evaluation read."""
 
@@ -83,6 +55,22 @@ class PreparedData:
     report: DataReport
     text_tokenizer: TextTokenizer
     record: DataRecord
+    paths: dict[str, str]
+    """Path of the source of each training source and held-out part."""
+
+    def before_training(self, config: RunConfig, global_batch_size: int) -> list[str]:
+        """What to know before training on this: rows that held-out data share with it, too little data for a batch.
+
+        Only for held-out parts that a split of the documents does not keep apart. Costs a pass over the hashes of all
+        documents (`report.py`).
+        """
+        training = [(self.paths[source.name], source) for source in self.train.sources]
+        notes: list[str] = []
+        for name, part in self.held_out.items():
+            if config.data.held_out.source is not None or config.data.held_out.split_by is not None:
+                notes += shared_rows(name, self.paths[name], part, training)
+        documents = sum(source.counts.get("documents", 0) for source in self.train.sources)
+        return [*notes, *small_data(self.train.num_sequences, documents, global_batch_size)]
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
@@ -165,21 +153,26 @@ class _Preparation:
             )
         self.settings = self._encode_settings(self.tokenizer)
         trained, held_out, held_out_contents = [], {}, {}
+        paths = {source.name: source.config.path for source in sources}
         for source in sources:
             parts = self._sequences(source, contents[source.name], self.split)
             trained.append(_not_empty(parts[TRAIN], source.name, "training"))
-            self.report.add(source.name, parts[TRAIN])
+            self.report.add(source.name, source.config.path, parts[TRAIN])
             if HELD_OUT in parts:
-                held_out[source.name] = _not_empty(parts[HELD_OUT], source.name, "held-out")
+                name = share_name(source)
+                held_out[name] = _not_empty(parts[HELD_OUT], source.name, "held-out")
+                paths[name] = source.config.path
         for name, listed in held_out_sources(self.data, sources, self.known.held_out).items():
-            source, found = self._settled(listed, self.known.held_out.get(name), trains=False)
-            held_out_contents[name] = found
+            # Recorded under its own name, as it always was.
+            source, found = self._settled(listed, self.known.held_out.get(listed.name), trains=False)
+            held_out_contents[listed.name] = found
             held_out[name] = _not_empty(self._sequences(source, found, Split())[TRAIN], name, "held-out")
+            paths[name] = source.config.path
         for name, sequences in held_out.items():
-            self.report.add(f"{name} (held out)", sequences)
+            self.report.add(name if name.endswith(SHARE) else f"{name} (held out)", paths[name], sequences)
         mixture = Mixture(trained, [source.weight for source in sources], self.config.training.seed)
         record = DataRecord(mixture.fingerprint, self.tokenizer.key, contents, held_out_contents)
-        return PreparedData(mixture, held_out, self.report, self.tokenizer, record)
+        return PreparedData(mixture, held_out, self.report, self.tokenizer, record, paths)
 
     def _settled(self, source: Source, then: Contents | None, *, trains: bool) -> tuple[Source, Contents]:
         """A source and its contents, as far as this run may use them. UserError where they changed."""
@@ -222,7 +215,7 @@ class _Preparation:
             split=self.split,
             tokenizer_json=tokenizer.json,
             wide=tokenizer.vocab_size > 1 << 16,
-            bos_id=tokenizer.bos_id,
+            start_ids=tokenizer.start_ids,
             eos_id=tokenizer.eos_id,
             chat_template=tokenizer.chat_template if data.format == "chat" else None,
             special_tokens=tokenizer.special_tokens,
@@ -236,9 +229,14 @@ class _Preparation:
             "tokenizer_json": self.tokenizer.key,
             "format": self.format.__dict__,
             "split": split.__dict__,
+            "bos_id": key_of_start(settings.start_ids),
         }
-        key = _key([ENCODING_VERSION, contents.key, described, self.data.packing, self.tokenizer.pad_id])
-        directory = self.root / "tokenized" / f"{key}-{FORMAT_VERSION}"
+        del described["start_ids"]
+        kind = "chat" if self.format.name == "chat" else "" if settings.start_ids else "no start token"
+        version = ENCODING_VERSIONS.get(kind, 1)
+        key = _key([version, contents.key, described, self.data.packing, self.tokenizer.pad_id])
+        # The content of one file says nothing of how it was read, and its name is not part of it.
+        directory = self.root / "tokenized" / f"{key}-{FORMAT_VERSION}{source.kind_of_file}"
         parts = [TRAIN, HELD_OUT] if split.fraction else [TRAIN]
         manifest = self._open_or_build(source, contents, directory, settings, parts)
         return {
@@ -264,10 +262,10 @@ class _Preparation:
                 ) from None
             self._note(f"the tokenised cache of {source.name} was damaged ({damage}); it is made again")
             remove_cache(directory)
-        has_start = settings.bos_id is not None or settings.eos_id is not None
         part_settings = PartSettings(
             settings.sequence_length, self.data.packing, self.tokenizer.pad_id, settings.dtype,
-            covers_text=self.format.name == "text" and has_start,
+            covers_text=self.format.name == "text"
+            and (bool(settings.start_ids) or is_byte_level(settings.tokenizer_json)),
         )  # fmt: skip
         return build_cache(
             directory, lambda: self._encoded(source, contents, settings), parts, part_settings, self._note
@@ -302,6 +300,11 @@ def _not_empty(sequences: Sequences, name: str, kind: str) -> Sequences:
         )
         raise UserError(f"data.source {name}: the {kind} data set is empty (no rows); {advice}.")
     became = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items())
+    if counts.get("without_assistant_turn") == counts["rows"]:
+        raise UserError(
+            f"data.source {name}: no {kind} row has a message of the assistant ({became}). Give those messages the "
+            f"role assistant, or learn everything by data.loss_on: all."
+        )
     raise UserError(
         f"data.source {name}: no {kind} document is left with a token that carries loss ({became}). "
         f"Check data.too_long, data.sequence_length and the columns."
@@ -330,6 +333,7 @@ def _tokenizer(
     split: Split,
 ) -> TextTokenizer:
     def documents_key() -> str:
-        return _key([[found.key for found in contents], split.__dict__, form.__dict__])
+        keys = [found.key + source.kind_of_file for source, found in zip(sources, contents, strict=True)]
+        return _key([keys, split.__dict__, form.__dict__])
 
     return tokenizer_of(config, directory, root, documents_key, lambda: training_texts(sources, form, split))

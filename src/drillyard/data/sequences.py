@@ -42,9 +42,10 @@ FILES = {
     "checksums": np.uint64,  # of a row's tokens, loss and starts (row_checksum)
     "first_piece": np.int64,  # the first of a sequence's pieces in places
     "places": np.uint64,  # per piece: number of its origin, and line or row there (batches.NUMBER_BITS)
+    "documents": np.uint64,  # per document in the order of the source: hash of what it is known by, and its place
 }
 
-BULK = ("tokens", "loss", "starts", "places")
+BULK = ("tokens", "loss", "starts", "places", "documents")
 """The files that grow with the text and not with the number of sequences."""
 
 ORIGINS = "origins"
@@ -120,6 +121,10 @@ class Sequences:
         self.key = f"{directory.name.partition('-')[0]}/{part}"
         self._directory, self._part = directory, part
         self.counts: dict[str, int] = manifest["counts"]
+        self.firsts: dict[str, tuple[str, str, int]] = {
+            what: (name, unit, number) for what, (name, unit, number) in manifest["firsts"].items()
+        }
+        """Where each count was first raised: file below the source, unit and number as in `places`."""
         self.sequence_length: int = manifest["sequence_length"]
         self.pad_id: int = manifest["pad_id"]
         self.document_bytes: int | None = manifest["document_bytes"]
@@ -132,6 +137,8 @@ class Sequences:
         self._lengths, self._offsets = arrays["lengths"], arrays["offsets"]
         self._checksums, self._places, self._first_piece = arrays["checksums"], arrays["places"], arrays["first_piece"]
         self.valid_tokens: npt.NDArray[np.int32] = arrays["valid_tokens"]
+        self.documents: npt.NDArray[np.uint64] = arrays["documents"].reshape(-1, 2)
+        """Per document (hash of what it is known by: its prompt, text or messages; its place)."""
         self._positions = np.arange(self.sequence_length, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -182,8 +189,12 @@ class Sequences:
         where the source is one file), and line or row there (nothing where the file is one document)."""
         last = int(self._first_piece[index + 1]) if index + 1 < len(self) else len(self._places)
         places = self._places[int(self._first_piece[index]) : last].tolist()
-        numbered = [(self._origins[place >> NUMBER_BITS], place & (1 << NUMBER_BITS) - 1) for place in places]
-        return [(name, f"{unit} {number}" if unit else "") for (name, unit), number in numbered]
+        return [(name, f"{unit} {number}" if unit else "") for name, unit, number in map(self.place_of, places)]
+
+    def place_of(self, place: int) -> tuple[str, str, int]:
+        """A place as (file below the source, unit, number)."""
+        name, unit = self._origins[place >> NUMBER_BITS]
+        return name, unit, place & (1 << NUMBER_BITS) - 1
 
     @cached_property
     def _origins(self) -> list[tuple[str, str]]:

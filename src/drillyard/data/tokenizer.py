@@ -48,7 +48,7 @@ class TextTokenizer:
 
     json: str
     vocab_size: int
-    bos_id: int | None
+    start_ids: tuple[int, ...]
     eos_id: int | None
     pad_id: int
     chat_template: str | None
@@ -58,7 +58,14 @@ class TextTokenizer:
     @cached_property
     def key(self) -> str:
         """Changes when any token of any document would."""
-        parts = [self.json, self.bos_id, self.eos_id, self.pad_id, self.chat_template, self.special_tokens]
+        parts = [
+            self.json,
+            key_of_start(self.start_ids),
+            self.eos_id,
+            self.pad_id,
+            self.chat_template,
+            self.special_tokens,
+        ]
         return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode())
 
     @cached_property
@@ -69,7 +76,7 @@ class TextTokenizer:
 
 
 def prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
-    """Token ids of a prompt exactly as in training: the beginning-of-sequence token if there is one, then the text.
+    """Token ids of a prompt exactly as in training: what the tokenizer puts before a text, then the text.
 
     Text that looks like a special token is encoded as plain text, as in training.
     """
@@ -80,8 +87,28 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
         ids = backend.encode(prompt, add_special_tokens=False).ids
     finally:
         backend.encode_special_tokens = before
-    bos = tokenizer.bos_token_id
-    return list(ids) if bos is None else [int(bos), *ids]
+    return [*start_ids(tokenizer), *ids]
+
+
+def start_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
+    """What the tokenizer itself puts before a text: BOS, several tokens, or nothing, as with GPT-2's and Qwen's.
+
+    A `bos_token` alone says nothing: GPT-2's tokenizer names one and never puts it.
+    """
+    mask = tokenizer("a", return_special_tokens_mask=True)
+    text_begins = mask["special_tokens_mask"].index(0) if 0 in mask["special_tokens_mask"] else 0
+    return tuple(mask["input_ids"][:text_begins])
+
+
+def key_of_start(start: tuple[int, ...]) -> int | list[int] | None:
+    """The start of documents as it stands in keys: one token by its number, as keys have always had it."""
+    return None if not start else start[0] if len(start) == 1 else list(start)
+
+
+def is_byte_level(tokenizer_json: str) -> bool:
+    """Whether a character of the vocabulary stands for a byte of the text."""
+    decoder = json.loads(tokenizer_json).get("decoder") or {}
+    return any(step.get("type") == "ByteLevel" for step in [decoder, *decoder.get("decoders", [])])
 
 
 def open_tokenizer(path: str) -> TextTokenizer:
@@ -94,7 +121,7 @@ def open_tokenizer(path: str) -> TextTokenizer:
     settled = TextTokenizer(
         json=backend.to_str(),
         vocab_size=max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=0)),
-        bos_id=tokenizer.bos_token_id,
+        start_ids=start_ids(tokenizer),
         eos_id=tokenizer.eos_token_id,
         pad_id=int(pad) if pad is not None else 0,
         chat_template=tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None,

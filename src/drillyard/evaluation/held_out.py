@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from drillyard.config.run import RunConfig
 from drillyard.data import PreparedData, evaluation_rows, prompt_tokens, render_prompt
+from drillyard.data.held_out import part_named
 from drillyard.errors import UserError
 from drillyard.evaluation.agreement import Agreement, EvaluationFailed
 from drillyard.evaluation.generate import generate
@@ -69,8 +70,8 @@ class HeldOut:
     parts: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        wanted = self.config.evaluation.parts
-        self.parts = list(self.data.held_out) if wanted is None else wanted
+        wanted = list(self.data.held_out) if self.config.evaluation.parts is None else self.config.evaluation.parts
+        self.parts = [part_named(name, self.data.held_out) or name for name in wanted]
         missing = [name for name in self.parts if name not in self.data.held_out]
         if missing:
             raise UserError(

@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import statistics
+import textwrap
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -48,6 +49,7 @@ def summarize(run_directory: Path) -> dict[str, Any]:
         "steps": last.get("step", 0),
         "first_loss": steps[0].get("loss") if steps else None,
         "final_loss": last.get("loss"),
+        "data_notes": _last_event(events, "data").get("notes") or [],
         "held_out": _held_out(events),
         "failed_evaluations": _failed_evaluations(events),
         "model": _last_event(events, "export_end").get("directory"),
@@ -213,7 +215,8 @@ def format_summary(summary: dict[str, Any]) -> str:
     rows += [*_speed_rows(summary), *_size_rows(summary)]
     width = max(len(label) for label, _ in rows) + 2
     lines = [f"{label:<{width}}{value}" for label, value in rows]
-    return "\n".join([*lines, "", *_goodput_lines(summary)]) + "\n"
+    notes = [line for note in summary["data_notes"] for line in ["", *textwrap.wrap(f"Data: {note}", 80)]]
+    return "\n".join([*lines, *notes, "", *_goodput_lines(summary)]) + "\n"
 
 
 def model_of(summary: dict[str, Any], run_directory: Path) -> Path:

@@ -17,8 +17,8 @@ from drillyard.config import load_run_config
 from drillyard.config.checks import sources_of
 from drillyard.data.loader import SampleRef
 from drillyard.data.prepare import OnProgress, PreparedData, prepare
-from drillyard.data.readers import kind_of
 from drillyard.data.record import read_record
+from drillyard.data.report import file_of_source
 from drillyard.errors import UserError
 from drillyard.telemetry.events import read_events
 from drillyard.training.directory import SAVED_CONFIG
@@ -58,7 +58,7 @@ class StepBatch:
         source, index = sample.ref
         path = self.paths[source]
         return [
-            ", ".join(part for part in (_file(path, name), line) if part)
+            ", ".join(part for part in (file_of_source(path, name), line) if part)
             for name, line in self.data.train.sources[source].places(index)
         ]
 
@@ -94,13 +94,6 @@ def order_of_step(run_directory: Path, step: int) -> Mapping[str, Any]:
     if order is None:
         raise UserError(f"{run_directory}: events.jsonl names no order of samples: the run has not begun to train")
     return order
-
-
-def _file(path: str, name: str) -> str:
-    """A file of a source: the source itself, one below it, or what a data set calls itself."""
-    if not name:
-        return path
-    return str(Path(path) / name) if kind_of(Path(name)) is not None else name
 
 
 def _dealt_out(refs: list[SampleRef], order: Mapping[str, Any]) -> Iterator[Sample]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from drillyard.config import require_valid
+from drillyard.config import require_valid, resolved_global_batch
 from drillyard.config.run import RunConfig
 from drillyard.data import PreparedData, prepare
 from drillyard.data.record import DATA_RECORD, read_record, write_record
@@ -86,6 +86,8 @@ def train(
         if round_number == 0 and not is_claimed:
             log.event("run_start", world_size=ranks.world_size)
         log.event("round_start", world_size=ranks.world_size, threads=ranks.threads, **versions())
+        if ranks.rank == 0:
+            data.report.notes += data.before_training(config, resolved_global_batch(config, ranks.world_size))
         log.event("data", parts=data.report.parts, notes=data.report.notes or None)
         remember_data(data, log, directory, ranks)
         for note in data.report.notes:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from drillyard.config.run import RunConfig
 from drillyard.data import tokenizer as tokenizers_of_runs
@@ -22,6 +23,21 @@ def tokenizer_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trained = tokenizers_of_runs._as_pretrained(tokenizers_of_runs._train(320, iter(TEXTS)))
     trained.save_pretrained(str(directory))
     return directory
+
+
+@pytest.fixture
+def chat_tokenizer(tokenizer_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Save the tokenizer with a chat template, and the tokens that ChatML needs."""
+
+    def saved(template: str) -> Path:
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_directory)
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+        tokenizer.chat_template = template
+        directory = tmp_path_factory.mktemp("chat-tokenizer")
+        tokenizer.save_pretrained(directory)
+        return directory
+
+    return saved
 
 
 @pytest.fixture

@@ -41,6 +41,21 @@ def test_a_whole_cache_opens(config: RunConfig) -> None:
     assert set(manifest["parts"]) == {"train", "held_out"}
 
 
+@pytest.mark.parametrize("tokenizer", [None, {"train": "bpe", "vocab_size": 300}])
+def test_the_same_bytes_under_another_kind_of_file_are_another_source(
+    tokenizer: object, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    settings = {} if tokenizer is None else {"tokenizer": tokenizer}
+    text, lines = tmp_path / "a.txt", tmp_path / "a.jsonl"
+    text.write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(3)))
+    first = prepare(make_config(text, **settings))
+    text.rename(lines)
+    second = prepare(make_config(lines, **settings))
+    assert first.report.parts["a"]["documents"] == 1
+    assert second.report.parts["a"]["documents"] == 3
+    assert (first.text_tokenizer.key == second.text_tokenizer.key) == (tokenizer is None)
+
+
 def test_a_cut_or_a_flipped_bit_is_noticed_wherever_it_is(config: RunConfig) -> None:
     prepare(config)
     directory = cache_directory(config)

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 from drillyard.config.run import RunConfig
 from drillyard.data import prepare
 from drillyard.data.chat import ChatRenderer
+from drillyard.data.formats import RowFormat, Segments
 from drillyard.data.sequences import IGNORED
 from drillyard.errors import UserError
 
@@ -23,7 +24,10 @@ MARKED = (
     "{% for m in messages %}[{{ m.role }}] {% if m.role == 'assistant' %}{% generation %}{{ m.content }}</s>"
     "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
 )
-FORGETFUL = "{% for m in messages %}[{{ m.role }}]{% if loop.last %}!{% endif %}{{ m.content }};{% endfor %}"
+FORGETFUL = (
+    "{% for m in messages %}[{{ m.role }}]{% if loop.last and m.role == 'assistant' %}!{% endif %}{{ m.content }};"
+    "{% endfor %}"
+)
 TALK = [
     {"role": "user", "content": "Hi"},
     {"role": "assistant", "content": "Hello"},
@@ -33,8 +37,12 @@ TALK = [
 
 
 def learnt(template: str, messages: Any, loss_on: str = "completion") -> list[str]:
-    segments = ChatRenderer(template, {}, loss_on).segments({"messages": messages}, "here")
-    return [text for text, loss in segments if loss]
+    return [text for document in documents(template, messages, loss_on) for text, loss in document if loss]
+
+
+def documents(template: str, messages: Any, loss_on: str = "completion") -> list[Segments]:
+    row = RowFormat("chat").canonical({"messages": messages}, "here")
+    return ChatRenderer(template, {}, loss_on).render(row, "here").documents
 
 
 def test_turns_are_found_by_rendering_prefixes() -> None:
@@ -47,15 +55,17 @@ def test_turns_are_found_by_generation_blocks() -> None:
 
 def test_segments_together_are_the_whole_rendering() -> None:
     for template in (CHATML, MARKED):
-        segments = ChatRenderer(template, {}, "completion").segments({"messages": TALK}, "here")
+        (segments,) = documents(template, TALK)
         (everything,) = learnt(template, TALK, "all")
         assert "".join(text for text, _ in segments) == everything
 
 
-def test_a_template_that_changes_its_mind_is_refused() -> None:
-    with pytest.raises(UserError, match="here: the chat template renders message 2 differently when others follow"):
-        learnt(FORGETFUL, TALK)
-    assert learnt(FORGETFUL, TALK, "all")
+def test_turns_that_render_differently_when_others_follow_are_learnt_from_documents_of_their_own() -> None:
+    assert documents(FORGETFUL, TALK) == [
+        [("[user]Hi;", False), ("[assistant]!Hello;", True), ("", False)],
+        [("[user]Hi;[assistant]Hello;[user]Bye;", False), ("[assistant]!So long;", True), ("", False)],
+    ]
+    assert len(documents(FORGETFUL, TALK, "all")) == 1
 
 
 def test_the_form_of_sharegpt_is_understood() -> None:
@@ -65,7 +75,8 @@ def test_the_form_of_sharegpt_is_understood() -> None:
 
 
 @pytest.mark.parametrize(("messages", "told"), [
-    ([], "non-empty list"), ("Hi", "non-empty list"), ([{"role": "user"}, "x"], "message 2 is not"),
+    ([], "non-empty list"), ("Hi", "JSON"), ([{"role": "user"}, "x"], "message 2: text"),
+    ([{"role": "user"}, 3], "message 2 is not"),
 ])  # fmt: skip
 def test_malformed_conversations_are_told(messages: Any, told: str) -> None:
     with pytest.raises(UserError, match=told):

@@ -174,12 +174,12 @@ def test_equal_documents_land_in_the_same_part(make_config: MakeConfig, write_ro
     data = prepare(config)
     parts = [
         {tuple(row) for row in whole(sequences).input_ids.tolist()}
-        for sequences in (data.train.sources[0], data.held_out["data"])
+        for sequences in (data.train.sources[0], data.held_out["data/held_out"])
     ]
     assert parts[0].isdisjoint(parts[1])
     assert len(parts[0]) + len(parts[1]) == 100
     assert 10 <= len(parts[1]) <= 55
-    assert len(data.train.sources[0]) + len(data.held_out["data"]) == 400
+    assert len(data.train.sources[0]) + len(data.held_out["data/held_out"]) == 400
 
 
 def test_a_column_s_values_are_held_out_as_a_whole(make_config: MakeConfig, write_rows: WriteRows) -> None:
@@ -189,12 +189,12 @@ def test_a_column_s_values_are_held_out_as_a_whole(make_config: MakeConfig, writ
     ]
     held_out = {"fraction": 0.3, "split_by": "db_id"}
     config = make_config(write_rows(rows), format="text-to-sql", held_out=held_out)
-    kept_out = evaluation_rows(config, "data", 1000)
+    kept_out = evaluation_rows(config, "data/held_out", 1000)
     databases = {row["db_id"] for row in kept_out}
     assert 0 < len(databases) < 20
     assert len(kept_out) == sum(row["db_id"] in databases for row in rows)
     data = prepare(config)
-    assert data.report.parts["data (held out)"]["documents"] == len(kept_out)
+    assert data.report.parts["data/held_out"]["documents"] == len(kept_out)
     assert data.report.parts["data"]["documents"] == 300 - len(kept_out)
 
 
@@ -219,7 +219,7 @@ def test_evaluation_rows_are_a_fixed_choice_and_smaller_limits_are_prefixes(
 def test_held_out_text_never_reaches_a_trained_tokenizer(make_config: MakeConfig, write_rows: WriteRows) -> None:
     texts = {f"document {n}" for n in range(200)}
     config = make_config(write_rows([{"text": text} for text in sorted(texts)]), held_out={"fraction": 0.3})
-    held_out = {row["text"] for row in evaluation_rows(config, "data", 1000)}
+    held_out = {row["text"] for row in evaluation_rows(config, "data/held_out", 1000)}
     used = set(training_texts(training_sources(config.data), row_format(config.data), split_of(config.data)))
     assert held_out
     assert used == texts - held_out

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from drillyard.config.run import RunConfig
-from drillyard.data import load_tokenizer, prepare
+from drillyard.data import load_tokenizer, prepare, prompt_tokens
+from drillyard.data.sequences import IGNORED
 from drillyard.data.tokenizer import _as_pretrained, _train, open_tokenizer
 from drillyard.errors import UserError
 
@@ -115,6 +117,47 @@ def test_a_tokenizer_that_cannot_be_had_is_told(make_config: MakeConfig, write_r
         prepare(make_config(path, tokenizer=str(tmp_path)))
     with pytest.raises(UserError, match=r"data\.tokenizer is missing"):
         prepare(make_config(path, tokenizer=None))
+
+
+BOS_LAYOUTS = {
+    "as transformers puts it": "<|endoftext|> $A",
+    "two tokens": "<|endoftext|> <|pad|> $A",
+    "end too": "<|endoftext|> $A <|pad|>",
+    "GPT-2, which names a BOS and never puts it": None,
+}
+
+
+@pytest.mark.parametrize("layout", BOS_LAYOUTS)
+@pytest.mark.parametrize("form", ["text", "prompt-completion"])
+def test_documents_begin_as_plain_transformers_begins_a_prompt(
+    layout: str, form: str, make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path
+) -> None:
+    tokenizer = _as_pretrained(_train(300, iter(TEXTS)))
+    template = BOS_LAYOUTS[layout]
+    ids = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("<|endoftext|>", "<|pad|>")]
+    tokenizer.backend_tokenizer.post_processor = (
+        processors.ByteLevel(trim_offsets=False)
+        if template is None
+        else processors.TemplateProcessing(single=template, special_tokens=ids)
+    )
+    tokenizer.save_pretrained(tmp_path / "made")
+    plain = AutoTokenizer.from_pretrained(tmp_path / "made")
+    assert plain.bos_token == "<|endoftext|>"
+    rows = [{"text": "naïve SELECT", "prompt": "naïve SELECT", "completion": " a"}]
+    data = prepare(make_config(write_rows(rows), format=form, tokenizer=str(tmp_path / "made")))
+    batch = data.train.read([(0, 0)])
+    used = batch.input_ids[0][batch.document_ids[0] >= 0].tolist()
+    expected = plain("naïve SELECT").input_ids
+    expected = expected[:-1] if layout == "end too" else expected
+    if form == "prompt-completion":
+        assert prompt_tokens(data.tokenizer, "naïve SELECT") == expected
+        expected = [*expected, *plain(" a", add_special_tokens=False).input_ids]
+    assert used == [*expected, plain.eos_token_id]
+    if form == "text":
+        learnt = batch.labels[0][batch.labels[0] != IGNORED]
+        assert learnt.tolist() == used[2 if layout == "two tokens" else 1 :]
+        text = plain.decode(learnt, skip_special_tokens=True)
+        assert data.train.sources[0].document_bytes == len(text.encode())
 
 
 def test_a_saved_tokenizer_s_truncation_is_switched_off(tokenizer_directory: Path, tmp_path: Path) -> None:

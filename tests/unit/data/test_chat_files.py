@@ -1,0 +1,262 @@
+"""The same chat rows give the same tokens and masks from every kind of file, and what a row cannot say is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.unit.data.chat_templates import QWEN3
+
+from drillyard.config.run import RunConfig
+from drillyard.data import prepare
+from drillyard.errors import UserError
+
+MakeConfig = Callable[..., RunConfig]
+
+
+def call(name: str, arguments: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
+
+
+TOOLS = [tool("add", x={"type": "integer"}), tool("weather", city={"type": "string", "description": "where"})]
+ROWS: list[dict[str, Any]] = [
+    {"messages": [
+        {"role": "user", "content": "Add one."},
+        {"role": "assistant", "content": None, "tool_calls": [call("add", {"x": 1})]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "Two ✓"},
+    ], "tools": TOOLS},
+    {"messages": [
+        {"role": "user", "content": "And the weather?"},
+        {"role": "assistant", "content": "", "tool_calls": [call("weather", {"city": "Bern"})]},
+        {"role": "tool", "content": "Sunny"},
+        {"role": "assistant", "content": "It is sunny.", "weight": 1},
+        {"role": "user", "content": "Really?"},
+        {"role": "assistant", "content": "So it is.", "weight": 0},
+    ], "tools": TOOLS[1:]},
+    {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}], "tools": None},
+    {"messages": [
+        {"role": "user", "content": "None?"},
+        {"role": "assistant", "content": "", "tool_calls": [call("weather", {"city": None, "x": 3})]},
+    ], "tools": TOOLS},
+]  # fmt: skip
+
+
+Rendered = Callable[..., str]
+
+
+@pytest.fixture
+def rendered(make_config: MakeConfig, write_rows: Any, chat_tokenizer: Callable[[str], Path]) -> Rendered:
+    """The text of all documents that one row becomes under a template."""
+
+    def render(template: str, row: dict[str, Any], loss_on: str = "completion") -> str:
+        settings = {"format": "chat", "tokenizer": str(chat_tokenizer(template)), "loss_on": loss_on, "packing": False}
+        data = prepare(make_config(write_rows([row]), sequence_length=512, **settings))
+        batch = data.train.sources[0].read(range(len(data.train.sources[0])))
+        return str(data.tokenizer.decode(batch.input_ids[batch.document_ids >= 0]))
+
+    return render
+
+
+def write_csv(rows: list[dict[str, Any]], path: Path) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["messages", "tools"])
+        writer.writeheader()
+        for row in rows:
+            tools = row.get("tools")
+            writer.writerow(
+                {"messages": json.dumps(row["messages"]), "tools": "" if tools is None else json.dumps(tools)}
+            )
+    return path
+
+
+def write_parquet(rows: list[dict[str, Any]], path: Path) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def write_data_set(rows: list[dict[str, Any]], path: Path) -> Path:
+    datasets.Dataset.from_list(rows).save_to_disk(path)
+    return path
+
+
+def write_json_data_set(rows: list[dict[str, Any]], path: Path) -> Path:
+    features = datasets.Features({"messages": datasets.List(datasets.Json()), "tools": datasets.Json()})
+    datasets.Dataset.from_list(rows, features=features).save_to_disk(path)
+    return path
+
+
+def write_text_columns(rows: list[dict[str, Any]], path: Path) -> Path:
+    text = [{key: None if value is None else json.dumps(value) for key, value in row.items()} for row in rows]
+    return write_parquet(text, path)
+
+
+def write_text_arguments(rows: list[dict[str, Any]], path: Path) -> Path:
+    """Arguments as JSON text, as OpenAI writes them."""
+    changed = json.loads(json.dumps(rows))
+    for message in (message for row in changed for message in row["messages"]):
+        for called in message.get("tool_calls") or []:
+            arguments = called["function"]["arguments"]
+            called["function"]["arguments"] = json.dumps({k: v for k, v in arguments.items() if v is not None})
+    return write_parquet(changed, path)
+
+
+@pytest.mark.parametrize(
+    ("write", "name", "fraction"),
+    [
+        (write_csv, "rows.csv", 0.5),
+        (write_parquet, "rows.parquet", 0.5),
+        (write_data_set, "saved", 0.5),
+        (write_json_data_set, "saved-json", 0.5),
+        (write_text_columns, "rows.parquet", 0.5),
+        # Text is another row than an object, which may land in another part.
+        (write_text_arguments, "rows.parquet", 0.0),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_the_same_rows_give_the_same_tokens_masks_and_parts_from_every_kind_of_file(
+    write: Any,
+    name: str,
+    fraction: float,
+    make_config: MakeConfig,
+    write_rows: Any,
+    chat_tokenizer: Path,
+    tmp_path: Path,
+) -> None:
+    rows = [
+        {
+            **row,
+            "messages": [{"role": "user", "content": f"{n}: {row['messages'][0]['content']}"}, *row["messages"][1:]],
+        }
+        for n in range(8)
+        for row in ROWS
+    ]
+    settings: dict[str, Any] = {"format": "chat", "tokenizer": str(chat_tokenizer(QWEN3)), "sequence_length": 512}
+    settings["held_out"] = {"fraction": fraction}
+    expected = prepare(make_config(write_rows(rows), **settings))
+    found = prepare(make_config(write(rows, tmp_path / name), **settings))
+    parts = [(expected.train.sources[0], found.train.sources[0])]
+    if fraction:
+        parts += list(zip(expected.held_out.values(), found.held_out.values(), strict=True))
+    for mine, theirs in parts:
+        assert len(mine) == len(theirs)
+        one, other = mine.read(range(len(mine))), theirs.read(range(len(theirs)))
+        assert np.array_equal(one.input_ids, other.input_ids)
+        assert np.array_equal(one.labels, other.labels)
+    text = found.tokenizer.decode(found.train.sources[0].read(range(len(found.train.sources[0]))).input_ids.ravel())
+    assert "null" not in text
+    assert "None" not in text.replace("None?", "")
+
+
+def test_messages_of_the_assistant_in_a_row_are_learnt_or_refused_with_what_to_do(rendered: Rendered) -> None:
+    messages = [{"role": "user", "content": "?"}, *({"role": "assistant", "content": text} for text in "ab")]
+    assert rendered(CHATML, {"messages": messages}) == "<user>?;<assistant>a;<assistant>b;"
+    with pytest.raises(UserError, match=r"message 3 begins cannot be found.*Join it with"):
+        rendered(QWEN3, {"messages": messages})
+    assert rendered(QWEN3, {"messages": messages}, "all").count("<|im_start|>") == 3
+
+
+def test_a_null_argument_is_kept_where_the_arguments_are_json_text(rendered: Rendered) -> None:
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [call("f", '{"city":null}')]}]
+    assert '{"name": "f", "arguments": {"city": null}}' in rendered(QWEN3, {"messages": messages})
+
+
+TEXT_ARGUMENTS = (
+    "{% for m in messages %}[{{ m.role }}]{% for c in m.tool_calls or [] %}{{ c.function.name }}:"
+    "%s{% endfor %}{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("form", ["{{ c.function.arguments }}", "{{ 'a' + c.function.arguments }}"])
+@pytest.mark.parametrize("arguments", [{"x": 1}, '{"x": 1}'])
+def test_a_template_that_prints_arguments_as_text_gets_json(form: str, arguments: Any, rendered: Rendered) -> None:
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [call("f", arguments)]}]
+    text = rendered(TEXT_ARGUMENTS.replace("%s", form), {"messages": messages})
+    assert '{"x": 1}' in text
+    assert "None" not in text
+
+
+def test_a_template_that_asks_whether_content_is_null_gets_a_null(rendered: Rendered) -> None:
+    """In the manner of DeepSeek V3, which writes calls only where content is null."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' and m['content'] is none %}calls {{ m.tool_calls[0].name }}"
+        "{% else %}{{ '[' + m.role + ']' + m['content'] }}{% endif %}{% endfor %}"
+    )
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [{"name": "f"}]}]
+    assert rendered(template, {"messages": messages}) == "[user]?calls f"
+
+
+PARTS = [
+    {"role": "user", "content": [{"type": "text", "text": "Hi "}, {"type": "text", "text": "you"}]},
+    {"role": "assistant", "content": [{"type": "text", "text": "Hello"}]},
+]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{{ m.content }}",
+        "{{ '' + m.content }}",
+        "{% if m.content is string %}{{ m.content }}{% endif %}",
+        "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}",
+    ],
+)
+def test_text_parts_are_what_the_template_takes(content: str, rendered: Rendered) -> None:
+    template = "{% for m in messages %}[{{ m.role }}]" + content + "{% endfor %}"
+    assert rendered(template, {"messages": PARTS}) == "[user]Hi you[assistant]Hello"
+
+
+CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image_url"),
+        ({"messages": [{"role": "user", "content": {"a": 1}}]}, "content of message 1"),
+        ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, "message 1 has weight 0.5"),
+        ({"messages": [{"role": "assistant", "content": "a", "weight": "0"}]}, "message 1 has weight '0'"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "no content and no tool_calls"),
+        ({"messages": "[{"}, "messages: text is expected to be JSON"),
+        ({"messages": PARTS, "tools": "[{"}, "tools: text is expected to be JSON"),
+        ({"messages": PARTS, "tools": "f(x)"}, "tools: text is expected to be JSON"),
+        ({"messages": PARTS, "tools": '{"name": "f"}'}, "column 'tools' must be a list"),
+        ({"messages": PARTS, "tools": [1]}, "column 'tools' must be a list"),
+        (
+            {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [{"name": "f"}]}]},
+            "does not render the tool calls of message 2",
+        ),
+    ],
+)
+def test_what_a_row_cannot_say_is_refused_with_its_place(row: dict[str, Any], words: str, rendered: Rendered) -> None:
+    with pytest.raises(UserError) as error:
+        rendered(CHATML, row)
+    assert "data.jsonl, line 1: " in str(error.value)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "names", [("human", "gpt"), ("human", "bot"), ("User", "Assistant"), ("prompter", "assistant")]
+)
+@pytest.mark.parametrize("keys", [("from", "value"), ("role", "content")])
+@pytest.mark.parametrize("column", ["messages", "conversations"])
+def test_roles_of_other_tools_are_known(
+    names: tuple[str, str], keys: tuple[str, str], column: str, rendered: Rendered
+) -> None:
+    messages = [{keys[0]: name, keys[1]: "Hi"} for name in names]
+    assert rendered(CHATML, {column: messages}) == "<user>Hi;<assistant>Hi;"
+    filled = [{"role": None, "content": None, "from": None, "value": None, **message} for message in messages]
+    assert rendered(CHATML, {column: filled}) == "<user>Hi;<assistant>Hi;"
+    assert rendered(CHATML, {column: [json.dumps(message) for message in messages]}) == "<user>Hi;<assistant>Hi;"

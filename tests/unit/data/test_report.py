@@ -1,0 +1,138 @@
+"""What a reader must know about the data is said with a count and a place, on every start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from drillyard.cli.main import app
+from drillyard.config.run import RunConfig
+from drillyard.data import evaluation_rows, held_out_names, prepare
+from drillyard.errors import UserError
+
+MakeConfig = Callable[..., RunConfig]
+WriteRows = Callable[..., Path]
+
+CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+
+
+@pytest.fixture
+def chat(chat_tokenizer: Callable[[str], Path]) -> dict[str, Any]:
+    return {"format": "chat", "tokenizer": str(chat_tokenizer(CHATML))}
+
+
+def previewed(config: RunConfig, tmp_path: Path) -> list[str]:
+    """The lines of `drillyard data preview` that hold neither samples nor counts of a part."""
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    result = CliRunner().invoke(app, ["data", "preview", str(tmp_path / "run.yaml"), "--samples", "1"])
+    assert result.exit_code == 0, result.output
+    after = result.output.splitlines()
+    end = max(number for number, line in enumerate(after) if line.endswith("% filled"))
+    return after[end + 1 :]
+
+
+def talk(*roles: str, n: int = 0) -> list[dict[str, str]]:
+    return [{"role": role, "content": f"words {n}"} for role in roles]
+
+
+def test_rows_without_an_assistant_turn_are_counted_with_the_first_line(
+    make_config: MakeConfig, write_rows: WriteRows, chat: dict[str, Any]
+) -> None:
+    rows = [{"messages": talk("user", *(["assistant"] if n % 6 else ["system"]), n=n)} for n in range(60)]
+    path = write_rows([{"messages": talk("user", "assistant", n=-1)}, *rows])
+    for _ in range(2):  # built, and from the cache
+        (note,) = prepare(make_config(path, **chat)).report.notes
+        assert note.startswith("data: 10 of 61 rows have no assistant turn")
+        assert note.endswith(f"the first is {path}, line 2")
+
+
+def test_data_without_any_assistant_turn_are_refused_with_the_role_to_use(
+    make_config: MakeConfig, write_rows: WriteRows, chat: dict[str, Any]
+) -> None:
+    path = write_rows([{"messages": talk("user", "robot")}])
+    with pytest.raises(UserError, match=r"role assistant.*data\.loss_on: all"):
+        prepare(make_config(path, **chat))
+    assert prepare(make_config(path, **chat, loss_on="all")).train.num_sequences == 1
+
+
+def test_tools_that_the_template_leaves_out_are_counted(
+    make_config: MakeConfig, write_rows: WriteRows, chat: dict[str, Any]
+) -> None:
+    rows = [{"messages": talk("user", "assistant"), "tools": [{"name": "f"}] if n else []} for n in range(3)]
+    path = write_rows(rows, "x/rows.jsonl")
+    (note,) = prepare(make_config(path.parent, **chat)).report.notes
+    assert note.startswith("x: 2 of 3 rows list tools that the chat template leaves out")
+    assert note.endswith(f"the first is {path}, line 2")
+
+
+def test_rows_left_out_cut_off_or_without_loss_are_counted_with_the_first_line(
+    make_config: MakeConfig, write_rows: WriteRows
+) -> None:
+    long, short = {"prompt": "p" * 500, "completion": "c"}, {"prompt": "p", "completion": "c"}
+    path = write_rows([short, long, long])
+    notes = prepare(make_config(path, format="prompt-completion")).report.notes
+    assert [note.split(" are longer")[0] for note in notes] == ["data: 2 of 3 rows"]
+    assert f"{path}, line 2" in notes[0]
+    notes = prepare(make_config(path, format="prompt-completion", too_long="truncate")).report.notes
+    assert len(notes) == 2, "cut off, and thereby without their completion"
+    assert all("2 of 3 rows" in note and f"{path}, line 2" in note for note in notes)
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_held_out_rows_that_are_trained_on_are_counted(
+    separate: bool, make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path
+) -> None:
+    path = write_rows([{"text": f"text {n}"} for n in range(20)])
+    held = write_rows([{"text": f"text {n}"} for n in range(17, 30)], "held.jsonl") if separate else path
+    config = make_config(path, held_out={"source": str(held)})
+    for _ in range(2):  # built, and from the cache
+        (note,) = previewed(config, tmp_path)
+        assert ("3 of 13" if separate else "20 of 20") in note
+        assert f"{held}, line 1, which is {path}, line {18 if separate else 1}" in note
+
+
+def test_rows_shared_across_a_split_by_column_are_counted_and_a_split_by_hash_has_none(
+    make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path
+) -> None:
+    path = write_rows([{"text": f"text {n % 10}", "db": str(n % 30)} for n in range(60)])
+    split = {"fraction": 0.5, "split_by": "db"}
+    (note,) = previewed(make_config(path, held_out=split), tmp_path)
+    assert "held-out rows are in the training data data too" in note
+    assert previewed(make_config(path, held_out={"fraction": 0.5}), tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({"micro_batch_size": 2}, None),
+        ({"micro_batch_size": 3}, 3),
+        ({"gradient_accumulation": 4}, 4),
+        ({"global_batch_size": 5}, 5),
+    ],
+)
+def test_fewer_sequences_than_a_batch_are_said(
+    settings: dict[str, int], count: int | None, make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path
+) -> None:
+    config = make_config(write_rows([{"text": "a"}, {"text": "b"}]), packing=False)
+    config = config.model_copy(update={"training": config.training.model_copy(update=settings)})
+    notes = previewed(config, tmp_path)
+    assert len(notes) == (count is not None)
+    assert all(f"2 sequences (2 documents), fewer than the global batch of {count}" in note for note in notes)
+
+
+def test_what_is_held_out_of_a_source_has_a_name_of_its_own(make_config: MakeConfig, write_rows: WriteRows) -> None:
+    path = write_rows([{"text": f"text {n}"} for n in range(30)], "train.jsonl")
+    config = make_config(path, held_out={"fraction": 0.5})
+    data = prepare(config)
+    assert list(data.held_out) == held_out_names(config) == ["train/held_out"]
+    assert list(data.report.parts) == ["train", "train/held_out"]
+    # Configs of earlier versions name the part as its source.
+    assert evaluation_rows(config, "train", 3) == evaluation_rows(config, "train/held_out", 3)
+    other = write_rows([{"text": "other"}], "other/train.jsonl")
+    config = make_config(path, held_out={"source": str(other)})
+    assert list(prepare(config).held_out) == held_out_names(config) == ["train/held_out"]
