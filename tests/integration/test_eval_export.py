@@ -67,13 +67,13 @@ def both_metrics(reference: Reference, tmp_path_factory: pytest.TempPathFactory)
     output = tmp_path_factory.mktemp("final")
     metrics = ["--metric", "loss", "--metric", "sql-execution"]
     printed = evaluate(reference.run.directory / "final", output, *metrics, "--samples", 7)
-    return printed, output / "final" / "rows.jsonl"
+    return printed, output / "final" / "rows_held_out.jsonl"
 
 
 def test_a_models_loss_is_that_of_its_last_evaluation(reference: Reference, both_metrics: tuple[str, Path]) -> None:
-    in_training = reference.run.events("evaluation")[-1]["results"]["rows"]
+    in_training = reference.run.events("evaluation")[-1]["results"]["rows/held_out"]
     row = table(both_metrics[0])
-    assert row["held-out part"] == "rows" and row["loss"] == f"{in_training['loss']:.4f}"
+    assert row["held-out part"] == "rows/held_out" and row["loss"] == f"{in_training['loss']:.4f}"
     assert row["perplexity"] == f"{in_training['perplexity']:.4f}" and row["tokens"] == f"{in_training['tokens']:,}"
 
 
@@ -94,7 +94,7 @@ def test_two_ranks_and_a_checkpoint_give_the_same_figures_and_answers(
     metrics = ["--metric", "loss", "--metric", "sql-execution"]
     printed = evaluate(checkpoint, tmp_path, *metrics, "--samples", 7, "--nproc-per-node", 2)
     assert table(printed) == table(both_metrics[0])
-    assert predictions(tmp_path / checkpoint.name / "rows.jsonl") == predictions(both_metrics[1])
+    assert predictions(tmp_path / checkpoint.name / "rows_held_out.jsonl") == predictions(both_metrics[1])
 
 
 def test_a_run_directory_is_measured_on_other_text(reference: Reference, workplace: Path, tmp_path: Path) -> None:

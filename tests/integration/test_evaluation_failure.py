@@ -34,7 +34,10 @@ def test_failing_evaluations_cost_neither_checkpoints_nor_the_model(tmp_path: Pa
     failed = run.events("evaluation_failed")
     assert [(event["step"], event["metric"]) for event in failed] == [(4, "sql-execution"), (8, "sql-execution")]
     assert "KeyError" in failed[0]["reason"] and "Traceback" in failed[0]["stack"]
-    assert [event["step"] for event in run.events("evaluation") if "loss" in event["results"]["rows"]] == [4, 8]
+    assert [event["step"] for event in run.events("evaluation") if "loss" in event["results"]["rows/held_out"]] == [
+        4,
+        8,
+    ]
     assert [one["step"] for one in run.summary()["failed_evaluations"]] == [4, 8]
     order = [event["event"] for event in run.records("events.jsonl") if event.get("step") == 4]
     assert order.index("checkpoint_begin") < order.index("evaluation_begin")

@@ -126,7 +126,7 @@ def test_evaluating_and_saving_change_no_bit(reference: Reference, busy: Run) ->
 
 
 def test_only_the_newest_checkpoints_and_the_best_are_kept(busy: Run) -> None:
-    losses = {event["step"]: event["results"]["rows"]["loss"] for event in busy.events("evaluation")}
+    losses = {event["step"]: event["results"]["rows/held_out"]["loss"] for event in busy.events("evaluation")}
     saved = {step: loss for step, loss in losses.items() if step and (step % 3 == 0 or step == STEPS)}
     kept = {int(path.name.removeprefix("step-")) for path in (busy.directory / "checkpoints").iterdir()}
     assert kept == {STEPS - 1, STEPS, min(saved, key=lambda step: saved[step])}

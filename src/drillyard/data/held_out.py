@@ -2,7 +2,8 @@
 
 Held-out data, in this order of precedence: `data.held_out.source`; otherwise a share (`fraction`) of each source's
 documents by hash, and the held-out parts that built-in sets bring along. A set that is a source of its own is named
-by that source, a share of a training source by `source/held_out`, a built-in part by `source/part`.
+by that source, a share of a training source (or a source of its own that has the name of one) by `source/held_out`, a
+built-in part by `source/part`.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def held_out_sources(
             for part in builtin.held_out_parts(source.builtin, source.config.options):
                 found[f"{source.name}/{part}"] = Source(f"{source.name}/{part}", 1.0, source.config, builtin_part=part)
         elif explicit:
-            found[share_name(source) if source.name in {s.name for s in sources} else source.name] = source
+            trained = next((other.config.path for other in sources if other.name == source.name), source.config.path)
+            found[source.name if trained == source.config.path else share_name(source)] = source
     return found
 
 
