@@ -5,17 +5,37 @@ No configuration, no telemetry, no signals, no checkpoints, no skipping of bad s
 what all of those cost. It uses the model's own head and torch's own clipping.
 """
 
+import functools
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
 
 
 class BareLoop:
-    """A causal LM under FSDP2 and a step that trains it."""
+    """A causal LM under FSDP2 and a step that trains it; `recompute`: blocks recompute all of their activations."""
 
-    def __init__(self, model, blocks, mesh, learning_rate, clipping, device):
-        policy = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
+    def __init__(
+        self,
+        model,
+        blocks,
+        mesh,
+        learning_rate,
+        clipping,
+        device,
+        *,
+        param_dtype=torch.float32,
+        compiled=False,
+        recompute=False,
+    ):
+        for block in blocks:
+            if recompute:
+                block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+            if compiled:
+                block.forward = torch.compile(block.forward)
+        policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32)
         for module in (*blocks, model):
             fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         for module in (*blocks, model):

@@ -1,0 +1,231 @@
+"""Training speed at real shapes: the trainer's own step, a bare FSDP2 loop, and HF Trainer, on the same model.
+
+Llama 3.2's shapes with its vocabulary, random weights, full sequences of one document, full fine-tuning with fused
+AdamW in fp32 and bf16 compute: all three do the same arithmetic. Reported is the median of steps after the first ones,
+with the device waited for after each. MFU is 6 N (N: all parameters, attention left out) times tokens per second over
+the catalog's dense bf16 peak. Where memory runs out, the micro-batch is halved and the row says so.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.bare_loop import BareLoop
+from setups import Setting, assembled, compile_quickly, run_config
+from training import ranks_of
+
+from drillyard.estimate.memory import memory_estimate
+from drillyard.hardware import find_accelerator
+from drillyard.models import blocks, build_model, init_random
+from drillyard.models.initialise import init_buffers
+from drillyard.training.trainer import StepWindow
+
+GIB = 2**30
+WARMUP, STEPS = 4, 10
+SHAPES: dict[str, dict[str, Any]] = {
+    "3B": {"hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24, "head_dim": 128},
+    "1B": {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "head_dim": 64},
+}
+"""Of meta-llama/Llama-3.2-3B and -1B, config.json; what they have in common is in `model_of`."""
+
+
+def ours(setting: Setting, shape: str, sequence_length: int, micro_batch: int, recompute: str) -> dict[str, Any]:
+    """The trainer's step. `recompute`: a mode of activation checkpointing, or auto."""
+
+    def measured(size: int) -> dict[str, Any]:
+        model = model_of(shape, setting)
+        config = run_config(
+            setting,
+            model,
+            sequence_length=sequence_length,
+            precision="bf16",
+            compile="auto",
+            micro_batch_size=size,
+            activation_checkpointing=recompute,
+        )
+        with ranks_of(config) as ranks:
+            trainer, set_up = assembled(config, ranks)
+            seconds = timed(lambda step: trainer.train_step(step, StepWindow(0.0)), setting)
+            predicted = memory_estimate(set_up.resolved.setup).total
+            chosen = set_up.resolved.setup
+            return {
+                **figures(setting, set_up.num_parameters, seconds, size * config.data.sequence_length),
+                "predicted_gib": f"{predicted.low.value:.1f} to {predicted.high.value:.1f}",
+                "attention": chosen.kernel,
+                "compiled": chosen.compiled,
+                "checkpointing": chosen.activation_checkpointing,
+            }
+
+    return halving(measured, micro_batch)
+
+
+def bare_loop(setting: Setting, shape: str, sequence_length: int, micro_batch: int, recompute: str) -> dict[str, Any]:
+    """The least that an FSDP2 step can be (benchmarks/bare_loop.py), compiled, with SDPA's causal kernel."""
+    compile_quickly(setting)
+    length = _length(setting, sequence_length)
+
+    def measured(size: int) -> dict[str, Any]:
+        config = run_config(setting, model_of(shape, setting), sequence_length=length)
+        with ranks_of(config) as ranks:
+            model = build_model(
+                config.model, vocab_size=None, dtype=torch.float32, attention="sdpa", sequence_length=length
+            )
+            num_parameters = sum(parameter.numel() for parameter in model.parameters())
+            options = {"param_dtype": torch.bfloat16, "compiled": True, "recompute": recompute == "full"}
+            loop = BareLoop(model, blocks(model), ranks.fsdp_mesh, 1e-4, 1.0, ranks.device, **options)
+            init_random(model, 0)
+            init_buffers(model)
+            tokens, positions = random_batch(setting, size, length)
+            seconds = timed(lambda step: loop.step(tokens, positions, {}, tokens), setting)
+            return {
+                **figures(setting, num_parameters, seconds, size * length),
+                "attention": "sdpa",
+                "compiled": True,
+                "checkpointing": recompute,
+            }
+
+    return halving(measured, micro_batch)
+
+
+def hf_trainer(
+    setting: Setting, shape: str, sequence_length: int, micro_batch: int, recompute: str, compiled: bool
+) -> dict[str, Any]:
+    """HF Trainer with Liger's kernels, fused AdamW and SDPA's causal kernel."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainerCallback, TrainingArguments
+
+    on_gpu = setting.device == "cuda"
+    length = _length(setting, sequence_length)
+
+    def measured(size: int) -> dict[str, Any]:
+        fields = {key: value for key, value in model_of(shape, setting).items() if key != "architecture"}
+        with torch.device(setting.device):
+            model = AutoModelForCausalLM.from_config(
+                LlamaConfig(**fields, max_position_embeddings=length, use_cache=False),
+                dtype=torch.float32,
+                attn_implementation="sdpa",
+            )
+        num_parameters = model.num_parameters()
+        ends: list[float] = []
+
+        class Clock(TrainerCallback):
+            def on_step_end(self, *unused: Any, **state: Any) -> None:
+                _wait(setting)
+                ends.append(time.perf_counter())
+
+        steps = _steps(setting)
+        options = TrainingArguments(
+            output_dir=str(setting.directory / "hf"),
+            max_steps=sum(steps),
+            per_device_train_batch_size=size,
+            bf16=on_gpu,
+            use_cpu=not on_gpu,
+            optim="adamw_torch_fused",
+            learning_rate=1e-4,
+            lr_scheduler_type="constant",
+            max_grad_norm=1.0,
+            gradient_checkpointing=recompute == "full",
+            gradient_checkpointing_kwargs={"use_reentrant": False},
+            torch_compile=compiled and not setting.tiny,
+            use_liger_kernel=on_gpu,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        tokens, _ = random_batch(setting, size * sum(steps), length)
+        rows = [{"input_ids": row, "labels": row} for row in tokens.cpu()]
+        Trainer(model=model, args=options, train_dataset=rows, callbacks=[Clock()]).train()
+        seconds = [later - earlier for earlier, later in zip(ends[steps[0] - 1 :], ends[steps[0] :], strict=False)]
+        return {
+            **figures(setting, num_parameters, seconds, size * length),
+            "attention": "sdpa",
+            "liger": on_gpu,
+            "compiled": compiled,
+            "checkpointing": recompute,
+        }
+
+    return halving(measured, micro_batch)
+
+
+def model_of(shape: str, setting: Setting) -> dict[str, Any]:
+    """The inline config of a shape; tiny, it has one block of 64 features."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 8, "head_dim": 8}
+    common = {"intermediate_size": 8192, "vocab_size": 128256, "num_key_value_heads": 8, "tie_word_embeddings": True}
+    if setting.tiny:
+        common |= {"intermediate_size": 128, "vocab_size": 512}
+    return {"architecture": "llama", **(sizes if setting.tiny else SHAPES[shape]), **common, "rope_theta": 500000.0}
+
+
+def halving(measured: Callable[[int], dict[str, Any]], micro_batch: int) -> dict[str, Any]:
+    """What `measured(micro_batch)` returns, or with half as many sequences where memory runs out."""
+    while True:
+        try:
+            return {"micro_batch": micro_batch, **measured(micro_batch)}
+        except torch.OutOfMemoryError:
+            if micro_batch == 1:
+                raise
+        micro_batch //= 2
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        torch._dynamo.reset()
+
+
+def timed(step: Callable[[int], Any], setting: Setting) -> list[float]:
+    """Seconds of each step after the first ones."""
+    warmup, steps = _steps(setting)
+    seconds = []
+    for number in range(warmup + steps):
+        _wait(setting)
+        started = time.perf_counter()
+        step(number)
+        _wait(setting)
+        seconds.append(time.perf_counter() - started)
+    return seconds[warmup:]
+
+
+def figures(setting: Setting, num_parameters: int, seconds: list[float], tokens: int) -> dict[str, Any]:
+    """Speed from the median step, MFU with its formula, and the most memory that tensors took."""
+    median = statistics.median(seconds)
+    found: dict[str, Any] = {
+        "tokens_per_second_per_gpu": tokens / median,
+        "step_seconds": median,
+        "slowest_step_seconds": max(seconds),
+        "parameters": num_parameters,
+    }
+    if setting.device == "cuda":
+        accelerator = find_accelerator(torch.cuda.get_device_name())
+        tflops = 6 * num_parameters * tokens / median / 1e12
+        peak = accelerator.peak_tflops.get("bf16") if accelerator else None
+        found |= {
+            "tflops_per_gpu": tflops,
+            "mfu_6n": tflops / peak if peak else None,
+            "allocated_gib": torch.cuda.max_memory_allocated() / GIB,
+        }
+    return found
+
+
+def random_batch(setting: Setting, size: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random tokens and their positions, int64 [size, length]."""
+    vocab_size = model_of("1B", setting)["vocab_size"]
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, vocab_size, (size, length)))
+    return tokens.to(setting.device), torch.arange(length, device=setting.device).expand(size, length)
+
+
+def _steps(setting: Setting) -> tuple[int, int]:
+    return (1, 2) if setting.tiny else (WARMUP, STEPS)
+
+
+def _length(setting: Setting, sequence_length: int) -> int:
+    return 32 if setting.tiny else sequence_length
+
+
+def _wait(setting: Setting) -> None:
+    if setting.device == "cuda":
+        torch.cuda.synchronize()
