@@ -75,9 +75,13 @@ def resolved_accumulation(config: RunConfig, num_data_ranks: int) -> int:
     if total % at_once:
         lower = total // at_once * at_once
         near = f"{lower} or {lower + at_once}" if lower else f"{at_once}"
+        smaller = ""
+        if total % num_data_ranks == 0 and accumulation is None:
+            of_rank = total // num_data_ranks
+            divisor = next(size for size in range(training.micro_batch_size, 0, -1) if of_rank % size == 0)
+            smaller = f", or micro_batch_size to {divisor}"
         raise UserError(
-            f"training.global_batch_size: {total} is not a multiple of {terms} = {at_once}; "
-            f"set it to {near}, or choose a micro_batch_size that divides {total}/{num_data_ranks}"
+            f"training.global_batch_size: {total} is not a multiple of {terms} = {at_once}; set it to {near}{smaller}"
         )
     if accumulation is not None and accumulation * at_once != total:
         raise UserError(

@@ -66,6 +66,8 @@ def question_of(options: Options, *, build: Build | None = None) -> Question:
 
     UserError for files that cannot be read or hold mistakes, names that are not known, and options that contradict.
     """
+    if build is not None and options.params is not None:
+        raise UserError("--build counts the model that transformers builds, --params stands for it: give one of them")
     config = load_run_config(options.run, options.overrides, resolve_environment=False, needs_learning_rate=False)
     own = OwnModel(
         options.config,

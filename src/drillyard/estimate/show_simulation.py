@@ -70,7 +70,7 @@ def _sample(simulation: Simulation) -> str:
 def _known_to(goodput: Spread) -> str:
     """The mean with its 95 % confidence interval, in as many digits as the interval has."""
     width = goodput.high - goodput.low
-    if not width:
-        return f"{goodput.mean:.4%}"
+    if 100 * width < 10**-MOST_DECIMALS:
+        return f"{goodput.mean:.{MOST_DECIMALS}%}"
     decimals = min(max(1, -math.floor(math.log10(100 * width)) + 1), MOST_DECIMALS)
     return f"{goodput.mean:.{decimals}%} (known to {goodput.low:.{decimals}%} to {goodput.high:.{decimals}%}, 95%)"

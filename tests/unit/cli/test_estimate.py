@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -177,6 +178,35 @@ def test_a_learning_rate_is_not_needed_and_train_shows_what_to_write(
     load_run_config(run)
 
 
+TYPED = {
+    "--storage-gb-per-s": 5, "--price-per-gpu-hour": 2.5, "--price-per-node-hour": 20, "--data-tokens": "10B",
+    "--preemptions-per-node-day": 0.1, "--host-device-gb-per-s": 50, "--config": "config.json",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--accelerator", "h100", "--num-gpus", 16),
+        ("--accelerator", "h100", "--num-gpus", 16, "--simulate", "--storage-gb-per-s", 5),
+        ("--machine", "a3-megagpu-8g", "--set", "training.steps=null", "--set", "training.epochs=2"),
+        ("--machine", "a3-megagpu-8g", "--consumption", "spot"),
+        ("--machine", "a3-megagpu-8g", "--region", "mars-north1"),
+        ("--machine", "a3-megagpu-8g", "--params", "7B"),
+    ],
+)
+def test_every_flag_that_is_said_to_give_what_is_missing_gives_it(estimate: Any, arguments: tuple[object, ...]) -> None:
+    content = yaml.safe_load(RUN)["model"]["config"]
+    Path("config.json").write_text(json.dumps({**content, "model_type": content["architecture"]}))
+    missing = estimate(*arguments, "--json").json["missing"]
+    flags = [(one["what"], flag) for one in missing for flag in re.findall(r"--[a-z-]+", one["give"]) if flag in TYPED]
+    assert flags or "--simulate" in arguments
+    for what, flag in flags:
+        kept = arguments if flag != "--config" else arguments[:2]
+        left = estimate(*kept, flag, TYPED[flag], "--json").json["missing"]
+        assert what not in [one["what"] for one in left], flag
+
+
 def test_a_simulation_is_the_same_with_the_same_seed(estimate: Any) -> None:
     arguments = ("--machine", "a3-megagpu-8g", "--nodes", 64, "--set", "training.steps=300000", "--simulate", "--json")
     once, again, other = (estimate(*arguments, "--seed", seed).json["simulation"] for seed in (1, 1, 2))
@@ -259,6 +289,7 @@ PLACED = ("--machine", "a3-megagpu-8g")
         ((*PLACED, "--sweep", "node=1"), "'node' is not known; did you mean nodes?"),
         ((*PLACED, "--sweep", "nodes=1", "--simulate"), "take --simulate and --explain for one of them"),
         ((*PLACED, "--plot", "x.svg"), "give --sweep too"),
+        ((*PLACED, "--params", "8B", "--build"), "give one of them"),
         ((*PLACED, "--sweep", "nodes=1", "--plot", "no/such/dir.svg"), "no/such/dir.svg: cannot be written"),
         ((*PLACED, "--failure-rate", "lama3"), "failure rate 'lama3' is not known; did you mean llama3?"),
         ((*PLACED, "--failure-rate", -1), "failures per 1,000 node-days is -1"),

@@ -131,7 +131,7 @@ def test_what_only_looks_odd_is_let_through(overrides: list[str], load: Load) ->
         ),
         (["parallelism.replicate=2"], 3, "parallelism", "3 ranks do not divide by replicate 2"),
         (["training.global_batch_size=9"], 2, "training.global_batch_size", "set it to 8 or 10"),
-        (["training.global_batch_size=1"], 2, "training.global_batch_size", "set it to 2,"),
+        (["training.global_batch_size=1"], 2, "training.global_batch_size", "set it to 2"),
         (
             ["training.global_batch_size=8", "training.gradient_accumulation=2"],
             2,
@@ -214,9 +214,12 @@ def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(micro: int, 
         return
     with pytest.raises(UserError) as caught:
         resolved_accumulation(batch(micro, None, total), ranks)
-    proposed = str(caught.value).partition("set it to ")[2].partition(",")[0].split(" or ")
-    for size in proposed:
+    proposed, _, smaller = str(caught.value).partition("set it to ")[2].partition(",")
+    for size in proposed.split(" or "):
         resolved_accumulation(batch(micro, None, int(size)), ranks)
+    assert bool(smaller) == (total % ranks == 0)
+    if smaller:
+        resolved_accumulation(batch(int(smaller.split()[-1]), None, total), ranks)
 
 
 def test_without_any_wish_a_step_is_one_micro_batch() -> None:

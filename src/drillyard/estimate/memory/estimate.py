@@ -109,7 +109,7 @@ def memory_estimate(
     if not setup.spec.blocks:
         raise UserError(
             "memory cannot be predicted for a model of which only the number of parameters is known\n"
-            "give its config.json, or --build where torch is installed"
+            "give its config.json by --config FILE in place of --params"
         )
     if any(block.attention.kind == "linear" for block in setup.spec.blocks):
         raise UserError(f"memory cannot be predicted for {setup.spec.model_type}: its linear attention is not modelled")
