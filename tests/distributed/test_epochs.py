@@ -1,4 +1,7 @@
-"""One epoch trains each sequence once and alike on 1 to 4 ranks, also where the last step leaves ranks without any."""
+"""One epoch trains each sequence once and alike on 1 to 4 ranks, also where the last step leaves ranks without any.
+
+And a run of 60 steps that is given 30 more is the run of 90 steps to the bit.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.distributed.ranks import run_ranks
-from tests.distributed.training_case import build, make_config, run_steps
+from tests.distributed.training_case import (
+    build,
+    make_config,
+    resume_from,
+    run_steps,
+    start_save,
+    write_documents,
+)
 
 SIZES = (1, 7, 166)
 BATCH = 12  # divides into micro-batches on 1, 2, 3 and 4 ranks
@@ -47,12 +57,42 @@ def one_epoch(directory: str, ranks: int) -> dict[int, dict[str, Any]]:
     return found
 
 
+def longer(directory: str, ranks: int) -> dict[str, Any]:
+    """Figures and samples of 60 steps and then 90, and of 90 at once; and of 1 epoch and then 2, and of 2 at once."""
+    found: dict[str, Any] = {}
+    for unit, short, long in (("steps", 60, 90), ("epochs", 1, 2)):
+        schedule = {"training__schedule": {"name": "constant"}}
+        short_run = schedule | {"training__steps": None, f"training__{unit}": short}
+        long_run = schedule | {"training__steps": None, f"training__{unit}": long}
+        folder = f"{directory}/{unit}-{ranks}"
+        first, _ = build(make_config(Path(directory), **short_run))
+        end = first.total_steps
+        rows = [run_steps(first, 0, end)]
+        start_save(first, end, folder).close()
+        second, _ = build(make_config(Path(directory), **long_run), filled=False)
+        assert resume_from(second, folder) == end
+        rows.append(run_steps(second, end, second.total_steps))
+        whole, _ = build(make_config(Path(directory), **long_run))
+        found[unit] = (np.concatenate(rows), run_steps(whole, 0, whole.total_steps), end)
+    return found
+
+
+def cases(directory: str, ranks: int) -> dict[str, Any]:
+    return {"epochs": one_epoch(directory, ranks), "longer": longer(directory, ranks) if ranks <= 2 else None}
+
+
 @pytest.fixture(scope="module")
-def epochs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[int, dict[str, Any]]]]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
     """What each rank found, by the number of ranks."""
     folder = tmp_path_factory.mktemp("epochs")
     write_rows(folder)
-    return {ranks: run_ranks(one_epoch, ranks, str(folder), ranks) for ranks in MICRO_BATCHES}
+    write_documents(folder)
+    return {ranks: run_ranks(cases, ranks, str(folder), ranks) for ranks in MICRO_BATCHES}
+
+
+@pytest.fixture(scope="module")
+def epochs(found: dict[int, list[dict[str, Any]]]) -> dict[int, list[dict[int, dict[str, Any]]]]:
+    return {ranks: [rank["epochs"] for rank in each] for ranks, each in found.items()}
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -71,3 +111,14 @@ def test_losses_do_not_depend_on_the_number_of_ranks(
     reference = epochs[1][0][size]["rows"]
     for found in epochs.values():
         np.testing.assert_allclose(found[0][size]["rows"], reference, rtol=1e-9)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("unit", "steps"), [("steps", (60, 90)), ("epochs", None)])
+def test_a_run_that_is_made_longer_is_the_long_run_to_the_bit(
+    found: dict[int, list[dict[str, Any]]], ranks: int, unit: str, steps: tuple[int, int] | None
+) -> None:
+    extended, whole, end = found[ranks][0]["longer"][unit]
+    assert steps is None or (end, len(whole)) == steps
+    assert len(whole) > end
+    assert extended.tobytes() == whole.tobytes()

@@ -157,9 +157,12 @@ def run_steps(trainer: Trainer, first: int, last: int) -> np.ndarray:
 
 
 class SilentLog:
-    """Takes events and forgets them."""
+    """Takes events and messages and forgets them."""
 
     def event(self, name: str, **fields: Any) -> None:
+        pass
+
+    def message(self, text: str) -> None:
         pass
 
 
@@ -171,6 +174,8 @@ def identity_of(trainer: Trainer) -> dict[str, Any]:
         "total_steps": trainer.total_steps,
         "by_epoch": trainer.shape.by_epoch,
         "num_sequences": trainer.data.num_sequences,
+        "seed": trainer.config.training.seed,
+        "sequence_length": trainer.config.data.sequence_length,
     }
 
 

@@ -96,9 +96,21 @@ CASES = [
     ),
     Case(
         "a different run",
-        ["runs/reference", "a different run", "training.optimizer.learning_rate: 0.004 -> 0.001", "another `name`"],
-        {"training__optimizer": {"learning_rate": 1.0e-3}},
+        ["runs/reference", "a different run", "training.seed: 0 -> 1", "another `name`"],
+        {"training__seed": 1},
         on_existing_run=True,
+    ),
+    Case(
+        "another rate without a step left",
+        ["runs/reference", "has ended", "training.optimizer.learning_rate: 0.004 -> 0.001", "raise training.steps"],
+        {"training__optimizer": {"learning_rate": 1.0e-3}},
+        ["--nproc-per-node", "2"],
+        on_existing_run=True,
+    ),
+    Case(
+        "resume that is neither auto nor never",
+        ["checkpoint.resume", "found true", "auto, never, or the path of a checkpoint", "did you mean 'auto'?"],
+        arguments=["--set", "checkpoint.resume=true"],
     ),
     Case(
         "checkpoints passed over",

@@ -130,12 +130,16 @@ def train(
     directory = run_directory_of(run)
 
     def claim() -> bool:
+        # Asked first: the claim saves what is configured now over what the run ended with.
+        finished = is_finished(run)
         if node.is_first:
             goes_on = run.checkpoint.resume == "never" and is_begun(directory)
             claim_run_directory(run, num_ranks * node.count, goes_on=goes_on)
-        finished = is_finished(run)
         if finished and node.is_first:
-            typer.echo(f"{directory}: this run is finished; its model is in final/, its figures in summary.txt")
+            typer.echo(
+                f"{directory}: this run is finished; its model is in final/, its figures in summary.txt. "
+                "With more training.steps (or epochs) it goes on"
+            )
         return not finished
 
     # The ranks of every round read the saved config: editing RUN.YAML meanwhile changes nothing. Of several nodes only

@@ -1,20 +1,23 @@
 """Whether two configs are the same run: what a resume may change, and what would make it another run.
 
-What decides the numbers of training up to rounding (model, data, order, batch, optimizer, schedule, length, precision)
-must stay. What decides only where, how fast and how visibly they are computed may change. The batch is compared by the
-caller through `resolved_global_batch`, since it depends on the number of ranks: 4 ranks x 1 micro-batch is the same run
-as 1 rank x 4.
+What decides the samples of a step and the weights that they meet (model, data, order, batch, precision) must stay:
+steps that are done would not be those of the config any more. How long a run is and how it uses its gradients
+(optimizer, schedule, clipping) may change at a checkpoint; training goes on under the new settings from there, and each
+change is recorded. What decides only where, how fast and how visibly numbers are computed may change freely. The batch
+is compared by the caller through `resolved_global_batch`, since it depends on the number of ranks: 4 ranks x 1
+micro-batch is the same run as 1 rank x 4.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drillyard.config.checks import sources_of
 from drillyard.config.problems import dotted
-from drillyard.config.run import RunConfig
+from drillyard.config.run import RunConfig, TrainingConfig
 
 MAY_CHANGE = frozenset(
     {
@@ -41,6 +44,18 @@ MAY_CHANGE = frozenset(
 )
 """Settings, or whole sections, that a resume may change."""
 
+RECORDED = frozenset(
+    {
+        "training.steps",
+        "training.epochs",
+        "training.optimizer",
+        "training.schedule",
+        "training.gradient_clipping",
+    }
+)
+"""Settings, or whole sections, that a resume may change and that change what is trained from there on. A checkpoint
+holds them, and the event `settings_changed` says what they were."""
+
 
 def config_digest(config: RunConfig) -> str:
     """SHA-256, in hex, of everything that must stay; equal exactly when `differences` finds nothing but the batch."""
@@ -65,6 +80,46 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
     ]
 
 
+def recorded_settings(config: RunConfig) -> dict[str, Any]:
+    """The settings of `RECORDED`, flat: dotted key -> plain value."""
+    return {
+        key: value
+        for key, value in _flat({"training": config.training.model_dump(mode="json")}, "")
+        if any(key == part or key.startswith(f"{part}.") for part in RECORDED)
+    }
+
+
+def with_recorded_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """`config` with these values, as `recorded_settings` gives them."""
+    values: dict[str, Any] = {"training": config.training.model_dump(mode="json")}
+    for key, value in settings.items():
+        *parents, last = key.split(".")
+        place = values
+        for parent in parents:
+            place = place[parent]
+        place[last] = value
+    training = TrainingConfig.model_validate_json(json.dumps(values["training"]))
+    return config.model_copy(update={"training": training})
+
+
+def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """{key: [old value, new value]} of recorded settings; one that `old` does not have is not compared."""
+    return {key: [old[key], value] for key, value in new.items() if key in old and old[key] != value}
+
+
+def changes_in_words(changes: Mapping[str, Sequence[Any]]) -> str:
+    """`training.steps: 60 -> 90; training.schedule.name: "cosine" -> "constant"`."""
+    return "; ".join(f"{key}: {json.dumps(old)} -> {json.dumps(new)}" for key, (old, new) in changes.items())
+
+
+def _flat(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _flat(inner, f"{key}.{name}" if key else name)
+    else:
+        yield key, value
+
+
 def _essence(config: RunConfig) -> dict[str, Any]:
     """What must stay, flat: dotted key -> value. A source has one form, however it was written."""
     values = config.model_dump(mode="json")
@@ -77,7 +132,7 @@ def _essence(config: RunConfig) -> dict[str, Any]:
 
 def _leaves(value: Any, path: tuple[str, ...]) -> list[tuple[str, Any]]:
     key = dotted(path)
-    if key in MAY_CHANGE:
+    if key in MAY_CHANGE or key in RECORDED:
         return []
     if isinstance(value, dict) and value:
         return [leaf for name, inner in value.items() for leaf in _leaves(inner, (*path, str(name)))]

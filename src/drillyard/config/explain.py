@@ -185,6 +185,10 @@ def _mismatch(annotation: Any, value: Any, path: Path) -> Problem:
         and _fits(annotation, int(value))
     ):
         message += f"; write {int(value)}"
+    elif isinstance(value, bool) and path == ("checkpoint", "resume"):
+        # YAML reads yes, no, on and off so too.
+        message = f"found {describe_value(value)}; allowed: auto, never, or the path of a checkpoint; "
+        message += f"did you mean '{'auto' if value else 'never'}'?"
     elif isinstance(value, bool | int | float) and _fits(annotation, str(value)):
         message += "; put it in quotes"
     return Problem(path, message)

@@ -116,6 +116,11 @@ def _resume(event: Event) -> tuple[Level, str]:
     return "warning", f"Went on from the checkpoint of step {event.get('step')}{loaded}"
 
 
+def _settings_changed(event: Event) -> tuple[Level, str]:
+    changes = (f"{key} {old} -> {new}" for key, (old, new) in (event.get("changes") or {}).items())
+    return "note", f"Trained with other settings from here on: {', '.join(changes)}"
+
+
 def _spike(kind: str, field: str) -> Callable[[Event], tuple[Level, str]]:
     def words_of(event: Event) -> tuple[Level, str]:
         value, median, limit = (event.get(name) for name in (field, "median", "limit"))
@@ -197,6 +202,7 @@ _WORDS: Final[dict[str, Callable[[Event], tuple[Level, str]]]] = {
     "resolved": _resolved,
     "estimate": _estimate,
     "resume": _resume,
+    "settings_changed": _settings_changed,
     "loss_spike": _spike("Loss", "loss"),
     "gradient_spike": _spike("Gradient", "grad_norm"),
     "nonfinite_step": _nonfinite,

@@ -14,6 +14,7 @@ Rank 0 and the supervisor append to the same file. Goodput (goodput.py) is compu
 | resolved | rank 0 | settings left open are resolved, or kept as they were | settings, reasons, kept, changed |
 | estimate | rank 0 | memory and step time are predicted | verdict, memory_gib, peak_at, step_seconds, missing |
 | resume | rank 0 | a checkpoint was loaded; `step` is its step | path, seconds |
+| settings_changed | rank 0 | after `resume`: other settings from `step` on | changes: {setting: [old, new]} |
 | first_step | rank 0 | the first step of a round is done (needed only if it is not logged) | |
 | step | rank 0 | a logged step is done | step_seconds, window_steps, data_seconds, compile_seconds |
 | loss_spike, gradient_spike | rank 0 | `step` stands out; told at the next logged one | loss, median, limit, samples |
@@ -65,6 +66,7 @@ EventName = Literal[
     "resolved",
     "estimate",
     "resume",
+    "settings_changed",
     "first_step",
     "step",
     "loss_spike",

@@ -12,6 +12,7 @@ import torch
 
 from drillyard.config import resolved_accumulation, resolved_global_batch
 from drillyard.config.checks import schedule_problems, steps_of_epochs
+from drillyard.config.comparing import recorded_settings
 from drillyard.config.problems import dotted
 from drillyard.config.run import RunConfig, TimeoutsConfig
 from drillyard.data import PreparedData
@@ -94,11 +95,15 @@ def assemble(
         "total_steps": total_steps,
         "by_epoch": shape.by_epoch,
         "num_sequences": data.train.num_sequences,
+        "seed": config.training.seed,
+        "sequence_length": config.data.sequence_length,
     }
+    settings = recorded_settings(config)
     rounding = numerics(config, ranks, model)
     log.event(
         "order",
         **identity,
+        settings=settings,
         micro_batch_size=shape.micro_batch_size,
         gradient_accumulation=shape.accumulation,
         world_size=ranks.world_size,
@@ -147,6 +152,7 @@ def assemble(
             "world_size": ranks.world_size,
             "device": ranks.device.type,
             "resume": config.checkpoint.resume,
+            "settings": settings,
             "parallelism": config.parallelism.model_dump(),
         },
     )

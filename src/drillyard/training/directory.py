@@ -2,7 +2,10 @@
 
 A directory that holds another run is never touched: the saved run.yaml is compared with the config that is about to
 start, and what differs in a way that matters is said. A start that failed before its first logged step, as on a
-mistake in the config, has left nothing to protect: the mended config takes its place.
+mistake in the config, has left nothing to protect: the corrected config takes its place.
+
+A run that has ended goes on when it is given more steps or epochs. Its summary is removed when it does, since a run
+with a summary counts as complete, and is written again with `final/` at the new end.
 """
 
 from __future__ import annotations
@@ -11,17 +14,21 @@ import json
 import os
 import shlex
 from pathlib import Path
+from typing import Any
 
 from drillyard import exported
 from drillyard.config import differences, load_run_config, num_data_ranks, resolved_global_batch, save_resolved
+from drillyard.config.comparing import changed_settings, changes_in_words, recorded_settings
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 from drillyard.storage import describe
 from drillyard.telemetry.metrics import METRICS_FILE
-from drillyard.training.checkpoint import list_checkpoints
+from drillyard.training.checkpoint import CheckpointInfo, list_checkpoints
 
 SAVED_CONFIG = "run.yaml"
 SAVED_TOKENIZER = "tokenizer"
+SUMMARY_FILE = "summary.json"
+SUMMARY_TEXT = "summary.txt"
 
 
 def run_directory_of(config: RunConfig) -> Path:
@@ -32,10 +39,10 @@ def run_directory_of(config: RunConfig) -> Path:
 def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = False) -> Path:
     """Create or reuse the run directory of `config` and save the resolved config there; returns its path.
 
-    A finished run is left as it is. Raises UserError when the directory cannot be written, holds a different run (one
-    of another global batch, too) or checkpoints that `resume: never` would pass over, or when the checkpoint to resume
-    from is not there. `goes_on`: what is in the directory is of this very run, whose launcher starts it again, so that
-    `resume: never`, which is about how a run begins, has had its say.
+    A finished run is left as it is, unless the config makes it longer. Raises UserError when the directory cannot be
+    written, holds a different run (one of another global batch, too) or checkpoints that `resume: never` would pass
+    over, or when the checkpoint to resume from is not there. `goes_on`: what is in the directory is of this very run,
+    whose launcher starts it again, so that `resume: never`, which is about how a run begins, is over.
     """
     directory = run_directory_of(config)
     try:
@@ -44,32 +51,91 @@ def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = Fa
         raise UserError(f"{directory}: cannot be created ({error.strerror}); choose another `output`") from None
     _require_writable(directory)
     saved = directory / SAVED_CONFIG
+    old = None
     if saved.is_file() and holds_training(directory):
-        require_same_run(directory, load_run_config(saved, resolve_environment=False), config)
+        old = load_run_config(saved, resolve_environment=False)
+        require_same_run(directory, old, config)
     if config.checkpoint.resume == "never" and not goes_on and list_checkpoints(directory):
         raise UserError(
             f"{directory}: holds checkpoints, and checkpoint.resume is never; "
             "set `resume: auto` to go on from them, or choose another name"
         )
     _require_resumable(config, num_ranks)
-    if not is_finished(config):
+    finished = is_finished(config)
+    if old is not None and (finished or _is_done(config, directory)):
+        _require_no_idle_change(directory, old, config)
+    if not finished:
         _require_room_for_model(directory / "final")
-    if not is_finished(config) and not _is_saved(config, saved):
+    if not finished and not _is_saved(config, saved):
         save_resolved(config, saved)
     return directory
 
 
 def is_finished(config: RunConfig) -> bool:
-    """Whether the run of `config` has nothing left to do: its summary, its model and its last checkpoint are there."""
-    directory = run_directory_of(config)
-    if config.checkpoint.resume != "auto" or not (directory / "final" / "config.json").is_file():
+    """Whether the run of `config` has nothing left to do: its summary, its model and its last checkpoint are there.
+
+    One that is given more steps or epochs than it ended with has.
+    """
+    directory, training = run_directory_of(config), config.training
+    steps, newest = _completed_steps(directory), _newest_checkpoint(directory)
+    if steps is None or newest is None or newest.step != steps:
         return False
+    if not (directory / "final" / "config.json").is_file():
+        return False
+    if training.epochs is not None:
+        ended_with = newest.metadata.get("settings") or _saved_settings(directory)
+        is_long_enough = training.epochs == ended_with.get("training.epochs")
+    else:
+        is_long_enough = training.steps == steps
+    # A checkpoint that the user names is where the run began, or is to begin.
+    return is_long_enough and config.checkpoint.resume in ("auto", newest.metadata.get("resume"))
+
+
+def remove_summary(directory: Path) -> None:
+    """Remove what says that the run of `directory` is complete, as it goes on. Raises OSError."""
+    for name in (SUMMARY_FILE, SUMMARY_TEXT):
+        (directory / name).unlink(missing_ok=True)
+
+
+def _newest_checkpoint(directory: Path) -> CheckpointInfo | None:
+    return next((info for info in reversed(list_checkpoints(directory)) if info.complete), None)
+
+
+def _completed_steps(directory: Path) -> int | None:
+    """The steps of the run whose summary says that it is complete; None where there is no such summary."""
     try:
-        summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    newest = max((info.step for info in list_checkpoints(directory) if info.complete), default=None)
-    return summary.get("status") == "completed" and newest is not None and newest == summary.get("steps")
+        summary = json.loads((directory / SUMMARY_FILE).read_text(encoding="utf-8"))
+        return int(summary["steps"]) if summary["status"] == "completed" else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _saved_settings(directory: Path) -> dict[str, Any]:
+    """The recorded settings of run.yaml, for checkpoints of earlier versions, which have none."""
+    try:
+        return recorded_settings(load_run_config(directory / SAVED_CONFIG, resolve_environment=False))
+    except UserError:
+        return {}
+
+
+def _is_done(config: RunConfig, directory: Path) -> bool:
+    """Whether the last step is saved, so that only the summary or `final/` may be missing."""
+    newest = _newest_checkpoint(directory)
+    return config.checkpoint.resume == "auto" and newest is not None and newest.step == config.training.steps
+
+
+def _require_no_idle_change(directory: Path, old: RunConfig, new: RunConfig) -> None:
+    """Raise UserError for a change to a run that has ended: no step is left that it could change."""
+    newest = _newest_checkpoint(directory)
+    ended_with = newest.metadata.get("settings") if newest is not None else None
+    changes = changed_settings(ended_with or recorded_settings(old), recorded_settings(new))
+    idle = {key: values for key, values in changes.items() if key not in ("training.steps", "training.epochs")}
+    if idle:
+        length = "training.steps" if new.training.epochs is None else "training.epochs"
+        raise UserError(
+            f"{directory}: this run has ended, and the change would train nothing ({changes_in_words(idle)}); raise "
+            f"{length} to go on from its end, undo the change, or choose another `name`"
+        )
 
 
 def holds_training(directory: Path) -> bool:
@@ -94,6 +160,13 @@ def _require_resumable(config: RunConfig, num_ranks: int) -> None:
             "give a checkpoint (RUN_DIR/checkpoints/step-N), auto or never"
         )
     complete = [info for info in list_checkpoints(run_directory_of(config)) if info.complete]
+    steps = config.training.steps
+    if complete and wanted == "auto" and steps is not None and complete[-1].step > steps:
+        raise UserError(
+            f"{complete[-1].path}: has done {complete[-1].step} steps, and training.steps is {steps}; give "
+            f"training.steps={complete[-1].step} or more, name an earlier checkpoint by checkpoint.resume, or choose "
+            "another `name`"
+        )
     saved = complete[-1].metadata.get("global_batch_size") if complete and wanted == "auto" else None
     batch = resolved_global_batch(config, num_data_ranks(config, num_ranks))
     if saved is not None and saved != batch:

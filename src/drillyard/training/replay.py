@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.config import load_run_config
+from drillyard.config.comparing import with_recorded_settings
 from drillyard.config.run import LoggingConfig, RunConfig
 from drillyard.errors import UserError
 from drillyard.telemetry.events import read_events
@@ -208,7 +209,8 @@ def _ways(chain: Sequence[Stretch]) -> list[str]:
 
 def _all_of(order: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that an `order` says about how steps are computed."""
-    return {name: order[name] for name in _LAYOUT} | _flat(order.get("numerics", {}))
+    named = {name: order[name] for name in (*_LAYOUT, "total_steps") if name in order}
+    return named | dict(order.get("settings", {})) | _flat(order.get("numerics", {}))
 
 
 def _flat(numerics: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,6 +251,9 @@ def clear(plan: ReplayPlan) -> None:
 def _config_of(run_directory: Path, order: Mapping[str, Any]) -> RunConfig:
     """The run's config with the layout and the settings of the start that did the step; trackers stay out of it."""
     config = load_run_config(run_directory / SAVED_CONFIG, resolve_environment=False)
+    # A start of an earlier version has recorded only its length, in steps of whole batches.
+    length = {"training.steps": order["total_steps"], "training.epochs": None}
+    config = with_recorded_settings(config, order.get("settings", length))
     changes: dict[str, dict[str, Any]] = {
         "training": {name: order[name] for name in _LAYOUT if name != "world_size"},
         "evaluation": {"metrics": ["loss"]},

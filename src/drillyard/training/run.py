@@ -34,7 +34,13 @@ from drillyard.training.assemble import Parts, assemble, length_lines
 from drillyard.training.base import Dtypes, export_dtypes, keep_base
 from drillyard.training.checkpoint import list_checkpoints
 from drillyard.training.checkpoint.loading import on_all_ranks
-from drillyard.training.directory import SAVED_TOKENIZER, claim_run_directory, holds_training, run_directory_of
+from drillyard.training.directory import (
+    SAVED_TOKENIZER,
+    claim_run_directory,
+    holds_training,
+    remove_summary,
+    run_directory_of,
+)
 from drillyard.training.locate import SAVED_BASE
 from drillyard.training.numerics import versions
 from drillyard.training.resume import resume
@@ -176,6 +182,10 @@ def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, d
     first_step = resume(config, parts.checkpointer, parts.optimizer, ranks, parts.identity, log)
     watch.signs.step(first_step, parts.trainer.total_steps)
     if ranks.rank == 0:
+        try:
+            remove_summary(directory)
+        except OSError as error:
+            log.warn(f"{directory}: the summary of its earlier end cannot be removed ({error.strerror})")
         save_tokenizer(data.tokenizer, directory / SAVED_TOKENIZER)
     dtypes = remember_base(config, parts, log, directory, ranks, begins=first_step == 0)
     show_forwards(parts.model, watch.signs)

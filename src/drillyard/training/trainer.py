@@ -211,7 +211,7 @@ class Trainer:
         if longest >= self.config.training.max_nonfinite_steps:
             raise UserError(
                 f"step {step + 1}: the loss or gradient was not finite in {longest} steps in a row (all skipped, "
-                "weights unchanged); start under another name with a lower learning rate, or look at the data of "
+                "weights unchanged); go on with a lower training.optimizer.learning_rate, or look at the data of "
                 f"these steps: drillyard data show RUN_DIR --step {step + 1} "
                 "(training.max_nonfinite_steps is the limit)"
             )

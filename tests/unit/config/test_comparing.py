@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drillyard.config import config_digest, differences
+from drillyard.config.comparing import changed_settings, recorded_settings, with_recorded_settings
 
 from .conftest import RUN, Load
 
@@ -13,11 +14,7 @@ from .conftest import RUN, Load
     ("override", "told"),
     [
         ("training.seed=1", "training.seed: 0 -> 1"),
-        ("training.steps=200", "training.steps: 100 -> 200"),
         ("training.precision=bf16", 'training.precision: "fp32" -> "bf16"'),
-        ("training.gradient_clipping=null", "training.gradient_clipping: 1.0 -> null"),
-        ("training.optimizer.learning_rate=2e-3", "training.optimizer.learning_rate: 0.004 -> 0.002"),
-        ("training.schedule.name=linear", 'training.schedule.name: "cosine" -> "linear"'),
         ("model.config.hidden_size=32", "model.config.hidden_size: 64 -> 32"),
         ("model.config.extra=1", "model.config.extra: (not set) -> 1"),
         ("data.sequence_length=64", "data.sequence_length: 128 -> 64"),
@@ -59,6 +56,25 @@ def test_what_a_resume_may_change_is_none(override: str, load: Load) -> None:
     old, new = load(), load(RUN, override)
     assert differences(old, new) == []
     assert config_digest(old) == config_digest(new)
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "values"),
+    [
+        ("training.steps=200", "training.steps", [100, 200]),
+        ("training.gradient_clipping=null", "training.gradient_clipping", [1.0, None]),
+        ("training.optimizer.learning_rate=2e-3", "training.optimizer.learning_rate", [0.004, 0.002]),
+        ("training.optimizer.betas=[0.9, 0.99]", "training.optimizer.betas", [[0.9, 0.95], [0.9, 0.99]]),
+        ("training.schedule.name=linear", "training.schedule.name", ["cosine", "linear"]),
+    ],
+)
+def test_length_and_optimizer_may_change_and_are_recorded(
+    override: str, key: str, values: list[object], load: Load
+) -> None:
+    old, new = load(), load(RUN, override)
+    assert differences(old, new) == []
+    assert changed_settings(recorded_settings(old), recorded_settings(new)) == {key: values}
+    assert with_recorded_settings(new, recorded_settings(old)).training == old.training
 
 
 def test_several_differences_come_in_the_order_of_the_config(load: Load) -> None:
