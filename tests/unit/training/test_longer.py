@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 
 from drillyard.config import load_run_config, save_resolved
 from drillyard.config.run import RunConfig
@@ -40,6 +41,10 @@ def ended(make_run: MakeRun) -> Path:
     write_manifest(path, Manifest(40, 1, "2.11.0", "2026-01-01T00:00:00.000Z", {}, metadata=metadata))
     (directory / "final").mkdir()
     (directory / "final" / "config.json").write_text("{}")
+    # What an export leaves, so that the next one may replace it.
+    written = {"config.json": [{"bytes": 2, "xxh3_128": xxhash.xxh3_128_hexdigest(b"{}")}]}
+    record = {"version": 1, "files": written, "writing": []}
+    (directory / "final" / ".drillyard-export.json").write_text(json.dumps(record))
     (directory / "summary.json").write_text(json.dumps({"status": "completed", "steps": 40}))
     (directory / "summary.txt").write_text("completed")
     return directory
