@@ -43,13 +43,12 @@ def setup(**changes: Any) -> Setup:
 def test_it_names_the_nearest_with_its_price_and_no_adapters() -> None:
     # 6.7 B parameters x 16 bytes are 100 GiB: 50 per rank on two of them, 25 on four.
     told = what_would_fit(setup(), 30.0)
-    nearest = nearest_that_fit(setup(), 30.0, lora=False)[0]
+    nearest = nearest_that_fit(setup(), 30.0)[0]
     assert told == f"\nwhat would fit: {nearest.in_words()}, at the price of {nearest.costs}"
     assert told.startswith("\nwhat would fit: 4 ranks, training.micro_batch_size: 1 (up to 2")
     assert "2 times the ranks" in told
     assert "GPU" not in told
     assert "GPUs" in what_would_fit(setup(device_type="cuda"), 30.0)
-    assert any("model.lora" in change.settings for change in nearest_that_fit(setup(), 30.0))
 
 
 def test_nothing_is_named_where_nothing_is_known_to_fit() -> None:
