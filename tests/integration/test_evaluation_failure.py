@@ -21,6 +21,8 @@ def test_failing_evaluations_cost_neither_checkpoints_nor_the_model(tmp_path: Pa
     config = write_config(
         tmp_path,
         "failing",
+        # Evaluated on what is trained on, which training warns of.
+        data__held_out={"source": str(tmp_path / "rows.jsonl")},
         training__steps=8,
         checkpoint={"every_steps": 4},
         evaluation__every_steps=4,
@@ -34,10 +36,10 @@ def test_failing_evaluations_cost_neither_checkpoints_nor_the_model(tmp_path: Pa
     failed = run.events("evaluation_failed")
     assert [(event["step"], event["metric"]) for event in failed] == [(4, "sql-execution"), (8, "sql-execution")]
     assert "KeyError" in failed[0]["reason"] and "Traceback" in failed[0]["stack"]
-    assert [event["step"] for event in run.events("evaluation") if "loss" in event["results"]["rows/held_out"]] == [
-        4,
-        8,
-    ]
+    assert [event["step"] for event in run.events("evaluation") if "loss" in event["results"]["rows"]] == [4, 8]
+    shared = next(note for note in run.events("data")[-1]["notes"] if "held-out rows are in the training" in note)
+    assert f"{len(rows)} of {len(rows)}" in shared and shared in ended.stdout
+    assert shared in " ".join((run.directory / "summary.txt").read_text().split())
     assert [one["step"] for one in run.summary()["failed_evaluations"]] == [4, 8]
     order = [event["event"] for event in run.records("events.jsonl") if event.get("step") == 4]
     assert order.index("checkpoint_begin") < order.index("evaluation_begin")

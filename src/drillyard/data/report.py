@@ -90,7 +90,7 @@ def shared_rows(name: str, path: str, held_out: Sequences, training: Sequence[tu
             same = places[np.argmax(hashes == first[0])]
             yield (
                 f"{name}: {len(np.unique(places[shared])):,} of {len(np.unique(places)):,} held-out rows are in the "
-                f"training data {source.name} too, so the figures on them say nothing about new data; the first is "
+                f"training source {source.name!r} too, so the figures on them say nothing about new data; the first is "
                 f"{_place(path, *held_out.place_of(int(same)))}, which is "
                 f"{_place(train_path, *source.place_of(int(first[1])))}"
             )

@@ -215,7 +215,7 @@ def format_summary(summary: dict[str, Any]) -> str:
     rows += [*_speed_rows(summary), *_size_rows(summary)]
     width = max(len(label) for label, _ in rows) + 2
     lines = [f"{label:<{width}}{value}" for label, value in rows]
-    notes = [line for note in summary["data_notes"] for line in ["", *textwrap.wrap(f"Data: {note}", 80)]]
+    notes = [line for note in summary["data_notes"] for line in ["", *_wrapped(f"Data: {note}")]]
     return "\n".join([*lines, *notes, "", *_goodput_lines(summary)]) + "\n"
 
 
@@ -243,6 +243,11 @@ def closing_lines(summary: dict[str, Any], run_directory: Path) -> list[str]:
         f"Next:      drillyard report {shlex.quote(str(run_directory))}",
         *([f"           drillyard eval {model}"] if summary["held_out"] or summary["failed_evaluations"] else []),
     ]
+
+
+def _wrapped(text: str) -> list[str]:
+    """Lines of 80 columns; paths stay whole."""
+    return textwrap.wrap(text, 80, break_long_words=False, break_on_hyphens=False)
 
 
 def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:

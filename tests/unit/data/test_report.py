@@ -102,7 +102,7 @@ def test_rows_shared_across_a_split_by_column_are_counted_and_a_split_by_hash_ha
     path = write_rows([{"text": f"text {n % 10}", "db": str(n % 30)} for n in range(60)])
     split = {"fraction": 0.5, "split_by": "db"}
     (note,) = previewed(make_config(path, held_out=split), tmp_path)
-    assert "held-out rows are in the training data data too" in note
+    assert "held-out rows are in the training source 'data' too" in note
     assert previewed(make_config(path, held_out={"fraction": 0.5}), tmp_path) == []
 
 

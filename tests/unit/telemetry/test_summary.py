@@ -61,6 +61,18 @@ def test_what_the_summary_says(finished_run, record):
     assert summary["mfu"] == pytest.approx(record.tokens / 16 / 14.0 * 420_000 / 2250e12)
 
 
+def test_what_was_said_of_the_data_is_in_the_summary(finished_run):
+    note = (
+        "train: 10 of 60 rows have no assistant turn, so nothing is learnt from them; the first is train.jsonl, line 7"
+    )
+    finished_run()
+    append_event(finished_run.directory, "data", parts={}, notes=[note])
+    assert write_summary(finished_run.directory)["data_notes"] == [note]
+    text = (finished_run.directory / "summary.txt").read_text()
+    assert f"Data: {note}" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_goodput_is_the_one_sum_over_the_events(finished_run):
     summary = finished_run()
     account = goodput(read_events(finished_run.directory))
