@@ -347,7 +347,7 @@ def test_what_slurm_refuses_is_told_with_what_to_do(cluster: SlurmCluster, desk:
     nothing = sit_down(cluster, tmp_path / "nothing")
     (tmp_path / "bin").mkdir()
     for name in ("env", "sh", "mktemp", "tar", "rm", "python3"):
-        (tmp_path / "bin" / name).symlink_to(shutil.which(name) or name)
+        (tmp_path / "bin" / name).symlink_to(sys.executable if name == "python3" else shutil.which(name) or name)
     nothing.environment["PATH"] = str(tmp_path / "bin")
     done = nothing.say("launch", run)
     assert done.returncode == 2 and "set slurm.login_host to a node that has them" in done.stderr

@@ -46,7 +46,8 @@ def test_a_plan_is_applied_by_hand_and_finds_its_secrets_in_the_environment(desk
     without = subprocess.run(apply, env=environment, capture_output=True, text=True)
     assert without.returncode != 0 and "MY_TOKEN" in without.stderr and "nothing was sent" in without.stderr
     assert not (desk.directory / "runs").exists()
-    subprocess.run(apply, env=environment | {"MY_TOKEN": VALUE}, check=True, capture_output=True)
+    applied = subprocess.run(apply, env=environment | {"MY_TOKEN": VALUE}, capture_output=True, text=True)
+    assert applied.returncode == 0 and "cat:" not in applied.stderr, applied.stderr
     assert desk.say("runs", "wait", "by-hand").returncode == 0
     assert f"the secret has {len(VALUE)} letters" in desk.say("runs", "logs", "by-hand").stdout
 

@@ -1,4 +1,4 @@
-"""The program that submits: of two at once, one does."""
+"""The program that submits, as a process: of two at once, one does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.unit.launch.requests import WORKLOAD, cluster, request
+
 from drillyard.launch.agent.submit import TAKEN
+from drillyard.launch.output import write_plan
+from drillyard.launch.slurm.plan import plan_of
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -18,6 +22,15 @@ def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def fake_sbatch(directory: Path, script: str) -> dict[str, str]:
+    """The environment of a user whose sbatch is this script."""
+    sbatch = directory / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f"#!/bin/sh\n{script}\n")
+    sbatch.chmod(0o755)
+    return os.environ | {"PATH": f"{sbatch.parent}:{os.environ['PATH']}", "XDG_STATE_HOME": str(directory / "state")}
 
 
 def sent(directory: Path) -> Path:
@@ -37,15 +50,8 @@ def waits_for_lock(process: subprocess.Popen[str]) -> bool:
 
 
 def test_of_two_programs_at_once_one_submits(tmp_path: Path) -> None:
-    sbatch = tmp_path / "bin" / "sbatch"
-    sbatch.parent.mkdir()
     play = f"echo $$ >>{tmp_path}/called; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; echo '12;cluster'"
-    sbatch.write_text(f"#!/bin/sh\n{play}\n")
-    sbatch.chmod(0o755)
-    environment = os.environ | {
-        "PATH": f"{sbatch.parent}:{os.environ['PATH']}",
-        "XDG_STATE_HOME": str(tmp_path / "state"),
-    }
+    environment = fake_sbatch(tmp_path, play)
     launch = tmp_path / "runs" / "one" / "launch"
 
     def start(name: str) -> subprocess.Popen[str]:
@@ -64,3 +70,16 @@ def test_of_two_programs_at_once_one_submits(tmp_path: Path) -> None:
     assert (launch / "job.json").read_text() == "first"
     entry = json.loads((tmp_path / "state" / "drillyard" / "c" / "one.json").read_text())
     assert entry["job_id"] == "12" and "replaces" not in entry
+
+
+def test_a_plan_that_is_applied_by_hand_is_written_and_submitted(tmp_path: Path) -> None:
+    asked = request(cluster(storage=f"{{directory: {tmp_path}}}"), WORKLOAD)
+    plan = plan_of(asked)
+    write_plan(plan, tmp_path / "out")
+    environment = fake_sbatch(tmp_path, f'echo "$@" >{tmp_path}/submitted; echo 12')
+    done = subprocess.run(["sh", tmp_path / "out" / "apply.sh"], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "12\n", "")
+    assert (tmp_path / "submitted").read_text() == f"--parsable {plan.launch_directory}/job.sbatch\n"
+    launch = Path(plan.launch_directory)
+    assert {path for path in (file.path for file in plan.files) if not (launch / path).is_file()} == set()
+    assert (launch / "secret").stat().st_mode & 0o077 == 0
