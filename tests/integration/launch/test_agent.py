@@ -220,6 +220,44 @@ def test_a_frozen_node_is_lost_and_comes_back(make: Make) -> None:
     assert agents.state["failures"] == 0
 
 
+def test_a_node_that_never_joins_is_named_with_its_host_and_excluded(make: Make) -> None:
+    agents = make(f"{TELL}; {WAIT}", 3, join_seconds=0, start_seconds=2)
+    log = agents.directory / "srun.log"
+    log.touch()
+    words = ["--hosts", "a,b,c", "--srun-log", str(log), "0"]
+    running = [agents.run(node, *words) for node in (0, 1)]
+    wait_until(lambda: "waits for node 2 (c)" in (agents.state.get("reason") or ""))
+    assert codes(running) == [75, 75]
+    assert "node 2 (c) did not come within 2 s" in agents.state["reason"] and agents.state["exclude"] == "c"
+    assert agents.lines("commands") == []
+
+
+def test_agents_that_end_before_they_join_are_told_by_srun(make: Make) -> None:
+    agents = make(f"{TELL}; {WAIT}", 3, join_seconds=0)
+    log = agents.directory / "srun.log"
+    log.write_text("2: error: no such file\nsrun: error: c: task 2: Exited with exit code 2\n")
+    words = ["--hosts", "a,b,c", "--srun-log", str(log), "0"]
+    assert codes([agents.run(node, *words) for node in (0, 1)]) == [75, 75]
+    assert "node 2 (c) cannot start: error: no such file (Exited with exit code 2)" in agents.state["reason"]
+    # Without its leader a node does not wait for it.
+    log.write_text("srun: error: a: task 0: Killed\n")
+    assert codes([agents.run(1, *words, "--attempt", "1")]) == [75]
+
+
+def test_a_leader_that_is_killed_again_and_again_comes_to_an_end(make: Make) -> None:
+    agents = make(f"{TELL}; {WAIT}", max_failures=1)
+    agent = process_of(agents.start(0)["agent"])
+    for number in range(3):
+        wait_until(lambda number=number: len(commands(agents, number)) == 1)
+        agent = process_of(agents.state["agent"])
+        assert agent is not None
+        os.kill(agent.pid, signal.SIGKILL)
+    wait_until(lambda: agents.state["state"] == "failed")
+    assert agents.state["failures"] == 1 and len(agents.lines("commands")) == 3
+    assert "was killed; again without a newer checkpoint; all 1 restarts are used" in agents.state["reason"]
+    wait_until(lambda: agents.marked() == [])
+
+
 def test_a_node_that_stays_away_is_lost_for_good(make: Make) -> None:
     agents = make(f"{TELL}; {WAIT}", 2, join_seconds=3)
     running = agents.run_all()

@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import contract, records
+from . import contract, records, takeover
 from .borrowed import launched, ports, signals
-from .contract import Counts, Decision, Limits, RoundEnd
+from .contract import Decision, Limits, RoundEnd
 from .door import Door
 from .fence import Epochs, Lease, Predecessors, say_gone
 from .identity import Process
@@ -91,7 +91,7 @@ class Leader:
         with self._stop:
             self._state, self._round, before = self._take_up()
             try:
-                decision = self._end_of_killed_leader(before) or self._rounds()
+                decision = self._rounds(before)
             except _Ousted as ousted:
                 # The state belongs to the new leader, or is gone.
                 self._dismiss(ousted.code)
@@ -116,7 +116,7 @@ class Leader:
             before = {}
         same = before.get("submission") == self._start["submission"]
         before = before if same else {}
-        self._counts = Counts(before.get("failures", 0), before.get("unsaved_stops", 0), before.get("losses") or {})
+        self._counts = takeover.counts_in(before)
         fields: dict[str, Any] = {
             "run": self._job.run,
             "cluster": self._job.cluster,
@@ -133,7 +133,7 @@ class Leader:
             "started_at": before.get("started_at"),
             "ended_at": None,
             "round": before.get("round"),
-            **_counted(self._counts),
+            **takeover.as_fields(self._counts),
             "checkpoint": records.newest_checkpoint(self._job.checkpoints),
             "asked": None,
             "hosts": [self._me.host],
@@ -144,26 +144,19 @@ class Leader:
         state.save()
         return state, 0 if fields["round"] is None else int(fields["round"]) + 1, before
 
-    def _end_of_killed_leader(self, before: dict[str, Any]) -> Decision | None:
-        """Count a loss where the leader before this one was killed; a decision where that was one too many."""
-        if not before or before.get("exit_code") is not None:
-            return None
-        known = before.get("checkpoint")
-        newest = records.newest_checkpoint(self._job.checkpoints)
-        newer = None if self._job.checkpoints is None else newest != (None if known is None else tuple(known))
-        host = str((before.get("hosts") or [""])[0])
-        decision = contract.leader_killed(host, before.get("asked") is not None, newer, self._counts, self._limits)
-        self._count(decision)
-        self._node.say(f"{decision.reason} (losses by host: {dict(self._counts.losses)})")
-        return decision if decision.what == contract.LEAVE else None
-
     def _count(self, decision: Decision) -> None:
         self._counts = decision.counts
-        self._state.fields.update(_counted(self._counts))
+        self._state.fields.update(takeover.as_fields(self._counts))
 
     # The steps of a run.
 
-    def _rounds(self) -> Decision:
+    def _rounds(self, before: dict[str, Any]) -> Decision:
+        killed = takeover.after_killed_leader(self._job, before, self._counts, self._limits)
+        if killed is not None:
+            self._count(killed)
+            self._node.say(f"{killed.reason} (losses by host: {dict(self._counts.losses)})")
+            if killed.what == contract.LEAVE:
+                return killed
         if self._job.nodes > 1:
             try:
                 allow_open_files(2 * self._job.nodes + _OTHER_FILES)
@@ -460,16 +453,6 @@ class Leader:
     def _show(self, state: str, reason: str) -> None:
         if (self._state.fields["state"], self._state.fields["reason"]) != (state, reason):
             self._state.enter(state, reason)
-
-
-def _counted(counts: Counts) -> dict[str, Any]:
-    """The fields of state.json that outlive a leader; `exclude` is for the job script."""
-    return {
-        "failures": counts.failures,
-        "unsaved_stops": counts.unsaved_stops,
-        "losses": dict(counts.losses),
-        "exclude": ",".join(counts.excluded),
-    }
 
 
 def _hints_at_a_request(end: dict[str, Any]) -> bool:
