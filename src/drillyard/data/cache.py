@@ -26,6 +26,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import time
 from collections import Counter
@@ -288,14 +289,20 @@ def remove_cache(directory: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
+_BUILDER = re.compile(r"\.building-([0-9a-f]{16}\d+)-(\d+)-(\d+|None)-\d+(?:-removed)?$")
+"""The end of a directory's name that `_builder_identity` makes."""
+
+
 def remove_leftovers(root: Path) -> None:
     """Delete what dead builders left. Never what a living one, or one elsewhere, may still be writing."""
     if not root.is_dir():
         return
     here = _builder_identity().rsplit("-", 3)[0]
     for path in root.glob("*.building-*"):
-        identity = path.name.split(".building-", 1)[1].removesuffix("-removed")
-        place, pid, started, _ = identity.rsplit("-", 3)
+        builder = _BUILDER.search(path.name)
+        if builder is None:
+            continue  # not of a builder: the directory of caches may hold other things
+        place, pid, started = builder.groups()
         dead = place == here and _process_start(int(pid)) != started
         if dead or _idle_seconds(path) > STALE_SECONDS:
             shutil.rmtree(path, ignore_errors=True)

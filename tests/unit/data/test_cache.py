@@ -183,17 +183,18 @@ def test_only_what_surely_dead_or_old_builders_left_is_removed(tmp_path: Path) -
     place, pid, started, _ = cache._builder_identity().rsplit("-", 3)
     living = tmp_path / f"a.building-{place}-{pid}-{started}-1"
     dead = tmp_path / f"b.building-{place}-{pid}-{int(started) - 1}-2"
-    elsewhere = tmp_path / f"c.building-otherboot-{pid}-1-3"
-    old = tmp_path / f"d.building-otherboot-{pid}-1-4"
+    elsewhere = tmp_path / f"c.building-0123456789abcdef4026531836-{pid}-1-3"
+    old = tmp_path / f"d.building-0123456789abcdef4026531836-{pid}-1-4"
     doomed = tmp_path / f"e.building-{place}-{pid}-{int(started) - 1}-5-removed"
-    for path in (living, dead, elsewhere, old, doomed):
+    users = [tmp_path / "f.building-notes", tmp_path / "g.building-a-plan-for-may"]
+    for path in (living, dead, elsewhere, old, doomed, *users):
         path.mkdir()
         (path / "train.tokens").write_bytes(b"x")
     long_ago = time.time() - 2 * cache.STALE_SECONDS
-    for path in (old / "train.tokens", old):
+    for path in (old / "train.tokens", old, *(users[1] / "train.tokens", users[1])):
         os.utime(path, (long_ago, long_ago))
     remove_leftovers(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted([living, elsewhere])
+    assert sorted(tmp_path.iterdir()) == sorted([living, elsewhere, *users])
 
 
 def test_a_manifest_of_another_format_version_is_not_read(config: RunConfig) -> None:
