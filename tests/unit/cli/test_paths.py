@@ -12,7 +12,8 @@ from tests.unit.report import runs
 from drillyard.cli import main as cli
 from drillyard.errors import UserError
 from drillyard.loglines.sources import storage_client
-from drillyard.training.evaluate import Request, evaluation_config, flags_for
+from drillyard.training import evaluate
+from drillyard.training.evaluate import Request, evaluation_config
 from drillyard.training.locate import find_saved_model
 
 
@@ -113,8 +114,8 @@ def test_a_plain_model_needs_a_source(tmp_path: Path) -> None:
 
 def test_settings_in_errors_come_with_their_flags(tmp_path: Path) -> None:
     request = Request(tmp_path, tmp_path, data="rows.jsonl")
-    assert "--sequence-length" in flags_for("data.sequence_length: 300 is more than 128", request)
-    assert "--format" in flags_for("no column 'text'. Set data.columns: {text: NAME}.", request)
-    assert "--data run.yaml" in flags_for("Set data.tokenizer to one that has", request)
-    assert flags_for("data.sequence_length: 300", Request(tmp_path, tmp_path, data="run.yaml")) == ""
-    assert flags_for("out of memory", request) == ""
+    assert "--sequence-length" in evaluate.flags_for("data.sequence_length: 300 is more than 128", request)
+    assert "--format" in evaluate.flags_for("no column 'text'. Set data.columns: {text: NAME}.", request)
+    assert "--data run.yaml" in evaluate.flags_for("Set data.tokenizer to one that has", request)
+    assert evaluate.flags_for("data.sequence_length: 300", Request(tmp_path, tmp_path, data="run.yaml")) == ""
+    assert evaluate.flags_for("out of memory", request) == ""

@@ -57,8 +57,13 @@ def test_a_report_goes_into_a_pipe(tmp_path):
     directory = runs.write_run(tmp_path / "trial", steps=10)
     os.mkfifo(tmp_path / "pipe")
     reader = subprocess.Popen(["cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE)
-    assert call(directory, "--output", tmp_path / "pipe") == 0
-    assert reader.communicate()[0].startswith(b"<!doctype html>") and (tmp_path / "pipe").is_fifo()
+    try:
+        assert call(directory, "--output", tmp_path / "pipe") == 0
+        assert (tmp_path / "pipe").is_fifo()
+        assert reader.communicate()[0].startswith(b"<!doctype html>")
+    finally:
+        reader.kill()
+        reader.wait()
 
 
 def test_a_log_of_any_framework_gets_one_in_the_working_directory(tmp_path, monkeypatch):
