@@ -66,8 +66,9 @@ def test_the_run_directory_holds_all_that_a_run_leaves(reference: Reference) -> 
         "summary.txt", "logs/rank-0.log", "logs/rank-1.log",
         "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json",
         f"{last}/manifest.json", f"{last}/.metadata", f"{last}/__0_0.distcp", f"{last}/__1_0.distcp",
+        f"{last}/held_out.json",
         "final/model.safetensors", "final/config.json", "final/generation_config.json", "final/tokenizer.json",
-        "final/tokenizer_config.json",
+        "final/tokenizer_config.json", "final/.drillyard-export.json",
     }  # fmt: skip
     found = set(contents(reference.run.directory))
     tensorboard = {name for name in found if name.startswith("tensorboard/events.out.tfevents.")}
@@ -85,9 +86,9 @@ def test_metrics_hold_every_step_at_full_precision(reference: Reference) -> None
     assert all(line["mfu"] is None and line["step_seconds"] > 0 for line in lines)
 
 
-def test_the_console_has_one_line_per_step_after_those_of_formula_and_estimate(reference: Reference) -> None:
-    first, estimate, *rest = reference.output.splitlines()
-    assert estimate.startswith("Estimate: it fits: ")
+def test_the_console_has_one_line_per_step_after_those_of_formula_estimate_and_length(reference: Reference) -> None:
+    first, estimate, length, *rest = reference.output.splitlines()
+    assert estimate.startswith("Estimate: it fits: ") and length.startswith(f"{STEPS} steps of {BATCH} sequences")
     assert re.fullmatch(
         r"\[PerfLogger\] Using \d+\.\d\dK parameters for TFLOPs calculation\. Formula \S+: \d+\.\d+ GFLOPs per token\.",
         first,
