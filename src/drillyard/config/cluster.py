@@ -40,7 +40,8 @@ class SshConfig(Strict):
     """Machines that are reached by ssh."""
 
     hosts: Annotated[list[str], Field(min_length=1)] = Field(
-        description="Host names or addresses, the first one is rank 0's: [node-0, node-1]."
+        description="Host names or addresses, the first one is rank 0's: [node-0, node-1].",
+        examples=[["node-0", "node-1"]],
     )
     user: str | None = Field(default=None, description="Login; default: what the ssh configuration says.")
     port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
@@ -142,9 +143,12 @@ class ClusterConfig(Strict):
     """A cluster: where to train. `run.yaml` says what."""
 
     name: Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")] = Field(
-        description="Name of the cluster: at most 40 lower case letters, digits and '-', beginning with a letter."
+        description="Name of the cluster: at most 40 lower case letters, digits and '-', beginning with a letter.",
+        examples=["my-cluster"],
     )
-    platform: Platform = Field(description="What runs the job: local, ssh, slurm, gke, vertex, gce or nebius.")
+    platform: Platform = Field(
+        description="What runs the job: local, ssh, slurm, gke, vertex, gce or nebius.", examples=["slurm"]
+    )
     location: Location | None = Field(default=None, description="Project, region and zone of a cloud platform.")
     machine: str | None = Field(default=None, description="Machine type, such as a4-highgpu-8g.")
     nodes: PositiveInt = Field(default=1, description="Number of machines.")

@@ -8,6 +8,7 @@ list is a list of sources) instead of by all branches, and an unknown key is tol
 from __future__ import annotations
 
 import json
+import math
 import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -59,9 +60,9 @@ def find_problems(model: type[BaseModel], value: Any) -> Iterator[Problem]:
 
 
 def problems_of(error: ValidationError) -> Iterator[Problem]:
-    """pydantic's own words, for what a walk along the annotations cannot see."""
-    for detail in error.errors(include_url=False, include_input=False):
-        yield Problem(tuple(detail["loc"]), detail["msg"])
+    """Where pydantic found problems, for what a walk along the annotations cannot see. Its words are a programmer's."""
+    for detail in error.errors(include_url=False):
+        yield Problem(tuple(detail["loc"]), f"found {describe_value(detail['input'])}, which is not allowed here")
 
 
 def _walk(annotation: Any, value: Any, path: Path, root: type[BaseModel]) -> Iterator[Problem]:
@@ -92,7 +93,9 @@ def _model(model: type[BaseModel], value: dict[str, Any], path: Path, root: type
             yield Problem((*path, key), f"unknown key; {_meant(key, path, model, root)}")
             mistyped.add(nearest(key, fields))
     for key, field in fields.items():
-        if key in value:
+        if value.get(key, field) is None and field.is_required() and _is_model(field.annotation):
+            yield Problem((*path, key), f"is empty{_what_to_write(key, field)}")
+        elif key in value:
             for problem in _walk(_annotation(field), value[key], (*path, key), root):
                 yield _with_meaning(problem, field) if problem.path == (*path, key) else problem
         elif field.is_required() and key not in mistyped:
@@ -195,6 +198,8 @@ def _mismatch(annotation: Any, value: Any, path: Path) -> Problem:
 
 
 def _fits(annotation: Any, value: Any) -> bool:
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
     config = (
         None if _is_model(annotation) or _is_union(_bare(annotation)) else ConfigDict(strict=True, allow_inf_nan=False)
     )

@@ -17,7 +17,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path as FilePath
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import yaml
 from pydantic import ValidationError
@@ -80,6 +80,15 @@ def load_cluster_config(
     return with_absolute_paths(config, path)
 
 
+def config_of(model: type[Config], values: dict[str, Any]) -> Config:
+    """A config made of `values` that a command's options gave. Raises UserError with every mistake in them."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise_all(list(find_problems(model, values)) or problems_of(error))
+        raise
+
+
 def save_resolved(config: Strict, path: str | os.PathLike[str]) -> None:
     """Write `config` to `path` with every default spelled out; loading it gives an equal config.
 
@@ -117,6 +126,7 @@ def _load(
     needs_learning_rate: bool = True,
 ) -> Config:
     document = apply_overrides(_with_mapping(read_document(path), model), overrides)
+    _require_kind(document, model)
     if not needs_learning_rate:
         _fill_in_learning_rate(document.value)
     problems = [*document.problems, *reference_problems(document.value, must_be_set=resolve_environment)]
@@ -139,6 +149,24 @@ def _fill_in_learning_rate(content: Any) -> None:
         optimizer = training.setdefault("optimizer", {})
         if isinstance(optimizer, dict):
             optimizer.setdefault("learning_rate", ANY_LEARNING_RATE)
+
+
+_KINDS: Final[dict[type[Strict], str]] = {
+    RunConfig: "a run config (what to train)",
+    WorkloadRunConfig: "a run of another program (workload), which only `drillyard launch` starts",
+    ClusterConfig: "a cluster config (where to run), which belongs to --cluster",
+}
+
+
+def _require_kind(document: Document, model: type[Strict]) -> None:
+    """Raise UserError for a file that is evidently another kind of config: one that knows more of its keys."""
+    known = {kind: [key for key in document.value if key in kind.model_fields] for kind in _KINDS}
+    likeliest = max(_KINDS, key=lambda kind: len(known[kind]))
+    if len(known[likeliest]) > len(known[model]):
+        label, needed = document.places[()].label, _KINDS[model].partition(",")[0]
+        raise UserError(
+            f"{label}: is {_KINDS[likeliest]}, as it has {', '.join(known[likeliest])}; needed here is {needed}"
+        )
 
 
 def _with_mapping(document: Document, model: type[Strict]) -> Document:

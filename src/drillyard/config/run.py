@@ -53,7 +53,8 @@ class SourceConfig(Strict):
     """One source of documents, and its share of the training mixture."""
 
     path: str = Field(
-        description="File, directory, Hugging Face data set id, or builtin:text-to-sql / builtin:python-stdlib."
+        description="File, directory, Hugging Face data set id, or builtin:text-to-sql / builtin:python-stdlib.",
+        examples=["documents.jsonl"],
     )
     weight: PositiveFloat = Field(
         default=1.0, description="Share of training sequences drawn from this source, relative to the others."
@@ -68,8 +69,10 @@ class SourceConfig(Strict):
 class TrainTokenizer(Strict):
     """A tokenizer trained from the training documents."""
 
-    train: Literal["bpe"] = Field(description="Algorithm: byte-level BPE.")
-    vocab_size: Annotated[int, Field(ge=260)] = Field(description="Entries of the vocabulary, special tokens included.")
+    train: Literal["bpe"] = Field(description="Algorithm: byte-level BPE.", examples=["bpe"])
+    vocab_size: Annotated[int, Field(ge=260)] = Field(
+        description="Entries of the vocabulary, special tokens included.", examples=[8192]
+    )
 
 
 class HeldOutConfig(Strict):
@@ -92,7 +95,8 @@ class DataConfig(Strict):
     """What is read, how it becomes tokens, and how tokens become sequences."""
 
     source: str | SourceConfig | list[str | SourceConfig] = Field(
-        description="A source, or several with weights: [{path: a.jsonl, weight: 2}, {path: b.jsonl}]."
+        description="A source, or several with weights: [{path: a.jsonl, weight: 2}, {path: b.jsonl}].",
+        examples=["documents.jsonl"],
     )
     format: Literal["text", "prompt-completion", "chat", "text-to-sql"] = Field(
         default="text",
@@ -103,7 +107,7 @@ class DataConfig(Strict):
         default={},
         description="Column names where they differ from the format's own: {prompt: question, completion: answer}.",
     )
-    sequence_length: Annotated[int, Field(ge=8)] = Field(description="Tokens per training sequence.")
+    sequence_length: Annotated[int, Field(ge=8)] = Field(description="Tokens per training sequence.", examples=[1024])
     packing: bool = Field(
         default=True, description="Pack several documents into one sequence; attention never crosses documents."
     )
@@ -304,14 +308,15 @@ class RunConfig(Strict):
     """A training run: what to train. `cluster.yaml` says where."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")] = Field(
-        description="Name of the run: at most 63 lower case letters, digits, '.', '_' and '-'."
+        description="Name of the run: at most 63 lower case letters, digits, '.', '_' and '-'.",
+        examples=["my-run"],
     )
     output: str = Field(
         default="runs", description="Directory that holds run directories; this run's is <output>/<name>."
     )
-    model: ModelConfig
-    data: DataConfig
-    training: TrainingConfig
+    model: ModelConfig = Field(examples=[{"id": "Qwen/Qwen3-0.6B"}])
+    data: DataConfig = Field(examples=[{"source": "documents.jsonl", "sequence_length": 1024}])
+    training: TrainingConfig = Field(examples=[{"steps": 1000, "optimizer": {"learning_rate": 2.0e-5}}])
     parallelism: ParallelismConfig = ParallelismConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

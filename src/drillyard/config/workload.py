@@ -54,10 +54,10 @@ class WorkloadRunConfig(Strict):
     """A run config with `workload:` instead of model, data and training."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")] = Field(
-        description=RunConfig.model_fields["name"].description
+        description=RunConfig.model_fields["name"].description, examples=["my-run"]
     )
     output: str = Field(default="runs", description=RunConfig.model_fields["output"].description)
     processes_per_node: PositiveInt | None = Field(
         default=None, description="Processes per node that the workload runs; default: the accelerators of the machine."
     )
-    workload: WorkloadConfig
+    workload: WorkloadConfig = Field(examples=[{"command": ["python", "train.py"]}])

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drillyard.config import load_run_config, require_valid
-from drillyard.config.run import DataConfig, OptimizerConfig, ParallelismConfig, RunConfig, TrainingConfig
+from drillyard.config.loading import config_of
+from drillyard.config.run import DataConfig, ParallelismConfig, RunConfig
 from drillyard.data.record import DataRecord, read_record
 from drillyard.errors import UserError
 from drillyard.training.locate import SavedModel, as_pretrained, find_saved_model, run_directory_above
@@ -146,14 +147,15 @@ def source_alone(request: Request, data: DataConfig, saved: SavedModel) -> DataC
     }
     if request.format not in (None, data.format):
         changes |= {"format": request.format, "columns": {}, "loss_on": None, "too_long": None}
-    return DataConfig.model_validate(data.model_dump() | changes)
+    return config_of(DataConfig, data.model_dump() | changes)
 
 
 def bare_config(request: Request) -> RunConfig:
     """A config for a model that no run of ours made: its own precision does not matter, it is only measured."""
     if request.data is None:
         raise UserError(f"{request.model}: no run made it, so none says what to measure it on; name a source by --data")
-    return RunConfig.model_validate(
+    return config_of(
+        RunConfig,
         {
             "name": "evaluation",
             "model": {"id": str(request.model)},
@@ -162,8 +164,8 @@ def bare_config(request: Request) -> RunConfig:
                 "format": request.format or "text",
                 "sequence_length": request.sequence_length or min(DEFAULT_SEQUENCE_LENGTH, positions_of(request.model)),
             },
-            "training": TrainingConfig(steps=1, precision="fp32", optimizer=OptimizerConfig(learning_rate=1e-3)),
-        }
+            "training": {"steps": 1, "precision": "fp32", "optimizer": {"learning_rate": 1e-3}},
+        },
     )
 
 
