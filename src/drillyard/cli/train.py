@@ -111,6 +111,7 @@ def train(
     checkpoint could not be saved: the earlier one is whole).
     """
     from drillyard.config import load_run_config, require_valid
+    from drillyard.config.model_checks import require_weight_files
 
     node = _node(nnodes, node_rank, master_addr, master_port, max_restarts)
     overrides = [*(set_ or []), *([] if watchdog is None else [f"timeouts.watchdog_seconds={watchdog:g}"])]
@@ -128,6 +129,8 @@ def train(
     from drillyard.training.directory import SAVED_CONFIG, claim_run_directory, is_finished, run_directory_of
 
     directory = run_directory_of(run)
+    if not directory.exists() and run.checkpoint.resume in ("auto", "never"):
+        require_weight_files(run.model)
 
     def claim() -> bool:
         # Asked first: the claim saves what is configured now over what the run ended with.

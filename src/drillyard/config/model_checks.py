@@ -15,6 +15,12 @@ from typing import Any
 
 from drillyard.config.problems import Problem, nearest
 from drillyard.config.run import ModelConfig
+from drillyard.errors import UserError
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+NAMES_SHOWN = 5
+"""Of weights or files that an error lists."""
 
 # transformers' model_type of every architecture whose training is proven here; `models.architectures` says how each is.
 ARCHITECTURES = (
@@ -65,6 +71,52 @@ def position_problems(sequence_length: int, content: Mapping[str, Any], name: st
             f"{sequence_length} is more than the {positions} positions that {name} was trained for; "
             f"set data.sequence_length to {positions} or less",
         )
+
+
+def weight_files(directory: FilePath) -> list[FilePath]:
+    """The safetensors files of a model directory, as its index lists them. Raises UserError when one is missing."""
+    index = directory / INDEX
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise UserError(f"{index} is damaged ({error})\nfetch or export the model again") from error
+        absent = [name for name in names if not (directory / name).is_file()]
+        if absent:
+            raise UserError(f"{directory} lacks {len(absent)} of {len(names)} weight files, {absent[0]} for one")
+        return [directory / name for name in names]
+    if (directory / WEIGHTS).is_file():
+        return [directory / WEIGHTS]
+    other = sorted(path.name for pattern in ("*.bin", "*.pth", "*.safetensors") for path in directory.glob(pattern))
+    found = f"it has {', '.join(other[:NAMES_SHOWN])}" if other else "it has no weights"
+    raise UserError(
+        f"{directory} has no {WEIGHTS} and no {INDEX}; {found}\n"
+        "give a model in the safetensors format, or set model.init: random"
+    )
+
+
+def require_weight_files(model: ModelConfig) -> None:
+    """Raise UserError where pretrained weights are to come from a directory of this host that lacks their files."""
+    directory = FilePath(model.id or "").expanduser()
+    if model.init == "pretrained" and model.id is not None and directory.is_dir():
+        weight_files(directory)
+
+
+def require_vocabulary(model: ModelConfig, vocab_size: int, num_tokens: int) -> None:
+    """Raise UserError where a model with a vocabulary of `vocab_size` lacks some of a tokenizer's `num_tokens`."""
+    if vocab_size < num_tokens:
+        raise UserError(
+            f"the tokenizer has {num_tokens} entries, the model only {vocab_size}\n"
+            "use the model's own tokenizer, or "
+            + ("leave model.config.vocab_size out" if model.config else "train from an inline model.config")
+        )
+
+
+def known_vocab_size(model: ModelConfig) -> int | None:
+    """The vocabulary of a model as its config says; None where it follows the tokenizer, or no config is here."""
+    content = model.config if model.config is not None else local_model_config(model.id or "")
+    vocab_size = content.get("vocab_size")
+    return vocab_size if isinstance(vocab_size, int) else None
 
 
 def local_model_config(model_id: str) -> dict[str, Any]:

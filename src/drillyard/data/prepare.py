@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from drillyard.config.model_checks import known_vocab_size, require_vocabulary
 from drillyard.config.run import DataConfig, RunConfig
 from drillyard.data.cache import (
     ENCODING_VERSIONS,
@@ -151,6 +152,8 @@ class _Preparation:
                 f"the tokenizer {self.tokenizer.origin} changed since this run began (its files, or the version of the "
                 f"tokenizers library): the same text would give other tokens. {self.if_changed}"
             )
+        if (vocab_size := known_vocab_size(self.config.model)) is not None:
+            require_vocabulary(self.config.model, vocab_size, len(self.tokenizer.pretrained))
         self.settings = self._encode_settings(self.tokenizer)
         trained, held_out, held_out_contents = [], {}, {}
         paths = {source.name: source.config.path for source in sources}

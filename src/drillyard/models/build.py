@@ -24,6 +24,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from drillyard.config.model_checks import require_vocabulary
 from drillyard.config.run import ModelConfig
 from drillyard.errors import UserError
 from drillyard.models.architectures import architecture, refuse_unproven_settings
@@ -152,12 +153,8 @@ def _fit_vocabulary(config: PreTrainedConfig, model_config: ModelConfig, vocab_s
         return
     if model_config.config is not None and "vocab_size" not in model_config.config:
         config.vocab_size = vocab_size
-    elif config.vocab_size < vocab_size:
-        raise UserError(
-            f"the tokenizer has {vocab_size} entries, the model only {config.vocab_size}\n"
-            "use the model's own tokenizer, or "
-            + ("leave model.config.vocab_size out" if model_config.config else "train from an inline model.config")
-        )
+    else:
+        require_vocabulary(model_config, config.vocab_size, vocab_size)
 
 
 def _fit_positions(config: PreTrainedConfig, model_config: ModelConfig, sequence_length: int) -> None:

@@ -7,7 +7,6 @@ random trains, and wrongly.
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -17,14 +16,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
+from drillyard.config.model_checks import INDEX as INDEX
+from drillyard.config.model_checks import NAMES_SHOWN, weight_files
+from drillyard.config.model_checks import WEIGHTS as WEIGHTS
 from drillyard.errors import UserError
 from drillyard.models.initialise import init_buffers
 from drillyard.models.layout import Piece, named_tensors, overlap, pieces_stored, relative
 from drillyard.models.sharding import local_region, local_tensor, restore_ties
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-NAMES_SHOWN = 5
 # By the names of the format: https://github.com/huggingface/safetensors#format
 _FLOATING = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -38,14 +37,8 @@ def load_pretrained(model: PreTrainedModel, source: str | Path) -> None:
     restore_ties(model)
     directory = model_directory(str(source))
     with StoredTensors(directory) as stored, torch.no_grad():
-        pieces, unexpected = pieces_stored(model, stored.shapes)
-        by_tensor: dict[int, tuple[torch.Tensor, list[str]]] = {}
-        for name, tensor in named_tensors(model).items():
-            by_tensor.setdefault(id(tensor), (tensor, []))[1].append(name)
-        missing = [names[0] for _, names in by_tensor.values() if not any(name in pieces for name in names)]
-        _refuse(directory, "lacks", missing)
-        _refuse(directory, "holds weights that the model has no place for:", unexpected)
-        for tensor, names in by_tensor.values():
+        pieces, by_tensor = _matched(model, stored)
+        for tensor, names in by_tensor:
             versions = [piece_list for name in names if (piece_list := pieces.get(name)) is not None]
             _read(tensor, versions[0][:], stored)
             for other in [piece for piece_list in versions for piece in piece_list][len(versions[0]) :]:
@@ -72,6 +65,32 @@ def stored_dtypes(model: PreTrainedModel, source: str | Path) -> dict[str, torch
         if dtype is not None
         for name in names
     }
+
+
+def require_weights(model: PreTrainedModel, source: str) -> None:
+    """Raise UserError where `load_pretrained` would find files missing or of another model.
+
+    `model` may be on the meta device. Reads headers only, of files that a hub id is downloaded to.
+    """
+    with StoredTensors(model_directory(source)) as stored:
+        _matched(model, stored)
+
+
+def _matched(
+    model: PreTrainedModel, stored: StoredTensors
+) -> tuple[dict[str, list[Piece]], list[tuple[torch.Tensor, list[str]]]]:
+    """Where each parameter is stored, and every tensor with its names, of which tied ones have several.
+
+    Raises UserError unless the files hold all of them and nothing else.
+    """
+    pieces, unexpected = pieces_stored(model, stored.shapes)
+    by_tensor: dict[int, tuple[torch.Tensor, list[str]]] = {}
+    for name, tensor in named_tensors(model).items():
+        by_tensor.setdefault(id(tensor), (tensor, []))[1].append(name)
+    missing = [names[0] for _, names in by_tensor.values() if not any(name in pieces for name in names)]
+    _refuse(stored.directory, "lacks", missing)
+    _refuse(stored.directory, "holds weights that the model has no place for:", unexpected)
+    return pieces, list(by_tensor.values())
 
 
 def model_directory(source: str) -> Path:
@@ -127,28 +146,6 @@ class StoredTensors:
         stored = self._files[name].get_slice(name)
         part: torch.Tensor = stored[region] if region else stored[...]
         return part
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a model directory, as its index lists them. Raises UserError when one is missing."""
-    index = directory / INDEX
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise UserError(f"{index} is damaged ({error})\nfetch or export the model again") from error
-        absent = [name for name in names if not (directory / name).is_file()]
-        if absent:
-            raise UserError(f"{directory} lacks {len(absent)} of {len(names)} weight files, {absent[0]} for one")
-        return [directory / name for name in names]
-    if (directory / WEIGHTS).is_file():
-        return [directory / WEIGHTS]
-    other = sorted(path.name for pattern in ("*.bin", "*.pth", "*.safetensors") for path in directory.glob(pattern))
-    found = f"it has {', '.join(other[:NAMES_SHOWN])}" if other else "it has no weights"
-    raise UserError(
-        f"{directory} has no {WEIGHTS} and no {INDEX}; {found}\n"
-        "give a model in the safetensors format, or set model.init: random"
-    )
 
 
 def _refuse(directory: Path, problem: str, names: list[str]) -> None:

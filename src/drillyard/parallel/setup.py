@@ -23,6 +23,7 @@ from drillyard.models import blocks, build_model, init_random, load_config, load
 from drillyard.models.architectures import settings_without_effect
 from drillyard.models.initialise import init_buffers
 from drillyard.models.loss import LanguageModelLoss
+from drillyard.models.pretrained import require_weights
 from drillyard.modelspec import counted_spec, model_spec
 from drillyard.parallel.apply import COMPUTE_DTYPE, MASTER_DTYPE, fsdp_modules, parallelise
 from drillyard.parallel.memory import GIB, least_memory_bytes, require_state_fits
@@ -48,18 +49,22 @@ class SetUpModel:
         return self.root.causal_lm
 
 
-def require_trainable(config: RunConfig, device: torch.device) -> None:
+def require_trainable(config: RunConfig, device: torch.device, *, needs_weights: bool = False) -> None:
     """Raise UserError when no model can be built from the config, or it cannot be trained as asked for on this device.
 
     The model is tried on the meta device: no memory, no data, no tokenizer. Ranks ask before they prepare data.
+    `needs_weights`: nothing was trained yet, so that its pretrained weights, if any, must be there too.
     """
-    build_model(
+    model = build_model(
         config.model,
         vocab_size=None,
         dtype=MASTER_DTYPE[config.training.precision],
         attention=attention_kernel(config, device),
         sequence_length=config.data.sequence_length,
     )
+    if needs_weights and config.model.init == "pretrained":
+        assert config.model.id is not None, "checked before start"
+        require_weights(model, config.model.id)
 
 
 def attention_kernel(config: RunConfig, device: torch.device) -> Kernel:

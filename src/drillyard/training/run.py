@@ -83,7 +83,8 @@ def train(
     if ranks.rank == 0 and round_number == 0 and not is_claimed:
         claim_run_directory(config, ranks.world_size)
     side.owns_directory = True
-    require_trainable(config, ranks.device)
+    begins = not holds_training(directory) and config.checkpoint.resume in ("auto", "never")
+    require_trainable(config, ranks.device, needs_weights=begins)
     watch.begin("data", "waiting")
     data = prepare_on_all(config, ranks, watch)
     require_same_data(data)

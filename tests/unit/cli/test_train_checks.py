@@ -44,3 +44,22 @@ def test_a_model_that_cannot_train_here_is_refused_at_once(
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(f"error: {told}")
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+
+
+def test_weights_that_are_not_there_are_told_before_ranks_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for variable in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    Path("base").mkdir()
+    Path("base/config.json").write_text('{"model_type": "llama", "vocab_size": 300}')
+    text = CONFIG.replace("config: {{architecture: {architecture}, hidden_size: 64}}", "id: base")
+    text = text.replace("init: random", "init: pretrained").replace(", tokenizer: {{train: bpe, vocab_size: 300}}", "")
+    Path("run.yaml").write_text(text.format(attention="auto"))
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "run.yaml"])
+    assert ended.value.code == 2
+    assert "base has no model.safetensors" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "run.yaml"]

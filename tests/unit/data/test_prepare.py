@@ -276,3 +276,14 @@ def test_a_changed_file_is_tokenised_again(make_config: MakeConfig, write_rows: 
     before = prepare(config)
     write_rows([{"text": "bbbb"}])
     assert prepare(config).train.fingerprint != before.train.fingerprint
+
+
+def test_a_vocabulary_that_does_not_fit_is_told_before_anything_is_tokenised(
+    make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path
+) -> None:
+    config = make_config(write_rows([{"text": "a text"}]))
+    inline = {"architecture": "llama", "vocab_size": 100}
+    config = config.model_copy(update={"model": config.model.model_copy(update={"config": inline})})
+    with pytest.raises(UserError, match="the tokenizer has 320 entries, the model only 100"):
+        prepare(config)
+    assert list((tmp_path / "cache" / "tokenized").iterdir()) == []

@@ -23,6 +23,7 @@ from drillyard.errors import UserError
 from drillyard.exported import locked
 from drillyard.models import export, init_random, load_pretrained, stored_dtypes
 from drillyard.models.layout import named_tensors
+from drillyard.models.pretrained import require_weights
 
 
 def made(architecture: str, **options: Any) -> PreTrainedModel:
@@ -83,6 +84,7 @@ def test_a_model_saved_by_transformers_is_loaded_as_from_pretrained_does(
 ) -> None:
     made(architecture).save_pretrained(tmp_path, max_shard_size=max_shard_size)
     model = blank(architecture)
+    require_weights(meta_model(architecture), str(tmp_path))
     load_pretrained(model, tmp_path)
     assert_equal(model, AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
 
@@ -167,6 +169,8 @@ def test_files_of_another_model_are_refused_by_name(
     with pytest.raises(UserError, match=message) as caught:
         load_pretrained(blank(architecture), tmp_path / "model")
     assert len(str(caught.value).splitlines()) <= 2
+    with pytest.raises(UserError, match=message):
+        require_weights(meta_model(architecture), str(tmp_path / "model"))
 
 
 def test_missing_and_damaged_files_are_refused(tmp_path: Path) -> None:
