@@ -77,6 +77,7 @@ class RunLog:
         self._round = round_number
         self._config = config
         self._ruler: Ruler | None = None
+        self._failed_parts: set[str] = set()
         self._started = time.time()
         self.total_steps = total_steps if total_steps is not None else config.training.steps
         if not self._writes:
@@ -201,11 +202,13 @@ class RunLog:
 
     @contextmanager
     def optional(self, what: str) -> Iterator[None]:
-        """Work that no training depends on and that has no collective in it: what it raises is a warning."""
+        """Work that no training depends on and that has no collective in it: what it raises is a warning, once."""
         try:
             yield
         except Exception as error:
-            self.warn(f"{what} failed: {type(error).__name__}: {error}")
+            if what not in self._failed_parts:
+                self._failed_parts.add(what)
+                self.warn(f"{what} failed: {type(error).__name__}: {error}")
 
     def closing(self, summary: dict[str, Any], run_directory: Path) -> None:
         """Print how a completed run ended; the last call, after `close`."""

@@ -29,7 +29,7 @@ from drillyard.training.checkpoint import Checkpointer
 from drillyard.training.numerics import numerics
 from drillyard.training.optimizer import ShardedAdamW
 from drillyard.training.signals import StopRequest
-from drillyard.training.spikes import SpikeWatch
+from drillyard.training.spikes import SpikeWatch, StepFigures
 from drillyard.training.trainer import BatchShape, Logged, Trainer
 
 
@@ -113,7 +113,12 @@ def assemble(
     if ranks.rank == 0:
         warmup = config.training.schedule.warmup_steps
         spikes = SpikeWatch(log, directory, data.train, shape.global_batch_size, warmup, by_epoch=shape.by_epoch)
-        trainer.on_read = spikes.examine
+
+        def examine(recent: list[StepFigures]) -> None:
+            with log.optional("the search for spikes"):
+                spikes.examine(recent)
+
+        trainer.on_read = examine
     checkpointer = Checkpointer(
         directory / "checkpoints",
         keep=config.checkpoint.keep,

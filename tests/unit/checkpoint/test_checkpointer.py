@@ -75,6 +75,20 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert [step for name, step in events if name == "checkpoint_removed"] == [1, 3]
 
 
+def test_a_loss_measured_after_the_save_decides_which_is_the_best(tmp_path: Path) -> None:
+    checkpointer, events = make(tmp_path, keep=1)
+    for step, loss in [(1, 3.0), (2, 1.0), (3, 2.0)]:
+        checkpointer.save(step, {"w": torch.zeros(2)}, metadata={})
+        checkpointer.record_held_out_loss(step, loss)
+    checkpointer.close()
+    assert steps(tmp_path) == [2, 3]
+    assert [step for name, step in events if name == "checkpoint_removed"] == [1]
+    checkpointer.record_held_out_loss(3, 0.5)
+    (last,) = list_checkpoints(tmp_path)
+    assert (last.step, last.held_out_loss) == (3, 0.5)
+    assert {verdict.verdict for verdict in verify(last)} == {"ok"}
+
+
 def test_a_step_on_disk_is_not_saved_again(tmp_path: Path) -> None:
     checkpointer, events = make(tmp_path, keep=1)
     checkpointer.save(7, {"w": torch.zeros(2)}, metadata={})
