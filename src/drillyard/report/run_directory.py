@@ -23,7 +23,7 @@ from drillyard.report.happenings import Event, Level, happening
 from drillyard.telemetry.console import count, flatten
 from drillyard.telemetry.events import EVENTS_FILE, event_microseconds, read_events
 from drillyard.telemetry.metrics import read_steps
-from drillyard.telemetry.summary import summarize
+from drillyard.telemetry.summary import failure_text, summarize
 
 FLOAT_COLUMNS: Final = (
     "loss",
@@ -250,6 +250,7 @@ def _checkpoints(events: list[dict[str, Any]]) -> Table | None:
     return Table(headers=("Checkpoints", "Value"), rows=rows)
 
 
+FAILURES_SHOWN: Final = 3
 ENVIRONMENT: Final = {
     "round_start": {
         "world_size": "Ranks",
@@ -296,6 +297,10 @@ def _missing(summary: dict[str, Any], price: GpuPrice | None, curves: Curves) ->
         notes.append("No step has been logged yet.")
     elif summary["step_seconds"]["median"] is None:
         notes.append("Speed: fewer than two steps were logged.")
+    failed = summary["failed_evaluations"]
+    notes += [f"Not measured: {failure_text(one)}." for one in failed[:FAILURES_SHOWN]]
+    if len(failed) > FAILURES_SHOWN:
+        notes.append(f"Not measured: {len(failed) - FAILURES_SHOWN} more evaluations; see events.jsonl.")
     if price is None:
         notes.append("Cost: no price is known; --price-per-gpu-hour DOLLARS gives one.")
     return notes

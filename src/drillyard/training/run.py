@@ -294,8 +294,11 @@ def finish(parts: Parts, data: PreparedData, log: RunLog, directory: Path, side:
     is_saved = not parts.trainer.in_nonfinite_row()
     if is_saved:
         parts.between.save(step, wait=True)
-    with log.span("checkpoint", step):
+    if is_saved:
         parts.checkpointer.close()
+    else:
+        with log.span("checkpoint", step):  # an earlier one may still be on its way
+            parts.checkpointer.close()
     if is_saved and parts.checkpointer.saves_failed == failed_before:
         # Whatever is left can be done again from that checkpoint.
         side.stops.answer("leave")

@@ -14,7 +14,7 @@ from drillyard.measure.read import read
 from drillyard.measure.result import measure
 from drillyard.report.run_directory import read_run_directory
 from drillyard.report.watch import FollowedRun
-from drillyard.telemetry import read_metrics
+from drillyard.telemetry import append_event, read_metrics
 from drillyard.telemetry.summary import summarize
 
 
@@ -211,3 +211,13 @@ def test_the_first_step_after_a_later_start_is_no_stall_whatever_its_round(tmp_p
     assert curves.step[curves.warm_up].tolist() == [1, 41]
     assert 41 not in curves.step[curves.stalls]
     assert len(read([directory]).attempts) == 2
+
+
+def test_what_was_not_measured_is_told(tmp_path):
+    runs.write_run(tmp_path / "run")
+    failed = {"part": "sql", "metric": "sql-execution", "reason": "rank 1: out of memory"}
+    append_event(tmp_path / "run", "evaluation_failed", step=50, stack="...", **failed)
+    content = read_run_directory(tmp_path / "run")
+    assert any("sql-execution of sql after step 50: rank 1: out of memory" in note for note in content.missing)
+    (told,) = [one for one in content.happenings if one.name == "evaluation_failed"]
+    assert told.level == "warning" and "out of memory" in told.text
