@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -15,9 +15,12 @@ from tests.integration.tiny_run import write_rows
 from drillyard.config.run import RunConfig
 from drillyard.data import prepare
 from drillyard.evaluation import held_out as held_out_module
-from drillyard.evaluation.held_out import Evaluated, HeldOut
+from drillyard.evaluation.held_out import HeldOut
 from drillyard.models import blocks
 from drillyard.parallel import setup
+
+if TYPE_CHECKING:
+    from drillyard.evaluation.held_out import Evaluated
 
 
 def case_config(directory: str) -> RunConfig:

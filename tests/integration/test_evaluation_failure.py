@@ -11,8 +11,6 @@ from pathlib import Path
 from tests.integration.conftest import Reference
 from tests.integration.tiny_run import Run, drillyard, train, write_config, write_rows
 
-from drillyard.telemetry.summary import closing_lines
-
 
 def test_failing_evaluations_cost_neither_checkpoints_nor_the_model(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in write_rows(tmp_path / "rows.jsonl").read_text().splitlines()]
@@ -53,6 +51,9 @@ def test_failing_evaluations_cost_neither_checkpoints_nor_the_model(tmp_path: Pa
 
 
 def test_what_the_last_lines_tell_to_type_works(reference: Reference, tmp_path: Path) -> None:
+    from drillyard.telemetry.summary import closing_lines
+
+    assert "drillyard report " in reference.output.splitlines()[-2]
     run = tmp_path / "runs" / "reference"
     shutil.copytree(reference.run.directory, run)
     lines = closing_lines(json.loads((run / "summary.json").read_text()), run)
