@@ -33,11 +33,11 @@ import xxhash
 from transformers import PreTrainedModel
 
 from drillyard import exported
+from drillyard.config.model_checks import INDEX, WEIGHTS
 from drillyard.errors import UserError
 from drillyard.exported import Content
 from drillyard.models.exchange import Part, exchange
 from drillyard.models.layout import Piece, named_tensors, pieces_to_store
-from drillyard.models.pretrained import INDEX, WEIGHTS
 from drillyard.models.tokenizer_files import read_files, write_tokenizer
 from drillyard.storage import describe
 

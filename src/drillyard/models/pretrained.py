@@ -16,9 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
-from drillyard.config.model_checks import INDEX as INDEX
 from drillyard.config.model_checks import NAMES_SHOWN, weight_files
-from drillyard.config.model_checks import WEIGHTS as WEIGHTS
 from drillyard.errors import UserError
 from drillyard.models.initialise import init_buffers
 from drillyard.models.layout import Piece, named_tensors, overlap, pieces_stored, relative
