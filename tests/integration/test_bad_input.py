@@ -108,11 +108,6 @@ CASES = [
         on_existing_run=True,
     ),
     Case(
-        "resume that is neither auto nor never",
-        ["checkpoint.resume", "found true", "auto, never, or the path of a checkpoint", "did you mean 'auto'?"],
-        arguments=["--set", "checkpoint.resume=true"],
-    ),
-    Case(
         "checkpoints passed over",
         ["runs/reference", "holds checkpoints", "checkpoint.resume is never", "resume: auto"],
         {"checkpoint__resume": "never"},

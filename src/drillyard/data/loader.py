@@ -145,9 +145,11 @@ class Mixture:
 
     def read_filled(self, refs: Sequence[SampleRef], size: int) -> Batch:
         """The sequences of `refs` (at most `size`), filled up to `size` rows with padding that carries no loss."""
+        if len(refs) == size:
+            return self.read(refs)
         first = self.sources[0]
-        filling = padding_batch(size - len(refs), first.sequence_length, first.pad_id)
-        return joined([self.read(refs), filling]) if 0 < len(refs) < size else self.read(refs) if refs else filling
+        padding = padding_batch(size - len(refs), first.sequence_length, first.pad_id)
+        return joined([self.read(refs), padding]) if refs else padding
 
     def read(self, refs: Sequence[SampleRef]) -> Batch:
         """The sequences of `refs` (at least one) as a batch, in their order."""

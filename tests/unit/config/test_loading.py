@@ -216,6 +216,14 @@ def test_a_mistake_is_told_with_line_key_what_was_found_and_what_is_allowed(
     assert refuse(RUN.replace(old, new)) == [f"run.yaml:{told}"]
 
 
+@pytest.mark.parametrize(("value", "meant"), [("true", "auto"), ("no", "never")])
+def test_a_resume_of_yes_or_no_is_told_what_it_means(value: str, meant: str, refuse: Refuse, load: Load) -> None:
+    (problem,) = refuse(f"{RUN}checkpoint:\n  resume: {value}\n")
+    assert "quotes" not in problem
+    assert problem.endswith(f"allowed: auto, never, or the path of a checkpoint; did you mean '{meant}'?")
+    assert load(RUN, f"checkpoint.resume={meant}").checkpoint.resume == meant
+
+
 def test_a_whole_section_that_is_missing_is_told_with_an_example(refuse: Refuse) -> None:
     text = RUN.replace("model:\n  config: {architecture: llama, hidden_size: 64}\n  init: random\n", "")
     assert refuse(text) == ["run.yaml: model: missing; write for example `model: {id: Qwen/Qwen3-0.6B}`"]
