@@ -25,11 +25,10 @@ def test_failing_evaluations_cost_neither_checkpoints_nor_the_model(tmp_path: Pa
         checkpoint={"every_steps": 4},
         evaluation__every_steps=4,
         evaluation__metrics=["loss", "sql-execution"],
-        evaluation__required=True,
     )
     run = Run(config)
     ended = train(config)
-    assert ended.returncode == 1, ended.stderr
+    assert ended.returncode == 0, ended.stderr
     assert (run.directory / "final" / "model.safetensors").exists() and run.summary()["status"] == "completed"
     failed = run.events("evaluation_failed")
     assert [(event["step"], event["metric"]) for event in failed] == [(4, "sql-execution"), (8, "sql-execution")]
@@ -43,11 +42,10 @@ def test_failing_evaluations_cost_neither_checkpoints_nor_the_model(tmp_path: Pa
     assert order.index("checkpoint_begin") < order.index("evaluation_begin")
     # Lines for people, though nobody watches; one for each checkpoint.
     saved = [line for line in ended.stdout.splitlines() if line.startswith("Checkpoint: ")]
-    assert len(saved) == 2 and "evaluation.required" in ended.stderr
+    assert len(saved) == 2
 
-    again = train(config)
-    assert again.returncode == 1 and "evaluation.required" in again.stderr
-    assert train(config, "--set", "evaluation.required=false").returncode == 0
+    required = train(config, "--set", "evaluation.required=true")
+    assert required.returncode == 1 and "evaluation.required" in required.stderr
 
 
 def test_what_the_last_lines_tell_to_type_works(reference: Reference, tmp_path: Path) -> None:
