@@ -16,6 +16,7 @@ from tests.integration.disks import MIB, Tmpfs
 from tests.integration.launch.agents import Agents, codes, free_port_range, wait_until
 
 from drillyard.launch.agent.identity import process_of
+from drillyard.supervise.signals import SECONDS_OF_ONE_REQUEST
 
 Make = Callable[..., Agents]
 
@@ -187,9 +188,11 @@ def test_an_insisting_signal_ends_at_once(make: Make) -> None:
     agent = agents.run()
     wait_until(lambda: agents.lines("commands"))
     agent.terminate()
-    time.sleep(2.5)
+    # What comes so long after the first signal was heard is another request.
+    wait_until(lambda: "SIGTERM: the run stops" in agents.log(0))
+    time.sleep(SECONDS_OF_ONE_REQUEST + 0.1)
     agent.terminate()
-    assert agent.wait(60) == 1
+    assert codes([agent]) == [1]
     assert agents.marked() == []
 
 
