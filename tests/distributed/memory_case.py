@@ -96,11 +96,15 @@ class Sequences:
     def __init__(self, length: int) -> None:
         self.length = length
 
-    def indices(self, step: int, count: int) -> list[int]:
+    def indices(self, step: int, count: int, *, by_epoch: bool = False) -> list[int]:
         return list(range(count))
 
     def valid_tokens(self, references: list[int]) -> int:
         return len(references) * self.length
+
+    def read_filled(self, references: list[int], size: int) -> Batch:
+        assert len(references) == size
+        return self.read(references)
 
     def read(self, references: list[int]) -> Batch:
         shape = (len(references), self.length)
