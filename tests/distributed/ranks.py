@@ -1,13 +1,14 @@
 """Gloo ranks for tests: `run_ranks(fn, world_size, ...)` runs a function on every rank and brings the results back.
 
-Ranks are spawned, not forked: a forked process inherits torch's thread pools in a state that can hang. Therefore `fn`
-must be a function of an importable module (not a closure), and its arguments and result are pickled. Results travel
-through files, so a tensor in them never needs shared memory that ends with the rank. One spawned rank costs about
-three seconds of imports; tests put several facts into one call.
+Ranks are forks of a server that has imported torch and the trainer once, which takes seconds, and computed nothing: a
+fork of a process that has computed inherits torch's thread pools in a state that can hang. `fn` must be a function of
+an importable module (not a closure), and its arguments and result are pickled. Results travel through files, so a
+tensor in them never needs shared memory that ends with the rank.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import sys
@@ -23,6 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+_IMPORTED_ONCE = ["torch", "torch.distributed.fsdp", "transformers.models.auto", "drillyard.training.run", __name__]
 COLLECTIVE_TIMEOUT = timedelta(seconds=600)
 
 
@@ -31,8 +33,17 @@ class RankFailed(AssertionError):
 
 
 def _rank_main(
-    rank: int, fn: Callable[..., Any], world_size: int, folder: str, threads: int, args: tuple[Any, ...]
+    rank: int,
+    fn: Callable[..., Any],
+    world_size: int,
+    folder: str,
+    threads: int,
+    environment: dict[str, str],
+    args: tuple[Any, ...],
 ) -> None:
+    # The server has the environment of the first call.
+    os.environ.clear()
+    os.environ.update(environment)
     torch.set_num_threads(threads)
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size)
@@ -57,15 +68,19 @@ def _rank_main(
 def run_ranks(
     fn: Callable[..., Any], world_size: int, *args: Any, threads: int = 1, timeout: float = 800.0
 ) -> list[Any]:
-    """`[fn(*args) on rank 0, on rank 1, ...]`, run in `world_size` fresh gloo processes with `threads` CPU threads
-    each.
+    """`[fn(*args) on rank 0, on rank 1, ...]`, run in `world_size` gloo processes with `threads` CPU threads each.
 
     When a rank raises, the others are ended and `RankFailed` carries the traceback of the rank that failed first.
     The rendezvous is a file of its own, so calls may run side by side without a port to collide on.
     """
+    multiprocessing.set_forkserver_preload(_IMPORTED_ONCE)
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         context = mp.start_processes(
-            _rank_main, (fn, world_size, folder, threads, args), nprocs=world_size, join=False, start_method="spawn"
+            _rank_main,
+            (fn, world_size, folder, threads, dict(os.environ), args),
+            nprocs=world_size,
+            join=False,
+            start_method="forkserver",
         )
         end = time.monotonic() + timeout
         try:
