@@ -7,8 +7,10 @@ fields.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Final, Literal
 
 from drillyard.config.automatic import Kernel
@@ -18,6 +20,20 @@ Precision = Literal["bf16", "fp32", "fp64"]
 Checkpointing = Literal["none", "selective", "full"]
 COMPUTE_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp32": 4, "fp64": 8}
 """Bytes of an activation, and of a gathered weight; masters are `config.automatic.MASTER_BYTES`."""
+
+
+NEWEST_TORCH: Final = (2, 15)
+"""The newest torch whose FSDP2 the memory estimate was compared with."""
+
+
+@functools.cache
+def installed_torch() -> tuple[int, int]:
+    """Major and minor release of the torch that is installed here; without one, the newest that is known."""
+    try:
+        major, minor = metadata.version("torch").split(".")[:2]
+    except metadata.PackageNotFoundError:
+        return NEWEST_TORCH
+    return int(major), int(minor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +52,8 @@ class Setup:
     `gradient_accumulation` of these make a step. The model is cut over `shard` ranks and there are `replicate` copies.
     `loss_chunk_tokens`: rows whose logits exist at once. `keeps_unsharded`: a small model's weights stay whole from
     forward to backward, and its gradients over micro-batches. Documents that are packed together are
-    kept apart by a mask under `sdpa` and `eager`, by offsets under `varlen` and `flex`.
+    kept apart by a mask under `sdpa` and `eager`, by offsets under `varlen` and `flex`. `torch_release`: of the torch
+    that trains, as its FSDP2 decides what lies in memory.
     """
 
     spec: ModelSpec
@@ -55,6 +72,7 @@ class Setup:
     adapters: Adapters | None = None
     keeps_unsharded: bool = False
     device_type: Literal["cuda", "cpu"] = "cuda"
+    torch_release: tuple[int, int] = field(default_factory=installed_torch)
 
     @property
     def world_size(self) -> int:

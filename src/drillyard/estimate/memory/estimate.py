@@ -23,7 +23,7 @@ from drillyard.estimate.setup import Setup
 from drillyard.estimate.terms import Range, Term, term
 from drillyard.hardware.facts import Source
 
-FSDP2: Final = Source("torch/distributed/fsdp/_fully_shard, torch 2.15", "2026-11")
+FSDP2: Final = Source("torch/distributed/fsdp/_fully_shard, torch 2.11 to 2.15", "2026-11")
 AUTOGRAD: Final = Source("torch tools/autograd/derivatives.yaml; transformers 5, models/*/modeling_*.py", "2026-11")
 TRAINER: Final = Source("drillyard models/loss.py, training/trainer.py and training/optimizer.py", None)
 

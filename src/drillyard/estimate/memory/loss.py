@@ -2,8 +2,8 @@
 
 Chunk by chunk: logits in compute precision, their log-softmax in fp32 (whose storage becomes the gradient's), that
 gradient in compute precision, and from it the gradients of the chunk's rows and of the head. The head's gradient comes
-in the precision in which FSDP2 reduces it: the parameter's `grad_dtype` (torch 2.15) makes the engine cast it.
-Nothing of a chunk is left when the next one is made, but the sums.
+in the precision in which FSDP2 reduces it where the parameter's `grad_dtype` makes the engine cast it (from torch 2.15
+on), else in compute precision. Nothing of a chunk is left when the next one is made, but the sums.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Waiting:
     hidden: Node | Weight | None = None
 
 
-def loss(e: Eager, head: Head, *, rows: int, chunk: int, hidden_size: int, reduce_itemsize: int) -> Waiting:
+def loss(e: Eager, head: Head, *, rows: int, chunk: int, hidden_size: int, head_gradient_itemsize: int) -> Waiting:
     """Forward of the loss over `rows` rows, `chunk` at a time."""
     before, e.kind = e.kind, Kind.LOSS
     hidden_gradient = e.empty(rows * hidden_size)
@@ -57,7 +57,11 @@ def loss(e: Eager, head: Head, *, rows: int, chunk: int, hidden_size: int, reduc
         narrow = _gradient_of_head(e, head.trained, e.itemsize)
         of_rows = e.empty(size * hidden_size)
         del selected
-        of_head = narrow if e.itemsize == reduce_itemsize else _gradient_of_head(e, head.trained, reduce_itemsize)
+        of_head = (
+            narrow
+            if e.itemsize == head_gradient_itemsize
+            else _gradient_of_head(e, head.trained, head_gradient_itemsize)
+        )
         of_head_in_all = of_head_in_all or of_head
         del narrow, logits, logits_gradient, of_rows, of_head
     e.kind = before

@@ -1,6 +1,6 @@
 """FSDP2's own memory: gathered weights, buffers of gathers and reductions, gradients of shards.
 
-The order of events is that of torch/distributed/fsdp/_fully_shard (torch 2.15):
+The order of events is that of torch/distributed/fsdp/_fully_shard (torch 2.11 to 2.15):
 
 - A gather copies the shard into compute precision where that is another one (`_get_param_all_gather_inputs`), allocates
   what all ranks send (`foreach_all_gather`), and copies that into the weights. In forward the buffer is kept until the
@@ -8,19 +8,37 @@ The order of events is that of torch/distributed/fsdp/_fully_shard (torch 2.15):
 - Backward gathers one block ahead (`_backward_prefetch`).
 - A reduction copies a unit's gradients into one buffer of master precision; the buffer is kept until the next unit's
   (`reduce_scatter_states`, at most one). What comes out is the gradient of the shards, or is added to it.
+
+Before REWRITTEN_IN, three things take more: a gather in forward holds the buffer of the one before until its own
+weights are whole (`prev_all_gather_state` of `wait_for_unshard`); a rank that shares weights with no other divides the
+buffer of a reduction by 1, into another one (`foreach_reduce`); gradients of a later micro-batch lie beside those that
+are kept whole until their unit's backward is over (`accumulate_unsharded_grad_if_needed`). One takes less: see loss.py.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from drillyard.estimate.memory.ledger import Kind, Ledger
 from drillyard.estimate.memory.units import Unit
+
+REWRITTEN_IN: Final = (2, 15)
+"""The release of torch whose FSDP2 follows a parameter's `grad_dtype`; 2.11 to 2.14 are alike in all of this."""
 
 
 class Sharding:
     """The units of a model, blocks first and the root last, and what of them is in memory beyond the shards."""
 
     def __init__(
-        self, ledger: Ledger, units: list[Unit], *, compute: int, master: int, keeps: bool, replicate: int
+        self,
+        ledger: Ledger,
+        units: list[Unit],
+        *,
+        compute: int,
+        master: int,
+        keeps: bool,
+        replicate: int,
+        torch_release: tuple[int, int],
     ) -> None:
         self.ledger = ledger
         self.units = units
@@ -28,6 +46,7 @@ class Sharding:
         self.master = master
         self.keeps = keeps
         self.replicate = replicate
+        self.is_older = torch_release < REWRITTEN_IN
         self.whole_gradients = [0] * len(units)
         """Bytes of gradients of whole weights, by unit."""
         self._gathered: set[int] = set()
@@ -51,10 +70,11 @@ class Sharding:
             ledger.give(cast, Kind.GATHERED)
             return
         buffer = self._prefetched.pop(number, 0) or self._all_gather(unit)
-        if forward:
+        if forward and not self.is_older:
             self.release_all_gather()
         ledger.take(unit.whole * self.compute, Kind.GATHERED)
         if forward:
+            self.release_all_gather()
             self._all_gather_held = buffer
         else:
             ledger.give(buffer, Kind.ALL_GATHER)
@@ -94,6 +114,7 @@ class Sharding:
         """Turn a unit's whole gradients into gradients of its shards."""
         unit, ledger = self.units[number], self.ledger
         self.reshard(number)
+        self._add_to_kept(number)
         self.release_reduction()
         if not unit.num_trained:
             return
@@ -104,6 +125,9 @@ class Sharding:
         ledger.give(self.whole_gradients[number], Kind.WHOLE_GRADIENTS)
         self.whole_gradients[number] = 0
         result = unit.trained_shard * self.master
+        if unit.ranks == 1 and self.is_older:
+            ledger.take(result + self._reduce_held, Kind.REDUCE_SCATTER)
+            ledger.give(result + self._reduce_held, Kind.REDUCE_SCATTER)
         if number not in self._sharded_gradients:
             self._sharded_gradients.add(number)
             ledger.take(result, Kind.GRADIENTS)
@@ -119,13 +143,25 @@ class Sharding:
     def keep_whole(self, number: int) -> None:
         """Gradients that wait for those of the next micro-batch are cast to master precision, one after the other."""
         unit, ledger = self.units[number], self.ledger
-        wide = (unit.whole_trained - unit.padding_trained) * self.master
+        self._add_to_kept(number)
+        wide = self._kept_whole(unit)
         grows = wide - self.whole_gradients[number]
         if grows > 0:
             last = unit.largest_trained * self.compute
             ledger.take(grows + last, Kind.WHOLE_GRADIENTS)
             ledger.give(last, Kind.WHOLE_GRADIENTS)
         self.whole_gradients[number] = wide
+
+    def _kept_whole(self, unit: Unit) -> int:
+        """Bytes of a unit's gradients that are kept whole, in master precision."""
+        return (unit.whole_trained - unit.padding_trained) * self.master
+
+    def _add_to_kept(self, number: int) -> None:
+        """Add gradients that lie beside those kept whole to these, and give them back."""
+        beside = self.whole_gradients[number] - self._kept_whole(self.units[number])
+        if beside > 0:
+            self.ledger.give(beside, Kind.WHOLE_GRADIENTS)
+            self.whole_gradients[number] -= beside
 
     def release_reduction(self) -> None:
         """Give back the buffer of the last reduction."""

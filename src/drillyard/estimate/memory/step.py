@@ -16,7 +16,7 @@ from drillyard.estimate.memory.loss import Head, Waiting, loss
 from drillyard.estimate.memory.norms import norm
 from drillyard.estimate.memory.operators import scaled
 from drillyard.estimate.memory.profile import Conditions, Difference, Profile, profile
-from drillyard.estimate.memory.sharding import Sharding
+from drillyard.estimate.memory.sharding import REWRITTEN_IN, Sharding
 from drillyard.estimate.memory.units import unit
 from drillyard.estimate.setup import COMPUTE_BYTES, Setup
 
@@ -66,6 +66,9 @@ class Step:
         self.keeps_gradients_whole = keeps_unsharded and setup.gradient_accumulation > 1
         self.compute = COMPUTE_BYTES[setup.precision]
         self.master = MASTER_BYTES[setup.precision]
+        is_older = setup.torch_release < REWRITTEN_IN
+        self.head_gradient = self.compute if is_older else self.master
+        self.adds_at_once = not is_older or self.compute == self.master
         self.ledger = Ledger()
         self.moment = "start"
         self.moments: dict[str, int] = {}
@@ -83,6 +86,7 @@ class Step:
             master=self.master,
             keeps=keeps_unsharded,
             replicate=setup.replicate,
+            torch_release=setup.torch_release,
         )
         targets = setup.adapters.targets if setup.adapters else ()
         self.block_run = Run(
@@ -150,7 +154,7 @@ class Step:
         return held
 
     def _micro_batch(self, *, first: bool, last: bool) -> None:
-        adds = self.keeps_gradients_whole and not first
+        adds = self.keeps_gradients_whole and not first and self.adds_at_once
         e = Eager(self.ledger, self.compute, accumulates=adds)
         tables = Storage(self.ledger, self._rotary_bytes, Kind.INPUTS)
         waiting, source = self._forward(e, adds=adds)
@@ -189,7 +193,7 @@ class Step:
                 rows=self.loss_rows,
                 chunk=self.setup.loss_chunk_tokens,
                 hidden_size=spec.hidden_size,
-                reduce_itemsize=self.master,
+                head_gradient_itemsize=self.head_gradient,
             )
             waiting.hidden = normed.node
             del normed, rows
@@ -321,7 +325,7 @@ class Step:
         ledger.give(self._hidden_bytes, Kind.TEMPORARIES)
         if spec.tied:
             # The head's gradient of the same weights waits here: their sum is a new tensor, and both go.
-            summed = spec.head_matrix_parameters * self.master
+            summed = spec.head_matrix_parameters * self.head_gradient
             ledger.take(summed, Kind.WHOLE_GRADIENTS)
             ledger.give(summed + table, Kind.WHOLE_GRADIENTS)
             table = 0
