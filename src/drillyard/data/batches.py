@@ -144,6 +144,11 @@ class ArrowRows:
                 f"{self.file}, rows {self.first_row} to {self.first_row + self.batch.num_rows - 1}: "
                 f"a string is not UTF-8 ({error.reason}). Rewrite the file with valid strings."
             ) from None
+        except json.JSONDecodeError as error:
+            raise UserError(
+                f"{self.file}, rows {self.first_row} to {self.first_row + self.batch.num_rows - 1}: "
+                f"a value of a JSON column is not valid JSON ({error}). Rewrite the file with valid JSON."
+            ) from None
         yield from enumerate(rows, self.first_row)
 
     @property

@@ -48,7 +48,7 @@ from drillyard.data.sources import hash_bytes_of
 from drillyard.errors import UserError
 from drillyard.storage import publish
 
-ENCODING_VERSIONS = {"chat": 2, "no start token": 2}
+ENCODING_VERSIONS = {"chat": 3, "no start token": 2}
 """Counts up when the same source would give other sequences: then runs cannot go on in the same sample order. 1 but for
 these documents."""
 FORMAT_VERSION = 3

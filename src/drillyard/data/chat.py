@@ -25,7 +25,7 @@ from typing import Any
 
 from drillyard.data.batches import Row
 from drillyard.data.formats import Segments
-from drillyard.data.messages import forms, objects_in, strings_in, text_parts
+from drillyard.data.messages import CALLS, forms, objects_in, strings_in, with_probes
 from drillyard.errors import UserError
 
 NO_TURN = "without_assistant_turn"
@@ -33,7 +33,6 @@ TOOLS_IGNORED = "tools_not_rendered"
 BY_TURN = "cut_by_turn"
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as transformers looks for it
-_CALLS = ("tool_calls", "function_call")
 Span = tuple[int, int]
 
 
@@ -108,7 +107,6 @@ class _Chat:
         return (len(before), len(through)) if text.startswith(through) and through.startswith(before) else None
 
     def _render(self, stop: int, prompt: bool = False, marked: bool = False) -> tuple[str, list[Span]]:
-        from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
         kwargs: dict[str, Any] = {**self.renderer.special_tokens, "tools": self.tools}
@@ -121,9 +119,10 @@ class _Chat:
                 return_assistant_tokens_mask=marked,
                 **kwargs,
             )
-        except (TemplateError, TypeError, KeyError, IndexError, ValueError) as error:
+        except Exception as error:  # a template is a program, which may raise anything
+            reason = str(error).rstrip(".") or type(error).__name__
             raise UserError(
-                f"{self.where}: the chat template refuses this conversation: {error}. Fix or remove the row."
+                f"{self.where}: the chat template refuses this conversation: {reason}. Correct the row or the template."
             ) from None
         rendered, spans = result
         return rendered[0], [(start, end) for start, end in spans[0]] if marked else []
@@ -193,8 +192,8 @@ def _spans(chat: _Chat, turns: list[int], stop: int) -> list[tuple[int, Span]]:
 
 def _ignores_tools(chat: _Chat) -> bool:
     """Whether the template leaves the row's tools out. UserError if it leaves out what the assistant called."""
-    without = [{key: value for key, value in message.items() if key not in _CALLS} for message in chat.messages]
-    caller = next((n for n, message in enumerate(chat.messages) if message.keys() & set(_CALLS)), None)
+    without = [{key: value for key, value in message.items() if key not in CALLS} for message in chat.messages]
+    caller = next((n for n, message in enumerate(chat.messages) if message.keys() & set(CALLS)), None)
     if caller is not None and _same_text(chat, without, chat.tools):
         raise UserError(
             f"{chat.where}: the chat template does not render the tool calls of message {caller + 1}, so the turn "
@@ -216,7 +215,7 @@ def _accepted(chat: _Chat) -> _Chat:
     Templates differ in what they expect: a call's arguments and a tool's result as objects or as JSON text, content as
     parts or as text, a message without content without that key (as transformers passes it) or with null. Forms are
     tried in this order, and the first is taken that the template renders without an error, without Python's notation
-    of an object, and with all text of the parts.
+    of an object, and with every value of contents that are not plain text.
     """
     candidates = list(forms(chat.messages))
     if len(candidates) == 1:
@@ -232,11 +231,11 @@ def _accepted(chat: _Chat) -> _Chat:
             failure = failure or error
             continue
         objects = [notation for value in objects_in(messages) if (notation := repr(value)) not in texts]
-        parts = [part["text"].strip() for message in messages for part in text_parts(message)]
-        if not any(notation in text for notation in objects):
-            if all(part in text for part in parts):
-                return form
-            taken.append(form)
+        if any(notation in text for notation in objects):
+            continue
+        if _renders_all_content(form):
+            return form
+        taken.append(form)
     if taken:
         return taken[-1]
     if failure is not None:
@@ -245,3 +244,16 @@ def _accepted(chat: _Chat) -> _Chat:
         f"{chat.where}: the chat template prints an object of this conversation in Python's notation. "
         f"Correct the template, or remove the row."
     )
+
+
+def _renders_all_content(chat: _Chat) -> bool:
+    """Whether nothing of a content that is not plain text is left out. Qwen3's template, for one, renders an object or
+    a list of parts as nothing."""
+    messages, probes = with_probes(chat.messages)
+    if not probes:
+        return True
+    try:
+        text = _Chat(chat.renderer, messages, chat.tools, chat.where).text()
+    except UserError:
+        return False
+    return all(probe in text for probe in probes)

@@ -16,14 +16,13 @@ completion follows, and in generation, where nothing does: no merge ever crosses
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from drillyard.config.run import DataConfig
 from drillyard.data.batches import Row
-from drillyard.data.messages import normalised_messages, normalised_tools
+from drillyard.data.messages import identity_of, normalised_messages, normalised_tools
 from drillyard.errors import UserError
 
 Segments = list[tuple[str, bool]]
@@ -72,9 +71,10 @@ class RowFormat:
 
     def _column(self, own: str, names: tuple[str, ...], row: Row, where: str) -> str:
         wanted = (self.columns[own],) if own in self.columns else names
-        for name in wanted:
-            if name in row:
-                return name
+        # A file that has rows of both names has null in the other column.
+        found = [name for name in wanted if name in row]
+        if found:
+            return next((name for name in found if row[name] is not None), found[0])
         near = difflib.get_close_matches(wanted[0], list(row), 1, cutoff=0.5)
         mapping = f"data.columns: {{{own}: {near[0] if near else 'NAME'}}}"
         hint = f" Did you mean {near[0]!r}? Then set {mapping}." if near else f" Set {mapping}."
@@ -122,7 +122,7 @@ class RowFormat:
         if self.name == "text":
             return self.text_of(row, "text", where)
         if self.name == "chat":
-            return json.dumps(row["messages"], default=repr)
+            return identity_of(row["messages"])
         return self.prompt(row, where)
 
 

@@ -7,7 +7,8 @@ The same row must give the same tokens from JSON Lines, CSV, Parquet and a saved
   lists stay. To train a call with a null argument, write its `arguments` as JSON text: those nulls are kept.
 - `messages`, `tools`, their items and `tool_calls` may be JSON text, as in CSV and in many data sets on the hub.
 - ShareGPT's {from, value} is read as {role, content}, and other names of the roles (`ROLE_NAMES`) as the usual ones.
-- `content` is text, or a list of parts of type text. In a tool's result it may be any JSON value.
+- `content` is text, or a list of parts of type text; an empty list counts as absent, and a user's message must have
+  content. In a tool's result it may be any JSON value.
 - `weight: 0` on an assistant's message means that the turn is not learnt; 1 is the default.
 
 What no reader can restore: Arrow keeps one order of keys and one type per key for all rows. Where these differ between
@@ -16,6 +17,7 @@ rows (arguments 1 and 1.5, or {x, y} and {y, x}), write `arguments` as JSON text
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -36,7 +38,8 @@ ROLE_NAMES = {
 """Names of the two speakers elsewhere: ShareGPT, OpenAssistant, LangChain, Gemini."""
 _ROLES = ("system", "user", "assistant", "tool")
 _SHAREGPT_KEYS = {"from": "role", "value": "content"}
-_TURN_KEYS = {"content", "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"}
+CALLS = ("tool_calls", "function_call")
+_TURN_KEYS = {"content", *CALLS, "reasoning_content", "reasoning", "thinking"}
 
 
 def without_nulls(value: Any) -> Any:
@@ -81,26 +84,47 @@ def _message(value: Any, number: int, where: str) -> Row:
     role = message["role"].strip().lower()
     if role in ROLE_NAMES or role in _ROLES:
         message["role"] = ROLE_NAMES.get(role, role)
-    calls = _parsed(message.pop("tool_calls", None), f"tool_calls of message {number}", where)
+    calls = _parsed(message.pop("tool_calls", None) or None, f"tool_calls of message {number}", where)
     if calls:
         items = calls if isinstance(calls, list) else [calls]
         message["tool_calls"] = without_nulls(
             [_parsed(call, f"tool_calls of message {number}", where) for call in items]
         )
-    if message["role"] == "assistant" and not message.keys() & _TURN_KEYS:
-        raise UserError(f"{where}: message {number} of the assistant has no content and no tool_calls. Fix the row.")
+    _check_json(message, number, where)
     _check_content(message, number, where)
     _check_weight(message, number, where)
     return message
 
 
+def _check_json(message: Row, number: int, where: str) -> None:
+    """UserError for what Arrow has and JSON does not, such as dates, in what templates write as JSON."""
+    try:
+        for key in ("content", *CALLS):
+            if not isinstance(message.get(key), str):
+                json.dumps(message.get(key))
+    except TypeError as error:
+        raise UserError(
+            f"{where}: message {number} cannot be written as JSON ({error}). Write its arguments or content as text."
+        ) from None
+
+
 def _check_content(message: Row, number: int, where: str) -> None:
+    """Remove content that is an empty list of parts; write a tool's result of a single value as JSON text."""
+    role = message["role"]
+    is_result = role not in ("system", "developer", "user", "assistant")
+    if message.get("content") == [] and not is_result:
+        del message["content"]
     content = message.get("content")
+    if role == "assistant" and not message.keys() & _TURN_KEYS:
+        raise UserError(f"{where}: message {number} of the assistant has no content and no tool_calls. Fix the row.")
+    if role == "user" and "content" not in message:
+        raise UserError(f"{where}: message {number} of the user has no content. Fix the row.")
     if content is None or isinstance(content, str):
         return
-    is_result = message["role"] not in ("system", "developer", "user", "assistant")
     is_parts = isinstance(content, list) and all(isinstance(part, dict) and "type" in part for part in content)
-    if is_result and not is_parts:
+    if is_result and not (is_parts and content):
+        if not isinstance(content, (dict, list)) or not content:
+            message["content"] = json.dumps(content)
         return
     if not is_parts:
         raise UserError(
@@ -147,9 +171,7 @@ def forms(messages: list[Row]) -> Iterator[list[Row]]:
     if any(_has_data(message) for message in messages):
         choices.append((_with_objects, _with_json_text))
     if any(text_parts(message) for message in messages):
-        choices.append(
-            (dict, lambda m: {**m, "content": "".join(p["text"] for p in text_parts(m))} if text_parts(m) else m)
-        )
+        choices.append((dict, _with_joined_parts))
     if any("content" not in message for message in messages):
         choices.append((dict, lambda m: {"content": None, **m}))
     for steps in itertools.product(*choices):
@@ -159,11 +181,48 @@ def forms(messages: list[Row]) -> Iterator[list[Row]]:
         yield changed
 
 
+def identity_of(messages: list[Row]) -> str:
+    """The same for conversations that say the same, whatever the order of their keys, their weights, and whether
+    content comes in parts and arguments as JSON text."""
+    same = [_with_joined_parts(_with_objects(message)) for message in messages]
+    for message in same:
+        message.pop("weight", None)
+    return json.dumps(same, sort_keys=True, default=repr)
+
+
 def text_parts(message: Row) -> list[Row]:
     """The parts of type text that a message's content is a list of; none if it is anything else."""
     content = message.get("content")
     is_parts = isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content)
     return content if is_parts and content else []
+
+
+def with_probes(messages: list[Row]) -> tuple[list[Row], list[str]]:
+    """The messages with every value of a content that is not plain text replaced by a probe, and the probes: a
+    template that renders such content renders them all."""
+    probes: list[str] = []
+
+    def probed(value: Any) -> Any:
+        if isinstance(value, dict) and value:
+            return {key: probed(item) for key, item in value.items()}
+        if isinstance(value, list) and value:
+            return [probed(item) for item in value]
+        probes.append(f"probe-{len(probes)}-text")
+        return probes[-1]
+
+    changed = []
+    for message in messages:
+        if parts := text_parts(message):
+            message = {**message, "content": [{**part, "text": probed(part["text"])} for part in parts]}
+        elif _is_data(message):
+            message = {**message, "content": probed(message["content"])}
+        changed.append(message)
+    return changed, probes
+
+
+def _with_joined_parts(message: Row) -> Row:
+    parts = text_parts(message)
+    return {**message, "content": "".join(part["text"] for part in parts)} if parts else message
 
 
 def _has_data(message: Row) -> bool:
@@ -172,7 +231,7 @@ def _has_data(message: Row) -> bool:
 
 def _is_data(message: Row) -> bool:
     """Whether the content is a tool's result that is neither text nor parts."""
-    return not isinstance(message.get("content", ""), str) and not text_parts(message)
+    return isinstance(message.get("content"), (dict, list)) and not text_parts(message)
 
 
 def _functions(message: Row) -> Iterator[Row]:
@@ -185,15 +244,20 @@ def _functions(message: Row) -> Iterator[Row]:
                 yield function
 
 
+def _own_copy(message: Row) -> Row:
+    """A copy whose calls can be changed."""
+    return copy.deepcopy(message) if any(True for _ in _functions(message)) else dict(message)
+
+
 def _with_objects(message: Row) -> Row:
-    changed = json.loads(json.dumps(message)) if any(True for _ in _functions(message)) else dict(message)
+    changed = _own_copy(message)
     for function in _functions(changed):
         function["arguments"] = _decoded(function["arguments"])
     return changed
 
 
 def _with_json_text(message: Row) -> Row:
-    changed = json.loads(json.dumps(message)) if any(True for _ in _functions(message)) else dict(message)
+    changed = _own_copy(message)
     for function in _functions(changed):
         if not isinstance(function["arguments"], str):
             function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
@@ -217,7 +281,7 @@ def objects_in(messages: list[Row]) -> Iterator[Any]:
         for function in _functions(message):
             if isinstance(function["arguments"], dict) and function["arguments"]:
                 yield function["arguments"]
-        if not isinstance(message.get("content", ""), str) and message["content"] is not None:
+        if isinstance(message.get("content"), (dict, list)):
             yield message["content"]
 
 

@@ -75,8 +75,8 @@ def test_the_form_of_sharegpt_is_understood() -> None:
 
 
 @pytest.mark.parametrize(("messages", "told"), [
-    ([], "non-empty list"), ("Hi", "JSON"), ([{"role": "user"}, "x"], "message 2: text"),
-    ([{"role": "user"}, 3], "message 2 is not"),
+    ([], "non-empty list"), ("Hi", "JSON"), ([{"role": "user", "content": ""}, "x"], "message 2: text"),
+    ([{"role": "user", "content": ""}, 3], "message 2 is not"),
 ])  # fmt: skip
 def test_malformed_conversations_are_told(messages: Any, told: str) -> None:
     with pytest.raises(UserError, match=told):

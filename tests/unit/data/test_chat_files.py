@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import datetime as dt
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -113,6 +114,13 @@ def write_text_arguments(rows: list[dict[str, Any]], path: Path) -> Path:
     return write_parquet(changed, path)
 
 
+def write_other_key_order(rows: list[dict[str, Any]], path: Path) -> Path:
+    """Arrow keeps one order of keys for all rows, whatever a file had."""
+    changed = [{**row, "messages": [dict(reversed(message.items())) for message in row["messages"]]} for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in changed))
+    return path
+
+
 @pytest.mark.parametrize(
     ("write", "name", "fraction"),
     [
@@ -121,8 +129,8 @@ def write_text_arguments(rows: list[dict[str, Any]], path: Path) -> Path:
         (write_data_set, "saved", 0.5),
         (write_json_data_set, "saved-json", 0.5),
         (write_text_columns, "rows.parquet", 0.5),
-        # Text is another row than an object, which may land in another part.
-        (write_text_arguments, "rows.parquet", 0.0),
+        (write_text_arguments, "rows.parquet", 0.5),
+        (write_other_key_order, "rows.jsonl", 0.5),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
@@ -219,6 +227,72 @@ def test_text_parts_are_what_the_template_takes(content: str, rendered: Rendered
 
 
 CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+RESULT = [{"role": "user", "content": "?"}, {"role": "tool", "content": {"a": [1, None], "b": True}}]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% if m.content is string %}{{ m.content }}{% endif %}", '{"a": [1, null], "b": true}'),
+        ("{{ m.content }}", '{"a": [1, null], "b": true}'),
+        ("{{ m.content | tojson if m.content is mapping else m.content }}", '{"a": [1, null], "b": true}'),
+    ],
+)
+def test_a_tool_s_result_that_is_no_text_is_never_left_out(template: str, expected: str, rendered: Rendered) -> None:
+    """Qwen3's template renders content that is not a string as nothing."""
+    whole = "{% for m in messages %}[{{ m.role }}]" + template + "{% endfor %}"
+    messages = [*RESULT, {"role": "assistant", "content": "ok"}]
+    assert rendered(whole, {"messages": messages}) == f"[user]?[tool]{expected}[assistant]ok"
+    numbers = [messages[0], {"role": "tool", "content": 5}, {"role": "tool", "content": []}, messages[2]]
+    assert rendered(whole, {"messages": numbers}) == "[user]?[tool]5[tool][][assistant]ok"
+
+
+def test_short_text_parts_that_a_template_leaves_out_are_joined(rendered: Rendered) -> None:
+    """The words stand in what Qwen3's template writes around every turn, even when it leaves out the content."""
+    parts = [[{"type": "text", "text": text}] for text in ("im", "a")]
+    messages = [{"role": role, "content": content} for role, content in zip(("user", "assistant"), parts, strict=True)]
+    text = rendered(QWEN3, {"messages": messages})
+    assert text.startswith("<|im_start|>user\nim<|im_end|>\n")
+    assert text.endswith("</think>\n\na<|im_end|>\n")
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ 1 / 0 }}", "{{ 10.0 ** 400 }}", "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"]
+)
+def test_whatever_a_template_raises_is_an_error_of_the_row_or_the_template(template: str, rendered: Rendered) -> None:
+    with pytest.raises(UserError, match=r"line 1: the chat template refuses this conversation: .*Correct the row or"):
+        rendered(template, {"messages": PARTS})
+
+
+def test_values_that_json_does_not_have(make_config: MakeConfig, chat_tokenizer: Any, tmp_path: Path) -> None:
+    """Arrow has dates; a message may carry one, a call's arguments may not."""
+    calls = [{"role": "assistant", "tool_calls": [call("f", {"x": 1})], "at": dt.date(2026, 1, 2)}]
+    messages = [{"role": "user", "content": "?", "at": dt.date(2026, 1, 1)}, *calls]
+    settings = {"format": "chat", "tokenizer": str(chat_tokenizer(QWEN3)), "sequence_length": 512}
+    path = write_parquet([{"messages": messages}], tmp_path / "rows.parquet")
+    assert len(prepare(make_config(path, **settings)).train.sources[0]) == 1
+    calls[0]["tool_calls"] = [call("f", {"x": dt.date(2026, 1, 2)})]
+    path = write_parquet([{"messages": messages}], tmp_path / "rows.parquet")
+    with pytest.raises(UserError, match=r"row 1: message 2 cannot be written as JSON"):
+        prepare(make_config(path, **settings))
+
+
+def test_invalid_json_in_a_json_column(make_config: MakeConfig, chat_tokenizer: Any, tmp_path: Path) -> None:
+    column = pa.ExtensionArray.from_storage(pa.json_(), pa.array(["{bad"]))
+    pq.write_table(pa.table({"messages": column}), tmp_path / "rows.parquet")
+    with pytest.raises(UserError, match=r"rows 1 to 1: a value of a JSON column is not valid JSON"):
+        prepare(make_config(tmp_path / "rows.parquet", format="chat", tokenizer=str(chat_tokenizer(CHATML))))
+
+
+def test_each_row_is_read_from_the_column_that_it_has(rendered: Rendered) -> None:
+    """Rows with `messages` and rows with `conversations` share a Parquet file, which fills the other with null."""
+    messages = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+    assert rendered(CHATML, {"messages": None, "conversations": messages}) == "<user>Hi;<assistant>Hello;"
+
+
+def test_empty_text_for_tool_calls_is_none(rendered: Rendered) -> None:
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "a", "tool_calls": ""}]
+    assert rendered(CHATML, {"messages": messages}) == "<user>?;<assistant>a;"
 
 
 @pytest.mark.parametrize(
@@ -229,6 +303,9 @@ CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
         ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, "message 1 has weight 0.5"),
         ({"messages": [{"role": "assistant", "content": "a", "weight": "0"}]}, "message 1 has weight '0'"),
         ({"messages": [{"role": "assistant", "content": None}]}, "no content and no tool_calls"),
+        ({"messages": [{"role": "assistant", "content": []}]}, "no content and no tool_calls"),
+        ({"messages": [{"role": "user", "text": "Hi"}, PARTS[1]]}, "message 1 of the user has no content"),
+        ({"messages": [{"role": "user", "content": []}, PARTS[1]]}, "message 1 of the user has no content"),
         ({"messages": "[{"}, "messages: text is expected to be JSON"),
         ({"messages": PARTS, "tools": "[{"}, "tools: text is expected to be JSON"),
         ({"messages": PARTS, "tools": "f(x)"}, "tools: text is expected to be JSON"),
