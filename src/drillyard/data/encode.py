@@ -92,7 +92,7 @@ class Pieces:
 @dataclass
 class Encoded:
     """What one raw batch became, per part (TRAIN, HELD_OUT): pieces, counts, the place where each count was first
-    raised, and (hash of what it is known by, place) of each document; and what the rows came from."""
+    raised (and last), and (hash of what it is known by, place) of each document; and what the rows came from."""
 
     nbytes: int
     origins: tuple[Origin, ...] = ()
@@ -100,9 +100,13 @@ class Encoded:
     counts: dict[int, Counter[str]] = field(default_factory=dict)
     firsts: dict[int, dict[str, int]] = field(default_factory=dict)
     documents: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    lasts: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def count(self, part: int, what: str, place: int) -> None:
-        """Count something about the row at `place`."""
+        """Count something about the row at `place`, once for all documents of the row."""
+        if self.lasts.get((part, what)) == place:
+            return
+        self.lasts[part, what] = place
         self.counts.setdefault(part, Counter())[what] += 1
         self.firsts.setdefault(part, {}).setdefault(what, place)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.unit.data.chat_templates import QWEN3
 from typer.testing import CliRunner
 
 from drillyard.cli.main import app
@@ -136,3 +137,31 @@ def test_what_is_held_out_of_a_source_has_a_name_of_its_own(make_config: MakeCon
     other = write_rows([{"text": "other"}], "other/train.jsonl")
     config = make_config(path, held_out={"source": str(other)})
     assert list(prepare(config).held_out) == held_out_names(config) == ["train/held_out"]
+
+
+def test_a_row_that_became_several_documents_is_counted_once(
+    chat_tokenizer: Callable[[str], Path], make_config: MakeConfig, write_rows: WriteRows
+) -> None:
+    roles = ("user", "assistant", "user", "assistant")
+    long = {"messages": [{"role": role, "content": "words " * 60} for role in roles]}
+    short = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    settings = {"format": "chat", "tokenizer": str(chat_tokenizer(QWEN3)), "sequence_length": 128}
+    data = prepare(make_config(write_rows([short, long]), **settings))
+    counts = data.train.sources[0].counts
+    assert (counts["rows"], counts["cut_by_turn"], counts["dropped"]) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("changed", ["key order", "weight", "parts"])
+def test_a_conversation_is_the_same_however_it_is_written(
+    changed: str, chat: dict[str, Any], make_config: MakeConfig, write_rows: WriteRows
+) -> None:
+    rows = [{"messages": talk("user", "assistant", n=n)} for n in range(8)]
+    same: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
+        "key order": lambda message: dict(reversed(message.items())),
+        "weight": lambda message: {**message, "weight": 0 if message["content"] == "words 7" else 1},
+        "parts": lambda message: {**message, "content": [{"type": "text", "text": message["content"]}]},
+    }
+    other = write_rows([{"messages": list(map(same[changed], row["messages"]))} for row in rows], "other.jsonl")
+    config = make_config(write_rows(rows), held_out={"source": str(other)}, **chat)
+    num_shared = 7 if changed == "weight" else 8  # nothing is learnt from the row that is all weight 0
+    assert f"{num_shared} of {num_shared} held-out rows" in prepare(config).before_training(config, 1)[0]
