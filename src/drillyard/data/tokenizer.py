@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from queue import Queue
 from typing import TYPE_CHECKING, Any
@@ -95,9 +95,12 @@ def start_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
 
     A `bos_token` alone says nothing: GPT-2's tokenizer names one and never puts it.
     """
-    mask = tokenizer("a", return_special_tokens_mask=True)
-    text_begins = mask["special_tokens_mask"].index(0) if 0 in mask["special_tokens_mask"] else 0
-    return tuple(mask["input_ids"][:text_begins])
+    # A vocabulary of nucleotides, say, may have no token for "a": then the text of a token that it has.
+    texts = chain("a", (tokenizer.decode([token]) for token in range(len(tokenizer))))
+    for encoding in (tokenizer(text, return_special_tokens_mask=True) for text in texts):
+        if 0 in encoding["special_tokens_mask"]:
+            return tuple(encoding["input_ids"][: encoding["special_tokens_mask"].index(0)])
+    return ()
 
 
 def key_of_start(start: tuple[int, ...]) -> int | list[int] | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import processors
+from tokenizers import Tokenizer, models, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from drillyard.config.run import RunConfig
@@ -168,3 +168,12 @@ def test_a_saved_tokenizer_s_truncation_is_switched_off(tokenizer_directory: Pat
     settled = json.loads(open_tokenizer(str(tmp_path / "cut")).json)
     assert settled["truncation"] is None
     assert settled["padding"] is None
+
+
+def test_the_start_is_found_with_a_vocabulary_of_few_letters(tmp_path: Path) -> None:
+    backend = Tokenizer(models.BPE(vocab={"<s>": 0, "A": 1, "C": 2, "G": 3, "T": 4}, merges=[]))
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
+    tokenizer.save_pretrained(tmp_path)
+    assert open_tokenizer(str(tmp_path)).start_ids == (0,)
+    assert prompt_tokens(tokenizer, "GAT") == tokenizer("GAT").input_ids == [0, 3, 1, 4]
