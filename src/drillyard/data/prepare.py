@@ -149,8 +149,9 @@ class _Preparation:
         )
         if self.known.tokenizer not in ("", self.tokenizer.key):
             raise UserError(
-                f"the tokenizer {self.tokenizer.origin} changed since this run began (its files, or the version of the "
-                f"tokenizers library): the same text would give other tokens. {self.if_changed}"
+                f"the tokenizer {self.tokenizer.origin} changed since this run began (its files, the version of the "
+                f"tokenizers library, or what this version of drillyard puts before a text): the same text would "
+                f"give other tokens. {self.if_changed}"
             )
         if (vocab_size := known_vocab_size(self.config.model)) is not None:
             require_vocabulary(self.config.model, vocab_size, len(self.tokenizer.pretrained))

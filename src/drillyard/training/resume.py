@@ -89,8 +89,8 @@ def _other_orders(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> Iter
             )
     if data != identity["data"]:
         yield (
-            "the data (source, weights, tokenizer or format) are not what it was trained on (fingerprint "
-            f"{data}, now {identity['data']}); undo the change, {own_run}"
+            "the data (source, weights, tokenizer, format or drillyard version) are not what it was trained on "
+            f"(fingerprint {data}, now {identity['data']}); undo the change, {own_run}"
         )
     if batch != identity["global_batch_size"]:
         yield (
