@@ -226,7 +226,7 @@ def _with_joined_parts(message: Row) -> Row:
 
 
 def _has_data(message: Row) -> bool:
-    return any(True for _ in _functions(message)) or _is_data(message)
+    return any(_functions(message)) or _is_data(message)
 
 
 def _is_data(message: Row) -> bool:
@@ -246,7 +246,7 @@ def _functions(message: Row) -> Iterator[Row]:
 
 def _own_copy(message: Row) -> Row:
     """A copy whose calls can be changed."""
-    return copy.deepcopy(message) if any(True for _ in _functions(message)) else dict(message)
+    return copy.deepcopy(message) if any(_functions(message)) else dict(message)
 
 
 def _with_objects(message: Row) -> Row:

@@ -227,7 +227,7 @@ class _Preparation:
 
     def _sequences(self, source: Source, contents: Contents, split: Split) -> dict[int, Sequences]:
         """The parts of a source, from the cache or built now."""
-        settings = EncodeSettings(**{**self.settings.__dict__, "split": split})
+        settings = replace(self.settings, split=split)
         described = {
             **settings.__dict__,
             "tokenizer_json": self.tokenizer.key,

@@ -243,7 +243,7 @@ def _files_of(directory: Path) -> tuple[Path, ...]:
     directory, otherwise under the first that leads to it. A link to a directory that holds this one leads in a circle
     and is not followed.
     """
-    root = os.path.realpath(directory)
+    root = Path(os.path.realpath(directory))
     found: dict[str, Path] = {}
     seen: set[str] = set()
     waiting = [directory]
@@ -263,9 +263,7 @@ def _files_of(directory: Path) -> tuple[Path, ...]:
                     real = os.path.realpath(path)
                     if real not in found or not path.is_symlink():
                         found[real] = path
-        waiting += [
-            path for path in linked if not f"{root}/".startswith(f"{os.path.realpath(path)}/".replace("//", "/"))
-        ]
+        waiting += [path for path in linked if not root.is_relative_to(os.path.realpath(path))]
     if not found:
         raise UserError(f"{directory}: no readable file in this directory. Readable are {KINDS}.")
     return tuple(sorted(found.values(), key=lambda file: file.relative_to(directory).as_posix()))
