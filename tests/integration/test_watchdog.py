@@ -68,7 +68,7 @@ def test_the_rank_that_others_gave_up_waiting_for_is_named(start: Start) -> None
                 time.sleep(forever)
             read_forever()
         wait_for("ready")
-        raise RuntimeError("Timed out waiting 600000ms for recv operation to complete")
+        raise RuntimeError("[gloo] Timed out waiting 600000ms for recv operation to complete")
         """,
         max_restarts=0,
     )
@@ -85,7 +85,7 @@ def test_what_becomes_of_a_rank_that_is_asked_for_its_stacks_is_not_the_cause(st
             touch("ready")
             time.sleep(forever)
         wait_for("ready")
-        raise RuntimeError("Timed out waiting 600000ms for recv operation to complete")
+        raise RuntimeError("[gloo] Timed out waiting 600000ms for recv operation to complete")
         """,
         max_restarts=0,
     )
