@@ -29,8 +29,8 @@ def soaked(workplace: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[s
     directory = tmp_path_factory.mktemp("chaos")
     before = contents(workplace / "runs") if (workplace / "runs").exists() else {}
     command = [*DRILLYARD, "chaos", str(config), "--count", str(COUNT), "--seed", str(SEED)]
-    # By default a hang is what takes as long as four undisturbed starts: less than a start when the machine gets busy.
-    command += ["--watchdog", "120", "--directory", str(directory), "--json"]
+    # The default, four undisturbed starts, is less than a start when the machine gets busy.
+    command += ["--watchdog", "40", "--directory", str(directory), "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     after = contents(workplace / "runs") if (workplace / "runs").exists() else {}
     assert after == before, "chaos has touched the run directories of its user"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -191,12 +192,22 @@ def num_gpus() -> int:
     return len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
 
 
+def _import_trainer() -> None:
+    """Import torch and the trainer, which is most of a rank's start, without garbage collections: what modules create
+    stays, and looking through it again and again takes a sixth of the time."""
+    gc.disable()
+    try:
+        importlib.import_module("drillyard.training.run")
+    finally:
+        gc.enable()
+
+
 def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
     from drillyard.storage import forgive_standard_error
     from drillyard.supervise.rank import attend
     from drillyard.supervise.standby import await_turn
 
-    await_turn(lambda: importlib.import_module("drillyard.training.run"))
+    await_turn(_import_trainer)
     # It is a log in the run directory: a full disk must not turn a warning into a crash.
     dropped = forgive_standard_error()
     round_number = int(os.environ.get("DRILLYARD_ROUND", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
@@ -204,6 +215,7 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
     directory = Path(run.output) / run.name
     # Before torch is imported: signals are answered and stacks are told from here on.
     side = attend(directory, run.timeouts.watchdog_seconds, round_number=round_number, is_claimed=is_claimed)
+    _import_trainer()
     from drillyard.cli.main import error_text
     from drillyard.supervise import EXIT_NOT_SAVED
     from drillyard.training.run import StoppedUnsaved
