@@ -22,9 +22,10 @@ from drillyard.config import RunConfig
 from drillyard.data import prepare
 from drillyard.parallel.ranks import Ranks, start_ranks
 from drillyard.parallel.setup import SetUpModel, fill_weights, set_up_model
-from drillyard.training.assemble import batch_shape, num_steps
+from drillyard.training.assemble import batch_shape
 from drillyard.training.checkpoint import Checkpointer
 from drillyard.training.optimizer import ShardedAdamW
+from drillyard.training.order import num_steps
 from drillyard.training.resume import resume
 from drillyard.training.state import checkpoint_state, seed_rank
 from drillyard.training.trainer import StepWindow, Trainer
@@ -128,7 +129,7 @@ def build(config: RunConfig, ranks: Ranks | None = None, *, filled: bool = True)
         optimizer,
         data.train,
         shape,
-        num_steps(config, data, shape),
+        num_steps(config, data.train.num_sequences, shape.global_batch_size),
         attention=model.attention,
         gather_gradients_once=model.small,
     )

@@ -11,12 +11,9 @@ from typing import Any
 import torch
 
 from drillyard.config import resolved_accumulation, resolved_global_batch
-from drillyard.config.checks import schedule_problems, steps_of_epochs
 from drillyard.config.comparing import recorded_settings
-from drillyard.config.problems import dotted
 from drillyard.config.run import RunConfig, TimeoutsConfig
 from drillyard.data import PreparedData
-from drillyard.errors import UserError
 from drillyard.evaluation.agreement import EvaluationStopped
 from drillyard.evaluation.held_out import HeldOut
 from drillyard.parallel.apply import compiles
@@ -28,6 +25,7 @@ from drillyard.training.between import BetweenSteps
 from drillyard.training.checkpoint import Checkpointer
 from drillyard.training.numerics import numerics
 from drillyard.training.optimizer import ShardedAdamW
+from drillyard.training.order import num_steps
 from drillyard.training.signals import StopRequest
 from drillyard.training.spikes import SpikeWatch, StepFigures
 from drillyard.training.trainer import BatchShape, Logged, Trainer
@@ -63,7 +61,7 @@ def assemble(
     `memory_gib`: see `set_up_model`.
     """
     shape = batch_shape(config, ranks)
-    total_steps = num_steps(config, data, shape)
+    total_steps = num_steps(config, data.train.num_sequences, shape.global_batch_size)
     model = set_up_model(config, data.tokenizer, ranks, memory_gib=memory_gib)
     for note in model.notes:
         log.message(note)
@@ -182,21 +180,6 @@ def batch_shape(config: RunConfig, ranks: Ranks) -> BatchShape:
         resolved_global_batch(config, ranks.world_size),
         by_epoch=config.training.epochs is not None,
     )
-
-
-def num_steps(config: RunConfig, data: PreparedData, shape: BatchShape) -> int:
-    """Optimizer steps of the run: as configured, or as many as `epochs` passes over the data take."""
-    if config.training.steps is not None:
-        return config.training.steps
-    assert config.training.epochs is not None
-    sequences, batch = data.train.num_sequences, shape.global_batch_size
-    steps = steps_of_epochs(config.training.epochs, sequences, batch)
-    for problem in schedule_problems(config.training.schedule, steps):
-        raise UserError(
-            f"{dotted(problem.path)}: {problem.message} "
-            f"(training.epochs: {config.training.epochs:g} of {sequences} sequences, {batch} per step)"
-        )
-    return steps
 
 
 def length_lines(trainer: Trainer) -> list[str]:

@@ -23,7 +23,8 @@ from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 from drillyard.storage import describe
 from drillyard.telemetry.metrics import METRICS_FILE
-from drillyard.training.checkpoint import CheckpointInfo, list_checkpoints
+from drillyard.training.checkpoint import CheckpointInfo, inspect, list_checkpoints
+from drillyard.training.order import require_order_of
 
 SAVED_CONFIG = "run.yaml"
 SAVED_TOKENIZER = "tokenizer"
@@ -149,7 +150,7 @@ def holds_training(directory: Path) -> bool:
 
 
 def _require_resumable(config: RunConfig, num_ranks: int) -> None:
-    """Raise UserError when the checkpoint that the run would go on from is not there or was of another global batch.
+    """Raise UserError when the checkpoint that the run would go on from is not there or was of other samples.
 
     Said before anything is written, so that the saved config stays the one that the checkpoints belong to.
     """
@@ -159,23 +160,23 @@ def _require_resumable(config: RunConfig, num_ranks: int) -> None:
             f"checkpoint.resume: there is no directory {wanted}; "
             "give a checkpoint (RUN_DIR/checkpoints/step-N), auto or never"
         )
-    complete = [info for info in list_checkpoints(run_directory_of(config)) if info.complete]
-    steps = config.training.steps
-    if complete and wanted == "auto" and steps is not None and complete[-1].step > steps:
-        raise UserError(
-            f"{complete[-1].path}: has done {complete[-1].step} steps, and training.steps is {steps}; give "
-            f"training.steps={complete[-1].step} or more, name an earlier checkpoint by checkpoint.resume, or choose "
-            "another `name`"
-        )
-    saved = complete[-1].metadata.get("global_batch_size") if complete and wanted == "auto" else None
+    newest = _newest_checkpoint(run_directory_of(config))
+    if wanted not in ("auto", "never") and (newest is None or newest.metadata.get("resume") != wanted):
+        newest = inspect(Path(wanted))
+    if newest is None or not newest.complete or wanted == "never":
+        return
+    saved = newest.metadata.get("global_batch_size")
     batch = resolved_global_batch(config, num_data_ranks(config, num_ranks))
     if saved is not None and saved != batch:
-        ranks = complete[-1].metadata.get("world_size", num_ranks)
+        ranks = newest.metadata.get("world_size", num_ranks)
         as_before = "" if ranks == num_ranks else f"start {ranks} ranks as before (this start has {num_ranks}), or "
         raise UserError(
-            f"{complete[-1].path}: was trained with {saved} sequences per step, and this start has {batch}; {as_before}"
+            f"{newest.path}: was trained with {saved} sequences per step, and this start has {batch}; {as_before}"
             f"set training.global_batch_size: {saved}, or choose another `name`"
         )
+    if not is_finished(config):
+        known = {"global_batch_size": batch, **newest.metadata, "step": newest.step, "path": str(newest.path)}
+        require_order_of(known, config, batch)
 
 
 def require_same_run(directory: Path, old: RunConfig, new: RunConfig) -> None:

@@ -13,8 +13,9 @@ from drillyard.telemetry import RunLog
 from drillyard.training.assemble import Parts, assemble
 from drillyard.training.batch import OTHER_BATCHES
 from drillyard.training.checkpoint import DamagedCheckpoint, LoadedCheckpoint, load_checkpoint
+from drillyard.training.order import require_same_order
 from drillyard.training.replay import ReplayPlan, Verdict, compare, require_same_conditions
-from drillyard.training.resume import finish_load, require_same_order, state_for
+from drillyard.training.resume import finish_load, state_for
 from drillyard.training.signals import StopRequest
 from drillyard.training.state import seed_rank
 from drillyard.training.trainer import StepWindow

@@ -21,9 +21,8 @@ from drillyard.data import prepare
 from drillyard.data.record import write_record
 from drillyard.errors import UserError
 from drillyard.telemetry.events import append_event, read_events
-from drillyard.training.assemble import num_steps
 from drillyard.training.batch import batch_of_step
-from drillyard.training.trainer import BatchShape
+from drillyard.training.order import num_steps
 
 MakeRun = Callable[..., Path]
 
@@ -161,7 +160,7 @@ def test_data_show_prints_each_sequence_of_an_epoch_once(tmp_path: Path, size: i
     app.callback()(lambda: None)
     for ranks in (1, 2, 3, 4):
         order = {"data": data.train.fingerprint, "global_batch_size": 12, "by_epoch": True}
-        steps = num_steps(config, data, BatchShape(1, 12 // ranks, 12))
+        steps = num_steps(config, data.train.num_sequences, 12)
         layout = {"micro_batch_size": 1, "gradient_accumulation": 12 // ranks, "world_size": ranks}
         append_event(directory, "order", round=0, total_steps=steps, **order, **layout)
         shown: list[str] = []

@@ -16,8 +16,8 @@ from drillyard.errors import UserError
 from drillyard.training import resume
 from drillyard.training.checkpoint.manifest import Manifest, write_manifest
 from drillyard.training.directory import claim_run_directory, is_finished
+from drillyard.training.order import require_same_order
 from drillyard.training.replay import plan_replay
-from drillyard.training.resume import require_same_order
 
 MakeRun = Callable[..., Path]
 
@@ -80,6 +80,32 @@ def test_fewer_steps_than_are_done_are_refused(ended: Path, config: RunConfig) -
     assert (ended / "run.yaml").read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("by_epoch", "overrides", "words"),
+    [
+        (True, ["training.steps=null", "training.epochs=1"], r"has done 40 steps.* raise training\.epochs"),
+        (True, ["training.steps=60"], r"give training\.epochs instead of training\.steps"),
+        (False, ["training.steps=null", "training.epochs=9"], r"set training\.epochs=null and training\.steps=40"),
+        (
+            True,
+            ["training.steps=null", "training.epochs=9", "training.schedule.warmup_steps=99"],
+            r"99 warmup steps of 63 steps",
+        ),
+    ],
+)
+def test_a_refused_length_leaves_the_saved_config(
+    ended: Path, config: RunConfig, by_epoch: bool, overrides: list[str], words: str
+) -> None:
+    """26 sequences, 4 per step: an epoch is 7 steps, and its last step is short."""
+    metadata = {"global_batch_size": 4, "total_steps": 40, "by_epoch": by_epoch, "num_sequences": 26}
+    manifest = Manifest(40, 1, "2.11.0", "2026-01-01T00:00:00.000Z", {}, metadata=metadata)
+    write_manifest(ended / "checkpoints" / "step-00000040", manifest)
+    before = (ended / "run.yaml").read_bytes()
+    with pytest.raises(UserError, match=words):
+        claim_run_directory(changed(batch_of_four(config), *overrides), 1)
+    assert (ended / "run.yaml").read_bytes() == before
+
+
 def test_another_rate_for_an_ended_run_is_refused_and_its_advice_works(ended: Path, config: RunConfig) -> None:
     rate = changed(batch_of_four(config), "training.optimizer.learning_rate=5e-4")
     with pytest.raises(UserError, match=r"has ended.*learning_rate: 0\.001 -> 0\.0005.*raise training\.steps"):
@@ -118,7 +144,7 @@ def saved(step: int, **changes: Any) -> dict[str, Any]:
         (saved(3, sequence_length=32, data="e"), r"set data\.sequence_length=32"),
         (saved(3, data="e"), "the data .* are not what it was trained on"),
         (saved(3, global_batch_size=8), r"set training\.global_batch_size=8"),
-        (saved(50), r"has done 50 steps.* ends after 42; raise training\.steps"),
+        (saved(50), r"has done 50 steps.* ends after 42; raise training\.epochs"),
     ],
 )
 def test_a_checkpoint_of_other_samples_is_refused_by_name(metadata: dict[str, Any], words: str) -> None:

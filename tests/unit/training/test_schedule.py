@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,9 +11,8 @@ from hypothesis import strategies as st
 
 from drillyard.config.run import RunConfig, ScheduleConfig
 from drillyard.errors import UserError
-from drillyard.training.assemble import num_steps
+from drillyard.training.order import num_steps
 from drillyard.training.schedule import learning_rate
-from drillyard.training.trainer import BatchShape
 
 NAMES = ["cosine", "linear", "constant", "warmup-stable-decay"]
 
@@ -67,8 +64,7 @@ def steps_of_ten_epochs(**schedule: object) -> int:
             "training": {"epochs": 10, "optimizer": {"learning_rate": 1e-3}, "schedule": schedule},
         }
     )
-    data: Any = SimpleNamespace(train=SimpleNamespace(num_sequences=38))
-    return num_steps(config, data, BatchShape(4, 1, 4))
+    return num_steps(config, 38, 4)
 
 
 @pytest.mark.parametrize(
