@@ -58,13 +58,29 @@ def submission() -> str | None:
 
 
 def record_exit(
-    *, rank: int | None, exit_code: int, reason: str, lines: Sequence[str] = (), lost_peer: bool = False
+    *,
+    rank: int | None,
+    exit_code: int,
+    reason: str,
+    lines: Sequence[str] = (),
+    lost_peer: bool = False,
+    final: bool = False,
 ) -> None:
-    """Tell the launcher, where one has asked for it, how this node's ranks ended. A full disk is its own message."""
+    """Tell the launcher, where one has asked for it, how this node's ranks ended. A full disk is its own message.
+
+    `final`: the same command would end in the same way again, so it must not be started again.
+    """
     path = os.environ.get(EXIT_RECORD)
     if path is None:
         return
-    told = {"rank": rank, "exit_code": exit_code, "reason": reason, "lines": list(lines), "lost_peer": lost_peer}
+    told = {
+        "rank": rank,
+        "exit_code": exit_code,
+        "reason": reason,
+        "lines": list(lines),
+        "lost_peer": lost_peer,
+        "final": final,
+    }
     with contextlib.suppress(OSError):
         Path(path).write_text(json.dumps(told) + "\n", encoding="utf-8")
 

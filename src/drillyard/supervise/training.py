@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drillyard.supervise import launched
+from drillyard.supervise.launched import record_exit
 from drillyard.supervise.nodes import Node
 from drillyard.supervise.output import print_error
 from drillyard.supervise.round import Patience
@@ -66,6 +67,9 @@ def supervise_training(
     )
     if code == 0 and run.evaluation.required and (failure := required_failure(directory)) is not None:
         print_error(f"error: {failure}")
+        # The model is complete: no restart measures it.
+        lines = failure.splitlines()
+        record_exit(rank=None, exit_code=1, reason=lines[0], lines=lines, final=True)
         return 1
     return code
 

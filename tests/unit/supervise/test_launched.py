@@ -32,7 +32,7 @@ def test_the_end_is_recorded_where_a_launcher_asks_for_it(tmp_path: Path, monkey
     record = tmp_path / "exit.json"
     monkeypatch.setenv(EXIT_RECORD, str(record))
     record_exit(rank=3, exit_code=137, reason="rank 3: killed", lines=["a"], lost_peer=True)
-    told = {"rank": 3, "exit_code": 137, "reason": "rank 3: killed", "lines": ["a"], "lost_peer": True}
+    told = {"rank": 3, "exit_code": 137, "reason": "rank 3: killed", "lines": ["a"], "lost_peer": True, "final": False}
     assert json.loads(record.read_text()) == told
 
 

@@ -10,6 +10,7 @@
 | a node was lost | again when it is back, not counted; after `join_seconds` (0: at once) leave with 75 |
 | a node never joined | leave with 75 |
 | 85 of itself | again, not counted |
+| the node that failed first told that this is final (launched.py) | failed, never again |
 | anything else | again, counted, at most `max_failures` times, after a pause that grows (outcome.py) |
 
 Of rounds in a row that end with 85 or a lost node and without a newer checkpoint, the second and each later one counts
@@ -72,6 +73,8 @@ class RoundEnd:
     """Whether this round saved one; None: cannot be seen."""
     cause: str = ""
     """Why it failed, in words, where known."""
+    final: bool = False
+    """Whether the node that failed first told that another start would end in the same way."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,8 @@ def decide(end: RoundEnd, counts: Counts, limits: Limits) -> Decision:
     if code in rules.FINAL_EXIT_CODES:
         reason = f"{end.cause or f'exit code {code}'}; not started again: {rules.FINAL_EXIT_CODES[code]}"
         return Decision(LEAVE, EXIT_FAILED, reason, counts, counted=True)
+    if end.final:
+        return Decision(LEAVE, EXIT_FAILED, end.cause or f"exit code {code}", counts, counted=True)
     return _failed(end.cause or f"exit code {code}", counts, limits)
 
 

@@ -31,8 +31,8 @@ class Job:
     replaced (no other braces are touched). Every command also gets NODE_RANK, NNODES, NPROC_PER_NODE, MASTER_ADDR,
     MASTER_PORT, DRILLYARD_LAUNCH_ROUND (as `{round}`), DRILLYARD_SUBMISSION (which submission of the run this is) and
     DRILLYARD_EXIT_RECORD, the path of a JSON file in which it may tell how it ended (`rank`, `exit_code`, `reason`,
-    `lines`, `lost_peer`). Where another node's failure is why a command is stopped, that is in a file of this name with
-    `.stop` at its end before the signal (`reason`, `rank`, `exit_code`).
+    `lines`, `lost_peer`, `final`). Where another node's failure is why a command is stopped, that is in a file of this
+    name with `.stop` at its end before the signal (`reason`, `rank`, `exit_code`).
     """
 
     run: str

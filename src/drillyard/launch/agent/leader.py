@@ -306,6 +306,7 @@ class Leader:
             completed=records.summary_completed(Path(self._job.run_directory)),
             newer_checkpoint=None if self._job.checkpoints is None else after is not None and after != before,
             cause="" if first is None else named(first, self._job.nodes),
+            final=first is not None and bool(first.get("final")),
         )
 
     def _asked_in_time(self) -> str | None:

@@ -90,6 +90,7 @@ def make_report(
         "lines": lines,
         "lost_peer": bool(told.get("lost_peer", not told and why is None and cause.speaks_of_lost_peer(lines))),
         "asked": asked,
+        "final": told.get("final") is True,
         "told": bool(told),
         "ended_at": time.time(),
     }

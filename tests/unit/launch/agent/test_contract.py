@@ -47,6 +47,13 @@ def test_refused_is_never_started_again(codes: dict[int, int], newer: bool, aske
     assert (decision.what, decision.code) == (LEAVE, 2)
 
 
+def test_a_final_failure_is_never_started_again() -> None:
+    """A run with evaluation.required that is complete, say: no start measures what could not be measured."""
+    decision = after({0: 1, 1: 0}, final=True, completed=True, cause="evaluation.required")
+    assert (decision.what, decision.code, decision.counts.failures) == (LEAVE, 1, 0)
+    assert decision.counted and decision.reason == "evaluation.required"
+
+
 def test_other_codes_are_counted_up_to_the_limit() -> None:
     counts = Counts()
     for number in (1, 2, 3):
