@@ -88,7 +88,7 @@ def refusal(directory: Path, *, overwrite: bool) -> str | None:
     foreign = [name for name, size in entries.items() if not record.accounts_for(name, size)]
     if foreign:
         more = f" and {len(foreign) - _NAMES_SHOWN} more" if len(foreign) > _NAMES_SHOWN else ""
-        return f"holds {', '.join(sorted(foreign)[:_NAMES_SHOWN])}{more}, which no export wrote, or not as it is now"
+        return f"holds {', '.join(sorted(foreign)[:_NAMES_SHOWN])}{more}, not written by an export or changed since"
     return EARLIER_EXPORT if record.files and not overwrite else None
 
 

@@ -141,6 +141,11 @@ def with_a_record_of_other_files(project: Path) -> str:
     return "copied"
 
 
+def inside_an_export(project: Path) -> str:
+    """A new directory there would keep that export from being replaced."""
+    return str(earlier_export(project) / "bf16")
+
+
 REFUSED: dict[str, Callable[[Path], str]] = {
     "repository": repository,
     "base-model": lambda project: "base-model",
@@ -163,6 +168,7 @@ REFUSED: dict[str, Callable[[Path], str]] = {
     "snapshot-of-a-hub": snapshot_of_a_hub,
     "export-and-a-file": with_a_file_added,
     "export-and-a-repository": with_a_directory_added,
+    "inside-an-export": inside_an_export,
     "export-with-a-config-edited": with_a_file_edited,
     "export-with-weights-edited": with_weights_edited,
     "record-of-other-files": with_a_record_of_other_files,

@@ -100,6 +100,8 @@ def find_checkpoint_to_export(path: Path, destination: Path, *, overwrite: bool 
         raise UserError(f"{destination}: holds the checkpoint; name a new directory")
     if checkpoint.parent in target.parents:
         raise UserError(f"{destination}: is among the checkpoints, which a run deletes; name a directory elsewhere")
+    if any((above / exported.RECORD).is_file() for above in target.parents):
+        raise UserError(f"{destination}: is inside an exported model; name a directory elsewhere")
     assert saved.config is not None, "a checkpoint comes with its config"
     known = [saved.config.model.id, saved.config.data.tokenizer, (saved.base or {}).get("path")]
     for base in (Path(os.path.realpath(Path(name).expanduser())) for name in known if isinstance(name, str)):
