@@ -73,7 +73,8 @@ def settings_without_effect(config: Any) -> list[str]:
     return [
         f"the model's config has {key}: true, which has no effect here: {reason.partition(';')[0]}"
         for key, reason in WITHOUT_EFFECT.items()
-        if getattr(config, key, None) is True
+        # A dtype is never `true`, and transformers warns of its old name whenever it is read.
+        if key != "torch_dtype" and getattr(config, key, None) is True
     ]
 
 

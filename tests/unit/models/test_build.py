@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.unit.models.tiny import CONFIGS, meta_model, model_config
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, configuration_utils
 
 from drillyard.config.run import ModelConfig, RunConfig
 from drillyard.errors import UserError
@@ -103,6 +103,14 @@ def test_a_models_wish_for_an_auxiliary_loss_is_told_and_set_aside(asked_for: bo
     notes = settings_without_effect(load_config(from_directory))
     assert ["auxiliary loss" in note and "output_router_logits: true" in note for note in notes] == [True] * asked_for
     assert build(from_directory).config.output_router_logits is False
+
+
+def test_looking_for_settings_without_effect_brings_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers warns of some names whenever they are read, and users would see it in every export."""
+    warnings: list[str] = []
+    monkeypatch.setattr(configuration_utils.logger, "warning_once", lambda text, *_, **__: warnings.append(text))
+    assert settings_without_effect(load_config(model_config("gpt2"))) == []
+    assert warnings == []
 
 
 def test_a_rope_table_that_follows_the_longest_document_is_refused() -> None:
