@@ -24,7 +24,6 @@ from drillyard.launch.agent import index, submit
 from drillyard.launch.plan import Plan
 from drillyard.launch.programs import Programs, Result
 from drillyard.launch.slurm.launcher import SlurmLauncher
-from drillyard.launch.states import State
 
 
 @dataclass
@@ -196,65 +195,6 @@ def running(controller: Controller, directory: Path, stop_seconds: float) -> Slu
     (launch / "state.json").write_text(json.dumps({"submission": "1", "state": "running", "nodes": 2}))
     controller.jobs["1"] = "RUNNING"
     return launcher
-
-
-@dataclass
-class Interrupted(Controller):
-    """One with whose commands something happens in between: just before the command of that number, from 0."""
-
-    happens: Callable[[], object] = lambda: None
-    at: int = -1
-
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None) -> Result:
-        self.at -= 1
-        if self.at == -1:
-            self.happens()
-        return super().run(argv, stdin=stdin, timeout=timeout)
-
-
-@pytest.mark.parametrize("moment", range(4))
-@pytest.mark.parametrize("before", ["nothing", "failed", "forgotten"])
-def test_a_run_that_is_submitted_while_somebody_looks_has_not_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int, before: str
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    controller = Interrupted()
-    (first, plan), (second, _) = made(controller, tmp_path), made(controller, tmp_path)
-    if before != "nothing":
-        first.submit(plan)
-        controller.jobs["1"] = "FAILED"
-        ended = {"submission": "1", "state": "failed", "reason": "exit code 3", "nodes": 2, "exit_code": 3}
-        (tmp_path / "runs" / "nccl" / "launch" / "state.json").write_text(json.dumps(ended))
-    if before == "forgotten":
-        # Job ids go on counting.
-        del controller.jobs["1"]
-        controller.jobs["0"] = "COMPLETED"
-    controller.happens = lambda: first.submit(plan)
-    controller.at = moment
-    seen = [status for status in second.runs() if status.native["job_id"] != "0"]
-    assert {status.state for status in seen} <= {State.queued, State.failed}
-    for status in seen:
-        # It waits, or this is the end of the submission before.
-        assert status.state is State.queued or (status.reason == "exit code 3" and status.native["job_id"] == "1")
-
-
-def test_what_a_run_wrote_about_its_end_while_somebody_looked_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    controller = Interrupted()
-    launcher = running(controller, tmp_path, 0.0)
-
-    def ends() -> None:
-        failure = {"reason": "rank 1: exit code 3", "rank": 1, "node": "n2", "exit_code": 3, "lines": ["ValueError: x"]}
-        ended = {"submission": "1", "state": "failed", "reason": "rank 1: exit code 3", "nodes": 2, "exit_code": 1}
-        path = tmp_path / "runs" / "nccl" / "launch" / "state.json"
-        path.write_text(json.dumps(ended | {"failure": failure}))
-        controller.jobs["1"] = "FAILED"
-
-    controller.before["squeue"] = ends
-    status = launcher.status("nccl")
-    assert status.failure is not None and (status.failure.reason, status.failure.rank) == ("rank 1: exit code 3", 1)
 
 
 def scancels(controller: Controller) -> list[str]:
