@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,8 +40,8 @@ class BetweenSteps:
     stop: StopRequest
     evaluate: Evaluate | None
     metadata: dict[str, Any]
-    evaluated: dict[str, dict[str, Any]] = field(default_factory=dict)
     evaluated_at: int | None = None
+    loss_there: float | None = None
     save_is_due: bool = False
 
     def after_step(self, steps_done: int, stopping: bool) -> float:
@@ -76,7 +76,7 @@ class BetweenSteps:
         finally:
             # Also where the ranks have agreed to stop.
             self.log.event("evaluation_end", step=step, seconds=time.perf_counter() - started)
-        self.evaluated, self.evaluated_at = found.results, step
+        self.evaluated_at, self.loss_there = step, mean_loss(found)
         for failure in found.failures:
             about = {"part": failure.part, "metric": failure.metric, "reason": failure.reason, "stack": failure.stack}
             self.log.event("evaluation_failed", step=step, **about)
@@ -95,9 +95,17 @@ class BetweenSteps:
         self.log.event("checkpoint_end", step=step, seconds=time.perf_counter() - started)
 
     def held_out_loss(self, step: int) -> float | None:
-        """Mean held-out loss per token over all sources, where it was measured at this very step."""
-        if self.evaluated_at != step:
-            return None
-        parts = [result for result in self.evaluated.values() if "loss" in result and result.get("tokens")]
-        tokens = sum(part["tokens"] for part in parts)
-        return sum(part["loss"] * part["tokens"] for part in parts) / tokens if tokens else None
+        """What `mean_loss` was at this very step; None where it was not evaluated."""
+        return self.loss_there if self.evaluated_at == step else None
+
+
+def mean_loss(evaluated: Evaluated) -> float | None:
+    """Mean held-out loss per token over all parts; None unless it was measured on each of them.
+
+    Checkpoints are compared by it (`checkpoint.keep_best`): a mean without the hardest part would win.
+    """
+    if any(failure.metric == "loss" for failure in evaluated.failures):
+        return None
+    parts = [result for result in evaluated.results.values() if "loss" in result and result.get("tokens")]
+    tokens = sum(part["tokens"] for part in parts)
+    return sum(part["loss"] * part["tokens"] for part in parts) / tokens if tokens else None
