@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -133,7 +134,9 @@ class HeldOut:
             batch_size=self.batch_size,
             before_forward=self.before_forward,
         )
-        predictions = [text.strip() for text in tokenizer.batch_decode(outputs, skip_special_tokens=True)]
+        predictions = self._agreement.alone(
+            lambda: [text.strip() for text in tokenizer.batch_decode(outputs, skip_special_tokens=True)]
+        )
         verdicts = self.judge_shared(rows, predictions)
         if self.ranks.rank == 0:
             self.write_predictions(part, label, rows, prompts, predictions, verdicts)
@@ -169,7 +172,8 @@ class HeldOut:
         Where they cannot be written the figures are as good: that is only a warning.
         """
         path = self.directory / label / f"{part.replace('/', '_')}.jsonl"
-        if path.exists() and not _holds_predictions(path):
+        # Path.exists would raise where the disk cannot be read.
+        if os.path.lexists(path) and not _holds_predictions(path):
             self.warn(f"{path}: is there already and holds no predictions: it is left, and predictions are not written")
             return
         try:

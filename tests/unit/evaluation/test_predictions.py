@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from drillyard.config.run import EvaluationConfig
 from drillyard.evaluation.held_out import HeldOut
@@ -31,3 +35,16 @@ def test_predictions_replace_earlier_ones_and_no_data(tmp_path: Path) -> None:
     path.write_text('{"question": "?", "sql": "SELECT 1"}\n')
     assert str(path) in write(tmp_path, "three")[0]
     assert path.read_text() == '{"question": "?", "sql": "SELECT 1"}\n'
+
+
+def test_a_path_that_cannot_be_looked_at_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only rank 0 writes: an error there would end the run, with the other ranks waiting for it."""
+    real = os.stat
+
+    def stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if str(path).endswith("test.jsonl"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert write(tmp_path, "one") == []
