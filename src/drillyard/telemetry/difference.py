@@ -57,7 +57,7 @@ class Difference:
 
 
 def compare_runs(first: Path, second: Path) -> Difference:
-    """Compare the metrics of two run directories; of a step done again the last occurrence counts.
+    """Compare the metrics of two run directories; of a step done again the last time counts.
 
     Raises UserError where a directory has no logged step, or the two have none in common.
     """

@@ -12,7 +12,7 @@ With `logging.every_steps: N` a line stands for a window of N steps: `window_ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -51,10 +51,18 @@ class StepRecord:
     epoch: float | None = None
 
 
-def last_occurrences(records: list[dict[str, Any]], key: Callable[[dict[str, Any]], int]) -> list[dict[str, Any]]:
-    """The last record for each key, ordered by key."""
-    last = {key(record): record for record in records}
-    return [last[value] for value in sorted(last)]
+def current_steps(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps that led to where the run is now, in order; `records` are in the order in which they were logged.
+
+    A run that has gone back to an earlier checkpoint has undone the steps after it, also those that it does not do
+    again.
+    """
+    steps: list[dict[str, Any]] = []
+    for record in records:
+        while steps and steps[-1]["step"] >= record["step"]:
+            steps.pop()
+        steps.append(record)
+    return steps
 
 
 def is_step(record: Mapping[str, Any]) -> bool:
@@ -71,9 +79,9 @@ def read_steps(run_directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_metrics(run_directory: Path) -> list[dict[str, Any]]:
-    """Logged steps in order, each once: where a step was done again, its last occurrence.
+    """Logged steps in order, each once: see `current_steps`.
 
     Torn lines are passed over; a directory without metrics.jsonl has no steps. Non-finite losses come back as floats.
     """
     records = [record for record in read_records(run_directory / METRICS_FILE) if isinstance(record.get("step"), int)]
-    return last_occurrences(records, lambda record: int(record["step"]))
+    return current_steps(records)

@@ -24,7 +24,7 @@ from drillyard.telemetry.console import HEADLINES, count, flatten, significant
 from drillyard.telemetry.events import EVENTS_FILE, read_events
 from drillyard.telemetry.goodput import goodput
 from drillyard.telemetry.jsonlines import encode
-from drillyard.telemetry.metrics import last_occurrences, read_steps
+from drillyard.telemetry.metrics import current_steps, read_steps
 
 SUMMARY_VERSION: Final = 1
 
@@ -38,7 +38,7 @@ def summarize(run_directory: Path) -> dict[str, Any]:
         raise UserError(f"{run_directory}: no {EVENTS_FILE}: this is not the directory of a run that has started.")
     events = read_events(run_directory)
     logged = list(read_steps(run_directory))
-    steps = last_occurrences(logged, lambda record: int(record["step"]))
+    steps = current_steps(logged)
     last = steps[-1] if steps else {}
     parameters = _last_event(events, "parameters")
     account = goodput(events)

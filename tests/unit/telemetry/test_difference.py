@@ -97,7 +97,7 @@ losses = st.dictionaries(st.integers(1, 12), st.floats(allow_nan=True), min_size
 @given(losses, losses)
 def test_comparison_is_symmetric_and_exact(tmp_path_factory, left, right):
     base = tmp_path_factory.mktemp("runs")
-    a, b = write_run(base / "a", left), write_run(base / "b", right)
+    a, b = (write_run(base / name, dict(sorted(values.items()))) for name, values in (("a", left), ("b", right)))
     common = sorted(left.keys() & right.keys())
     if not common:
         return

@@ -117,6 +117,20 @@ def test_windows_count_all_their_steps(tmp_path, config, record):
     assert "1.00K, 10 of them trained" in text
 
 
+def test_steps_that_a_return_to_an_earlier_checkpoint_undid_do_not_count(tmp_path, config, record):
+    """38 steps, then back to step 36 with fewer steps to do: the run ends with step 37."""
+    with RunLog(tmp_path, rank=0, config=config, console="none") as log:
+        log.parameters(1000, 1000, "6N", 6000.0, None)
+        for step, loss in ((19, 4.0), (38, 3.0)):
+            log.step(replace(record, step=step, loss=loss))
+        log.event("resume", 36)
+        log.step(replace(record, step=37, loss=3.5))
+        log.event("end", 37, status="completed")
+    summary = write_summary(tmp_path)
+    # A run whose summary has other steps than its last checkpoint would never count as finished.
+    assert (summary["steps"], summary["first_loss"], summary["final_loss"]) == (37, 4.0, 3.5)
+
+
 def test_a_final_loss_of_nan_is_strict_json(tmp_path, config, record):
     with RunLog(tmp_path, rank=0, config=config, console="none") as log:
         log.parameters(1000, 1000, "6N", 6000.0, None)
