@@ -107,6 +107,18 @@ class LazyGroup(TyperGroup):
             signal.signal(signal.SIGINT, signal.default_int_handler)
         return name, command, rest
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            from pydantic import ValidationError
+
+            from drillyard.config.explain import option_problem
+
+            if isinstance(error.__cause__, ValidationError):
+                error.message = option_problem(error.__cause__)
+            raise
+
 
 app = typer.Typer(
     cls=LazyGroup,

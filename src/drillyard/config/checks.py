@@ -236,7 +236,9 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("training", "steps"), "missing: say how long to train by `steps` or by `epochs`")
     if training.steps is not None and training.epochs is not None:
         yield Problem(
-            ("training", "epochs"), "training ends after `steps` or after `epochs`, not after both; remove one"
+            ("training", "epochs"),
+            "training ends after `steps` or after `epochs`, not after both; remove one (in a command: "
+            "--set training.steps=null)",
         )
     stable_decay = schedule.name == "warmup-stable-decay"
     if schedule.decay_steps is not None and not stable_decay:

@@ -65,6 +65,22 @@ def problems_of(error: ValidationError) -> Iterator[Problem]:
         yield Problem(tuple(detail["loc"]), f"found {describe_value(detail['input'])}, which is not allowed here")
 
 
+def option_problem(error: ValidationError) -> str:
+    """What is wrong with the value of a command-line option, which typer judges by pydantic (from typer 0.29 on)."""
+    detail = error.errors(include_url=False)[0]
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind == "value_error":
+        return str(context["error"])
+    number = next((words for prefix, words in _NUMBERS.items() if kind.startswith(prefix)), None)
+    bound = next((f"{sign} {context[name]:g}" for name, sign in _SIGNS.items() if name in context), None)
+    allowed = number or bound
+    return f"found {describe_value(detail['input'])}" + (f"; allowed: {allowed}" if allowed else "")
+
+
+_NUMBERS = {"int_": "a whole number", "float_": "a number", "bool_": "true or false"}
+_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
 def _walk(annotation: Any, value: Any, path: Path, root: type[BaseModel]) -> Iterator[Problem]:
     bare = _bare(annotation)
     if _is_union(bare):
@@ -243,7 +259,7 @@ def describe_value(value: Any) -> str:
 def _bounds(annotation: Any) -> str:
     words = []
     for bound in _constraints(annotation):
-        for kind, attribute, sign in ((Gt, "gt", ">"), (Ge, "ge", ">="), (Lt, "lt", "<"), (Le, "le", "<=")):
+        for kind, (attribute, sign) in zip((Gt, Ge, Lt, Le), _SIGNS.items(), strict=True):
             if isinstance(bound, kind):
                 words.append(f"{sign} {getattr(bound, attribute):g}")
     return f" {' and '.join(words)}" if words else ""

@@ -217,7 +217,8 @@ class _Run:
             self.event("end", status="interrupted" if self._elsewhere is None else "failed", exit_code=1)
             return 1
         if failures and failures[0].returncode == EXIT_CHECKPOINTED:
-            text = "stopped on request; the same command goes on from the newest checkpoint (exit code 85)"
+            where = " from the newest checkpoint" if result.last_step is not None else ""
+            text = f"stopped on request; the same command goes on{where} (exit code 85)"
             return self._end("interrupted", text, EXIT_CHECKPOINTED)
         if stop is not None:
             return self._stopped(stop, result, failures)

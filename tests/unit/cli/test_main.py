@@ -165,3 +165,22 @@ def test_init_writes_two_files_and_refuses_to_write_them_again(
     assert run("init", str(tmp_path / "new")) == 2
     assert capsys.readouterr().err.startswith("error: ")
     assert {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()} == written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["estimate", "run.yaml", "--nodes", "x"], "found 'x'; allowed: a whole number"),
+        (["metrics", "train.log", "--num-gpus", "1.5"], "found '1.5'; allowed: a whole number"),
+        (["estimate", "run.yaml", "--price-per-gpu-hour", "x"], "found 'x'; allowed: a number"),
+        (["train", "run.yaml", "--watchdog", "-5"], "found '-5'; allowed: >= 0"),
+        (["export", "a", "b", "--dtype", "int8"], "'int8' is not one of 'float32', 'bfloat16', 'float16'"),
+    ],
+)
+def test_a_value_that_an_option_does_not_take_is_refused_in_our_words(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(*arguments) == 2
+    shown = capsys.readouterr().err
+    assert words in shown and "Value error" not in shown and "Input should" not in shown
