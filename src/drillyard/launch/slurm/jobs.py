@@ -87,15 +87,17 @@ class Slurm:
         return {job.job_id: job for job in parse_sacct(result.stdout)} if result.returncode == 0 else {}
 
     def submitted(self, result: Result) -> str:
-        """The job's id from what `sbatch --parsable` gave. Raises UserError with its words and what to do."""
+        """The job's id from what the submitting program gave. Raises UserError with its words, or those of sbatch, and
+        what to do."""
         if result.returncode == 0:
             return result.stdout.strip().splitlines()[-1].partition(";")[0]
         said = result.stderr.lower()
-        missing = "not found" in said and result.returncode == 127
+        missing = "sbatch: not found" in said and result.returncode == 127
         advice = [text for words, text in _ADVICE.items() if words in said]
         if missing:
             advice = [f"sbatch is not installed on {self.host.title}; slurm.login_host names a node that has it"]
-        require_success(result, f"{self.host.title}: sbatch refused the job", advice[0] if advice else "")
+        what = "sbatch refused the job" if "sbatch:" in said else "nothing was submitted"
+        require_success(result, f"{self.host.title}: {what}", advice[0] if advice else "")
         raise AssertionError
 
     def cancel(self, job_id: str) -> None:

@@ -90,6 +90,16 @@ def test_a_refusal_of_sbatch_comes_with_its_words_its_command_and_what_to_do(sai
     assert advice in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [("error: [Errno 30] Read-only file system: '/shared/launch/state.json'", 1), ("sh: 1: python3: not found", 127)],
+)
+def test_what_fails_before_sbatch_is_no_refusal_of_sbatch(said: str, code: int):
+    with pytest.raises(UserError, match="nothing was submitted") as failed:
+        Slurm(Host(), Answers()).submitted(Result(("sh", "-c", "..."), code, "", said + "\n"))
+    assert said in str(failed.value) and "sbatch" not in str(failed.value)
+
+
 def test_of_a_federation_the_job_id_is_what_stands_before_the_cluster():
     assert Slurm(Host(), Answers()).submitted(Result(("sbatch",), 0, "1234;east\n", "")) == "1234"
 
