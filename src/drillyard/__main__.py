@@ -10,7 +10,7 @@ INTERRUPTED = 130
 def main() -> None:
     """Run the command line. Ctrl-C is a KeyboardInterrupt while a command runs, and the end at once before and after.
 
-    In the middle of an import, or of the interpreter's shutdown, it would be a traceback of code that nobody knows.
+    In the middle of an import or of the interpreter's shutdown it would be a traceback of library code.
     """
     _leave_on_interrupt()
     from drillyard.cli.main import main as run

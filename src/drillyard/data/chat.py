@@ -183,8 +183,8 @@ def _spans(chat: _Chat, turns: list[int], stop: int) -> list[tuple[int, Span]]:
     ends = [len(chat.marked(turn + 1)) for turn in turns]
     if ends != sorted(ends) or ends[-1] != len(spans):
         raise UserError(
-            f"{chat.where}: which {{% generation %}} block of the chat template belongs to which message cannot be "
-            f"told, so a weight of 0 or data.loss_on: last cannot be followed. Remove the weight, or fix the template."
+            f"{chat.where}: it is unclear which {{% generation %}} block of the chat template belongs to which "
+            f"message, so a weight of 0 or data.loss_on: last cannot be applied. Remove it, or fix the template."
         )
     owners = [turn for turn, begin, end in zip(turns, [0, *ends], ends, strict=False) for _ in range(begin, end)]
     return list(zip(owners, spans, strict=True))

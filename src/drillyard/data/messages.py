@@ -3,8 +3,8 @@
 The same row must give the same tokens from JSON Lines, CSV, Parquet and a saved data set. The rules:
 
 - A key whose value is null counts as absent, everywhere in `messages` and `tools`. Arrow stores every row with all
-  keys of the column and fills in nulls, so a null that was written cannot be told from one that was not. Nulls in
-  lists stay. To train a call with a null argument, write its `arguments` as JSON text: those nulls are kept.
+  keys of the column and fills in nulls, so a null that was written looks like one that was not. Nulls in lists
+  stay. To train a call with a null argument, write its `arguments` as JSON text: those nulls are kept.
 - `messages`, `tools`, their items and `tool_calls` may be JSON text, as in CSV and in many data sets on the hub.
 - ShareGPT's {from, value} is read as {role, content}, and other names of the roles (`ROLE_NAMES`) as the usual ones.
 - `content` is text, or a list of parts of type text; an empty list counts as absent, and a user's message must have

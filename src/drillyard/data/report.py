@@ -1,8 +1,8 @@
 """What became of the documents, and what a reader of it should know before a GPU is paid for.
 
 Counts come from the caches' manifests, so a warning about a row appears on every start, not only on the one that
-tokenised it. What costs a pass over all documents (`shared_rows`: 16 bytes a document) is asked for by whoever begins
-a training.
+tokenised it. A check that passes over all documents (`shared_rows`: 16 bytes a document) runs only when training
+begins.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class RunTime:
 
 
 def steps_of(config: RunConfig, setup: Setup, data_tokens: float | None) -> int | None:
-    """The steps of the run; None where it is given in epochs and nobody has said how many tokens the data have.
+    """The steps of the run; None where it is given in epochs and the number of tokens in the data is unknown.
 
     `data_tokens` are taken to fill their sequences.
     """

@@ -47,9 +47,9 @@ from drillyard.modelspec import Formula, adapter_parameters, flops_per_token, fo
 RULER: Final[Formula] = "6N"
 """The formula of TFLOP/s and MFU, the one that runs report (`telemetry/ruler.py`)."""
 SMALLER: Final = 0.8
-"""The share of the smallest measured model's parameters below which it is told."""
+"""A model below this share of the smallest measured model's parameters gets a note."""
 NETWORK_LIMITS: Final = 0.2
-"""The share of a step that waits for collectives from which it is told."""
+"""A step that waits for collectives for this share of its time gets a note."""
 NOT_COUNTED: Final = Source("communication is not counted: nothing is known of the network", None, True)
 TERMS: Final = ("compute", "memory", "activations", "communication", "bound")
 RANGES: Final = ("efficiency", "seconds", "exposed", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu")
