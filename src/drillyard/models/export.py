@@ -116,7 +116,6 @@ def export(
     problem, small = _small_files(model, tokenizer, files, names) if rank == 0 else (None, {})
     _raise_together(problem, target, process_group)
     with ExitStack() as held:
-        is_new = not target.exists()
         problem = _begin(target, [*names, *small], overwrite, held) if rank == 0 else None
         _raise_together(problem, target, process_group)
         try:
@@ -130,8 +129,6 @@ def export(
             if rank == 0:
                 with contextlib.suppress(OSError):
                     exported.cancel(target)
-                    if is_new:
-                        target.rmdir()
             raise
         if rank == 0:
             problem = _publish(target, contents)
@@ -177,10 +174,16 @@ def _begin(
     overwrite: bool,
     held: ExitStack,
 ) -> str | None:
-    """Lock the directory and record that the files `names` will be written; returns what is wrong."""
+    """Lock the directory and record that the files `names` will be written; returns what is wrong.
+
+    When `held` closes, a directory that was made here and is still empty is removed.
+    """
     try:
+        is_new = not target.exists()
         target.mkdir(parents=True, exist_ok=True)
         held.enter_context(exported.locked(target))
+        if is_new:
+            held.callback(_remove_empty, target)
         refused = exported.refusal(target, overwrite=overwrite)
         if refused is not None:
             return refused
@@ -190,6 +193,11 @@ def _begin(
     except UserError as error:
         return str(error)
     return None
+
+
+def _remove_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        directory.rmdir()
 
 
 def _problem(error: OSError, path: Path) -> str:
