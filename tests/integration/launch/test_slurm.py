@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +121,13 @@ def test_a_run_that_loses_a_node_twice_and_reaches_its_time_limit_loses_no_bit(
     until(lambda: holds.reached(moments[0], 0, 1), "the first start")
     lost = desk.status(handle)["hosts"][1]
     cluster.kill_agent(lost)
-    told = desk.wait_for(handle, lambda told: told["native"]["state"] == "PENDING")
-    assert told["state"] == "restarting" and f"lost node 1 ({lost}): Killed" in told["reason"], told
+
+    def waits_for(reason: str) -> Callable[[dict[str, Any]], bool]:
+        """The job's comment follows its being queued again, a moment later."""
+        return lambda told: told["native"]["state"] == "PENDING" and reason in told["reason"]
+
+    told = desk.wait_for(handle, waits_for(f"lost node 1 ({lost}): Killed"))
+    assert told["state"] == "restarting", told
     assert "without" not in told["reason"]
     until(lambda: holds.reached(moments[1], 0, 1), "the second start")
     # Its end is nearer than `signal_seconds` now. Slurm looks every 30 s.
@@ -135,8 +140,7 @@ def test_a_run_that_loses_a_node_twice_and_reaches_its_time_limit_loses_no_bit(
     log = run.directory / "launch" / f"slurm-{job}.log"
     until(lambda: holds.reached(moments[2], 0, 1), "the third start")
     cluster.kill_agent(lost)
-    told = desk.wait_for(handle, lambda told: told["native"]["state"] == "PENDING")
-    assert f"lost node 1 ({lost}): Killed; from now on without {lost}" in told["reason"], told
+    desk.wait_for(handle, waits_for(f"lost node 1 ({lost}): Killed; from now on without {lost}"))
     assert desk.say("runs", "wait", handle).returncode == 0, log.read_text()
     told = desk.status(handle)
     assert (told["state"], told["failures"], told["round"]) == ("succeeded", 0, 3)
