@@ -88,8 +88,9 @@ def write_output(path: Path, data: bytes, *, made_by_us: bytes, overwrite: bool)
             file.write(data)
             file.close()
             draft.replace(target)
-        except OSError:
-            draft.unlink()
+        except BaseException:
+            # Ctrl-C too must leave nothing beside the user's file.
+            draft.unlink(missing_ok=True)
             raise
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 import typer
@@ -14,6 +15,7 @@ from typer.main import get_command
 
 from drillyard.cli.main import main
 from drillyard.cli.report import register
+from drillyard.storage import write_output
 
 
 def call(*arguments):
@@ -108,3 +110,18 @@ def test_every_flag_that_a_report_asks_for_is_one_it_has(tmp_path, monkeypatch):
     assert call(log, *facts, *range_of_steps, "--price-per-node-hour", 64.4, "--gpus-per-node", 8) == 0
     page = (tmp_path / "report.html").read_text()
     assert "$8.05 per GPU-hour" in page
+
+
+def test_an_interrupted_report_leaves_the_old_file_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.html"
+    page.write_bytes(b"old")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_output(page, b"new", made_by_us=b"old", overwrite=False)
+    assert list(tmp_path.iterdir()) == [page] and page.read_bytes() == b"old"
