@@ -68,13 +68,20 @@ def _speed_rows(shape: str, sequence_length: int, micro_batch: int, recompute: s
         "micro_batch": micro_batch,
     }
     equal = common | {"recompute": recompute}
-    return [
+    rows = [
         Row(f"{what}: trainer, checkpointing {recompute}", "speed:ours", 240, equal),
         Row(f"{what}: bare loop", "speed:bare_loop", 240, equal),
         Row(f"{what}: HF Trainer, Liger", "speed:hf_trainer", 240, equal | {"compiled": False}),
         Row(f"{what}: HF Trainer, Liger, compiled", "speed:hf_trainer", 300, equal | {"compiled": True}),
         Row(f"{what}: trainer, checkpointing auto", "speed:ours", 240, common | {"recompute": "auto"}),
     ]
+    if recompute != "none":
+        # What `auto` is to be compared with.
+        name = f"{what}: HF Trainer, Liger, no checkpointing"
+        kept = common | {"recompute": "none"}
+        rows.append(Row(name, "speed:hf_trainer", 240, kept | {"compiled": False}))
+        rows.append(Row(f"{name}, compiled", "speed:hf_trainer", 300, kept | {"compiled": True}))
+    return rows
 
 
 def _memory_rows() -> list[Row]:

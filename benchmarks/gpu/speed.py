@@ -133,6 +133,8 @@ def hf_trainer(
             gradient_checkpointing_kwargs={"use_reentrant": False},
             torch_compile=compiled and not setting.tiny,
             use_liger_kernel=on_gpu,
+            # Liger's fused loss cannot be traced (addmm of fp32 and bf16): compiled, the loss is left to the compiler.
+            liger_kernel_config={"fused_linear_cross_entropy": not compiled},
             logging_strategy="no",
             save_strategy="no",
             report_to="none",
