@@ -63,7 +63,7 @@ integration: setup
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target integration-runs integration-launch
 
 integration-runs:
-	@$(PYTEST) tests/integration --ignore=tests/integration/launch --durations=5
+	@$(PYTEST) tests/integration --ignore=tests/integration/launch -n 2 --dist loadfile --durations=5
 
 integration-launch:
 	@$(PYTEST) tests/integration/launch --durations=5

@@ -50,9 +50,9 @@ def test_every_row_runs_and_what_fails_or_hangs_stops_no_other(tmp_path: Path) -
     made = {name: status.pop(name) for name in list(status) if name.startswith("made")}
     assert made == {"made to fail": "failed", "made to hang": "timed out", "made to die": "failed"}
     assert set(status.values()) == {"passed"}, {name: row for name, row in results.items() if "error" in row}
-    assert len(status) == 32
+    assert len(status) == 34
     table = (tmp_path / "out" / "table.md").read_text().splitlines()
-    assert len(table) == 2 + 35
+    assert len(table) == 2 + 37
     assert {line.count("|") for line in table} == {5}
     child = Path("/proc", (tmp_path / "child").read_text(), "stat")
     assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z", "what it started ended with it"
