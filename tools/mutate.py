@@ -1,0 +1,173 @@
+"""Plant small faults in each package of src/drillyard, one at a time, and report which of them its unit tests catch.
+
+    python tools/mutate.py                    # eight faults a package, drawn by the newest commit's hash
+    python tools/mutate.py --package launch --seed 3627644 --json caught.json
+
+The kinds of fault: a comparison turned into its neighbour (`<` into `<=`, `==` into `!=`), a condition negated, a whole
+number raised by one, a call or a `raise` left out. The same seed draws the same kinds for every package, so that two
+commits can be compared: what counts is the share caught. Faults are planted in a copy of the tree. A fault that makes
+the tests hang counts as caught. Exit code 0, whatever is caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+KINDS = ("comparison", "not", "off by one", "dropped call", "dropped raise", "comparison", "not", "off by one")
+"""What is drawn for a package, in this order."""
+OTHER_TESTS = {"data": ["data", "data_builtin"], "training": ["training", "checkpoint"], "goodput": ["measure"]}
+"""Directories of tests/unit for packages whose tests are not in the one with their name."""
+NEIGHBOUR: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+TIMEOUT_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One place in one file: the text between two offsets (in bytes of UTF-8), and what takes its place."""
+
+    kind: str
+    file: str
+    line: int
+    start: int
+    end: int
+    replacement: str
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", default=None, help="default: the newest commit's hash")
+    parser.add_argument("--package", action="append", help="only this package; repeatable")
+    parser.add_argument("--json", type=Path, help="write the faults and their results here too")
+    arguments = parser.parse_args()
+    head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    seed = arguments.seed or head.stdout.strip()
+    packages = arguments.package or sorted(path.parent.name for path in (ROOT / "src/drillyard").glob("*/__init__.py"))
+    results = []
+    with tempfile.TemporaryDirectory(prefix="mutate-") as directory:
+        tree = Path(directory)
+        for part in ("src", "tests", "benchmarks", "tools", "recipes", "docs", "demo"):
+            if (ROOT / part).is_dir():
+                shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
+        for file in ("pyproject.toml", "Makefile", "README.md"):
+            shutil.copy(ROOT / file, tree / file)
+        for package in packages:
+            found = test_directories(package)
+            if not found or not tests_pass(tree, found):
+                print(f"{package}: {'its unit tests fail without a fault' if found else 'no unit tests'}", flush=True)
+                continue
+            faults = draw(package, seed)
+            caught = [is_caught(tree, fault, found) for fault in faults]
+            print(f"{package}: {sum(caught)} of {len(faults)} caught", flush=True)
+            for fault, seen in zip(faults, caught, strict=True):
+                results.append({"package": package, "caught": seen, **asdict(fault)})
+                if not seen:
+                    print(f"  not caught: {fault.kind}, {fault.file}:{fault.line}: {fault.replacement}", flush=True)
+    print(f"seed {seed}: {sum(result['caught'] for result in results)} of {len(results)} caught")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"seed": seed, "faults": results}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def test_directories(package: str) -> list[str]:
+    """The directories of unit tests of a package, relative to the root."""
+    names = [f"tests/unit/{name}" for name in OTHER_TESTS.get(package, [package])]
+    return [name for name in names if (ROOT / name).is_dir()]
+
+
+def draw(package: str, seed: str) -> list[Fault]:
+    """The faults of a package: one of each of KINDS, as far as the package has places for them."""
+    places: dict[str, list[Fault]] = {kind: [] for kind in KINDS}
+    for path in sorted((ROOT / "src/drillyard" / package).rglob("*.py")):
+        for fault in faults_of(path):
+            places[fault.kind].append(fault)
+    drawn = random.Random(f"{seed} {package}")
+    found = []
+    for kind in KINDS:
+        if places[kind]:
+            found.append(places[kind].pop(drawn.randrange(len(places[kind]))))
+    return found
+
+
+def faults_of(path: Path) -> Iterator[Fault]:
+    """All faults that can be planted inside of the functions of a file."""
+    source = path.read_bytes()
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    file = str(path.relative_to(ROOT))
+
+    def fault(kind: str, node: ast.expr | ast.stmt, replacement: str) -> Fault:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        start, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+        return Fault(kind, file, node.lineno, start, end, replacement)
+
+    tree = ast.parse(source)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    within = {id(node): node for function in functions for part in function.body for node in ast.walk(part)}
+    # Python 3.11 gives no true positions inside of f-strings.
+    formatted = {id(node) for node in within.values() if isinstance(node, ast.JoinedStr) for node in ast.walk(node)}
+    for node in (within[key] for key in within if key not in formatted):
+        match node:
+            case ast.Compare(left=left, ops=[operator], comparators=[right]):
+                yield fault("comparison", node, ast.unparse(ast.Compare(left, [NEIGHBOUR[type(operator)]()], [right])))
+            case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
+                yield fault("not", test, f"(not ({ast.unparse(test)}))")
+            case ast.Constant(value=int() as value) if not isinstance(value, bool):
+                yield fault("off by one", node, str(value + 1))
+            case ast.Expr(value=ast.Call()):
+                yield fault("dropped call", node, "pass")
+            case ast.Raise():
+                yield fault("dropped raise", node, "pass")
+
+
+def is_caught(tree: Path, fault: Fault, tests: list[str]) -> bool:
+    """Whether one of the tests fails with the fault planted in `tree`, which is then as it was."""
+    path = tree / fault.file
+    source = path.read_bytes()
+    path.write_bytes(source[: fault.start] + fault.replacement.encode() + source[fault.end :])
+    try:
+        return not tests_pass(tree, tests)
+    finally:
+        path.write_bytes(source)
+
+
+def tests_pass(tree: Path, tests: list[str]) -> bool:
+    """Whether the tests pass in `tree`, within TIMEOUT_SECONDS."""
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", "-p", "no:cacheprovider", *tests]
+    process = subprocess.Popen(
+        command, cwd=tree, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        return process.wait(TIMEOUT_SECONDS) == 0
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        process.wait()
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
