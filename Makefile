@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PYTHON
 
-.PHONY: help setup demo test lint format unit distributed integration integration-runs integration-launch gpu bench soak clean
+.PHONY: help setup demo test lint format unit distributed integration integration-runs integration-launch gpu bench soak size clean
 
 help:
 	@echo "make demo         train a small model on two ranks, kill one, resume, measure, export, report"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench        the benchmarks under benchmarks/"
 	@echo "make soak         100 faults on two ranks, each run compared to the bit with an undisturbed one"
 	@echo "make gpu          what only a GPU can show, for 9 minutes (MINUTES=); installs nothing; results in runs/gpu (OUT=)"
+	@echo "make size         lines, statements and files by package; class names that stand twice"
 	@echo "make clean        remove caches and build output; keeps .venv and runs/"
 
 setup:
@@ -77,6 +78,9 @@ bench: setup
 
 soak: setup
 	@$(BIN)/python benchmarks/soak.py
+
+size: setup
+	@$(BIN)/python tools/size.py
 
 clean:
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
