@@ -51,7 +51,7 @@ format: setup
 	@$(BIN)/ruff check --fix .
 
 unit: setup
-	@$(PYTEST) tests/unit -n 2
+	@$(PYTEST) tests/unit tests/security -n 2
 
 # Ranks are processes of their own: one test at a time keeps their number at that of the test.
 distributed: setup

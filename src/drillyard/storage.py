@@ -13,9 +13,9 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from drillyard.errors import UserError
 
@@ -92,6 +92,53 @@ def write_output(path: Path, data: bytes, *, made_by_us: bytes, overwrite: bool)
             # Ctrl-C too must leave nothing beside the user's file.
             draft.unlink(missing_ok=True)
             raise
+
+
+def require_plain_name(path: str, source: str) -> None:
+    """Raise UserError for a file name from elsewhere that could leave the directory that it is to be written to.
+
+    `source`: who gave it, for the error.
+    """
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        what = "is no path below a directory (absolute, or with '..', '.' or an empty part)"
+    elif any(ord(character) < 0x20 or ord(character) == 0x7F for character in path):
+        what = "has a control character"
+    elif any("\ud800" <= character < "\udc80" for character in path):
+        what = "is no text"
+    else:
+        return
+    raise UserError(f"{source}: the file name {path!r} {what}, so nothing was copied; leave the file out by a pattern")
+
+
+@contextlib.contextmanager
+def new_file_below(top: str, path: str) -> Iterator[BinaryIO]:
+    """Write the file `path`, a plain name, below the directory `top`; it has its name once it is complete.
+
+    Directories are made where they are missing. Links below `top` are not followed: one in the place of a directory is
+    an error, one in the place of the file is replaced. Raises OSError.
+    """
+    Path(top).mkdir(parents=True, exist_ok=True)
+    *parents, name = path.split("/")
+    draft = f".{name}.{os.getpid()}.partial"
+    directory = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for parent in parents:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(parent, dir_fd=directory)
+            below = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            os.close(directory)
+            directory = below
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=directory)
+        try:
+            with open(descriptor, "wb") as file:
+                yield file
+            os.replace(draft, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except BaseException:
+            os.unlink(draft, dir_fd=directory)
+            raise
+    finally:
+        os.close(directory)
 
 
 def flush(path: Path) -> None:

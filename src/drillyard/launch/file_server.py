@@ -5,14 +5,19 @@ nothing between two requests, so a connection that was lost is replaced by anoth
 nothing of it is left when the other side goes away.
 
 A request is a line of JSON, `{"list": [PATTERN, ...]}`, `{"tree": DIRECTORY}` or `{"read": [[PATH, OFFSET, LENGTH,
-HEAD], ...]}`. The answer is a line of JSON, for each read one, followed by its bytes.
+HEAD, TOP], ...]}`. The answer is a line of JSON, for each read one, followed by its bytes.
+
+Only regular files are listed and read. Whoever writes to a run directory may put a link there to a file that only the
+reader may read, or a pipe that blocks the reader: links are not followed, those of directories neither.
 """
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterable
 from typing import Any, BinaryIO
@@ -24,11 +29,8 @@ as directories give a file that was appended to another one."""
 
 def found(patterns: Iterable[str]) -> list[list[Any]]:
     """Path and size of the files that the patterns match."""
-    files = []
-    for path in sorted({path for pattern in patterns for path in glob.glob(pattern)}):
-        if os.path.isfile(path):
-            files.append([path, os.path.getsize(path)])
-    return files
+    paths = sorted({path for pattern in patterns for path in glob.glob(pattern)})
+    return [[path, size] for path, size in ((path, regular_size(path)) for path in paths) if size is not None]
 
 
 def tree(directory: str) -> list[list[Any]] | None:
@@ -39,19 +41,56 @@ def tree(directory: str) -> list[list[Any]] | None:
     for root, _, names in os.walk(directory):
         for name in names:
             path = os.path.join(root, name)
-            if os.path.isfile(path):
-                files.append([os.path.relpath(path, directory), os.path.getsize(path)])
+            size = regular_size(path)
+            if size is not None:
+                files.append([os.path.relpath(path, directory), size])
     return sorted(files)
 
 
-def read(path: str, offset: int, length: int, head: bytes) -> tuple[bytes, bool, bytes] | None:
-    """What a file has from `offset` on: its first bytes, whether it was begun anew (then it is read from its own
-    beginning), and the bytes. None where it is not there. `head`: its first bytes as they were seen last."""
+def regular_size(path: str) -> int | None:
+    """The size of a regular file; None for anything else."""
     try:
-        file = open(path, "rb")  # noqa: SIM115
-    except (FileNotFoundError, NotADirectoryError):
+        status = os.lstat(path)
+    except OSError:
         return None
-    with file:
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def open_regular(path: str, top: str) -> int | None:
+    """A descriptor of a regular file; None for anything else, and where the way to it from the directory `top` has a
+    link. Raises OSError."""
+    directory = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        *parents, name = os.path.relpath(path, top).split(os.sep)
+        for parent in parents:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            below = os.open(parent, flags, dir_fd=directory)
+            os.close(directory)
+            directory = below
+        # Not to block on a pipe, which is then no regular file.
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    finally:
+        os.close(directory)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def read(path: str, offset: int, length: int, head: bytes, top: str = "") -> tuple[bytes, bool, bytes] | None:
+    """What a file has from `offset` on: its first bytes, whether it was begun anew (then it is read from its own
+    beginning), and the bytes. None where there is no regular file, or a link on the way to it from `top` (default: its
+    directory). `head`: its first bytes as they were seen last."""
+    try:
+        descriptor = open_regular(path, top or os.path.dirname(path) or ".")
+    except OSError as error:
+        # ELOOP: the last name is a link. ENXIO: a socket.
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+            return None
+        raise
+    if descriptor is None:
+        return None
+    with open(descriptor, "rb") as file:
         now = file.read(HEAD_BYTES)
         anew = not now.startswith(head) or os.fstat(file.fileno()).st_size < offset
         file.seek(0 if anew else offset)
@@ -67,9 +106,9 @@ def main() -> None:
             tell(out, found(request["list"]))
         elif "tree" in request:
             tell(out, tree(request["tree"]))
-        for path, offset, length, head in request.get("read", ()):
+        for path, offset, length, head, top in request.get("read", ()):
             try:
-                told = read(path, offset, length, bytes.fromhex(head))
+                told = read(path, offset, length, bytes.fromhex(head), top)
             except OSError as error:
                 tell(out, {"error": f"{path}: {error.strerror}"})
                 continue

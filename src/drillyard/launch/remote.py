@@ -13,6 +13,7 @@ takes, once it has worked: a follower outlives a login node that restarts. A req
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import importlib.resources
 import json
@@ -22,16 +23,18 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, BinaryIO, Final, NamedTuple, Protocol
 
 from drillyard.errors import UserError
 from drillyard.launch import file_server
 from drillyard.launch.launcher import READ_BYTES
 from drillyard.launch.programs import Host, Programs, shown
+from drillyard.storage import new_file_below, require_plain_name
 
 _BOOTSTRAP: Final = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))"
 _LONGEST_PAUSE: Final = 15.0
+_LINE_BYTES: Final = 64 << 20
+"""Of one answer: the names of about half a million files. A host that sends more would fill this machine's memory."""
 _NO_ARTIFACTS: Final = (
     "launch/agent/",
     "launch/agents/",
@@ -44,12 +47,14 @@ _NO_ARTIFACTS: Final = (
 
 
 class Wish(NamedTuple):
-    """Bytes of a file: at most `length` from `offset` on. `head`: its first bytes as they were seen last."""
+    """Bytes of a file: at most `length` from `offset` on. `head`: its first bytes as they were seen last. `top`: the
+    directory below which links are not followed; by default the file's own, so that only the file itself is no link."""
 
     path: str
     offset: int
     length: int
     head: bytes = b""
+    top: str = ""
 
 
 class Piece(NamedTuple):
@@ -74,7 +79,7 @@ class Files(Protocol):
         """Path, relative to the directory, and size of all files below it; none where it is not there."""
 
     def read(self, wishes: Sequence[Wish]) -> list[Piece | None]:
-        """A piece of each file; None for one that is not there."""
+        """A piece of each file; None for one that is not there, or is a link or no regular file."""
 
     def close(self) -> None:
         """End the connection."""
@@ -129,20 +134,18 @@ class RemoteFiles:
 
     def find(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
         """Path and size of the files that glob patterns match."""
-        (told,) = self._ask({"list": list(patterns)}, 1)
-        return [(path, size) for path, size in told]
+        return self._sizes({"list": list(patterns)})
 
     def tree(self, directory: str) -> list[tuple[str, int]]:
         """Path, relative to the directory, and size of all files below it; none where it is not there."""
-        (told,) = self._ask({"tree": directory}, 1)
-        return [(path, size) for path, size in told or ()]
+        return self._sizes({"tree": directory})
 
     def read(self, wishes: Sequence[Wish]) -> list[Piece | None]:
         """A piece of each file; None for one that is not there."""
         if not wishes:
             return []
-        request = {"read": [(wish.path, wish.offset, wish.length, wish.head.hex()) for wish in wishes]}
-        return self._ask(request, len(wishes))
+        request = {"read": [(w.path, w.offset, w.length, w.head.hex(), w.top) for w in wishes]}
+        return self._ask(request, len(wishes), most_bytes=max(wish.length for wish in wishes))
 
     def close(self) -> None:
         """End the connection; the program at the other end ends with it."""
@@ -159,16 +162,25 @@ class RemoteFiles:
         for stream in (process.stdout, process.stderr):
             stream.close()  # type: ignore[union-attr]
 
-    def _ask(self, request: dict[str, Any], answers: int) -> list[Any]:
+    def _sizes(self, request: dict[str, Any]) -> list[tuple[str, int]]:
+        (told,) = self._ask(request, 1)
+        try:
+            return [(str(path), int(size)) for path, size in told or ()]
+        except (TypeError, ValueError):
+            raise UserError(
+                f"{self.title}: its list of files cannot be read; is {self._argv[0]} asking the right host?"
+            ) from None
+
+    def _ask(self, request: dict[str, Any], answers: int, most_bytes: int = 0) -> list[Any]:
         """The answers to a request, asked again over a new connection where this one is lost."""
         with self._lock:
-            return self._ask_alone(request, answers)
+            return self._ask_alone(request, answers, most_bytes)
 
-    def _ask_alone(self, request: dict[str, Any], answers: int) -> list[Any]:
+    def _ask_alone(self, request: dict[str, Any], answers: int, most_bytes: int) -> list[Any]:
         pause, tries = 1.0, 0
         while True:
             with contextlib.suppress(EOFError, OSError, ValueError):
-                told = list(self._answers(request, answers))
+                told = list(self._answers(request, answers, most_bytes))
                 if tries > 1:
                     tell(f"{self.title}: connected again")
                 self._has_answered = True
@@ -183,7 +195,7 @@ class RemoteFiles:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _answers(self, request: dict[str, Any], answers: int) -> Iterator[Any]:
+    def _answers(self, request: dict[str, Any], answers: int, most_bytes: int) -> Iterator[Any]:
         if self._process is None:
             self._process = self._programs.stream(self._argv, asked=True)
             self._send(self._source)
@@ -191,7 +203,7 @@ class RemoteFiles:
         out = self._process.stdout
         assert out is not None
         for _ in range(answers):
-            line = out.readline()
+            line = out.readline(_LINE_BYTES)
             if not line.endswith(b"\n"):
                 raise EOFError
             told = json.loads(line)
@@ -199,12 +211,17 @@ class RemoteFiles:
                 self.close()
                 raise UserError(f"{self.title}: {told['error']}")
             if isinstance(told, dict):
-                data = out.read(told["bytes"])
-                if len(data) < told["bytes"]:
+                size = told.get("bytes")
+                if not isinstance(size, int) or not 0 <= size <= most_bytes:
+                    raise ValueError(f"{size} bytes, and at most {most_bytes} were asked for")
+                data = out.read(size)
+                if len(data) < size:
                     raise EOFError
-                yield Piece(bytes.fromhex(told["head"]), told["anew"], data)
-            else:
+                yield Piece(bytes.fromhex(str(told.get("head"))), told.get("anew") is True, data)
+            elif told is None or isinstance(told, list):
                 yield told
+            else:
+                raise ValueError(f"{type(told).__name__} is no answer")
 
     def _send(self, data: bytes) -> None:
         assert self._process is not None and self._process.stdin is not None
@@ -244,30 +261,29 @@ def artifacts_of(files: Files, run_directory: str) -> list[tuple[str, int]]:
 def copy_files(files: Files, directory: str, paths: Sequence[str], destination: str) -> None:
     """Copy files, named relative to `directory`, to a directory here. A file is complete when it has its name.
 
-    Raises UserError for one that is not there, and where one cannot be written here.
+    Nothing outside of `destination` is written, whatever names the other side gives and whatever links are in the way;
+    links there are not followed either. Raises UserError for a name that leaves the destination, with nothing copied,
+    for a file that is not there, and where one cannot be written here.
     """
     for path in paths:
-        target = Path(destination, path)
-        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        require_plain_name(path, files.title)
+    for path in paths:
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("xb") as out:
-                try:
-                    _copy(files, os.path.join(directory, path), out)
-                    out.close()
-                    partial.replace(target)
-                finally:
-                    partial.unlink(missing_ok=True)
+            with new_file_below(destination, path) as out:
+                _copy(files, directory, path, out)
         except OSError as error:
-            raise UserError(f"{target}: cannot be written: {error.strerror}") from None
+            target = os.path.join(destination, path)
+            linked = error.errno in (errno.ENOTDIR, errno.ELOOP)
+            why = "a directory on the way is a link or a file; fetch to a new directory" if linked else error.strerror
+            raise UserError(f"{target}: cannot be written: {why}") from None
 
 
-def _copy(files: Files, path: str, out: Any) -> None:
-    head, offset = b"", 0
+def _copy(files: Files, directory: str, path: str, out: BinaryIO) -> None:
+    head, offset, source = b"", 0, os.path.join(directory, path)
     while True:
-        (piece,) = files.read([Wish(path, offset, READ_BYTES, head)])
+        (piece,) = files.read([Wish(source, offset, READ_BYTES, head, directory)])
         if piece is None:
-            raise UserError(f"{path}: is not there on {files.title} (any more)")
+            raise UserError(f"{source}: is not there on {files.title} (any more), or is a link, which is not followed")
         if piece.anew:
             offset = 0
             out.seek(0)
