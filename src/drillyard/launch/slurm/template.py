@@ -24,8 +24,8 @@ slurm_has() {{ # FIELD of this job
     scontrol show job -o "$job" 2>/dev/null | sed -n "s/.* $1=\([^ ]*\).*/\1/p"
 }}
 
-note() {{ # REASON [ExcNodeList=NODES]
-    scontrol update JobId="$job" ${{2-}} Comment="{handle} $(tr '|\n' '  ' <<<"$1" | cut -c -500)"
+note() {{ # REASON
+    scontrol update JobId="$job" Comment="{handle} $(printf %s "$1" | tr '|\n' '  ' | cut -c -500)"
 }}
 
 # Queue this job again, without NODES where Slurm has others for it. Returns where it may not be queued again, or where
@@ -44,11 +44,18 @@ queue_again() {{ # REASON [NODES]
         fi
     fi
     say "$reason; is queued again"
+    # Slurm sends SIGTERM to what is left of this start while the job waits.
+    trap '' TERM
     # The controller may be away for a while.
     for _ in 1 2 3 4 5 6 7 8 9 10; do
+        # First the reason: a waiting job never shows that of an earlier start.
+        note "$reason" || true
         if scontrol requeue "$job"; then
-            # Slurm changes the excluded nodes of waiting jobs only, and sends SIGTERM to what is left of this start.
-            (trap '' TERM && note "$reason" "$list") || true
+            # Slurm changes the excluded nodes of waiting jobs only. This start is still among the job's processes, so
+            # the next one cannot begin before the change.
+            if [ -n "$list" ] && ! scontrol update JobId="$job" "$list"; then
+                note "$1; Slurm did not exclude $2" || true
+            fi
             trap - EXIT
             exit 0
         fi
@@ -87,6 +94,8 @@ launch={launch}
     + QUEUEING
     + r"""log=$launch/slurm-$job.log
 exec >>"$log" 2>&1
+# Slurm itself may queue this start again, and that has nothing to do with the reason of the last time.
+[ "$restarts" = 0 ] || note "" || true
 
 # Whether Slurm has no newer start of this job: on a node that it lost, an older one may go on.
 is_newest() {{

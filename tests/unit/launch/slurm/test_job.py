@@ -22,6 +22,7 @@ case "$1 $2" in
     "update "*) echo "$@" >>"$PLAY/updates" ;;
     "show node") echo "NodeName=n1 NodeAddr=10.0.0.1 State=IDLE" ;;
     "show job") echo "JobId=12 $(cat "$PLAY/facts") Restarts=$(cat "$PLAY/restarts") BatchFlag=1 Power=" ;;
+    "requeue "*) echo "$@" >>"$PLAY/calls"; cp "$PLAY/updates" "$PLAY/updates-before-requeue" ;;
     *) echo "$@" >>"$PLAY/calls" ;;
 esac
 """
@@ -92,11 +93,11 @@ class Play:
     @property
     def comment(self) -> str:
         """What the job's comment says after the run's handle."""
-        return self.updates.partition("Comment=slurm://c/nccl ")[2].strip()
+        return self.updates.rpartition("Comment=slurm://c/nccl ")[2].partition("\n")[0]
 
     @property
     def updates(self) -> str:
-        """Changes of the job: JobId=12 [ExcNodeList=NODES] Comment=TEXT."""
+        """Changes of the job, one a line: update JobId=12 ExcNodeList=NODES, or Comment=TEXT."""
         path = self.directory / "updates"
         return path.read_text() if path.exists() else ""
 
@@ -159,7 +160,7 @@ def test_a_leader_that_never_starts_is_tried_elsewhere_up_to_a_limit(tmp_path: P
     for number in range(3):
         play = Play(tmp_path, "exit 137", restarts=number, slurm="{}")
         assert play.run() == 0 and play.calls == "requeue 12\n" * (number + 1)
-        assert play.updates.count(" ExcNodeList=n1 ") == number + 1
+        assert play.updates.count(" ExcNodeList=n1\n") == number + 1
     last = Play(tmp_path, "exit 137", restarts=3, slurm="{}")
     assert (
         last.run() == 1 and last.ended is not None and "no agent can lead the run, last on n1" in last.ended["reason"]
@@ -174,7 +175,7 @@ def test_a_killed_leader_is_named_and_its_host_excluded_the_second_time(
     play.state(None, losses=losses, exclude="")
     assert play.run() == 0 and play.calls == "requeue 12\n"
     assert play.comment.startswith("the agent of node 0 (n1) was killed")
-    assert ("ExcNodeList=n1 " in play.updates) == excluded
+    assert ("ExcNodeList=n1\n" in play.updates) == excluded
 
 
 def test_nodes_that_the_leader_excludes_are_added_to_those_of_the_job(tmp_path: Path):
@@ -182,7 +183,7 @@ def test_nodes_that_the_leader_excludes_are_added_to_those_of_the_job(tmp_path: 
     play.write("facts", "Reason=None PreemptTime=None ExcNodeList=n[7-9]")
     play.state(75, reason='lost node 1 (n2): said "no" | so; to be started again (exit code 75)', exclude="n2")
     assert play.run() == 0
-    assert "ExcNodeList=n2,n[7-9] " in play.updates
+    assert "ExcNodeList=n2,n[7-9]\n" in play.updates
     assert play.comment == 'lost node 1 (n2): said "no"   so; from now on without n2'
     assert (tmp_path / "asked-slurm").read_text().startswith("sbatch --test-only --exclude=n2,n[7-9] ")
 
@@ -194,6 +195,26 @@ def test_where_slurm_has_no_other_node_the_same_ones_are_tried_again(tmp_path: P
     assert play.run() == 0 and play.calls == "requeue 12\n"
     assert "ExcNodeList" not in play.updates
     assert play.comment == "lost node 1 (n2); Slurm has no other node in place of n2"
+
+
+def test_the_reason_is_noted_before_the_job_waits(tmp_path: Path):
+    play = Play(tmp_path, "exit 75", restarts=1)
+    play.state(75, attempt=1, reason="lost node 1 (n2)", exclude="n2")
+    assert play.run() == 0
+    cleared, noted = (tmp_path / "updates-before-requeue").read_text().splitlines()
+    # Slurm itself may have queued the job again meanwhile: the reason of the start before would be wrong then.
+    assert cleared == "update JobId=12 Comment=slurm://c/nccl "
+    assert noted == "update JobId=12 Comment=slurm://c/nccl lost node 1 (n2); from now on without n2"
+    assert play.updates.splitlines()[2:] == ["update JobId=12 ExcNodeList=n2"]
+
+
+def test_nodes_that_slurm_does_not_exclude_are_not_said_to_be(tmp_path: Path):
+    play = Play(tmp_path, "exit 75")
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.write_text(scontrol.read_text().replace("case", 'case "$*" in *ExcNodeList=*) exit 1 ;; esac\ncase', 1))
+    play.state(75, reason="lost node 1 (n2)", exclude="n2")
+    assert play.run() == 0 and play.calls == "requeue 12\n"
+    assert play.comment == "lost node 1 (n2); Slurm did not exclude n2"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +234,7 @@ def test_a_refusal_of_the_first_node_ends_the_run_with_its_words(tmp_path: Path,
 def test_a_node_on_which_slurm_cannot_start_the_agent_is_excluded(tmp_path: Path):
     words = "srun: error: Task launch for StepId=12.0 failed on node n2: Communication connection failure"
     play = Play(tmp_path, f'echo "{words}" >&2; exit 1')
-    assert play.run() == 0 and play.calls == "requeue 12\n" and "ExcNodeList=n2 " in play.updates
+    assert play.run() == 0 and play.calls == "requeue 12\n" and "ExcNodeList=n2\n" in play.updates
     assert play.comment.startswith("Slurm cannot start the agent of n2")
 
 
@@ -224,11 +245,11 @@ def test_without_the_storage_the_job_is_queued_again_elsewhere_up_to_a_limit(tmp
     play.launch.rename(tmp_path / "elsewhere")
     command = ["bash", str(script)]
     assert subprocess.run(command, env=play.environment, check=False).returncode == 0
-    assert play.calls == "requeue 12\n" and "ExcNodeList=n1 " in play.updates
+    assert play.calls == "requeue 12\n" and "ExcNodeList=n1\n" in play.updates
     assert play.comment == f"n1 cannot read {play.launch}; from now on without n1"
     play.write("comment", "slurm://c/nccl n2 cannot read /a; n3 cannot read /a; n4 cannot read /a\n")
     assert subprocess.run(command, env=play.environment, check=False).returncode == 1
-    assert play.calls == "requeue 12\n" and "n2 cannot read /a; " in play.updates.splitlines()[-1]
+    assert play.calls == "requeue 12\n" and "n2 cannot read /a; " in play.comment
     assert not play.launch.exists() and not (tmp_path / "srun").exists()
 
 
