@@ -77,7 +77,11 @@ def run(directory: Path, tests: list[str]) -> dict[str, str]:
             passed |= names
         elif case.get("classname"):
             reason = (problem.get("message") or "").strip().split("\n")[0]
-            failures |= dict.fromkeys(names, reason[:200])
+            if "RankFailed" in reason:
+                # A rank's traceback ends with its cause.
+                reason = [line for line in (problem.text or "").splitlines() if line.startswith("E ")][-1][1:].strip()
+            reason = reason[:200]
+            failures |= dict.fromkeys(names, reason)
     if not failures and not passed and len(tests) > 1:
         # One name that does not exist keeps pytest from running the others.
         return {test: result for one in tests for test, result in run(directory, [one]).items()}

@@ -6,6 +6,7 @@ And a run of 60 steps that is given 30 more is the run of 90 steps to the bit.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,12 @@ from tests.distributed.training_case import (
     start_save,
     write_documents,
 )
+from typer.testing import CliRunner
+
+from drillyard.cli.main import app
+from drillyard.data.loader import Mixture
+from drillyard.supervise.rank import attend
+from drillyard.training import run
 
 SIZES = (1, 7, 166)
 BATCH = 12  # divides into micro-batches on 1, 2, 3 and 4 ranks
@@ -34,12 +41,18 @@ def write_rows(directory: Path) -> None:
         (directory / f"{size}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def one_epoch(directory: str, ranks: int) -> dict[int, dict[str, Any]]:
-    """Of each size: the losses of one epoch, and the sequences that this rank has read."""
+def one_epoch(directory: str, ranks: int) -> dict[int, list[int]]:
+    """Train one epoch of each size, as `drillyard train` does; the sequences that this rank has read, in order."""
+    # The ranks' process group is that of the test.
+    run.stop_ranks = lambda: None
+    read: list[int] = []
+    inner = Mixture.read
+    Mixture.read = lambda self, refs: read.extend(index for _, index in refs) or inner(self, refs)  # type: ignore[method-assign,func-returns-value]
     found = {}
     for size in SIZES:
         config = make_config(
             Path(directory),
+            name=run_name(size, ranks),
             data__source=f"{directory}/{size}.jsonl",
             data__packing=False,
             training__steps=None,
@@ -47,14 +60,18 @@ def one_epoch(directory: str, ranks: int) -> dict[int, dict[str, Any]]:
             training__global_batch_size=BATCH,
             training__micro_batch_size=MICRO_BATCHES[ranks],
             training__schedule={"name": "cosine"},
+            logging={"every_steps": 1, "tensorboard": False},
         )
-        trainer, _ = build(config)
-        read: list[tuple[int, int]] = []
-        inner = trainer.data.read
-        trainer.data.read = lambda refs, inner=inner, read=read: read.extend(refs) or inner(refs)  # type: ignore[method-assign,func-returns-value]
-        rows = run_steps(trainer, 0, trainer.total_steps)
-        found[size] = {"rows": rows, "read": read, "of": trainer.data.num_sequences}
+        side = attend(Path(config.output) / config.name, 0.0, round_number=0, is_claimed=False)
+        assert run.train(config, side).exit_code == 0
+        found[size] = list(read)
+        read.clear()
+    Mixture.read = inner  # type: ignore[method-assign]
     return found
+
+
+def run_name(size: int, ranks: int) -> str:
+    return f"{size}-on-{ranks}"
 
 
 def longer(directory: str, ranks: int) -> dict[str, Any]:
@@ -82,35 +99,54 @@ def cases(directory: str, ranks: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
-    """What each rank found, by the number of ranks."""
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the data are, and the run directories below runs/."""
     folder = tmp_path_factory.mktemp("epochs")
     write_rows(folder)
     write_documents(folder)
-    return {ranks: run_ranks(cases, ranks, str(folder), ranks) for ranks in MICRO_BATCHES}
+    return folder
 
 
 @pytest.fixture(scope="module")
-def epochs(found: dict[int, list[dict[str, Any]]]) -> dict[int, list[dict[int, dict[str, Any]]]]:
-    return {ranks: [rank["epochs"] for rank in each] for ranks, each in found.items()}
+def found(directory: Path) -> dict[int, list[dict[str, Any]]]:
+    """What each rank found, by the number of ranks."""
+    return {ranks: run_ranks(cases, ranks, str(directory), ranks) for ranks in MICRO_BATCHES}
+
+
+def shown(run_directory: Path, step: int) -> list[tuple[int, int]]:
+    """(rank, sequence) of each sample that `drillyard data show` prints of a step."""
+    result = CliRunner().invoke(app, ["data", "show", str(run_directory), "--step", str(step), "--limit", str(BATCH)])
+    assert result.exit_code == 0, result.output
+    return [(int(rank), int(index)) for rank, index in re.findall(r"\(rank (\d+), .*, sequence (\d+):", result.output)]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_each_sequence_is_read_once(epochs: dict[int, list[dict[int, dict[str, Any]]]], size: int) -> None:
-    for ranks, found in epochs.items():
-        assert found[0][size]["of"] == size
-        assert len(found[0][size]["rows"]) == -(-size // BATCH), ranks
-        read = Counter(index for rank in found for _, index in rank[size]["read"])
-        assert read == Counter(range(size)), ranks
+def test_each_sequence_is_read_once_and_shown_where_it_was_read(
+    directory: Path, found: dict[int, list[dict[str, Any]]], size: int
+) -> None:
+    for ranks in MICRO_BATCHES:
+        run_directory = directory / "runs" / run_name(size, ranks)
+        logged = [json.loads(line)["step"] for line in (run_directory / "metrics.jsonl").read_text().splitlines()]
+        assert logged == list(range(1, -(-size // BATCH) + 1)), ranks
+        printed = [sample for step in logged for sample in shown(run_directory, step)]
+        assert Counter(index for _, index in printed) == Counter(range(size)), ranks
+        for rank, of_rank in enumerate(found[ranks]):
+            assert of_rank["epochs"][size] == [index for reader, index in printed if reader == rank], (ranks, rank)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_losses_do_not_depend_on_the_number_of_ranks(
-    epochs: dict[int, list[dict[int, dict[str, Any]]]], size: int
+    directory: Path, found: dict[int, list[dict[str, Any]]], size: int
 ) -> None:
-    reference = epochs[1][0][size]["rows"]
-    for found in epochs.values():
-        np.testing.assert_allclose(found[0][size]["rows"], reference, rtol=1e-9)
+    curves = {}
+    for ranks in MICRO_BATCHES:
+        run_directory = directory / "runs" / run_name(size, ranks)
+        lines = [json.loads(line) for line in (run_directory / "metrics.jsonl").read_text().splitlines()]
+        curves[ranks] = [(line["loss"], line["grad_norm"]) for line in lines]
+        final_loss = json.loads((run_directory / "summary.json").read_text())["final_loss"]
+        assert final_loss == curves[ranks][-1][0]
+    for curve in curves.values():
+        np.testing.assert_allclose(curve, curves[1], rtol=1e-9)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -25,7 +25,6 @@ from drillyard.parallel.setup import SetUpModel, fill_weights, set_up_model
 from drillyard.training.assemble import batch_shape
 from drillyard.training.checkpoint import Checkpointer
 from drillyard.training.optimizer import ShardedAdamW
-from drillyard.training.order import num_steps
 from drillyard.training.resume import resume
 from drillyard.training.state import checkpoint_state, seed_rank
 from drillyard.training.trainer import StepWindow, Trainer
@@ -122,6 +121,7 @@ def build(config: RunConfig, ranks: Ranks | None = None, *, filled: bool = True)
         norms_in_fp64(model.causal_lm)
     optimizer = ShardedAdamW(model.root, config.training.optimizer, config.training.gradient_clipping, ranks)
     shape = batch_shape(config, ranks)
+    steps_of_epoch = -(-data.train.num_sequences // shape.global_batch_size)
     trainer = Trainer(
         config,
         ranks,
@@ -129,7 +129,7 @@ def build(config: RunConfig, ranks: Ranks | None = None, *, filled: bool = True)
         optimizer,
         data.train,
         shape,
-        num_steps(config, data.train.num_sequences, shape.global_batch_size),
+        config.training.steps or int(config.training.epochs or 0) * steps_of_epoch,
         attention=model.attention,
         gather_gradients_once=model.small,
     )
