@@ -175,3 +175,6 @@ def set_determinism(config: RunConfig) -> None:
         torch.use_deterministic_algorithms(True)
         backends: Any = torch.backends
         backends.cudnn.benchmark = False
+        # PyTorch gives cuDNN's attention no deterministic backward, and `varlen_attn` takes cuDNN without regard to the
+        # setting (torch 2.15, Hopper and Blackwell); FlashAttention has one.
+        backends.cuda.enable_cudnn_sdp(False)
