@@ -1,9 +1,8 @@
 """SQL execution accuracy: does a predicted query return what the reference query returns?
 
-Both run in fresh in-memory sqlite databases built from the row (`sql_database`), which are then read-only three times
-over: `PRAGMA query_only`, an authorizer that permits only reading, and size limits. Work is limited by a count of
-virtual-machine steps (deterministic) and, as a backstop, by seconds; results by rows. A prediction is arbitrary text
-from a model, so no text may raise, hang or change anything.
+Both run in fresh in-memory sqlite databases built from the row (`sql_database`), which are then read-only. A schema is
+text from a data set and a prediction text from a model: `sql_run` limits what either costs, and no text may raise, hang
+or change anything.
 
 A prediction is correct when its result equals the reference's on every database of the row: for the built-in set the
 shown database and two further fills (test-suite accuracy, Zhong et al. 2020, arXiv:2010.02840), for a row that brings
@@ -83,7 +82,7 @@ class Referee:
             except TimeoutError as error:
                 return Verdict("timeout", str(error))
             except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
-                return Verdict("invalid", str(error))
+                return Verdict("invalid", str(error) or "more memory than is allowed")
             difference = result_difference(expected, found, ordered=self._ordered)
             if difference:
                 return Verdict("wrong", f"{difference} on database {number + 1} of {len(self._cases)}")
@@ -99,8 +98,8 @@ def _reference_result(connection: sqlite3.Connection, sql: str) -> list[Row] | s
     """The reference's rows, or why they cannot judge anything: it fails, or returns nothing but NULL."""
     try:
         rows = run_query(connection, sql)
-    except (sqlite3.Error, sqlite3.Warning, ValueError, TimeoutError) as error:
-        return f"the reference query fails: {error}"
+    except (sqlite3.Error, sqlite3.Warning, ValueError, TimeoutError, MemoryError) as error:
+        return f"the reference query fails: {str(error) or 'more memory than is allowed'}"
     return rows if any(value is not None for row in rows for value in row) else "the reference query returns nothing"
 
 

@@ -35,8 +35,8 @@ def databases(row: dict[str, Any]) -> list[tuple[sqlite3.Connection | None, str]
             return [(forbid_writing(own), "")]
         own.close()
         fills, problem = generated_fills(str(schema), str(row["sql"]))
-    except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
-        return [(None, f"the schema cannot be built in sqlite: {error}")]
+    except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
+        return [(None, f"the schema cannot be built in sqlite: {str(error) or 'more memory than is allowed'}")]
     return [(connection, "") for connection in fills] or [(None, problem)]
 
 

@@ -16,6 +16,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 from drillyard.data.builtin.text_to_sql import Draw
@@ -25,6 +26,11 @@ from drillyard.evaluation.sql_text import Token, tokens
 FILLS = 3
 ATTEMPTS = 24
 """Seeds tried; the last quarter with `_MANY_ROWS`, for a HAVING that asks for many."""
+
+MAX_SECONDS = 20.0
+"""Of all attempts, each of which may take the time of a build and of a query."""
+MAX_COLUMNS = 2_000
+"""Of a schema: a row of generated values costs about 2 microseconds per column."""
 
 _MANY_ROWS = 500
 _SHARED_KEYS = 6
@@ -83,9 +89,14 @@ def has_rows(connection: sqlite3.Connection) -> bool:
 def generated_fills(schema: str, sql: str) -> tuple[list[sqlite3.Connection], str]:
     """Up to three filled, read-only databases on which the query says something; when there is none, why."""
     kept: list[sqlite3.Connection] = []
+    deadline = monotonic() + MAX_SECONDS
     for seed in range(ATTEMPTS):
+        if monotonic() > deadline:
+            return kept, f"no generated rows within {MAX_SECONDS:g} s on which the reference query returns something"
         connection = build(schema)
         columns_of = tables(connection)
+        if sum(map(len, columns_of.values())) > MAX_COLUMNS:
+            raise ValueError(f"more than {MAX_COLUMNS:,} columns, which is too many to generate rows for")
         needs = _needs(sql, {name for columns in columns_of.values() for name, _ in columns})
         _insert(
             connection,
@@ -98,9 +109,9 @@ def generated_fills(schema: str, sql: str) -> tuple[list[sqlite3.Connection], st
             rows = run_query(forbid_writing(connection), sql)
         except TimeoutError:
             rows = []
-        except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
+        except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
             connection.close()
-            return kept, f"the reference query fails: {error}"
+            return kept, f"the reference query fails: {str(error) or 'more memory than is allowed'}"
         if any(any(row) for row in rows):
             kept.append(connection)
         else:
@@ -135,8 +146,14 @@ def _needs(sql: str, columns: set[str]) -> _Needs:
         elif last and token.kind == "number":
             if stream[i - 1].kind == "mark" and stream[i - 2].text.lower() == last:
                 needs.numeric.add(last)
-            needs.literals[last].append(float(token.text) if set(token.text) & set(".eE") else int(token.text))
+            needs.literals[last].append(_number(token.text))
     return needs
+
+
+def _number(text: str) -> int | float:
+    """As sqlite reads it: what does not fit into 64 bits is REAL. A little less here, for the numbers around it."""
+    value = float(text)
+    return value if set(text) & set(".eE") or abs(value) >= 2**62 else int(text)
 
 
 def _without_qualifiers(stream: Iterable[Token]) -> Iterator[Token]:
