@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from drillyard.errors import UserError
+from drillyard.terminal import CleanStream
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 # GCS FUSE answers EMFILE: a rename would be a copy of each object ("too many objects to be renamed").
@@ -178,5 +179,6 @@ class _ForgivingStream(io.FileIO):
 def forgive_standard_error() -> Callable[[], bool]:
     """From here on nothing that is written to standard error raises; returns whether something was dropped so far."""
     stream: Any = _ForgivingStream(2)
-    sys.stderr = io.TextIOWrapper(stream, encoding="utf-8", errors="backslashreplace", write_through=True)
+    text: Any = CleanStream(io.TextIOWrapper(stream, encoding="utf-8", errors="backslashreplace", write_through=True))
+    sys.stderr = text
     return lambda: bool(stream.dropped)

@@ -62,10 +62,9 @@ def chaos(
 
     Exit code 0: every fault passed. 1: some did not. 2: something to mend in the config.
     """
-    from rich.console import Console
-
     from drillyard.cli.train import num_gpus
     from drillyard.config import load_run_config, require_valid
+    from drillyard.console import Console
     from drillyard.faults.campaign import Campaign, run_campaign
     from drillyard.faults.table import as_json as json_of
     from drillyard.faults.table import show

@@ -222,8 +222,9 @@ def _facts(info: CheckpointInfo) -> dict[str, Any]:
 
 
 def _print_table(checkpoints: list[CheckpointInfo], marks: dict[Path, list[str]]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from drillyard.console import Console
 
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for heading in ("step", "size", "age", "ranks", "held-out loss"):
@@ -243,8 +244,9 @@ def _print_table(checkpoints: list[CheckpointInfo], marks: dict[Path, list[str]]
 
 
 def _print_verified(result: Verified) -> None:
-    from rich.console import Console
     from rich.markup import escape
+
+    from drillyard.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
     info = result.info
@@ -284,8 +286,9 @@ def _print_json(**values: Any) -> None:
 @contextmanager
 def _progress(checkpoints: list[CheckpointInfo]) -> Iterator[Callable[[int], None] | None]:
     """A bar on stderr while files are read, for a person who watches; yields what to tell of bytes read."""
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    from drillyard.console import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:

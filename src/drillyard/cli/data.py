@@ -35,12 +35,12 @@ def register(app: typer.Typer) -> None:
         Tokenises the data if it is not cached yet; a later run uses that. Exit code 2 when all (with loss on
         completions) or no tokens of a document carry loss.
         """
-        from rich.console import Console
         from rich.markup import escape
         from tokenizers import Tokenizer
 
         from drillyard.config.checks import smallest_global_batch
         from drillyard.config.loading import load_run_config
+        from drillyard.console import Console
         from drillyard.data.formats import row_format
         from drillyard.data.prepare import prepare
         from drillyard.data.preview import coloured, faults
@@ -86,10 +86,10 @@ def show(
 
     Every step can be shown, also before it is done. Exit code 2 when the data are not those of the run any more.
     """
-    from rich.console import Console
     from rich.markup import escape
     from tokenizers import Tokenizer
 
+    from drillyard.console import Console
     from drillyard.data.preview import coloured
     from drillyard.data.sequences import DamagedSequence
     from drillyard.errors import UserError

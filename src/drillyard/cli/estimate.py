@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from drillyard.console import Console
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:

@@ -90,8 +90,7 @@ def _default_output(model: Path) -> Path:
 
 
 def _on_many_ranks(num_ranks: int, request: Request) -> int:
-    from rich.console import Console
-
+    from drillyard.console import Console
     from drillyard.supervise import supervise
 
     return supervise(
@@ -107,8 +106,9 @@ def _on_many_ranks(num_ranks: int, request: Request) -> int:
 
 
 def _print_table(results: dict[str, dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Column, Table
+
+    from drillyard.console import Console
 
     columns: list[str] = []
     for result in results.values():

@@ -24,6 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from drillyard import __version__
 from drillyard.errors import UserError
+from drillyard.terminal import Rendered, clean, clean_standard_streams
 
 
 class Command(NamedTuple):
@@ -59,7 +60,7 @@ def load_command(name: str) -> Any:
     importlib.import_module(COMMANDS[name].module).register(app)
     command = typer.main.get_group(app).commands[name]
     _let_help_flow(command)
-    _refuse_object_storage(command)
+    _prepare_calls(command)
     return command
 
 
@@ -71,12 +72,14 @@ def _let_help_flow(command: Any) -> None:
         _let_help_flow(inner)
 
 
-def _refuse_object_storage(command: Any) -> None:
-    """Let no command take gs://b/x for a file here. What reads objects takes text, not paths."""
+def _prepare_calls(command: Any) -> None:
+    """Clean what each command prints (help was printed before), and let none take gs://b/x for a file here: what reads
+    objects takes text, not paths."""
 
-    def checked(function: Any) -> Any:
+    def prepared(function: Any) -> Any:
         @functools.wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
+            clean_standard_streams()
             for value in (*arguments, *options.values()):
                 if isinstance(value, Path) and (found := re.match(r"(gs|s3|https?):/", str(value))):
                     raise UserError(
@@ -89,7 +92,7 @@ def _refuse_object_storage(command: Any) -> None:
 
     for one in (command, *getattr(command, "commands", {}).values()):
         if one.callback is not None:
-            one.callback = checked(one.callback)
+            one.callback = prepared(one.callback)
 
 
 class LazyGroup(TyperGroup):
@@ -164,14 +167,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 def tell_error(message: str) -> None:
     """Print `error: message` on stderr, the word red when a person watches."""
-    print(error_text(message), file=sys.stderr)
+    print(Rendered(error_text(message)), file=sys.stderr)
 
 
 def error_text(message: str) -> str:
-    """`error: message` with further lines indented below the first."""
+    """`error: message`, cleaned, with further lines indented below the first."""
     watched = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     word = "\033[1;31merror:\033[0m" if watched else "error:"
-    return f"{word} " + message.replace("\n", "\n       ")
+    return f"{word} " + clean(message).replace("\n", "\n       ")
 
 
 if __name__ == "__main__":

@@ -284,9 +284,9 @@ def _follow(paths: list[str], asked: Asked, facts: Catalog, reading: dict[str, A
     import json
     import time
 
-    from rich.console import Console
     from rich.live import Live
 
+    from drillyard.console import Console
     from drillyard.measure.read import Tail
     from drillyard.measure.records import RunLog
     from drillyard.measure.result import measure
@@ -328,8 +328,7 @@ def _print_result(result: RunResult, as_json: bool) -> None:
 
         typer.echo(json.dumps(result.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
         return
-    from rich.console import Console
-
+    from drillyard.console import Console
     from drillyard.measure.text import screen
 
     Console().print(screen(result))
@@ -344,8 +343,7 @@ def _print_comparison(runs: list[RunResult], as_json: bool) -> None:
 
         typer.echo(json.dumps(comparison.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
         return
-    from rich.console import Console
-
+    from drillyard.console import Console
     from drillyard.measure.compare_text import screen
 
     Console().print(screen(comparison))

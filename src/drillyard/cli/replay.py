@@ -35,8 +35,7 @@ def replay(run: RunConfig, step: int, nproc_per_node: int | None) -> NoReturn:
             f"--nproc-per-node {nproc_per_node}: step {step} was done on {plan.ranks_in_words}, and bits can be "
             "compared on as many only; leave the option out"
         )
-    from rich.console import Console
-
+    from drillyard.console import Console
     from drillyard.supervise.supervisor import supervise
     from drillyard.supervise.training import threads_per_rank
     from drillyard.telemetry.events import append_event

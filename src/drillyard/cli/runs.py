@@ -363,8 +363,7 @@ def _after_cancel(done: Cancellation) -> str:
 
 def _print_runs(statuses: Sequence[RunStatus]) -> None:
     """To a terminal as wide as it is; elsewhere whole lines, nothing cut."""
-    from rich.console import Console
-
+    from drillyard.console import Console
     from drillyard.launch.show import runs_table
 
     console = Console()
@@ -379,9 +378,9 @@ def _print_runs(statuses: Sequence[RunStatus]) -> None:
 
 def _print_status(status: RunStatus, text: str) -> None:
     """The state in its colour where a person watches; the words are the same everywhere."""
-    from rich.console import Console
     from rich.text import Text
 
+    from drillyard.console import Console
     from drillyard.launch.show import STATE_STYLES
 
     console = Console()

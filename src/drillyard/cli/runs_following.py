@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -14,8 +13,7 @@ from drillyard.cli.runs import Cluster, Run
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from drillyard.console import Console
     from drillyard.launch.launcher import LogsWanted
     from drillyard.launch.lookup import Found
     from drillyard.launch.states import RunStatus
@@ -87,9 +85,8 @@ def watch_command(
 
     Exit code 0; 1 when the run has failed.
     """
-    from rich.console import Console
-
     from drillyard.cli.runs import find
+    from drillyard.console import Console
     from drillyard.report.launched import launched_run
     from drillyard.report.watch import watch
 
@@ -131,6 +128,7 @@ def _print_logs(found: Found, wanted: LogsWanted, *, timestamps: bool, as_json: 
     from drillyard.launch.logs.run import as_json_lines, plain
     from drillyard.launch.remote import tell
     from drillyard.launch.show import headline
+    from drillyard.terminal import standard_output
 
     run = found.handle.run
     if wanted.follow:
@@ -139,12 +137,13 @@ def _print_logs(found: Found, wanted: LogsWanted, *, timestamps: bool, as_json: 
             tell(f"{found.handle}: {headline(status, time.time())}")
         wanted = replace(wanted, submitted_at=status.submitted_at)
     prefixes = wanted.node is None and wanted.rank is None
-    out = sys.stdout.buffer
+    out = standard_output()
+    colours = out.isatty()
     printed = False
     for piece in found.launcher.logs(run, wanted):
         printed = True
-        out.write(as_json_lines(piece) if as_json else plain(piece, stamps=timestamps, prefixes=prefixes))
-        out.flush()
+        lines = as_json_lines(piece) if as_json else plain(piece, stamps=timestamps, prefixes=prefixes)
+        out.write_lines(lines, colours=colours)
     if wanted.follow or not printed:
         status = found.launcher.status(run)
         no_rank = "" if wanted.rank is None else " (none names its rank; torchrun --tee 3 has them do so)"

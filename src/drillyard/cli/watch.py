@@ -26,8 +26,7 @@ def register(app: typer.Typer) -> None:
         Without a terminal it prints a line for each event and, every so often, one for the steps. It may be a finished
         run. Exit code 0; 1 when the run has failed.
         """
-        from rich.console import Console
-
+        from drillyard.console import Console
         from drillyard.report.cost import gpu_price
         from drillyard.report.watch import FollowedRun
         from drillyard.report.watch import watch as follow

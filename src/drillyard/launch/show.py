@@ -145,11 +145,20 @@ def status_text(status: RunStatus, *, progress: str | None = None, where: str = 
         rows.append(("scheduler", native))
     rows += [("next" if not index else "", line) for index, line in enumerate(next_steps(status))]
     (_, title), *others = rows
-    return "\n".join([title, *(f"  {label:<{_LABEL}}{text}" for label, text in others)]) + "\n"
+    return "\n".join([title, *(f"  {label:<{_LABEL}}{_one_line(text)}" for label, text in others)]) + "\n"
+
+
+def _one_line(text: str) -> str:
+    """A reason may have several lines, and must not look like lines of ours."""
+    return " ".join(text.splitlines())
 
 
 def headline(status: RunStatus, now: float) -> str:
     """State and age in words: `queued for 5 min (Priority)`, `running for 2 h`, `failed 3 h ago: time limit`."""
+    return _one_line(_headline(status, now))
+
+
+def _headline(status: RunStatus, now: float) -> str:
     since = None if status.since is None else age(now - status.since)
     if status.state.over:
         ago = f" {since} ago" if since else ""
@@ -243,7 +252,7 @@ def _add_rows(
 
 def _row(status: RunStatus, now: float) -> tuple[str, str, str, str]:
     since = "-" if status.since is None else age(now - status.since)
-    return str(status.state), since, str(status.nodes), _why(status)
+    return str(status.state), since, str(status.nodes), _one_line(_why(status))
 
 
 def _widths(names: Sequence[str], rows: Sequence[tuple[str, str, str, str]], width: int | None) -> tuple[int, int]:

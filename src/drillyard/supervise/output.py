@@ -9,7 +9,6 @@ own messages go to standard error so that rank 0's JSON lines stay clean.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import sys
 import time
@@ -87,7 +86,7 @@ class PlainOutput:
 
 def _show_any_text(stream: IO[str]) -> None:
     """Letters that the stream's encoding lacks are shown by number: what ranks print ends no run."""
-    if isinstance(stream, io.TextIOWrapper):
+    if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")
 
 

@@ -47,7 +47,7 @@ def supervise_training(
     host has `CORES_FOR_STANDBY` cores per rank, and it is the only one. `node`: see `supervise`.
     Raises UserError for mistakes of the user, also when a rank found them.
     """
-    from rich.console import Console
+    from drillyard.console import Console
 
     directory = Path(run.output) / run.name
     watchdog = run.timeouts.watchdog_seconds if watchdog_seconds is None else watchdog_seconds

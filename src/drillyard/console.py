@@ -1,0 +1,28 @@
+"""rich's console for texts from elsewhere: only what rich itself renders may move the cursor or set a colour.
+
+Use it instead of `rich.console.Console`, which has no colours: standard output cleans what that writes (terminal.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import rich.console
+from rich.segment import Segment
+
+from drillyard.terminal import Rendered, clean
+
+
+class Console(rich.console.Console):
+    """A console whose texts are cleaned before they are laid out, so that tables keep their columns."""
+
+    def render(
+        self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """The segments of `renderable`: those of control are rich's, the text of others is cleaned."""
+        for segment in super().render(renderable, options):
+            text = segment.text
+            yield segment if segment.control or text == (safe := clean(text)) else Segment(safe, segment.style)
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        return Rendered(super()._render_buffer(buffer))
