@@ -76,10 +76,16 @@ class Agents:
         print(ended.stdout, ended.stderr)
         return ended
 
-    def run(self, node: int = 0, *words: str, **environment: str) -> subprocess.Popen[bytes]:
-        """An agent in the foreground of its own process."""
+    def run(
+        self,
+        node: int = 0,
+        *words: str,
+        wrapped: Callable[[list[str]], list[str]] = lambda argv: argv,
+        **environment: str,
+    ) -> subprocess.Popen[bytes]:
+        """An agent in the foreground of its own process; `wrapped` may put another program in front of it."""
         argv = [sys.executable, str(self.launch / "agent"), "run", "--job", str(self.job), "--quiet"]
-        argv += ["--node-rank", str(node), "--leader", "127.0.0.1", *words]
+        argv = wrapped([*argv, "--node-rank", str(node), "--leader", "127.0.0.1", *words])
         self.started.append(subprocess.Popen(argv, env={**os.environ, **environment}))
         return self.started[-1]
 

@@ -10,60 +10,31 @@ from __future__ import annotations
 
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 from . import records
-from .borrowed import launched
-from .fence import Epochs, Lease, Predecessors, say_gone
-from .identity import Process
-from .job import EXIT_CANCELLED, EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST, Job
-from .node import Node
-from .requests import PATIENCE_AFTER_FAILURE_SECONDS, START_SECONDS, StopRequests
+from .base import AgentExit, AgentSetup, NodeAgent
+from .fence import Predecessors
+from .job import EXIT_CANCELLED, EXIT_CHECKPOINTED, EXIT_NODE_LOST
+from .messages import StartMessage, exit_code_of, start_of, stop_of
+from .requests import PATIENCE_AFTER_FAILURE_SECONDS, START_SECONDS
 from .sockets import wait_for
-from .srun import Allocation
 from .stopmark import is_cancelled
 from .wire import Connection, ConnectionLost, Refused, join
 
 _SECONDS_BETWEEN_TRIES = 0.5
 
 
-class _Dismissed(Exception):
-    """The agent is to exit with a code."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
-
-
-class Follower:
+class Follower(NodeAgent):
     """The agent of node `node.rank`, from joining to its exit."""
 
-    def __init__(
-        self,
-        job: Job,
-        node: Node,
-        me: Process,
-        secret: bytes,
-        address: str,
-        start: dict[str, str],
-        allocation: Allocation,
-    ) -> None:
-        self._job = job
-        self._node = node
-        self._me = me
-        self._secret = secret
-        self._address = address
-        self._start = start
-        self._allocation = allocation
-        self._epochs = Epochs(Path(job.launch_directory))
-        self._lease = Lease(self._epochs, node.rank, me, node.token, job.lease_seconds, node.guardian.renewed)
-        self._stop = StopRequests()
+    def __init__(self, setup: AgentSetup) -> None:
+        super().__init__(setup)
         self._told = False
         self._joined: int | None = None
         """The epoch of the leader that was joined last."""
-        self._due: dict[str, Any] | None = None
-        self._end_before = _end_of(records.last_state(Path(job.launch_directory)))
+        self._due: StartMessage | None = None
+        self._end_before = _end_of(records.last_state(self._directory))
 
     def run(self) -> int:
         """Follow until the leader says leave, or is away for too long; returns the agent's exit code."""
@@ -79,10 +50,10 @@ class Follower:
                     finally:
                         connection.close()
                         self._end_command()
-            except _Dismissed as dismissed:
+            except AgentExit as left:
                 self._end_command()
                 self._lease.release()
-                return dismissed.code
+                return left.code
 
     def _find_leader(self) -> tuple[Connection, int]:
         deadline = time.monotonic() + (self._job.join_seconds or START_SECONDS)
@@ -99,17 +70,17 @@ class Follower:
                 self._node.say(words)
             if self._is_asked():
                 # Nothing of this node runs, so nothing is lost.
-                cancelled = is_cancelled(Path(self._job.launch_directory), self._start["submission"])
-                raise _Dismissed(EXIT_CANCELLED if cancelled else EXIT_CHECKPOINTED)
-            self._look_for_directory()
+                cancelled = is_cancelled(self._directory, self._start["submission"])
+                raise AgentExit(EXIT_CANCELLED if cancelled else EXIT_CHECKPOINTED)
+            self._require_directory()
             if time.monotonic() > deadline or self._fenced_for_good():
-                raise _Dismissed(EXIT_NODE_LOST)
+                raise AgentExit(EXIT_NODE_LOST)
             code = self._code_of_run()
             if code is not None:
-                raise _Dismissed(code)
+                raise AgentExit(code)
             if 0 in self._allocation.ended():
                 # srun starts no agent again.
-                raise _Dismissed(EXIT_NODE_LOST)
+                raise AgentExit(EXIT_NODE_LOST)
             time.sleep(_SECONDS_BETWEEN_TRIES)
 
     def _is_asked(self) -> bool:
@@ -126,7 +97,7 @@ class Follower:
                 for message in connection.receive():
                     if "leave" in message:
                         # The run ended before this node was part of it.
-                        raise _Dismissed(int(message["leave"]))
+                        raise AgentExit(exit_code_of(message["leave"]))
                 connection.beat()
         try:
             self._lease.claim(epoch)
@@ -136,7 +107,7 @@ class Follower:
         self._joined = epoch
 
     def _follow(self, connection: Connection) -> None:
-        """Do what the leader says. Raises ConnectionLost, and _Dismissed."""
+        """Do what the leader says. Raises ConnectionLost, and AgentExit."""
         connection.send(ready=1)
         reported = True
         while True:
@@ -146,7 +117,7 @@ class Follower:
                 self._do(message)
             if self._due is not None and self._lease.fresh:
                 begin, self._due = self._due, None
-                self._node.start(begin["epoch"], begin["round"], begin["address"], begin["port"])
+                self._node.start(begin.epoch, begin.round, self._address, begin.port)
             for number in self._stop.take():
                 connection.send(asked={"signal": int(number), "insisted": self._stop.insisted})
             self._node.tick()
@@ -159,20 +130,19 @@ class Follower:
 
     def _do(self, message: dict[str, Any]) -> None:
         if "start" in message:
-            self._due, self._node.report = message["start"], None
+            self._due, self._node.report = start_of(message["start"]), None
         elif "stop" in message:
-            told = message["stop"]
+            stop = stop_of(message["stop"])
             self._told = True
             if self._due is not None:
                 # Its lease was too old to start anything; so there is nothing to stop but what would begin now.
                 raise ConnectionLost("told to stop before the command could be started")
-            if told["signal"] == signal.SIGKILL:
+            if stop.signal == signal.SIGKILL:
                 self._node.kill()
             else:
-                elsewhere = None if told["elsewhere"] is None else launched.FailureElsewhere(**told["elsewhere"])
-                self._node.stop(told["signal"], told["patience_seconds"], told["why"], elsewhere)
+                self._node.stop(stop.signal, stop.patience_seconds, stop.why, stop.elsewhere)
         elif "leave" in message:
-            raise _Dismissed(int(message["leave"]))
+            raise AgentExit(exit_code_of(message["leave"]))
 
     def _end_command(self) -> None:
         """Nothing of this node runs any more when this returns, but what SIGKILL does not end."""
@@ -184,23 +154,16 @@ class Follower:
             self._node.tick()
             time.sleep(0.02)
 
-    def _look_for_directory(self) -> None:
-        if self._lease.directory_gone:
-            say_gone(self._job)
-            self._node.kill()
-            raise _Dismissed(EXIT_FAILED)
-
     def _look_at_fence(self) -> None:
-        self._look_for_directory()
+        self._require_directory()
         if self._lease.fenced_by is not None:
             self._node.kill("the run was started again")
             raise ConnectionLost(f"the run was started again (epoch {self._lease.fenced_by})")
-        if self._node.busy and self._lease.silent_seconds > self._job.lease_seconds / 2:
-            self._node.end_for(f"{self._job.launch_directory} could not be written for half of lease_seconds")
+        self._end_where_lease_is_old()
 
     def _code_of_run(self) -> int | None:
         """The run's exit code, where it has ended while this node was away, or before it ever came."""
-        state = records.last_state(Path(self._job.launch_directory))
+        state = records.last_state(self._directory)
         code, epoch = _end_of(state)
         if code is None:
             return None

@@ -12,69 +12,38 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from . import contract, records, takeover
+from .base import AgentExit, AgentSetup, NodeAgent
 from .borrowed import launched, ports, signals
 from .contract import Decision, Limits, RoundEnd
-from .door import Door
-from .fence import Epochs, Lease, Predecessors, say_gone
-from .identity import Process
-from .job import EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST, Job
-from .members import LocalMember, Member, RemoteMember
-from .node import Node
+from .fence import Predecessors
+from .job import EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST
+from .members import LocalMember, Member, Members
+from .messages import StartMessage, StopMessage
 from .outcome import failure_of, kind_of_end, named, outcome, pause_seconds
-from .requests import PATIENCE_AFTER_FAILURE_SECONDS, StopRequests
-from .sockets import Source, allow_open_files, wait_for
-from .srun import Allocation
+from .requests import PATIENCE_AFTER_FAILURE_SECONDS
+from .sockets import wait_for
 from .stopmark import is_cancelled
-from .wire import NUM_PORTS, ConnectionLost, Guest
+from .wire import NUM_PORTS, ConnectionLost
 
 _TURN_SECONDS = 0.2
-_OTHER_FILES = 128
 _SECONDS_FOR_LATE_SIGNALS = 1.0
 _SECONDS_FOR_LATE_ENDS = 2.0
 """When one node's agent has ended before it joined, others may do so for the same reason."""
 _CODES_OF_A_REQUEST = {EXIT_CHECKPOINTED, *(128 + int(number) for number in signals.STOP_SIGNALS)}
 
 
-class _Ousted(Exception):
-    """The run is not this leader's any more: it has ended what it had, and leaves with a code."""
+class Leader(NodeAgent):
+    """A run from here to its end."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
-
-
-class Leader:
-    """A run from here to its end. `submission` and `attempt` say which start of it this is."""
-
-    def __init__(
-        self,
-        job: Job,
-        node: Node,
-        me: Process,
-        secret: bytes,
-        address: str,
-        start: dict[str, str],
-        allocation: Allocation,
-    ) -> None:
-        self._job = job
-        self._node = node
-        self._secret = secret
-        self._address = address
-        self._start = start
-        self._allocation = allocation
-        self._limits = Limits(job.max_failures, job.join_seconds)
-        self._directory = Path(job.launch_directory)
-        self._epochs = Epochs(self._directory)
-        self._lease = Lease(self._epochs, 0, me, node.token, job.lease_seconds, node.guardian.renewed)
-        self._members: dict[int, Member] = {0: LocalMember(node)}
-        self._hosts: dict[int, str] = allocation.hosts | {0: me.host}
-        self._door: Door | None = None
-        self._stop = StopRequests()
+    def __init__(self, setup: AgentSetup) -> None:
+        super().__init__(setup)
+        self._limits = Limits(self._job.max_failures, self._job.join_seconds)
+        hosts = self._allocation.hosts | {0: self._me.host}
+        self._members = Members(self._job, LocalMember(self._node, self._address), hosts, self._start, self._secret)
         self._told_to_stop = False
         self._ends: list[dict[str, Any]] = []
         self._first_end_at = 0.0
@@ -83,7 +52,6 @@ class Leader:
         self._used_ports: set[int] = set()
         self._ended_tasks: dict[int, str] = {}
         self._ended_tasks_at = 0.0
-        self._me = me
         self._epoch = 0
 
     def run(self) -> int:
@@ -92,13 +60,13 @@ class Leader:
             self._state, self._round, before = self._take_up()
             try:
                 decision = self._rounds(before)
-            except _Ousted as ousted:
+            except AgentExit as left:
                 # The state belongs to the new leader, or is gone.
-                self._dismiss(ousted.code)
+                self._members.dismiss(left.code)
                 self._lease.release()
-                return ousted.code
+                return left.code
             code = self._leave(decision)
-            self._dismiss(code)
+            self._members.dismiss(code)
             self._lease.release()
             return code
 
@@ -159,8 +127,7 @@ class Leader:
                 return killed
         if self._job.nodes > 1:
             try:
-                allow_open_files(2 * self._job.nodes + _OTHER_FILES)
-                self._door = Door(self._job.port, self._secret, self._job.lease_seconds / 2)
+                self._members.listen()
             except OSError as error:
                 return Decision(contract.LEAVE, EXIT_FAILED, f"node 0 cannot listen: {error}", self._counts)
         self._wait_for_predecessors()
@@ -212,12 +179,12 @@ class Leader:
             if len(missing) < num_missing and self._job.join_seconds <= 0:
                 num_missing, deadline = len(missing), now + patience
             if now > deadline:
-                away = self._named(missing)
+                away = self._members.named(missing)
                 why = f"{contract.names(away)} did not come within {patience:.0f} s"
                 return contract.never_joined(away, why, self._counts, self._limits)
             here = self._job.nodes - len(missing)
             state = "starting" if self._state.fields["started_at"] is None else "restarting"
-            waits = f"waits for {contract.names(self._named(missing))}"
+            waits = f"waits for {contract.names(self._members.named(missing))}"
             self._show(state, f"{here} of {self._job.nodes} nodes are here; {waits}")
         if self._stop.first is None:
             return None
@@ -226,15 +193,12 @@ class Leader:
         return Decision(contract.LEAVE, EXIT_CHECKPOINTED, reason, self._counts)
 
     def _never_joined(self, ended: dict[int, str]) -> Decision:
-        away, why = self._named(ended), next(iter(ended.values()))
+        away, why = self._members.named(ended), next(iter(ended.values()))
         if self._in_round:
             # It had joined, and ended between two rounds.
             lost = RoundEnd(codes={}, lost=away, cause_of_loss=why)
             return contract.decide(lost, self._counts, self._limits)
         return contract.never_joined(away, f"{contract.names(away)} cannot start: {why}", self._counts, self._limits)
-
-    def _named(self, nodes: Iterable[int]) -> dict[int, str]:
-        return {node: self._hosts.get(node, "") for node in nodes}
 
     def _ends_by_srun(self) -> dict[int, str]:
         """Why agents have ended, by node, as srun said a second ago at most."""
@@ -244,7 +208,7 @@ class Leader:
         return self._ended_tasks
 
     def _is_ready(self, node: int) -> bool:
-        member = self._members.get(node)
+        member = self._members.here.get(node)
         return member is not None and member.ready and (node != 0 or self._lease.fresh)
 
     def _one_round(self) -> Decision:
@@ -252,18 +216,19 @@ class Leader:
         port = ports.free_port(self._used_ports | set(range(self._job.port, self._job.port + NUM_PORTS)))
         self._used_ports.add(port)
         self._ends, self._told_to_stop = [], False
-        self._in_round = dict(self._members)
+        self._in_round = dict(self._members.here)
         now = time.time()
         self._state.enter(
             "running",
             None,
             round=self._round,
             started_at=self._state.fields["started_at"] or now,
-            hosts=[self._hosts[node] for node in range(self._job.nodes)],
+            hosts=list(self._members.named(range(self._job.nodes)).values()),
             checkpoint=before,
         )
+        start = StartMessage(self._epoch, self._round, port)
         for member in self._in_round.values():
-            member.start(self._epoch, self._round, self._address, port)
+            member.start(start)
         self._watch()
         end = self._round_end(before)
         return contract.decide(end, self._counts, self._limits)
@@ -299,7 +264,7 @@ class Leader:
             self._state.fields["failure"] = failure_of(first)
         return RoundEnd(
             codes={each["node"]: each["status"] for each in self._ends},
-            lost=self._named(lost),
+            lost=self._members.named(lost),
             cause_of_loss=next((why for node, why in self._allocation.ended().items() if node in lost), ""),
             first=None if first is None else first["node"],
             asked=self._asked_in_time(),
@@ -327,37 +292,29 @@ class Leader:
 
     def _turn(self) -> None:
         """Look at everything once; waits at most a fifth of a second for something to look at."""
-        sources: list[Source] = [self._stop]
-        if self._door is not None:
-            sources += [*self._door.sources, *(each.connection for each in self._members.values() if each.connection)]
-        readable = wait_for(sources, 0.02 if self._told_to_stop else _TURN_SECONDS)
+        waits = self._members.wait_seconds(0.02 if self._told_to_stop else _TURN_SECONDS)
+        readable = wait_for([self._stop, *self._members.sources], waits)
         if self._stop.take():
             self._act_on_request()
-        for guest in [] if self._door is None else self._door.proven():
-            try:
-                self._welcome(guest)
-            except ConnectionLost:
-                # It went away before it was answered; it will ask again.
-                guest.connection.close()
+        self._members.admit(self._epoch)
         # What a thousand nodes say in one moment is heard in one turn.
         everybody = time.monotonic() >= self._everybody_at
         if everybody:
             self._everybody_at = time.monotonic() + _TURN_SECONDS
-        for node, member in list(self._members.items()):
+        for node, member in list(self._members.here.items()):
             if not everybody and member.connection is not None and member.connection.fileno() not in readable:
                 continue
             try:
                 for end in member.turn(self._ask_to_stop):
                     self._note_end(end)
             except ConnectionLost as lost:
-                self._node.say(f"node {node} ({self._hosts.get(node, '')}) is lost: {lost}")
-                member.close()
-                del self._members[node]
+                self._node.say(f"{contract.names(self._members.named([node]))} is lost: {lost}")
+                self._members.lose(node)
         self._look_at_fence()
         self._state.save()
 
     def _note_end(self, end: dict[str, Any]) -> None:
-        if self._in_round.get(end["node"]) is self._members.get(end["node"]):
+        if self._in_round.get(end["node"]) is self._members.here.get(end["node"]):
             if not self._ends:
                 self._first_end_at = time.monotonic()
             self._ends.append(end)
@@ -368,7 +325,7 @@ class Leader:
         return [
             node
             for node, member in self._in_round.items()
-            if node not in ended and self._members.get(node) is not member
+            if node not in ended and self._members.here.get(node) is not member
         ]
 
     def _ask_to_stop(self, number: int, insisted: bool) -> None:
@@ -394,7 +351,7 @@ class Leader:
         if first is not None:
             return launched.FailureElsewhere(named(first, self._job.nodes), first["rank"], first["status"])
         if lost := self._lost():
-            return launched.FailureElsewhere(f"lost {contract.names(self._named(lost))}", None, None)
+            return launched.FailureElsewhere(f"lost {contract.names(self._members.named(lost))}", None, None)
         return None
 
     def _stop_members(
@@ -405,51 +362,19 @@ class Leader:
         elsewhere: launched.FailureElsewhere | None = None,
     ) -> None:
         self._told_to_stop = True
-        for node, member in self._members.items():
+        stop = StopMessage(int(number), patience_seconds, why, elsewhere)
+        for node, member in self._members.here.items():
             if self._in_round.get(node) is member:
-                member.stop(number, patience_seconds, why, elsewhere)
-
-    def _welcome(self, guest: Guest) -> None:
-        told, node = guest.told, guest.told["node"]
-        refusal = None
-        if {key: told.get(key) for key in self._start} != self._start:
-            refusal = "this agent is of another start of the run"
-        elif not 0 < node < self._job.nodes:
-            refusal = f"there is no node {node} in a run of {self._job.nodes}"
-        elif node in self._members:
-            refusal = f"node {node} is here already, on {self._hosts[node]}"
-        if refusal is not None:
-            guest.connection.send(refused=refusal)
-            guest.connection.close()
-            return
-        guest.connection.send(epoch=self._epoch)
-        self._members[node] = RemoteMember(guest.connection)
-        self._hosts[node] = str(told.get("host", ""))
+                member.stop(stop)
 
     def _look_at_fence(self) -> None:
-        if self._lease.directory_gone:
-            say_gone(self._job)
-            self._end_at_once()
-            raise _Ousted(EXIT_FAILED)
+        self._require_directory()
         if self._lease.fenced_by is None:
-            if self._node.busy and self._lease.silent_seconds > self._job.lease_seconds / 2:
-                self._node.end_for(f"{self._job.launch_directory} could not be written for half of lease_seconds")
+            self._end_where_lease_is_old()
             return
         self._node.say(f"the run was started elsewhere (epoch {self._lease.fenced_by}): everything here ends at once")
         self._end_at_once()
-        raise _Ousted(EXIT_NODE_LOST)
-
-    def _end_at_once(self) -> None:
-        while self._node.busy:
-            self._node.kill()
-            time.sleep(0.02)
-
-    def _dismiss(self, code: int) -> None:
-        """Send the other agents home with the same code."""
-        for member in self._members.values():
-            member.leave(code)
-        if self._door is not None:
-            self._door.close()
+        raise AgentExit(EXIT_NODE_LOST)
 
     def _show(self, state: str, reason: str) -> None:
         if (self._state.fields["state"], self._state.fields["reason"]) != (state, reason):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from .borrowed import launched
+from .job import Job
+from .listener import MAX_UNAUTHENTICATED, Handshake, Listener
+from .messages import StartMessage, StopMessage, as_content, is_host, report_of, request_of
 from .node import Node
+from .sockets import Source, allow_open_files
 from .wire import Connection, ConnectionLost
 
 _SECONDS_TO_SAY_GOODBYE = 2.0
+_OTHER_FILES = 128
 
 
 class Member:
@@ -22,13 +25,11 @@ class Member:
     """Nothing of an earlier round runs there, and a command may be started."""
     connection: Connection | None = None
 
-    def start(self, epoch: int, round_number: int, address: str, port: int) -> None:
+    def start(self, start: StartMessage) -> None:
         """Start the command of a round."""
         raise NotImplementedError
 
-    def stop(
-        self, number: int, patience_seconds: float, why: str | None, elsewhere: launched.FailureElsewhere | None
-    ) -> None:
+    def stop(self, stop: StopMessage) -> None:
         """Send it a signal, and kill it after a while. `why`: it is at fault; `elsewhere`: another node is."""
         raise NotImplementedError
 
@@ -44,20 +45,19 @@ class Member:
 
 
 class LocalMember(Member):
-    """The leader's own node."""
+    """The leader's own node. `address`: how the nodes reach it."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, address: str) -> None:
         self._node = node
+        self._address = address
         self.ready = True
 
-    def start(self, epoch: int, round_number: int, address: str, port: int) -> None:
+    def start(self, start: StartMessage) -> None:
         self.ready = False
-        self._node.start(epoch, round_number, address, port)
+        self._node.start(start.epoch, start.round, self._address, start.port)
 
-    def stop(
-        self, number: int, patience_seconds: float, why: str | None, elsewhere: launched.FailureElsewhere | None
-    ) -> None:
-        self._node.stop(number, patience_seconds, why, elsewhere)
+    def stop(self, stop: StopMessage) -> None:
+        self._node.stop(stop.signal, stop.patience_seconds, stop.why, stop.elsewhere)
 
     def turn(self, on_request: Callable[[int, bool], None]) -> list[dict[str, Any]]:
         self._node.tick()
@@ -70,20 +70,18 @@ class LocalMember(Member):
 class RemoteMember(Member):
     """A node whose agent has joined. It becomes ready when it says so, and with the end of each round."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, node: int, connection: Connection) -> None:
         self.connection = connection
+        self._node = node
         self._connection = connection
         self._failed: ConnectionLost | None = None
 
-    def start(self, epoch: int, round_number: int, address: str, port: int) -> None:
+    def start(self, start: StartMessage) -> None:
         self.ready = False
-        self._send(start={"epoch": epoch, "round": round_number, "address": address, "port": port})
+        self._send(start=as_content(start))
 
-    def stop(
-        self, number: int, patience_seconds: float, why: str | None, elsewhere: launched.FailureElsewhere | None
-    ) -> None:
-        told = {"signal": int(number), "patience_seconds": patience_seconds, "why": why}
-        self._send(stop={**told, "elsewhere": None if elsewhere is None else dataclasses.asdict(elsewhere)})
+    def stop(self, stop: StopMessage) -> None:
+        self._send(stop=as_content(stop))
 
     def turn(self, on_request: Callable[[int, bool], None]) -> list[dict[str, Any]]:
         if self._failed is not None:
@@ -93,10 +91,10 @@ class RemoteMember(Member):
             if "ready" in message:
                 self.ready = True
             elif "exited" in message:
+                ends.append(report_of(message["exited"], self._node))
                 self.ready = True
-                ends.append(message["exited"])
             elif "asked" in message:
-                on_request(int(message["asked"]["signal"]), bool(message["asked"]["insisted"]))
+                on_request(*request_of(message["asked"]))
         self._connection.flush()
         self._connection.beat()
         return ends
@@ -119,3 +117,76 @@ class RemoteMember(Member):
             self._connection.send(**message)
         except ConnectionLost as lost:
             self._failed = lost
+
+
+class Members:
+    """The nodes that are here, node 0 from the beginning. `start` is which start of the run they must be of; `hosts`
+    has the names that the scheduler gave them."""
+
+    def __init__(self, job: Job, local: Member, hosts: dict[int, str], start: dict[str, str], secret: bytes) -> None:
+        self.here: dict[int, Member] = {0: local}
+        self._job = job
+        self._hosts = hosts
+        self._start = start
+        self._secret = secret
+        self._listener: Listener | None = None
+
+    def listen(self) -> None:
+        """Let other nodes join from now on. Raises OSError when no port is free."""
+        allow_open_files(2 * self._job.nodes + 2 * MAX_UNAUTHENTICATED + _OTHER_FILES)
+        self._listener = Listener(self._job.port, self._secret, self._job.lease_seconds / 2)
+
+    @property
+    def sources(self) -> list[Source]:
+        """For `wait_for`."""
+        handshakes = [] if self._listener is None else self._listener.sources
+        return [*handshakes, *(each.connection for each in self.here.values() if each.connection)]
+
+    def wait_seconds(self, seconds: float) -> float:
+        """How long to wait at most, of `seconds`, before the next `admit`."""
+        return seconds if self._listener is None else self._listener.wait_seconds(seconds)
+
+    def named(self, nodes: Iterable[int]) -> dict[int, str]:
+        """The nodes with their hosts; an empty name where none is known."""
+        return {node: self._hosts.get(node, "") for node in nodes}
+
+    def admit(self, epoch: int) -> None:
+        """Have those join who have proved that they know the secret, and tell them the epoch."""
+        for peer in [] if self._listener is None else self._listener.authenticated():
+            refusal = self._refusal(peer)
+            try:
+                if refusal is not None:
+                    peer.connection.send(refused=refusal)
+                    peer.connection.close()
+                    continue
+                peer.connection.send(epoch=epoch)
+            except ConnectionLost:
+                # It went away before it was answered; it will join again.
+                peer.close()
+                continue
+            node = peer.hello["node"]
+            self.here[node] = RemoteMember(node, peer.connection)
+            self._hosts[node] = peer.hello["host"]
+
+    def lose(self, node: int) -> None:
+        """Have no more to do with a node until it joins again."""
+        self.here.pop(node).close()
+
+    def dismiss(self, code: int) -> None:
+        """Have the other agents exit with a code, and let nobody join any more."""
+        for member in self.here.values():
+            member.leave(code)
+        if self._listener is not None:
+            self._listener.close()
+
+    def _refusal(self, peer: Handshake) -> str | None:
+        node, host = peer.hello.get("node"), peer.hello.get("host")
+        if {key: peer.hello.get(key) for key in self._start} != self._start:
+            return "this agent is of another start of the run"
+        if not isinstance(node, int) or not 0 < node < self._job.nodes:
+            return f"there is no node {node} in a run of {self._job.nodes}"
+        if not is_host(host):
+            return f"{str(host)[:100]!r} is no host name: use letters, digits, dots, hyphens and underscores"
+        if node in self.here:
+            return f"node {node} is here already, on {self._hosts[node]}"
+        return None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import where
+from .base import AgentSetup
 from .follower import Follower
 from .identity import Process, process_of, running_process, this_process
 from .job import EXIT_CANCELLED, EXIT_REFUSED, Job, read_job
@@ -49,8 +50,8 @@ def run(options: Namespace) -> int:
         secret = read_secret(directory, make=node == 0) if job.nodes > 1 else b""
         log = (options.srun_log[0], int(options.srun_log[1])) if options.srun_log else None
         allocation = Allocation(options.hosts, log)
-        agent = (Leader if node == 0 else Follower)(job, command, me, secret, address, start, allocation)
-        return agent.run()
+        mine = AgentSetup(job, command, me, secret, address, start, allocation)
+        return (Leader(mine) if node == 0 else Follower(mine)).run()
 
 
 def _require_secrets(job: Job) -> None:

@@ -1,9 +1,19 @@
-"""How the agents of a run talk: JSON lines over TCP, joined by a secret, with a heartbeat in both directions.
+"""How the agents of a run talk: authenticated JSON lines over TCP, with a heartbeat in both directions.
 
-Node 0 listens on the first free one of 16 ports; the others try them in turn. Both sides prove that they know the run's
-secret (HMAC-SHA256 over both sides' random numbers) before anything else is said, so the leader of another run, or
-any other program that listens there, is never joined. What is said later is not signed: whoever can rewrite TCP streams
-between the nodes of a cluster can do worse to a training run. No commands travel, only round numbers, ports and ends.
+Node 0 listens on the first free one of 16 ports; the others try them in turn. Every line is `MAC JSON`: HMAC-SHA256
+over the line's number and its JSON, under a key that only those who know the run's secret can derive.
+
+| line | from | its key is derived from the secret and | content |
+|---|---|---|---|
+| hello | node | nothing else | which node this is, and a nonce |
+| answer | leader | the hello | a nonce, and the port that the leader listens on |
+| 0, 1, ... | node | hello and answer | `join`, then messages |
+| 0, 1, ... | leader | hello and answer | the epoch or a refusal, then messages |
+
+So a stranger is turned away by its first line. A line that was changed, repeated, left out, moved, sent back or taken
+from another connection has a wrong MAC: it ends that connection, and the node joins again. A program that has taken an
+earlier port and passes everything on to the leader is recognised by the port in the answer. Nothing is encrypted: what
+travels is round numbers, ports, and how commands ended. (docs/security.md says why this is not TLS.)
 
 Either side that hears nothing for half of `lease_seconds` takes the other for lost. (TCP's own keepalive would wait for
 the retransmissions of what is on its way, many minutes.)
@@ -18,37 +28,48 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+from .sockets import wait_for
+
 NUM_PORTS = 16
-_CONNECT_SECONDS = 3.0
+HANDSHAKE_LINE_BYTES = 4096
+"""The longest line of a peer that is not authenticated yet. A hello has less than 600 bytes."""
 _LONGEST_LINE = 1 << 20
+_READ_BYTES = 1 << 16
+_CONNECT_SECONDS = 3.0
 
 
 class ConnectionLost(Exception):
-    """The other side is gone, or what it says is not our language."""
+    """The other side is gone, or is not of this run."""
 
 
 class Refused(Exception):
-    """The leader is this run's and does not want this node: its words."""
+    """The leader of this run does not accept this node; its reason."""
 
 
 class Connection:
-    """Messages over a socket that is never waited for. Silence of `silence_seconds` is a loss."""
+    """Messages over a socket, never waiting for it. Silence of `silence_seconds` is a loss.
 
-    def __init__(self, sock: socket.socket, silence_seconds: float) -> None:
+    Lines may be long only after the first authentic one.
+    """
+
+    def __init__(self, sock: socket.socket, silence_seconds: float, sending_key: bytes, receiving_key: bytes) -> None:
         sock.setblocking(False)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         self._silence_seconds = silence_seconds
+        self._sending_key = sending_key
+        self._receiving_key = receiving_key
+        self._num_sent = self._num_received = 0
         self._received = b""
         self._unsent = b""
         self._heard_at = self._beat_at = time.monotonic()
 
     def fileno(self) -> int:
-        """For `select`."""
+        """For `wait_for`."""
         return self._socket.fileno()
 
     @property
@@ -58,7 +79,8 @@ class Connection:
 
     def send(self, **message: Any) -> None:
         """Send a message. Raises ConnectionLost."""
-        self._unsent += json.dumps(message).encode() + b"\n"
+        self._unsent += seal(self._sending_key, self._num_sent, message) + b"\n"
+        self._num_sent += 1
         self.flush()
 
     def flush(self) -> None:
@@ -74,25 +96,25 @@ class Connection:
 
     def receive(self) -> list[dict[str, Any]]:
         """The messages that have come, heartbeats left out. Raises ConnectionLost."""
-        messages: list[dict[str, Any]] = []
-        try:
-            data = self._socket.recv(1 << 16)
-        except BlockingIOError:
-            return messages
-        except OSError as error:
-            raise ConnectionLost(str(error)) from None
-        if not data:
-            raise ConnectionLost("closed by the other side")
-        self._heard_at = time.monotonic()
-        *lines, self._received = (self._received + data).split(b"\n")
-        if len(self._received) > _LONGEST_LINE:
-            raise ConnectionLost("a line without end")
-        for line in lines:
-            messages.append(_message(line))
+        if b"\n" not in self._received:
+            self._read()
+        messages = []
+        while (message := self._next()) is not None:
+            messages.append(message)
         return [message for message in messages if "beat" not in message]
 
+    def wait_for_message(self, seconds: float) -> dict[str, Any]:
+        """The next message; later ones stay for `receive`. Raises ConnectionLost where none comes in time."""
+        deadline = time.monotonic() + seconds
+        while (message := self._next()) is None:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise ConnectionLost("no answer")
+            wait_for([self], left)
+            self._read()
+        return message
+
     def beat(self) -> None:
-        """Show life when it is time to, and see whether the other side does. Raises ConnectionLost."""
+        """Send a heartbeat when one is due, and check that the other side's come. Raises ConnectionLost."""
         now = time.monotonic()
         if now - self._heard_at > self._silence_seconds:
             raise ConnectionLost(f"silent for {now - self._heard_at:.0f} s")
@@ -106,10 +128,50 @@ class Connection:
             self.flush()
         self._socket.close()
 
+    def _read(self) -> None:
+        longest = _LONGEST_LINE if self._num_received else HANDSHAKE_LINE_BYTES
+        self._received += read_some(self._socket, min(longest, _READ_BYTES))
+        if len(self._received) > longest and b"\n" not in self._received:
+            raise ConnectionLost(f"a line of more than {longest} bytes")
 
-def _message(line: bytes) -> dict[str, Any]:
+    def _next(self) -> dict[str, Any] | None:
+        line, newline, rest = self._received.partition(b"\n")
+        if not newline:
+            return None
+        message = unseal(self._receiving_key, self._num_received, line)
+        self._received = rest
+        self._num_received += 1
+        # Only an authentic line is a sign of life.
+        self._heard_at = time.monotonic()
+        return message
+
+
+def read_some(sock: socket.socket, num_bytes: int) -> bytes:
+    """What has come on a socket that does not block; nothing where nothing has. Raises ConnectionLost."""
     try:
-        message = json.loads(line)
+        data = sock.recv(num_bytes)
+    except BlockingIOError:
+        return b""
+    except OSError as error:
+        raise ConnectionLost(str(error)) from None
+    if not data:
+        raise ConnectionLost("closed by the other side")
+    return data
+
+
+def seal(key: bytes, number: int, message: dict[str, Any]) -> bytes:
+    """A message as line `number` of a connection, without its newline."""
+    text = json.dumps(message).encode()
+    return _mac(key, number, text) + b" " + text
+
+
+def unseal(key: bytes, number: int, line: bytes) -> dict[str, Any]:
+    """The message of line `number`. Raises ConnectionLost where the key's owner did not send it as that line."""
+    mac, _, text = line.partition(b" ")
+    if not hmac.compare_digest(mac, _mac(key, number, text)):
+        raise ConnectionLost("a line that is not from this run, or was changed on its way")
+    try:
+        message = json.loads(text)
     except (ValueError, RecursionError):
         raise ConnectionLost("not a line of JSON") from None
     if not isinstance(message, dict):
@@ -117,48 +179,32 @@ def _message(line: bytes) -> dict[str, Any]:
     return message
 
 
+def _mac(key: bytes, number: int, text: bytes) -> bytes:
+    return hmac.digest(key, number.to_bytes(8, "big") + text, "sha256").hex().encode()
+
+
+def derive_key(secret: bytes, purpose: str, *lines: bytes) -> bytes:
+    """The key for `purpose`, bound to the lines of the handshake so far."""
+    hashes = b"".join(hashlib.sha256(line).digest() for line in lines)
+    return hmac.digest(secret, b"drillyard agent\0" + purpose.encode() + b"\0" + hashes, "sha256")
+
+
 def new_nonce() -> str:
     """A number that is used once."""
     return os.urandom(16).hex()
-
-
-def proof(secret: bytes, *words: str) -> str:
-    """What only those who know the secret can say about `words`."""
-    return hmac.new(secret, "\0".join(words).encode(errors="replace"), hashlib.sha256).hexdigest()
-
-
-def same(proof_a: object, proof_b: str) -> bool:
-    """Whether a proof is right."""
-    return isinstance(proof_a, str) and hmac.compare_digest(proof_a.encode(errors="replace"), proof_b.encode())
-
-
-def listen(first_port: int) -> socket.socket:
-    """A listening socket on the first free port of the range, on all interfaces. Raises OSError when all are taken."""
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    last: OSError | None = None
-    for port in range(first_port, first_port + NUM_PORTS):
-        try:
-            server = socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
-        except OSError as error:
-            last = error
-            continue
-        server.setblocking(False)
-        return server
-    raise OSError(f"ports {first_port} to {first_port + NUM_PORTS - 1} are all taken ({last})")
 
 
 def join(
     leader: str,
     first_port: int,
     secret: bytes,
-    told: dict[str, Any],
+    described: dict[str, Any],
     silence_seconds: float,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> tuple[Connection, int]:
-    """Find the leader of this run and join it as the node that `told` describes; its connection and epoch.
+    """Find the leader of this run and join it as the node that is `described`; its connection and epoch.
 
-    A host that answers nothing costs three seconds per port; `interrupted` is asked before each.
+    A host that answers nothing costs three seconds per port; `interrupted` is called before each.
     Raises ConnectionLost when the leader is on none of the ports, and Refused.
     """
     last = ""
@@ -173,8 +219,7 @@ def join(
                 break
             continue
         try:
-            epoch = _shake_hands(sock, secret, told)
-            return Connection(sock, silence_seconds), epoch
+            return _shake_hands(sock, secret, described, silence_seconds)
         except (OSError, ConnectionLost) as error:
             last = f"{leader} port {port}: {error}"
             sock.close()
@@ -184,66 +229,35 @@ def join(
     raise ConnectionLost(last)
 
 
-def _shake_hands(sock: socket.socket, secret: bytes, told: dict[str, Any]) -> int:
-    ours = new_nonce()
-    lines = _Lines(sock)
-    lines.send({"hello": {**told, "nonce": ours}})
-    answer = lines.next()
-    theirs = str(answer.get("nonce"))
-    if not same(answer.get("proof"), proof(secret, "leader", ours, theirs)):
-        raise ConnectionLost("somebody else listens there")
-    lines.send({"proof": proof(secret, "node", str(told["node"]), ours, theirs)})
-    answer = lines.next()
+def _shake_hands(
+    sock: socket.socket, secret: bytes, described: dict[str, Any], silence_seconds: float
+) -> tuple[Connection, int]:
+    hello = seal(derive_key(secret, "hello"), 0, {**described, "nonce": new_nonce()})
+    sock.sendall(hello + b"\n")
+    line = _read_line(sock)
+    port = unseal(derive_key(secret, "answer", hello), 0, line).get("port")
+    if port != sock.getpeername()[1]:
+        # Whoever relays may delay or cut what it carries, whenever it likes.
+        raise ConnectionLost(f"another program listens there and relays to the leader on port {port}")
+    keys = derive_key(secret, "node", hello, line), derive_key(secret, "leader", hello, line)
+    connection = Connection(sock, silence_seconds, *keys)
+    connection.send(join=1)
+    answer = connection.wait_for_message(_CONNECT_SECONDS)
     if "refused" in answer:
         raise Refused(str(answer["refused"]))
-    return int(answer["epoch"])
+    epoch = answer.get("epoch")
+    if not isinstance(epoch, int):
+        raise ConnectionLost("no epoch")
+    return connection, epoch
 
 
-class _Lines:
-    """A conversation line by line, before the connection is one: each side waits for the other's answer."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-
-    def send(self, message: dict[str, Any]) -> None:
-        self._socket.sendall(json.dumps(message).encode() + b"\n")
-
-    def next(self) -> dict[str, Any]:
-        # Byte by byte, so that nothing of the line after it is taken.
-        line = b""
-        deadline = time.monotonic() + _CONNECT_SECONDS
-        while not line.endswith(b"\n"):
-            byte = self._socket.recv(1)
-            if not byte or len(line) > 4096 or time.monotonic() > deadline:
-                raise ConnectionLost("no answer")
-            line += byte
-        return _message(line)
-
-
-class Guest:
-    """The leader's side of joining: a connection that has yet to prove itself."""
-
-    def __init__(self, sock: socket.socket, secret: bytes, silence_seconds: float) -> None:
-        self.connection = Connection(sock, silence_seconds)
-        self.told: dict[str, Any] = {}
-        self._secret = secret
-        self._ours = new_nonce()
-
-    def hear(self, messages: Sequence[dict[str, Any]]) -> bool:
-        """Whether the other side has proved itself now; `told` is what it says of itself. Raises ConnectionLost."""
-        for message in messages:
-            if not self.told:
-                self._greet(message)
-                continue
-            expected = proof(self._secret, "node", str(self.told["node"]), str(self.told["nonce"]), self._ours)
-            if not same(message.get("proof"), expected):
-                raise ConnectionLost("does not know the secret")
-            return True
-        return False
-
-    def _greet(self, message: dict[str, Any]) -> None:
-        told = message.get("hello")
-        if not isinstance(told, dict) or not isinstance(told.get("node"), int) or "nonce" not in told:
-            raise ConnectionLost("not a node of this run")
-        self.told = told
-        self.connection.send(nonce=self._ours, proof=proof(self._secret, "leader", str(told["nonce"]), self._ours))
+def _read_line(sock: socket.socket) -> bytes:
+    # Byte by byte, so that nothing of the line after it is taken.
+    line = b""
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    while not line.endswith(b"\n"):
+        byte = sock.recv(1)
+        if not byte or len(line) > HANDSHAKE_LINE_BYTES or time.monotonic() > deadline:
+            raise ConnectionLost("no answer")
+        line += byte
+    return line[:-1]
