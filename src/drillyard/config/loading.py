@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Sequence
 from pathlib import Path as FilePath
 from typing import Any, Final, TypeVar
@@ -98,15 +98,15 @@ def save_resolved(config: Strict, path: str | os.PathLike[str]) -> None:
     text = resolved_text(config)
     target = FilePath(path)
     try:
-        handle, partial = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
+        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        with open(partial, "x", encoding="utf-8") as file:
+            try:
                 file.write(text)
-            os.chmod(partial, 0o644)
-            os.replace(partial, target)
-        except BaseException:
-            os.unlink(partial)
-            raise
+                file.close()
+                os.replace(partial, target)
+            except BaseException:
+                os.unlink(partial)
+                raise
     except OSError as error:
         raise UserError(f"{target}: cannot be written: {error.strerror}") from None
 

@@ -45,10 +45,9 @@ locked() {{
 with 75 here where it has waited in vain; it fails otherwise on file systems without locks (Lustre mounted without
 `-o flock`, NFS without a lock daemon), and where it is not installed."""
 CLAIM_ALL = f"""\
-umask 022 && {UNPACKED} || exit 1
 {_LOCKED}here=$(cat /proc/sys/kernel/random/boot_id)/$(stat -L -c %i /proc/self/ns/pid)
 for file; do
-    mkdir -p "${{file%/*}}" && locked "$file" && now=$(date +%s) || exit 1
+    locked "$file" && now=$(date +%s) || exit 1
     if read -r other since where pid start <"$file" && [ "$other" != "$n" ] && [ $((now - since)) -lt {CLAIM_SECONDS} ]
     then
         if [ "$where" != "$here" ] || [ "$(sed 's/.*) //' "/proc/$pid/stat" 2>&1 | cut -d ' ' -f 20)" = "$start" ]; then
@@ -59,7 +58,8 @@ for file; do
     echo "$n $now $(cat "$d/client" 2>/dev/null)" >"$file" || exit 1
 done
 """
-"""Enters the submission into every file of "$@", in their order; of two that want the same files one gets the first."""
+"""After `UNPACKED`. Enters the submission into every file of "$@", in their order; of two that want the same files one
+gets the first."""
 RELEASE_ALL = f"""\
 {UNPACKED} || exit 1
 {_LOCKED}for file; do

@@ -251,7 +251,7 @@ def log_path(run_directory: Path, rank: int) -> Path:
 def open_log(path: Path, header: str) -> tuple[int, int]:
     """A descriptor for appending to a rank's log, and the offset at which this round begins, just after its header."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise UserError(f"{path}: cannot be opened: {describe(error)}, then start again") from None
     size = os.fstat(descriptor).st_size

@@ -21,6 +21,7 @@ from typing import Any
 
 from .identity import process_of
 from .job import read_job
+from .ownership import problem_of
 from .running import agents_here
 from .wire import NUM_PORTS
 
@@ -47,6 +48,7 @@ def check(options: Namespace) -> int:
         facts["drillyard"] = drillyard_facts(options.python)
     if options.launch_directory is not None:
         facts["agents"] = running_agents(Path(options.launch_directory))
+        facts["unsafe"] = unsafe_launch(Path(options.launch_directory))
     if options.image is not None:
         facts["image"] = image_facts(options.image)
     if options.runs:
@@ -156,6 +158,14 @@ def running_agents(launch_directory: Path) -> list[dict[str, Any]]:
         if process is not None and process.alive:
             living.append({"node": told["node"], "submission": told["submission"], "pid": process.pid})
     return living
+
+
+def unsafe_launch(launch_directory: Path) -> str | None:
+    """Why nothing may be executed from a launch directory; null where all is well."""
+    try:
+        return problem_of(launch_directory)
+    except OSError as error:
+        return f"{error.filename or launch_directory}: {error.strerror}"
 
 
 def image_facts(image: str) -> dict[str, Any]:

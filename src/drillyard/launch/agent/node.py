@@ -74,7 +74,9 @@ class Guardian:
 class Node:
     """The command of node `rank`, round after round. Use it from one thread, in a `with`."""
 
-    def __init__(self, job: Job, rank: int, me: Process, quiet: bool = False, submission: str = "") -> None:
+    def __init__(
+        self, job: Job, rank: int, me: Process, quiet: bool = False, submission: str = "", umask: int = -1
+    ) -> None:
         self.job = job
         self.rank = rank
         self.host = me.host
@@ -82,6 +84,7 @@ class Node:
         self.report: dict[str, Any] | None = None
         """How the round's command ended, once nothing of it is left."""
         self._directory = Path(job.launch_directory)
+        self._umask = umask
         self._submission = submission
         self._secrets = records.read_secrets(self._directory)
         environment = {**os.environ, **self._secrets, RUN_MARK: run_token(job.launch_directory)}
@@ -153,6 +156,7 @@ class Node:
             stdout=writer,
             stderr=writer,
             start_new_session=True,
+            umask=self._umask,
         )
         os.close(writer)
         self._pump = Pump(reader, self._log, self._passed_on)

@@ -10,7 +10,6 @@ A progress bar draws over its own line with carriage returns: of those drawings,
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -176,12 +175,8 @@ class Sink:
 
 
 def open_log(path: Path) -> Sink:
-    """The sink of a node's log, which is appended to. Readable for all where it is made. Raises OSError."""
-    made = not path.exists()
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    if made:
-        with contextlib.suppress(OSError):
-            os.fchmod(descriptor, 0o644)
+    """The sink of a node's log, which is appended to. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     return Sink(descriptor, "could not be written here")
 
 

@@ -41,11 +41,14 @@ def run(options: Namespace) -> int:
         print(f"drillyard: this start of the run is over (exit code {over}): nothing is started", flush=True)
         return over
     _require_secrets(job)
+    # What agents write is the user's own; the command gets the user's own umask.
+    umask = os.umask(0o077)
+    os.umask(umask | 0o022)
     me = this_process()
     keeper = running_process(os.getppid()) if options.kept else None
     with (
         announced(directory, node, me, keeper, start),
-        Node(job, node, me, options.quiet, start["submission"]) as command,
+        Node(job, node, me, options.quiet, start["submission"], umask) as command,
     ):
         secret = read_secret(directory, make=node == 0) if job.nodes > 1 else b""
         log = (options.srun_log[0], int(options.srun_log[1])) if options.srun_log else None

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from . import records
 from .index import index_directory
+from .ownership import make_launch_directory, problem_of
 from .running import Mistake
 
 TAKEN = 3
@@ -36,9 +37,18 @@ _LOCK_SECONDS = 120.0
 _SBATCH_NOT_FOUND = 127
 
 
+def prepare(options: Namespace) -> int:
+    """The verb `prepare`: make a launch directory that nobody else may write to. Raises Mistake, OSError."""
+    if problem := make_launch_directory(Path(options.launch_directory)):
+        raise Mistake(problem)
+    return 0
+
+
 def submit(options: Namespace) -> int:
     """Submit; prints the job's id. Raises Mistake, OSError."""
-    os.umask(0o022)
+    # What is in launch directories is the user's own; the job gets the user's own umask.
+    umask = os.umask(0o077)
+    os.umask(umask | 0o022)
     sent, launch = Path(options.sent), Path(options.launch_directory)
     index = index_directory() / options.cluster
     index.mkdir(parents=True, exist_ok=True)
@@ -49,6 +59,9 @@ def submit(options: Namespace) -> int:
             if there != entry.pop("replaces"):
                 print(f"job {there}", file=sys.stderr, flush=True)
                 return TAKEN
+        for directory in {launch, *(Path(entry["launch_directory"]) for entry in entries.values())}:
+            if problem := problem_of(directory):
+                raise Mistake(problem)
         if (sent / "job.json").exists():
             _place(launch, *(path for path in sent.iterdir() if path.name not in (ENTRIES, POINTS)))
             shared = [sent / name for name in ("agent", "secret", "secrets.json")]
@@ -56,7 +69,9 @@ def submit(options: Namespace) -> int:
                 _place(launch.parent.parent / point.name / "launch", *point.iterdir(), *shared)
         argv = ["sbatch", "--parsable", *_dependency(options.after), str(launch / options.script)]
         try:
-            done = subprocess.run(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False)
+            done = subprocess.run(
+                argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False, umask=umask
+            )
         except FileNotFoundError:
             print("sbatch: not found", file=sys.stderr, flush=True)
             return _SBATCH_NOT_FOUND
@@ -97,7 +112,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _place(launch: Path, *sources: Path) -> None:
     """Put files and directories into a launch directory, each file in one step: an older start may be reading it."""
-    launch.mkdir(parents=True, exist_ok=True)
+    if problem := make_launch_directory(launch):
+        raise Mistake(problem)
     for name in _LAST_END:
         with contextlib.suppress(FileNotFoundError):
             (launch / name).unlink()

@@ -150,7 +150,7 @@ def _disk(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _others(facts: Mapping[str, Any], wanted: Wanted) -> list[str]:
-    problems = []
+    problems = [facts["unsafe"]] if facts.get("unsafe") else []
     if facts.get("ports_free") == []:
         problems.append(
             f"ports {wanted.port} to {wanted.port + NUM_PORTS - 1}, on which the run's agents meet, are all taken: end "

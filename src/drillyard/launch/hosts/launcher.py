@@ -36,11 +36,12 @@ from drillyard.launch.stopping import patiently
 _LOOK_SECONDS = 120.0
 _AGENT = 'd=$(mktemp -d) && trap \'rm -rf "$d"\' EXIT && tar -x -C "$d" -f - && "$0" "$d/agent" "$@"'
 _STOP = (
-    'if [ -e "$1/agent/__main__.py" ] && [ -e "$1/job.json" ]; then '
+    'if [ -O "$1" ] && [ -O "$1/agent" ] && [ -O "$1/agent/__main__.py" ] && [ -e "$1/job.json" ]; then '
     'exec "$0" "$1/agent" stop --job "$1/job.json" --patience "$2"; fi; '
     f'set -- stop --launch-directory "$1" --patience "$2"; {_AGENT}'
 )
-"""By the run's own agent, as that needs no room; the one that is sent stops a run whose directory is gone."""
+"""By the run's own agent, as that needs no room, where it is this user's; the one that is sent stops a run whose
+directory is gone."""
 _STOP_SECONDS = 180.0
 """What stopping may take beyond the patience with what runs: a slow login, a file system that hangs."""
 _AFTER_STOP_SECONDS = 15.0

@@ -42,19 +42,21 @@ _ASK = f'{UNPACKED} && "$0" "$d/agent" check "$@"'
 """The agent out of the archive on standard input, which leaves nothing behind. `$0` is its Python."""
 _FORGET = 'n=$(tar -x -O -f - secret | sha256sum | cut -c1-16) && rm -f -- "$0/.drillyard-$n"'
 _CLAIM = f"""\
+umask go-w && {UNPACKED} || exit 1
 launch=$1
+"$0" "$d/agent" prepare --launch-directory "$launch" || exit 1
 set -- "$launch/claim"
 {CLAIM_ALL}"$0" "$d/agent" check --launch-directory "$launch" 9>&-
 """
-"""Claims LAUNCH_DIR/claim, then tells which agents of the run live there: another launch may have had its claim, and
-released it, since the hosts were looked at."""
+"""Makes LAUNCH_DIR, or refuses it, claims LAUNCH_DIR/claim, then tells which agents of the run live there: another
+launch may have had its claim, and released it, since the hosts were looked at."""
 _RELEASE = f"""\
 set -- "$0/claim"
 {RELEASE_ALL}"""
-_UNPACK = 'umask 022 && mkdir -p "$0" && cd "$0" && rm -f state.json && exec tar -x -p --no-same-owner -f -'
+_UNPACK = 'umask go-w && cd "$0" && rm -f state.json && exec tar -x --no-same-permissions --no-same-owner -f -'
 UNPACK_OVER = """\
-umask 022 && mkdir -p "$0" && cd "$0" && touch "$1" &&
-LC_ALL=C.UTF-8 tar -x -v -p --no-same-owner --quoting-style=escape -f - >"$1.new" &&
+mkdir -p "$0" && cd "$0" && touch "$1" &&
+LC_ALL=C.UTF-8 tar -x -v --no-same-permissions --no-same-owner --quoting-style=escape -f - >"$1.new" &&
 LC_ALL=C sort -o "$1.new" "$1.new" &&
 LC_ALL=C comm -23 "$1" "$1.new" | xargs -r -d '\\n' rm -f -- && mv "$1.new" "$1"
 """

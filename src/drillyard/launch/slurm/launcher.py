@@ -31,7 +31,7 @@ from drillyard.launch.registry import LAUNCHERS
 from drillyard.launch.remote import artifacts_of, copy_files, open_files, read_file, tell
 from drillyard.launch.sending import names_in, secrets_file, undivided
 from drillyard.launch.slurm.jobs import NoController, Slurm, SlurmJob
-from drillyard.launch.slurm.looking import Look
+from drillyard.launch.slurm.looking import AGENT, Look
 from drillyard.launch.slurm.plan import CARRY, SUBMIT, TASKS, host_of, plan_array, plan_of, submitting_step
 from drillyard.launch.slurm.script import ENDED
 from drillyard.launch.slurm.state import Known, is_over, status_of
@@ -130,8 +130,8 @@ class SlurmLauncher:
             return Cancellation(before, before.state)
         launch = known.entry["launch_directory"]
         # Where the launch directory is gone there is nobody to tell either: Slurm ends the job all the same.
-        words = ["python3", posixpath.join(launch, "agent"), "stop", "--mark-only"]
-        self._programs.run(self._host.argv([*words, "--job", posixpath.join(launch, "job.json")]), timeout=_SECONDS)
+        words = ["sh", "-c", AGENT, "sh", "stop", "--mark-only", "--launch-directory", launch]
+        self._programs.run(self._host.argv(words), stdin=archive(agent_files()), timeout=_SECONDS)
         if known.job is not None:
             known = self._with_time_to_save(known)
         if known.job is not None and not _is_gone(known):

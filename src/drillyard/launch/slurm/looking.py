@@ -26,7 +26,7 @@ from drillyard.launch.states import State
 
 _SECONDS = 120.0
 _RECORD_BYTES = 1 << 20
-_AGENT = 'd=$(mktemp -d) && trap \'rm -rf "$d"\' EXIT && tar -x -C "$d" -f - && python3 "$d/agent" "$@"'
+AGENT = 'd=$(mktemp -d) && trap \'rm -rf "$d"\' EXIT && tar -x -C "$d" -f - && python3 "$d/agent" "$@"'
 
 
 class Look:
@@ -74,7 +74,7 @@ class Look:
 
     def _noted(self) -> list[dict[str, Any]]:
         """The index of the head host, with each run's state.json."""
-        argv = self._host.argv(["sh", "-c", _AGENT, "sh", "list", "--cluster", self._cluster])
+        argv = self._host.argv(["sh", "-c", AGENT, "sh", "list", "--cluster", self._cluster])
         result = self._programs.run(argv, stdin=archive(agent_files()), timeout=_SECONDS)
         told = json.loads(require_success(result, f"{self._host.title}: its runs cannot be listed").stdout)
         return [seen for seen in told if seen["entry"].get("platform") == "slurm" and seen["entry"].get("job_id")]

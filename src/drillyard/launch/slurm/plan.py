@@ -30,7 +30,9 @@ TASKS = "points.json"
 """Beside array.sbatch: the runs of a sweep in the order of the array's tasks."""
 SECRETS = ("secret", "secrets.json")
 """Files of the launch directory that are made at submission and are in no plan."""
-_SUBMIT = 'd=$(mktemp -d) && trap \'rm -rf "$d"\' EXIT && tar -x -p -C "$d" -f - && python3 "$d/agent" "$@" --sent "$d"'
+_SUBMIT = """\
+d=$(mktemp -d) && trap 'rm -rf "$d"' EXIT && (umask go-w && tar -x -C "$d" -f -) &&
+python3 "$d/agent" "$@" --sent "$d\""""
 _SAVE_SHARE = 0.9
 """Of the time between the signal and the time limit, what the ranks have before the agents kill them."""
 _START_SECONDS = 45.0
