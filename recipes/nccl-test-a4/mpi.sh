@@ -54,6 +54,8 @@ cat >>"$own/ssh_config" <<END
 Host *
   IdentityFile $meeting/key
   IdentitiesOnly yes
+  # A node is there before its server listens.
+  ConnectionAttempts 60
   StrictHostKeyChecking no
   UserKnownHostsFile /dev/null
   LogLevel ERROR

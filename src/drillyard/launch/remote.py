@@ -65,8 +65,12 @@ class Piece(NamedTuple):
     data: bytes
 
 
+class UnreadableFile(UserError):
+    """A host was reached and one of its files could not be read: no permission, a failing disk."""
+
+
 class Files(Protocol):
-    """Files of one host. Every method raises UserError where the host or a file cannot be read."""
+    """Files of one host. Every method raises UserError where the host cannot be read, UnreadableFile for a file."""
 
     title: str
     patient: bool
@@ -112,7 +116,7 @@ class LocalFiles:
         try:
             told = file_server.read(*wish)
         except OSError as error:
-            raise UserError(f"{wish.path}: cannot be read: {error.strerror}") from None
+            raise UnreadableFile(f"{wish.path}: cannot be read: {error.strerror}") from None
         return None if told is None else Piece(*told)
 
     def close(self) -> None:
@@ -209,7 +213,7 @@ class RemoteFiles:
             told = json.loads(line)
             if isinstance(told, dict) and "error" in told:
                 self.close()
-                raise UserError(f"{self.title}: {told['error']}")
+                raise UnreadableFile(f"{self.title}: {told['error']}")
             if isinstance(told, dict):
                 size = told.get("bytes")
                 if not isinstance(size, int) or not 0 <= size <= most_bytes:

@@ -124,7 +124,7 @@ def test_a_run_that_loses_a_node_twice_and_reaches_its_time_limit_loses_no_bit(
 
     def waits_for(reason: str) -> Callable[[dict[str, Any]], bool]:
         """The job's comment follows its being queued again, a moment later."""
-        return lambda told: told["native"]["state"] == "PENDING" and reason in told["reason"]
+        return lambda told: told["native"].get("state") == "PENDING" and reason in told["reason"]
 
     told = desk.wait_for(handle, waits_for(f"lost node 1 ({lost}): Killed"))
     assert told["state"] == "restarting", told
@@ -158,18 +158,23 @@ def test_nodes_without_the_storage_are_named_and_left_out(cluster: SlurmCluster,
     for node in ("n1", "n3"):
         cluster.unmount(node, desk.directory)
     handle = desk.launch(config)
-    told = desk.wait_for(handle, lambda told: told["state"] == "restarting")
-    assert f"n1 cannot read {directory}/launch; from now on without n1" in told["reason"], told
-    told = desk.wait_for(handle, lambda told: "n3" in (told["reason"] or ""))
-    told = desk.wait_for(handle, lambda told: told["native"]["state"] == "PENDING")
-    assert "node 1 (n3) cannot start: " in told["reason"] and "No such file or directory" in told["reason"], told
-    assert "(Exited with exit code 2); from now on without n3" in told["reason"], told
-    told = desk.wait_for(handle, is_running)
+    reasons: set[str] = set()
+
+    def has_started(told: dict[str, Any]) -> bool:
+        reasons.add(told["reason"] or "")
+        return is_running(told)
+
+    told = desk.wait_for(handle, has_started)
+    # Which of the two comes first is up to Slurm.
+    assert any(f"n1 cannot read {directory}/launch; from now on without n1" in reason for reason in reasons), reasons
+    named = [reason for reason in reasons if "node 1 (n3) cannot start: " in reason]
+    assert named and all("No such file or directory" in reason for reason in named), reasons
+    assert any("(Exited with exit code 2); from now on without n3" in reason for reason in named), reasons
     assert told["hosts"] == ["n2", "n4"] and told["failures"] == 0
     until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "round 0")
     # A leader that is killed is a loss of its host; the others leave at once.
     cluster.kill_agent("n2")
-    told = desk.wait_for(handle, lambda told: told["native"]["state"] == "PENDING")
+    told = desk.wait_for(handle, lambda told: told["native"].get("state") == "PENDING")
     assert "the agent of node 0 (n2) was killed" in told["reason"], told
     desk.wait_for(handle, lambda told: is_running(told) and told["round"] == 1)
     (directory / "enough").touch()
@@ -240,7 +245,7 @@ def test_a_preempted_run_is_queued_again_and_not_counted(cluster: SlurmCluster, 
     # The partition's PreemptMode is CANCEL: Slurm itself would let the job end here.
     urgent = ["--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1000"]
     other = cluster.run("sbatch", "--parsable", *urgent).stdout.strip()
-    waiting = desk.wait_for(handle, lambda told: told["native"]["state"] == "PENDING")
+    waiting = desk.wait_for(handle, lambda told: told["native"].get("state") == "PENDING")
     assert waiting["state"] == "restarting" and waiting["reason"].startswith("is queued again")
     cluster.run("scancel", other)
     told = desk.wait_for(handle, lambda told: is_running(told) and told["round"] == 1)

@@ -154,7 +154,7 @@ def parse_squeue(text: str) -> list[SlurmJob]:
                 partition=partition,
                 script="" if script == "(null)" else script,
                 comment="" if comment == "(null)" else comment,
-                note=note,
+                note=note.strip(),
             )
         )
     return jobs

@@ -18,7 +18,7 @@ from drillyard.errors import UserError
 from drillyard.launch.handles import Handle, parse_handle
 from drillyard.launch.job import agent_files
 from drillyard.launch.programs import Host, Programs, archive, require_success
-from drillyard.launch.remote import Files, Wish, open_files
+from drillyard.launch.remote import Files, Piece, UnreadableFile, Wish, open_files
 from drillyard.launch.slurm.jobs import Slurm, SlurmJob
 from drillyard.launch.slurm.script import ENDED
 from drillyard.launch.slurm.state import Known, is_over, needs_accounts, status_of
@@ -104,15 +104,24 @@ class Look:
         return [ended.get(each.handle, each) for each in known]
 
     def records(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
-        """JSON objects of files; None for one that is not there or not whole."""
+        """JSON objects of files; None for one that is not there, not whole or not readable."""
         found: list[dict[str, Any] | None] = []
-        for piece in self.files.read([Wish(path, 0, _RECORD_BYTES) for path in paths]):
+        for piece in self._pieces([Wish(path, 0, _RECORD_BYTES) for path in paths]):
             try:
                 told = json.loads(piece.data) if piece is not None else None
             except ValueError:
                 told = None
             found.append(told if isinstance(told, dict) else None)
         return found
+
+    def _pieces(self, wishes: Sequence[Wish]) -> list[Piece | None]:
+        """What the files hold. A disk that fails under one run hides no other run, and not what Slurm knows of it."""
+        try:
+            return self.files.read(wishes)
+        except UnreadableFile:
+            if len(wishes) == 1:
+                return [None]
+        return [piece for wish in wishes for piece in self._pieces([wish])]
 
     def find(self, run: str) -> Known:
         """One run. Raises UserError where it is not known, with the names that are."""

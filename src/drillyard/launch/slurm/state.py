@@ -32,7 +32,7 @@ _REASONS = {
     "Resources": "waits for nodes to become free",
     "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
     "Dependency": "waits for another run to succeed",
-    "BeginTime": "is queued again; Slurm lets a moment pass first",
+    "BeginTime": "may not start before its begin time, which Slurm sets a moment after a requeue",
     "JobHeldUser": "is held: scontrol release {job}",
     "JobHeldAdmin": "is held by an administrator",
     "JobHoldMaxRequeue": "is held, as Slurm started it too often in vain: scontrol release {job}",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from drillyard.launch import file_server
 from drillyard.launch.agent import index
 from drillyard.launch.programs import Host, Programs, Result
 from drillyard.launch.slurm.jobs import Slurm
@@ -101,3 +104,22 @@ def test_what_a_run_wrote_about_its_end_while_somebody_looked_is_read(tmp_path: 
     cluster.happens[1] = ends
     (status,) = cluster.look()
     assert status.failure is not None and (status.failure.reason, status.failure.rank) == ("rank 1: exit code 3", 1)
+
+
+def test_a_disk_that_fails_under_a_run_does_not_hide_what_slurm_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(tmp_path, {"1": "FAILED"})
+    cluster.note("1")
+    cluster.write_state("1", "failed", reason="exit code 3", exit_code=3)
+    (tmp_path / "launch/ended.json").write_text("{}")
+    read = file_server.read
+
+    def failing(path: str, *rest: Any) -> Any:
+        if path.endswith("ended.json"):
+            raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
+        return read(path, *rest)
+
+    monkeypatch.setattr(file_server, "read", failing)
+    (status,) = cluster.look()
+    assert (status.state, status.reason) == (State.failed, "exit code 3")
