@@ -43,18 +43,22 @@ def register(app: typer.Typer) -> None:
 def list_command(run: RunDirectory, as_json: AsJson = False) -> None:
     """List checkpoints: step, size, age, ranks, held-out loss, and which one the next start uses.
 
-    Judged by manifests and sizes, in milliseconds; `verify` reads the content.
+    Judged by manifests and sizes, in milliseconds; `verify` reads the content. Exit code 2 when the index of one, or a
+    value stored in it, could run code.
     """
+    from dataclasses import replace
+
     from drillyard.errors import UserError
-    from drillyard.training.checkpoint.listing import best, lost_checkpoints, newest_usable
-    from drillyard.training.checkpoint.pruning import find_target
+    from drillyard.training.checkpoint.listing import best, newest_usable
+    from drillyard.training.checkpoint.pruning import find_target, with_refusals
 
     target = find_target(find_run(run))
+    target = replace(target, checkpoints=with_refusals(target.checkpoints))
+    refused = [info for info in target.checkpoints if info.status == "refused"]
     try:
         used, refusal = newest_usable(target.checkpoints), None
     except UserError as error:
         used, refusal = None, str(error)
-    lost = lost_checkpoints(target.checkpoints, target.directory.parent)
     winner = best(target.checkpoints)
     marks = {
         info.path: [word for word, marked in (("newest", used), ("best", winner)) if info is marked]
@@ -63,10 +67,19 @@ def list_command(run: RunDirectory, as_json: AsJson = False) -> None:
     if as_json:
         listed = [{**_facts(info), "marks": marks[info.path]} for info in target.checkpoints]
         _print_json(directory=str(target.directory), next_start=used and used.step, refusal=refusal, checkpoints=listed)
-        return
+    else:
+        _print_list(target, marks, used, refusal)
+    if refused:
+        raise UserError("\n".join(info.reason for info in refused))
+
+
+def _print_list(target: Target, marks: dict[Path, list[str]], used: CheckpointInfo | None, refusal: str | None) -> None:
+    from drillyard.training.checkpoint.listing import lost_checkpoints
+
+    lost = lost_checkpoints(target.checkpoints, target.directory.parent)
     _print_table(target.checkpoints, marks)
     for info in target.checkpoints:
-        if info.reason:
+        if info.reason and info.status != "refused":
             typer.echo(f"{info.path.name}: {info.reason}")
     if refusal is not None:
         typer.echo(f"The next start is refused: {refusal}")
@@ -89,9 +102,10 @@ def verify_command(
     """Read every byte of the checkpoints and compare it with the checksums that were taken when it was written.
 
     Exit code 0 when all complete ones are as written; 1 when a file is not, when a manifest cannot be believed or is of
-    a later format, or when there is no complete one (or the one asked for is not); 2 for an error. What interrupted
-    saves left behind is told and is no damage.
+    a later format, or when there is no complete one (or the one asked for is not); 2 for an error, and when a file is
+    as written but could run code. What interrupted saves left behind is told and is no damage.
     """
+    from drillyard.errors import UserError
     from drillyard.training.checkpoint.pruning import choose_step, find_target, verify_all_files
 
     target = find_target(find_run(run))
@@ -112,6 +126,9 @@ def verify_command(
             _print_verified(result)
         if not results:
             typer.echo(f"{target.directory}: no checkpoint is there to verify.")
+    refused = [file.detail for result in results for file in result.files if file.verdict == "refused"]
+    if refused:
+        raise UserError("\n".join(refused))
     if not good or len(good) < len(judged):
         raise typer.Exit(1)
 
@@ -301,7 +318,7 @@ def _progress(checkpoints: list[CheckpointInfo]) -> Iterator[Callable[[int], Non
 
 
 def _style(status: str) -> str:
-    return {"complete": "green", "damaged": "red", "later-format": "red"}.get(status, "yellow")
+    return {"complete": "green", "damaged": "red", "later-format": "red", "refused": "red"}.get(status, "yellow")
 
 
 def _age_seconds(info: CheckpointInfo) -> int | None:
@@ -310,13 +327,14 @@ def _age_seconds(info: CheckpointInfo) -> int | None:
     from datetime import datetime
 
     if info.created is not None:
-        changed = datetime.fromisoformat(info.created).timestamp()
-    else:
         try:
-            changed = info.path.lstat().st_mtime
-        except FileNotFoundError:
+            return max(0, round(time.time() - datetime.fromisoformat(info.created).timestamp()))
+        except (ValueError, OverflowError):
             return None
-    return max(0, round(time.time() - changed))
+    try:
+        return max(0, round(time.time() - info.path.lstat().st_mtime))
+    except FileNotFoundError:
+        return None
 
 
 def size_text(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Checkpoints of a few bytes, made without torch: real manifests over files that nobody reads as tensors."""
+"""Checkpoints of a few bytes, made without torch: real manifests and an index without tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import Any
 from drillyard.training.checkpoint.files import checksum
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, encode
 
-CONTENT = {"__0_0.distcp": b"first shard", "__1_0.distcp": b"second", ".metadata": b"index"}
+# What pickle gives for torch.distributed.checkpoint.metadata.Metadata(state_dict_metadata={}, storage_data={}).
+NO_TENSORS = (
+    b"\x80\x04\x8c\x25torch.distributed.checkpoint.metadata\x94\x8c\x08Metadata\x94\x93\x94)\x81\x94}\x94("
+    b"\x8c\x13state_dict_metadata\x94}\x94\x8c\x0cstorage_data\x94}\x94ub."
+)
+CONTENT = {"__0_0.distcp": b"first shard", "__1_0.distcp": b"second", ".metadata": NO_TENSORS}
 
 
 def make_checkpoint(run: Path, step: int, *, format_version: int = 1, **metadata: Any) -> Path:

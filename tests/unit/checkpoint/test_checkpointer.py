@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from drillyard.errors import UserError
-from drillyard.training.checkpoint import Checkpointer, list_checkpoints, load_checkpoint, storage, verify
+from drillyard.training.checkpoint import Checkpointer, list_checkpoints, load_checkpoint, loading, storage, verify
 from drillyard.training.checkpoint import checkpointer as checkpointer_module
+from drillyard.training.checkpoint.contents import read_index
 from drillyard.training.checkpoint.loading import read
 from drillyard.training.checkpoint.planning import flatten, unflatten_into
-from drillyard.training.checkpoint.storage import CheckpointReader
 
 FORMATS = Path(__file__).parent
 
@@ -56,13 +56,13 @@ def test_a_torch_that_is_too_old_for_a_checkpoint_is_told(monkeypatch: pytest.Mo
     assert info.manifest is not None
     later = dataclasses.replace(info, manifest=dataclasses.replace(info.manifest, torch_version="99.1.0+cu130"))
     state = {"model": {"w": torch.zeros(5, 3)}}
-
-    def unpickle(reader: CheckpointReader) -> None:
-        raise ValueError("too many values to unpack (expected 5)")
-
     assert read(later, state, None, None).step == 10, "a later torch may write what this one can read"
-    monkeypatch.setattr(CheckpointReader, "read_metadata", unpickle)
-    with pytest.raises(UserError, match=r"written with torch 99\.1\.0\+cu130.*use torch 99\.1\.0 or later"):
+    index = read_index(info.path, info.manifest)
+    tensors = {name: dataclasses.replace(tensor, dtype="float3_e1m1") for name, tensor in index.tensors.items()}
+    monkeypatch.setattr(loading, "read_index", lambda *_: dataclasses.replace(index, tensors=tensors))
+    with pytest.raises(
+        UserError, match=r"float3_e1m1.*written with torch 99\.1\.0\+cu130; use torch 99\.1\.0 or later"
+    ):
         read(later, state, None, None)
 
 

@@ -160,9 +160,11 @@ def test_what_is_no_file_is_damage_and_not_waited_for(newest: Path, name: str) -
     assert (info_of(newest).status, info_of(newest).reason) == ("damaged", f"{name} is no regular file")
 
 
-def test_a_link_to_the_same_bytes_is_as_good_as_the_file(run: Path, newest: Path, tmp_path: Path) -> None:
-    (newest / "__0_0.distcp").rename(tmp_path / "elsewhere")
-    (newest / "__0_0.distcp").symlink_to(tmp_path / "elsewhere")
+def test_a_link_within_the_checkpoint_or_of_all_of_it_is_as_good_as_the_files(
+    run: Path, newest: Path, tmp_path: Path
+) -> None:
+    (newest / "__0_0.distcp").rename(newest / "elsewhere")
+    (newest / "__0_0.distcp").symlink_to("elsewhere")
     assert loaded_value(run) == (20.0, [])
     newest.rename(tmp_path / "whole")
     newest.symlink_to(tmp_path / "whole")

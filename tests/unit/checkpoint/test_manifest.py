@@ -19,6 +19,7 @@ from drillyard.training.checkpoint.manifest import (
     ManifestError,
     decode,
     encode,
+    is_file_name,
     json_value,
     read_manifest,
     write_manifest,
@@ -37,7 +38,8 @@ MANIFESTS = st.builds(
     torch_version=st.text(max_size=12),
     created=st.text(max_size=30),
     files=st.dictionaries(
-        st.text(max_size=12), st.builds(FileRecord, st.integers(0, 2**50), st.text("0123456789abcdef", max_size=32))
+        st.text(max_size=12).filter(is_file_name),
+        st.builds(FileRecord, st.integers(0, 2**50), st.text("0123456789abcdef", max_size=32)),
     ),
     identity=OBJECTS,
     metadata=OBJECTS,

@@ -5,9 +5,11 @@ A checkpoint is a directory `step-<8 digits>`. It is
 - `incomplete`: it has no manifest: a save that was interrupted, or a deletion (which takes the manifest first);
 - `abandoned`: set aside by a return to an earlier checkpoint;
 - `later-format`: intact as far as this program can see, but written by a later one;
-- `damaged`: it has a manifest, but the manifest or a file is not as written.
+- `damaged`: it has a manifest, but the manifest or a file is not as written;
+- `refused`: as written, but with code or other odd content in it; `with_refusals` in `pruning` looks for that.
 Listing reads manifests and sizes (milliseconds); only `verify` and loading read the files and compare checksums.
-Links are followed: what counts is the content. Deleting a checkpoint that is a link deletes the link alone.
+A checkpoint's directory may be a link; deleting it deletes the link alone. A file in it that is a link to a place
+outside of it is never opened: in a checkpoint from elsewhere it could lead to any file of this host.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from drillyard.errors import UserError
+from drillyard.training.checkpoint.archives import refused_files
+from drillyard.training.checkpoint.contents import RefusedContent
 from drillyard.training.checkpoint.files import file_checksum, sync_directory
 from drillyard.training.checkpoint.manifest import (
     ABANDONED_NAME,
@@ -33,20 +37,23 @@ from drillyard.training.checkpoint.manifest import (
     LaterFormat,
     Manifest,
     ManifestError,
+    is_file_name,
     read_manifest,
 )
 
 CHECKPOINTS_NAME = "checkpoints"
 HELD_OUT_NAME = "held_out.json"
 """Beside the manifest, which is complete before anything is measured at its step: {"held_out_loss": 1.25}."""
+_LARGEST_HELD_OUT_BYTES = 4096  # it holds one number
+_LINK_OUTSIDE = "is a link to a place outside of the checkpoint, which is never read: put the file itself here"
 _STEP_DIRECTORY = re.compile(r"step-(\d{8,})\Z")
 
 # Files read side by side by `verify`: one stream fills no network or RAID storage, and hashing leaves the GIL.
 VERIFY_THREADS = 8
 
-Status = Literal["complete", "incomplete", "abandoned", "damaged", "later-format"]
+Status = Literal["complete", "incomplete", "abandoned", "damaged", "later-format", "refused"]
 Verdict = Literal[
-    "ok", "missing", "wrong size", "wrong checksum", "unreadable", "unexpected", "damaged", "later-format"
+    "ok", "missing", "wrong size", "wrong checksum", "unreadable", "unexpected", "damaged", "later-format", "refused"
 ]
 # Is told how many more bytes have been read; from several threads.
 OnRead = Callable[[int], None]
@@ -89,7 +96,10 @@ class CheckpointInfo:
         """What was measured after the save, else metadata["held_out_loss"], where it is a finite number: what the best
         checkpoint is chosen by."""
         loss = self.metadata.get("held_out_loss") if self.measured_loss is None else self.measured_loss
-        return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
+        try:
+            return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
+        except OverflowError:
+            return None
 
 
 @dataclass(frozen=True)
@@ -161,9 +171,10 @@ def write_held_out_loss(path: Path, loss: float) -> None:
 def read_held_out_loss(path: Path) -> float | None:
     """What `write_held_out_loss` recorded; None where it cannot be read."""
     try:
-        loss = json.loads((path / HELD_OUT_NAME).read_text(encoding="utf-8"))["held_out_loss"]
+        with (path / HELD_OUT_NAME).open("rb") as file:
+            loss = json.loads(file.read(_LARGEST_HELD_OUT_BYTES))["held_out_loss"]
         return float(loss) if isinstance(loss, int | float) else None
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return None
 
 
@@ -222,11 +233,13 @@ def newest_usable(checkpoints: Iterable[CheckpointInfo]) -> CheckpointInfo | Non
     """The newest complete one: what a start with `resume: auto` tries first. None without any.
 
     Raises UserError when a checkpoint of a later format lies ahead of it: to pass over that one would be to train
-    steps again that a later program has done, and would end with its checkpoint set aside.
+    steps again that a later program has done, and would end with its checkpoint set aside; and when a refused one does.
     """
     for info in sorted(checkpoints, key=lambda info: info.step, reverse=True):
         if info.status == "later-format":
             raise later_format(info)
+        if info.status == "refused":
+            raise RefusedContent(info.reason)
         if info.complete:
             return info
     return None
@@ -238,7 +251,10 @@ def later_format(info: CheckpointInfo) -> UserError:
 
 
 def verify(info: CheckpointInfo, on_read: OnRead | None = None) -> Iterator[FileVerdict]:
-    """Compare every file with the manifest, reading all of it; one verdict per file, in order of name."""
+    """Compare every file with the manifest, reading all of it; one verdict per file, in order of name.
+
+    Where all are as written, their pickles are looked at, without loading them: see `contents`.
+    """
     manifest = info.manifest
     if manifest is None:
         absent: dict[Status, Verdict] = {
@@ -250,7 +266,14 @@ def verify(info: CheckpointInfo, on_read: OnRead | None = None) -> Iterator[File
         return
     yield FileVerdict(MANIFEST_NAME, "ok")
     with ThreadPoolExecutor(VERIFY_THREADS) as threads:
-        yield from threads.map(lambda name: verify_file(info.path, name, manifest, on_read), sorted(manifest.files))
+        verdicts = list(
+            threads.map(lambda name: verify_file(info.path, name, manifest, on_read), sorted(manifest.files))
+        )
+    refused = refused_files(info.path, manifest) if all(verdict.harmless for verdict in verdicts) else {}
+    yield from (
+        FileVerdict(verdict.name, "refused", refused[verdict.name]) if verdict.name in refused else verdict
+        for verdict in verdicts
+    )
     try:
         sizes, odd = _scan(info.path)
     except OSError as error:
@@ -263,7 +286,10 @@ def verify(info: CheckpointInfo, on_read: OnRead | None = None) -> Iterator[File
 def verify_file(directory: Path, name: str, manifest: Manifest, on_read: OnRead | None = None) -> FileVerdict:
     """Compare one file with the manifest: presence, size, then checksum."""
     record, path = manifest.files[name], directory / name
+    assert is_file_name(name), name
     try:
+        if _leads_outside(path):
+            return FileVerdict(name, "unreadable", _LINK_OUTSIDE)
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe, say, would be waited for without end
             return FileVerdict(name, "unreadable", _kind(status.st_mode))
@@ -357,11 +383,18 @@ def _scan(path: Path) -> tuple[dict[str, int], dict[str, str]]:
             except OSError as error:
                 odd[entry.name] = f"cannot be read: {_message(error)}"
             else:
-                if stat.S_ISREG(status.st_mode):
+                if entry.is_symlink() and _leads_outside(path / entry.name):
+                    odd[entry.name] = _LINK_OUTSIDE
+                elif stat.S_ISREG(status.st_mode):
                     sizes[entry.name] = status.st_size
                 else:
                     odd[entry.name] = f"is {_kind(status.st_mode)}"
     return sizes, odd
+
+
+def _leads_outside(path: Path) -> bool:
+    """Whether a file of a checkpoint is a link to a file outside of the checkpoint's directory."""
+    return path.is_symlink() and path.exists() and path.resolve().parent != path.parent.resolve()
 
 
 def _kind(mode: int) -> str:

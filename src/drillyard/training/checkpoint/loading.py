@@ -8,20 +8,19 @@ and the read leaves it partly filled, and then an older checkpoint fills all of 
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_state_dict
 
 from drillyard.errors import UserError
+from drillyard.training.checkpoint.contents import METADATA_NAME, read_index
 from drillyard.training.checkpoint.listing import (
     CHECKPOINTS_NAME,
     CheckpointInfo,
@@ -30,8 +29,8 @@ from drillyard.training.checkpoint.listing import (
     newest_usable,
 )
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
-from drillyard.training.checkpoint.planning import flatten, unflatten_into
-from drillyard.training.checkpoint.storage import METADATA_NAME, CheckpointReader, DamagedCheckpoint, require_undamaged
+from drillyard.training.checkpoint.planning import PlainLoadPlanner, flatten, unflatten_into
+from drillyard.training.checkpoint.storage import CheckpointReader, DamagedCheckpoint, metadata_of, require_undamaged
 
 T = TypeVar("T")
 # The state to fill, or what makes it once the checkpoint's metadata (such as its number of ranks) is known.
@@ -70,7 +69,7 @@ def load_checkpoint(
     `state`: nested dictionary of tensors and DTensors, which are filled in place, and of small objects, which are
     replaced; every key must be in the checkpoint, which may hold more. `accept(metadata)` may raise to refuse it
     beforehand. Raises UserError when there is no such checkpoint or it does not fit the state, DamagedCheckpoint when
-    a file is not as written.
+    a file is not as written, RefusedContent (a UserError) when it is and could run code.
     """
     info = from_coordinator(process_group, lambda: _find(path))
     return read(info, state, process_group, accept)
@@ -84,18 +83,18 @@ def read(
     metadata = full_metadata(info)
     if accept is not None:
         accept(metadata)
-    # Unpickling `.metadata` is the first use of anything written by ranks, so it is verified first, and by everyone.
-    for problem in on_all_ranks(group, lambda: _problem_with(info, METADATA_NAME)):
+    index = _read_index(info)
+    for problem in on_all_ranks(group, lambda: index if isinstance(index, Exception) else None):
         if problem is not None:
-            raise DamagedCheckpoint(problem)
-    _require_readable_by_this_torch(info)
+            raise problem
+    assert isinstance(index, Metadata)
     filled = state(metadata) if callable(state) else state
     flat = flatten(filled)
     try:
         load_state_dict(
             flat,
-            storage_reader=CheckpointReader(info.path, info.manifest),
-            planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+            storage_reader=CheckpointReader(info.path, info.manifest, index),
+            planner=PlainLoadPlanner(),
             process_group=group,
             no_dist=not dist.is_initialized(),
         )
@@ -159,44 +158,24 @@ def _find(path: Path) -> CheckpointInfo:
     raise UserError(f"{candidates[-1].path}: not a complete checkpoint: {candidates[-1].reason}; name another one")
 
 
-def _require_readable_by_this_torch(info: CheckpointInfo) -> None:
-    """Raise UserError where this torch is too old: `.metadata` is a pickle of torch's own classes, which grow.
-
-    The answer is the same on all ranks, as all run the same torch.
-    """
-    assert info.manifest is not None
-    written_with = info.manifest.torch_version
-    if _release(written_with) <= _release(str(torch.__version__)):
-        return
-    try:
-        CheckpointReader(info.path, info.manifest).read_metadata()
-    except (AttributeError, ImportError, TypeError, ValueError, pickle.UnpicklingError) as error:
-        raise UserError(
-            f"{info.path}: was written with torch {written_with}, and this is torch {torch.__version__}, which cannot "
-            f"read it ({error}); use torch {written_with.partition('+')[0]} or later"
-        ) from error
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """(2, 11) of 2.11.0+cpu."""
-    return tuple(int(part) for part in version.split(".")[:2])
-
-
-def _problem_with(info: CheckpointInfo, name: str) -> str | None:
+def _read_index(info: CheckpointInfo) -> Metadata | DamagedCheckpoint | UserError:
+    """The index as torch has it, or why there is none to use. It is verified before anything in it is believed."""
     assert info.manifest is not None
     try:
-        require_undamaged(info.path, name, info.manifest)
-    except DamagedCheckpoint as damage:
-        return str(damage)
-    return None
+        require_undamaged(info.path, METADATA_NAME, info.manifest)
+        return metadata_of(read_index(info.path, info.manifest), info.manifest)
+    except (DamagedCheckpoint, UserError) as problem:
+        return problem
+    except OSError as error:
+        return DamagedCheckpoint(f"{info.path / METADATA_NAME}: it cannot be read: {error}")
 
 
 def _translated(info: CheckpointInfo, failure: CheckpointException) -> Exception:
     """The same exception on every rank: damage (an I/O error too), a state that does not fit, or neither."""
     for rank in sorted(failure.failures):
         error = failure.failures[rank][0]
-        if isinstance(error, DamagedCheckpoint):
-            return DamagedCheckpoint(str(error))
+        if isinstance(error, DamagedCheckpoint | UserError):
+            return type(error)(str(error))
         if isinstance(error, OSError):
             return DamagedCheckpoint(f"{info.path}: it cannot be read: {error}")
     # torch raises a RuntimeError for a key that is missing and a ValueError for another shape or kind of entry.

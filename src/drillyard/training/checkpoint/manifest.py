@@ -26,6 +26,9 @@ MANIFEST_NAME = "manifest.json"
 ABANDONED_NAME = "manifest.abandoned.json"
 
 _ZERO = b"0" * 32
+LARGEST_MANIFEST_BYTES = 16 * 1024**2
+"""About 160,000 files at 100 bytes: one per rank."""
+_LARGEST_COUNT = 2**63 - 1
 _TAIL = re.compile(rb'"checksum": "([0-9a-f]{32})"\n\}\n\Z')
 
 
@@ -96,20 +99,61 @@ def decode(raw: bytes) -> Manifest:
         raise ManifestError("it is cut short or damaged: it does not end with its checksum")
     if checksum(_with_checksum(raw, _ZERO)).encode() != tail.group(1):
         raise ManifestError("its checksum does not match its content")
-    body = json.loads(raw)
-    if body["format_version"] > FORMAT_VERSION:
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(f"it is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise ManifestError("it is not a JSON object")
+    if _count(body, "format_version", least=1) > FORMAT_VERSION:
         raise LaterFormat(
             f"its format version {body['format_version']} is newer than the {FORMAT_VERSION} known here; "
             "use the Drillyard version that wrote it, or a later one"
         )
-    files = {name: FileRecord(record["bytes"], record["xxh3_128"]) for name, record in body["files"].items()}
+    _count(body, "step", least=0)
+    _count(body, "world_size", least=1)
+    for key, kind in (("torch_version", str), ("created", str), ("identity", dict), ("metadata", dict)):
+        if not isinstance(body.get(key, kind()), kind):
+            raise ManifestError(f"its {key} is {type(body[key]).__name__}, not {kind.__name__}")
     known = {item.name: body[item.name] for item in fields(Manifest) if item.name in body}
-    return Manifest(**{**known, "files": files})
+    try:
+        return Manifest(**{**known, "files": _files(body.get("files"))})
+    except TypeError as error:
+        raise ManifestError(f"it lacks a key: {error}") from None
+
+
+def _files(records: Any) -> dict[str, FileRecord]:
+    if not isinstance(records, dict):
+        raise ManifestError("its files are no JSON object")
+    for name, record in records.items():
+        if not is_file_name(name):
+            raise ManifestError(
+                f"it lists {name[:80]!r}, which is not the name of a file in the checkpoint's directory"
+            )
+        if not isinstance(record, dict) or not isinstance(record.get("xxh3_128"), str):
+            raise ManifestError(f"it has no checksum of {name[:80]!r}")
+    return {name: FileRecord(_count(record, "bytes", least=0), record["xxh3_128"]) for name, record in records.items()}
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a file of this name is directly in a checkpoint's directory: no other path, and not the manifest."""
+    return bool(name) and "/" not in name and "\0" not in name and name not in (".", "..", MANIFEST_NAME)
+
+
+def _count(values: Mapping[str, Any], key: str, *, least: int) -> int:
+    value = values.get(key)
+    if type(value) is not int or not least <= value <= _LARGEST_COUNT:
+        raise ManifestError(f"its {key} is not a whole number from {least} on")
+    return value
 
 
 def read_manifest(directory: Path) -> Manifest:
     """The manifest of a checkpoint directory. Raises FileNotFoundError, OSError or ManifestError."""
-    return decode((directory / MANIFEST_NAME).read_bytes())
+    with (directory / MANIFEST_NAME).open("rb") as file:
+        raw = file.read(LARGEST_MANIFEST_BYTES + 1)
+    if len(raw) > LARGEST_MANIFEST_BYTES:
+        raise ManifestError(f"it is larger than {LARGEST_MANIFEST_BYTES} bytes")
+    return decode(raw)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

@@ -15,14 +15,17 @@ planner, so that after a failed save a new planner starts from nothing on every 
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, WriteItem
 from torch.distributed.tensor import DTensor
+
+from drillyard.training.checkpoint.archives import check_archive_stream
 
 _IMMUTABLE = (int, float, str, bytes, bool, type(None))
 
@@ -147,3 +150,29 @@ class RepeatedSavePlanner(DefaultSavePlanner):
     def lookup_object(self, index: MetadataIndex) -> Any:
         assert self.staged is not None
         return self.staged.values[index.fqn]
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        """As DCP does it. Raises ValueError for a value that no load would take, such as an object of a class."""
+        written = super().transform_object(write_item, object)
+        if isinstance(written, io.BytesIO):
+            check_archive_stream(written, written.getbuffer().nbytes)
+        return written
+
+
+class PlainLoadPlanner(DefaultLoadPlanner):
+    """Fills tensors in place and replaces plain values. DefaultLoadPlanner unpickles values with any class in them."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def create_local_plan(self) -> LoadPlan:
+        """Raises ValueError where a tensor of the state is a plain value in the checkpoint: it would not be filled."""
+        assert self.metadata is not None
+        for key, value in self.state_dict.items():
+            stored = self.metadata.state_dict_metadata.get(key)
+            if isinstance(value, torch.Tensor) and isinstance(stored, BytesStorageMetadata):
+                raise ValueError(f"{key} is no tensor in the checkpoint")
+        return super().create_local_plan()
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        self.state_dict[read_item.dest_index.fqn] = torch.load(value, map_location="cpu", weights_only=True)

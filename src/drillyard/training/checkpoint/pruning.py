@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from drillyard.errors import UserError
+from drillyard.training.checkpoint.archives import require_plain
+from drillyard.training.checkpoint.contents import RefusedContent
 from drillyard.training.checkpoint.listing import (
     CHECKPOINTS_NAME,
     CheckpointInfo,
@@ -106,6 +108,22 @@ def choose_step(target: Target, step: int) -> CheckpointInfo:
 def verify_all_files(info: CheckpointInfo, on_read: OnRead | None = None) -> Verified:
     """Read all of one checkpoint."""
     return Verified(info, list(verify(info, on_read)))
+
+
+def with_refusals(checkpoints: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
+    """The same, with the status `refused` for complete ones whose index or values are not plain. Reads those."""
+    return [_with_refusal(info) if info.complete else info for info in checkpoints]
+
+
+def _with_refusal(info: CheckpointInfo) -> CheckpointInfo:
+    assert info.manifest is not None
+    try:
+        require_plain(info.path, info.manifest)
+    except RefusedContent as refusal:
+        return replace(info, status="refused", reason=str(refusal))
+    except OSError as error:
+        return replace(info, status="damaged", reason=f"it cannot be read: {error.strerror}")
+    return info
 
 
 def plan_prune(

@@ -6,10 +6,11 @@ completed, so older ones may be deleted on its account. That costs the saving th
 The records of a rank's files travel to the coordinator among its write results. `finish` runs on the coordinator once
 every rank has done so: it writes `.metadata`, checks that it sees every file, and writes the manifest last.
 Reading: each rank hashes every file that its plan reads from, and does so while planning, before any tensor is
-touched; an error there reaches all ranks, so all of them turn to the same older checkpoint.
+touched; an error there reaches all ranks, so all of them turn to the same older checkpoint. Nothing is unpickled that
+`contents` has not found to be plain.
 
 Built on the public FileSystemWriter, FileSystemReader and FileSystem, and on these parts of them that torch documents
-only in their source: the attribute `fs`, and `relative_path` of the storage data. One thread writes: with more,
+only in their source: the attribute `fs`, and the storage data (`_StorageInfo`). One thread writes: with more,
 FileSystemWriter loses the exceptions of its threads.
 """
 
@@ -25,18 +26,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import xxhash
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from drillyard.errors import UserError
+from drillyard.training.checkpoint.archives import check_archive
+from drillyard.training.checkpoint.contents import METADATA_NAME, Index, Place
 from drillyard.training.checkpoint.files import checksum, file_checksum, forget_cached, sync_directory
 from drillyard.training.checkpoint.listing import remove_checkpoint, verify_file
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, encode, write_manifest
 
-METADATA_NAME = ".metadata"
 WRITE_BUFFER_BYTES = 1024 * 1024
 # Attribute caches of network file systems show another host's new file late, but within seconds.
 VISIBLE_WITHIN_SECONDS = 15.0
@@ -228,17 +240,47 @@ class CheckpointWriter(FileSystemWriter):
 
 
 class CheckpointReader(FileSystemReader):
-    """Reads one checkpoint directory; no byte of a file is used before the whole file's checksum is right."""
+    """Reads one checkpoint directory; no byte of a file is used before the whole file's checksum is right.
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    `index` stands for `.metadata`, which FileSystemReader would unpickle. Planning raises RefusedContent for an archive
+    that is not plain.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, index: Metadata) -> None:
         super().__init__(path)
         self._manifest = manifest
+        self._index = index
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        return self._index
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        names = {self.storage_data[item.storage_index].relative_path for item in plan.items}
-        for name in sorted(names):
+        entries = [self.storage_data[item.storage_index] for item in plan.items]
+        for name in sorted({entry.relative_path for entry in entries}):
             require_undamaged(Path(self.path), name, self._manifest)
+        for entry in entries:
+            check_archive(Path(self.path), Place(entry.relative_path, entry.offset, entry.length))
         return plan
+
+
+def metadata_of(index: Index, manifest: Manifest) -> Metadata:
+    """The index as torch's own objects. Raises UserError for a dtype that this torch does not have."""
+    stored: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    for name, tensor in index.tensors.items():
+        dtype = getattr(torch, tensor.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise UserError(
+                f"{name}: torch {torch.__version__} has no dtype {tensor.dtype}, and the checkpoint was written with "
+                f"torch {manifest.torch_version}; use torch {manifest.torch_version.partition('+')[0]} or later"
+            )
+        pieces = [ChunkStorageMetadata(torch.Size(offset), torch.Size(shape)) for offset, shape in tensor.pieces]
+        stored[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(tensor.shape), pieces)
+    stored |= {name: BytesStorageMetadata() for name in index.values}
+    places = {
+        MetadataIndex(name, offset): _StorageInfo(place.name, place.start, place.bytes)
+        for (name, offset), place in index.places.items()
+    }
+    return Metadata(stored, storage_data=places, storage_meta=StorageMeta())
 
 
 def require_undamaged(directory: Path, name: str, manifest: Manifest) -> None:

@@ -1,0 +1,164 @@
+"""The archives of a checkpoint, one per tensor or value, looked at without loading them. Needs no torch.
+
+An archive is what `torch.save` writes: a zip file with a pickle `data.pkl`, at some offset of a data file. The opcodes
+of the pickle are read, not run, and the names in it compared with those of tensors and plain containers. This comes
+before `torch.load(weights_only=True)`, which has rules of its own, and bounds what that can be made to allocate.
+
+Cost: 0.3 ms per archive.
+"""
+
+from __future__ import annotations
+
+import io
+import pickletools
+import re
+import zipfile
+from pathlib import Path
+from typing import IO, Final, cast
+
+from drillyard.training.checkpoint.contents import (
+    DTYPE,
+    METADATA_NAME,
+    Place,
+    Refused,
+    RefusedContent,
+    read_index,
+    refuse,
+)
+from drillyard.training.checkpoint.manifest import Manifest
+
+LARGEST_READ_BYTES = 16 * 1024**2
+"""Of an archive's directory or `data.pkl`: a tensor's have some hundred bytes, those of a plain value its own size."""
+
+_TENSOR_PARTS: Final = {
+    "torch._utils _rebuild_tensor_v2",
+    "torch._utils _rebuild_tensor_v3",
+    "torch.storage UntypedStorage",
+    "torch Size",
+}
+_PLAIN: Final = {"collections OrderedDict", "_codecs encode", "__builtin__ set", "builtins set"}
+_STORAGE: Final = re.compile(r"torch [A-Z]\w*Storage")
+# What torch.save (protocol 2) gives for tensors, dictionaries, lists, tuples, sets, numbers, text and bytes.
+_OPCODES: Final = """
+APPEND APPENDS BINFLOAT BINGET BININT BININT1 BININT2 BINPERSID BINPUT BINUNICODE EMPTY_DICT EMPTY_LIST EMPTY_TUPLE
+GLOBAL LONG1 LONG_BINGET LONG_BINPUT MARK NEWFALSE NEWTRUE NONE PROTO REDUCE SETITEM SETITEMS STOP TUPLE TUPLE1 TUPLE2
+TUPLE3
+"""
+_ALLOWED_OPCODES: Final = frozenset(_OPCODES.split())
+
+
+def refused_files(directory: Path, manifest: Manifest) -> dict[str, str]:
+    """Why files of a checkpoint are refused, by name. All must be as the manifest says."""
+    if METADATA_NAME not in manifest.files:
+        return {}
+    try:
+        places = read_index(directory, manifest).places.values()
+    except (RefusedContent, OSError) as error:
+        return {METADATA_NAME: str(error)}
+    refused: dict[str, str] = {}
+    for place in places:
+        if place.name not in refused:
+            try:
+                check_archive(directory, place)
+            except (RefusedContent, OSError) as error:
+                refused[place.name] = str(error)
+    return refused
+
+
+def require_plain(directory: Path, manifest: Manifest) -> None:
+    """Raise RefusedContent where the index of a checkpoint, or a value stored in it, is not plain. Raises OSError.
+
+    Reads the index and the archives of values, not those of tensors: milliseconds for a checkpoint of a few ranks.
+    """
+    for place in read_index(directory, manifest).value_places():
+        check_archive(directory, place)
+
+
+def check_archive(directory: Path, place: Place) -> None:
+    """Raise RefusedContent unless the archive holds a tensor or plain values. Raises OSError.
+
+    Its records are stored, not compressed: what is read from it is no larger than it is.
+    """
+    path = directory / place.name
+    with path.open("rb", buffering=0) as file:
+        try:
+            check_archive_stream(_Window(file, place.start, place.bytes), place.bytes)
+        except Refused as refused:
+            refuse(path, f"the archive at byte {place.start} {refused}")
+
+
+def check_archive_stream(stream: io.RawIOBase | io.BytesIO, size: int) -> None:
+    """As `check_archive`, of an open archive of `size` bytes; raises ValueError."""
+    try:
+        with zipfile.ZipFile(cast(IO[bytes], stream)) as archive:
+            records = archive.infolist()
+            if any(record.compress_type != zipfile.ZIP_STORED for record in records):
+                raise Refused("has compressed records")
+            if sum(record.file_size for record in records) > size:
+                raise Refused("claims more bytes than it has")
+            names = [record.filename.casefold() for record in records]
+            if len(set(names)) < len(names):
+                raise Refused("has two records of one name")
+            pickles = [record for record in records if record.filename.endswith((".pkl", ".py"))]
+            if (
+                len(pickles) != 1
+                or pickles[0].filename.count("/") != 1
+                or not pickles[0].filename.endswith("/data.pkl")
+            ):
+                raise Refused("has other records than torch.save writes")
+            if pickles[0].file_size > LARGEST_READ_BYTES:
+                raise Refused(f"has a pickle of {pickles[0].file_size} bytes")
+            content = archive.read(pickles[0])
+    except Refused:
+        raise
+    except Exception as error:  # zipfile has no list of what a damaged directory raises
+        raise Refused(f"cannot be read ({type(error).__name__}: {error})") from error
+    _require_plain(content)
+
+
+def _require_plain(content: bytes) -> None:
+    """Raise Refused unless the pickle names nothing but parts of tensors and plain containers."""
+    try:
+        for opcode, argument, _ in pickletools.genops(content):
+            if opcode.name == "GLOBAL":
+                module, _, name = (wanted := str(argument)).partition(" ")
+                is_dtype = module == "torch" and DTYPE.fullmatch(name) is not None
+                if not (wanted in _TENSOR_PARTS or wanted in _PLAIN or is_dtype or _STORAGE.fullmatch(wanted)):
+                    raise Refused(f"names {module[:80]}.{name[:80]}, which is no part of a tensor or a plain value")
+            elif opcode.name not in _ALLOWED_OPCODES:
+                raise Refused(f"has the pickle opcode {opcode.name}, and tensors and plain values have none")
+    except Refused:
+        raise
+    except Exception as error:
+        raise Refused(f"has a pickle that cannot be read ({type(error).__name__}: {error})") from error
+
+
+class _Window(io.RawIOBase):
+    """A part of an open file as a file of its own; a single read of more than `LARGEST_READ_BYTES` is refused."""
+
+    def __init__(self, file: io.FileIO, start: int, size: int) -> None:
+        super().__init__()
+        self._file, self._start, self._size, self._at = file, start, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence])
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._size - self._at)
+        size = left if size < 0 else min(size, left)
+        if size > LARGEST_READ_BYTES:
+            raise Refused(f"has a part of {size} bytes that no tensor or plain value has")
+        self._file.seek(self._start + self._at)
+        data = self._file.read(size)
+        self._at += len(data)
+        return data
