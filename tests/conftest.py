@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 # Far above what any test takes alone: a busy machine is several times slower, and only what hangs gets here.
-TIMEOUT_SECONDS = {"unit": 180, "distributed": 900, "integration": 1800}
+TIMEOUT_SECONDS = {"unit": 180, "security": 180, "distributed": 900, "integration": 1800}
 
 os.environ.update(
     HF_HUB_OFFLINE="1",

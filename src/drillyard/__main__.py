@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 INTERRUPTED = 130
 """128 + SIGINT, as a shell shows it."""
@@ -13,6 +14,7 @@ def main() -> None:
     In the middle of an import or of the interpreter's shutdown it would be a traceback of library code.
     """
     _leave_on_interrupt()
+    _open_standard_streams()
     from drillyard.cli.main import main as run
 
     try:
@@ -21,6 +23,19 @@ def main() -> None:
         os._exit(INTERRUPTED)
     finally:
         _leave_on_interrupt()
+
+
+def _open_standard_streams() -> None:
+    """Put /dev/null where the caller closed a standard descriptor (`>&-`).
+
+    The next file that is opened, a checkpoint perhaps, would get that number, and what ranks print would go into it.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
 
 
 def _leave_on_interrupt() -> None:

@@ -63,6 +63,7 @@ def chaos(
     Exit code 0: every fault passed. 1: some did not. 2: something to mend in the config.
     """
     from drillyard.cli.train import num_gpus
+    from drillyard.cli.unexpected import require_training
     from drillyard.config import load_run_config, require_valid
     from drillyard.console import Console
     from drillyard.faults.campaign import Campaign, run_campaign
@@ -71,6 +72,7 @@ def chaos(
     from drillyard.telemetry.jsonlines import encode
 
     kinds = _kinds(faults)
+    require_training()
     run = load_run_config(config, set_ or [])
     gpus = num_gpus() if run.training.device != "cpu" else 0
     num_ranks = nproc_per_node or gpus or 2

@@ -3,12 +3,13 @@
 A command is a row of `COMMANDS` and a file with `register(app)`. The file is imported only when its command is called,
 so `drillyard --help` costs typer and rich and nothing else (about 0.15 s), whatever the commands import.
 
-Exit codes: 0 done; 2 the user's mistake, told as `error: ...` on stderr without a traceback; 130 interrupted; what a
-command chooses by `typer.Exit`; anything else is a bug of ours and keeps its traceback.
+Exit codes: 0 done; 2 the user's mistake, as `error: ...` on stderr without a traceback; 130 interrupted; what a command
+chooses by `typer.Exit`; 70 for a bug of ours (`unexpected.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -23,6 +24,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from drillyard import __version__
+from drillyard.cli.leaving import is_rank
 from drillyard.errors import UserError
 from drillyard.terminal import Rendered, clean, clean_standard_streams
 
@@ -149,25 +151,59 @@ def drillyard(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run `drillyard` with `arguments` (default: the process's) and exit with its code."""
+    clean_standard_streams()
+    code: str | int | None = 0
+    unexpected: Exception | None = None
     try:
-        try:
-            app(arguments, prog_name="drillyard")
-        finally:
-            sys.stdout.flush()
+        app(arguments, prog_name="drillyard")
+    except SystemExit as ended:
+        code = ended.code
     except UserError as error:
         tell_error(str(error))
-        sys.exit(2)
+        code = 2
     except KeyboardInterrupt:
-        sys.exit(130)
+        code = 130
     except BrokenPipeError:
-        # The reader has gone; without this the interpreter would complain when it flushes stdout on its way out.
+        code = 1
+    except Exception as error:
+        from drillyard.cli.unexpected import missing_extra
+
+        if is_rank() and missing_extra(error) is None:
+            raise  # into the rank's log
+        unexpected = error
+    problem = _end_output()
+    if isinstance(problem, BrokenPipeError):
+        code = code or 1
+    elif (trouble := unexpected or problem) is not None:
+        code = code or _tell_unexpected(trouble)
+    sys.exit(code)
+
+
+def _end_output() -> OSError | None:
+    """Flush standard output; returns why that failed. What it still holds is dropped then."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # Without this the interpreter would complain when it flushes stdout on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        return error
+    return None
+
+
+def _tell_unexpected(error: Exception) -> int:
+    from drillyard.cli.unexpected import EXIT_UNEXPECTED, describe_unexpected, disk_problem, missing_extra
+
+    if (mistake := missing_extra(error) or disk_problem(error)) is not None:
+        tell_error(mistake)
+        return 2
+    tell_error(describe_unexpected(error))
+    return EXIT_UNEXPECTED
 
 
 def tell_error(message: str) -> None:
     """Print `error: message` on stderr, the word red when a person watches."""
-    print(Rendered(error_text(message)), file=sys.stderr)
+    with contextlib.suppress(OSError):  # a full disk behind stderr: the exit code is all that is left
+        print(Rendered(error_text(message)), file=sys.stderr)
 
 
 def error_text(message: str) -> str:

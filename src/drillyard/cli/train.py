@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from drillyard.cli.leaving import is_rank, leave, leave_when_asked
+from drillyard.cli.unexpected import missing_extra, require_training
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def train(
     node = _node(nnodes, node_rank, master_addr, master_port, max_restarts)
     overrides = [*(set_ or []), *([] if watchdog is None else [f"timeouts.watchdog_seconds={watchdog:g}"])]
     run = load_run_config(config, overrides)
+    require_training()
     if replay is not None:
         from drillyard.cli.replay import replay as replay_step
 
@@ -235,7 +237,11 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
     except StoppedUnsaved as stopped:
         tell(stopped)
         code = EXIT_NOT_SAVED if is_claimed else 1
-    except BaseException:
-        traceback.print_exc()
-        code = 1
+    except BaseException as error:
+        if (missing := missing_extra(error)) is not None:
+            tell(UserError(missing))
+            code = 2
+        else:
+            traceback.print_exc()
+            code = 1
     leave(code)

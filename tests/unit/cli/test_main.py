@@ -118,12 +118,6 @@ def test_a_commands_own_exit_code_is_kept(command: list[BaseException]) -> None:
     assert run("raise") == 85
 
 
-def test_a_bug_keeps_its_traceback(command: list[BaseException]) -> None:
-    command.append(ZeroDivisionError())
-    with pytest.raises(ZeroDivisionError):
-        cli.main(["raise"])
-
-
 def test_the_word_error_is_red_on_a_terminal_unless_colours_are_unwanted(monkeypatch: pytest.MonkeyPatch) -> None:
     for unwanted, told in ((False, b"\x1b[1;31merror:\x1b[0m no"), (True, b"error: no")):
         monkeypatch.setenv("NO_COLOR", "1") if unwanted else monkeypatch.delenv("NO_COLOR", raising=False)
