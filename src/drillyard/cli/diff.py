@@ -26,10 +26,12 @@ def register(app: typer.Typer) -> None:
         from dataclasses import asdict
 
         from drillyard.telemetry.difference import compare_runs, format_difference
+        from drillyard.telemetry.events import refusing_odd_values
         from drillyard.telemetry.jsonlines import encode
 
         first, second = find_run(first), find_run(second)
-        difference = compare_runs(first, second)
+        with refusing_odd_values(first, second):
+            difference = compare_runs(first, second)
         if as_json:
             typer.echo(encode({"version": 1, "equal": difference.equal, **asdict(difference)}))
         else:

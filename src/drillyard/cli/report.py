@@ -88,6 +88,7 @@ def register(app: typer.Typer) -> None:
         from drillyard.report.page import render
         from drillyard.report.run_directory import is_run_directory
         from drillyard.report.write import REPORT_FILE, write_report
+        from drillyard.telemetry.events import refusing_odd_values
 
         paths = find_runs(paths)
         facts: dict[str, object] = {
@@ -109,11 +110,12 @@ def register(app: typer.Typer) -> None:
         reading = {"timezone": timezone, "framework": framework}
         directories = [path for path in paths if is_run_directory(Path(path))]
         if directories:
-            content = _of_run(paths, price_per_gpu_hour, {**facts, "hardware": hardware, **reading})
+            with refusing_odd_values(Path(directories[0])):
+                page = render(_of_run(paths, price_per_gpu_hour, {**facts, "hardware": hardware, **reading}))
         else:
-            content = _of_logs(paths, price_per_gpu_hour, facts, hardware, reading)
+            page = render(_of_logs(paths, price_per_gpu_hour, facts, hardware, reading))
         target = output or (Path(directories[0]) / REPORT_FILE if directories else Path(REPORT_FILE))
-        size = write_report(target, render(content), overwrite=overwrite)
+        size = write_report(target, page, overwrite=overwrite)
         typer.echo(f"{target} ({words.size(size)})")
 
 

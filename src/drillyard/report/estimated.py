@@ -13,6 +13,7 @@ import numpy as np
 
 from drillyard.report import words
 from drillyard.report.content import Curves, Table
+from drillyard.telemetry.events import ODD_VALUE
 
 HEADERS = ("Figure", "Estimated", "Actual", "")
 Ends = Mapping[str, Any] | None
@@ -23,12 +24,15 @@ def estimate_table(event: Mapping[str, Any], curves: Curves, device: str) -> Tab
     """The table, from the last event `estimate` ({} where there is none: then None)."""
     if not event:
         return None
-    missing = event.get("missing") or {}
     seconds = curves.median_seconds if np.isfinite(curves.median_seconds) else None
-    rows = [
-        _memory(event.get("memory_gib"), curves, device, missing.get("memory")),
-        _step_time(event.get("step_seconds"), seconds, missing.get("step_seconds")),
-    ]
+    try:
+        missing = event.get("missing") or {}
+        rows = [
+            _memory(event.get("memory_gib"), curves, device, missing.get("memory")),
+            _step_time(event.get("step_seconds"), seconds, missing.get("step_seconds")),
+        ]
+    except ODD_VALUE:
+        rows = [("Memory and step time", "unknown: the event estimate has a value that no run writes", "", "")]
     return Table(HEADERS, [row for row in rows if row is not None], numbers_from=len(HEADERS))
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from drillyard.report import words
 from drillyard.telemetry.console import count, flatten
-from drillyard.telemetry.events import event_microseconds
+from drillyard.telemetry.events import ODD_VALUE, event_microseconds
 
 Level = Literal["good", "note", "warning", "failure"]
 Event = Mapping[str, Any]
@@ -43,7 +43,10 @@ def happening(event: Event) -> Happening | None:
     words_of = _WORDS.get(str(event["event"]))
     if words_of is None:
         return None
-    level, text = words_of(event)
+    try:
+        level, text = words_of(event)
+    except ODD_VALUE:
+        level, text = "warning", f"The event {event['event']} has a value that no run writes"
     step = event.get("step")
     time_us = event_microseconds(event)
     return Happening(time_us, event["event"], level, one_line(text), step if isinstance(step, int) else None)

@@ -24,7 +24,7 @@ from drillyard.report.happenings import Happening
 from drillyard.report.live import LiveRun
 from drillyard.report.screen import happening_line, progress_line, screen, text_lines
 from drillyard.storage import describe
-from drillyard.telemetry.events import EVENTS_FILE, is_event
+from drillyard.telemetry.events import EVENTS_FILE, is_event, refusing_odd_values
 from drillyard.telemetry.jsonlines import decode
 from drillyard.telemetry.metrics import METRICS_FILE, is_step
 
@@ -71,18 +71,19 @@ class FollowedRun:
     def poll(self) -> None:
         """Take what is new. Raises UserError when the directory cannot be read any more."""
         news = False
-        try:
-            for event in self._events.poll():
-                if is_event(event):
-                    self.run.add_event(event)
-                    news = True
-            for record in self._metrics.poll():
-                if is_step(record):
-                    self.run.add_metrics(record)
-                    news = True
-        except OSError as error:
-            raise UserError(f"{self._directory}: cannot be read: {describe(error)}") from error
-        self.run.refresh_goodput()
+        with refusing_odd_values(self._directory):
+            try:
+                for event in self._events.poll():
+                    if is_event(event):
+                        self.run.add_event(event)
+                        news = True
+                for record in self._metrics.poll():
+                    if is_step(record):
+                        self.run.add_metrics(record)
+                        news = True
+            except OSError as error:
+                raise UserError(f"{self._directory}: cannot be read: {describe(error)}") from error
+            self.run.refresh_goodput()
         if news:
             self._heard = time.monotonic()
 

@@ -47,7 +47,8 @@ Besides these a writer may add events of its own: readers ignore what they do no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -95,6 +96,27 @@ EventName = Literal[
     "end",
 ]
 EVENT_NAMES: Final[frozenset[str]] = frozenset(get_args(EventName))
+
+
+ODD_VALUE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What Python raises where a record has a value of a kind that no run writes."""
+
+
+@contextlib.contextmanager
+def refusing_odd_values(*run_directories: Path) -> Iterator[None]:
+    """For code that reads a run's records: raise UserError where one holds a value of a kind that no run writes.
+
+    Records are not checked against a schema: they may be of any version, and what none of our readers uses is no
+    problem. Whoever wrote the directory may have written anything.
+    """
+    try:
+        yield
+    except ODD_VALUE as error:
+        where = " or ".join(map(str, run_directories))
+        raise UserError(
+            f"{where}: {EVENTS_FILE} or metrics.jsonl holds a value that no run writes "
+            f"({type(error).__name__}: {error!s:.200}). Get the directory again from where the run wrote it."
+        ) from error
 
 
 def utc_now() -> str:

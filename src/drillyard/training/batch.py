@@ -20,7 +20,7 @@ from drillyard.data.prepare import OnProgress, PreparedData, prepare
 from drillyard.data.record import read_record
 from drillyard.data.report import file_of_source
 from drillyard.errors import UserError
-from drillyard.telemetry.events import read_events
+from drillyard.telemetry.events import read_events, refusing_odd_values
 from drillyard.training.directory import SAVED_CONFIG
 from drillyard.training.lineage import order_of
 
@@ -71,9 +71,10 @@ def batch_of_step(run_directory: Path, step: int, on_progress: OnProgress | None
     """
     if not (run_directory / SAVED_CONFIG).is_file():
         raise UserError(f"{run_directory}: no {SAVED_CONFIG}: give the directory of a run, such as runs/NAME")
-    order = order_of_step(run_directory, step)
-    if not 1 <= step <= order["total_steps"]:
-        raise UserError(f"--step {step}: the run has steps 1 to {order['total_steps']}")
+    with refusing_odd_values(run_directory):
+        order = order_of_step(run_directory, step)
+        if not 1 <= step <= order["total_steps"]:
+            raise UserError(f"--step {step}: the run has steps 1 to {order['total_steps']}")
     config = load_run_config(run_directory / SAVED_CONFIG, resolve_environment=False)
     loss_only = config.evaluation.model_copy(update={"metrics": ["loss"]})  # rows are not needed to show tokens
     config = config.model_copy(update={"evaluation": loss_only})
