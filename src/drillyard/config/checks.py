@@ -108,7 +108,8 @@ def smallest_global_batch(config: RunConfig) -> int:
 def sources_of(source: str | SourceConfig | list[str | SourceConfig]) -> list[SourceConfig]:
     """A source setting in its one full form."""
     each = source if isinstance(source, list) else [source]
-    return [SourceConfig(path=item) if isinstance(item, str) else item for item in each]
+    # Validation would resolve a reference that is still text, and make plain text of one that is resolved.
+    return [SourceConfig.model_construct(path=item) if isinstance(item, str) else item for item in each]
 
 
 def has_held_out(config: RunConfig) -> bool:

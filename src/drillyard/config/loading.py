@@ -25,10 +25,10 @@ from pydantic import ValidationError
 from drillyard import __version__
 from drillyard.config.cluster import ClusterConfig, cluster_problems, with_absolute_paths
 from drillyard.config.document import FLOAT, STANDARD_TAG, Document, read_document
-from drillyard.config.environment import reference_problems
+from drillyard.config.environment import OPENING, reference_problems
 from drillyard.config.explain import describe_value, find_problems, problems_of
 from drillyard.config.overrides import apply_overrides
-from drillyard.config.problems import raise_all
+from drillyard.config.problems import Problem, raise_all
 from drillyard.config.run import RunConfig
 from drillyard.config.strict import Origin, Strict
 from drillyard.config.workload import WorkloadRunConfig
@@ -78,6 +78,20 @@ def load_cluster_config(
     config = _load(ClusterConfig, path, overrides, resolve_environment)
     raise_all(cluster_problems(config), config._origin.places)
     return with_absolute_paths(config, path)
+
+
+def with_environment(config: RunConfig, section: str) -> RunConfig:
+    """`config` with the references to the environment in one section resolved: for a config loaded without them.
+
+    Raises UserError, naming the file and the key, for each variable that is not set.
+    """
+    part: Strict = getattr(config, section)
+    values = part.model_dump(mode="json")
+    problems = [Problem((section, *each.path), each.message) for each in reference_problems(values)]
+    raise_all(problems, config._origin.places)
+    if OPENING not in (text := json.dumps(values)):
+        return config
+    return config.model_copy(update={section: type(part).model_validate_json(text, strict=True)})
 
 
 def config_of(model: type[Config], values: dict[str, Any]) -> Config:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from drillyard.config.loading import with_environment
 from drillyard.config.model_checks import known_vocab_size, require_vocabulary
 from drillyard.config.run import DataConfig, RunConfig
 from drillyard.data.cache import (
@@ -110,6 +111,8 @@ def prepare(
     refused before anything is tokenised (`if_changed` says what that means and what to do), data that are gone are
     taken from the cache. Raises UserError for every mistake in data or config.
     """
+    # A finished run's config is read without its references; this is where those of its data are needed.
+    config = with_environment(config, "data")
     return _Preparation(config, tokenizer_directory, on_progress, known, if_changed, only_open, num_workers).run()
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import xxhash
 
+from drillyard.config.checks import sources_of
 from drillyard.config.run import DataConfig, SourceConfig
 from drillyard.data.batches import RawBatch, batched_rows
 from drillyard.data.readers import BATCH_BYTES, COMPRESSIONS, kind_of, read_files
@@ -157,10 +158,10 @@ def resolve_sources(
     configured: str | SourceConfig | list[str | SourceConfig], recorded: Mapping[str, Contents] | None = None
 ) -> list[Source]:
     """All sources of a config key, their names made sure to be distinct; `recorded` as in `resolve_source`."""
-    items = configured if isinstance(configured, list) else [configured]
+    items = sources_of(configured)
     if not items:
         raise UserError("data.source is an empty list: name at least one file, directory or data set.")
-    sources = [resolve_source(SourceConfig(path=item) if isinstance(item, str) else item, recorded) for item in items]
+    sources = [resolve_source(item, recorded) for item in items]
     names = [source.name for source in sources]
     for name in names:
         if names.count(name) > 1:
