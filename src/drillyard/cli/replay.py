@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 def replay(run: RunConfig, step: int, nproc_per_node: int | None) -> NoReturn:
     """Replay `step` of the run that `run` names: exit code 0 when the bits agree, 1 when they do not."""
     from drillyard.config import load_run_config
+    from drillyard.telemetry.events import refusing_odd_values
     from drillyard.training.directory import SAVED_CONFIG, require_same_run, run_directory_of
     from drillyard.training.replay import clear, plan_replay, read_verdict
 
     run_directory = run_directory_of(run)
     if is_rank():
         _be_a_rank(run_directory, step)
-    plan = plan_replay(run_directory, step)
+    with refusing_odd_values(run_directory):
+        plan = plan_replay(run_directory, step)
     saved = run_directory / SAVED_CONFIG
     require_same_run(run_directory, load_run_config(saved, resolve_environment=False), run)
     if nproc_per_node not in (None, plan.world_size):
