@@ -151,7 +151,6 @@ def drillyard(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run `drillyard` with `arguments` (default: the process's) and exit with its code."""
-    clean_standard_streams()
     code: str | int | None = 0
     unexpected: Exception | None = None
     try:
