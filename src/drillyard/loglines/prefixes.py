@@ -43,7 +43,7 @@ _PARTS: Final[dict[str, bytes]] = {
     "kubectl": rb"\[pod/([^/\]\n]+)/[^\]\n]+\][ \t]?",
     "openmpi": rb"\[(?:[^\]\n@]*@)?\d+,[ ]?(\d+)\]<std(?:out|err|diag)>:?[ \t]?",
     "rank": rb"\[rank[ ]?(\d+)\]:?[ \t]?",
-    "local": rb"\[[A-Za-z_]\w*?(\d+)\]:[ \t]?",
+    "local": rb"\[[A-Za-z_](?:\w*[A-Za-z_])?(\d++)\]:[ \t]?",
     "skypilot": rb"\(([^()\n]*?),?[ ]?pid=\d+[^()\n]*\)[ \t]?",
     "srun": rb"[ \t]*(\d{1,6}):(?:[ \t]|(?=[^\d\s]))",
     "torchx": rb"([A-Za-z_][\w.-]*/\d+)[ ](?=[ ]?\S|\Z)",
@@ -55,6 +55,10 @@ _RANK_IN_TEXT: Final = re.compile(rb"\[(?:RANK|Rank|rank):?[ ]?(\d+)\b")
 _BARE: Final = re.compile(rb"[\r \t]*(?:\d+%\||\{)")
 """Lines that begin with a progress bar or an object: known without looking for a launcher's parts."""
 _LONGEST_LOGGER: Final = 100
+_LONGEST: Final = 1024
+_MOST_PARTS: Final = 8
+"""Of what launchers put before a line: a few nested parts of some 100 bytes. What follows is the message."""
+_MOST_SHAPES: Final = 64
 _RANK_DIGITS: Final = 9
 _SKYPILOT_RANK: Final = re.compile(rb"rank=(\d+)")
 
@@ -96,7 +100,7 @@ def shape_of(prefix: bytes, *, loose: bool = False) -> Shape:
     pieces: list[bytes] = []
     parts: list[str] = []
     searching = True
-    while searching:
+    while searching and len(pieces) < _MOST_PARTS:
         searching = False
         for name, pattern in _ORDER:
             match = pattern.match(prefix, position)
@@ -138,7 +142,7 @@ def _free_text(text: bytes, style: str | None, group: int, loose: bool) -> tuple
 
 
 def _anything(text: bytes) -> bytes:
-    return rb"[^\n]*?" if text else b""
+    return rb"[^\n]{0,500}?" if text else b""
 
 
 def _literal(text: bytes) -> bytes:
@@ -187,14 +191,15 @@ def split(line: bytes) -> tuple[Shape, bytes | None, Origin, int]:
 
     For lines whose message is not known: free text is left in the rest, but a rank that it names is found.
     """
-    end = 0
+    line = line[:_LONGEST]
+    end, found = 0, 0
     moved = True
-    while moved:
+    while moved and found < _MOST_PARTS:
         moved = False
         for _, pattern in _ORDER:
             match = pattern.match(line, end)
             if match is not None and match.end() > end:
-                end, moved = match.end(), True
+                end, moved, found = match.end(), True, found + 1
                 break
     if not end:
         return _NO_PREFIX, None, _or_rank_in_text(NOWHERE, line, 0), 0
@@ -241,6 +246,6 @@ class LineOrigins:
         shape, _, where, _ = split(head)
         pattern = re.compile(shape.pattern)
         match = pattern.match(head)
-        if shape.parts and match is not None and where == _origin_of(shape, match):
+        if len(self._shapes) < _MOST_SHAPES and shape.parts and match is not None and where == _origin_of(shape, match):
             self._shapes[shape] = pattern
         return where

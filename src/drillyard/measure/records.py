@@ -269,13 +269,19 @@ class Facts:
 
     def learn(self, place: str, **facts: Any) -> None:
         """Take over facts that are not known yet; the first place that says something wins. None says nothing, nor
-        does a count or size that is not above zero and finite."""
+        does a count or size that is not above zero and below 1e30, nor a value of another type than the fact's."""
         for name, value in facts.items():
-            if isinstance(value, int | float) and not 0 < value < math.inf:
-                continue
-            if value is not None and getattr(self, name) is None:
+            if name in _TEXTS:
+                fits = isinstance(value, str)
+            else:
+                fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LARGEST_FACT
+            if fits and getattr(self, name) is None:
                 setattr(self, name, value)
                 self.places[name] = place
+
+
+_TEXTS: Final = frozenset(fact.name for fact in fields(Facts) if str(fact.type).startswith("str"))
+_LARGEST_FACT: Final = 1e30
 
 
 FORMATS: Final = {

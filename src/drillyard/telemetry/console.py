@@ -15,7 +15,7 @@ import math
 import re
 from typing import Any, NamedTuple
 
-_STEP_LINE = re.compile(r"Step:\s*(\d+)\s*\|\s*Time:\s*([\d.]+)s\s*\|.*?Loss:\s*(\S+)")
+_STEP_LINE = re.compile(r"Step:\s*(\d+)\s*\|\s*Time:\s*([\d.]+)s\s*\|[^\n]{0,500}?Loss:\s*(\S+)")
 
 
 class StepLine(NamedTuple):

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from drillyard.loglines.blocks import LONGEST_LINE
 from drillyard.measure.formats.jsonlines import OBJECT, Rows, Wanted, gather, load_all
 from drillyard.measure.formats.layout import LARGEST_STEP, Message, Place, TextFormat
 from drillyard.measure.formats.notes import Note, NoteBook
@@ -40,6 +41,7 @@ class DLLogger(TextFormat):
     """The format."""
 
     name = "dllogger"
+    longest = LONGEST_LINE
     anchor = b"DLLL {"
 
     def __init__(self) -> None:
@@ -98,7 +100,7 @@ class DLLogger(TextFormat):
 
     def notes(self) -> tuple[Note, ...]:
         """What else the log says."""
-        return (Note(b'"PARAMETER"', rb'DLLL (\{.*"PARAMETER".*\})', _parameter),)
+        return (Note(b'"PARAMETER"', rb"DLLL (\{[^\n]*)", _parameter),)
 
 
 _PARAMETERS: Final = {
@@ -111,7 +113,7 @@ _PARAMETERS: Final = {
 
 def _parameter(book: NoteBook, match: Any) -> None:
     try:
-        record = load_all([match[1]])[0]
+        record = load_all([match[1][: match[1].rfind(b"}") + 1]])[0]
     except ValueError:
         return
     data = record.get("data")

@@ -13,6 +13,7 @@ from typing import Any, Final, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from drillyard.loglines.blocks import LONGEST_LINE
 from drillyard.measure.formats.jsonlines import OBJECT, Rows, Wanted, gather, load
 from drillyard.measure.formats.layout import LARGEST_STEP, Message, Place, TextFormat
 from drillyard.measure.formats.notes import Note, NoteBook
@@ -40,6 +41,7 @@ class Drillyard(TextFormat):
     """The format."""
 
     name = "drillyard"
+    longest = LONGEST_LINE
     anchor = b'"step_seconds"'
 
     def message(self, line: bytes) -> Message | None:
@@ -76,7 +78,7 @@ class Drillyard(TextFormat):
 
     def notes(self) -> tuple[Note, ...]:
         """What else the log says."""
-        return (Note(b'"event": "', rb'(\{.*?"event": "(?!step")(\w+)".*\})', _event),)
+        return (Note(b'"event": "', rb'"event": "(?!step")\w', _event),)
 
 
 def _whole(steps: Sequence[Any]) -> NDArray[np.int64]:
@@ -111,10 +113,12 @@ def _restore(record: Any) -> None:
 
 def _event(book: NoteBook, match: re.Match[bytes]) -> None:
     try:
-        record = load(match[1])
+        record = load(book.line[book.line.find(b"{") : book.line.rfind(b"}") + 1])
     except ValueError:
         return
-    kind = record.get("event")
+    if not isinstance(record, dict):
+        return
+    kind: Any = record.get("event") if isinstance(record.get("event"), str) else None
     if kind == "parameters":
         book.learn(
             parameters=record.get("count"),

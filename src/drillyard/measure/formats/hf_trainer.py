@@ -20,15 +20,19 @@ import numpy as np
 from drillyard.loglines.blocks import Block
 from drillyard.loglines.prefixes import NOWHERE, LineOrigins, Origin
 from drillyard.measure.columns import Lane
-from drillyard.measure.formats.layout import Message, Place, TextFormat
+from drillyard.measure.formats.layout import NUMBER, Message, Place, TextFormat
 from drillyard.measure.formats.nemo1 import clock_seconds
 from drillyard.measure.formats.notes import Note, NoteBook
 from drillyard.measure.formats.values import Columns, Value, Values, decode_values
 
 _OPEN: Final = re.compile(rb"\{(?='(?:loss|grad_norm|learning_rate|epoch|mean_token_accuracy|num_tokens|entropy)':)")
 _ITEM: Final = re.compile(rb"'([^'\n]+)': ('?)([-+.0-9a-zA-Z]+)'?(?=[,}])(?:, )?")
-_COUNT: Final = rb"%\|[^|\n]{0,1000}\|[ \t]*(\d+)/(\d+) \[([\d:]+)<[^\]\n]{0,200}(?:s/it|it/s)[^\]\n]{0,200}\]"
-_BAR: Final = re.compile(rb"[ \t]*\d+" + _COUNT + rb"[ \t]*")
+_COUNT: Final = (
+    rb"%\|[^|\n]{0,1000}\|[ \t]*(\d{1,18})/(\d{1,18}) \[([\d:]{1,20})<[^\]\n]{0,200}(?:s/it|it/s)[^\]\n]{0,200}\]"
+)
+_BAR: Final = rb"[ \t]*+\d++" + _COUNT + rb"[ \t]*"
+# Not from within a row of blanks or digits, which would be gone through once from each of them.
+_FIRST_BAR: Final = re.compile(rb"(?:(?<![ \t])(?=[ \t])|(?<![ \t\d])(?=\d))" + _BAR)
 _DRAWN: Final = re.compile(_COUNT)
 """Bars in a block, found by a literal: a pattern that may begin with blanks looks at rows of them again and again."""
 _Bar = tuple[bytes, ...]
@@ -64,13 +68,13 @@ class HfTrainer(TextFormat):
         found = _OPEN.search(line)
         if found is None:
             return None
-        bar = _BAR.search(line, 0, found.start())
+        bar = _FIRST_BAR.search(line, 0, found.start())
         begin = bar.start() if bar is not None and bar.end() == found.start() else found.start()
-        pieces, values, position = [_BAR.pattern if begin != found.start() else b"", rb"\{"], [], found.end()
+        pieces, values, position = [_BAR if begin != found.start() else b"", rb"\{"], [], found.end()
         while item := _ITEM.match(line, position):
             value = _VALUES.get(item[1])
             captured = value is not None and value not in values
-            number = rb"([-+.0-9a-zA-Z]+)" if captured else rb"[^',}\n]+"
+            number = NUMBER if captured else rb"[^',}\n]+"
             pieces.append(b"'" + re.escape(item[1]) + b"': " + item[2] + number + item[2] + rb"(?=[,}])(?:, )?")
             if captured and value is not None:
                 values.append(value)
@@ -145,7 +149,7 @@ class HfTrainer(TextFormat):
         return (
             Note(b"***** Running training *****", rb"Running training", NoteBook.begin_round),
             Note(b"Total optimization steps", rb"Total optimization steps = ([\d,]+)", _total, once=True),
-            Note(b"Total train batch size", rb"Total train batch size .*= (\d+)", _batch, once=True),
+            Note(b"Total train batch size", rb"Total train batch size [^=\n]{0,200}= (\d+)", _batch, once=True),
             Note(b"batch size per device", rb"nstantaneous batch size per device = (\d+)", _micro_batch, once=True),
             Note(
                 b"Number of trainable parameters", rb"Number of trainable parameters = ([\d,]+)", _trainable, once=True

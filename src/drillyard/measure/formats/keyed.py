@@ -12,7 +12,8 @@ from typing import Final
 from drillyard.measure.formats.values import Value
 
 BAR: Final = rb"[ \t]*+\|[ \t]*+"
-_NUMBERS: Final = {False: rb"([-+.0-9a-zA-Z]++)", True: rb"([-+.,0-9a-zA-Z]++)"}
+_NUMBERS: Final = {False: rb"([-+.0-9a-zA-Z]{1,64}+)", True: rb"([-+.,0-9a-zA-Z]{1,64}+)"}
+_BLANKS: Final = re.compile(rb"[ \t]*+")
 _END: Final = rb"(?=[\s,|\]}/(]|\Z)"
 
 
@@ -29,17 +30,18 @@ def keyed_pattern(
     # One character is matched faster than one of a set.
     blanks = rb"[ \t]*+" if b"\t" in text else rb" *+"
     anything = rb"[^\]\n" + bar + rb"]*+"
-    find_key = re.compile(rb"([A-Za-z_][^\n" + bar + equals + rb"]*?)[ \t]*" + equals + rb"[ \t]*")
+    find_key = re.compile(rb"([A-Za-z_][^\n" + bar + equals + rb"]*+)" + equals + rb"[ \t]*")
     pieces: list[bytes] = []
     values: list[Value] = []
     position = 0
     while found := find_key.match(text, position):
         after = text.find(separator, found.end())
         stop = after if after >= 0 else len(text)
-        value = keys.get(found[1])
+        key = found[1].rstrip(b" \t")
+        value = keys.get(key)
         if value is not None and any(value.column == known.column for known in values):
             value = None
-        piece = re.escape(found[1]) + blanks + equals + blanks
+        piece = re.escape(key) + blanks + equals + blanks
         if value is None:
             pieces.append(piece + anything)
         else:
@@ -52,5 +54,5 @@ def keyed_pattern(
             pieces.append(piece + _NUMBERS[value.commas] + (blanks if whole else _END + anything))
         if after < 0:
             break
-        position = after + 1 + len(text[after + 1 :]) - len(text[after + 1 :].lstrip(b" \t"))
+        position = _BLANKS.match(text, after + 1).end()  # type: ignore[union-attr]
     return (bar + blanks).join(pieces), values

@@ -33,13 +33,17 @@ from drillyard.measure.records import NO_TIME
 if TYPE_CHECKING:
     from drillyard.measure.formats.notes import Note
 
-NUMBER: Final = rb"([-+.0-9a-zA-Z]++)"
+NUMBER: Final = rb"([-+.0-9a-zA-Z]{1,64}+)"
 """What may be a number; `float` decides (nan, inf, Infinity and e-notation are). A line where it refuses is damaged."""
 ENDS: Final = rb"(?=[\s,|\]}]|\Z)"
 """What comes after a whole number: a line torn inside a number is no step line."""
 
 LARGEST_STEP: Final = 2**53
 _MOST_LAYOUTS: Final = 48
+_MOST_LEARNED: Final = 2_000
+"""Kinds of step lines in one source; each takes about a millisecond to learn. A run has fewer than 50."""
+_LONGEST_PREFIX: Final = 4096
+"""Launchers and loggers write less than 500 bytes before a message; what is learned from a line costs time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class TextFormat:
     name: ClassVar[str]
     anchor: ClassVar[bytes]
     """A literal that every step line has."""
+    longest: ClassVar[int] = 16 << 10
+    """Bytes of the longest line that is taken for a step line: the longest known have 3,000."""
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
@@ -207,10 +213,14 @@ class LayoutReader:
             if match is not None:
                 self._layouts.insert(0, self._layouts.pop(index))
                 return layout, match
-        line = text[begin : text.find(b"\n", begin)]
-        message = self.format.message(line)
+        end = text.find(b"\n", begin)
+        message = self.format.message(text[begin:end]) if end - begin <= self.format.longest else None
         if message is None:
             return None, None
+        if message.begin > _LONGEST_PREFIX or self._compiled >= _MOST_LEARNED:
+            self.damaged += 1
+            return None, None
+        line = text[begin:end]
         self._compiled += 1
         layout = _compile(shape_of(line[: message.begin], loose=self._compiled > _MOST_LAYOUTS), message)
         match = layout.match(text, begin)

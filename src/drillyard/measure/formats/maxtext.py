@@ -19,8 +19,8 @@ from drillyard.measure.formats.notes import Note, NoteBook
 from drillyard.measure.formats.values import Value, decode_values
 
 _PATTERN: Final = (
-    rb"completed step: (\d+), seconds: %s, TFLOP/s/device: %s%s(?:, Tokens/s/device: %s%s)?(?:, total_weights: \d+)?"
-    rb"(?:,[ \t]+[^\n]*?loss: %s%s)?" % (NUMBER, NUMBER, ENDS, NUMBER, ENDS, NUMBER, ENDS)
+    rb"completed step: (\d{1,18}), seconds: %s, TFLOP/s/device: %s%s(?:, Tokens/s/device: %s%s)?"
+    rb"(?:, total_weights: \d+)?(?:,[ \t]+[^\n]*?loss: %s%s)?" % (NUMBER, NUMBER, ENDS, NUMBER, ENDS, NUMBER, ENDS)
 )
 _LINE: Final = re.compile(_PATTERN)
 _VALUES: Final = (

@@ -25,8 +25,8 @@ from drillyard.measure.formats.notes import Note, NoteBook
 from drillyard.measure.formats.values import Columns, Value, Values, decode_values
 from drillyard.measure.records import NONFINITE, SKIPPED
 
-_HEADER: Final = rb"iteration[ \t]++(\d++)[ \t]*+/[ \t]*+\d++"
-_LINE: Final = re.compile(rb"iteration[ \t]+\d+[ \t]*/[ \t]*(\d+)[ \t]*\|[ \t]*(?=[A-Za-z][^|]*:)")
+_HEADER: Final = rb"iteration[ \t]++(\d{1,18}+)[ \t]*+/[ \t]*+\d++"
+_LINE: Final = re.compile(rb"iteration[ \t]+\d{1,18}[ \t]*/[ \t]*(\d{1,18})[ \t]*\|[ \t]*(?=[A-Za-z][^|]*:)")
 _KEYS: Final = {
     b"elapsed time per iteration (ms)": Value("seconds", 1e-3),
     b"throughput per GPU (TFLOP/s/GPU)": Value("printed_tflops_per_gpu"),
@@ -98,12 +98,12 @@ class Megatron(TextFormat):
             ),
             Note(
                 b"validation loss at iteration",
-                rb"validation loss at iteration +(\d+)[^|\n]*\|[^|\n]*?value: ([-+.\deE]+)",
+                rb"validation loss at iteration +(\d+)[^|\n]{0,200}\|[^|\n]{0,200}?value: ([-+.\deE]+)",
                 _validation,
             ),
             Note(
                 b" checkpoint ",
-                rb"successfully loaded checkpoint from (?:\S.* )?.*?at iteration +(?P<step>\d+)",
+                rb"successfully loaded checkpoint from [^\n]{0,4096}at iteration +(?P<step>\d+)",
                 begun("resume"),
             ),
             Note(b"] after training is done", rb"after training is done", begun("end")),

@@ -25,7 +25,7 @@ from drillyard.measure.formats.notes import Note
 from drillyard.measure.formats.values import Columns, Value, Values, decode_values, half_unit
 
 _HEADER: Final = (
-    rb"Epoch \d+:[^\n\[]{0,1000}?[| ](\d+)(?:/\d+|/\?|it) \[([\d:]+)(?:<[^,\]\n]*)?,"
+    rb"Epoch \d+:[^\n\[]{0,1000}?[| ](\d{1,18})(?:/\d{1,18}|/\?|it) \[([\d:]{1,20})(?:<[^,\]\n]{0,200})?,"
     rb"(?: *[\d.]+ ?(?:s/it|it/s),| *\?it/s,)? *"
 )
 _LINE: Final = re.compile(_HEADER + rb"(?=\w)")

@@ -51,7 +51,7 @@ class NeMo2(TextFormat):
         if any(value.column == "step" for value in values):
             opening = rb"Training epoch \d++, iteration \d++/\d++"
         else:
-            opening = rb"Training epoch \d++, iteration (\d++)/\d++"
+            opening = rb"Training epoch \d++, iteration (\d{1,18}+)/\d++"
             values.insert(0, Value("step"))
         return Message(header.start(), opening + BAR + pattern, decode_values(values, {"window_steps": 0}))
 
@@ -73,7 +73,7 @@ NEMO_NOTES: Final = (
     ),
     Note(
         b"finalized successfully",
-        rb"sync checkpoint save for step (?P<step>\d+) \(.*finalized successfully",
+        rb"sync checkpoint save for step (?P<step>\d+) \([^\n]{0,1000}finalized successfully",
         NoteBook.mark("checkpoint"),
     ),
     Note(

@@ -85,7 +85,8 @@ class NoteBook:
     facts: Facts = field(default_factory=Facts)
     marks: list[tuple[Origin, Mark]] = field(default_factory=list)
     lines: int = 0
-    _line: bytes = b""
+    line: bytes = b""
+    """The current line."""
     _begin: int = 0
     """Where the line's text begins, behind the launcher's prefix."""
     _number: int = 0
@@ -99,8 +100,8 @@ class NoteBook:
         for begin, end, match, action in found:
             line += block.counted.count(b"\n", since, begin)
             since = begin
-            self._line, self._number = block.text[begin:end], line
-            self._time_us, self._origin, self._begin = line_time(self._line, self.stamps)
+            self.line, self._number = block.text[begin:end], line
+            self._time_us, self._origin, self._begin = line_time(self.line, self.stamps)
             try:
                 action(self, match)
             except ValueError:
@@ -115,7 +116,7 @@ class NoteBook:
     def add(self, kind: MarkKind, match: re.Match[bytes], **fields: Any) -> None:
         """A mark at the current line."""
         if len(self.marks) < _MOST_MARKS:
-            text = self._line[self._begin :].decode("utf-8", "replace").strip()[:_LONGEST_TEXT]
+            text = self.line[self._begin :].decode("utf-8", "replace").strip()[:_LONGEST_TEXT]
             rank = self._origin.rank
             fields.setdefault("text", text)
             time_us = fields.pop("time_us", self._time_us)

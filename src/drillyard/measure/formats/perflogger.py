@@ -16,8 +16,8 @@ from drillyard.measure.formats.notes import Note, NoteBook, count_of
 from drillyard.measure.formats.values import Value, decode_values
 
 _PATTERN: Final = (
-    rb"Step: *(\d+) *\| *Time: *%s ?s *\| *TFLOPs/s/GPU: *%s *\| *Tokens/s/GPU: *%s *\| *Loss: *%s"
-    % (rb"([-+.0-9eE]+|[-+]?nan|[-+]?inf)", NUMBER, NUMBER, NUMBER)
+    rb"Step: *(\d{1,18}) *\| *Time: *%s ?s *\| *TFLOPs/s/GPU: *%s *\| *Tokens/s/GPU: *%s *\| *Loss: *%s"
+    % (rb"([-+.0-9eE]{1,64}|[-+]?nan|[-+]?inf)", NUMBER, NUMBER, NUMBER)
 ) + ENDS
 _LINE: Final = re.compile(_PATTERN)
 _VALUES: Final = (

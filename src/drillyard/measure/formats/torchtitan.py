@@ -24,12 +24,12 @@ _ITEM: Final = re.compile(rb"[ \t]+([A-Za-z_]\w*):[ \t]*([^ \t\n]+)")
 _VALUES: Final = {
     b"loss": (Value("loss"), NUMBER),
     b"grad_norm": (Value("grad_norm"), NUMBER),
-    b"lr": (Value("learning_rate"), rb"([-+.\deE]++)"),
-    b"memory": (Value("memory_gib"), rb"([\d.]+)GiB\([\d.]+%\)"),
-    b"tps": (Value("printed_tokens_per_second_per_gpu", commas=True), rb"([\d,.]++)"),
-    b"wps": (Value("printed_tokens_per_second_per_gpu", commas=True), rb"([\d,.]++)"),
-    b"tflops": (Value("printed_tflops_per_gpu", commas=True), rb"([\d,.]++)"),
-    b"mfu": (Value("printed_mfu", 0.01), rb"(?:([\d.]+)%|N/A)"),
+    b"lr": (Value("learning_rate"), rb"([-+.\deE]{1,64}+)"),
+    b"memory": (Value("memory_gib"), rb"([\d.]{1,64})GiB\([\d.]+%\)"),
+    b"tps": (Value("printed_tokens_per_second_per_gpu", commas=True), rb"([\d,.]{1,64}+)"),
+    b"wps": (Value("printed_tokens_per_second_per_gpu", commas=True), rb"([\d,.]{1,64}+)"),
+    b"tflops": (Value("printed_tflops_per_gpu", commas=True), rb"([\d,.]{1,64}+)"),
+    b"mfu": (Value("printed_mfu", 0.01), rb"(?:([\d.]{1,64})%|N/A)"),
 }
 
 
@@ -44,7 +44,7 @@ class TorchTitan(TextFormat):
         header = _LINE.search(line)
         if header is None or line[: header.start()].endswith(b"validate "):
             return None
-        pieces, values, position = [rb"step:[ \t]*+(\d++)"], [Value("step", integer=True)], header.end()
+        pieces, values, position = [rb"step:[ \t]*+(\d{1,18}+)"], [Value("step", integer=True)], header.end()
         while item := _ITEM.match(line, position):
             value, pattern = _VALUES.get(item[1], (None, rb"[^ \t\n]++"))
             pieces.append(item[1] + rb":[ \t]*+" + pattern)
@@ -59,16 +59,16 @@ class TorchTitan(TextFormat):
         """What else the log says."""
         return (
             Note(b"Starting job: ", rb"Starting job: ", NoteBook.begin_round),
-            Note(b"total parameters", rb"Model (.+?) size: ([\d,]+) total parameters", _model, once=True),
+            Note(b"total parameters", rb"Model (.{1,200}?) size: ([\d,]+) total parameters", _model, once=True),
             Note(b"Peak FLOPS used", rb"Peak FLOPS used for computing MFU: ([\d.eE+]+)", _peak, once=True),
-            Note(b"capacity: ", rb"capacity: (.+) with [\d.]+GiB memory", _accelerator, once=True),
+            Note(b"capacity: ", rb"capacity: (.{1,200}) with [\d.]+GiB memory", _accelerator, once=True),
             Note(b"global batch size", rb"local batch size:? (\d+), global batch size:? (\d+)", _batch, once=True),
             Note(b"total steps", rb"sequence length:? (\d+), total steps:? (\d+)", _length, once=True),
-            Note(b"device mesh with", rb"\[([\d, ]+)\]", _mesh, once=True),
+            Note(b"device mesh with", rb"\[([\d, ]{1,100})\]", _mesh, once=True),
             Note(b"ing the checkpoint", rb"Saving the checkpoint", NoteBook.mark("checkpoint_begin")),
             Note(
                 b"ing the checkpoint",
-                rb"Finished saving the checkpoint.*?\bin (?P<seconds>[\d.]+) seconds",
+                rb"Finished saving the checkpoint.{0,500}?\bin (?P<seconds>[\d.]+) seconds",
                 NoteBook.mark("checkpoint_end"),
             ),
             Note(b"ing the checkpoint", rb"Finished loading the checkpoint", NoteBook.mark("resume")),

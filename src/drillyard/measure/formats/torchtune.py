@@ -24,8 +24,8 @@ from drillyard.measure.formats.nemo1 import clock_seconds
 from drillyard.measure.formats.notes import Note, NoteBook
 from drillyard.measure.formats.values import Columns, Value, Values, decode_values
 
-_BAR: Final = rb"(?:\d+\|\d+\|Loss: [^\n\[]{0,1000}+\[([\d:]+)<[^\]\n]{0,200}\][ \t]*)?"
-_HEADER: Final = _BAR + rb"Step (\d+) \|"
+_BAR: Final = rb"(?:(?<!\d)\d++\|\d++\|Loss: [^\n\[]{0,1000}+\[([\d:]{1,20})<[^\]\n]{0,200}\][ \t]*)?"
+_HEADER: Final = _BAR + rb"Step (\d{1,18}) \|"
 _LINE: Final = re.compile(_HEADER + rb"(?= [^\s:|]+:)")
 _ITEM: Final = re.compile(rb" +([^\s:|]+):([^ \n]+)")
 _IS_NUMBER: Final = re.compile(rb"[-+]?(?:\d|\.\d|nan|inf)[-+.\dea-z]*", re.IGNORECASE)

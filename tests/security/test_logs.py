@@ -1,0 +1,121 @@
+"""Logs are text of anybody: reading one takes time in proportion to its length, and bounded memory, whatever it holds.
+
+Time is the processor's, compared between two lengths of the same line. A quadratic pattern takes 16 times as long for
+four times the length; what takes under 50 ms is fast enough whatever the ratio.
+"""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+
+import pytest
+
+from drillyard.loglines.blocks import LONGEST_LINE
+from drillyard.loglines.prefixes import split
+from drillyard.loglines.sources import LogFile
+from drillyard.measure.formats.registry import TEXT_FORMATS
+from drillyard.measure.reading import TextReading
+from drillyard.supervise.cause import last_words, speaks_of_lost_peer
+from drillyard.supervise.hang import innermost_frame
+from drillyard.telemetry.console import parse_step_line
+
+FAST_SECONDS = 0.05
+MAX_RATIO = 10
+SHORT, LONG = 100_000, 400_000
+
+ANCHORS = b"".join(kind.anchor for kind in TEXT_FORMATS)
+LITERALS = b" ".join(sorted({note.literal for kind in TEXT_FORMATS for note in kind().notes()}))
+REPEATED = [
+    b"0: ",
+    b"1",
+    b" ",
+    b"{",
+    b"[a1",
+    b"[rank0]: ",
+    b"(a, pid=1",
+    b"2025-01-01T00:00:00Z ",
+    b"1|",
+    b"%||1/1 [1<",
+    b"a: 1 | ",
+    b"a ",
+    b"Model ",
+    b"capacity: ",
+    b"Finished saving the checkpoint",
+    b"successfully loaded checkpoint from ",
+    b"validation loss at iteration 1",
+    b"Total train batch size ",
+    b"sync checkpoint save for step 1 (",
+    b"Epoch 1: | 1/1 [1<",
+    b'"event": "a"',
+    b'DLLL {"PARAMETER"',
+    b"{'loss': 1, ",
+]
+
+
+def read(text: bytes) -> TextReading:
+    reading = TextReading(LogFile("hostile.log"), 0, None)
+    reading.feed(text)
+    reading.finish()
+    return reading
+
+
+def seconds(text: bytes) -> float:
+    started = time.process_time()
+    read(text)
+    return time.process_time() - started
+
+
+@pytest.mark.parametrize("repeated", REPEATED, ids=lambda text: text.decode().strip() or "blanks")
+def test_a_line_of_anything_repeated_is_read_in_linear_time(repeated: bytes) -> None:
+    """The line is met by every format's step pattern (through `ANCHORS`) and by every note's (through `LITERALS`)."""
+    for before, after in ((ANCHORS, LITERALS), (b"", ANCHORS)):
+        long = seconds(before + repeated * (LONG // len(repeated)) + after + b"\n")
+        if long > FAST_SECONDS:
+            short = seconds(before + repeated * (SHORT // len(repeated)) + after + b"\n")
+            assert long < MAX_RATIO * max(short, FAST_SECONDS / MAX_RATIO)
+
+
+@pytest.mark.parametrize("repeated", [b"0: ", b"[a1", b"(a, pid=1", b"[rank0]: ", b"2025-01-01T00:00:00Z "])
+def test_a_prefix_is_looked_for_in_the_first_bytes_of_a_line(repeated: bytes) -> None:
+    *_, end = split(repeated * (LONG // len(repeated)))
+    assert end <= 1024
+
+
+def test_step_lines_that_all_differ_are_not_learned_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is read by a pattern of its own, which takes a thousand times as long to make as to use."""
+    monkeypatch.setattr("drillyard.measure.formats.layout._MOST_LEARNED", 100, raising=False)
+    keys = [str(number).translate(str.maketrans("0123456789", "abcdefghij")) for number in range(300)]
+    reading = read("".join(f"iteration {i}/9 | {key}: 3 | loss: 1.0 |\n" for i, key in enumerate(keys)).encode())
+    (megatron,) = [one.reader for one in reading._candidates if one.reader.format.name == "megatron"]
+    assert megatron.step_lines == megatron._compiled == 100
+    assert megatron.damaged == 200
+
+
+def test_one_long_number_does_not_widen_the_column_of_all_lines() -> None:
+    """Numbers of a block are converted as one array of texts, as wide as the longest: here 5 GB."""
+    line = b"step: 1 loss: 1.0 memory: 1GiB(1%) tps: 1\n"
+    text = line.replace(b"1.0", b"1" * 500_000) + line * ((LONGEST_LINE - 600_000) // len(line))
+    tracemalloc.start()
+    try:
+        read(text)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "repeated", ["Step: 1 | Time: 1s | ", "error: ", "::", " ", "a.", "[F", "timed", 'hread 0x1\n  File "', "[rank0]: "]
+)
+def test_what_a_rank_prints_is_searched_in_linear_time(repeated: str) -> None:
+    def elapsed(size: int) -> float:
+        text = repeated * (size // len(repeated))
+        started = time.process_time()
+        parse_step_line(text)
+        speaks_of_lost_peer(last_words(text))
+        last_words("terminate called after throwing an instance of '" + text)
+        innermost_frame(text)
+        return time.process_time() - started
+
+    long = elapsed(LONG)
+    assert long < FAST_SECONDS or long < MAX_RATIO * max(elapsed(SHORT), FAST_SECONDS / MAX_RATIO)
