@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-import yaml
-
+from drillyard.config.document import parse_document
 from drillyard.errors import UserError
 
 MOST_POINTS = 4_096
@@ -127,10 +126,7 @@ def _value(key: str, text: str) -> Any:
     """Typed by YAML, as after --set; a machine's name is text whatever it looks like."""
     if key == "machine":
         return text
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        value = None
+    value = parse_document(text, f"--sweep {key}={text}").value
     if not isinstance(value, (str, int, float, bool)):
         raise UserError(f"--sweep: {key}={text}: not a value; {HOW}")
     return value

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import yaml
 
+from drillyard.errors import UserError
 from drillyard.measure.attempts import assign_marks, find_attempts, goes_back, split_at_starts
 from drillyard.measure.formats.drillyard import Drillyard
 from drillyard.measure.formats.registry import CLOCK_OF_START, PREFERENCE, WINDOWED
@@ -183,9 +183,12 @@ def add_directory(log: RunLog, directory: Path | None) -> None:
         return
     log.run_directory = directory
     path = directory / "run.yaml"
+    # It brings pydantic, which logs of other programs do not need.
+    from drillyard.config.document import read_document
+
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        config = read_document(path).value
+    except UserError:
         return
     sections = config if isinstance(config, dict) else {}
 

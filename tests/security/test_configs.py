@@ -1,0 +1,111 @@
+"""Configs, cluster files and their values on the command line: no text ends in a traceback or takes long to refuse."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from drillyard.config.document import MAX_BYTES, parse_document, read_document
+from drillyard.config.environment import EnvironmentText
+from drillyard.config.loading import load_cluster_config, load_run_config
+from drillyard.config.overrides import apply_overrides
+from drillyard.errors import UserError
+from drillyard.measure.assemble import add_directory
+from drillyard.measure.records import empty_run_log
+
+LAUGHS = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" if n else "a0: &a0 [x]\n" for n in range(10))
+MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 10))
+CHAIN = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 300))
+HOSTILE = {
+    "a billion values by aliases": LAUGHS,
+    "a billion values by merges": MERGES,
+    "aliases nested 300 deep": CHAIN,
+    "20,000 brackets": "a: " + "[" * 20_000,
+    "20,000 pairs of brackets": "a: " + "[" * 20_000 + "]" * 20_000,
+    "20,000 braces": "a: " + "{a: " * 20_000,
+    "5,000 nested items": "- " * 5_000,
+    "5,000 keys of keys": "? " * 5_000,
+    "many keys": "".join(f"k{n}: 1\n" for n in range(11_000)),
+    "a large file": "# comment\n" * (MAX_BYTES // 10 + 1),
+    "an escape out of range": 'a: "\\UFFFFFFFF"',
+    "a directive out of range": f"%YAML {'9' * 5_000}.1\n---\na: 1",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_file_is_refused_by_name_and_soon(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    started = time.process_time()
+    with pytest.raises(UserError, match=r"run\.yaml"):
+        load_run_config(path)
+    assert time.process_time() - started < 20
+
+
+def test_a_cluster_config_is_read_the_same_way(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(LAUGHS)
+    with pytest.raises(UserError, match=r"cluster\.yaml:\d+: more than"):
+        load_cluster_config(path)
+
+
+def test_a_file_is_read_only_as_far_as_its_limit() -> None:
+    with pytest.raises(UserError, match="/dev/zero"):
+        read_document("/dev/zero")
+
+
+@pytest.mark.parametrize("value", ["[" * 5_000, "&a [*a]", '"\\UFFFFFFFF"'])
+def test_a_hostile_value_on_the_command_line_is_refused(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model: {id: x}\n")
+    with pytest.raises(UserError, match="--set"):
+        load_run_config(path, [f"training.steps={value}"])
+
+
+def test_numbers_of_many_digits_are_text() -> None:
+    """Python converts at most 4,300 digits, and raises for more."""
+    digits = "9" * 5_000
+    assert parse_document(f"a: {digits}\nb: 0x{digits}\nc: -{digits}.5", "x").value == {
+        "a": digits,
+        "b": f"0x{digits}",
+        "c": f"-{digits}.5",
+    }
+
+
+def test_merged_keys_keep_their_precedence_and_the_places_of_their_values() -> None:
+    text = "a: &a {x: 1, s: {p: 1}}\nb: &b {x: 2, y: 2, s: {q: 2}}\nc:\n  <<: [*a, *b]\n  z: 3\nd:\n  <<: *b\n  x: 4\n"
+    document = parse_document(text, "f")
+    assert document.value["c"] == {"x": 1, "y": 2, "s": {"p": 1}, "z": 3}
+    assert document.value["d"] == {"x": 4, "y": 2, "s": {"q": 2}}
+    assert document.places["c", "s", "p"].order == 1 and ("c", "s", "q") not in document.places
+    assert document.places["d", "x"].order == 8 and document.places["d", "y"].order == 2
+
+
+def test_what_a_variable_of_the_environment_holds_is_never_expanded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAUGH", "${env:LAUGH}${env:LAUGH}")
+    assert EnvironmentText("${env:LAUGH}") == "${env:LAUGH}${env:LAUGH}"
+
+
+def test_the_number_of_keys_costs_no_square_of_time() -> None:
+    def elapsed(count: int) -> float:
+        text = "a: &a {" + ", ".join(f"k{n}: 1" for n in range(count)) + "}\nb:\n  <<: *a\n"
+        text += "".join(f"  k{n}: 2\n" for n in range(count))
+        started = time.process_time()
+        parse_document(text, "x")
+        return time.process_time() - started
+
+    assert elapsed(1_200) < 10 * elapsed(300)
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 5_000, "training: {steps: 2025-13-45}", MERGES, "a: " + "9" * 5_000])
+def test_the_config_in_a_run_directory_of_others_is_read_the_same_way(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    add_directory(empty_run_log([]), tmp_path)
+
+
+def test_overrides_do_not_multiply_aliases() -> None:
+    document = parse_document("a: &a {x: 1}\nb: *a\n", "x")
+    changed = apply_overrides(document, ["b.x=2"])
+    assert changed.value == {"a": {"x": 1}, "b": {"x": 2}}
