@@ -18,6 +18,8 @@ import re
 import sys
 from typing import Any, TextIO
 
+from drillyard.redaction import redact, redact_lines
+
 _COLOUR = r"\x1b\[[0-9;:]*m"
 """SGR (ECMA-48 8.3.117): colours, bold, underlined."""
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
@@ -69,7 +71,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 class CleanStream:
-    """A text stream that cleans what is written to it; everything else is the stream's own."""
+    """A text stream that cleans what is written to it, secrets included; everything else is the stream's own."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -79,10 +81,12 @@ class CleanStream:
 
         A carriage return may begin it or end its lines: libraries draw their progress bars so, from the first column.
         """
+        safe = redact(text)
         if isinstance(text, Rendered):
-            return self._stream.write(text)
+            self._stream.write(safe)
+            return len(text)
         begin = "\r" if text.startswith("\r") else ""
-        self._stream.write(begin + clean(text[len(begin) :].replace("\r\n", "\n")))
+        self._stream.write(begin + clean(safe[len(begin) :].replace("\r\n", "\n")))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
@@ -93,7 +97,7 @@ class CleanStream:
     def write_lines(self, data: bytes, *, colours: bool = False) -> None:
         """Write whole lines of bytes, cleaned."""
         self._stream.flush()
-        self._stream.buffer.write(clean_lines(data, colours=colours))
+        self._stream.buffer.write(clean_lines(redact_lines(data), colours=colours))
         self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:

@@ -26,6 +26,7 @@ from typer.core import TyperCommand, TyperGroup
 from drillyard import __version__
 from drillyard.cli.leaving import is_rank
 from drillyard.errors import UserError
+from drillyard.redaction import redact, remember_given
 from drillyard.terminal import Rendered, clean, clean_standard_streams
 
 
@@ -82,6 +83,7 @@ def _prepare_calls(command: Any) -> None:
         @functools.wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
             clean_standard_streams()
+            remember_given()
             for value in (*arguments, *options.values()):
                 if isinstance(value, Path) and (found := re.match(r"(gs|s3|https?):/", str(value))):
                     raise UserError(
@@ -209,7 +211,7 @@ def error_text(message: str) -> str:
     """`error: message`, cleaned, with further lines indented below the first."""
     watched = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     word = "\033[1;31merror:\033[0m" if watched else "error:"
-    return f"{word} " + clean(message).replace("\n", "\n       ")
+    return f"{word} " + clean(redact(message)).replace("\n", "\n       ")
 
 
 if __name__ == "__main__":

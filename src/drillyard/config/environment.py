@@ -5,8 +5,9 @@ The idea: a text that holds a reference becomes an `EnvironmentText`. It *is* th
 reference back. So a saved `run.yaml`, the config inside a checkpoint, `repr(config)`, `config.model_dump()` and a
 config sent to Weights & Biases show `${env:WANDB_API_KEY}`, and no room has to remember to take secrets out.
 
-Limits: what a caller derives from the text (a slice, a concatenation, an f-string without `!r`, a plain `json.dumps` of
-a part that did not go through pydantic) is an ordinary str with the value in it.
+What a caller derives from the text (a slice, a concatenation, an f-string without `!r`, a plain `json.dumps` of a part
+that did not go through pydantic) is an ordinary str with the value in it. So a value that is resolved is made known to
+`drillyard.redaction`, which takes it out of everything that this process writes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from drillyard import redaction
 from drillyard.config.problems import Path, Problem, nearest
 
 REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -34,6 +36,7 @@ class EnvironmentText(str):
         for name in REFERENCE.findall(reference):
             if name not in os.environ:
                 raise ValueError(f"environment variable {name} is not set")
+            redaction.remember(name, os.environ[name])
         text = super().__new__(cls, REFERENCE.sub(lambda match: os.environ[match[1]], reference))
         text.reference = reference
         return text

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 
+from drillyard import redaction
 from drillyard.config.environment import REFERENCE
 from drillyard.errors import UserError
 from drillyard.launch.plan import File
@@ -36,6 +37,8 @@ def secrets_file(names: Sequence[str]) -> File:
             f"the run's configs refer to ${{env:{missing[0]}}}, and {', '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} not set on this machine; nothing was sent: export {missing[0]}=..."
         )
+    for name in names:
+        redaction.remember(name, os.environ[name])
     return File("secrets.json", json.dumps({name: os.environ[name] for name in names}) + "\n", 0o600)
 
 

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.errors import UserError
+from drillyard.redaction import redact
 from drillyard.storage import NO_ROOM, describe
 
 WAITING_BYTES = 16 * 1024**2
@@ -136,7 +137,7 @@ class LineFile:
 
     def write(self, line: str) -> None:
         """Append `line` and a newline, after a newline of its own where the file ends in a torn line."""
-        self._report(self._append((line + "\n").encode("utf-8", "backslashreplace")))
+        self._report(self._append((redact(line) + "\n").encode("utf-8", "backslashreplace")))
 
     def sync(self) -> None:
         """Make what was written durable: flushed to the disk, and closed, which is when object-store mounts upload."""

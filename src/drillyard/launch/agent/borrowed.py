@@ -1,4 +1,4 @@
-"""Modules that the agent shares with the supervisor: one copy in the source tree, siblings of this file on the nodes.
+"""Modules that the agent shares with other rooms: one copy in the source tree, siblings of this file on the nodes.
 
 They are of the standard library only as well. `shipped_files` is what a plan carries as its agent/ directory.
 """
@@ -11,12 +11,23 @@ from typing import TYPE_CHECKING
 _HERE = Path(__file__).resolve().parent
 
 if TYPE_CHECKING or not (_HERE / "guardian.py").exists():
+    from drillyard import redaction
     from drillyard.supervise import cause, guardian, launched, ports, process_identity, rules, signals
 else:
-    from . import cause, guardian, launched, ports, process_identity, rules, signals
+    from . import cause, guardian, launched, ports, process_identity, redaction, rules, signals
 
-__all__ = ["cause", "guardian", "launched", "ports", "process_identity", "rules", "shipped_files", "signals"]
-_MODULES = (cause, guardian, launched, ports, process_identity, rules, signals)
+__all__ = [
+    "cause",
+    "guardian",
+    "launched",
+    "ports",
+    "process_identity",
+    "redaction",
+    "rules",
+    "shipped_files",
+    "signals",
+]
+_MODULES = (cause, guardian, launched, ports, process_identity, redaction, rules, signals)
 
 
 def shipped_files() -> dict[str, str]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from . import rank_output, records
-from .borrowed import guardian, launched
+from .borrowed import guardian, launched, redaction
 from .identity import AGENT_MARK, RUN_MARK, Process, run_token
 from .job import Job
 from .output import Pump, Sink, open_log
@@ -87,7 +87,9 @@ class Node:
         self._umask = umask
         self._submission = submission
         self._secrets = records.read_secrets(self._directory)
+        self._redactor = redaction.Redactor(self._secrets)
         environment = {**os.environ, **self._secrets, RUN_MARK: run_token(job.launch_directory)}
+        environment[redaction.GIVEN_NAMES] = ",".join(sorted(self._secrets))
         # The guardian is of the run, so that a stop finds it, and not of those that it ends itself.
         environment.pop(AGENT_MARK, None)
         self.guardian = Guardian(self.token, environment, job.lease_seconds / 2)
@@ -159,14 +161,14 @@ class Node:
             umask=self._umask,
         )
         os.close(writer)
-        self._pump = Pump(reader, self._log, self._passed_on)
+        self._pump = Pump(reader, self._log, self._passed_on, redactor=self._redactor)
 
     def _make_rank_pipes(self) -> RankPipes | None:
         if not marks_ranks(self.job.command):
             return None
         try:
             count = self.job.processes_per_node
-            return RankPipes(self._directory, self.rank, count, self._log, self._passed_on)
+            return RankPipes(self._directory, self.rank, count, self._log, self._passed_on, self._redactor)
         except OSError as error:
             self.say(f"lines are not marked with their ranks: {error}")
             return None
@@ -240,7 +242,7 @@ class Node:
 
     def say(self, text: str) -> None:
         """A line of the agent's own, in the node's log."""
-        for line in text.splitlines():
+        for line in self._redactor.text(text).splitlines():
             self._log.put(records.stamped_line(f"=== {line}"))
 
     def _finish(self, left: list[int]) -> None:
@@ -255,6 +257,11 @@ class Node:
             why = f"processes {left} do not end on SIGKILL: they wait in a device call; restart {self.host}"
         returncode = -int(signal.SIGKILL) if self._returncode is None else self._returncode
         told = records.read_record(self._record)
+        if (safe := self._redactor.tree(told)) != told:
+            # A workload wrote it, and may have told what it knows.
+            told = safe
+            with contextlib.suppress(OSError):
+                records.replace_file(self._record, json.dumps(told) + "\n")
         self.report = records.make_report(self.rank, self.host, returncode, told, printed, self._asked, why)
         self.report["left"] = left
         self._command = self._pump = self._rank_pipes = None

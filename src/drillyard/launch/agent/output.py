@@ -15,6 +15,8 @@ import threading
 import time
 from pathlib import Path
 
+from .borrowed import redaction
+
 _PIECE_BYTES = 1 << 20
 _SINK_BYTES = 64 << 20
 _TAIL_BYTES = 64 << 10
@@ -182,10 +184,18 @@ def open_log(path: Path) -> Sink:
 
 class Pump:
     """Reads what one round's command prints until all writers are gone. With `mark`, which each line gets then, what is
-    passed on are marked lines; without, it is what was read."""
+    passed on are marked lines; without, it is what was read. What `redactor` knows is in neither, nor in the tail."""
 
-    def __init__(self, reader: int, log: Sink, passed_on: Sink | None, mark: bytes = b"") -> None:
+    def __init__(
+        self,
+        reader: int,
+        log: Sink,
+        passed_on: Sink | None,
+        mark: bytes = b"",
+        redactor: redaction.Redactor | None = None,
+    ) -> None:
         self._mark = mark
+        self._redacted = redaction.RedactedStream(redactor or redaction.Redactor())
         self._reader = reader
         self._log = log
         self._passed_on = passed_on
@@ -201,14 +211,14 @@ class Pump:
 
     def _pump(self) -> None:
         stamper = Stamper(self._mark)
-        while True:
+        ended = False
+        while not ended:
             data = os.read(self._reader, _PIECE_BYTES)
-            now = time.time()
+            now, ended = time.time(), not data
+            data = self._redacted.feed(data)
             self._tail = (self._tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
-            lines = stamper.feed(data, now) if data else stamper.close(now)
+            lines = stamper.feed(data, now) + (stamper.close(now) if ended else b"")
             self._log.put(lines)
             if self._passed_on is not None:
                 self._passed_on.put(_bare(lines, stamp(now)) if self._mark else data)
-            if not data:
-                break
         os.close(self._reader)

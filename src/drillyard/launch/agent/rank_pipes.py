@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import rank_output
+from .borrowed import redaction
 from .output import Pump, Sink
 
 _F_SETPIPE_SZ = 1031
@@ -38,7 +39,15 @@ def marks_ranks(command: Sequence[str]) -> bool:
 class RankPipes:
     """The pipes of one round. Raises OSError where none can be made."""
 
-    def __init__(self, launch_directory: Path, node: int, count: int, log: Sink, passed_on: Sink | None) -> None:
+    def __init__(
+        self,
+        launch_directory: Path,
+        node: int,
+        count: int,
+        log: Sink,
+        passed_on: Sink | None,
+        redactor: redaction.Redactor | None = None,
+    ) -> None:
         prefix = _PREFIX.format(rank=node)
         _clear(launch_directory, prefix)
         try:
@@ -47,7 +56,9 @@ class RankPipes:
             self.directory, ends = _made("drillyard-", count, None)
         self._writers = [writer for _, writer in ends]
         marks = [f"[default{local}]:".encode() for local in range(count)]
-        self._pumps = [Pump(reader, log, passed_on, mark) for (reader, _), mark in zip(ends, marks, strict=True)]
+        self._pumps = [
+            Pump(reader, log, passed_on, mark, redactor) for (reader, _), mark in zip(ends, marks, strict=True)
+        ]
 
     def finish(self, seconds: float) -> list[bytes]:
         """The last 64 KiB of each rank, once everything was read or `seconds` have passed."""

@@ -15,7 +15,7 @@ from drillyard.errors import UserError
 from drillyard.hardware.capacity import why_not_sold
 from drillyard.hardware.machines import Machine
 from drillyard.launch.agent import rank_output
-from drillyard.launch.agent.borrowed import launched
+from drillyard.launch.agent.borrowed import launched, redaction
 from drillyard.launch.checks.request import Config, Finding, Rule, error, warning
 from drillyard.launch.launcher import Request
 from drillyard.launch.network import lacks_stack, stack_of, why_not_there
@@ -118,7 +118,7 @@ def _stack_settings(request: Request, machine: Machine | None) -> Iterator[Findi
 
 def _set_by_the_agent(request: Request, machine: Machine | None) -> Iterator[Finding]:
     of_torchrun = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-    ours = (*launched.GIVEN, rank_output.PIPES)
+    ours = (*launched.GIVEN, rank_output.PIPES, redaction.GIVEN_NAMES)
     taken = (*ours, *of_torchrun) if isinstance(request.run, RunConfig) else ours
     for config, key, environment in _environments(request):
         for name in environment:

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from drillyard.launch.agent import rank_output
-from drillyard.launch.agent.borrowed import launched
+from drillyard.launch.agent.borrowed import launched, redaction
 from drillyard.launch.agent.identity import AGENT_MARK, RUN_MARK
 from drillyard.launch.handles import Handle
 
@@ -49,7 +49,8 @@ def script(
 
     Values of `environment` and `secrets` come from the agent's environment and are only named here.
     """
-    names = dict.fromkeys([*launched.GIVEN, rank_output.PIPES, RUN_MARK, AGENT_MARK, *environment, *secrets])
+    ours = (*launched.GIVEN, rank_output.PIPES, RUN_MARK, AGENT_MARK, redaction.GIVEN_NAMES)
+    names = dict.fromkeys([*ours, *environment, *secrets])
     options = [
         *("--rm", "--init"),
         *("--network host --ipc host", "--ulimit memlock=-1 --ulimit stack=67108864"),

@@ -1,0 +1,168 @@
+"""Known secrets in texts: each value of a `${env:NAME}` is written as `${env:NAME}` again, wherever it has got to.
+
+A config shows references, but what is derived from a value (a URL in an error, a header in a traceback, what a workload
+prints) is ordinary text. So everything that we write goes through `redact`: what commands print, events, summaries,
+reports, and on the nodes a run's logs, state.json and exits/. A process knows the values that its configs refer to, and
+those whose names a launcher gave it in `DRILLYARD_SECRETS`.
+
+A value is found as it is, quoted for a URL, in JSON, Python or HTML, and within base64 text (an Authorization header).
+Not found: other encodings, values cut in two, and values of fewer than `SHORTEST` characters, which also stand
+in texts that have nothing to do with them. Not filtered: `NOT_SECRET` and paths that exist here (`${env:SCRATCH}`).
+
+Cost: a search in C per form, 0.15 ms per MiB; nothing without secrets. Standard library only, and nothing newer than
+Python 3.9: agents take this file along.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+SHORTEST = 8
+"""Characters. Settings such as `eu-west` or `true` are shorter, and would blank every text that has them; nobody relies
+on a secret of so few characters."""
+NOT_SECRET = frozenset({"HOME", "HOSTNAME", "LOGNAME", "PWD", "SHELL", "TMPDIR", "USER"})
+"""Set by the system, and part of most paths."""
+GIVEN_NAMES = "DRILLYARD_SECRETS"
+"""Names of a run's secrets, with commas between; their values are in the environment too."""
+
+
+class Redactor:
+    """Replaces the values it knows. `secrets`: values by the name of their variable."""
+
+    def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
+        self._texts: dict[str, str] = {}
+        self._bytes: list[tuple[bytes, bytes]] = []
+        for name, value in (secrets or {}).items():
+            self.add(name, value)
+
+    def add(self, name: str, value: str) -> None:
+        """Know the value of one more variable."""
+        known = len(self._texts)
+        for form in _forms(value) if _is_secret(name, value) else ():
+            self._texts.setdefault(form, f"${{env:{name}}}")
+        if len(self._texts) > known:
+            # Longest first: a value may hold another one.
+            self._texts = dict(sorted(self._texts.items(), key=lambda row: -len(row[0])))
+            pairs = [(form.encode(errors="surrogateescape"), shown.encode()) for form, shown in self._texts.items()]
+            self._bytes = [(form, shown) for form, shown in pairs if b"\n" not in form]
+
+    def text(self, text: str) -> str:
+        """`text` with references in the place of values."""
+        for form, shown in self._texts.items():
+            if form in text:
+                text = text.replace(form, shown)
+        return text
+
+    def lines(self, data: bytes) -> bytes:
+        """The same for bytes of lines: of a value of several lines, each line is replaced."""
+        for form, shown in self._bytes:
+            if form in data:
+                data = data.replace(form, shown)
+        return data
+
+    def tree(self, value: Any) -> Any:
+        """The same for every text in a value as JSON has them, keys included."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.tree(item) for item in value]
+        if isinstance(value, dict):
+            return {self.tree(key): self.tree(item) for key, item in value.items()}
+        return value
+
+    def begun(self, data: bytes) -> int:
+        """How many bytes at the end of `data` may be the begin of a value."""
+        if not self._bytes or data.endswith(b"\n"):
+            return 0
+        longest = len(self._bytes[0][0])
+        end = data[max(data.rfind(b"\n") + 1, len(data) - longest + 1) :]
+        firsts = {form[0] for form, _ in self._bytes}
+        for place, byte in enumerate(end):
+            if byte in firsts and any(form.startswith(end[place:]) for form, _ in self._bytes):
+                return len(end) - place
+        return 0
+
+
+class RedactedStream:
+    """Bytes in pieces that are cut anywhere: what may be half a value waits for the next piece."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """What can be passed on now; `data` is empty at the end, when everything can."""
+        whole = self._redactor.lines(self._held + data)
+        held = self._redactor.begun(whole) if data else 0
+        self._held = whole[len(whole) - held :]
+        return whole[: len(whole) - held]
+
+
+_known = Redactor()
+"""What this process knows."""
+
+
+def remember(name: str, value: str) -> None:
+    """Know a secret in this process, from here on."""
+    _known.add(name, value)
+
+
+def remember_given() -> None:
+    """Know the secrets of the run that this process was launched for."""
+    for name in filter(None, os.environ.get(GIVEN_NAMES, "").split(",")):
+        if name in os.environ:
+            remember(name, os.environ[name])
+
+
+def redact(text: str) -> str:
+    """`text` without the values of secrets that this process knows."""
+    return _known.text(text)
+
+
+def redact_lines(data: bytes) -> bytes:
+    """The same for bytes of whole lines."""
+    return _known.lines(data)
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return name not in NOT_SECRET and not (os.path.isabs(value) and os.path.exists(value))
+
+
+def _forms(value: str) -> list[str]:
+    """How a value may stand in a text; of one with several lines also each line."""
+    parts = [value, *(line.strip() for line in value.splitlines())]
+    written = [form for part in dict.fromkeys(parts) for form in _written(part)]
+    return [form for form in dict.fromkeys(written) if len(form) >= SHORTEST]
+
+
+def _written(value: str) -> Iterable[str]:
+    if len(value) < SHORTEST:
+        return
+    # Most processes have no secrets, and these take longer to import than an agent does.
+    import base64
+    import html
+    from urllib.parse import quote, quote_plus
+
+    yield value
+    yield json.dumps(value)[1:-1]
+    yield json.dumps(value, ensure_ascii=False)[1:-1]
+    yield repr(value)[1:-1]
+    yield html.escape(value)
+    for quoted in (quote(value, safe=""), quote(value), quote_plus(value)):
+        yield quoted
+        yield _lower_escapes(quoted)
+    data = value.encode(errors="surrogateescape")
+    for alphabet in (base64.b64encode, base64.urlsafe_b64encode):
+        for before in range(3):
+            # The letters that bytes before or after the value have a part in are left out: 6 bits a letter.
+            encoded = alphabet(b"\0" * before + data).rstrip(b"=").decode()
+            yield encoded[-(-8 * before // 6) : 8 * (before + len(data)) // 6]
+
+
+def _lower_escapes(quoted: str) -> str:
+    """%2f as some programs write %2F."""
+    first, *others = quoted.split("%")
+    return "%".join([first, *(each[:2].lower() + each[2:] for each in others)])

@@ -1,0 +1,151 @@
+"""A secret's value in a text that is derived from it, or that a workload prints: it is written as its reference again.
+
+A run that succeeds, one that fails and one that is cancelled are in tests/integration/launch/test_secrets.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drillyard.cli import main as cli
+from drillyard.config import load_run_config
+from drillyard.launch.agent.borrowed import shipped_files
+from drillyard.launch.agent.job import Job
+from drillyard.telemetry.events import append_event
+
+TOKEN = "s3cr&t/to+k%n-7h1s"
+REFERENCE = "${env:PLANTED_TOKEN}"
+
+
+@pytest.fixture(autouse=True)
+def planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANTED_TOKEN", TOKEN)
+
+
+def config_with_secret(directory: Path) -> Path:
+    path = directory / "run.yaml"
+    settings: dict[str, Any] = {
+        "name": "tiny",
+        "output": str(directory / "runs"),
+        "model": {"id": f"hub/{REFERENCE}", "init": "pretrained"},
+        "data": {"source": f"https://u:{REFERENCE}@host.invalid/x.jsonl", "sequence_length": 16},
+        "training": {"steps": 1, "optimizer": {"learning_rate": 0.1}},
+    }
+    path.write_text(json.dumps(settings))
+    return path
+
+
+def holders(directory: Path, value: str = TOKEN) -> list[Path]:
+    """The files below a directory that hold a value."""
+    return [path for path in directory.rglob("*") if path.is_file() and value.encode() in path.read_bytes()]
+
+
+def test_an_error_about_a_derived_text_shows_the_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = str(load_run_config(config_with_secret(tmp_path)).data.source)
+    cli.tell_error(f"{source}: cannot be opened")
+    assert capsys.readouterr().err == f"error: https://u:{REFERENCE}@host.invalid/x.jsonl: cannot be opened\n"
+
+
+def test_an_event_of_a_derived_text_shows_the_reference(tmp_path: Path) -> None:
+    source = str(load_run_config(config_with_secret(tmp_path)).data.source)
+    assert TOKEN in source
+    append_event(tmp_path, "failure", reason=f"cannot open {source}: 'refused'")
+    (event,) = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert event["reason"] == f"cannot open https://u:{REFERENCE}@host.invalid/x.jsonl: 'refused'"
+
+
+WORKLOAD = r"""
+import base64, json, os, sys, time, urllib.parse
+token = os.environ["PLANTED_TOKEN"]
+for number in range(0, len(token), 3):
+    os.write(1, token[number : number + 3].encode())  # in pieces, each perhaps a read of its own
+    time.sleep(0.01)
+print("", "in a URL", urllib.parse.quote(token, safe=""), os.environ["URL"])
+print("Basic", base64.b64encode(b"u:" + token.encode()).decode())
+print(json.dumps({"key": token}), repr(token), flush=True)
+with open(os.environ["DRILLYARD_EXIT_RECORD"], "w") as record:
+    json.dump({"exit_code": 1, "rank": 0, "reason": f"bad {token}", "lines": [f"ValueError: bad {token}"]}, record)
+sys.exit(f"ValueError: bad {token}")
+"""
+
+
+def test_what_a_workload_prints_and_tells_has_the_reference_in_every_file_of_the_run(tmp_path: Path) -> None:
+    launch = tmp_path / "launch"
+    (launch / "agent").mkdir(parents=True)
+    for name, text in shipped_files().items():
+        (launch / "agent" / name).write_text(text)
+    job = Job(
+        run="tiny", cluster="here", platform="local", nodes=1, processes_per_node=1, run_directory=str(tmp_path),
+        launch_directory=str(launch), command=[sys.executable, "-c", WORKLOAD],
+        environment={"URL": f"https://u:{REFERENCE}@host/x"}, max_failures=0,
+    )  # fmt: skip
+    (launch / "job.json").write_text(job.as_json())
+    (launch / "secrets.json").write_text(json.dumps({"PLANTED_TOKEN": TOKEN}))
+    environment = {name: value for name, value in os.environ.items() if name != "PLANTED_TOKEN"}
+    done = subprocess.run(
+        [sys.executable, launch / "agent", "run", "--job", launch / "job.json"],
+        capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    (launch / "secrets.json").unlink(missing_ok=True)
+    for form in (TOKEN, urllib.parse.quote(TOKEN, safe=""), base64.b64encode(TOKEN.encode()[2:11]).decode()):
+        assert not holders(tmp_path, form)
+        assert form not in done.stdout + done.stderr
+    log = (launch / "node-0.log").read_text()
+    assert log.count(REFERENCE) >= 6 and f"https://u:{REFERENCE}@host/x" in log
+    assert REFERENCE in done.stdout
+    state = json.loads((launch / "state.json").read_text())
+    assert f"bad {REFERENCE}" in state["failure"]["reason"]
+    assert len([path for path in (launch / "exits").iterdir() if REFERENCE in path.read_text()]) == 2
+
+
+def test_other_variables_and_short_values_are_left_alone(tmp_path: Path) -> None:
+    from drillyard.redaction import Redactor
+
+    place = tmp_path / "scratch"
+    place.mkdir()
+    redactor = Redactor({"USER": "alexandra", "REGION": "eu-west", "SCRATCH": str(place), "TOKEN": "abcdefgh"})
+    text = f"/home/alexandra eu-west {place}/runs"
+    assert redactor.text(text) == text
+    assert redactor.text("abcdefgh abcdefg") == "${env:TOKEN} abcdefg"
+
+
+secrets = st.text(min_size=8, max_size=20).filter(lambda text: text.isprintable() and text.strip() == text)
+
+
+@given(secrets, st.binary(max_size=9), st.binary(max_size=9))
+def test_each_form_of_a_value_is_found(value: str, before: bytes, after: bytes) -> None:
+    from drillyard.redaction import Redactor
+
+    redactor = Redactor({"T": value})
+    begin, end = before.hex(), after.hex()
+    forms = [value, urllib.parse.quote(value), urllib.parse.quote_plus(value), json.dumps(value), repr(value)]
+    for form in forms:
+        assert "${env:T}" in redactor.text(f"{begin} {form} {end}"), form
+    assert "${env:T}" in redactor.text(base64.b64encode(before + value.encode() + after).decode())
+
+
+@given(st.lists(st.integers(1, 7), min_size=1), st.lists(st.sampled_from(["", "x", "hunter2-", "\n"]), max_size=5))
+def test_pieces_cut_anywhere_give_what_the_whole_gives(cuts: list[int], between: list[str]) -> None:
+    from drillyard.redaction import RedactedStream, Redactor
+
+    redactor = Redactor({"T": "hunter2-hunter3", "LINES": "first line\nsecond line"})
+    data = "".join(f"{text}hunter2-hunter3 second line {text}" for text in ["", *between]).encode()
+    stream, got, place, number = RedactedStream(redactor), b"", 0, 0
+    while place < len(data):
+        length = cuts[number % len(cuts)]
+        got += stream.feed(data[place : place + length])
+        place, number = place + length, number + 1
+    got += stream.feed(b"")
+    assert got == redactor.lines(data) and b"hunter3" not in got and b"second line" not in got
