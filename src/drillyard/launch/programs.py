@@ -13,12 +13,12 @@ import pwd
 import shlex
 import subprocess
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from drillyard.errors import UserError
-from drillyard.launch.plan import File, Program
+from drillyard.launch.plan import File
 
 CONNECT_SECONDS = 15
 _SSH_FAILED = 255
@@ -139,54 +139,11 @@ def _prepare(argv: Sequence[str]) -> None:
 
 
 def archive(files: Sequence[File]) -> bytes:
-    """A tar archive of plan files; the same files give the same bytes."""
-    return archive_of({file.path: (file.content.encode(), file.mode) for file in files})
-
-
-def archive_of(contents: Mapping[str, tuple[bytes, int]]) -> bytes:
-    """A tar archive of path -> (content, mode), sorted, without times or owners."""
+    """A tar archive of plan files, sorted, without times or owners: the same files give the same bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path in sorted(contents):
-            content, mode = contents[path]
-            member = tarfile.TarInfo(path)
-            member.size, member.mode = len(content), mode
+        for file in sorted({file.path: file for file in files}.values(), key=lambda file: file.path):
+            content, member = file.content.encode(), tarfile.TarInfo(file.path)
+            member.size, member.mode = len(content), file.mode
             tar.addfile(member, io.BytesIO(content))
     return buffer.getvalue()
-
-
-def working_files(directory: Path, programs: Programs) -> Iterator[Path]:
-    """The files of a directory that git does not ignore, relative to it; all but .git where it is no repository."""
-    listed = programs.run(
-        ["git", "-C", str(directory), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"]
-    )
-    if listed.returncode == 0:
-        names = [Path(name) for name in listed.stdout.split("\0") if name]
-    else:
-        names = [
-            Path(root, file).relative_to(directory)
-            for root, _, files in os.walk(directory)
-            for file in files
-            if ".git" not in Path(root).relative_to(directory).parts
-        ]
-    # A deleted file is still listed by git.
-    yield from (name for name in sorted(names) if (directory / name).is_file())
-
-
-def archive_of_directory(directory: Path, programs: Programs) -> bytes:
-    """A tar archive of what `--sync` carries."""
-    contents = {}
-    for name in working_files(directory, programs):
-        path = directory / name
-        contents[str(name)] = (path.read_bytes(), 0o755 if os.access(path, os.X_OK) else 0o644)
-    return archive_of(contents)
-
-
-def execute(program: Program, files: Sequence[File], programs: Programs, *, timeout: float | None = None) -> Result:
-    """Run one program of a plan, with what it sends."""
-    stdin = b""
-    if program.sends:
-        stdin = archive([file for file in files if file.path in program.sends])
-    elif program.sends_directory is not None:
-        stdin = archive_of_directory(Path(program.sends_directory), programs)
-    return programs.run(program.argv, stdin=stdin, timeout=timeout)

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 from drillyard.launch.agent.job import Job
+from drillyard.launch.carrying import CARRIED_LIST, UNPACK_OVER
 from drillyard.launch.claiming import CLAIM, CLAIM_ALL, RELEASE, RELEASE_ALL, UNPACKED
 from drillyard.launch.handles import Handle
 from drillyard.launch.hosts import image
@@ -35,8 +36,6 @@ from drillyard.launch.sending import secret_names
 
 CHECK, SHARE, FORGET, CARRY = "check", "share", "forget", "carry"
 WRITE, RECORD, START = "write", "record", "start"
-CARRIED_LIST = ".drillyard-carried"
-"""In a carried directory: what was carried, so that what is gone here is removed there the next time."""
 
 _ASK = f'{UNPACKED} && "$0" "$d/agent" check "$@"'
 """The agent out of the archive on standard input, which leaves nothing behind. `$0` is its Python."""
@@ -54,12 +53,6 @@ _RELEASE = f"""\
 set -- "$0/claim"
 {RELEASE_ALL}"""
 _UNPACK = 'umask go-w && cd "$0" && rm -f state.json && exec tar -x --no-same-permissions --no-same-owner -f -'
-UNPACK_OVER = """\
-mkdir -p "$0" && cd "$0" && touch "$1" &&
-LC_ALL=C.UTF-8 tar -x -v --no-same-permissions --no-same-owner --quoting-style=escape -f - >"$1.new" &&
-LC_ALL=C sort -o "$1.new" "$1.new" &&
-LC_ALL=C comm -23 "$1" "$1.new" | xargs -r -d '\\n' rm -f -- && mv "$1.new" "$1"
-"""
 _START = """\
 scope=
 export XDG_RUNTIME_DIR="${XDG_RUNTIME_DIR:-/run/user/$(id -u)}"

@@ -24,11 +24,12 @@ from drillyard.hardware.catalog import load_catalog
 from drillyard.launch import claiming
 from drillyard.launch.agent.job import Job
 from drillyard.launch.at_once import at_once
+from drillyard.launch.carrying import archive_of_directory, tell_edited
 from drillyard.launch.hosts import checks as host_checks
 from drillyard.launch.hosts import plan as host_plan
 from drillyard.launch.hosts.checks import Answer
 from drillyard.launch.plan import File, Plan, Program
-from drillyard.launch.programs import Host, Programs, archive, archive_of_directory
+from drillyard.launch.programs import Host, Programs, archive
 from drillyard.launch.sending import undivided
 
 MOST_AT_ONCE = 64
@@ -160,7 +161,11 @@ class Submission:
         )
 
     def _all_well(self, stage: str, what: str, seconds: float | None, sent: Sequence[File] = ()) -> None:
-        self._judge(self._do(stage, seconds, sent), what)
+        answers = self._do(stage, seconds, sent)
+        self._judge(answers, what)
+        if stage == host_plan.CARRY:
+            for answer in answers:
+                tell_edited(answer.result.stderr if answer.result is not None else "")
 
     def _judge(self, answers: Sequence[Answer], what: str) -> None:
         problems = host_checks.Problems()

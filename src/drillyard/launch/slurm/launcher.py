@@ -20,13 +20,14 @@ from typing import Any
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
 from drillyard.launch.agent.submit import ENTRIES, SAYS, TAKEN
+from drillyard.launch.carrying import archive_of_directory, tell_edited
 from drillyard.launch.claiming import taken
 from drillyard.launch.handles import Handle
 from drillyard.launch.job import agent_files
 from drillyard.launch.launcher import Cancellation, LogsWanted, Request
 from drillyard.launch.logs.run import run_logs
 from drillyard.launch.plan import File, Plan, Program
-from drillyard.launch.programs import Programs, archive, archive_of_directory, require_success
+from drillyard.launch.programs import Programs, archive, require_success
 from drillyard.launch.registry import LAUNCHERS
 from drillyard.launch.remote import artifacts_of, copy_files, open_files, read_file, tell
 from drillyard.launch.sending import names_in, secrets_file, undivided
@@ -92,7 +93,7 @@ class SlurmLauncher:
             assert step.sends_directory is not None
             stdin = archive_of_directory(Path(step.sends_directory), self._programs)
             what = f"{plan.handle}: nothing was submitted: could not {step.purpose}"
-            require_success(self._programs.run(step.argv, stdin=stdin), what)
+            tell_edited(require_success(self._programs.run(step.argv, stdin=stdin), what).stderr)
         (step,) = _of_stage(plan, SUBMIT)
         with undivided(str(plan.handle)):
             self._submit(plan.handle, step, [*plan.files, *sent], points, there)

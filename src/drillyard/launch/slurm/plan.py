@@ -16,8 +16,9 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
 from drillyard.launch.agent.job import Job
 from drillyard.launch.agent.submit import POINTS
+from drillyard.launch.carrying import CARRIED_LIST, UNPACK_OVER
 from drillyard.launch.handles import parse_handle
-from drillyard.launch.hosts.plan import CARRIED_LIST, UNPACK_OVER, absolute
+from drillyard.launch.hosts.plan import absolute
 from drillyard.launch.job import Place, Prepared, agent_files, image_of, prepare
 from drillyard.launch.launcher import Request
 from drillyard.launch.plan import Field, File, Plan, Program
