@@ -89,7 +89,9 @@ def _line(step: Step, request: str) -> str:
             return f"tar -cf - secret secrets.json {shlex.join(step.sends)} | {command}"
         if step.sends_directory is not None:
             listed = "git ls-files -z --cached --others --exclude-standard"
-            return f"(cd {shlex.quote(step.sends_directory)} && {listed} | tar --null -T - -cf -) | {command}"
+            return (
+                f"(cd {shlex.quote(step.sends_directory)} && {listed} | tar --mtime=@0 --null -T - -cf -) | {command}"
+            )
         return command
     if step.sends:
         return f"gcloud storage rsync --recursive . {shlex.quote(step.target)}"

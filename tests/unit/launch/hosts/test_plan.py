@@ -176,7 +176,9 @@ def test_carrying_removes_what_is_gone_here_and_leaves_what_was_never_carried(tm
 
     def carry() -> None:
         step = steps(plan(cluster, sync=True, here=str(here)), "carry")[0]
-        packed = subprocess.run(["tar", "-C", str(here), "-cf", "-", *_names(here)], capture_output=True, check=True)
+        packed = subprocess.run(
+            ["tar", "-C", str(here), "--mtime=@0", "-cf", "-", *_names(here)], capture_output=True, check=True
+        )
         assert Programs().run(remote(step), stdin=packed.stdout).returncode == 0
 
     carry()
