@@ -162,7 +162,7 @@ def _memory_mib(pid: int) -> float:
 def test_a_program_that_took_the_first_port_and_relays_cannot_rewrite_what_the_leader_says(make: Make) -> None:
     agents = make("echo {master_addr} {master_port} {round}; true", 2)
     port = json.loads(agents.job.read_text())["port"]
-    rewritten = [b"127.0.0.1", b"$(touch $RUN/owned)"]
+    rewritten = [b"127.0.0.1", f"$(touch '{agents.directory}/owned')".encode()]
     relay = Relay(port, port + 1, lambda direction, data: data.replace(*rewritten) if direction == TO_NODE else data)
     relay.start()
     follower = agents.run(1)
