@@ -147,6 +147,9 @@ def flood(agents: Agents, arguments: argparse.Namespace, used: dict[str, float])
     """Connect and greet at once from here; the leader's greatest use of what it has."""
     port = json.loads(agents.job.read_text())["port"]
     leader = agents.started[0].pid
+    # For this process alone: the leader keeps the limit that it was started with.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     over = threading.Event()
     watching = threading.Thread(target=watch, args=(leader, over, used))
     watching.start()
@@ -198,8 +201,6 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=10_000)
     parser.add_argument("--greetings", type=int, default=1_000)
     arguments = parser.parse_args()
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory() as directory:
         if arguments.what == "joins":
             rows = [joins(arguments.nodes, Path(directory) / str(number)) for number in range(arguments.repeats)]
