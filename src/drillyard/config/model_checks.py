@@ -35,6 +35,13 @@ WITHOUT_EFFECT = {
     "torch_dtype": "training.precision says in what the model computes; remove it",
 }
 
+OWN_CODE = "needs Python code of its own, which Drillyard never runs: it is named by auto_map"
+
+
+def needs_own_code(error: Exception) -> bool:
+    """Whether transformers refused to run the code of a model's or tokenizer's repository (trust_remote_code=False)."""
+    return isinstance(error, ValueError) and "trust_remote_code" in str(error)
+
 
 def unsupported(model_type: str) -> str:
     """Why a model of this type is refused, with the nearest spelling and all that are supported."""
@@ -78,9 +85,14 @@ def weight_files(directory: FilePath) -> list[FilePath]:
     index = directory / INDEX
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+            names = sorted({str(name) for name in json.loads(index.read_bytes())["weight_map"].values()})
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise UserError(f"{index} is damaged ({error})\nfetch or export the model again") from error
+        outside = [name for name in names if FilePath(name).is_absolute() or ".." in FilePath(name).parts]
+        if outside:
+            raise UserError(
+                f"{index} names {outside[0]!r}, which is not a file of {directory}\nfetch or export the model again"
+            )
         absent = [name for name in names if not (directory / name).is_file()]
         if absent:
             raise UserError(f"{directory} lacks {len(absent)} of {len(names)} weight files, {absent[0]} for one")

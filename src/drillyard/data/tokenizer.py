@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from drillyard.config.model_checks import OWN_CODE, needs_own_code
 from drillyard.config.run import RunConfig, TrainTokenizer
 from drillyard.errors import UserError
 from drillyard.storage import publish
@@ -237,8 +238,13 @@ def _load_pretrained(path: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # the library raises many types for what is always the same: there is no tokenizer
+        if needs_own_code(error):
+            raise UserError(
+                f"the tokenizer of {path} {OWN_CODE} in its tokenizer_config.json. "
+                "Set data.tokenizer to one that needs none: a class of transformers, with a tokenizer.json."
+            ) from error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"no tokenizer can be loaded from {path}: {reason} "

@@ -24,7 +24,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from drillyard.config.model_checks import require_vocabulary
+from drillyard.config.model_checks import ARCHITECTURES, OWN_CODE, needs_own_code, require_vocabulary
 from drillyard.config.run import ModelConfig
 from drillyard.errors import UserError
 from drillyard.models.architectures import architecture, refuse_unproven_settings
@@ -67,7 +67,9 @@ def build_model(
         options["experts_implementation"] = "eager"
     try:
         with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)  # type: ignore[no-untyped-call]
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, trust_remote_code=False, **options
+            )  # type: ignore[no-untyped-call]
     except Exception as error:  # a foreign class fails in its own way at each value that it cannot take
         raise UserError(
             f"{'model.config' if model_config.config else model_config.id}: no {config.model_type} model can be built "
@@ -97,8 +99,15 @@ def load_config(model_config: ModelConfig) -> PreTrainedConfig:
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(directory if directory.is_dir() else model_config.id)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            directory if directory.is_dir() else model_config.id, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        if needs_own_code(error):
+            raise UserError(
+                f"model.id: {model_config.id} {OWN_CODE} in its config.json\n"
+                f"give a model of an architecture that transformers has; supported: {', '.join(ARCHITECTURES)}"
+            ) from error
         raise UserError(
             f"model.id: {model_config.id} cannot be read: {_first_line(error)}\n"
             "check the id or path, the network, and access to the model (hf auth login)"

@@ -71,7 +71,7 @@ def plain_twin(model: PreTrainedModel) -> PreTrainedModel:
     """The same model on the meta device, as transformers knows it: without wrappers, shards or their class names."""
     config = copy.deepcopy(model.config)
     with torch.device("meta"):
-        twin: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        twin: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
     return twin
 
 

@@ -53,7 +53,10 @@ def build_spec(config: Mapping[str, Any], *, source: str = "model config") -> Mo
     try:
         resolved = CONFIG_MAPPING[model_type].from_dict(dict(config))
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(resolved)  # type: ignore[no-untyped-call]
+            # Some configs name an attention kernel of the hub, which transformers would fetch and run.
+            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                resolved, trust_remote_code=False, attn_implementation="eager"
+            )
     except (ValueError, TypeError, KeyError, AttributeError, AssertionError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
