@@ -27,8 +27,9 @@ umask 077
 [ -e secret ] || head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n' >secret
 """
 _SECRETS = """\
-# What ${{env:NAME}} in the configs stands for, from this shell's environment; delete both files once it is applied.
+# What ${{env:NAME}} in the configs stands for, from this shell's environment.
 {checks}
+trap 'rm -f secrets.json' EXIT
 python3 -c 'import json, os, sys; print(json.dumps({{name: os.environ[name] for name in sys.argv[1:]}}))' \\
     {names} >secrets.json
 """

@@ -38,6 +38,9 @@ def stop(options: Namespace) -> int:
         except OSError as error:
             # What runs is ended all the same.
             problem = f"not noted as cancelled: {error}"
+    if not options.keep_state:
+        # Agents that run have read them; those that have yet to start find that the run is cancelled.
+        records.forget_secrets(directory)
     if not options.mark_only:
         for each in here:
             told.append({"node": each["node"], "ended": _end_agent(each, options.patience)})

@@ -165,6 +165,12 @@ def read_secrets(launch_directory: Path) -> dict[str, str]:
     return {str(name): str(value) for name, value in told.items()}
 
 
+def forget_secrets(launch_directory: Path) -> None:
+    """Remove secrets.json: nothing is started from this directory until a submission sends the values again."""
+    with contextlib.suppress(OSError):
+        (launch_directory / "secrets.json").unlink()
+
+
 class StateFile:
     """state.json as its leader writes it: fields are changed in memory and written at once, or when the disk can.
 
@@ -188,6 +194,9 @@ class StateFile:
             self.fields["since"] = time.time()
         self.fields.update(fields, state=state, reason=reason)
         self._written = False
+        if state in OVER and not self._superseded():
+            # Before others can see that the run is over, and send the secrets of its next start.
+            forget_secrets(self._path.parent)
         self.save()
 
     def save(self) -> None:

@@ -62,7 +62,10 @@ def _require_secrets(job: Job) -> None:
     named = {name for text in job.environment.values() for name in REFERENCE.findall(text)}
     if missing := sorted(named - set(known)):
         path = Path(job.launch_directory) / "secrets.json"
-        raise Mistake(f"{path} has no value of {', '.join(missing)}, which the environment of the run refers to")
+        raise Mistake(
+            f"{path} has no value of {', '.join(missing)}, which the environment of the run refers to; "
+            f"`drillyard runs resume {job.run}` sends it again"
+        )
 
 
 def exit_code_of(directory: Path, start: dict[str, str]) -> int | None:

@@ -59,7 +59,8 @@ def submit(options: Namespace) -> int:
             if there != entry.pop("replaces"):
                 print(f"job {there}", file=sys.stderr, flush=True)
                 return TAKEN
-        for directory in {launch, *(Path(entry["launch_directory"]) for entry in entries.values())}:
+        launches = {launch, *(Path(entry["launch_directory"]) for entry in entries.values())}
+        for directory in launches:
             if problem := problem_of(directory):
                 raise Mistake(problem)
         if (sent / "job.json").exists():
@@ -67,6 +68,8 @@ def submit(options: Namespace) -> int:
             shared = [sent / name for name in ("agent", "secret", "secrets.json")]
             for point in (sent / POINTS).glob("*"):
                 _place(launch.parent.parent / point.name / "launch", *point.iterdir(), *shared)
+        elif (sent / "secrets.json").exists():
+            _copy(str(sent / "secrets.json"), str(launch / "secrets.json"))
         argv = ["sbatch", "--parsable", *_dependency(options.after), str(launch / options.script)]
         try:
             done = subprocess.run(
@@ -76,6 +79,8 @@ def submit(options: Namespace) -> int:
             print("sbatch: not found", file=sys.stderr, flush=True)
             return _SBATCH_NOT_FOUND
         if done.returncode != 0:
+            for directory in launches:
+                records.forget_secrets(directory)
             return done.returncode
         # A federation's cluster follows the id: `12;cluster`.
         job_id = done.stdout.split()[-1].partition(";")[0]

@@ -176,8 +176,10 @@ class SlurmLauncher:
         entry = {key: known.entry[key] for key in ("run", "launch_directory", "nodes") if key in known.entry}
         step = submitting_step(self._host, self._cluster.name, launch)
         there = {known.handle.run: known.entry.get("job_id")}
+        texts = [read_file(self._look.files, posixpath.join(launch, name), 0).decode() for name in _CONFIGS]
+        sent = [*agent_files(), secrets_file(names_in(texts))]
         with undivided(str(known.handle)):
-            self._submit(known.handle, step, agent_files(), [entry], there)
+            self._submit(known.handle, step, sent, [entry], there)
         return known.handle
 
     def artifacts(self, run: str) -> list[tuple[str, int]]:

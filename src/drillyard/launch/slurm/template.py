@@ -109,6 +109,7 @@ ended() {{ # CODE WORD REASON
     trap - EXIT
     say "$2: $3 (exit code $1)"
     is_newest || exit "$1"
+    rm -f "$launch/secrets.json"
     printf '{{"submission": "%s", "attempt": "%s", "code": %d, "state": "%s", "reason": "%s", "at": %d}}\n' \
         "$job" "$restarts" "$1" "$2" "$(sed 's/[\\"]/\\&/g' <<<"$3")" "$(date +%s)" >"$launch/{ended}.new"
     mv "$launch/{ended}.new" "$launch/{ended}"

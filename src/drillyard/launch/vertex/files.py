@@ -106,6 +106,17 @@ class BucketFiles:
         told = self._asked(content)
         return None if told is None else told.decode("utf-8", errors="replace")
 
+    def remove(self, path: BucketPath) -> None:
+        """Remove an object, where it is there."""
+
+        def removed() -> None:
+            try:
+                self._bucket.blob(path.key).delete(timeout=_SECONDS, retry=_RETRY)
+            except exceptions.NotFound as error:
+                _require_object(error)
+
+        self._asked(removed)
+
     def write(self, directory: BucketPath, contents: Mapping[str, bytes]) -> None:
         """Write objects below a directory. The directories themselves become objects as well, for mounts that know no
         others."""

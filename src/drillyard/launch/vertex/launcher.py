@@ -32,7 +32,7 @@ from drillyard.launch.launcher import Cancellation, Launcher, LogsWanted, Reques
 from drillyard.launch.plan import Call, Plan
 from drillyard.launch.programs import Programs
 from drillyard.launch.remote import artifacts_of, copy_files, read_file, tell
-from drillyard.launch.sending import secret_names, secrets_file
+from drillyard.launch.sending import names_in, secret_names, secrets_file
 from drillyard.launch.states import RunStatus, State
 from drillyard.launch.vertex.paths import BucketPath
 from drillyard.launch.vertex.request import REQUEST_FILE, UPLOAD, plan_of
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 _PATIENCE_FOR_CANCEL_SECONDS = 600.0
 _POLL_SECONDS = 2.0
 _AT_ONCE = 16
+_CONFIGS = ("run.yaml", "cluster.yaml", "job.json")
 
 
 def launcher(cluster: ClusterConfig, programs: Programs) -> Launcher:
@@ -136,6 +137,7 @@ class VertexLauncher:
                     mark = {"submission": job_id(job), "at": time.time()}
                     launch = _launch_of(self._directory(job))
                     self._files.write(launch, {"cancelled": json.dumps(mark).encode() + b"\n"})
+                    self._files.remove(launch.below("secrets.json"))
                 self._service.cancel(str(job["name"]))
         return Cancellation(self._status(self._service.job(str(jobs[0]["name"]))), before)
 
@@ -147,11 +149,14 @@ class VertexLauncher:
             raise UserError(
                 f"{handle}: is not over ({self._status(job).state}); `drillyard runs cancel {handle}` ends it"
             )
-        request = _launch_of(self._directory(job)).below(REQUEST_FILE)
+        launch = _launch_of(self._directory(job))
+        request = launch.below(REQUEST_FILE)
         planned = self._files.text(request)
         if planned is None:
             raise UserError(f"{request.uri}: is gone, so the run cannot be submitted again as it was; launch it anew")
+        values = secrets_file(names_in([self._files.text(launch.below(name)) or "" for name in _CONFIGS]))
         with _uninterrupted(f"{handle}: is submitted"):
+            self._files.write(launch, {values.path: values.content.encode()})
             self._service.create(json.loads(planned))
         return handle
 
