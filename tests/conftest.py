@@ -32,6 +32,8 @@ for name in ("COLUMNS", "LINES", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBL
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give the session empty caches, whatever the caller's HOME holds. xdist workers inherit the controller's."""
+    # Here and not in pyproject.toml, so that these tests can be collected on an earlier commit (tools/fails_on.py).
+    config.addinivalue_line("markers", "security: attacks that must fail, milliseconds each (tests/security)")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         # A shell that runs the tests in the background had SIGINT ignored, and what tests start would ignore it too.
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -68,6 +68,7 @@ def test_its_configuration_is_what_launchers_rely_on(builder):
     assert configuration["Cmd"] == ["drillyard", "--help"]
     assert configuration["Labels"]["org.opencontainers.image.title"] == "Drillyard"
     assert configuration["Labels"]["org.opencontainers.image.version"] == __version__
+    assert configuration["Labels"]["org.opencontainers.image.base.name"] == BASE
     assert [each for each in configuration["Env"] if each.startswith("PATH=/opt/drillyard/bin:")]
 
 
@@ -86,6 +87,9 @@ def test_it_holds_what_is_needed_and_no_more(builder, container):
     assert "tcpxo" in builder.run(container, "drillyard", "hardware", "a3-megagpu-8g")
     installed = {each["name"].lower() for each in json.loads(builder.run(container, "pip", "list", "--format", "json"))}
     assert {"drillyard", "pydantic", "typer", "numpy"} <= installed
+    notices = builder.run(container, "cat", "/usr/share/doc/drillyard/NOTICES")
+    assert "\npydantic " in notices
+    assert "Permission is hereby granted" in notices
     assert not installed & {"pytest", "ruff", "mypy", "hypothesis", "torch"}
     megabytes = int(builder.run(container, "du", "-sm", "/opt/drillyard").split()[0])
     assert megabytes < 250

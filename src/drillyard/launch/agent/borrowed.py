@@ -5,6 +5,7 @@ They are of the standard library only as well. `shipped_files` is what a plan ca
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,12 @@ _MODULES = (cause, guardian, launched, ports, process_identity, redaction, rules
 
 
 def shipped_files() -> dict[str, str]:
-    """The agent as it travels: the text of each of its files, by name, in order of names."""
-    paths = {path.name: path for path in _HERE.glob("*.py")}
-    paths.update({Path(str(each.__file__)).name: Path(str(each.__file__)) for each in _MODULES})
-    return {name: paths[name].read_text(encoding="utf-8") for name in sorted(paths)}
+    """The agent as it travels: the text of each of its files, by name, in order of names.
+
+    Read as resources of the package, so that a zipped one has them too.
+    """
+    found = {each.name: each for each in files(__package__).iterdir() if each.name.endswith(".py")}
+    for module in _MODULES:
+        package, _, name = module.__name__.rpartition(".")
+        found[f"{name}.py"] = files(package).joinpath(f"{name}.py")
+    return {name: found[name].read_text(encoding="utf-8") for name in sorted(found)}

@@ -4,7 +4,7 @@ One JSON object; `log_history` is a list of flat objects with `step`: training l
 `learning_rate`), evaluations (`eval_loss`) and, last, totals (`train_runtime`, `train_loss`). There are no times of day
 and no step times: the mean step time is `train_runtime` over the steps. Losses are means over `logging_steps`.
 
-The idea: the list is cut behind objects into megabyte pieces that orjson parses as lists of their own; what is around
+The idea: the list is cut behind objects into megabyte pieces that msgspec parses as lists of their own; what is around
 the list is parsed at the end, without it. Where a cut does not parse (objects inside of objects), objects are read one
 by one, 3 times slower. A document that ends in the middle gives the objects that are whole.
 """
@@ -22,6 +22,7 @@ from drillyard.loglines.prefixes import NOWHERE, Origin
 from drillyard.measure.columns import Lanes
 from drillyard.measure.formats.jsonlines import gather, load
 from drillyard.measure.formats.layout import LARGEST_STEP, append_rows
+from drillyard.measure.formats.values import parsed_json
 from drillyard.measure.records import Facts, Mark
 
 NAME: Final = "hf_trainer_state"
@@ -179,14 +180,12 @@ def _closing(text: bytes, since: int) -> int:
 
 
 def _load_list(text: bytes) -> list[Any]:
-    import orjson
-
     try:
-        entries = orjson.loads(b"[" + text + b"]")
+        entries = parsed_json(b"[" + text + b"]")
     except ValueError:
         # Python's writer emits NaN and Infinity, which JSON does not have: as text they are numbers again later.
         quoted, count = _NONFINITE.subn(rb'"\1"', text)
         if not count:
             raise
-        entries = orjson.loads(b"[" + quoted + b"]")
+        entries = parsed_json(b"[" + quoted + b"]")
     return entries if isinstance(entries, list) else []

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, overload
 
+import msgspec
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from drillyard.loglines.blocks import line_ends
@@ -92,6 +92,14 @@ class Value:
     commas: bool = False
 
 
+def parsed_json(text: bytes | memoryview | str) -> Any:
+    """The value of a JSON text. Raises ValueError for what is none, NaN and Infinity too, or is nested too deeply."""
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
 def decode_values(
     values: Sequence[Value], constants: Mapping[str, Any]
 ) -> Callable[[Sequence[Values], Place], Columns]:
@@ -138,7 +146,7 @@ def _json_numbers(texts: Values, dtype: type[Any], commas: bool) -> NDArray[Any]
             return None  # null, true, false
         if commas:
             joined = joined.replace(b",", b"")
-        column = np.array(orjson.loads(b"[" + joined.replace(b"\n", b",") + b"]"), dtype)
+        column = np.array(parsed_json(b"[" + joined.replace(b"\n", b",") + b"]"), dtype)
     except (TypeError, ValueError, OverflowError):
         return None
     return column if len(column) == len(texts) else None
