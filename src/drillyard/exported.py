@@ -169,7 +169,7 @@ def read_record(directory: Path) -> Record:
         content = json.loads((directory / RECORD).read_text(encoding="utf-8"))
         files = {name: [Content(**entry) for entry in entries] for name, entries in content["files"].items()}
         record = Record(files, list(content["writing"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Record()
     names = [*record.files, *record.writing]
     is_inside = all(name and not name.startswith("/") and ".." not in PurePosixPath(name).parts for name in names)

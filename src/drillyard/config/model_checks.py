@@ -136,7 +136,7 @@ def local_model_config(model_id: str) -> dict[str, Any]:
     path = FilePath(model_id).expanduser() / "config.json"
     try:
         content = json.loads((path if path.is_file() else cached_config(model_id)).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         # What is missing or damaged is told by the ranks, in the words of the library that reads all of it.
         return {}
     return content if isinstance(content, dict) else {}

@@ -187,7 +187,7 @@ def open_cache(directory: Path, verify: Verify) -> dict[str, Any]:
         checksum = manifest.pop("checksum")
     except FileNotFoundError:
         raise DamagedCache("there is no manifest: the cache is half-made") from None
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise DamagedCache("the manifest is not readable") from None
     if checksum != _checksum(manifest) or manifest["format_version"] != FORMAT_VERSION:
         raise DamagedCache("the manifest's own checksum does not fit")

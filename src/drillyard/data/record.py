@@ -45,7 +45,7 @@ def read_record(run_directory: Path) -> DataRecord | None:
         content = json.loads((run_directory / DATA_RECORD).read_text(encoding="utf-8"))
         parts = {name: _contents(content[name]) for name in ("training", "held_out")}
         return DataRecord(str(content["fingerprint"]), str(content["tokenizer"]), **parts)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # not written yet, or torn by a crash: the checkpoint's fingerprint still protects the order
 
 

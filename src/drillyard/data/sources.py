@@ -186,7 +186,7 @@ def file_hash(file: Path, memo: Path) -> str:
         known = json.loads(record.read_text())
         if known["identity"] == identity:
             return str(known["xxh3_128"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass  # no record, or one that another process is writing: hash the file
     started_ns = time.time_ns()
     value = hash_bytes_of(file)

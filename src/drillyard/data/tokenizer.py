@@ -164,7 +164,7 @@ def _is_whole(directory: Path) -> bool:
     """Whether a trained tokenizer is there and every file of it as it was written."""
     try:
         written = json.loads((directory / _CHECKSUMS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return bool(written == _checksums(directory))
 

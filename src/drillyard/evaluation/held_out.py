@@ -212,5 +212,5 @@ def _holds_predictions(path: Path) -> bool:
         with path.open(encoding="utf-8") as file:
             first = file.readline()
         return not first or {"predicted", "verdict", "reason"} <= json.loads(first).keys()
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False

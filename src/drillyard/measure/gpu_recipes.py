@@ -147,7 +147,7 @@ def _record(line: str | bytes) -> dict[str, Any] | None:
         return None
     try:
         record = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 

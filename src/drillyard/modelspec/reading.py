@@ -36,8 +36,10 @@ def read_config(path: Path) -> dict[str, Any]:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}\nGive the config.json of a model.") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        where = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "not UTF-8"
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        where = "nested too deeply" if isinstance(error, RecursionError) else "not UTF-8"
+        if isinstance(error, json.JSONDecodeError):
+            where = f"line {error.lineno}: {error.msg}"
         raise UserError(f"{file}: not JSON: {where}\nGive the config.json of a model.") from error
     if not isinstance(config, dict):
         raise UserError(f"{file}: not a JSON object\nGive the config.json of a model.")

@@ -119,7 +119,7 @@ def holder_of(run_directory: Path) -> Holder | None:
         told = json.loads((run_directory / "logs" / _HOLDER).read_text(encoding="utf-8"))
         process = process_of(told)
         return None if process is None else Holder(process, float(told["since"]), str(told["does"]))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

@@ -97,7 +97,7 @@ def failure_elsewhere() -> FailureElsewhere | None:
     try:
         told = json.loads(_note(Path(path)).read_text(encoding="utf-8")) if path else {}
         return FailureElsewhere(str(told["reason"]), told["rank"], told["exit_code"])
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

@@ -64,7 +64,7 @@ class Traces:
         for line in lines:
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(event, dict) and event.get("event") in ("first_step", "step"):
                 step = event.get("step", 0 if step is None else step)

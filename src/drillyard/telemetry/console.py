@@ -126,6 +126,6 @@ def parse_step_line(line: str) -> StepLine | None:
         return None
     try:
         record = json.loads(line[start:])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return StepLine(record["step"], record.get("total_steps")) if isinstance(record.get("step"), int) else None

@@ -76,7 +76,7 @@ def decode(line: bytes | str) -> dict[str, Any] | None:
     """The object of one line with its non-finite floats restored; None for a torn or foreign line."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict):
         return None

@@ -144,7 +144,7 @@ def required_failure(run_directory: Path) -> str | None:
     try:
         summary = json.loads((run_directory / "summary.json").read_text(encoding="utf-8"))
         failed = summary.get("failed_evaluations")
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not failed:
         return None

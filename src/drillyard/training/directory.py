@@ -107,7 +107,7 @@ def _completed_steps(directory: Path) -> int | None:
     try:
         summary = json.loads((directory / SUMMARY_FILE).read_text(encoding="utf-8"))
         return int(summary["steps"]) if summary["status"] == "completed" else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

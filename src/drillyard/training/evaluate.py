@@ -174,7 +174,7 @@ def positions_of(model: Path) -> int:
     try:
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
         found = [config[key] for key in ("max_position_embeddings", "n_positions") if isinstance(config.get(key), int)]
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         found = []  # what is wrong with it is said where the model is built
     return min(found, default=DEFAULT_SEQUENCE_LENGTH)
 

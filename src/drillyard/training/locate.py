@@ -55,7 +55,7 @@ def kept_base(run_directory: Path, model_id: str | None) -> dict[str, Any] | Non
     try:
         record = json.loads((run_directory / SAVED_BASE / BASE_RECORD).read_text(encoding="utf-8"))
         is_known = record["version"] == 1 and record["id"] == model_id and isinstance(record["dtypes"], dict)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return dict(record) if is_known else None
 

@@ -114,7 +114,7 @@ def read_layouts(directory: Path) -> list[dict[str, Any]]:
     try:
         content = json.loads((directory / RESOLVED_RECORD).read_text(encoding="utf-8"))
         return [{"layout": dict(entry["layout"]), "settings": dict(entry["settings"])} for entry in content["layouts"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []  # not written yet, or torn by a crash: resolved anew
 
 

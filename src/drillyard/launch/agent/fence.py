@@ -82,7 +82,7 @@ class Epochs:
         """What the leader of an epoch said of itself; nothing where that cannot be read (yet)."""
         try:
             told = json.loads(self._path(number).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return told if isinstance(told, dict) else {}
 
@@ -176,7 +176,7 @@ class Predecessors:
 def _parsed(content: bytes) -> dict[str, Any]:
     try:
         told = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return told if isinstance(told, dict) else {}
 

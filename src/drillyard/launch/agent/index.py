@@ -45,7 +45,7 @@ def write_entry(options: Namespace) -> int:
         entry = json.loads(options.entry)
         path = _path(entry["cluster"], entry["run"])
         entry["launch_directory"], entry["platform"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Mistake(f"--entry is no entry of the index: {error!r}") from None
     path.parent.mkdir(parents=True, exist_ok=True)
     entry.setdefault("submitted_at", time.time())
@@ -190,7 +190,7 @@ def _seen_entry(path: Path) -> dict[str, Any]:
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
         return {"entry": entry, **look(entry["launch_directory"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         named = {"run": path.stem, "cluster": path.parent.name}
         return {"entry": named, **_unseen(f"{path}: {error!r}")}
 

@@ -134,7 +134,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """What a command told about its end; nothing where it told nothing."""
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return told if isinstance(told, dict) else {}
 
@@ -145,7 +145,10 @@ def read_state(launch_directory: Path) -> dict[str, Any]:
         text = (launch_directory / "state.json").read_text(encoding="utf-8")
     except OSError:
         return {}
-    state = json.loads(text)
+    try:
+        state = json.loads(text)
+    except RecursionError:
+        state = None
     if not isinstance(state, dict):
         raise ValueError(f"{launch_directory / 'state.json'}: not a state")
     return state
@@ -256,7 +259,7 @@ def summary_completed(run_directory: Path) -> bool:
     """Whether the run's own summary says that it is complete."""
     try:
         summary = json.loads((run_directory / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(summary, dict) and summary.get("status") == "completed"
 

@@ -141,7 +141,7 @@ def agents_here(directory: Path) -> list[dict[str, Any]]:
     for path in sorted((directory / "agents").glob("*.json")):
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         agent = process_of(told.get("agent"))
         if agent is not None and agent.here:

@@ -31,7 +31,7 @@ def is_cancelled(launch_directory: Path, submission: str) -> bool:
         return True
     try:
         told = json.loads((launch_directory / "cancelled").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(told, dict) and told.get("submission") == submission
 

@@ -66,6 +66,6 @@ def _cluster_spec(environment: Mapping[str, str]) -> dict[str, Any]:
     try:
         spec = json.loads(environment["CLUSTER_SPEC"])
         int(spec["task"]["index"]), spec["task"]["type"], spec["cluster"]["workerpool0"][0]
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise ValueError(f"CLUSTER_SPEC is not one of Vertex AI: {error!r}") from None
     return dict(spec)

@@ -40,7 +40,7 @@ class Answer:
             return None
         try:
             told = json.loads(self.result.stdout.strip().rpartition("\n")[2])
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return told if isinstance(told, dict) else None
 

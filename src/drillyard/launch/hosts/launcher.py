@@ -237,7 +237,7 @@ class HostsLauncher:
         try:
             text = read_file(self._open(), posixpath.join(known.launch_directory, "job.json"), 0)
             return float(json.loads(text)["stop_seconds"])
-        except (UserError, ValueError, KeyError, TypeError):
+        except (UserError, ValueError, KeyError, TypeError, RecursionError):
             return Job.stop_seconds
 
     def _job(self, known: Known) -> Job:

@@ -109,7 +109,7 @@ class Look:
         for piece in self._pieces([Wish(path, 0, _RECORD_BYTES) for path in paths]):
             try:
                 told = json.loads(piece.data) if piece is not None else None
-            except ValueError:
+            except (ValueError, RecursionError):
                 told = None
             found.append(told if isinstance(told, dict) else None)
         return found

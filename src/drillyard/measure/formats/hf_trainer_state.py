@@ -107,7 +107,7 @@ class TrainerState:
         while not (closed := text[position : position + 1] == "]"):
             try:
                 entry, position = _DECODER.raw_decode(text, position)
-            except ValueError:
+            except (ValueError, RecursionError):
                 break
             entries.append(entry if isinstance(entry, dict) else {})
             position = _BETWEEN.match(text, position).end()  # type: ignore[union-attr]

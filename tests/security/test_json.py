@@ -1,0 +1,113 @@
+"""JSON of others that is nested 100,000 deep: Python's parser raises RecursionError, which no reader may pass on."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from drillyard.config.model_checks import local_model_config
+from drillyard.data.batches import JsonLines
+from drillyard.data.cache import DamagedCache, open_cache
+from drillyard.data.record import DATA_RECORD
+from drillyard.data.record import read_record as read_data_record
+from drillyard.errors import UserError
+from drillyard.exported import RECORD as EXPORT_RECORD
+from drillyard.exported import read_record as read_export_record
+from drillyard.launch.agent.records import last_state, read_record, summary_completed
+from drillyard.loglines.sources import LogFile
+from drillyard.measure import gpu_recipes
+from drillyard.measure.columns import Lanes
+from drillyard.measure.formats.hf_trainer_state import TrainerState
+from drillyard.measure.reading import TextReading
+from drillyard.modelspec.reading import read_config
+from drillyard.telemetry.console import parse_step_line
+from drillyard.telemetry.jsonlines import decode
+from drillyard.telemetry.summary import required_failure
+
+DEEP = "[" * 100_000
+
+
+def data_row(directory: Path) -> None:
+    with pytest.raises(UserError, match=r"rows\.jsonl"):
+        list(JsonLines("rows.jsonl", 1, 0, DEEP.encode()).rows())
+
+
+def model_config(directory: Path) -> None:
+    (directory / "config.json").write_text(DEEP)
+    with pytest.raises(UserError, match=r"config\.json"):
+        read_config(directory)
+    assert local_model_config(str(directory)) == {}
+
+
+def data_cache(directory: Path) -> None:
+    (directory / "manifest.json").write_text(DEEP)
+    with pytest.raises(DamagedCache):
+        open_cache(directory, "all")
+
+
+def launch_directory(directory: Path) -> None:
+    for name in ("state.json", "summary.json", "told.json"):
+        (directory / name).write_text(DEEP)
+    assert last_state(directory) == {}
+    assert read_record(directory / "told.json") == {}
+    assert not summary_completed(directory)
+    assert required_failure(directory) is None
+
+
+def records_of_a_directory(directory: Path) -> None:
+    for path in (DATA_RECORD, EXPORT_RECORD):
+        (directory / path).write_text(DEEP)
+    assert read_data_record(directory) is None
+    assert read_export_record(directory).files == {}
+
+
+def lines_of_a_run(directory: Path) -> None:
+    assert decode(DEEP) is None
+    assert parse_step_line('{"event": "step", "a": ' + DEEP) is None
+
+
+def lines_of_logs(directory: Path) -> None:
+    reading = TextReading(LogFile("deep.log"), 0, None)
+    for line in (
+        '{"step": 1, "step_seconds": ' + DEEP + "}",
+        '{"event": "evaluation", "results": ' + DEEP + "}",
+        'DLLL {"type": "LOG", "step": 1, "data": ' + DEEP + "}",
+        'DLLL {"step": "PARAMETER", "data": ' + DEEP + "}",
+    ):
+        reading.feed(line.encode() + b"\n")
+    assert all(not found.records for found in reading.results())
+
+
+def trainer_state(directory: Path) -> None:
+    whole = DEEP + DEEP.replace("[", "]")
+    for text in (
+        '{"log_history": [{"step": 1, "a": ' + DEEP,
+        '{"log_history": [{"step": 1, "a": {"b": 1}, "c": ' + whole + "}]}",
+        '{"log_history": [], "a": ' + whole + "}",
+    ):
+        TrainerState("trainer_state.json", Lanes(0)).read(io.BytesIO(text.encode()))
+
+
+def gpu_recipes_log(directory: Path) -> None:
+    assert gpu_recipes.timings(["DLLL " + DEEP], 0, 9).seconds == ()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        data_row,
+        model_config,
+        data_cache,
+        launch_directory,
+        records_of_a_directory,
+        lines_of_a_run,
+        lines_of_logs,
+        trainer_state,
+        gpu_recipes_log,
+    ],
+)
+def test_deeply_nested_json_is_refused_like_any_other_damage(read: Callable[[Path], None], tmp_path: Path) -> None:
+    read(tmp_path)
