@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PYTHON
 
-.PHONY: help setup demo test lint format unit distributed integration integration-runs integration-launch gpu bench soak size clean
+.PHONY: help setup demo test lint format unit distributed integration integration-runs integration-launch fuzz gpu bench soak size clean
 
 help:
 	@echo "make demo         train a small model on two ranks, kill one, resume, measure, export, report"
@@ -22,6 +22,7 @@ help:
 	@echo "make format       ruff format and ruff check --fix"
 	@echo "make bench        the benchmarks under benchmarks/"
 	@echo "make soak         100 faults on two ranks, each run compared to the bit with an undisturbed one"
+	@echo "make fuzz         configs, logs, manifests, run directories and messages of anybody: 2,000 new ones each (EXAMPLES=)"
 	@echo "make gpu          what only a GPU can show, for 9 minutes (MINUTES=); installs nothing; results in runs/gpu (OUT=)"
 	@echo "make size         lines, statements and files by package; class names that stand twice"
 	@echo "make clean        remove caches and build output; keeps .venv and runs/"
@@ -68,6 +69,10 @@ integration-runs:
 
 integration-launch:
 	@$(PYTEST) tests/integration/launch --durations=5
+
+# The fuzzing tests of the unit group, with new inputs each time; what they find is printed as a failing test.
+fuzz: setup
+	@FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(PYTEST) tests/security/test_fuzz.py --timeout=0 --durations=0
 
 # On the machine's own python3, into which PyTorch is installed: nothing is set up. Call again to go on.
 gpu:

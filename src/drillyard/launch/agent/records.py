@@ -126,8 +126,14 @@ def round_failure(launch_directory: Path, state: dict[str, Any]) -> dict[str, An
         return None
     paths = (launch_directory / "exits").glob(f"{epoch:04d}-{number:04d}.node-*.json")
     reports = [read_record(path) for path in paths if not path.name.endswith(".told.json")]
-    whole = [each for each in reports if {"status", "asked", "lost_peer", "ended_at"} <= each.keys()]
-    return first_cause(sorted(whole, key=lambda each: float(each["ended_at"])))
+    whole = [
+        each
+        for each in reports
+        if {"asked", "lost_peer"} <= each.keys()
+        and isinstance(each.get("status"), int)
+        and isinstance(each.get("ended_at"), int | float)
+    ]
+    return first_cause(sorted(whole, key=lambda each: each["ended_at"]))
 
 
 def read_record(path: Path) -> dict[str, Any]:

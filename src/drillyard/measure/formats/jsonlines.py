@@ -33,9 +33,14 @@ def load(text: bytes | memoryview) -> Any:
         return parsed_json(text)
     except ValueError:
         try:
-            return json.loads(bytes(text))
+            return json.loads(bytes(text), parse_int=_whole)
         except RecursionError as error:
             raise ValueError("nested too deeply") from error
+
+
+def _whole(digits: str) -> int | float:
+    """An integer that fits into 64 bits; a longer one as the float that orjson reads it as, or infinity."""
+    return int(digits) if len(digits) <= 18 else float(digits)
 
 
 ABSENT: Final = float("nan")
