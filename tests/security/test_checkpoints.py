@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import pickle
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -29,8 +32,11 @@ from torch.distributed.checkpoint.metadata import (
 from drillyard.cli import main as cli
 from drillyard.errors import UserError
 from drillyard.training.checkpoint import Checkpointer, inspect, list_checkpoints, load_checkpoint, verify
+from drillyard.training.checkpoint.archives import check_archive
+from drillyard.training.checkpoint.contents import Place, RefusedContent, read_index
 from drillyard.training.checkpoint.files import checksum
-from drillyard.training.checkpoint.manifest import FileRecord, Manifest, ManifestError, decode, encode
+from drillyard.training.checkpoint.manifest import FileRecord, Manifest, ManifestError, decode, encode, read_manifest
+from drillyard.training.checkpoint.storage import metadata_of
 
 DATA = "__0_0.distcp"
 STATE = {"w": torch.arange(4.0), "note": "ten"}
@@ -301,6 +307,36 @@ def test_every_plain_value_is_saved_and_loaded_and_an_object_is_not_saved(tmp_pa
     assert events == ["checkpoint", "checkpoint_failed"]
 
 
+INDEX = good()[".metadata"]
+ARCHIVE = saved(torch.zeros(4))
+CHANGES = st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5), st.binary(max_size=6)), min_size=1, max_size=4)
+
+
+def changed(content: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
+    """Some bytes at some places replaced by others."""
+    for place, length, new in changes:
+        at = place % (len(content) + 1)
+        content = content[:at] + new + content[at + length :]
+    return content
+
+
+@given(CHANGES)
+def test_a_changed_index_is_read_or_refused(changes: list[tuple[int, int, bytes]]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = write(Path(directory), {**good(), ".metadata": changed(INDEX, changes)})
+        with contextlib.suppress(UserError):
+            metadata_of(read_index(path, read_manifest(path)), read_manifest(path))
+
+
+@given(CHANGES)
+def test_a_changed_archive_is_read_or_refused(changes: list[tuple[int, int, bytes]]) -> None:
+    content = changed(ARCHIVE, changes)
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / DATA).write_bytes(content)
+        with contextlib.suppress(RefusedContent):
+            check_archive(Path(directory), Place(DATA, 0, len(content)))
+
+
 # -- the manifest ------------------------------------------------------------------------------------------------------
 
 
@@ -345,6 +381,8 @@ def test_a_file_that_is_a_link_out_of_the_checkpoint_is_not_opened(name: str, tm
         ('"created": "2026', '"created": [], "was": "2026'),
         ('"metadata": {}', '"metadata": []'),
         ('"identity": {}', '"identity": 5'),
+        ('"metadata": {}', '"metadata": {"num_sequences": "many"}'),
+        ('"metadata": {}', '"metadata": {"settings": []}'),
         ('"bytes": ', '"bytes": -'),
         ('"xxh3_128": ', '"other": '),
         ('"metadata": {}', '"metadata": ' + "[" * 100_000 + "]" * 100_000),

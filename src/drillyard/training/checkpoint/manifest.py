@@ -29,6 +29,9 @@ _ZERO = b"0" * 32
 LARGEST_MANIFEST_BYTES = 16 * 1024**2
 """About 160,000 files at 100 bytes: one per rank."""
 _LARGEST_COUNT = 2**63 - 1
+_KINDS = {"torch_version": str, "created": str, "identity": dict, "metadata": dict}
+# What a resume computes with; it compares the other values with its own, whatever they are.
+_KINDS_IN_METADATA = {"num_sequences": int, "settings": dict}
 _TAIL = re.compile(rb'"checksum": "([0-9a-f]{32})"\n\}\n\Z')
 
 
@@ -112,9 +115,8 @@ def decode(raw: bytes) -> Manifest:
         )
     _count(body, "step", least=0)
     _count(body, "world_size", least=1)
-    for key, kind in (("torch_version", str), ("created", str), ("identity", dict), ("metadata", dict)):
-        if not isinstance(body.get(key, kind()), kind):
-            raise ManifestError(f"its {key} is {type(body[key]).__name__}, not {kind.__name__}")
+    _require_kinds(body, _KINDS)
+    _require_kinds(body.get("metadata", {}), _KINDS_IN_METADATA)
     known = {item.name: body[item.name] for item in fields(Manifest) if item.name in body}
     try:
         return Manifest(**{**known, "files": _files(body.get("files"))})
@@ -138,6 +140,12 @@ def _files(records: Any) -> dict[str, FileRecord]:
 def is_file_name(name: str) -> bool:
     """Whether a file of this name is directly in a checkpoint's directory: no other path, and not the manifest."""
     return bool(name) and "/" not in name and "\0" not in name and name not in (".", "..", MANIFEST_NAME)
+
+
+def _require_kinds(values: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
+    for key, kind in kinds.items():
+        if not isinstance(values.get(key, kind()), kind):
+            raise ManifestError(f"its {key} is {type(values[key]).__name__}, not {kind.__name__}")
 
 
 def _count(values: Mapping[str, Any], key: str, *, least: int) -> int:
