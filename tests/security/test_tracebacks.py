@@ -26,6 +26,7 @@ from tests.unit.report.runs import write_run
 from drillyard.cli import main as cli
 from drillyard.config import load_run_config
 from drillyard.config.checks import sources_of
+from drillyard.config.environment import EnvironmentText
 from drillyard.config.loading import save_resolved
 from drillyard.data.chat import ChatRenderer
 from drillyard.errors import UserError
@@ -34,8 +35,9 @@ ROOT = Path(__file__).parents[2]
 RUN = """
 name: trial
 model: {config: {architecture: gpt2, n_embd: 32, n_layer: 2, n_head: 4}, init: random}
-data: {source: "${env:ROWS}", format: text, sequence_length: 64, cache_directory: "${env:ROWS}-cache"}
-training: {steps: 4, micro_batch_size: 2, optimizer: {learning_rate: 0.001}}
+data: {source: "${env:ROWS}", format: text, sequence_length: 64, cache_directory: "${env:ROWS}-cache",
+       tokenizer: {train: bpe, vocab_size: 320}}
+training: {steps: 4, device: cpu, precision: fp32, micro_batch_size: 2, optimizer: {learning_rate: 0.001}}
 """
 
 
@@ -100,6 +102,22 @@ def test_a_traceback_that_cannot_be_saved_is_printed(
         cli.main(["raise"])
     assert ended.value.code == 70
     assert "in raise_it" in capsys.readouterr().err
+
+
+def test_a_secret_in_an_exception_is_neither_printed_nor_saved(
+    command: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("HUB_TOKEN", "hf_0123456789abcdef")
+    token = EnvironmentText("${env:HUB_TOKEN}")
+    command(RuntimeError(f"{'x' * 280}https://user:{token}@host refused"))
+    assert "hf_012" not in run(capsys, "raise")[1]
+    (file,) = tmp_path.iterdir()
+    assert "${env:HUB_TOKEN}" in file.read_text()
+    assert "hf_012" not in file.read_text()
 
 
 def test_a_rank_leaves_its_traceback_in_its_log(command: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:

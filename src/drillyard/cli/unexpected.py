@@ -15,6 +15,7 @@ import traceback
 
 from drillyard import __version__
 from drillyard.errors import UserError
+from drillyard.redaction import redact
 
 EXIT_UNEXPECTED = 70
 
@@ -57,12 +58,13 @@ def describe_unexpected(error: BaseException) -> str:
     """Two lines about `error`: what it is, and the file that holds its traceback, which this writes.
 
     The file is in the directory for temporary files, readable by its owner only. It holds versions and the traceback:
-    no arguments, no values of variables and nothing of the environment.
+    no arguments and no values of variables, and references in the place of secrets that a config refers to.
     """
     # One line, cut: what a library quotes may be a whole file.
-    what = " ".join(f"unexpected {type(error).__name__}: {error}".split())[:300].rstrip(" :")
+    what = " ".join(redact(f"unexpected {type(error).__name__}: {error}").split())[:300].rstrip(" :")
     lines = traceback.format_exception(error)
-    text = f"drillyard {__version__}, Python {platform.python_version()}, {platform.platform()}\n\n{''.join(lines)}"
+    versions = f"drillyard {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    text = redact(f"{versions}\n\n{''.join(lines)}")
     try:
         descriptor, path = tempfile.mkstemp(prefix="drillyard-error-", suffix=".txt")
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
