@@ -68,7 +68,7 @@ def describe_unexpected(error: BaseException) -> str:
     try:
         descriptor, path = tempfile.mkstemp(prefix="drillyard-error-", suffix=".txt")
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+            file.write(redact(text))
     except OSError as failed:
         return f"{what}\nThis is a bug in Drillyard. Its traceback could not be saved ({failed.strerror}):\n{text}"
     return f"{what}\nThis is a bug in Drillyard. Please report it with its traceback, which is in {path}"

@@ -19,6 +19,7 @@ from typing import Any
 
 from drillyard.data.sources import Contents, Source
 from drillyard.errors import UserError
+from drillyard.redaction import redact
 
 DATA_RECORD = "data.json"
 RECORDED_FILES = 10_000
@@ -50,7 +51,8 @@ def read_record(run_directory: Path) -> DataRecord | None:
 
 
 def _contents(parts: dict[str, Any]) -> dict[str, Contents]:
-    return {name: Contents(str(part["key"]), dict(part["files"])) for name, part in parts.items()}
+    # Earlier versions wrote names as they were.
+    return {redact(name): Contents(str(part["key"]), dict(part["files"])) for name, part in parts.items()}
 
 
 def write_record(run_directory: Path, record: DataRecord) -> None:

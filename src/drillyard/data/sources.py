@@ -27,6 +27,7 @@ from drillyard.config.run import DataConfig, SourceConfig
 from drillyard.data.batches import RawBatch, batched_rows
 from drillyard.data.readers import BATCH_BYTES, COMPRESSIONS, kind_of, read_files
 from drillyard.errors import UserError
+from drillyard.redaction import redact
 
 BUILTIN = "builtin:"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -131,7 +132,8 @@ def resolve_source(config: SourceConfig, recorded: Mapping[str, Contents] | None
 
     `recorded` is what sources held when the run began: one that had files, and is not there now, is `gone`.
     """
-    name = config.name or _default_name(config.path)
+    # Names of files, metrics and events are made of it.
+    name = redact(config.name or _default_name(config.path))
     then = (recorded or {}).get(name)
     if then is not None and then.files and not Path(config.path).expanduser().exists():
         return Source(name, config.weight, config, gone=then)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from drillyard.errors import UserError
+from drillyard.redaction import redact
 from drillyard.storage import describe
 from drillyard.telemetry.console import HEADLINES, count, flatten, significant
 from drillyard.telemetry.events import EVENTS_FILE, read_events
@@ -89,7 +90,7 @@ def write_summary(run_directory: Path) -> dict[str, Any]:
 def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(redact(text), encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
         with contextlib.suppress(OSError):
