@@ -4,9 +4,10 @@
 
 The lines of the files are as far apart in time as chance has it, so that neighbours in the output are hardly ever from
 one file: the most work that merging can be. Measured is the whole path of `drillyard runs logs`: reading, merging,
-taking the stamps out, writing to /dev/null. `agents`: logs of nodes as agents stamp them. `ranks`: lines whose stamps
-have another form (a comma before the milliseconds), as frameworks write them. `remote`: agents' logs read over a pipe
-from the program that ssh starts on a login node (without ssh). Memory is the most the process had, its start deducted.
+taking the stamps out, cleaning, writing to /dev/null. `agents`: logs of nodes as agents stamp them. `ranks`: lines
+whose stamps have another form (a comma before the milliseconds), as frameworks write them. `remote`: agents' logs read
+over a pipe from the program that ssh starts on a login node (without ssh). Memory is the most the process had, its
+start deducted.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from drillyard.launch.logs.merging import key_of
 from drillyard.launch.logs.run import plain, run_logs
 from drillyard.launch.programs import Host, Programs
 from drillyard.launch.remote import Files, LocalFiles, RemoteFiles
+from drillyard.terminal import clean_lines
 
 TEXT = b"Step: %d | Time: 14.54s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620 | GradNorm: 0.1\n"
 MEAN_MICROSECONDS = 1000
@@ -70,7 +72,7 @@ def show(directory: Path, files: Files, size: int, name: str) -> None:
     written = 0
     with open(os.devnull, "wb") as out:
         for piece in run_logs(str(directory / "launch"), [files], LogsWanted(), over=lambda: True):
-            written += out.write(plain(piece, stamps=False, prefixes=True))
+            written += out.write(clean_lines(plain(piece, stamps=False, prefixes=True)))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(
