@@ -109,7 +109,7 @@ def require_plain_name(path: str, source: str) -> None:
         what = "is no text"
     else:
         return
-    raise UserError(f"{source}: the file name {path!r} {what}, so nothing was copied; leave the file out by a pattern")
+    raise UserError(f"{source}: the file name {path!r} {what}, so nothing was copied; rename it or leave it out")
 
 
 @contextlib.contextmanager

@@ -21,6 +21,12 @@ Platform = Literal["local", "ssh", "slurm", "gke", "vertex", "gce", "nebius"]
 Consumption = Literal["on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"]
 
 
+# ssh takes a name that begins with "-" for an option, of which some run programs; nothing else needs other characters.
+Login = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+@\\-]*$")]
+HostAddress = Annotated[str, Field(pattern=r"^[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*$")]
+SshHost = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.+@\\-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*$")]
+
+
 class Location(Strict):
     """Where a cloud's machines stand and who pays for them."""
 
@@ -39,11 +45,14 @@ class StorageConfig(Strict):
 class SshConfig(Strict):
     """Machines that are reached by ssh."""
 
-    hosts: Annotated[list[str], Field(min_length=1)] = Field(
+    hosts: Annotated[list[SshHost], Field(min_length=1)] = Field(
         description="Host names or addresses, the first one is rank 0's: [node-0, node-1].",
         examples=[["node-0", "node-1"]],
     )
-    user: str | None = Field(default=None, description="Login; default: what the ssh configuration says.")
+    user: Login | None = Field(
+        default=None,
+        description="Login, which begins with a letter or digit; default: what the ssh configuration says.",
+    )
     port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
         default=None, description="Port of the ssh server; default: what the ssh configuration says, else 22."
     )
@@ -52,7 +61,7 @@ class SshConfig(Strict):
     )
     directory: str | None = Field(default=None, description="Directory of this project on the hosts; default: as here.")
     config_file: str | None = Field(default=None, description="OpenSSH configuration file; default: ~/.ssh/config.")
-    rendezvous_host: str | None = Field(
+    rendezvous_host: HostAddress | None = Field(
         default=None,
         description="Name or address under which the hosts reach the first one; default: as `hosts` has it.",
     )
@@ -67,8 +76,8 @@ class SlurmConfig(Strict):
     time_limit: Annotated[str, Field(pattern=r"^(\d+-)?\d+(:[0-5]\d){0,2}$")] | None = Field(
         default=None, description="Time limit as Slurm writes it: minutes, HH:MM:SS or D-HH:MM:SS."
     )
-    login_host: str | None = Field(
-        default=None, description="Login node, reached by ssh; null: sbatch runs on this machine."
+    login_host: SshHost | None = Field(
+        default=None, description="Login node, reached by ssh: [USER@]HOST; null: sbatch runs on this machine."
     )
     exclusive: bool = Field(default=True, description="Ask for whole nodes.")
     exclude: list[str] = Field(default=[], description="Nodes that jobs must not use.")

@@ -113,7 +113,8 @@ def _model(model: type[BaseModel], value: dict[str, Any], path: Path, root: type
             yield Problem((*path, key), f"is empty{_what_to_write(key, field)}")
         elif key in value:
             for problem in _walk(_annotation(field), value[key], (*path, key), root):
-                yield _with_meaning(problem, field) if problem.path == (*path, key) else problem
+                own = (*path, key) in (problem.path, problem.path[:-1])
+                yield _with_meaning(problem, field, len(path) + 1) if own else problem
         elif field.is_required() and key not in mistyped:
             yield Problem((*path, key), f"missing{_what_to_write(key, field)}")
 
@@ -126,9 +127,12 @@ def _what_to_write(key: str, field: FieldInfo) -> str:
     return f": {field.description}" if field.description else f"; a mapping with {_keys(_bare(field.annotation))}"
 
 
-def _with_meaning(problem: Problem, field: FieldInfo) -> Problem:
+def _with_meaning(problem: Problem, field: FieldInfo, depth: int) -> Problem:
     """A pattern tells a machine what is allowed; the field's description tells the user."""
-    members = [_annotation(field), *get_args(field.annotation)]
+    # The patterns of a list are those of its items.
+    if (get_origin(_bare(field.annotation)) is list) != (len(problem.path) > depth):
+        return problem
+    members = [_annotation(field), *get_args(_bare(field.annotation))]
     if field.description and any(getattr(part, "pattern", None) for member in members for part in _constraints(member)):
         return Problem(
             problem.path, f"{problem.message.split('; allowed: ')[0]}; allowed: {field.description.rstrip('.')}"

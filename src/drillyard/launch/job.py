@@ -27,6 +27,7 @@ from drillyard.launch.handles import Handle
 from drillyard.launch.launcher import Request
 from drillyard.launch.network import network_file, network_of
 from drillyard.launch.plan import Field, File
+from drillyard.storage import require_plain_name
 
 _CHECKPOINTS = "checkpoints/*/manifest.json"
 _FIRST_PORT, _NUM_PORTS = 20000, 20000
@@ -184,6 +185,7 @@ def _carried(run: RunConfig | WorkloadRunConfig, here: Path) -> list[File]:
     carried = []
     for target, source in wanted.items():
         path = here / Path(source).expanduser()
+        require_plain_name(target, "run.yaml: workload.files")
         try:
             carried.append(File(target, path.read_text(encoding="utf-8"), 0o755 if target.endswith(".sh") else 0o644))
         except OSError as error:

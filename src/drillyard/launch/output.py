@@ -8,12 +8,14 @@ DIR/apply.sh         the plan's steps, in order, as a shell script
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from drillyard.errors import UserError
 from drillyard.launch.plan import Call, Plan, Program, Step
+from drillyard.launch.programs import in_comment
 from drillyard.launch.sending import secret_names
 
 _MADE_BY = "Made by `drillyard launch --output`."
@@ -21,7 +23,7 @@ _HEADER = """\
 #!/bin/sh
 # {handle}: what `drillyard launch` executes, in order. Made by `drillyard launch --output`.
 set -eu
-cd "$(dirname "$0")/launch"
+cd "$(dirname -- "$0")/launch"
 umask 077
 # The agents of a run know each other by this.
 [ -e secret ] || head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n' >secret
@@ -51,7 +53,7 @@ def write_plan(plan: Plan, directory: Path, *, overwrite: bool = False) -> list[
         request = directory / "requests" / f"{number:02}.json"
         if isinstance(step, Call):
             files[request] = (json.dumps(step.body, indent=2) + "\n", 0o644)
-        lines.append(f"# {step.purpose}\n{_line(step, f'../requests/{request.name}')}\n")
+        lines.append(f"# {in_comment(step.purpose)}\n{_line(step, f'../requests/{request.name}')}\n")
     files[script] = ("\n".join(lines), 0o755)
     try:
         _require_plan(directory, script)
@@ -97,14 +99,17 @@ def _line(step: Step, request: str) -> str:
     if step.sends:
         return f"gcloud storage rsync --recursive . {shlex.quote(step.target)}"
     token = '"Authorization: Bearer $(gcloud auth print-access-token)"'
-    return f"curl --fail -X {step.method} -H {token} -H 'Content-Type: application/json' -d @{request} {step.target}"
+    body = f"-H 'Content-Type: application/json' -d @{request}"
+    return f"curl --fail -X {step.method} -H {token} {body} {shlex.quote(step.target)}"
 
 
 def _write(path: Path, content: str, mode: int) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
-        path.chmod(mode)
+        # Anew, so that the umask counts and a link is replaced.
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
+            file.write(content)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
     return path

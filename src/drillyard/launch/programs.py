@@ -77,6 +77,11 @@ def shown(argv: Sequence[str]) -> str:
     return shlex.join(argv)
 
 
+def in_comment(text: str) -> str:
+    """`text` for a comment of a generated script, which a line break would end."""
+    return "".join(f"\\x{ord(each):02x}" if not each.isprintable() else each for each in text)
+
+
 def require_success(result: Result, what: str, advice: str = "") -> Result:
     """`result`, where its program ended with 0. Raises UserError with its own words otherwise."""
     if result.returncode == 0:
@@ -105,7 +110,7 @@ class Host:
         """What is executed on this machine so that `command` (words, not a shell line) runs on the host."""
         if self.name is None:
             return tuple(command)
-        return (*self.ssh(), self.name, shlex.join(command))
+        return (*self.ssh(), "--", self.name, shlex.join(command))
 
     def ssh(self) -> tuple[str, ...]:
         """ssh and its options, without the host."""

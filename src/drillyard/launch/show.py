@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drillyard.launch.plan import File, Plan, Program, Step
+from drillyard.launch.programs import in_comment
 from drillyard.launch.states import Failure, RunStatus, State, beyond_failure
 from drillyard.supervise.rules import FINAL_EXIT_CODES
 
@@ -50,12 +51,12 @@ def plan_text(plan: Plan) -> str:
     ranks = plan.nodes * plan.processes_per_node
     lines = [
         f"# {plan.handle}: {_plural(plan.nodes, 'node')} x {_plural(plan.processes_per_node, 'rank')} = {ranks}",
-        f"# run directory:    {plan.run_directory}",
-        f"# launch directory: {plan.launch_directory}",
-        f"# code:             {plan.code}",
+        f"# run directory:    {in_comment(plan.run_directory)}",
+        f"# launch directory: {in_comment(plan.launch_directory)}",
+        f"# code:             {in_comment(plan.code)}",
         *(f"# warning: {line}" for warning in plan.warnings for line in warning.splitlines()),
         "",
-        f"# {_plural(len(plan.files), 'file')} in {plan.launch_directory}:",
+        f"# {_plural(len(plan.files), 'file')} in {in_comment(plan.launch_directory)}:",
     ]
     agents = [file for file in plan.files if file.path.startswith(_AGENT)]
     for file in plan.files:

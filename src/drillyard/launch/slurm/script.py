@@ -19,6 +19,7 @@ from drillyard.launch.handles import Handle
 from drillyard.launch.job import Prepared
 from drillyard.launch.launcher import Request
 from drillyard.launch.plan import Field
+from drillyard.launch.programs import in_comment
 from drillyard.launch.slurm.template import ARRAY_TEMPLATE, TEMPLATE
 
 SCRIPT = "job.sbatch"
@@ -87,6 +88,7 @@ def job_script(request: Request, prepared: Prepared, agent_python: str) -> tuple
         nodes=_count(prepared.job.nodes, "node"),
         processes=_count(prepared.job.processes_per_node, "process", "processes"),
         launch=shlex.quote(prepared.job.launch_directory),
+        shown=in_comment(shlex.quote(prepared.job.launch_directory)),
         directives="\n".join(f"#SBATCH {each.option}" for each in lines),
         max_requeues=slurm_of(request).max_requeues,
         max_failures=prepared.job.max_failures,
@@ -110,7 +112,7 @@ def array_script(request: Request, launches: Sequence[str]) -> str:
         handle=first,
         max_requeues=slurm_of(request).max_requeues,
         max_failures=request.max_failures,
-        here=shlex.quote(posixpath.join(launches[0], "array.sbatch")),
+        here=in_comment(shlex.quote(posixpath.join(launches[0], "array.sbatch"))),
         directives="\n".join(f"#SBATCH {line}" for line in lines),
         points="\n".join(f"    {shlex.quote(launch)}" for launch in launches),
     )
@@ -185,7 +187,7 @@ def _times(request: Request) -> Iterator[Directive]:
 def _extra(request: Request) -> Iterator[Directive]:
     for argument in slurm_of(request).arguments:
         name = argument.split("=")[0].split(" ")[0]
-        if not argument.startswith("-") or "\n" in argument:
+        if not argument.startswith("-") or not argument.isprintable():
             raise UserError(f"cluster config: slurm.arguments: '{argument}' is no option like --mail-type=END")
         if name in _RESERVED:
             raise UserError(f"cluster config: slurm.arguments: {name} is set by drillyard; use {_RESERVED[name]}")
@@ -246,8 +248,8 @@ def _field(place: str, reason: str, source: str, value: str | None = None) -> Fi
 
 
 def _option(name: str, value: str) -> str:
-    if "\n" in value:
-        raise UserError(f"cluster config: slurm.{name}: a line break cannot stand in an #SBATCH line")
+    if not value.isprintable():
+        raise UserError(f"cluster config: slurm.{name}: {value!r} has a control character; write it without")
     return f"--{name}={shlex.quote(value)}"
 
 

@@ -80,8 +80,8 @@ TEMPLATE = (
 # {handle}: {nodes} with {processes} each, an agent on every node.
 #
 # Made by `drillyard launch` from run.yaml and cluster.yaml in this directory.
-# By hand: sbatch {launch}/job.sbatch
-# Its log: {launch}/slurm-JOB.log
+# By hand: sbatch {shown}/job.sbatch
+# Its log: {shown}/slurm-JOB.log
 #
 # Before its time limit, after preemption and after a lost node the job is queued again and goes on from its newest
 # checkpoint. Exit code: 0 done, 2 refused, 130 cancelled, anything else failed.

@@ -110,7 +110,7 @@ def test_the_signal_leaves_less_time_to_the_ranks_than_slurm_leaves_to_the_job()
 def test_values_cannot_break_out_of_their_line():
     plan = made(slurm="""{constraint: "a' #&b", arguments: [--prefer=x]}""")
     assert options(plan)["--constraint"] == "a' #&b"
-    with pytest.raises(UserError, match="line break"):
+    with pytest.raises(UserError, match="control character"):
         made(slurm='{constraint: "a\\n#SBATCH --nice=0"}')
 
 
