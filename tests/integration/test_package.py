@@ -88,3 +88,9 @@ def test_constraints_name_versions_and_nothing_else() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["train"]]
     assert {re.split(r"[>=<\[]", each)[0].lower().replace("_", "-") for each in wanted} <= pinned
+
+
+def test_the_base_of_the_image_is_given_by_its_digest() -> None:
+    base = re.search(r"^ARG BASE=(\S+)$", (ROOT / "docker/Dockerfile").read_text(), re.MULTILINE)
+    assert base is not None
+    assert re.fullmatch(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", base[1])
