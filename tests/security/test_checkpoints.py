@@ -9,7 +9,6 @@ import contextlib
 import io
 import os
 import pickle
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -32,11 +29,8 @@ from torch.distributed.checkpoint.metadata import (
 from drillyard.cli import main as cli
 from drillyard.errors import UserError
 from drillyard.training.checkpoint import Checkpointer, inspect, list_checkpoints, load_checkpoint, verify
-from drillyard.training.checkpoint.archives import check_archive
-from drillyard.training.checkpoint.contents import Place, RefusedContent, read_index
 from drillyard.training.checkpoint.files import checksum
-from drillyard.training.checkpoint.manifest import FileRecord, Manifest, ManifestError, decode, encode, read_manifest
-from drillyard.training.checkpoint.storage import metadata_of
+from drillyard.training.checkpoint.manifest import FileRecord, Manifest, ManifestError, decode, encode
 
 DATA = "__0_0.distcp"
 STATE = {"w": torch.arange(4.0), "note": "ten"}
@@ -305,36 +299,6 @@ def test_every_plain_value_is_saved_and_loaded_and_an_object_is_not_saved(tmp_pa
     checkpointer.save(2, {"path": Path("x")}, metadata={}, wait=True)
     checkpointer.close()
     assert events == ["checkpoint", "checkpoint_failed"]
-
-
-INDEX = good()[".metadata"]
-ARCHIVE = saved(torch.zeros(4))
-CHANGES = st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5), st.binary(max_size=6)), min_size=1, max_size=4)
-
-
-def changed(content: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
-    """Some bytes at some places replaced by others."""
-    for place, length, new in changes:
-        at = place % (len(content) + 1)
-        content = content[:at] + new + content[at + length :]
-    return content
-
-
-@given(CHANGES)
-def test_a_changed_index_is_read_or_refused(changes: list[tuple[int, int, bytes]]) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        path = write(Path(directory), {**good(), ".metadata": changed(INDEX, changes)})
-        with contextlib.suppress(UserError):
-            metadata_of(read_index(path, read_manifest(path)), read_manifest(path))
-
-
-@given(CHANGES)
-def test_a_changed_archive_is_read_or_refused(changes: list[tuple[int, int, bytes]]) -> None:
-    content = changed(ARCHIVE, changes)
-    with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / DATA).write_bytes(content)
-        with contextlib.suppress(RefusedContent):
-            check_archive(Path(directory), Place(DATA, 0, len(content)))
 
 
 # -- the manifest ------------------------------------------------------------------------------------------------------
