@@ -84,6 +84,7 @@ def register(app: typer.Typer) -> None:
         The run may still be going, and it may be any framework's whose logs `drillyard metrics` reads. The file needs
         no network, follows light and dark mode, and shows its charts as tables where there is no JavaScript.
         """
+        from drillyard.errors import UserError
         from drillyard.report import words
         from drillyard.report.page import render
         from drillyard.report.run_directory import is_run_directory
@@ -115,6 +116,9 @@ def register(app: typer.Typer) -> None:
         else:
             page = render(_of_logs(paths, price_per_gpu_hour, facts, hardware, reading))
         target = output or (Path(directories[0]) / REPORT_FILE if directories else Path(REPORT_FILE))
+        if output is None and target.is_symlink():
+            # Of a run directory from elsewhere it could lead to any file of the user's.
+            raise UserError(f"{target}: is a link, and is not followed; name the file to write: --output FILE")
         size = write_report(target, page, overwrite=overwrite)
         typer.echo(f"{target} ({words.size(size)})")
 
