@@ -14,8 +14,6 @@ from drillyard.data.cache import DamagedCache, open_cache
 from drillyard.data.record import DATA_RECORD
 from drillyard.data.record import read_record as read_data_record
 from drillyard.errors import UserError
-from drillyard.exported import RECORD as EXPORT_RECORD
-from drillyard.exported import read_record as read_export_record
 from drillyard.launch.agent.records import last_state, read_record, summary_completed
 from drillyard.loglines.sources import LogFile
 from drillyard.measure import gpu_recipes
@@ -57,11 +55,16 @@ def launch_directory(directory: Path) -> None:
     assert required_failure(directory) is None
 
 
-def records_of_a_directory(directory: Path) -> None:
-    for path in (DATA_RECORD, EXPORT_RECORD):
-        (directory / path).write_text(DEEP)
+def record_of_the_data(directory: Path) -> None:
+    (directory / DATA_RECORD).write_text(DEEP)
     assert read_data_record(directory) is None
-    assert read_export_record(directory).files == {}
+
+
+def record_of_an_export(directory: Path) -> None:
+    from drillyard import exported
+
+    (directory / exported.RECORD).write_text(DEEP)
+    assert exported.read_record(directory).files == {}
 
 
 def lines_of_a_run(directory: Path) -> None:
@@ -102,7 +105,8 @@ def gpu_recipes_log(directory: Path) -> None:
         model_config,
         data_cache,
         launch_directory,
-        records_of_a_directory,
+        record_of_the_data,
+        record_of_an_export,
         lines_of_a_run,
         lines_of_logs,
         trainer_state,
