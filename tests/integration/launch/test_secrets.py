@@ -119,7 +119,7 @@ def test_workloads_that_print_their_secrets(desk: Desk) -> None:
         look_from_everywhere(desk, name)
         log = (desk.directory / f"runs/{name}/launch/node-0.log").read_text()
         assert f"{REFERENCE} https://u:{REFERENCE}@host.invalid/x" in log
-    assert holders(desk, while_it_lives=True) == []
+    assert holders(desk) == []
     assert seen.with_secret() == []
 
 
@@ -147,5 +147,5 @@ def test_training_runs_whose_settings_hold_secrets(desk: Desk) -> None:
     say(desk, "estimate", good)
     assert say(desk, "checkpoint", "list", run) == 0
     assert REFERENCE in (desk.directory / "runs/bad/logs/rank-0.log").read_text()
-    assert holders(desk, while_it_lives=True) == []
+    assert holders(desk) == []
     assert seen.with_secret() == []
