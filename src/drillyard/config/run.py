@@ -259,8 +259,8 @@ class EvaluationConfig(Strict):
     max_new_tokens: PositiveInt = Field(default=128, description="Longest generated answer.")
     required: bool = Field(
         default=False,
-        description="A run in which a metric could not be measured ends with exit code 1; its model is exported in any "
-        "case.",
+        description="A run whose last evaluation, that of the finished model, lacks a metric ends with exit code 1; "
+        "the model is exported in any case.",
     )
 
 

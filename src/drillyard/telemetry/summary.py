@@ -53,6 +53,7 @@ def summarize(run_directory: Path) -> dict[str, Any]:
         "data_notes": _last_event(events, "data").get("notes") or [],
         "held_out": _held_out(events),
         "failed_evaluations": _failed_evaluations(events),
+        "last_evaluation_step": _last_event(events, "evaluation_begin").get("step"),
         "model": _last_event(events, "export_end").get("directory"),
         "tokens": _tokens(steps),
         "sequences": next((event["sequences"] for event in reversed(events) if "sequences" in event), None),
@@ -141,12 +142,17 @@ def failure_text(failed: dict[str, Any]) -> str:
 
 
 def required_failure(run_directory: Path) -> str | None:
-    """Why a finished run with `evaluation.required` has failed all the same, in words; None where it has not."""
+    """Why a finished run with `evaluation.required` has failed all the same, in words; None where it has not.
+
+    Only the last evaluation counts, which is that of the finished model: an earlier failure leaves a gap in a curve.
+    """
     try:
         summary = json.loads((run_directory / "summary.json").read_text(encoding="utf-8"))
-        failed = summary.get("failed_evaluations")
     except (OSError, ValueError, RecursionError):
         return None
+    # Earlier versions did not write the step of the last evaluation: each failure counts there.
+    last = summary.get("last_evaluation_step")
+    failed = [each for each in summary.get("failed_evaluations") or () if last is None or each["step"] == last]
     if not failed:
         return None
     more = f" (and {len(failed) - 1} more: see summary.json)" if len(failed) > 1 else ""

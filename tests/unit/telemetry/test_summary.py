@@ -157,15 +157,24 @@ def test_a_directory_of_no_run_is_refused(tmp_path):
 
 def test_a_failed_evaluation_is_in_the_summary_until_it_is_done_again(tmp_path, finished_run):
     failed = {"part": "sql", "metric": "loss", "reason": "rank 1: out of memory"}
-    for step in (4, 6):
+    for step, fails in ((4, True), (4, False), (6, True)):
         append_event(finished_run.directory, "evaluation_begin", step=step)
-        append_event(finished_run.directory, "evaluation_failed", step=step, stack="...", **failed)
-    append_event(finished_run.directory, "evaluation_begin", step=4)
+        if fails:
+            append_event(finished_run.directory, "evaluation_failed", step=step, stack="...", **failed)
     summary = finished_run()
     assert summary["failed_evaluations"] == [{"step": 6, **failed}]
     assert "loss of sql after step 6: rank 1: out of memory" in (finished_run.directory / "summary.txt").read_text()
     failure = required_failure(finished_run.directory)
     assert failure is not None and "loss of sql after step 6" in failure
+
+
+def test_a_required_metric_is_one_of_the_finished_model(finished_run):
+    failed = {"part": "sql", "metric": "loss", "reason": "rank 1: out of memory"}
+    append_event(finished_run.directory, "evaluation_begin", step=4)
+    append_event(finished_run.directory, "evaluation_failed", step=4, **failed)
+    append_event(finished_run.directory, "evaluation_begin", step=6)
+    assert [each["step"] for each in finished_run()["failed_evaluations"]] == [4]
+    assert required_failure(finished_run.directory) is None
 
 
 def test_the_last_lines_of_a_run_say_losses_model_and_what_to_type(finished_run):
