@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import io
 import os
 import sys
@@ -23,6 +24,7 @@ from drillyard.terminal import CleanStream
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 # GCS FUSE answers EMFILE: a rename would be a copy of each object ("too many objects to be renamed").
 _NO_RENAME_OF_DIRECTORIES = frozenset({errno.EMFILE, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV})
+_DIGEST_LINE = b"<!-- drillyard, sha256 of the above: %s -->\n"
 _ADVICE = {
     errno.ENOSPC: "free space there",
     errno.EDQUOT: "free space there, or have the quota raised",
@@ -66,23 +68,23 @@ def publish(made: Path, target: Path, last: str) -> None:
     made.rmdir()
 
 
-def write_output(path: Path, data: bytes, *, made_by_us: bytes, overwrite: bool) -> None:
-    """Write a file whose name the user chose, as a whole; links are followed.
+def write_output(path: Path, data: bytes, *, overwrite: bool) -> None:
+    """Write an HTML or SVG file whose name the user chose, as a whole; links are followed.
 
-    One that is there is replaced if it is empty, if `made_by_us` is in its first 4 KiB, or with `overwrite`: else
-    UserError. A device or a pipe is written to. Raises OSError.
+    Its last line is a comment with the digest of what is above. So a file that is there is replaced if this function
+    wrote it and nobody has edited it since, if it is empty, or with `overwrite`: else UserError. A device or a pipe is
+    written to. Raises OSError.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         target.write_bytes(data)
         return
-    if target.is_file() and not overwrite:
-        with target.open("rb") as file:
-            head = file.read(4096)
-        if head and made_by_us not in head:
-            raise UserError(
-                f"{path}: is there already, and not made by this command; name another file, or --overwrite"
-            )
+    if target.is_file() and not overwrite and not _is_own_output(target):
+        raise UserError(
+            f"{path}: is there already, and not as this command wrote it: another file, or edited since; "
+            "name another file, or --overwrite"
+        )
+    data = _with_digest(data if data.endswith(b"\n") else data + b"\n")
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     with draft.open("xb") as file:
         try:
@@ -93,6 +95,19 @@ def write_output(path: Path, data: bytes, *, made_by_us: bytes, overwrite: bool)
             # Ctrl-C too must leave nothing beside the user's file.
             draft.unlink(missing_ok=True)
             raise
+
+
+def _is_own_output(path: Path) -> bool:
+    """Whether a file is empty, or as `write_output` wrote it."""
+    # No report is nearly so large, and a file named by mistake may be larger than the memory.
+    if path.stat().st_size > 64 << 20:
+        return False
+    content = path.read_bytes()
+    return not content or content == _with_digest(content.rpartition(_DIGEST_LINE.partition(b"%s")[0])[0])
+
+
+def _with_digest(data: bytes) -> bytes:
+    return data + _DIGEST_LINE % hashlib.sha256(data).hexdigest().encode()
 
 
 def require_plain_name(path: str, source: str) -> None:

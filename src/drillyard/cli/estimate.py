@@ -142,7 +142,9 @@ def register(app: typer.Typer) -> None:
         ] = None,
         overwrite: Annotated[
             bool,
-            typer.Option("--overwrite", help="Replace the FILE of --plot even if it is no plot.", rich_help_panel=SHOW),
+            typer.Option(
+                "--overwrite", help="Replace the FILE of --plot if it is no plot, or edited.", rich_help_panel=SHOW
+            ),
         ] = False,
         explain: Annotated[
             bool, typer.Option("--explain", help="Print each term with its formula and source.", rich_help_panel=SHOW)

@@ -30,7 +30,9 @@ def register(app: typer.Typer) -> None:
             Path | None,
             typer.Option("--output", "-o", metavar="FILE", help="Default: RUN_DIR/report.html, or ./report.html."),
         ] = None,
-        overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE even if it is no report.")] = False,
+        overwrite: Annotated[
+            bool, typer.Option("--overwrite", help="Replace FILE if it is no report, or edited.")
+        ] = False,
         price_per_gpu_hour: Annotated[
             float | None,
             typer.Option(metavar="DOLLARS", help="For the cost; default: the price of cluster.yaml's machine."),

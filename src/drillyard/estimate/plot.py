@@ -96,9 +96,6 @@ def terminal_plot(plot: Plot, columns: int = COLUMNS, rows: int = ROWS) -> str:
                       f"{blank}  {plot.x_title}"])  # fmt: skip
 
 
-MADE_BY = "<!-- Made by drillyard estimate -->"
-
-
 def svg_plot(plot: Plot) -> str:
     """The plot as an SVG document."""
     frame = _Frame(scale_of([dot.x for dot in plot.dots]), scale_of([dot.y for dot in plot.dots]))
@@ -108,7 +105,6 @@ def svg_plot(plot: Plot) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
         'font-size="12" fill="#222">',
-        MADE_BY,
         f"<title>{escape(plot.title)}</title>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
         f'<text x="{LEFT}" y="24" font-size="15">{escape(plot.title)}</text>',

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from drillyard.errors import UserError
 from drillyard.estimate.efficiency import BANDS
-from drillyard.estimate.plot import MADE_BY, Dot, Plot, svg_plot, terminal_plot
+from drillyard.estimate.plot import Dot, Plot, svg_plot, terminal_plot
 from drillyard.estimate.show import STYLES
 from drillyard.estimate.sweep import Point, Sweep, middle
 from drillyard.estimate.wording import count, dollars, figure, percent, seconds
@@ -70,10 +70,10 @@ def plot_of(swept: Sweep, run: str) -> Plot:
 
 
 def write_svg(plot: Plot, path: Path, *, overwrite: bool = False) -> None:
-    """Write `plot` to `path`; an earlier plot there is replaced, and any other file only with `overwrite`. UserError
-    where it cannot be written."""
+    """Write `plot` to `path`; an earlier plot that nobody has edited is replaced, and any other file only with
+    `overwrite`. UserError where it cannot be written."""
     try:
-        write_output(path, svg_plot(plot).encode(), made_by_us=MADE_BY.encode(), overwrite=overwrite)
+        write_output(path, svg_plot(plot).encode(), overwrite=overwrite)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 

@@ -55,6 +55,27 @@ def test_a_file_that_is_no_report_is_replaced_only_on_request(tmp_path, capsys):
     assert link.is_symlink() and config.read_text().startswith("<!doctype html>")
 
 
+def edited_in_the_middle(page: bytes) -> bytes:
+    return page.replace(b"<h1>", b"<h1>My ")
+
+
+def edited_at_the_end(page: bytes) -> bytes:
+    return page + b"<!-- Discussed on Monday -->\n"
+
+
+@pytest.mark.parametrize("edited", [edited_in_the_middle, edited_at_the_end])
+def test_a_report_that_somebody_edited_is_replaced_only_on_request(tmp_path, capsys, edited):
+    directory = runs.write_run(tmp_path / "trial", steps=10)
+    assert call(directory) == 0
+    page = directory / "report.html"
+    page.write_bytes(edited(page.read_bytes()))
+    before = page.read_bytes()
+    assert call(directory) == 2
+    assert "--overwrite" in capsys.readouterr().err and page.read_bytes() == before
+    assert call(directory, "--overwrite") == 0 and page.read_bytes() != before
+    assert call(directory) == 0
+
+
 def test_a_report_goes_into_a_pipe(tmp_path):
     directory = runs.write_run(tmp_path / "trial", steps=10)
     os.mkfifo(tmp_path / "pipe")
@@ -116,12 +137,13 @@ def test_an_interrupted_report_leaves_the_old_file_and_nothing_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = tmp_path / "page.html"
-    page.write_bytes(b"old")
+    write_output(page, b"old", overwrite=False)
+    old = page.read_bytes()
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        write_output(page, b"new", made_by_us=b"old", overwrite=False)
-    assert list(tmp_path.iterdir()) == [page] and page.read_bytes() == b"old"
+        write_output(page, b"new", overwrite=False)
+    assert list(tmp_path.iterdir()) == [page] and page.read_bytes() == old
