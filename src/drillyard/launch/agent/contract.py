@@ -10,7 +10,7 @@
 | a node was lost | again when it is back, not counted; after `join_seconds` (0: at once) leave with 75 |
 | a node never joined | leave with 75 |
 | 85 of itself | again, not counted |
-| the node that failed first told that this is final (launched.py) | failed, never again |
+| the node that failed first reported that this is final (launched.py) | failed, never again |
 | anything else | again, counted, at most `max_failures` times, after a pause that grows (outcome.py) |
 
 Of rounds in a row that end with 85 or a lost node and without a newer checkpoint, the second and each later one counts
@@ -58,7 +58,7 @@ class RoundEnd:
     """How a round ended. Codes are as a shell shows them: 128 + N for a process that signal N ended."""
 
     codes: dict[int, int]
-    """By node, of all nodes that are not lost. What ranks told counts more than what their launcher made of it."""
+    """By node, of all nodes that are not lost. A code that ranks reported, else that of their command."""
     lost: dict[int, str]
     """Nodes that vanished, and their hosts."""
     cause_of_loss: str = ""
@@ -74,7 +74,7 @@ class RoundEnd:
     cause: str = ""
     """Why it failed, in words, where known."""
     final: bool = False
-    """Whether the node that failed first told that another start would end in the same way."""
+    """Whether the node that failed first reported that another start would end in the same way."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ def leader_killed(host: str, asked: bool, newer_checkpoint: bool | None, counts:
 
 
 def _stopped(end: RoundEnd, counts: Counts, limits: Limits) -> Decision:
-    told = EXIT_CHECKPOINTED in end.codes.values()
-    if not told and not end.newer_checkpoint:
+    reports_saved = EXIT_CHECKPOINTED in end.codes.values()
+    if not reports_saved and not end.newer_checkpoint:
         reason = f"stopped by {end.asked} without a checkpoint of this moment"
         return Decision(LEAVE, EXIT_FAILED, reason, counts)
     saved = end.newer_checkpoint is not False

@@ -29,7 +29,7 @@ from .stopmark import is_cancelled
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LED_HERE = ("local", "ssh")
-"""Platforms without a scheduler: node 0 is the host that has the index, and nobody else starts a run again."""
+"""Platforms without a scheduler: node 0 is the host that has the index, and no scheduler starts a run again."""
 _GOES_ON = ("starting", "running", "restarting")
 
 
@@ -152,8 +152,8 @@ def _unheard(state: dict[str, Any], why: str) -> dict[str, Any]:
     if state["state"] not in _GOES_ON:
         how = f"{why}, so how the run ended is not recorded there"
         return {**state, "reason": how, "failure": {**(state.get("failure") or {}), "reason": how}}
-    told = f"{why}; without a lease the agents end the ranks, and start them again once it is renewed"
-    return {**state, "state": "restarting", "reason": told}
+    reason = f"{why}; without a lease the agents end the ranks, and start them again once it is renewed"
+    return {**state, "state": "restarting", "reason": reason}
 
 
 def _unseen(problem: str | None) -> dict[str, Any]:
@@ -167,14 +167,14 @@ def _agent_of(directory: Path, state: dict[str, Any]) -> str:
         led_here = leader is not None and state.get("platform") in _LED_HERE and leader.host == node_name()
         return "gone" if led_here else "elsewhere"
     # A keeper will start a leader again that was killed.
-    announced = [told for told in agents_here(directory) if told["node"] == 0]
-    processes = [leader, *(process_of(told[who]) for told in announced for who in ("agent", "keeper"))]
+    announced = [agent for agent in agents_here(directory) if agent["node"] == 0]
+    processes = [leader, *(process_of(agent[who]) for agent in announced for who in ("agent", "keeper"))]
     return "alive" if any(process is not None and process.alive for process in processes) else "gone"
 
 
 def _corrected(state: dict[str, Any], knows_cause: bool) -> dict[str, Any]:
-    """How a run is whose leader has left or died, as nobody may write that down any more. `knows_cause`: its reason
-    is that of the last round's failure."""
+    """The state of a run whose leader has left or died without writing that down. `knows_cause`: its reason is that
+    of the last round's failure."""
     code = state.get("exit_code")
     if code in (EXIT_CHECKPOINTED, EXIT_NODE_LOST) and state.get("platform") not in _LED_HERE:
         # The scheduler starts it again, and knows whether it will.
