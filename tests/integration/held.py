@@ -15,6 +15,7 @@ So a test may look, take its time and then strike: the run cannot have gone past
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +36,12 @@ class Holds:
     def program(self) -> list[str]:
         """What stands in place of `python -m drillyard`."""
         return [sys.executable, __file__, str(self.directory), "--"]
+
+    def interpreter(self, path: Path) -> str:
+        """Write a program that stands in place of `python` where a launcher starts `python -m drillyard`; its path."""
+        path.write_text(f'#!/bin/sh\nshift 2\nexec {shlex.join(self.program)} "$@"\n')
+        path.chmod(0o755)
+        return str(path)
 
     def reached(self, moment: str, *ranks: int) -> bool:
         """Whether these ranks wait, or have waited, at a moment."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import pty
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.integration import held
 from tests.integration.conftest import Reference
 from tests.integration.held import Holds
 from tests.integration.launch.desk import Desk
@@ -135,10 +133,8 @@ def test_one_run_directory_has_one_run_and_a_cancelled_one_goes_on_with_the_same
     run = Run(write_config(workplace, "by-launch", checkpoint={"every_steps": 5}))
     first, second = "round-0-step-8", "round-0-step-20"
     holds = Holds(tmp_path, first, second)
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {held.__file__} {holds.directory} -- "$@"\n')
-    python.chmod(0o755)
-    settings = {"name": "here", "platform": "local", "processes_per_node": 2, "python": str(python)}
+    python = holds.interpreter(tmp_path / "python")
+    settings = {"name": "here", "platform": "local", "processes_per_node": 2, "python": python}
     desk = Desk(tmp_path / "desk", settings)
     # `drillyard train` has the directory: the launched run is refused, in words.
     plain = run.start("--console", "none", holds=holds)
@@ -171,10 +167,8 @@ def test_never_is_about_the_begin_of_a_run_and_a_restart_of_the_launch_goes_on(w
     run = Run(write_config(workplace, "never", checkpoint={"every_steps": 5, "resume": "never"}))
     held_at = "round-0-step-8"
     holds = Holds(tmp_path, held_at)
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {held.__file__} {holds.directory} -- "$@"\n')
-    python.chmod(0o755)
-    settings = {"name": "here", "platform": "local", "processes_per_node": 2, "python": str(python)}
+    python = holds.interpreter(tmp_path / "python")
+    settings = {"name": "here", "platform": "local", "processes_per_node": 2, "python": python}
     desk = Desk(tmp_path / "desk", settings)
     handle = desk.launch(run.config)
     until(lambda: holds.reached(held_at, 0, 1) and bool(run.events("checkpoint")))

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration import held
 from tests.integration.conftest import Reference
 from tests.integration.held import Holds
 from tests.integration.launch.desk import Desk
 from tests.integration.launch.slurm_cluster import GPUS_PER_NODE, SlurmCluster, slurm_cluster, until
 from tests.integration.launch.sshd_hosts import two_hosts
 from tests.integration.tiny_run import PATIENCE_SECONDS, STEPS, Run, write_config
+
+from drillyard.config import load_cluster_config
+from drillyard.launch.agent.index import list_runs
+from drillyard.launch.programs import Programs, Result
+from drillyard.launch.slurm.launcher import SlurmLauncher, launcher
+from drillyard.launch.states import State
 
 TITAN = """
 import time
@@ -47,6 +54,20 @@ while not (run / "enough").exists():
     time.sleep(0.05)
 """
 """Writes into the run directory until it is told to stop: then it saves, as a trainer would."""
+
+
+class IndexReadHere(Programs):
+    """Reads the index of runs in this process: hundreds of looks would wait for a Python each."""
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None) -> Result:
+        """As Programs.run."""
+        *_, verb, option, cluster = argv
+        if (verb, option) != ("list", "--cluster"):
+            return super().run(argv, stdin=stdin, timeout=timeout)
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            code = list_runs(Namespace(cluster=cluster))
+        return Result(tuple(argv), code, said.getvalue(), "")
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +111,24 @@ def job_of(desk: Desk, handle: str) -> str:
     return str(desk.status(handle)["native"]["job_id"])
 
 
+@contextlib.contextmanager
+def looking(desk: Desk) -> Iterator[SlurmLauncher]:
+    """What `drillyard runs` asks, in this process: it looks often enough to see what lasts for seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HOME", "SLURM_CONF"):
+            patch.setenv(name, desk.environment[name])
+        patch.delenv("XDG_STATE_HOME", raising=False)
+        yield launcher(load_cluster_config(desk.directory / "cluster.yaml"), IndexReadHere())
+
+
 def is_running(told: dict[str, Any]) -> bool:
     """For `Desk.wait_for`."""
     return bool(told["state"] == "running")
+
+
+def waits(told: dict[str, Any]) -> bool:
+    """For `Desk.wait_for`: in the queue, for the first time or again."""
+    return bool(told["native"].get("state") == "PENDING")
 
 
 def written(run_directory: Path, begun: int) -> list[tuple[int, float]]:
@@ -109,12 +145,10 @@ def test_a_run_that_loses_a_node_twice_and_reaches_its_time_limit_loses_no_bit(
     run = Run(write_config(workplace, "over-slurm"))
     moments = ["round-0-step-9", "round-1-step-20", "round-2-step-25"]
     holds = Holds(tmp_path, *moments)
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {held.__file__} {holds.directory} -- "$@"\n')
-    python.chmod(0o755)
+    python = holds.interpreter(tmp_path / "python")
     environment = {"GLOO_SOCKET_IFNAME": "lo"}
     slurm = {"time_limit": "50", "signal_seconds": 300}
-    desk = sit_down(cluster, tmp_path / "desk", python=str(python), environment=environment, slurm=slurm)
+    desk = sit_down(cluster, tmp_path / "desk", python=python, environment=environment, slurm=slurm)
     handle = desk.launch(run.config)
     assert handle == "slurm://quad/over-slurm"
     job = job_of(desk, handle)
@@ -122,11 +156,9 @@ def test_a_run_that_loses_a_node_twice_and_reaches_its_time_limit_loses_no_bit(
     lost = desk.status(handle)["hosts"][1]
     cluster.kill_agent(lost)
 
-    def waits_for(reason: str) -> Callable[[dict[str, Any]], bool]:
-        """The job's comment follows its being queued again, a moment later."""
-        return lambda told: told["native"].get("state") == "PENDING" and reason in told["reason"]
-
-    told = desk.wait_for(handle, waits_for(f"lost node 1 ({lost}): Killed"))
+    # The reason is there as soon as the job waits.
+    told = desk.wait_for(handle, waits)
+    assert f"lost node 1 ({lost}): Killed" in told["reason"], told
     assert told["state"] == "restarting", told
     assert "without" not in told["reason"]
     until(lambda: holds.reached(moments[1], 0, 1), "the second start")
@@ -135,12 +167,14 @@ def test_a_run_that_loses_a_node_twice_and_reaches_its_time_limit_loses_no_bit(
     cluster.run("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
     until(lambda: cluster.job(job, "%T") == "PENDING", "the time limit")
     waiting = desk.status(handle)
-    assert waiting["state"] == "restarting" and waiting["failures"] == 0, waiting
+    assert (waiting["state"], waiting["failures"]) == ("restarting", 0), waiting
+    assert "time limit, all is saved" in waiting["reason"], waiting
     cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=50")
     log = run.directory / "launch" / f"slurm-{job}.log"
     until(lambda: holds.reached(moments[2], 0, 1), "the third start")
     cluster.kill_agent(lost)
-    desk.wait_for(handle, waits_for(f"lost node 1 ({lost}): Killed; from now on without {lost}"))
+    told = desk.wait_for(handle, waits)
+    assert f"lost node 1 ({lost}): Killed; from now on without {lost}" in told["reason"], told
     assert desk.say("runs", "wait", handle).returncode == 0, log.read_text()
     told = desk.status(handle)
     assert (told["state"], told["failures"], told["round"]) == ("succeeded", 0, 3)
@@ -159,22 +193,25 @@ def test_nodes_without_the_storage_are_named_and_left_out(cluster: SlurmCluster,
         cluster.unmount(node, desk.directory)
     handle = desk.launch(config)
     reasons: set[str] = set()
+    with looking(desk) as look:
 
-    def has_started(told: dict[str, Any]) -> bool:
-        reasons.add(told["reason"] or "")
-        return is_running(told)
+        def has_started() -> bool:
+            status = look.status("unmounted")
+            reasons.add(status.reason or "")
+            return status.state is State.running
 
-    told = desk.wait_for(handle, has_started)
+        until(has_started, "the start on nodes with the storage")
     # Which of the two comes first is up to Slurm.
     assert any(f"n1 cannot read {directory}/launch; from now on without n1" in reason for reason in reasons), reasons
     named = [reason for reason in reasons if "node 1 (n3) cannot start: " in reason]
     assert named and all("No such file or directory" in reason for reason in named), reasons
     assert any("(Exited with exit code 2); from now on without n3" in reason for reason in named), reasons
+    told = desk.wait_for(handle, is_running)
     assert told["hosts"] == ["n2", "n4"] and told["failures"] == 0
     until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "round 0")
     # A leader that is killed is a loss of its host; the others leave at once.
     cluster.kill_agent("n2")
-    told = desk.wait_for(handle, lambda told: told["native"].get("state") == "PENDING")
+    told = desk.wait_for(handle, waits)
     assert "the agent of node 0 (n2) was killed" in told["reason"], told
     desk.wait_for(handle, lambda told: is_running(told) and told["round"] == 1)
     (directory / "enough").touch()
@@ -245,7 +282,7 @@ def test_a_preempted_run_is_queued_again_and_not_counted(cluster: SlurmCluster, 
     # The partition's PreemptMode is CANCEL: Slurm itself would let the job end here.
     urgent = ["--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1000"]
     other = cluster.run("sbatch", "--parsable", *urgent).stdout.strip()
-    waiting = desk.wait_for(handle, lambda told: told["native"].get("state") == "PENDING")
+    waiting = desk.wait_for(handle, waits)
     assert waiting["state"] == "restarting" and waiting["reason"].startswith("is queued again")
     cluster.run("scancel", other)
     told = desk.wait_for(handle, lambda told: is_running(told) and told["round"] == 1)

@@ -6,28 +6,23 @@ Mounts small file systems, which needs root.
 from __future__ import annotations
 
 import shutil
-import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.integration import held
 from tests.integration.disks import MIB, LoopDisk, Tmpfs
 from tests.integration.held import Holds
 from tests.integration.launch.slurm_cluster import SlurmCluster, slurm_cluster, until
-from tests.integration.launch.test_slurm import is_running, saves, sit_down, written
+from tests.integration.launch.test_slurm import is_running, looking, saves, sit_down, written
 from tests.integration.tiny_run import write_config
 
-from drillyard.config import load_cluster_config
-from drillyard.launch.programs import Programs
-from drillyard.launch.slurm.launcher import launcher
 from drillyard.launch.states import State
 
 SECONDS_TO_TELL = 60.0
+LOOKS = 200
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +53,26 @@ def test_a_full_disk_at_the_export_is_the_cause_that_is_told(
             data__cache_directory=str(workplace / "cache"),
         )
         holds = Holds(tmp_path, "round-0-forward-1")
-        python = tmp_path / "python"
-        python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {held.__file__} {holds.directory} -- "$@"\n')
-        python.chmod(0o755)
-        desk = sit_down(cluster, tmp_path / "desk", python=str(python), environment={"GLOO_SOCKET_IFNAME": "lo"})
+        python = holds.interpreter(tmp_path / "python")
+        desk = sit_down(cluster, tmp_path / "desk", python=python, environment={"GLOO_SOCKET_IFNAME": "lo"})
         handle = desk.launch(config)
         until(lambda: holds.reached("round-0-forward-1", 0, 1), "the last evaluation")
         disk.fill()
         holds.release("round-0-forward-1")
+        # When each look began, and when the one ended that tells the cause.
+        times = [time.time()]
+
+        def tells_the_cause(told: dict[str, Any]) -> bool:
+            times.append(time.time())
+            return "No space left on device" in f"{told['reason']} {told['failure']}"
+
+        desk.wait_for(handle, tells_the_cause)
         told = desk.wait_for(handle, lambda told: told["over"])
         assert told["state"] == "failed", told
+        state = disk.place / "runs" / "full-export" / "launch" / "state.json"
+        *silent, _, told_at = times
+        assert all(began_at < state.stat().st_mtime for began_at in silent), "silent although the end was written"
+        assert told_at - told["ended_at"] < SECONDS_TO_TELL
         assert told["failure"]["exit_code"] == 2
         assert (
             "cannot export to" in told["failure"]["reason"] and "No space left on device" in told["failure"]["reason"]
@@ -109,32 +114,22 @@ def test_of_many_who_look_during_a_submission_nobody_sees_a_run_that_failed(
     config, directory = saves(desk, "watched")
     sbatch, submitted, go = tmp_path / "bin" / "sbatch", tmp_path / "submitted", tmp_path / "go"
     sbatch.parent.mkdir()
-    # The job is submitted, and its id is not known yet, until half of the looks have been taken.
+    # The job is submitted, and its id is not known yet, until half of the looks are done.
     waits = f"touch {submitted}; while [ ! -e {go} ]; do sleep 0.01; done"
     sbatch.write_text(f'#!/bin/sh\n{shutil.which("sbatch")} "$@" || exit; {waits}\n')
     sbatch.chmod(0o755)
     desk.environment["PATH"] = f"{sbatch.parent}:{cluster.environment['PATH']}"
     launching = desk.start("launch", config)
     until(submitted.exists, "the submission")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("HOME", "SLURM_CONF"):
-            patch.setenv(name, desk.environment[name])
-        look = launcher(load_cluster_config(desk.directory / "cluster.yaml"), Programs())
-        seen: Counter[State] = Counter()
-        lock = threading.Lock()
-
-        def looks(count: int) -> None:
-            for _ in range(count):
-                states = Counter(status.state for status in look.runs() if status.handle.run == "watched")
-                with lock:
-                    seen.update(states)
-
-        looks(8)
-        assert seen.total() == 8, seen
-        with ThreadPoolExecutor(2) as threads:
-            others = threads.map(looks, [8, 8])
-            go.touch()
-            list(others)
-    assert launching.wait(SECONDS_TO_TELL) == 0
-    assert seen.total() == 24 and set(seen) <= {State.queued, State.starting, State.running}, seen
+    seen: Counter[State] = Counter()
+    looks = 0
+    with looking(desk) as look:
+        while looks < LOOKS or launching.poll() is None:
+            seen.update(status.state for status in look.runs() if status.handle.run == "watched")
+            looks += 1
+            if looks == LOOKS // 2:
+                go.touch()
+    assert launching.returncode == 0
+    # Each look sees the run, and sees it once.
+    assert seen.total() == looks and set(seen) <= {State.queued, State.starting, State.running}, seen
     (directory / "enough").touch()

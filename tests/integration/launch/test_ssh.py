@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration import held
 from tests.integration.conftest import Reference
 from tests.integration.held import Holds
 from tests.integration.launch.desk import Desk
@@ -102,10 +101,8 @@ def test_a_killed_rank_and_killed_agents_cost_restarts_and_no_bit(
     def told_of(number: int, reason: str) -> bool:
         return any(each["round"] == number and each["reason"].startswith(reason) for each in run.events("failure"))
 
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {held.__file__} {holds.directory} -- "$@"\n')
-    python.chmod(0o755)
-    desk = Desk(tmp_path / "desk", cluster(hosts, python=str(python)))
+    python = holds.interpreter(tmp_path / "python")
+    desk = Desk(tmp_path / "desk", cluster(hosts, python=python))
     handle = desk.launch(run.config)
     assert handle == "ssh://pair/over-ssh"
     h0, h1 = hosts.hosts

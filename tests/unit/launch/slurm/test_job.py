@@ -22,7 +22,7 @@ case "$1 $2" in
     "update "*) echo "$@" >>"$PLAY/updates" ;;
     "show node") echo "NodeName=n1 NodeAddr=10.0.0.1 State=IDLE" ;;
     "show job") echo "JobId=12 $(cat "$PLAY/facts") Restarts=$(cat "$PLAY/restarts") BatchFlag=1 Power=" ;;
-    "requeue "*) echo "$@" >>"$PLAY/calls"; cp "$PLAY/updates" "$PLAY/updates-before-requeue" ;;
+    "requeue "*) echo "$@" >>"$PLAY/calls"; touch "$PLAY/updates"; cp "$PLAY/updates" "$PLAY/updates-before-requeue" ;;
     *) echo "$@" >>"$PLAY/calls" ;;
 esac
 """
