@@ -39,7 +39,7 @@ def load(text: bytes | memoryview) -> Any:
 
 
 def _whole(digits: str) -> int | float:
-    """An integer that fits into 64 bits; a longer one as the float that orjson reads it as, or infinity."""
+    """An integer of up to 18 digits, which fits into 64 bits; a longer one as a float, or infinity."""
     return int(digits) if len(digits) <= 18 else float(digits)
 
 
