@@ -23,7 +23,6 @@ from drillyard.measure.reading import TextReading
 from drillyard.modelspec.reading import read_config
 from drillyard.telemetry.console import parse_step_line
 from drillyard.telemetry.jsonlines import decode
-from drillyard.telemetry.summary import required_failure
 
 DEEP = "[" * 100_000
 
@@ -52,7 +51,6 @@ def launch_directory(directory: Path) -> None:
     assert last_state(directory) == {}
     assert read_record(directory / "told.json") == {}
     assert not summary_completed(directory)
-    assert required_failure(directory) is None
 
 
 def record_of_the_data(directory: Path) -> None:
@@ -65,6 +63,13 @@ def record_of_an_export(directory: Path) -> None:
 
     (directory / exported.RECORD).write_text(DEEP)
     assert exported.read_record(directory).files == {}
+
+
+def summary_of_a_run(directory: Path) -> None:
+    from drillyard.telemetry.summary import required_failure
+
+    (directory / "summary.json").write_text(DEEP)
+    assert required_failure(directory) is None
 
 
 def lines_of_a_run(directory: Path) -> None:
@@ -107,6 +112,7 @@ def gpu_recipes_log(directory: Path) -> None:
         launch_directory,
         record_of_the_data,
         record_of_an_export,
+        summary_of_a_run,
         lines_of_a_run,
         lines_of_logs,
         trainer_state,

@@ -22,7 +22,7 @@ from drillyard.telemetry.console import parse_step_line
 
 FAST_SECONDS = 0.05
 MAX_RATIO = 10
-SHORT, LONG = 100_000, 400_000
+SHORT, LONG = 25_000, 100_000
 
 ANCHORS = b"".join(kind.anchor for kind in TEXT_FORMATS)
 LITERALS = b" ".join(sorted({note.literal for kind in TEXT_FORMATS for note in kind().notes()}))
