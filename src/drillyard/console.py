@@ -6,10 +6,13 @@ Use it instead of `rich.console.Console`, which has no colours: standard output 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import rich.console
 from rich.segment import Segment
+from rich.text import Text
 
+from drillyard.redaction import redact
 from drillyard.terminal import Rendered, clean
 
 
@@ -20,9 +23,22 @@ class Console(rich.console.Console):
         self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None
     ) -> Iterable[Segment]:
         """The segments of `renderable`: those of control are rich's, the text of others is cleaned."""
+        if isinstance(renderable, Text):
+            renderable = _redacted(renderable)
         for segment in super().render(renderable, options):
             text = segment.text
             yield segment if segment.control or text == (safe := clean(text)) else Segment(safe, segment.style)
 
+    def render_str(self, text: str, **options: Any) -> Text:
+        """`text` as rich's Text, with references in the place of secrets."""
+        return _redacted(super().render_str(text, **options))
+
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
         return Rendered(super()._render_buffer(buffer))
+
+
+def _redacted(text: Text) -> Text:
+    """`text` without secrets; the stream would not find a value that a line's end or a colour cuts in two."""
+    if (safe := redact(text.plain)) == text.plain:
+        return text
+    return text.blank_copy(safe)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -33,35 +34,50 @@ class Redactor:
     """Replaces the values it knows. `secrets`: values by the name of their variable."""
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
+        # What is shown for each form of a value, longest form first; and a pattern of all forms in that order.
         self._texts: dict[str, str] = {}
-        self._bytes: list[tuple[bytes, bytes]] = []
+        self._bytes: dict[bytes, bytes] = {}
+        self._text_pattern = re.compile("")
+        self._bytes_pattern = re.compile(b"")
         for name, value in (secrets or {}).items():
             self.add(name, value)
 
     def add(self, name: str, value: str) -> None:
         """Know the value of one more variable."""
-        known = len(self._texts)
+        shown = dict(self._texts)
         for form in _forms(value) if _is_secret(name, value) else ():
-            self._texts.setdefault(form, f"${{env:{name}}}")
-        if len(self._texts) > known:
-            # Longest first: a value may hold another one.
-            self._texts = dict(sorted(self._texts.items(), key=lambda row: -len(row[0])))
-            pairs = [(form.encode(errors="surrogateescape"), shown.encode()) for form, shown in self._texts.items()]
-            self._bytes = [(form, shown) for form, shown in pairs if b"\n" not in form]
+            shown.setdefault(form, f"${{env:{name}}}")
+        if len(shown) > len(self._texts):
+            # A reference that stands in a text already stays whole, though a value may be part of its name.
+            shown |= {reference: reference for reference in shown.values()}
+            # Longest first: a value may begin with another one.
+            self._texts = dict(sorted(shown.items(), key=lambda row: -len(row[0])))
+            pairs = [(form.encode(errors="surrogateescape"), text.encode()) for form, text in self._texts.items()]
+            self._bytes = dict(sorted((pair for pair in pairs if b"\n" not in pair[0]), key=lambda row: -len(row[0])))
+            self._text_pattern = re.compile("|".join(map(re.escape, self._texts)))
+            self._bytes_pattern = re.compile(b"|".join(map(re.escape, self._bytes)))
 
     def text(self, text: str) -> str:
         """`text` with references in the place of values."""
-        for form, shown in self._texts.items():
-            if form in text:
-                text = text.replace(form, shown)
-        return text
+        if not any(form in text for form in self._texts):
+            return text
+        return self._text_pattern.sub(lambda found: self._texts[found[0]], text)
 
     def lines(self, data: bytes) -> bytes:
         """The same for bytes of lines: of a value of several lines, each line is replaced."""
-        for form, shown in self._bytes:
-            if form in data:
-                data = data.replace(form, shown)
-        return data
+        return self.piece(data, len(data))[0]
+
+    def piece(self, data: bytes, end: int) -> tuple[bytes, bytes]:
+        """What `data` is with references for all values that begin before `end`; and the rest, as it is."""
+        parts, place = [], 0
+        if any(form in data for form in self._bytes):
+            for found in self._bytes_pattern.finditer(data):
+                if found.start() >= end:
+                    break
+                parts += [data[place : found.start()], self._bytes[found[0]]]
+                place = found.end()
+        end = max(end, place)
+        return b"".join([*parts, data[place:end]]), data[end:]
 
     def tree(self, value: Any) -> Any:
         """The same for every text in a value as JSON has them, keys included."""
@@ -74,20 +90,21 @@ class Redactor:
         return value
 
     def begun(self, data: bytes) -> int:
-        """How many bytes at the end of `data` may be the begin of a value."""
+        """How many bytes at the end of `data` may be the begin of a value, or of a longer one than stands there."""
         if not self._bytes or data.endswith(b"\n"):
             return 0
-        longest = len(self._bytes[0][0])
-        end = data[max(data.rfind(b"\n") + 1, len(data) - longest + 1) :]
-        firsts = {form[0] for form, _ in self._bytes}
+        longest = len(next(iter(self._bytes)))
+        end = data[max(data.rfind(b"\n") + 1, len(data) - longest + 1, 0) :]
+        firsts = {form[0] for form in self._bytes}
         for place, byte in enumerate(end):
-            if byte in firsts and any(form.startswith(end[place:]) for form, _ in self._bytes):
-                return len(end) - place
+            left = len(end) - place
+            if byte in firsts and any(len(form) > left and form.startswith(end[place:]) for form in self._bytes):
+                return left
         return 0
 
 
 class RedactedStream:
-    """Bytes in pieces that are cut anywhere: what may be half a value waits for the next piece."""
+    """Bytes in pieces that are cut anywhere: what may be part of a value waits for the next piece."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
@@ -95,10 +112,10 @@ class RedactedStream:
 
     def feed(self, data: bytes) -> bytes:
         """What can be passed on now; `data` is empty at the end, when everything can."""
-        whole = self._redactor.lines(self._held + data)
-        held = self._redactor.begun(whole) if data else 0
-        self._held = whole[len(whole) - held :]
-        return whole[: len(whole) - held]
+        data, ends = self._held + data, not data
+        held = 0 if ends else self._redactor.begun(data)
+        safe, self._held = self._redactor.piece(data, len(data) - held)
+        return safe
 
 
 _known = Redactor()
@@ -150,6 +167,12 @@ def _written(value: str) -> Iterable[str]:
     yield json.dumps(value)[1:-1]
     yield json.dumps(value, ensure_ascii=False)[1:-1]
     yield repr(value)[1:-1]
+    # Quotes of both kinds elsewhere in a text decide how repr writes those of the value.
+    yield repr("'\"" + value)[4:-1]
+    yield ascii("'\"" + value)[4:-1]
+    yield repr(value.encode(errors="surrogateescape"))[2:-1]
+    yield value.replace("'", "'\"'\"'")  # shlex.quote
+    yield value.replace("'", r"'\''")  # sh -x
     yield html.escape(value)
     for quoted in (quote(value, safe=""), quote(value), quote_plus(value)):
         yield quoted

@@ -6,8 +6,10 @@ A run that succeeds, one that fails and one that is cancelled are in tests/integ
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 import urllib.parse
@@ -17,12 +19,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.text import Text
 
+from drillyard import redaction
 from drillyard.cli import main as cli
 from drillyard.config import load_run_config
+from drillyard.console import Console
 from drillyard.launch.agent.borrowed import shipped_files
 from drillyard.launch.agent.job import Job
 from drillyard.telemetry.events import append_event
+from drillyard.terminal import CleanStream
 
 TOKEN = "s3cr&t/to+k%n-7h1s"
 REFERENCE = "${env:PLANTED_TOKEN}"
@@ -149,3 +155,53 @@ def test_pieces_cut_anywhere_give_what_the_whole_gives(cuts: list[int], between:
         place, number = place + length, number + 1
     got += stream.feed(b"")
     assert got == redactor.lines(data) and b"hunter3" not in got and b"second line" not in got
+
+
+LONGER = "hunter2-hunter3"
+
+
+@pytest.mark.parametrize("cut", range(1, len(LONGER)))
+def test_of_values_that_begin_alike_no_rest_is_passed_on(cut: int) -> None:
+    from drillyard.redaction import RedactedStream, Redactor
+
+    stream = RedactedStream(Redactor({"SHORT": LONGER[:9], "LONG": LONGER}))
+    got = [stream.feed(piece) for piece in (b"x " + LONGER[:cut].encode(), LONGER[cut:].encode() + b" y", b"")]
+    assert b"".join(got) == b"x ${env:LONG} y"
+
+
+def test_a_text_that_is_filtered_twice_stays() -> None:
+    from drillyard.redaction import Redactor
+
+    redactor = Redactor({"SITE_PASSWORD": "PASSWORD"})
+    once = redactor.text("it is PASSWORD")
+    assert once == "it is ${env:SITE_PASSWORD}" == redactor.text(once)
+    assert redactor.lines(b"PASSWORD ${env:SITE_PASSWORD}") == b"${env:SITE_PASSWORD} ${env:SITE_PASSWORD}"
+
+
+def test_a_value_in_quotes_of_a_shell_or_of_python() -> None:
+    from drillyard.redaction import Redactor
+
+    value = "p\u00e4ss'word-x"
+    redactor = Redactor({"T": value})
+    traced = "'" + value.replace("'", "'\\''") + "'"  # as `sh -x` shows a command
+    for text in (shlex.quote(value), traced, repr(f"it's \"{value}"), ascii(f'"{value}'), repr(value.encode())):
+        assert "word-x" not in redactor.text(text)
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_value_that_the_end_of_a_line_or_a_colour_cuts_in_two(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rich.table import Table
+
+    value = "abcdefgh-1234-https://ijklmnop-True-5678"
+    monkeypatch.setattr(redaction, "_known", redaction.Redactor({"T": value}))
+    stream = io.StringIO()
+    console = Console(file=CleanStream(stream), force_terminal=is_terminal, color_system="standard", width=24)
+    table = Table("reason")
+    table.add_row(f"bad key {value}")
+    table.add_row(Text(f"bad key {value}"))
+    for text in (f"tok={value}", f"it is {value}", table):
+        console.print(text)
+    assert stream.getvalue().count("${env:T}") == 4
+    assert not any(part in stream.getvalue() for part in ("abcd", "1234", "ijkl", "5678"))
