@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import pickle
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -277,6 +278,108 @@ def test_an_archive_that_torch_save_did_not_write_is_refused(archive: bytes, tmp
     assert [(file.name, file.verdict) for file in verify(info) if file.verdict != "ok"] == [(DATA, "refused")]
     with pytest.raises(UserError, match=DATA):
         load_checkpoint(tmp_path, {"w": torch.zeros(4)})
+
+
+def of_pickle(content: bytes, **records: bytes) -> bytes:
+    """An archive with this pickle and records, as torch.save lays them out."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, data in {"data.pkl": content, "version": b"3\n", "byteorder": b"little"}.items():
+            archive.writestr(f"archive/{name}", data)
+        for name, data in records.items():
+            archive.writestr(f"archive/data/{name}", data)
+    return stream.getvalue()
+
+
+def text(value: str) -> bytes:
+    """The opcode that pushes it."""
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+def number(value: int) -> bytes:
+    return b"\x8a\x08" + struct.pack("<q", value)
+
+
+NAMED = {
+    "list": b"\x8c\x13torch.serialization\x8c\x0b_get_layout\x93",
+    "tuple": b"\x8c\x08builtins\x8c\x07getattr\x93",
+}
+
+
+def doubled_list() -> bytes:
+    """A list that holds the list before it twice, and so on: its text has 2**20 parts here, and may have any number."""
+    lists = b"".join(b"]\x94(" + b"h%c" % n * 2 + b"e" for n in range(1, 21))
+    return b"\x80\x04" + NAMED["list"] + b"\x94]\x94" + lists + b"h\x00h\x15\x85R."
+
+
+def doubled_tuple_as_key() -> bytes:
+    """A tuple that holds the tuple before it twice, kept by calls: hashing it takes 2**20 steps, or any number."""
+    tuples = b"".join(b"h\x00" + b"h%c" % n * 2 + b"\x86\x94R" for n in range(1, 21))
+    return b"\x80\x04" + NAMED["tuple"] + b"\x94h\x00K\x01K\x01\x86\x94R" + tuples + b"}h\x15Ns."
+
+
+@pytest.mark.parametrize("index", [doubled_list(), doubled_tuple_as_key()], ids=["list", "tuple"])
+def test_an_index_builds_no_value_of_a_size_beyond_its_own(index: bytes, tmp_path: Path) -> None:
+    path = write(tmp_path, {**good(), ".metadata": index})
+    with pytest.raises(UserError, match=r"calls a function with list|is no tuple of sizes"):
+        load_checkpoint(path, state())
+
+
+TUPLE_OF_2_27 = b")q\x00" + b"".join(b"h%c" % n * 2 + b"\x86q%c" % (n + 1) for n in range(27))
+LIST_OF_2_27 = b"]q\x00" + b"".join(b"]q%c(" % (n + 1) + b"h%c" % n * 2 + b"e" for n in range(27))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"}" + b")" + b"\x85" * 300_000 + b"Ns",
+        b"c__builtin__\nset\n])" + b"\x85" * 300_000 + b"a\x85R",
+        b"]" * 300_000 + b"a" * 299_999,
+        b"}" + TUPLE_OF_2_27 + b"Ns",
+        LIST_OF_2_27,
+        b"]q\x00]q\x01h\x00ah\x00Na",
+        b"c_codecs\nencode\n" + text("a" * 100) + text("punycode") + b"\x86R",
+        b"ctorch.storage\nUntypedStorage\n" + number(2**45) + b"\x85R",
+        b"ctorch\nFloatStorage\n" + number(2**45) + b"\x85R",
+    ],
+    ids=["deep-key", "deep-in-set", "deep-list", "wide-key", "wide-list", "changed-part", "slow", "storage", "typed"],
+)
+def test_a_value_that_is_deep_or_huge_or_slow_to_build_is_refused(content: bytes, tmp_path: Path) -> None:
+    """The first two killed the process when they were loaded, the fourth and (longer) the slow one never ended."""
+    archive = of_pickle(b"\x80\x02" + content + b".")
+    path = write(tmp_path, stored({"note": (BytesStorageMetadata(), archive)}))
+    assert command("checkpoint", "verify", tmp_path) == 2
+    assert command("checkpoint", "list", tmp_path) == 2
+    with pytest.raises(UserError, match=DATA):
+        load_checkpoint(path, {"note": ""})
+
+
+def tensor_claiming(storage: int, shape: list[int], strides: list[int]) -> bytes:
+    """A tensor of 16 bytes whose pickle claims a storage of other size, or a shape that the storage cannot hold."""
+    storage_id = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + number(storage) + b"tQ"
+    sizes = b"".join(b"(" + b"".join(map(number, values)) + b"t" for values in (shape, strides))
+    call = storage_id + b"K\x00" + sizes + b"\x89ccollections\nOrderedDict\n)R"
+    return of_pickle(b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(" + call + b"tR.", **{"0": bytes(16)})
+
+
+@pytest.mark.parametrize(
+    ("storage", "shape", "strides"),
+    [
+        (2**28, [4], [1]),
+        (2**62, [4], [1]),
+        (-1, [4], [1]),
+        (4, [2**40], [1]),
+        (4, [2**20, 2**20], [0, 0]),
+        (4, [-1], [1]),
+        (4, [4, 4], [1]),
+    ],
+)
+def test_a_tensor_of_another_size_than_its_bytes_is_an_error_of_the_checkpoint(
+    storage: int, shape: list[int], strides: list[int], tmp_path: Path
+) -> None:
+    path = write(tmp_path, stored({"w": (tensor_of(4), tensor_claiming(storage, shape, strides))}))
+    with pytest.raises(UserError, match=path.name):
+        load_checkpoint(path, {"w": torch.zeros(4)})
 
 
 PLAIN = [None, True, -1, 2**40, 2.5, "text", b"bytes", [1, (2, 3)], [{"a": {1, 2}, 3: []}], torch.Size([2, 3])]

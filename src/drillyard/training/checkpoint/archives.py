@@ -1,7 +1,8 @@
 """The archives of a checkpoint, one per tensor or value, looked at without loading them. Needs no torch.
 
 An archive is what `torch.save` writes: a zip file with a pickle `data.pkl`, at some offset of a data file. The opcodes
-of the pickle are read, not run, and the names in it compared with those of tensors and plain containers. This comes
+of the pickle are read, not run: the names in it are compared with those of tensors and plain containers, and the
+sizes of what it would build are added up. This comes
 before `torch.load(weights_only=True)`, which has rules of its own, and bounds what that can be made to allocate.
 
 Cost: 0.3 ms per archive.
@@ -13,6 +14,7 @@ import io
 import pickletools
 import re
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, cast
 
@@ -45,6 +47,11 @@ GLOBAL LONG1 LONG_BINGET LONG_BINPUT MARK NEWFALSE NEWTRUE NONE PROTO REDUCE SET
 TUPLE3
 """
 _ALLOWED_OPCODES: Final = frozenset(_OPCODES.split())
+_CALLED: Final = (_TENSOR_PARTS | _PLAIN) - {"torch.storage UntypedStorage"}
+_DEEPEST: Final = 100
+"""Levels of lists, dictionaries and tuples in a value: twice what a config may have, and far below the stack's end."""
+_MOST_VALUES: Final = 100_000_000
+"""Parts of all values, each counted once per container around it: a pickle of 16 MiB needs less."""
 
 
 def refused_files(directory: Path, manifest: Manifest) -> dict[str, str]:
@@ -117,20 +124,110 @@ def check_archive_stream(stream: io.RawIOBase | io.BytesIO, size: int) -> None:
 
 
 def _require_plain(content: bytes) -> None:
-    """Raise Refused unless the pickle names nothing but parts of tensors and plain containers."""
+    """Raise Refused unless the pickle builds nothing but tensors and plain values, of bounded size and depth."""
     try:
-        for opcode, argument, _ in pickletools.genops(content):
-            if opcode.name == "GLOBAL":
-                module, _, name = (wanted := str(argument)).partition(" ")
-                is_dtype = module == "torch" and DTYPE.fullmatch(name) is not None
-                if not (wanted in _TENSOR_PARTS or wanted in _PLAIN or is_dtype or _STORAGE.fullmatch(wanted)):
-                    raise Refused(f"names {module[:80]}.{name[:80]}, which is no part of a tensor or a plain value")
-            elif opcode.name not in _ALLOWED_OPCODES:
-                raise Refused(f"has the pickle opcode {opcode.name}, and tensors and plain values have none")
+        _Builder().run(content)
     except Refused:
         raise
     except Exception as error:
         raise Refused(f"has a pickle that cannot be read ({type(error).__name__}: {error})") from error
+
+
+@dataclass(slots=True)
+class _Value:
+    """What the size and depth of a value are known to be. `contained`: it is part of another value."""
+
+    size: int = 1
+    depth: int = 1
+    contained: bool = False
+    text: object = None  # of a string, and of the function that GLOBAL names
+    members: tuple[object, ...] = ()  # the texts of a tuple's members
+
+
+class _Builder:
+    """Follows a pickle with sizes in the place of values.
+
+    A few bytes can build a tuple of 2**40 members, by containing the one before twice, or one of a million levels.
+    Hashing the first never ends, and hashing the second overflows the stack and kills the process.
+    """
+
+    def __init__(self) -> None:
+        self._stack: list[_Value] = []
+        self._marks: list[int] = []
+        self._memo: dict[object, _Value] = {}
+        self._total = 0
+
+    def run(self, content: bytes) -> None:
+        """Raises Refused, and anything for a pickle that is not well formed."""
+        for opcode, argument, _ in pickletools.genops(content):
+            if opcode.name not in _ALLOWED_OPCODES:
+                raise Refused(f"has the pickle opcode {opcode.name}, and tensors and plain values have none")
+            self._step(opcode.name, argument)
+
+    def _step(self, opcode: str, argument: object) -> None:
+        stack = self._stack
+        match opcode:
+            case "PROTO" | "STOP":
+                pass
+            case "GLOBAL":
+                _require_known(str(argument))
+                stack.append(_Value(text=argument))
+            case "MARK":
+                self._marks.append(len(stack))
+            case "BINPUT" | "LONG_BINPUT":
+                self._memo[argument] = stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                stack.append(self._memo[argument])
+            case "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
+                members = self._pop(int(opcode[5:] or 0))
+                stack.append(_Value(members=tuple(member.text for member in members[:3])))
+                self._contain(stack[-1], members)
+            case "APPEND" | "APPENDS" | "SETITEM" | "SETITEMS":
+                members = self._pop({"APPEND": 1, "SETITEM": 2}.get(opcode, 0))
+                self._contain(stack[-1], members)
+            case "REDUCE":
+                function, arguments = self._pop(2)
+                _require_call(function, arguments)
+                stack.append(_Value())
+                self._contain(stack[-1], [arguments])
+            case "BINPERSID":
+                stack[-1] = _Value()
+            case _:
+                stack.append(_Value(text=argument))
+
+    def _pop(self, count: int) -> list[_Value]:
+        """The last `count` values; all behind the last mark where it is 0."""
+        start = len(self._stack) - count if count else self._marks.pop()
+        members = self._stack[start:]
+        del self._stack[start:]
+        return members
+
+    def _contain(self, container: _Value, members: list[_Value]) -> None:
+        if container.contained:  # its size has been counted; torch.save fills a container before it uses it
+            raise Refused("changes a value that is part of another one already")
+        for member in members:
+            member.contained = True
+            container.size += member.size
+            container.depth = max(container.depth, member.depth + 1)
+            self._total += member.size
+            if container.depth > _DEEPEST or self._total > _MOST_VALUES:
+                raise Refused(f"has a value of more than {_DEEPEST} levels or {_MOST_VALUES} parts")
+
+
+def _require_known(wanted: str) -> None:
+    module, _, name = wanted.partition(" ")
+    is_dtype = module == "torch" and DTYPE.fullmatch(name) is not None
+    if not (wanted in _TENSOR_PARTS or wanted in _PLAIN or is_dtype or _STORAGE.fullmatch(wanted)):
+        raise Refused(f"names {module[:80]}.{name[:80]}, which is no part of a tensor or a plain value")
+
+
+def _require_call(function: _Value, arguments: _Value) -> None:
+    """Storages are named, never called: `UntypedStorage(2**45)` allocates that many bytes. Some text encodings take
+    quadratic time; bytes are pickled as latin1."""
+    if function.text not in _CALLED:
+        raise Refused(f"calls {str(function.text)[:80]!r}, which makes no tensor or plain value")
+    if function.text == "_codecs encode" and (len(arguments.members) != 2 or arguments.members[1] != "latin1"):
+        raise Refused("has bytes in another encoding than torch.save writes")
 
 
 class _Window(io.RawIOBase):

@@ -173,6 +173,12 @@ class _Function:
         raise Refused("changes a function")
 
     def __call__(self, *arguments: Any) -> Any:
+        """Refuses arguments that are no number, text or shape: calls could nest tuples without end (see `_RUN`)."""
+        for argument in arguments:
+            if type(argument) is tuple:
+                _shape(argument)
+            elif type(argument) not in (int, str, _Function):
+                raise Refused(f"it calls a function with {type(argument).__name__}")
         return self._function(*arguments)
 
 
@@ -185,7 +191,9 @@ def _shape(values: object) -> tuple[int, ...]:
 
 def _layout(name: object) -> str:
     """torch.serialization._get_layout; the name is not used."""
-    return str(name)[:40]
+    if type(name) is not str:
+        raise Refused("it has a layout that is no text")
+    return name[:40]
 
 
 def _memory_format(value: object) -> int:

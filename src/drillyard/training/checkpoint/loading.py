@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -31,6 +32,10 @@ from drillyard.training.checkpoint.listing import (
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
 from drillyard.training.checkpoint.planning import PlainLoadPlanner, flatten, unflatten_into
 from drillyard.training.checkpoint.storage import CheckpointReader, DamagedCheckpoint, metadata_of, require_undamaged
+
+# torch raises a RuntimeError for a key that is missing, a ValueError for another shape or kind of entry, and any of
+# these for an archive whose numbers make no tensor.
+_FROM_CONTENT = (ValueError, RuntimeError, TypeError, AssertionError, OverflowError, UnpicklingError)
 
 T = TypeVar("T")
 # The state to fill, or what makes it once the checkpoint's metadata (such as its number of ranks) is known.
@@ -178,7 +183,6 @@ def _translated(info: CheckpointInfo, failure: CheckpointException) -> Exception
             return type(error)(str(error))
         if isinstance(error, OSError):
             return DamagedCheckpoint(f"{info.path}: it cannot be read: {error}")
-    # torch raises a RuntimeError for a key that is missing and a ValueError for another shape or kind of entry.
-    if all(isinstance(failure.failures[rank][0], ValueError | RuntimeError) for rank in failure.failures):
+    if all(isinstance(failure.failures[rank][0], _FROM_CONTENT) for rank in failure.failures):
         return UserError(f"{info.path} does not fit this model: {failure_text(failure.failures)}")
     return RuntimeError(f"loading {info.path} failed: {failure}")
