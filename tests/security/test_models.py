@@ -12,7 +12,7 @@ from drillyard.cli import main as cli
 from drillyard.config.run import ModelConfig
 from drillyard.data.tokenizer import open_tokenizer
 from drillyard.errors import UserError
-from drillyard.models.build import load_config
+from drillyard.models.build import load_config, load_generation_config
 from drillyard.models.pretrained import StoredTensors
 from drillyard.models.shapes import build_spec
 
@@ -59,6 +59,20 @@ def test_a_model_with_code_is_refused_without_a_question(foreign: Path, question
     with pytest.raises(UserError, match=r"auto_map in its config\.json(?s:.*)llama"):
         load_config(ModelConfig(id=str(foreign)))
     assert questions == [] and not (foreign.parent / "ran").exists()
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", '{"model_type": 5}'], ids=["deep", "list", "number"])
+def test_a_config_json_that_is_no_config_is_named(content: str, foreign: Path) -> None:
+    (foreign / "config.json").write_text(content)
+    with pytest.raises(UserError, match=foreign.name):
+        load_config(ModelConfig(id=str(foreign)))
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]"], ids=["deep", "list"])
+def test_a_generation_config_that_is_none_is_named(content: str, foreign: Path) -> None:
+    (foreign / "generation_config.json").write_text(content)
+    with pytest.raises(UserError, match=r"generation_config\.json"):
+        load_generation_config(ModelConfig(id=str(foreign), init="pretrained"))
 
 
 @pytest.mark.parametrize("model_type", ["vit", "t5"])

@@ -7,7 +7,6 @@ after the trainer has sharded it.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 from pathlib import Path
 from typing import Any
@@ -102,7 +101,7 @@ def load_config(model_config: ModelConfig) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             directory if directory.is_dir() else model_config.id, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+    except (OSError, ValueError, KeyError, RecursionError, StrictDataclassError) as error:
         if needs_own_code(error):
             raise UserError(
                 f"model.id: {model_config.id} {OWN_CODE} in its config.json\n"
@@ -123,12 +122,18 @@ def load_generation_config(model_config: ModelConfig) -> GenerationConfig | None
     if model_config.id is None or model_config.init != "pretrained":
         return None
     directory = Path(model_config.id).expanduser()
-    with contextlib.suppress(OSError):
+    try:
         found: GenerationConfig = GenerationConfig.from_pretrained(
             str(directory) if directory.is_dir() else model_config.id
         )
-        return found
-    return None
+    except OSError:
+        return None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"model.id: {model_config.id}: its generation_config.json cannot be read: {_first_line(error)}\n"
+            "fetch the model again, or delete that file: it holds defaults of text generation alone"
+        ) from error
+    return found
 
 
 def _inline_config(inline: dict[str, Any]) -> PreTrainedConfig:
