@@ -149,3 +149,19 @@ def test_attempts_to_generate_rows_share_one_limit_of_time(monkeypatch: pytest.M
 def test_an_open_bracket_is_one_token_however_many_follow() -> None:
     """Each of them used to look for its closing one to the end of the text."""
     assert len(list(tokens("[" * 40_000))) == 1
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"fills": [1]},
+        {"fills": 5, "domain": "shops"},
+        {"fills": [1], "domain": "nope"},
+        {"fills": [None], "domain": "shops"},
+        {"fills": [1], "domain": "shops", "schema": "CREATE TABLE shops (nothing_of_the_kind INT)"},
+    ],
+    ids=str,
+)
+def test_columns_of_the_built_in_data_with_other_contents_leave_a_row_unjudged(columns: dict[str, Any]) -> None:
+    verdict = judge({"schema": SCHEMA, "sql": QUERY, **columns}, QUERY)
+    assert verdict.outcome == "unjudged" and "fills" in verdict.reason

@@ -29,7 +29,7 @@ def databases(row: dict[str, Any]) -> list[tuple[sqlite3.Connection | None, str]
         )
     try:
         if row.get("fills"):
-            return [(_built_in(str(schema), str(row["domain"]), seed), "") for seed in row["fills"]]
+            return _of_built_in(row, str(schema))
         own = build(str(schema))
         if has_rows(own):
             return [(forbid_writing(own), "")]
@@ -38,6 +38,13 @@ def databases(row: dict[str, Any]) -> list[tuple[sqlite3.Connection | None, str]
     except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
         return [(None, f"the schema cannot be built in sqlite: {str(error) or 'more memory than is allowed'}")]
     return [(connection, "") for connection in fills] or [(None, problem)]
+
+
+def _of_built_in(row: dict[str, Any], schema: str) -> list[tuple[sqlite3.Connection | None, str]]:
+    try:
+        return [(_built_in(schema, str(row["domain"]), int(seed)), "") for seed in row["fills"]]
+    except (KeyError, TypeError):  # a data set from elsewhere may have columns of these names too
+        return [(None, "its columns fills, domain and schema are not those of builtin:text-to-sql")]
 
 
 def _built_in(schema: str, table: str, seed: int) -> sqlite3.Connection:
