@@ -13,6 +13,7 @@ import errno
 import hashlib
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -110,6 +111,10 @@ def _with_digest(data: bytes) -> bytes:
     return data + _DIGEST_LINE % hashlib.sha256(data).hexdigest().encode()
 
 
+_MAX_DEPTH = 100
+"""Directories: below this a path has a length that every tool opens and removes (PATH_MAX is 4,096 bytes)."""
+
+
 def require_plain_name(path: str, source: str) -> None:
     """Raise UserError for a file name from elsewhere that could leave the directory that it is to be written to.
 
@@ -118,7 +123,10 @@ def require_plain_name(path: str, source: str) -> None:
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts):
         what = "is no path below a directory (absolute, or with '..', '.' or an empty part)"
-    elif any(ord(character) < 0x20 or ord(character) == 0x7F for character in path):
+    elif len(parts) > _MAX_DEPTH:
+        what = f"is more than {_MAX_DEPTH} directories deep"
+    elif re.search(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", path):
+        # C0, DEL, C1, and what changes the direction of writing: a listing would show another name.
         what = "has a control character"
     elif any("\ud800" <= character < "\udc80" for character in path):
         what = "is no text"
