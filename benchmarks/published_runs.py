@@ -51,7 +51,7 @@ It is written by `python benchmarks/published_runs.py`; a test keeps it in step 
    once, and the range is that mean with {half_class:.0%} on either side.
 
 For sequences like theirs the band around the mean is the only number that looks at results: runs of a class that are
-*not* in the list of predicted ones are off by up to 8%, and a trainer that nobody has published may be off by more, so
+*not* in the list of predicted ones are off by up to 8%, and an unpublished trainer may be off by more, so
 {half_class:.0%} was taken. Nothing else was fitted to any run: no weights, no factor per publisher, model or framework.
 Compiled and eager runs, 1B and 70B, 8 and 464 GPUs share one efficiency per class, because what they differ in is
 counted.

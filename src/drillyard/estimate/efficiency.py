@@ -10,7 +10,7 @@ geometric mean is taken, every publisher counting once however many runs it has,
 | neighbours | other runs on the accelerator; else the same precision and checkpointing on others of its vendor | 1.4 |
 
 Runs of a class that are not in `predicted` (measured_rows.yaml) are off what is predicted without their publisher by up
-to 8 % either way; a trainer that nobody has published may be off by more, hence 1.3 (14 %). The predictions that were
+to 8 % either way; an unpublished trainer may be off by more, hence 1.3 (14 %). The predictions that were
 settled on beforehand are in docs/published_runs.md. Neighbours are unverified, and say so. A user's own run was made
 with this very trainer; what remains is that it differs from the setup that is asked for.
 
