@@ -22,6 +22,9 @@ from drillyard.redaction import redact, redact_lines
 
 _COLOUR = r"\x1b\[[0-9;:]*m"
 """SGR (ECMA-48 8.3.117): colours, bold, underlined."""
+_PLAIN = "\x1b[0m"
+_COLOURED_TO_THE_END = re.compile(r"\x1b\[(?!0?m)[^\x1b]*\Z")
+"""The last sequence of a line is a colour, not an end of colours."""
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 """A whole control sequence of ECMA-48 5.4: colours, cursor movements, erasing. Linear: no part can match as another."""
 _UNSAFE_CHARACTERS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -55,7 +58,11 @@ def clean_lines(data: bytes, *, colours: bool = False) -> bytes:
     """
     if data.isascii() and len(data.translate(None, _CONTROL_BYTES)) == len(data):
         return data
-    return clean(data.replace(b"\r\n", b"\n").decode("utf-8", "backslashreplace"), colours=colours).encode()
+    text = clean(data.replace(b"\r\n", b"\n").decode("utf-8", "backslashreplace"), colours=colours)
+    if "\x1b" in text:
+        # A colour ends with its line: black on black or concealed text (SGR 8) would hide the lines of others.
+        text = "\n".join(line + _PLAIN if _COLOURED_TO_THE_END.search(line) else line for line in text.split("\n"))
+    return text.encode()
 
 
 def _colour_alone(found: re.Match[str]) -> str:

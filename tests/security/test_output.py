@@ -182,3 +182,10 @@ def test_cleaned_text_is_safe_and_cleaned_once(text: str) -> None:
     assert not UNSAFE.findall(safe) and clean(safe) == safe
     assert not UNSAFE.findall(re.sub(r"\x1b\[[0-9;:]*m", "", clean(text, colours=True)))
     assert not UNSAFE.search(text) or safe != text
+
+
+def test_a_colour_of_a_log_line_does_not_hide_the_lines_below() -> None:
+    from drillyard.terminal import clean_lines
+
+    hidden = clean_lines(b"\x1b[30;40;8mx\nnext\n\x1b[31mred\x1b[0m end\n\x1b[1m", colours=True)
+    assert hidden == b"\x1b[30;40;8mx\x1b[0m\nnext\n\x1b[31mred\x1b[0m end\n\x1b[1m\x1b[0m"

@@ -60,7 +60,7 @@ HOSTILE_NAMES = [
     "name\x1b]0;title\x07",
     "name\x9b2J",
     "name\u202etxt.exe",
-    "d/" * 3000 + "name",
+    "d/" * 150 + "name",
     "name\x00",
     "\x7f",
     "no text \ud800",
