@@ -288,3 +288,9 @@ def test_gpus_of_gres(gres, count):
 )
 def test_parts_of_a_mount(mount, parts):
     assert mount_parts(mount) == parts
+
+
+def test_directories_of_a_launched_run_are_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNS", "/shared/runs")
+    told = mistakes(cluster(storage="{directory: '${env:RUNS}/a'}"), "output: ${env:RUNS}/x\n" + TRAINING)
+    assert [re.match(r"\S+?:\d+: ([\w.]+)", line).group(1) for line in told] == ["output", "storage.directory"]

@@ -6,6 +6,7 @@ import posixpath
 from collections.abc import Iterator
 
 from drillyard.config.cluster import SlurmConfig
+from drillyard.config.environment import OPENING
 from drillyard.config.run import RunConfig, SourceConfig
 from drillyard.config.workload import WorkloadRunConfig
 from drillyard.errors import UserError
@@ -112,6 +113,16 @@ def _inputs(request: Request, machine: Machine | None) -> Iterator[Finding]:
 def _output(request: Request, machine: Machine | None) -> Iterator[Finding]:
     """All nodes read and write one run directory."""
     run, cluster = request.run, request.cluster
+    named: list[tuple[Config, str, str | None]] = [
+        ("run", "output", run.output),
+        ("cluster", "storage.directory", cluster.storage.directory),
+        ("cluster", "slurm.directory", cluster.slurm.directory if cluster.slurm else None),
+        ("cluster", "ssh.directory", cluster.ssh.directory if cluster.ssh else None),
+    ]
+    for config, key, path in named:
+        if path is not None and OPENING in path:
+            # Plans, job scripts and the index name these directories; each host may have another value.
+            yield error(config, key, f"'{path}': a launched run's directories are written out; write the path itself")
     together = cluster.platform in ("ssh", "slurm") and cluster.nodes > 1
     if together and cluster.storage.directory is None and not run.output.startswith("/"):
         message = (
