@@ -27,7 +27,8 @@ from drillyard.launch.agent.borrowed import shipped_files
 from drillyard.launch.hosts import checks
 from drillyard.launch.hosts.plan import _ASK
 from drillyard.launch.hosts.submit import ask_all
-from drillyard.launch.programs import Host, Programs, archive_of
+from drillyard.launch.plan import File
+from drillyard.launch.programs import Host, Programs, archive
 
 
 def configured(hosts: SshHosts, count: int, directory: Path) -> Path:
@@ -46,8 +47,9 @@ def configured(hosts: SshHosts, count: int, directory: Path) -> Path:
 
 def look(config: Path, count: int, directory: str) -> float:
     """Seconds for one look at all hosts; all must be well."""
-    files = {f"agent/{name}": (text.encode(), 0o644) for name, text in shipped_files().items()}
-    sent = archive_of({**files, "secret": (b"x", 0o600)})
+    sent = archive(
+        [*(File(f"agent/{name}", text) for name, text in shipped_files().items()), File("secret", "x", 0o600)]
+    )
     names = [f"c{number}" for number in range(count)]
     words = ["sh", "-c", _ASK, "python3", "--directory", directory, "--runs"]
     argvs = [Host(name, config_file=str(config)).argv(words) for name in names]
