@@ -249,7 +249,7 @@ def test_an_odd_value_of_a_step_is_named_with_its_directory(
 def test_a_range_in_a_chat_template_that_is_too_long_is_refused(template: str) -> None:
     row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     renderer = ChatRenderer(template, {}, "all")
-    # The method that c1f79ef had for it.
+    # Earlier versions had this method.
     render: Any = getattr(renderer, "render", None) or renderer.segments  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=r"rows\.jsonl:3"):
         render(row, "rows.jsonl:3")
