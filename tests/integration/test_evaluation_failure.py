@@ -8,14 +8,21 @@ import shlex
 import shutil
 from pathlib import Path
 
+import pytest
 from tests.integration.conftest import Reference
 from tests.integration.tiny_run import Run, drillyard, train, write_config, write_rows
 
 
-def test_failing_evaluations_cost_neither_checkpoints_nor_the_model(tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in write_rows(tmp_path / "rows.jsonl").read_text().splitlines()]
-    # `fills` belongs to rows of the built-in set, which also name their table: judging such a row raises KeyError.
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({**row, "fills": [1]}) + "\n" for row in rows))
+def test_failing_evaluations_cost_neither_checkpoints_nor_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl").read_text().splitlines()
+    # Python imports this at its start; the evaluation of SQL is what connects to sqlite.
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "sitecustomize.py").write_text(
+        "import sqlite3\ndef connect(*unused, **options):\n    raise KeyError('table')\nsqlite3.connect = connect\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
     config = write_config(
         tmp_path,
         "failing",

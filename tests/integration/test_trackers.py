@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +59,9 @@ def two_rounds(directory: Path, config: RunConfig) -> None:
             for step in steps:
                 log.step(replace(RECORD, step=step, loss=step / 4 + round_number))
             log.evaluation(3, {"sql": {"loss": 0.5}})
+        ended = int(time.time())
+        while int(time.time()) == ended:  # wandb names its files by the second, and a restart takes longer than one
+            time.sleep(0.01)
 
 
 def wandb_records(path: Path) -> Iterator[Any]:
