@@ -49,7 +49,7 @@ def evaluate(
     from drillyard.errors import UserError
     from drillyard.training.evaluate import Request, check_request, evaluate_saved, flags_for
 
-    model = find_run(model)
+    model = find_run(model, is_model=True)
     try:
         folder = output or _default_output(model)
     except OSError as error:

@@ -7,6 +7,11 @@ from typing import Annotated
 
 import typer
 
+from drillyard.errors import UserError
+
+_RUNS = Path("runs")
+_MOST_SHOWN = 8
+
 PricePerGpuHour = Annotated[
     float | None,
     typer.Option("--price-per-gpu-hour", metavar="DOLLARS", help="For the cost; default: the machine's price."),
@@ -18,10 +23,22 @@ Interval = Annotated[
 """Of commands that follow a run live."""
 
 
-def find_run(path: Path) -> Path:
-    """`path`, or runs/`path` where there is only that: a run may be given by its name."""
-    named = Path("runs") / path
-    return named if not path.exists() and named.exists() else path
+def find_run(path: Path, *, is_model: bool = False) -> Path:
+    """`path`, or runs/`path` where there is only that: a run may be given by its name.
+
+    Raises UserError for a name that neither has, with the runs that there are. `is_model`: it may be an id instead.
+    """
+    named = _RUNS / path
+    if path.exists():
+        return path
+    if named.exists():
+        return named
+    if is_model or len(path.parts) > 1:
+        return path
+    found = sorted(each.parent.name for each in _RUNS.glob("*/events.jsonl"))
+    more = f" and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
+    there = f"{_RUNS}/ has: {', '.join(found[:_MOST_SHOWN])}{more}" if found else f"{_RUNS}/ has no run"
+    raise UserError(f"there is neither {path} nor {named} in {Path.cwd()}; {there}")
 
 
 def find_runs(paths: list[str]) -> list[str]:

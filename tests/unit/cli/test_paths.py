@@ -40,6 +40,19 @@ def test_a_run_is_found_by_its_name(command: tuple[str, ...], named_run: Path) -
     assert (named_run / "report.html").exists() == (command == ("report",))
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("report",), ("watch",), ("export", "trail", "out"), ("checkpoint", "list"), ("data", "show")],
+)
+def test_a_name_that_no_run_has_is_answered_with_the_runs_there_are(
+    command: tuple[str, ...], named_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = command if "trail" in command else (*command, "trail", *(["--step", 1] if "show" in command else []))
+    assert call(*arguments) == 2
+    error = capsys.readouterr().err
+    assert "runs/trail" in error and "runs/ has: trial" in error
+
+
 def test_two_runs_are_compared_by_name(named_run: Path) -> None:
     assert call("diff", "trial", "trial") == 0
 
