@@ -1,6 +1,6 @@
 """What somebody without the run's secret can do to the agents of a run: cost little, and change nothing.
 
-With real agents, in tests/integration/launch/test_agent_trouble.py: strangers at the port, a flood of connections and
+With real agents, in tests/integration/launch/test_agent_strangers.py: strangers at the port, a flood of connections and
 of large greetings, a program that took the first port and relays, a relay that changes one byte. What an authenticated
 connection accepts is in tests/unit/launch/agent/test_wire.py.
 """
@@ -8,6 +8,7 @@ connection accepts is in tests/unit/launch/agent/test_wire.py.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import resource
 import socket
@@ -258,10 +259,10 @@ STOP = {"signal": 15, "patience_seconds": 5.0, "why": None, "elsewhere": None}
         *((messages.start_of, {**START, "port": port}) for port in (0, 65536, "22", True, 1.5, None)),
         (messages.start_of, {**START, "address": "$(id)"}),
         (messages.start_of, {**START, "round": "../../x"}),
-        (messages.start_of, {**START, "epoch": 0}),
+        *((messages.start_of, {**START, "epoch": epoch}) for epoch in (0, 10**400)),
         (messages.start_of, [1]),
         *((messages.stop_of, {**STOP, "signal": number}) for number in (0, 19, 999, "15")),
-        (messages.stop_of, {**STOP, "patience_seconds": "5"}),
+        *((messages.stop_of, {**STOP, "patience_seconds": text}) for text in ("5", -1, 10**400, math.nan, math.inf)),
         (messages.stop_of, {**STOP, "elsewhere": {"reason": 1, "rank": None, "exit_code": None}}),
         (messages.stop_of, {**STOP, "elsewhere": {"reason": "x"}}),
         (messages.request_of, {"signal": 9, "insisted": False}),

@@ -103,6 +103,27 @@ def test_a_traceback_that_cannot_be_saved_is_printed(
     assert "in raise_it" in capsys.readouterr().err
 
 
+def test_a_traceback_that_a_full_disk_cuts_leaves_no_file(
+    command: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    full = tmp_path / "drillyard-error-x.txt"
+
+    def on_a_full_disk(**unused: object) -> tuple[int, str]:
+        full.touch()
+        return os.open("/dev/full", os.O_WRONLY), str(full)
+
+    monkeypatch.setattr(tempfile, "mkstemp", on_a_full_disk)
+    command(ZeroDivisionError())
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["raise"])
+    assert ended.value.code == 70
+    assert "in raise_it" in capsys.readouterr().err
+    assert not full.exists()
+
+
 def test_a_secret_in_an_exception_is_neither_printed_nor_saved(
     command: Callable[..., None],
     capsys: pytest.CaptureFixture[str],

@@ -65,10 +65,13 @@ def describe_unexpected(error: BaseException) -> str:
     lines = traceback.format_exception(error)
     versions = f"drillyard {__version__}, Python {platform.python_version()}, {platform.platform()}"
     text = redact(f"{versions}\n\n{''.join(lines)}")
+    path = ""
     try:
         descriptor, path = tempfile.mkstemp(prefix="drillyard-error-", suffix=".txt")
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(redact(text))
+            file.write(text)
     except OSError as failed:
+        if path:
+            os.unlink(path)
         return f"{what}\nThis is a bug in Drillyard. Its traceback could not be saved ({failed.strerror}):\n{text}"
     return f"{what}\nThis is a bug in Drillyard. Please report it with its traceback, which is in {path}"

@@ -107,7 +107,7 @@ def refusing_odd_values(*run_directories: Path) -> Iterator[None]:
     """For code that reads a run's records: raise UserError where one holds a value of a kind that no run writes.
 
     Records are not checked against a schema: they may be of any version, and what none of our readers uses is no
-    problem. Whoever wrote the directory may have written anything.
+    problem. A run directory from elsewhere may hold anything.
     """
     try:
         yield
@@ -115,7 +115,8 @@ def refusing_odd_values(*run_directories: Path) -> Iterator[None]:
         where = " or ".join(map(str, run_directories))
         raise UserError(
             f"{where}: {EVENTS_FILE} or metrics.jsonl holds a value that no run writes "
-            f"({type(error).__name__}: {error!s:.200}). Get the directory again from where the run wrote it."
+            f"({type(error).__name__}: {error!s:.200}). Get the directory again from where the run wrote it; if that "
+            "is as written, this is a bug: please report it."
         ) from error
 
 

@@ -37,7 +37,7 @@ class AgentSetup:
 
 
 class NodeAgent:
-    """The agent of one node; Leader and Follower say what it does."""
+    """What Leader and Follower have in common; their `run` takes part until the run is over for the node."""
 
     def __init__(self, setup: AgentSetup) -> None:
         self._job = job = setup.job
@@ -51,10 +51,6 @@ class NodeAgent:
         self._epochs = Epochs(self._directory)
         self._lease = Lease(self._epochs, node.rank, setup.me, node.token, job.lease_seconds, node.guardian.renewed)
         self._stop = StopRequests()
-
-    def run(self) -> int:
-        """Take part until the run is over for this node; returns the agent's exit code."""
-        raise NotImplementedError
 
     def _require_directory(self) -> None:
         """Raises AgentExit, with nothing of this node running, where the launch directory is gone."""

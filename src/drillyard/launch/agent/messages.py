@@ -1,4 +1,4 @@
-"""What leader and followers tell each other, checked field by field when it comes: a bad message ends its connection.
+"""The messages between leader and followers, checked field by field on receipt: a bad message ends its connection.
 
 No message carries a command or an address. Of what came over the network a node's command sees only two whole numbers,
 the round and the port of its rendezvous; host names, which reach job scripts through state.json, have no character that
@@ -19,6 +19,8 @@ from .wire import ConnectionLost
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:-]{0,253}[A-Za-z0-9])?")
 """Names (RFC 1123, and underscores, which some clusters use) and IP addresses."""
 _STOP_SIGNALS = (*signals.STOP_SIGNALS, signal.SIGKILL)
+_MOST = 1 << 53
+"""Above all epochs, rounds and seconds; larger whole numbers are no longer exact as floats."""
 _REPORT: dict[str, tuple[type, ...]] = {
     "node": (int,),
     "host": (str,),
@@ -63,10 +65,10 @@ class StopMessage:
 
 def start_of(content: object) -> StartMessage:
     """The content of a message `start`. Raises ConnectionLost."""
-    told = _fields(content, {"epoch": (int,), "round": (int,), "port": (int,)})
-    start = StartMessage(**told)
-    if start.epoch < 1 or start.round < 0 or not 0 < start.port < 1 << 16:
-        raise ConnectionLost(f"no epoch, round and port: {told}")
+    fields = _fields(content, {"epoch": (int,), "round": (int,), "port": (int,)})
+    start = StartMessage(**fields)
+    if not (1 <= start.epoch < _MOST and 0 <= start.round < _MOST and 0 < start.port < 1 << 16):
+        raise ConnectionLost(f"no epoch, round and port: {fields}")
     return start
 
 
@@ -78,30 +80,33 @@ def stop_of(content: object) -> StopMessage:
         "why": (str, type(None)),
         "elsewhere": (dict, type(None)),
     }
-    told = _fields(content, types)
-    if told["signal"] not in _STOP_SIGNALS:
-        raise ConnectionLost(f"signal {told['signal']} stops no command")
-    if told["elsewhere"] is not None:
+    fields = _fields(content, types)
+    if fields["signal"] not in _STOP_SIGNALS:
+        raise ConnectionLost(f"signal {fields['signal']} stops no command")
+    # JSON of Python has NaN and Infinity, too; no comparison holds for NaN.
+    if not 0 <= fields["patience_seconds"] < _MOST:
+        raise ConnectionLost("patience_seconds of a message is no time")
+    if fields["elsewhere"] is not None:
         optional = (int, type(None))
-        fields = _fields(told["elsewhere"], {"reason": (str,), "rank": optional, "exit_code": optional})
-        told["elsewhere"] = launched.FailureElsewhere(**fields)
-    return StopMessage(**told)
+        failure = _fields(fields["elsewhere"], {"reason": (str,), "rank": optional, "exit_code": optional})
+        fields["elsewhere"] = launched.FailureElsewhere(**failure)
+    return StopMessage(**fields)
 
 
 def request_of(content: object) -> tuple[int, bool]:
     """The content of a message `asked`: a stop signal, and whether it came again. Raises ConnectionLost."""
-    told = _fields(content, {"signal": (int,), "insisted": (bool,)})
-    if told["signal"] not in signals.STOP_SIGNALS:
-        raise ConnectionLost(f"signal {told['signal']} is no request to stop")
-    return told["signal"], told["insisted"]
+    fields = _fields(content, {"signal": (int,), "insisted": (bool,)})
+    if fields["signal"] not in signals.STOP_SIGNALS:
+        raise ConnectionLost(f"signal {fields['signal']} is no request to stop")
+    return fields["signal"], fields["insisted"]
 
 
 def report_of(content: object, node: int) -> dict[str, Any]:
     """The content of a message `exited` of a node: how its command ended. Raises ConnectionLost."""
-    told = _fields(content, _REPORT)
-    if told["node"] != node:
-        raise ConnectionLost(f"a report of node {told['node']}")
-    return told
+    fields = _fields(content, _REPORT)
+    if fields["node"] != node:
+        raise ConnectionLost(f"a report of node {fields['node']}")
+    return fields
 
 
 def exit_code_of(content: object) -> int:
