@@ -8,28 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.integration.conftest import Reference
 from tests.integration.tiny_run import STEPS, drillyard, train, write_config
+from tests.security.foreign_checkpoints import Code
 
 from drillyard.training.checkpoint.files import checksum
 from drillyard.training.checkpoint.manifest import FileRecord, encode, read_manifest
-
-
-class Attack:
-    """Pickles as a call that makes the directory `path`."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
 
 
 @pytest.fixture
@@ -43,7 +32,7 @@ def foreign(reference: Reference, tmp_path: Path, ran: Path) -> Path:
     """The last checkpoint of a copy of the reference run, its index replaced by code and its manifest made to fit."""
     run = Path(shutil.copytree(reference.run.directory, tmp_path / "received"))
     checkpoint = run / "checkpoints" / f"step-{STEPS:08d}"
-    index = pickle.dumps(Attack(ran))
+    index = pickle.dumps(Code(ran))
     (checkpoint / ".metadata").write_bytes(index)
     manifest = read_manifest(checkpoint)
     files = {**manifest.files, ".metadata": FileRecord(len(index), checksum(index))}

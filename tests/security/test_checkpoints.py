@@ -1,119 +1,54 @@
-"""A checkpoint from somebody else: its files are read as data, run nothing, and lead nowhere outside of it.
+"""The index and manifest of a checkpoint from somebody else: read as data, they run nothing and lead nowhere outside.
 
-The attacks on whole commands (`train`, `export`, `eval`) are in tests/integration/test_foreign_checkpoint.py.
+Its tensors and values: test_checkpoint_values.py. Whole commands (`train`, `export`, `eval`):
+tests/integration/test_foreign_checkpoint.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import pickle
-import struct
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from tests.security.foreign_checkpoints import DATA, STATE, Code, command, good, saved, state, stored, tensor_of, write
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
-    ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
 )
 
-from drillyard.cli import main as cli
 from drillyard.errors import UserError
 from drillyard.training.checkpoint import Checkpointer, inspect, list_checkpoints, load_checkpoint, verify
 from drillyard.training.checkpoint.files import checksum
 from drillyard.training.checkpoint.manifest import FileRecord, Manifest, ManifestError, decode, encode
 
-DATA = "__0_0.distcp"
-STATE = {"w": torch.arange(4.0), "note": "ten"}
 
-
-class Run:
-    """Pickles as a call that makes the file `path`."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
-
-
-@pytest.fixture
-def ran(tmp_path: Path) -> Path:
-    """What an attack makes when it runs."""
-    return tmp_path / "ran"
-
-
-def saved(value: object) -> bytes:
-    """The archive that torch.save makes of a value."""
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    return stream.getvalue()
-
-
-def write(run: Path, files: dict[str, bytes]) -> Path:
-    """A checkpoint of step 10 with these files and the manifest that fits them; returns its directory."""
-    path = run / "checkpoints" / "step-00000010"
-    path.mkdir(parents=True)
-    for name, content in files.items():
-        (path / name).write_bytes(content)
-    records = {name: FileRecord(len(content), checksum(content)) for name, content in files.items()}
-    manifest = Manifest(10, 1, str(torch.__version__), "2026-01-31T12:00:00.000Z", records)
-    (path / "manifest.json").write_bytes(encode(manifest))
-    return path
-
-
-def stored(archives: dict[str, tuple[Any, bytes]], **more: Any) -> dict[str, bytes]:
-    """`.metadata` and the data file of archives by key, each with what the index says of it."""
-    content, places = b"", {}
-    for key, (metadata, archive) in archives.items():
-        offset = None if isinstance(metadata, BytesStorageMetadata) else [0]
-        places[MetadataIndex(key, offset)] = _StorageInfo(DATA, len(content), len(archive))
-        content += archive
-    index = Metadata({key: metadata for key, (metadata, _) in archives.items()}, storage_data=places, **more)
-    return {DATA: content, ".metadata": pickle.dumps(index)}
-
-
-def tensor_of(size: int) -> TensorStorageMetadata:
-    shape = torch.Size([size])
-    return TensorStorageMetadata(TensorProperties(), shape, [ChunkStorageMetadata(torch.Size([0]), shape)])
-
-
-def good(**more: Any) -> dict[str, bytes]:
-    archives = {"w": (tensor_of(4), saved(STATE["w"])), "note": (BytesStorageMetadata(), saved("ten"))}
-    return stored(archives, **more)
-
-
-def code_for_the_index(attack: Run) -> dict[str, bytes]:
+def code_for_the_index(attack: Code) -> dict[str, bytes]:
     return {**good(), ".metadata": pickle.dumps(attack)}
 
 
-def code_of_an_old_protocol(attack: Run) -> dict[str, bytes]:
+def code_of_an_old_protocol(attack: Code) -> dict[str, bytes]:
     return {**good(), ".metadata": pickle.dumps(attack, protocol=2)}
 
 
-def code_inside_the_index(attack: Run) -> dict[str, bytes]:
+def code_inside_the_index(attack: Code) -> dict[str, bytes]:
     return good(planner_data=attack)
 
 
-def code_as_a_value(attack: Run) -> dict[str, bytes]:
+def code_as_a_value(attack: Code) -> dict[str, bytes]:
     return stored({"w": (tensor_of(4), saved(STATE["w"])), "note": (BytesStorageMetadata(), saved(attack))})
 
 
-def code_as_a_value_in_the_place_of_a_tensor(attack: Run) -> dict[str, bytes]:
+def code_as_a_value_in_the_place_of_a_tensor(attack: Code) -> dict[str, bytes]:
     return stored({"w": (BytesStorageMetadata(), saved(attack)), "note": (BytesStorageMetadata(), saved("ten"))})
 
 
-def code_as_a_tensor(attack: Run) -> dict[str, bytes]:
+def code_as_a_tensor(attack: Code) -> dict[str, bytes]:
     return stored({"w": (tensor_of(4), saved(attack)), "note": (BytesStorageMetadata(), saved("ten"))})
 
 
@@ -125,17 +60,7 @@ ATTACKS = [
     (code_as_a_value_in_the_place_of_a_tensor, DATA),
     (code_as_a_tensor, DATA),
 ]
-Attack = Callable[[Run], dict[str, bytes]]
-
-
-def command(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main([*map(str, arguments)])
-    return int(ended.value.code or 0)
-
-
-def state() -> dict[str, Any]:
-    return {"w": torch.zeros(4), "note": ""}
+Attack = Callable[[Code], dict[str, bytes]]
 
 
 def test_a_checkpoint_made_as_these_are_is_undamaged_and_loads(tmp_path: Path) -> None:
@@ -147,7 +72,7 @@ def test_a_checkpoint_made_as_these_are_is_undamaged_and_loads(tmp_path: Path) -
 
 @pytest.mark.parametrize("attack", [attack for attack, _ in ATTACKS if attack is not code_as_a_tensor])
 def test_a_load_runs_no_code(attack: Attack, tmp_path: Path, ran: Path) -> None:
-    write(tmp_path, attack(Run(ran)))
+    write(tmp_path, attack(Code(ran)))
     with contextlib.suppress(Exception):
         load_checkpoint(tmp_path, state())
     assert not ran.exists()
@@ -157,7 +82,7 @@ def test_a_load_runs_no_code(attack: Attack, tmp_path: Path, ran: Path) -> None:
 def test_code_in_a_checkpoint_is_refused_and_not_run(
     attack: Attack, file: str, tmp_path: Path, ran: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write(tmp_path, attack(Run(ran)))
+    path = write(tmp_path, attack(Code(ran)))
     assert command("checkpoint", "verify", tmp_path) == 2
     printed = capsys.readouterr()
     assert f"{path / file}: refused" in printed.err and "undamaged" not in printed.out
@@ -178,7 +103,7 @@ def test_code_in_a_checkpoint_is_refused_and_not_run(
 def test_a_list_refuses_code_in_the_index_and_in_values(
     attack: Attack, file: str, as_json: list[str], tmp_path: Path, ran: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write(tmp_path, attack(Run(ran)))
+    path = write(tmp_path, attack(Code(ran)))
     assert command("checkpoint", "list", tmp_path, *as_json) == 2
     printed = capsys.readouterr()
     assert f"{path / file}: refused" in printed.err and "refused" in printed.out
@@ -248,58 +173,6 @@ def test_an_index_that_is_none_or_leads_elsewhere_is_refused(index: bytes, tmp_p
     assert command("checkpoint", "list", tmp_path) == 2
 
 
-def repacked(archive: bytes, compression: int = zipfile.ZIP_STORED, **more: bytes) -> bytes:
-    """The archive with other compression and with more records."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(archive)) as old, zipfile.ZipFile(stream, "w", compression) as new:
-        for name in old.namelist():
-            new.writestr(name, old.read(name))
-        for name, content in more.items():
-            new.writestr(f"archive/{name}", content)
-    return stream.getvalue()
-
-
-@pytest.mark.parametrize(
-    "archive",
-    [
-        repacked(saved(torch.zeros(1_000_000)), zipfile.ZIP_DEFLATED),
-        repacked(saved(torch.zeros(4)), **{"constants.pkl": b"\x80\x02N."}),
-        repacked(saved(torch.zeros(4)), **{"code.py": b"pass"}),
-        pickle.dumps(torch.zeros(4)),
-        saved(torch.zeros(4))[:-10],
-        b"",
-    ],
-    ids=["compressed", "TorchScript", "source", "pickle", "cut", "empty"],
-)
-def test_an_archive_that_torch_save_did_not_write_is_refused(archive: bytes, tmp_path: Path) -> None:
-    path = write(tmp_path, stored({"w": (tensor_of(4), archive)}))
-    info = inspect(path)
-    assert info is not None
-    assert [(file.name, file.verdict) for file in verify(info) if file.verdict != "ok"] == [(DATA, "refused")]
-    with pytest.raises(UserError, match=DATA):
-        load_checkpoint(tmp_path, {"w": torch.zeros(4)})
-
-
-def of_pickle(content: bytes, **records: bytes) -> bytes:
-    """An archive with this pickle and records, as torch.save lays them out."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        for name, data in {"data.pkl": content, "version": b"3\n", "byteorder": b"little"}.items():
-            archive.writestr(f"archive/{name}", data)
-        for name, data in records.items():
-            archive.writestr(f"archive/data/{name}", data)
-    return stream.getvalue()
-
-
-def text(value: str) -> bytes:
-    """The opcode that pushes it."""
-    return b"X" + struct.pack("<I", len(value)) + value.encode()
-
-
-def number(value: int) -> bytes:
-    return b"\x8a\x08" + struct.pack("<q", value)
-
-
 NAMED = {
     "list": b"\x8c\x13torch.serialization\x8c\x0b_get_layout\x93",
     "tuple": b"\x8c\x08builtins\x8c\x07getattr\x93",
@@ -323,85 +196,6 @@ def test_an_index_builds_no_value_of_a_size_beyond_its_own(index: bytes, tmp_pat
     path = write(tmp_path, {**good(), ".metadata": index})
     with pytest.raises(UserError, match=r"calls a function with list|is no tuple of sizes"):
         load_checkpoint(path, state())
-
-
-TUPLE_OF_2_27 = b")q\x00" + b"".join(b"h%c" % n * 2 + b"\x86q%c" % (n + 1) for n in range(27))
-LIST_OF_2_27 = b"]q\x00" + b"".join(b"]q%c(" % (n + 1) + b"h%c" % n * 2 + b"e" for n in range(27))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"}" + b")" + b"\x85" * 300_000 + b"Ns",
-        b"c__builtin__\nset\n])" + b"\x85" * 300_000 + b"a\x85R",
-        b"]" * 300_000 + b"a" * 299_999,
-        b"}" + TUPLE_OF_2_27 + b"Ns",
-        LIST_OF_2_27,
-        b"]q\x00]q\x01h\x00ah\x00Na",
-        b"c_codecs\nencode\n" + text("a" * 100) + text("punycode") + b"\x86R",
-        b"ctorch.storage\nUntypedStorage\n" + number(2**45) + b"\x85R",
-        b"ctorch\nFloatStorage\n" + number(2**45) + b"\x85R",
-    ],
-    ids=["deep-key", "deep-in-set", "deep-list", "wide-key", "wide-list", "changed-part", "slow", "storage", "typed"],
-)
-def test_a_value_that_is_deep_or_huge_or_slow_to_build_is_refused(content: bytes, tmp_path: Path) -> None:
-    """The first two killed the process when they were loaded, the fourth and (longer) the slow one never ended."""
-    archive = of_pickle(b"\x80\x02" + content + b".")
-    path = write(tmp_path, stored({"note": (BytesStorageMetadata(), archive)}))
-    assert command("checkpoint", "verify", tmp_path) == 2
-    assert command("checkpoint", "list", tmp_path) == 2
-    with pytest.raises(UserError, match=DATA):
-        load_checkpoint(path, {"note": ""})
-
-
-def tensor_claiming(storage: int, shape: list[int], strides: list[int]) -> bytes:
-    """A tensor of 16 bytes whose pickle claims a storage of other size, or a shape that the storage cannot hold."""
-    storage_id = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + number(storage) + b"tQ"
-    sizes = b"".join(b"(" + b"".join(map(number, values)) + b"t" for values in (shape, strides))
-    call = storage_id + b"K\x00" + sizes + b"\x89ccollections\nOrderedDict\n)R"
-    return of_pickle(b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(" + call + b"tR.", **{"0": bytes(16)})
-
-
-@pytest.mark.parametrize(
-    ("storage", "shape", "strides"),
-    [
-        (2**28, [4], [1]),
-        (2**62, [4], [1]),
-        (-1, [4], [1]),
-        (4, [2**40], [1]),
-        (4, [2**20, 2**20], [0, 0]),
-        (4, [-1], [1]),
-        (4, [4, 4], [1]),
-    ],
-)
-def test_a_tensor_of_another_size_than_its_bytes_is_an_error_of_the_checkpoint(
-    storage: int, shape: list[int], strides: list[int], tmp_path: Path
-) -> None:
-    path = write(tmp_path, stored({"w": (tensor_of(4), tensor_claiming(storage, shape, strides))}))
-    with pytest.raises(UserError, match=path.name):
-        load_checkpoint(path, {"w": torch.zeros(4)})
-
-
-PLAIN = [None, True, -1, 2**40, 2.5, "text", b"bytes", [1, (2, 3)], [{"a": {1, 2}, 3: []}], torch.Size([2, 3])]
-
-
-def test_every_plain_value_is_saved_and_loaded_and_an_object_is_not_saved(tmp_path: Path) -> None:
-    events: list[str] = []
-    settings: dict[str, Any] = {"keep": 1, "keep_best": False, "asynchronous": False, "identity": {}}
-    checkpointer = Checkpointer(
-        tmp_path / "checkpoints", **settings, on_event=lambda name, **fields: events.append(name)
-    )
-    tensors = {
-        f"t{n}": torch.ones(2, dtype=dtype) for n, dtype in enumerate((torch.bfloat16, torch.uint16, torch.bool))
-    }
-    values = {f"v{n}": value for n, value in enumerate(PLAIN)}
-    checkpointer.save(1, {**values, **tensors}, metadata={}, wait=True)
-    loaded = load_checkpoint(tmp_path, dict.fromkeys(values) | {key: torch.zeros_like(t) for key, t in tensors.items()})
-    assert {key: loaded.state[key] for key in values} == values
-    assert all(torch.equal(loaded.state[key], tensor) for key, tensor in tensors.items())
-    checkpointer.save(2, {"path": Path("x")}, metadata={}, wait=True)
-    checkpointer.close()
-    assert events == ["checkpoint", "checkpoint_failed"]
 
 
 # -- the manifest ------------------------------------------------------------------------------------------------------

@@ -19,6 +19,10 @@ from drillyard.launch.agent.identity import RUN_MARK, run_token
 from drillyard.launch.agent.job import Job
 
 PATIENCE_SECONDS = 90.0
+TELL = 'echo $NODE_RANK $ROUND $$ >> "$RUN/commands"'
+"""A command that leaves a line in RUN/commands."""
+WAIT = 'while [ ! -e "$RUN/finish" ]; do sleep 0.05; done'
+"""A command that works until the test lets it finish."""
 
 
 def wait_until(what: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
@@ -140,3 +144,7 @@ class Agents:
 def codes(agents: list[subprocess.Popen[bytes]]) -> list[int]:
     """Exit codes, when all have ended."""
     return [agent.wait(PATIENCE_SECONDS) for agent in agents]
+
+
+Make = Callable[..., Agents]
+"""Makes a run: its command, the number of nodes, and settings of `Agents`."""

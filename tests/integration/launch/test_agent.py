@@ -7,18 +7,16 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.disks import MIB, Tmpfs
-from tests.integration.launch.agents import Agents, codes, free_port_range, wait_until
+from tests.integration.launch.agents import Agents, Make, codes, free_port_range, wait_until
 
 from drillyard.launch.agent.identity import process_of
 from drillyard.supervise.signals import SECONDS_OF_ONE_REQUEST
-
-Make = Callable[..., Agents]
 
 WAIT = "while [ ! -e $RUN/finish ]; do sleep 0.05; done"
 """A command that works until the test lets it finish."""
