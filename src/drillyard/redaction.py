@@ -22,8 +22,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 SHORTEST = 8
-"""Characters. Settings such as `eu-west` or `true` are shorter, and would blank every text that has them; nobody relies
-on a secret of so few characters."""
+"""Characters. Settings such as `eu-west` or `true` are shorter, and would blank every text that has them; secrets have
+more characters."""
 NOT_SECRET = frozenset({"HOME", "HOSTNAME", "LOGNAME", "PWD", "SHELL", "TMPDIR", "USER"})
 """Set by the system, and part of most paths."""
 GIVEN_NAMES = "DRILLYARD_SECRETS"

@@ -73,7 +73,7 @@ def write_output(path: Path, data: bytes, *, overwrite: bool) -> None:
     """Write an HTML or SVG file whose name the user chose, as a whole; links are followed.
 
     Its last line is a comment with the digest of what is above. So a file that is there is replaced if this function
-    wrote it and nobody has edited it since, if it is empty, or with `overwrite`: else UserError. A device or a pipe is
+    wrote it and it is unedited, if it is empty, or with `overwrite`: else UserError. A device or a pipe is
     written to. Raises OSError.
     """
     target = Path(os.path.realpath(path))

@@ -70,7 +70,7 @@ def plot_of(swept: Sweep, run: str) -> Plot:
 
 
 def write_svg(plot: Plot, path: Path, *, overwrite: bool = False) -> None:
-    """Write `plot` to `path`; an earlier plot that nobody has edited is replaced, and any other file only with
+    """Write `plot` to `path`; an earlier, unedited plot is replaced, and any other file only with
     `overwrite`. UserError where it cannot be written."""
     try:
         write_output(path, svg_plot(plot).encode(), overwrite=overwrite)

@@ -7,8 +7,8 @@ nothing of it is left when the other side goes away.
 A request is a line of JSON, `{"list": [PATTERN, ...]}`, `{"tree": DIRECTORY}` or `{"read": [[PATH, OFFSET, LENGTH,
 HEAD, TOP], ...]}`. The answer is a line of JSON, for each read one, followed by its bytes.
 
-Only regular files are listed and read. Whoever writes to a run directory may put a link there to a file that only the
-reader may read, or a pipe that blocks the reader: links are not followed, those of directories neither.
+Only regular files are listed and read. A run directory of somebody else may hold a link to a file that only the reader
+may read, or a pipe that blocks the reader: links are not followed, those of directories neither.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def _line(step: Step, request: str) -> str:
 def _write(path: Path, content: str, mode: int) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Anew, so that the umask counts and a link is replaced.
+        # A new file, so that the umask applies and a link is replaced.
         path.unlink(missing_ok=True)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
             file.write(content)

@@ -1,4 +1,4 @@
-"""Writing the report: RUN_DIR/report.html by default, in the place of an earlier one that nobody has edited."""
+"""Writing the report: RUN_DIR/report.html by default, in the place of an earlier, unedited one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REPORT_FILE = "report.html"
 
 
 def write_report(path: Path, page: str, *, overwrite: bool = False) -> int:
-    """Write `page` to `path`, in one move; returns its size in bytes. A report that nobody has edited is replaced, and
+    """Write `page` to `path`, in one move; returns its size in bytes. An unedited report is replaced, and
     any other file only with `overwrite`. Raises UserError when it cannot be written."""
     data = page.encode("utf-8", "replace")
     try:

@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--launch-directory", help="which agents of this run live here")
     check.add_argument("--image", help="a container image: is it here, and can it be run")
     check.add_argument("--runs", action="store_true", help="which runs are active here")
-    prepare = _add(verbs, "prepare", submit.prepare, "make a launch directory that nobody else may write to")
+    prepare = _add(verbs, "prepare", submit.prepare, "make a launch directory that only its owner may write to")
     prepare.add_argument("--launch-directory", required=True)
     entry = _add(verbs, "index", index.write_entry, "note a submission on this host")
     entry.add_argument("--entry", required=True, help="JSON with run, cluster, platform, launch_directory, ...")

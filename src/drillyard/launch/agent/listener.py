@@ -1,6 +1,6 @@
 """The leader's listening socket, and the connections on it that are not authenticated yet.
 
-Anybody on the network can connect, so what a stranger can cost is bounded: `MAX_UNAUTHENTICATED` connections of
+Any host on the network can connect, so what strangers cost is bounded: `MAX_UNAUTHENTICATED` connections of
 `HANDSHAKE_LINE_BYTES` each (for a moment `_NEW_PER_CALL` more), a look at them every `_PAUSE_SECONDS` while none gets
 further, and none of the last `_RESERVED_FILES` descriptors. A new connection takes the place of the oldest one that has
 said nothing. What cannot be accepted now waits in the kernel's queue.
@@ -116,7 +116,7 @@ class Listener:
         return min(seconds, self._pause_seconds or seconds)
 
     def authenticated(self) -> list[Handshake]:
-        """Those who have proved since the last call that they know the secret; never raises an error of the network."""
+        """Connections authenticated since the last call; errors of the network are not raised."""
         if self._pause_seconds > 0:
             return []
         self._accept()
@@ -141,7 +141,7 @@ class Listener:
         return done
 
     def close(self) -> None:
-        """Accept nobody any more."""
+        """Stop listening, and close the connections that are not authenticated."""
         for peer in self._handshakes:
             peer.close()
         self._server.close()

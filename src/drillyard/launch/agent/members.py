@@ -151,7 +151,7 @@ class Members:
         return {node: self._hosts.get(node, "") for node in nodes}
 
     def admit(self, epoch: int) -> None:
-        """Have those join who have proved that they know the secret, and tell them the epoch."""
+        """Add the nodes that have authenticated, and send them the epoch or the reason why they are refused."""
         for peer in [] if self._listener is None else self._listener.authenticated():
             refusal = self._refusal(peer)
             try:
@@ -169,11 +169,11 @@ class Members:
             self._hosts[node] = peer.hello["host"]
 
     def lose(self, node: int) -> None:
-        """Have no more to do with a node until it joins again."""
+        """Drop a node and close its connection; it may join again."""
         self.here.pop(node).close()
 
     def dismiss(self, code: int) -> None:
-        """Have the other agents exit with a code, and let nobody join any more."""
+        """Have the other agents exit with a code, and stop listening."""
         for member in self.here.values():
             member.leave(code)
         if self._listener is not None:

@@ -1,8 +1,8 @@
-"""Whose the directories are that a launch executes code from: RUN/launch holds the agent and the job's scripts.
+"""Owners and modes of the directories that a launch executes code from: RUN/launch holds the agent and job scripts.
 
-Whoever can put a file there, or another directory in its place, runs programs as the user who launches. So RUN, launch/
-and everything in it belong to the user or to root, others may not write to RUN, and no directory on the way may let
-every user rename what is in it. A group that may write to a directory *above* RUN is trusted: that is how projects
+A user who can put a file there, or another directory in its place, runs programs as the user who launches. So RUN,
+launch/ and everything in it belong to the user or to root, others may not write to RUN, and no directory on the way may
+let every user rename what is in it. A group that may write to a directory *above* RUN is trusted: that is how projects
 share storage, and `chmod +t` on that directory takes the right to rename away from it.
 
 A file system may show other owners and modes than those that were set: NFS with root_squash, FUSE mounts of buckets

@@ -38,7 +38,7 @@ _SBATCH_NOT_FOUND = 127
 
 
 def prepare(options: Namespace) -> int:
-    """The verb `prepare`: make a launch directory that nobody else may write to. Raises Mistake, OSError."""
+    """The verb `prepare`: make a launch directory that only its owner may write to. Raises Mistake, OSError."""
     if problem := make_launch_directory(Path(options.launch_directory)):
         raise Mistake(problem)
     return 0

@@ -237,7 +237,7 @@ def _shake_hands(
     line = _read_line(sock)
     port = unseal(derive_key(secret, "answer", hello), 0, line).get("port")
     if port != sock.getpeername()[1]:
-        # Whoever relays may delay or cut what it carries, whenever it likes.
+        # A relay could delay or cut messages at any time.
         raise ConnectionLost(f"another program listens there and relays to the leader on port {port}")
     keys = derive_key(secret, "node", hello, line), derive_key(secret, "leader", hello, line)
     connection = Connection(sock, silence_seconds, *keys)

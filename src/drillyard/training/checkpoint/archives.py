@@ -1,9 +1,9 @@
 """The archives of a checkpoint, one per tensor or value, looked at without loading them. Needs no torch.
 
 An archive is what `torch.save` writes: a zip file with a pickle `data.pkl`, at some offset of a data file. The opcodes
-of the pickle are read, not run: the names in it are compared with those of tensors and plain containers, and the
-sizes of what it would build are added up. This comes
-before `torch.load(weights_only=True)`, which has rules of its own, and bounds what that can be made to allocate.
+of the pickle are read, not run: the names in it are compared with those of tensors and plain containers, and the sizes
+of what it would build are added up. This comes before `torch.load(weights_only=True)`, which has rules of its own, and
+bounds what that can be made to allocate.
 
 Cost: 0.3 ms per archive.
 """

@@ -6,7 +6,7 @@ gives, and puts an inert class in the place of each class that these files may n
 is a place outside of the files that the manifest lists. `storage.py` makes torch's own objects from the result.
 `archives.py` does the same for the tensors and values.
 
-Cost: some 10 microseconds per piece of a tensor; `pickle.load` takes half of that.
+Cost: 24 microseconds per piece of a tensor, one and a half times that of `pickle.load` (60,000 pieces).
 """
 
 from __future__ import annotations
