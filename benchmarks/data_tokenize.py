@@ -25,7 +25,7 @@ from typing import Any
 
 from drillyard.config.run import RunConfig
 from drillyard.data import builtin, prepare
-from drillyard.data.workers import available_cores
+from drillyard.data.encoding_pool import available_cores
 
 SEQUENCE_LENGTH = 1024
 

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.workload import llama_run
 from tests.integration.launch.agents import Agents, wait_until
 
-from drillyard.launch.agent import wire
+from drillyard.launch.agent import protocol
 from drillyard.launch.agent.records import make_report
 
 PROCESSES = 4
@@ -78,13 +78,13 @@ def follow_all(port: int, ranks: range, ready: Any, go: Any, slowest: Any) -> No
         while True:
             began = time.monotonic()
             try:
-                connection, _ = wire.join("127.0.0.1", port, b"known", described, 60.0)
+                connection, _ = protocol.join("127.0.0.1", port, b"known", described, 60.0)
                 break
-            except wire.ConnectionLost:
+            except protocol.ConnectionLost:
                 time.sleep(0.5)
         seconds.append(time.monotonic() - began)
         connection.send(ready=1)
-        with contextlib.suppress(wire.ConnectionLost):
+        with contextlib.suppress(protocol.ConnectionLost):
             while True:
                 time.sleep(0.2)
                 connection.beat()

@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.integration.launch.sshd_hosts import SshHosts, two_hosts
 
 from drillyard import __version__
-from drillyard.launch.agent.borrowed import shipped_files
+from drillyard.launch.agent.shared_modules import shipped_files
 from drillyard.launch.hosts import checks
 from drillyard.launch.hosts.plan import _ASK
 from drillyard.launch.hosts.submit import ask_all
-from drillyard.launch.plan import File
+from drillyard.launch.plan import PlanFile
 from drillyard.launch.programs import Host, Programs, archive
 
 
@@ -48,14 +48,14 @@ def configured(hosts: SshHosts, count: int, directory: Path) -> Path:
 def look(config: Path, count: int, directory: str) -> float:
     """Seconds for one look at all hosts; all must be well."""
     sent = archive(
-        [*(File(f"agent/{name}", text) for name, text in shipped_files().items()), File("secret", "x", 0o600)]
+        [*(PlanFile(f"agent/{name}", text) for name, text in shipped_files().items()), PlanFile("secret", "x", 0o600)]
     )
     names = [f"c{number}" for number in range(count)]
     words = ["sh", "-c", _ASK, "python3", "--directory", directory, "--runs"]
     argvs = [Host(name, config_file=str(config)).argv(words) for name in names]
     started = time.perf_counter()
     answers = ask_all(names, argvs, Programs(), stdin=sent, seconds=600)
-    problems = checks.judge(answers, checks.Wanted("r", "/r/launch", 20000, __version__))
+    problems = checks.judge(answers, checks.HostRequirements("r", "/r/launch", 20000, __version__))
     seconds = time.perf_counter() - started
     if problems:
         sys.exit("\n".join(problems))

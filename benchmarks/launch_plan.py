@@ -14,11 +14,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from drillyard.config import load_cluster_config, load_launchable
+from drillyard.config import load_cluster_config, load_launch_config
 from drillyard.hardware.catalog import load_catalog
-from drillyard.launch.launcher import Request
+from drillyard.launch.launcher import LaunchRequest
 from drillyard.launch.registry import launcher_for
-from drillyard.launch.show import plan_text
+from drillyard.launch.status_text import plan_text
 
 RUN = """\
 name: llama-8b
@@ -34,15 +34,15 @@ CLUSTERS = {
 }
 
 
-def request_of(platform: str, nodes: int, directory: Path) -> Request:
+def request_of(platform: str, nodes: int, directory: Path) -> LaunchRequest:
     """A training run on so many nodes of eight GPUs."""
     hosts = ", ".join(f"node-{number}" for number in range(nodes))
     head = f"name: large\nplatform: {platform}\nnodes: {nodes}\n"
     (directory / "run.yaml").write_text(RUN)
     (directory / "cluster.yaml").write_text(head + CLUSTERS[platform].replace("HOSTS", hosts))
     cluster = load_cluster_config(directory / "cluster.yaml", resolve_environment=False)
-    run = load_launchable(directory / "run.yaml", resolve_environment=False)
-    return Request(run, cluster, load_catalog(cluster.hardware), here="/home/me/project", python="python3")
+    run = load_launch_config(directory / "run.yaml", resolve_environment=False)
+    return LaunchRequest(run, cluster, load_catalog(cluster.hardware), here="/home/me/project", python="python3")
 
 
 def main() -> None:

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from drillyard.estimate.efficiency import BANDS, SLOW_ATTENTION
-from drillyard.estimate.measured import MeasuredRow, left_out_runs, predicted_runs, published_runs
-from drillyard.estimate.step_time import StepTime, step_time
+from drillyard.estimation.efficiency import BANDS, SLOW_ATTENTION
+from drillyard.estimation.measured_runs import MeasuredRun, left_out_runs, predicted_runs, published_runs
+from drillyard.estimation.step_time import StepTime, step_time
 
 B200_RUN = "gke-b200-70b-16"
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "published_runs.md"
@@ -110,7 +110,7 @@ TAIL = """
 class Outcome:
     """A run and what was predicted of it without its publisher."""
 
-    row: MeasuredRow
+    row: MeasuredRun
     predicted: StepTime
 
     @property
@@ -148,7 +148,7 @@ class Outcome:
         return self.row.seconds / math.sqrt(low * high) - 1
 
 
-def outcome(row: MeasuredRow) -> Outcome:
+def outcome(row: MeasuredRun) -> Outcome:
     """`row`, predicted without the runs of its publisher."""
     return Outcome(row, step_time(row.setup, row.machine, row.accelerator, without_source=row.publisher))
 

@@ -28,10 +28,10 @@ from benchmarks.step_overhead import interval, make_config
 from tests.distributed.ranks import run_ranks
 
 from drillyard.data import prepare
+from drillyard.parallel.model_setup import fill_weights
 from drillyard.parallel.ranks import start_ranks
-from drillyard.parallel.setup import fill_weights
 from drillyard.telemetry import RunLog
-from drillyard.training.assemble import assemble
+from drillyard.training.build import build_run
 from drillyard.training.signals import StopRequest
 from drillyard.training.state import checkpoint_state
 
@@ -50,7 +50,7 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
     run.mkdir(exist_ok=True)
     log = RunLog(run, rank=ranks.rank, config=config, console="none", round_number=0)
     stop = StopRequest(ranks.world_size)
-    parts = assemble(config, ranks, data, log, run, stop)
+    parts = build_run(config, ranks, data, log, run, stop)
     fill_weights(config, parts.model.causal_lm)
     parts.checkpointer.prepare(checkpoint_state(parts.optimizer, ranks))
     seconds: dict[str, list[float]] = {"with saves": [], "without": [], "blocked": [], "dcp.save": []}

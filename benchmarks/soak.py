@@ -24,8 +24,8 @@ from tests.integration.tiny_run import write_config, write_rows
 
 from drillyard.config import load_run_config
 from drillyard.faults.campaign import Campaign, run_campaign
-from drillyard.faults.plan import KINDS
-from drillyard.faults.table import as_markdown, show
+from drillyard.faults.campaign_report import as_markdown, print_campaign
+from drillyard.faults.plan import FAULT_KINDS
 
 STEPS = 60
 SAVE_EVERY = 4
@@ -46,7 +46,7 @@ def main() -> None:
         campaign = Campaign(
             config=config,
             directory=(arguments.directory or inputs / "campaign").resolve(),
-            kinds=KINDS,
+            kinds=FAULT_KINDS,
             count=arguments.count,
             seed=arguments.seed,
             num_ranks=2,
@@ -55,7 +55,7 @@ def main() -> None:
         outcome = run_campaign(campaign, load_run_config(config), tell)
     arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
     arguments.markdown.write_text(as_markdown(outcome), encoding="utf-8")
-    show(outcome, Console(highlight=False))
+    print_campaign(outcome, Console(highlight=False))
     print(f"written: {arguments.markdown}")
     sys.exit(0 if outcome.passed else 1)
 

@@ -30,10 +30,10 @@ from tests.distributed.ranks import run_ranks
 from drillyard.config import RunConfig
 from drillyard.data import prepare
 from drillyard.models import blocks, build_model, init_random, packed_attention_inputs
+from drillyard.parallel.model_setup import fill_weights
 from drillyard.parallel.ranks import start_ranks
-from drillyard.parallel.setup import fill_weights
 from drillyard.telemetry import RunLog
-from drillyard.training.assemble import assemble
+from drillyard.training.build import build_run
 from drillyard.training.signals import StopRequest
 
 STEPS_PER_BLOCK = 20
@@ -70,7 +70,7 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
     (Path(directory) / "run").mkdir(exist_ok=True)
     log = RunLog(Path(directory) / "run", rank=ranks.rank, config=config, console="none", round_number=0)
     stop = StopRequest(ranks.world_size)
-    parts = assemble(config, ranks, data, log, Path(directory) / "run", stop)
+    parts = build_run(config, ranks, data, log, Path(directory) / "run", stop)
     fill_weights(config, parts.model.causal_lm)
     bare, batches = bare_loop(config, ranks, data)
     seconds: dict[str, list[float]] = {"trainer": [], "bare": []}

@@ -147,7 +147,7 @@ class Demo:
         """Print the table of accuracies before and after, and require what the demo promises."""
         from drillyard.config import load_run_config
         from drillyard.data import evaluation_rows
-        from drillyard.evaluation.sql import best_constant_answer
+        from drillyard.evaluation.sql_scoring import best_constant_answer
 
         evaluations = [event for event in self.events() if event["event"] == "evaluation"]
         before, after = evaluations[0]["results"], evaluations[-1]["results"]

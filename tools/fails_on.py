@@ -3,7 +3,7 @@
 A test that is meant to guard a fix must fail without the fix. This checks that out: the earlier commit goes into a
 temporary git worktree, today's `tests/` is copied over it, and each named test runs there.
 
-    python tools/fails_on.py COMMIT tests/unit/data/test_chat.py::test_weight ...
+    python tools/fails_on.py COMMIT tests/unit/data/test_chat_template.py::test_weight ...
     python tools/fails_on.py COMMIT --table fixes.tsv
 
 A table has a row per defect: its name, a tab, and the tests, separated by spaces; further columns are ignored. A name

@@ -14,7 +14,7 @@ import torch
 from setups import Setting, assembled, compile_quickly, run_config
 from training import ranks_of
 
-from drillyard.estimate.memory import memory_estimate
+from drillyard.estimation.memory import memory_estimate
 from drillyard.training.trainer import StepWindow
 
 GIB = 2**30

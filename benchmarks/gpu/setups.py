@@ -14,11 +14,11 @@ import torch
 
 from drillyard.config import RunConfig
 from drillyard.data import Batch
-from drillyard.data.loader import Mixture
+from drillyard.data.sampler import Mixture
 from drillyard.models import init_random
+from drillyard.parallel.model_setup import ShardedModel, build_sharded_model
 from drillyard.parallel.ranks import Ranks
-from drillyard.parallel.setup import SetUpModel, set_up_model
-from drillyard.training.assemble import batch_shape
+from drillyard.training.build import batch_shape
 from drillyard.training.optimizer import ShardedAdamW
 from drillyard.training.trainer import StepWindow, Trainer
 
@@ -124,7 +124,7 @@ def run_config(
 
 def assembled(
     config: RunConfig, ranks: Ranks, *, documents: int = 1, sequences: int = 8, seed_by_name: bool = False
-) -> tuple[Trainer, SetUpModel]:
+) -> tuple[Trainer, ShardedModel]:
     """A trainer of `config` over `sequences` synthetic sequences, which it sees again and again.
 
     `seed_by_name` fills weights that are equal on every kind of device.
@@ -133,7 +133,7 @@ def assembled(
     vocab_size = config.model.config["vocab_size"]
     tokenizer: Any = Tokenizer(vocab_size)
     source: Any = SyntheticSequences(sequences, config.data.sequence_length, vocab_size, documents)
-    model = set_up_model(config, tokenizer, ranks)
+    model = build_sharded_model(config, tokenizer, ranks)
     init_random(model.causal_lm, 0)
     if seed_by_name:
         _fill_by_name(model)
@@ -155,7 +155,7 @@ def assembled(
 
 
 @torch.no_grad()
-def _fill_by_name(model: SetUpModel) -> None:
+def _fill_by_name(model: ShardedModel) -> None:
     """Normal draws on the host, seeded by name, for every matrix: torch draws differ between kinds of device."""
     for name, parameter in model.root.named_parameters():
         if parameter.ndim >= 2:

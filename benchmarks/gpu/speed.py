@@ -20,10 +20,10 @@ from benchmarks.bare_loop import BareLoop
 from setups import Setting, assembled, compile_quickly, run_config
 from training import ranks_of
 
-from drillyard.estimate.memory import memory_estimate
+from drillyard.estimation.memory import memory_estimate
 from drillyard.hardware import find_accelerator
 from drillyard.models import blocks, build_model, init_random
-from drillyard.models.initialise import init_buffers
+from drillyard.models.random_init import init_buffers
 from drillyard.training.trainer import StepWindow
 
 GIB = 2**30

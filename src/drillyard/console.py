@@ -1,6 +1,7 @@
 """rich's console for texts from elsewhere: only what rich itself renders may move the cursor or set a colour.
 
-Use it instead of `rich.console.Console`, which has no colours: standard output cleans what that writes (terminal.py).
+Use it instead of `rich.console.Console`, which has no colours: standard output cleans what that writes
+(control_characters.py).
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import rich.console
 from rich.segment import Segment
 from rich.text import Text
 
+from drillyard.control_characters import CleanedText, clean
 from drillyard.redaction import redact
-from drillyard.terminal import Rendered, clean
 
 
-class Console(rich.console.Console):
+class SafeConsole(rich.console.Console):
     """A console whose texts are cleaned before they are laid out, so that tables keep their columns."""
 
     def render(
@@ -34,7 +35,7 @@ class Console(rich.console.Console):
         return _redacted(super().render_str(text, **options))
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
-        return Rendered(super()._render_buffer(buffer))
+        return CleanedText(super()._render_buffer(buffer))
 
 
 def _redacted(text: Text) -> Text:

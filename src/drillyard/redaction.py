@@ -122,16 +122,16 @@ _known = Redactor()
 """What this process knows."""
 
 
-def remember(name: str, value: str) -> None:
+def add_secret(name: str, value: str) -> None:
     """Know a secret in this process, from here on."""
     _known.add(name, value)
 
 
-def remember_given() -> None:
+def add_inherited_secrets() -> None:
     """Know the secrets of the run that this process was launched for."""
     for name in filter(None, os.environ.get(GIVEN_NAMES, "").split(",")):
         if name in os.environ:
-            remember(name, os.environ[name])
+            add_secret(name, os.environ[name])
 
 
 def redact(text: str) -> str:

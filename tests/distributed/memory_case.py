@@ -29,14 +29,14 @@ from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from drillyard.config import RunConfig
-from drillyard.config.automatic import resolved_loss_chunk
+from drillyard.config.auto_values import resolve_loss_chunk
 from drillyard.data import Batch
-from drillyard.estimate.setup import Adapters, Setup
+from drillyard.estimation.setup import LoraSetup, Setup
 from drillyard.models import loss as loss_room
 from drillyard.modelspec import ModelSpec, model_spec
-from drillyard.parallel import setup as parallel_setup
+from drillyard.parallel import model_setup as parallel_setup
 from drillyard.parallel.ranks import Ranks
-from drillyard.training.assemble import batch_shape
+from drillyard.training.build import batch_shape
 from drillyard.training.optimizer import ShardedAdamW
 from drillyard.training.trainer import StepWindow, Trainer
 
@@ -156,7 +156,7 @@ def assemble(case: Case, ranks: Ranks) -> Trainer:
     memory_bytes = 1e15 if case.keeps_unsharded else 32 * specification(case).total_parameters
     with with_adapters(case.lora) if case.lora else contextlib.nullcontext():
         tokenizer: Any = Tokenizer(vocab)
-        model = parallel_setup.set_up_model(config, tokenizer, ranks, memory_gib=memory_bytes / 2**30)
+        model = parallel_setup.build_sharded_model(config, tokenizer, ranks, memory_gib=memory_bytes / 2**30)
     assert model.small == case.keeps_unsharded
     optimizer = ShardedAdamW(model.root, config.training.optimizer, case.clipping, ranks)
     data: Any = Sequences(case.sequence_length)
@@ -340,8 +340,8 @@ def setup_of(case: Case) -> Setup:
         gpus_per_node=8,
         kernel=kernel,
         compiled=False,
-        loss_chunk_tokens=resolved_loss_chunk(case.sequence_length * case.micro_batch_size, case.chunk),
+        loss_chunk_tokens=resolve_loss_chunk(case.sequence_length * case.micro_batch_size, case.chunk),
         clips_gradients=case.clipping is not None,
-        adapters=Adapters(case.lora["rank"], case.lora["targets"]) if case.lora else None,
+        adapters=LoraSetup(case.lora["rank"], case.lora["targets"]) if case.lora else None,
         keeps_unsharded=case.keeps_unsharded,
     )

@@ -27,8 +27,8 @@ from tests.distributed.checkpoint_case import (
 )
 from tests.distributed.ranks import RankFailed, run_ranks
 
-from drillyard.training.checkpoint import list_checkpoints, load_checkpoint, storage, verify
-from drillyard.training.checkpoint.storage import CheckpointWriter
+from drillyard.training.checkpoint import dcp_storage, list_checkpoints, load_checkpoint, verify
+from drillyard.training.checkpoint.dcp_storage import CheckpointWriter
 
 # -- what four ranks do ----------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ def die_in_the_middle_of_a_save(run: Path, dying_rank: int) -> None:
             os._exit(9)
 
         if dying_rank == 0:
-            storage.write_manifest = lambda *_: os._exit(9)
+            dcp_storage.write_manifest = lambda *_: os._exit(9)
         else:
             CheckpointWriter.write_data = write_then_die  # type: ignore[method-assign]
     checkpointer.save(20, make_state(20, 1), metadata={})

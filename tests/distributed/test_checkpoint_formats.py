@@ -17,11 +17,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from drillyard.config.run import OptimizerConfig, ParallelismConfig, TrainingConfig
 from drillyard.models import blocks
-from drillyard.models.initialise import init_buffers
 from drillyard.models.loss import LanguageModelLoss
-from drillyard.parallel.apply import parallelise
+from drillyard.models.random_init import init_buffers
+from drillyard.parallel.model_setup import materialise
+from drillyard.parallel.parallelize import parallelize_model
 from drillyard.parallel.ranks import Ranks, start_ranks
-from drillyard.parallel.setup import materialise
 from drillyard.training.checkpoint import Checkpointer, list_checkpoints, verify
 from drillyard.training.checkpoint.manifest import FORMAT_VERSION
 from drillyard.training.optimizer import ShardedAdamW
@@ -64,7 +64,7 @@ def tiny() -> tuple[LanguageModelLoss, ShardedAdamW, Ranks]:
             )
         )
     root = LanguageModelLoss(model)
-    parallelise(root, blocks(model), ranks, training, keep_unsharded=True)
+    parallelize_model(root, blocks(model), ranks, training, keep_unsharded=True)
     root.to_empty(device=ranks.device)
     init_buffers(model)
     materialise(root)

@@ -25,8 +25,8 @@ from tests.distributed.training_case import (
 from typer.testing import CliRunner
 
 from drillyard.cli.main import app
-from drillyard.data.loader import Mixture
-from drillyard.supervise.rank import attend
+from drillyard.data.sampler import Mixture
+from drillyard.supervise.rank_supervision import start_supervision
 from drillyard.training import run
 
 SIZES = (1, 7, 166)
@@ -62,7 +62,7 @@ def one_epoch(directory: str, ranks: int) -> dict[int, list[int]]:
             training__schedule={"name": "cosine"},
             logging={"every_steps": 1, "tensorboard": False},
         )
-        side = attend(Path(config.output) / config.name, 0.0, round_number=0, is_claimed=False)
+        side = start_supervision(Path(config.output) / config.name, 0.0, round_number=0, is_claimed=False)
         assert run.train(config, side).exit_code == 0
         found[size] = list(read)
         read.clear()

@@ -14,13 +14,13 @@ from tests.integration.tiny_run import write_rows
 
 from drillyard.config.run import RunConfig
 from drillyard.data import prepare
-from drillyard.evaluation import held_out as held_out_module
-from drillyard.evaluation.held_out import HeldOut
+from drillyard.evaluation import evaluator as held_out_module
+from drillyard.evaluation.evaluator import HeldOutEvaluator
 from drillyard.models import blocks
-from drillyard.parallel import setup
+from drillyard.parallel import model_setup
 
 if TYPE_CHECKING:
-    from drillyard.evaluation.held_out import Evaluated
+    from drillyard.evaluation.evaluator import EvaluationResults
 
 
 def case_config(directory: str) -> RunConfig:
@@ -52,7 +52,7 @@ def both_ways(directory: str) -> dict[bool, dict[str, Any]]:
     """`failures_and_losses` where gathered weights are given back at once, and where they are kept."""
     found = {}
     for keep_unsharded in (False, True):
-        setup.unsharded_is_small = lambda *arguments, keep=keep_unsharded: keep  # type: ignore[misc]
+        model_setup.unsharded_is_small = lambda *arguments, keep=keep_unsharded: keep  # type: ignore[misc]
         found[keep_unsharded] = failures_and_losses(directory)
     return found
 
@@ -65,7 +65,9 @@ def failures_and_losses(directory: str) -> dict[str, Any]:
     config = case_config(directory)
     trainer, model = build(config)
     data = trainer.ranks.in_turn(lambda first: prepare(config, only_open=not first))
-    held_out = HeldOut(config, data, model.root, trainer.ranks, Path(directory) / "out", attention=model.attention)
+    held_out = HeldOutEvaluator(
+        config, data, model.root, trainer.ranks, Path(directory) / "out", attention=model.attention
+    )
     last_block: Any = blocks(model.causal_lm)[-1]
     out_of_memory = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
     sequences: Any = next(iter(data.held_out.values()))
@@ -102,7 +104,7 @@ def test_a_failure_on_one_rank_is_one_of_all_and_training_goes_on(
 ) -> None:
     one, other = (result[keep_unsharded] for result in results)
     assert one == other
-    found: dict[str, Evaluated] = one["found"]
+    found: dict[str, EvaluationResults] = one["found"]
     failed = {place: [failure.metric for failure in each.failures] for place, each in found.items()}
     assert failed == {
         "undisturbed": [],

@@ -13,12 +13,19 @@ from typing import Any
 import pytest
 from tests.distributed.memory_case import Case, measure, setup_of
 
-from drillyard.estimate.memory import memory_estimate
-from drillyard.estimate.memory.ledger import Kind
-from drillyard.estimate.memory.step import Step
+from drillyard.estimation.memory import memory_estimate
+from drillyard.estimation.memory.ledger import MemoryKind
+from drillyard.estimation.memory.step_memory import StepMemory
 
 TOLERANCE = 0.005
-MOVING = (Kind.BUFFERS, Kind.INPUTS, Kind.ACTIVATIONS, Kind.LOSS, Kind.TEMPORARIES, Kind.WHOLE_GRADIENTS)
+MOVING = (
+    MemoryKind.BUFFERS,
+    MemoryKind.INPUTS,
+    MemoryKind.ACTIVATIONS,
+    MemoryKind.LOSS,
+    MemoryKind.TEMPORARIES,
+    MemoryKind.WHOLE_GRADIENTS,
+)
 
 
 def llama(**changes: Any) -> dict[str, Any]:
@@ -140,7 +147,7 @@ CASES |= {f"drawn-{seed}": drawn(seed) for seed in range(10)}
 @pytest.mark.parametrize("name", CASES)
 def test_prediction_is_what_the_tracker_measures(name):
     case = CASES[name]
-    measured, predicted = measure(case), Step(setup_of(case), keeps_unsharded=case.keeps_unsharded)
+    measured, predicted = measure(case), StepMemory(setup_of(case), keeps_unsharded=case.keeps_unsharded)
     estimate = memory_estimate(setup_of(case), device_type="cpu")
     live = predicted.ledger.at_peak
     assert estimate.state_bytes["parameters"] == measured.parameters
@@ -150,7 +157,7 @@ def test_prediction_is_what_the_tracker_measures(name):
     if measured.phase in ("loss", "forward") or (case.shard > 1 and predicted.moment.startswith("backward of a")):
         others = ("Sharded Param", "Unsharded Param", "Sharded Grad", "OptState", "All Gather", "Reduce Scatter")
         # Weights that a gather is just writing are activations to the tracker.
-        written = live[Kind.GATHERED] - measured.kinds["Unsharded Param"]
+        written = live[MemoryKind.GATHERED] - measured.kinds["Unsharded Param"]
         moving = sum(live[kind] for kind in MOVING) + written
         assert moving == pytest.approx(measured.without(*others), rel=TOLERANCE)
     assert phase_of(predicted.moment) == measured.phase
@@ -170,7 +177,7 @@ PEAKS_OF_TORCH_2_11 = {
 @pytest.mark.parametrize("name", PEAKS_OF_TORCH_2_11)
 def test_an_older_torch_is_predicted_as_measured_with_it(name):
     case = CASES[name]
-    predicted = Step(replace(setup_of(case), torch_release=(2, 11)), keeps_unsharded=case.keeps_unsharded)
+    predicted = StepMemory(replace(setup_of(case), torch_release=(2, 11)), keeps_unsharded=case.keeps_unsharded)
     assert predicted.ledger.peak == pytest.approx(PEAKS_OF_TORCH_2_11[name], rel=TOLERANCE)
 
 
@@ -185,7 +192,7 @@ def phase_of(moment: str) -> str:
 
 def test_cases_cover_what_can_be_the_peak():
     """Activations are over half of the peak in most cases, and each moment that can be the peak is so in several."""
-    steps = [Step(setup_of(case), keeps_unsharded=case.keeps_unsharded) for case in CASES.values()]
+    steps = [StepMemory(setup_of(case), keeps_unsharded=case.keeps_unsharded) for case in CASES.values()]
     assert len(steps) >= 30
     assert sum(sum(step.ledger.at_peak[kind] for kind in MOVING) > step.ledger.peak / 2 for step in steps) >= 20
     moments = [step.moment for step in steps]

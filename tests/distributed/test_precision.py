@@ -20,7 +20,7 @@ from tests.distributed.training_case import (
     write_documents,
 )
 
-from drillyard.parallel.setup import SetUpModel
+from drillyard.parallel.model_setup import ShardedModel
 from drillyard.training.trainer import Trainer
 
 STEPS = 200
@@ -46,7 +46,7 @@ def curves(directory: str, seeds: list[int]) -> list[np.ndarray]:
     return found
 
 
-def watched_step(trainer: Trainer, model: SetUpModel, step: int) -> dict[str, Any]:
+def watched_step(trainer: Trainer, model: ShardedModel, step: int) -> dict[str, Any]:
     """One step, and in what precision everything was: masters, moments, what collectives got, what layers computed."""
     seen: dict[str, Any] = {"reduced": set(), "computed": set()}
 

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from drillyard.data import Batch, prepare
-from drillyard.evaluation.loss import evaluate_loss
+from drillyard.evaluation.held_out_loss import evaluate_loss
 from drillyard.training.trainer import Trainer
 
 Document = tuple[torch.Tensor, torch.Tensor]

@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor
 
 from drillyard.config import RunConfig
 from drillyard.data import prepare
+from drillyard.parallel.model_setup import ShardedModel, build_sharded_model, fill_weights
 from drillyard.parallel.ranks import Ranks, start_ranks
-from drillyard.parallel.setup import SetUpModel, fill_weights, set_up_model
-from drillyard.training.assemble import batch_shape
+from drillyard.training.build import batch_shape
 from drillyard.training.checkpoint import Checkpointer
 from drillyard.training.optimizer import ShardedAdamW
 from drillyard.training.resume import resume
@@ -105,7 +105,7 @@ def _rms_norm_forward(module: nn.Module) -> Callable[[torch.Tensor], torch.Tenso
     return forward
 
 
-def build(config: RunConfig, ranks: Ranks | None = None, *, filled: bool = True) -> tuple[Trainer, SetUpModel]:
+def build(config: RunConfig, ranks: Ranks | None = None, *, filled: bool = True) -> tuple[Trainer, ShardedModel]:
     """A trainer for `config` on the ranks that this process is one of.
 
     Without `filled` its weights are left to a checkpoint. All that nobody has written to is NaN, weights and rotary
@@ -114,7 +114,7 @@ def build(config: RunConfig, ranks: Ranks | None = None, *, filled: bool = True)
     ranks = ranks or start_ranks(config.training, config.parallelism)
     data = ranks.in_turn(lambda first: prepare(config, only_open=not first))
     with unset_memory_is_nan():
-        model = set_up_model(config, data.tokenizer, ranks)
+        model = build_sharded_model(config, data.tokenizer, ranks)
     if filled:
         fill_weights(config, model.causal_lm)
     if config.training.precision == "fp64":

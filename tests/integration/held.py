@@ -66,7 +66,7 @@ class Held:
 
     def arm(self) -> None:
         """Replace what leads to a moment by the same with a wait before it."""
-        from drillyard.faults.replacing import replace, step_of
+        from drillyard.faults.monkeypatch import patch_function, step_of
 
         def before_step(train_step: Any) -> Any:
             def held(trainer: Any, step: int, *arguments: Any) -> Any:
@@ -100,10 +100,10 @@ class Held:
 
             return held
 
-        replace("drillyard.training.trainer", "Trainer.train_step", before_step)
-        replace("drillyard.training.checkpoint.storage", "write_manifest", before_manifest)
-        replace("drillyard.training.run", "prepare", amid_tokenising)
-        replace("drillyard.training.run", "show_forwards", before_forwards)
+        patch_function("drillyard.training.trainer", "Trainer.train_step", before_step)
+        patch_function("drillyard.training.checkpoint.dcp_storage", "write_manifest", before_manifest)
+        patch_function("drillyard.training.run", "prepare", amid_tokenising)
+        patch_function("drillyard.training.run", "show_forwards", before_forwards)
 
     def wait(self, moment: str) -> None:
         """Wait while this moment of this round is held."""
@@ -137,16 +137,16 @@ def main(arguments: Sequence[str]) -> None:
 
 def _hold_this_rank(directory: Path) -> None:
     """Arm this rank once it hears signals, and no earlier: what is replaced imports torch."""
-    from drillyard.supervise import rank
+    from drillyard.supervise import rank_supervision
 
-    attend = rank.attend
+    attend = rank_supervision.start_supervision
 
     def attend_and_arm(*arguments: Any, **options: Any) -> Any:
         side = attend(*arguments, **options)
         Held(directory, side).arm()
         return side
 
-    rank.attend = attend_and_arm
+    rank_supervision.start_supervision = attend_and_arm
 
 
 def _start_ranks_through_here(directory: str) -> None:

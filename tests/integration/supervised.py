@@ -18,7 +18,7 @@ DRIVER = """
 import functools, sys
 from pathlib import Path
 from rich.console import Console
-from drillyard.supervise import Patience, supervise
+from drillyard.supervise import GracePeriods, supervise
 from drillyard.telemetry import append_event
 directory = Path(sys.argv[1])
 sys.exit(supervise(
@@ -26,7 +26,7 @@ sys.exit(supervise(
     num_ranks=int(sys.argv[3]), run_directory=directory, max_restarts=int(sys.argv[4]),
     environment={"FROM_CALLER": "yes"}, on_event=functools.partial(append_event, directory),
     console=Console(),
-    patience=Patience(
+    patience=GracePeriods(
         watchdog=float(sys.argv[5]) or None, stacks=2.0, settle=float(sys.argv[6]), terminate=float(sys.argv[7]),
         kill=float(sys.argv[8]),
     ),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.integration.tiny_run import contents, drillyard, write_config
 
-from drillyard.faults.small_disk import may_mount
+from drillyard.faults.small_disk import can_mount
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def test_a_run_that_fails_undisturbed_is_told_with_its_own_words(workplace: Path
 SMALL_DISK = """
 import errno, os, sys
 from pathlib import Path
-from drillyard.faults.small_disk import may_mount, small_disk
+from drillyard.faults.small_disk import can_mount, mounted_tmpfs
 directory = Path(sys.argv[1])
-assert may_mount(1 << 20)
-with small_disk(directory, 1 << 20):
+assert can_mount(1 << 20)
+with mounted_tmpfs(directory, 1 << 20):
     try:
         (directory / "file").write_bytes(bytes(2 << 20))
     except OSError as error:
@@ -75,4 +75,4 @@ def test_a_small_disk_is_full_soon_and_gone_with_its_process_however_that_ends(t
 
 
 def test_more_memory_than_there_is_makes_no_small_disk() -> None:
-    assert not may_mount(1 << 60)
+    assert not can_mount(1 << 60)

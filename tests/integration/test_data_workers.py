@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from drillyard.config.run import RunConfig
-from drillyard.data import prepare, readers, workers
-from drillyard.data.batches import JsonLines
-from drillyard.data.encode import EncodeSettings, Split
-from drillyard.data.formats import RowFormat
+from drillyard.data import encoding_pool, file_readers, prepare
+from drillyard.data.encoder import EncodeSettings, HeldOutSplit
+from drillyard.data.raw_batches import JsonLines
+from drillyard.data.row_formats import RowFormat
 from drillyard.data.tokenizer import _as_pretrained, _train
 from drillyard.errors import UserError
 
@@ -21,7 +21,7 @@ TEXTS = [f"line {n} of some text, {n * n}\n" * (1 + n % 9) for n in range(400)]
 
 @pytest.fixture(autouse=True)
 def many_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "BATCH_BYTES", 2000)
+    monkeypatch.setattr(file_readers, "BATCH_BYTES", 2000)
 
 
 @pytest.fixture
@@ -70,10 +70,10 @@ def test_an_error_in_a_worker_names_the_row_and_leaves_nothing(
 def test_a_worker_that_is_killed_is_an_error_and_the_others_end() -> None:
     tokenizer = _as_pretrained(_train(300, iter(TEXTS))).backend_tokenizer.to_str()
     settings = EncodeSettings(
-        RowFormat("text", loss_on="all"), 64, "split", Split(), tokenizer, False, (0,), 0, None, {}
+        RowFormat("text", loss_on="all"), 64, "split", HeldOutSplit(), tokenizer, False, (0,), 0, None, {}
     )
     batch = JsonLines("a.jsonl", 1, 0, b'{"text": "a"}\n')
-    with workers._Pool(2, settings) as pool:
+    with encoding_pool._Pool(2, settings) as pool:
         processes = pool._processes
         assert pool.submit(batch).result().pieces
         for process in processes:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.integration.torch_free import ROOT
 from tests.integration.torch_free import torch_free as torch_free
-from tests.unit.report import runs
+from tests.unit.reporting import runs
 
 RECIPE = ROOT / "recipes" / "llama31-70b-b200"
 

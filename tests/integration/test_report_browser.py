@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
-from tests.unit.report import runs
+from tests.unit.reporting import runs
 
 from drillyard.telemetry import read_metrics
 

@@ -7,7 +7,7 @@ import re
 
 from tests.integration.tiny_run import STEPS, drillyard
 
-from drillyard.report import words
+from drillyard.reporting import words
 from drillyard.telemetry.summary import summarize
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.integration.tiny_run import DRILLYARD, contents, write_config
 
-from drillyard.faults.plan import KINDS, PLACES
+from drillyard.faults.plan import FAULT_KINDS, INJECTION_POINTS
 
 COUNT = 12
 SEED = 0
@@ -53,8 +53,8 @@ def test_every_fault_ends_with_the_bits_of_the_undisturbed_run(
 def test_every_kind_and_every_place_was_hit(soaked: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     faults = faults_of(soaked[0])
     assert len(faults) == COUNT and all(fault["hit"] for fault in faults)
-    assert {fault["kind"] for fault in faults} == set(KINDS)
-    assert {fault["place"] for fault in faults if fault["kind"] == "kill"} == set(PLACES)
+    assert {fault["kind"] for fault in faults} == set(FAULT_KINDS)
+    assert {fault["place"] for fault in faults if fault["kind"] == "kill"} == set(INJECTION_POINTS)
     assert {fault["target"] for fault in faults} == {0, 1, "supervisor"}
 
 

@@ -20,7 +20,7 @@ import functools, drillyard.supervise
 drillyard.supervise.supervise = functools.partial(drillyard.supervise.supervise, standby=True)
 """
 STANDS_BY = """
-    from drillyard.supervise.life import TRAINING, own_signs
+    from drillyard.supervise.heartbeat import TRAINING, heartbeat_writer
     from drillyard.supervise.standby import await_turn
     def prepare():
         with open(f"{directory}/ready-{rank}-{os.getpid()}", "w"):
@@ -30,7 +30,7 @@ STANDS_BY = """
     print(f"round {round_number} rank {rank} pid {os.getpid()} port {os.environ['MASTER_PORT']}")
     print(f"rank {rank} has its log", file=sys.stderr)
     step(round_number + 1)
-    own_signs(os.environ).begin(TRAINING)
+    heartbeat_writer(os.environ).begin(TRAINING)
 """
 
 

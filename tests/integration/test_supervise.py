@@ -195,9 +195,9 @@ def test_a_summary_of_an_earlier_run_is_no_success(start: Start, tmp_path: Path)
 
 UNKILLABLE = """
 import os
-from drillyard.supervise import guardian, processes
-kill_group = processes.Rank.kill_group
-processes.Rank.kill_group = lambda self: kill_group(self) if self.number == 0 else None
+from drillyard.supervise import guardian, rank_process
+kill_group = rank_process.Rank.kill_group
+rank_process.Rank.kill_group = lambda self: kill_group(self) if self.number == 0 else None
 guardian.PATIENCE_SECONDS = 0.2
 guardian.marked_processes = lambda token, mark: []
 """

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.report import runs
+from tests.unit.reporting import runs
 
 WATCH = [sys.executable, "-m", "drillyard", "watch"]
 PATIENCE_SECONDS = 240

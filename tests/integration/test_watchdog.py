@@ -44,8 +44,8 @@ def test_a_hung_round_is_told_with_all_its_stacks_and_started_again(start: Start
 def test_signs_of_life_keep_a_round_that_logs_nothing(start: Start) -> None:
     run = start(
         """
-        from drillyard.supervise.life import own_signs
-        signs = own_signs(os.environ)
+        from drillyard.supervise.heartbeat import heartbeat_writer
+        signs = heartbeat_writer(os.environ)
         for number in range(80):
             time.sleep(0.1)
             if rank == 1:
@@ -98,8 +98,8 @@ def test_a_rank_whose_interpreter_is_held_tells_its_stacks_when_asked_again(star
     run = start(
         """
         from pathlib import Path
-        from drillyard.supervise.rank import attend
-        side = attend(Path(directory), 0, round_number=0, is_claimed=True)
+        from drillyard.supervise.rank_supervision import start_supervision
+        side = start_supervision(Path(directory), 0, round_number=0, is_claimed=True)
         step(1)
         def hold_the_lock(): sum(range(10**14))  # in C, without a look at signals or other threads
         def wait(): time.sleep(forever)
@@ -116,8 +116,8 @@ def test_a_rank_whose_interpreter_is_held_tells_its_stacks_when_asked_again(star
 RANK = """
 import hashlib, os, signal, sys, threading, time
 from pathlib import Path
-from drillyard.supervise.rank import attend
-side = attend(Path(sys.argv[1]), float(sys.argv[2]), round_number=0, is_claimed=True)
+from drillyard.supervise.rank_supervision import start_supervision
+side = start_supervision(Path(sys.argv[1]), float(sys.argv[2]), round_number=0, is_claimed=True)
 def deaf():
     # In C for minutes, so that no handler of Python's runs in the main thread.
     print("deaf", flush=True)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from drillyard.config.document import parse_document, read_document
 from drillyard.config.environment import EnvironmentText
-from drillyard.config.loading import load_cluster_config, load_run_config
+from drillyard.config.load import load_cluster_config, load_run_config
 from drillyard.config.overrides import apply_overrides
+from drillyard.config.yaml_document import parse_document, read_document
 from drillyard.errors import UserError
-from drillyard.measure.assemble import add_directory
-from drillyard.measure.records import empty_run_log
+from drillyard.measurement.assemble import add_directory
+from drillyard.measurement.records import empty_run_log
 
 # Ten levels are a billion values and never end; six are 59,049, more than a config can have.
 LAUGHS = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" if n else "a0: &a0 [x]\n" for n in range(6))

@@ -16,7 +16,15 @@ from tests.security.trees import snapshot
 
 from drillyard.errors import UserError
 from drillyard.launch.programs import Host, Programs
-from drillyard.launch.remote import LocalFiles, Piece, RemoteFiles, Wish, artifacts_of, copy_files, read_file
+from drillyard.launch.remote_files import (
+    LocalFiles,
+    ReadRequest,
+    ReadResult,
+    RemoteFiles,
+    artifacts_of,
+    copy_files,
+    read_file,
+)
 
 HOSTILE_NAMES = [
     "../escaped.txt",
@@ -53,8 +61,8 @@ HOSTILE_NAMES = [
 class HostileHost(LocalFiles):
     """Answers every request for a file."""
 
-    def read(self, wishes: Sequence[Wish]) -> list[Piece | None]:
-        return [Piece(b"evil", False, b"evil" if wish.offset == 0 else b"") for wish in wishes]
+    def read(self, wishes: Sequence[ReadRequest]) -> list[ReadResult | None]:
+        return [ReadResult(b"evil", False, b"evil" if wish.offset == 0 else b"") for wish in wishes]
 
 
 @pytest.fixture

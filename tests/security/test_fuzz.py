@@ -1,7 +1,7 @@
 """Text of anybody, made by hypothesis: whatever a file or a line holds, the answer is a result or a UserError.
 
 `make unit` tries the same few dozen inputs each time; `make fuzz` tries EXAMPLES (2,000) new ones of each kind.
-Damage to good configs is in tests/unit/config/test_fuzz.py, predicted SQL in tests/unit/evaluation/test_sql.py.
+Damage to good configs is in tests/unit/config/test_fuzz.py, predicted SQL in tests/unit/evaluation/test_sql_scoring.py.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from hypothesis import strategies as st
 
 from drillyard.cli.main import main
 from drillyard.config import load_cluster_config, load_run_config
-from drillyard.config.loading import load_launchable
+from drillyard.config.load import load_launch_config
 from drillyard.errors import UserError
 from drillyard.launch.agent import records
-from drillyard.launch.agent.wire import Connection, ConnectionLost, seal
-from drillyard.launch.states import failure_of
-from drillyard.measure.formats.registry import TEXT_FORMATS
-from drillyard.measure.read import read
-from drillyard.measure.result import measure
-from drillyard.report.measured import measured_content
-from drillyard.report.page import render
+from drillyard.launch.agent.protocol import Connection, ConnectionLost, seal
+from drillyard.launch.run_status import failure_of
+from drillyard.measurement.formats.registry import TEXT_FORMATS
+from drillyard.measurement.read import read
+from drillyard.measurement.result import measure
+from drillyard.reporting.measured import measured_content
+from drillyard.reporting.page import render
 from drillyard.training.checkpoint import manifest
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
@@ -174,7 +174,7 @@ def test_any_bytes_are_no_config_or_one(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "run.yaml")
         path.write_bytes(content)
-        for load in (load_run_config, load_launchable, load_cluster_config):
+        for load in (load_run_config, load_launch_config, load_cluster_config):
             with contextlib.suppress(UserError):
                 load(path)
 
@@ -250,7 +250,7 @@ def test_any_state_of_a_launch_is_read(state: Any, report: Any) -> None:
         (directory / "exits" / "0001-0002.node-0.json").write_text(json.dumps(report))
         known = records.last_state(directory)
         failure_of(known)
-        records.round_failure(directory, known)
+        records.attempt_failure(directory, known)
 
 
 # Manifests of checkpoints, with a checksum that fits.

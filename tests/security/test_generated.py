@@ -11,11 +11,11 @@ from tests.unit.launch.requests import TRAINING, WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
 from drillyard.launch.handles import Handle
-from drillyard.launch.output import write_plan
-from drillyard.launch.plan import Call, File, Plan, Program
+from drillyard.launch.plan import Call, Plan, PlanFile, Program
+from drillyard.launch.plan_output import write_plan
 from drillyard.launch.programs import Host
 from drillyard.launch.registry import launcher_for
-from drillyard.launch.show import plan_text
+from drillyard.launch.status_text import plan_text
 
 HOSTILE_HOSTS = [
     "-oProxyCommand=touch escaped",
@@ -114,7 +114,7 @@ def test_every_line_of_a_plan_as_a_script_does_what_the_plan_says(tmp_path: Path
         run_directory=word,
         launch_directory=word,
         code=word,
-        files=(File("job.json", "{}\n"),),
+        files=(PlanFile("job.json", "{}\n"),),
         steps=steps,
         fields=(),
     )

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from drillyard.config.model_checks import local_model_config
-from drillyard.data.batches import JsonLines
-from drillyard.data.cache import DamagedCache, open_cache
-from drillyard.data.record import DATA_RECORD
-from drillyard.data.record import read_record as read_data_record
+from drillyard.config.model_files import local_model_config
+from drillyard.data.data_record import DATA_RECORD
+from drillyard.data.data_record import read_record as read_data_record
+from drillyard.data.raw_batches import JsonLines
+from drillyard.data.token_cache import DamagedCache, open_cache
 from drillyard.errors import UserError
-from drillyard.launch.agent.records import last_state, read_record, summary_completed
+from drillyard.launch.agent.records import last_state, read_json_object, summary_completed
 from drillyard.loglines.sources import LogFile
-from drillyard.measure import gpu_recipes
-from drillyard.measure.columns import Lanes
-from drillyard.measure.formats.hf_trainer_state import TrainerState
-from drillyard.measure.reading import TextReading
-from drillyard.modelspec.reading import read_config
+from drillyard.measurement import gpu_recipes
+from drillyard.measurement.columns import Lanes
+from drillyard.measurement.formats.hf_trainer_state import TrainerState
+from drillyard.measurement.reading import TextReading
+from drillyard.modelspec.config_json import read_config
 from drillyard.telemetry.console import parse_step_line
 from drillyard.telemetry.jsonlines import decode
 
@@ -49,7 +49,7 @@ def launch_directory(directory: Path) -> None:
     for name in ("state.json", "summary.json", "told.json"):
         (directory / name).write_text(DEEP)
     assert last_state(directory) == {}
-    assert read_record(directory / "told.json") == {}
+    assert read_json_object(directory / "told.json") == {}
     assert not summary_completed(directory)
 
 
@@ -59,10 +59,10 @@ def record_of_the_data(directory: Path) -> None:
 
 
 def record_of_an_export(directory: Path) -> None:
-    from drillyard import exported
+    from drillyard import export_directory
 
-    (directory / exported.RECORD).write_text(DEEP)
-    assert exported.read_record(directory).files == {}
+    (directory / export_directory.RECORD).write_text(DEEP)
+    assert export_directory.read_record(directory).files == {}
 
 
 def summary_of_a_run(directory: Path) -> None:

@@ -2,7 +2,7 @@
 
 With real agents, in tests/integration/launch/test_agent_strangers.py: strangers at the port, a flood of connections and
 of large greetings, a program that took the first port and relays, a relay that changes one byte. What an authenticated
-connection accepts is in tests/unit/launch/agent/test_wire.py.
+connection accepts is in tests/unit/launch/agent/test_protocol.py.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from drillyard.launch.agent import listener as listening
-from drillyard.launch.agent import messages, wire
+from drillyard.launch.agent import messages, protocol
 from drillyard.launch.agent.listener import MAX_UNAUTHENTICATED, Handshake, Listener
+from drillyard.launch.agent.protocol import ConnectionLost, derive_key, seal
 from drillyard.launch.agent.records import make_report
-from drillyard.launch.agent.wire import ConnectionLost, derive_key, seal
 
 SECRET = b"of this run"
 HELLO = seal(derive_key(SECRET, "hello"), 0, {"node": 1, "host": "n1", "nonce": "n"}) + b"\n"
@@ -213,7 +213,7 @@ def test_strangers_alone_do_not_keep_the_leader_busy() -> None:
 def test_a_port_that_is_not_the_leaders_own_is_a_relay(
     listener: Listener, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "NUM_PORTS", 1)
+    monkeypatch.setattr(protocol, "NUM_PORTS", 1)
     squatter = socket.create_server(("127.0.0.1", 0))
     joined: list[Handshake] = []
 
@@ -230,7 +230,7 @@ def test_a_port_that_is_not_the_leaders_own_is_a_relay(
     thread = threading.Thread(target=relay)
     thread.start()
     with pytest.raises(ConnectionLost, match=f"relays to the leader on port {port}"):
-        wire.join("127.0.0.1", squatter.getsockname()[1], SECRET, {"node": 1, "host": "n1"}, 5.0)
+        protocol.join("127.0.0.1", squatter.getsockname()[1], SECRET, {"node": 1, "host": "n1"}, 5.0)
     thread.join(10)
     assert not thread.is_alive() and joined == listener.authenticated() == []
     squatter.close()
@@ -256,19 +256,19 @@ STOP = {"signal": 15, "patience_seconds": 5.0, "why": None, "elsewhere": None}
 @pytest.mark.parametrize(
     ("parse", "content"),
     [
-        *((messages.start_of, {**START, "port": port}) for port in (0, 65536, "22", True, 1.5, None)),
-        (messages.start_of, {**START, "address": "$(id)"}),
-        (messages.start_of, {**START, "round": "../../x"}),
-        *((messages.start_of, {**START, "epoch": epoch}) for epoch in (0, 10**400)),
-        (messages.start_of, [1]),
-        *((messages.stop_of, {**STOP, "signal": number}) for number in (0, 19, 999, "15")),
-        *((messages.stop_of, {**STOP, "patience_seconds": text}) for text in ("5", -1, 10**400, math.nan, math.inf)),
-        (messages.stop_of, {**STOP, "elsewhere": {"reason": 1, "rank": None, "exit_code": None}}),
-        (messages.stop_of, {**STOP, "elsewhere": {"reason": "x"}}),
-        (messages.request_of, {"signal": 9, "insisted": False}),
-        (messages.request_of, {"signal": 15}),
-        (messages.exit_code_of, "0"),
-        (messages.exit_code_of, None),
+        *((messages.parse_start, {**START, "port": port}) for port in (0, 65536, "22", True, 1.5, None)),
+        (messages.parse_start, {**START, "address": "$(id)"}),
+        (messages.parse_start, {**START, "round": "../../x"}),
+        *((messages.parse_start, {**START, "epoch": epoch}) for epoch in (0, 10**400)),
+        (messages.parse_start, [1]),
+        *((messages.parse_stop, {**STOP, "signal": number}) for number in (0, 19, 999, "15")),
+        *((messages.parse_stop, {**STOP, "patience_seconds": text}) for text in ("5", -1, 10**400, math.nan, math.inf)),
+        (messages.parse_stop, {**STOP, "elsewhere": {"reason": 1, "rank": None, "exit_code": None}}),
+        (messages.parse_stop, {**STOP, "elsewhere": {"reason": "x"}}),
+        (messages.parse_request, {"signal": 9, "insisted": False}),
+        (messages.parse_request, {"signal": 15}),
+        (messages.parse_leave, "0"),
+        (messages.parse_leave, None),
     ],
 )
 def test_a_message_with_anything_else_ends_its_connection(parse: Any, content: object) -> None:
@@ -278,7 +278,7 @@ def test_a_message_with_anything_else_ends_its_connection(parse: Any, content: o
 
 def test_a_report_is_of_the_node_that_sends_it() -> None:
     report = {**make_report(2, "n2", 1, {}, "words", asked=False, why=None), "left": []}
-    assert messages.report_of(report, 2) == report
+    assert messages.parse_report(report, 2) == report
     for wrong in ({**report, "node": 1}, {**report, "status": "1"}, {**report, "more": 1}):
         with pytest.raises(ConnectionLost):
-            messages.report_of(wrong, 2)
+            messages.parse_report(wrong, 2)

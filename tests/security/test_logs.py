@@ -14,8 +14,8 @@ import pytest
 from drillyard.loglines.blocks import LONGEST_LINE
 from drillyard.loglines.prefixes import split
 from drillyard.loglines.sources import LogFile
-from drillyard.measure.formats.registry import TEXT_FORMATS
-from drillyard.measure.reading import TextReading
+from drillyard.measurement.formats.registry import TEXT_FORMATS
+from drillyard.measurement.reading import TextReading
 from drillyard.supervise.cause import last_words, speaks_of_lost_peer
 from drillyard.supervise.hang import innermost_frame
 from drillyard.telemetry.console import parse_step_line
@@ -84,7 +84,7 @@ def test_a_prefix_is_looked_for_in_the_first_bytes_of_a_line(repeated: bytes) ->
 
 def test_step_lines_that_all_differ_are_not_learned_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is read by a pattern of its own, which takes a thousand times as long to make as to use."""
-    monkeypatch.setattr("drillyard.measure.formats.layout._MOST_LEARNED", 100, raising=False)
+    monkeypatch.setattr("drillyard.measurement.formats.layout._MOST_LEARNED", 100, raising=False)
     keys = [str(number).translate(str.maketrans("0123456789", "abcdefghij")) for number in range(300)]
     reading = read("".join(f"iteration {i}/9 | {key}: 3 | loss: 1.0 |\n" for i, key in enumerate(keys)).encode())
     (megatron,) = [one.reader for one in reading._candidates if one.reader.format.name == "megatron"]

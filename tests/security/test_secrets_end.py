@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from tests.unit.launch.requests import WORKLOAD, cluster, request
-from tests.unit.launch.slurm.test_job import Play
+from tests.unit.launch.slurm.test_job_script_run import Play
 
-from drillyard.launch.agent.ending import stop
+from drillyard.launch.agent.host_cleanup import stop
 from drillyard.launch.agent.records import StateFile
 from drillyard.launch.programs import Programs, Result
 from drillyard.launch.registry import launcher_for

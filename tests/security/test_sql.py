@@ -1,6 +1,6 @@
 """SQL of a data set or a model: whatever it says, evaluating it costs bounded memory and time, and calls nothing else.
 
-That a prediction cannot write, attach or run for ever is in tests/unit/evaluation/test_sql.py.
+That a prediction cannot write, attach or run for ever is in tests/unit/evaluation/test_sql_scoring.py.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from drillyard.evaluation.sql import judge
-from drillyard.evaluation.sql_fill import ATTEMPTS, generated_fills
-from drillyard.evaluation.sql_run import build, forbid_writing, run_query
+from drillyard.evaluation.sql_databases import ATTEMPTS, generated_databases
+from drillyard.evaluation.sql_sandbox import build_database, make_read_only, run_query
+from drillyard.evaluation.sql_scoring import judge
 from drillyard.evaluation.sql_text import tokens
 
 LONG = "'" + "a" * 40_000 + "'"
@@ -52,7 +52,7 @@ HOSTILE = {
 MAX_MEMORY_MB = 500
 CHILD = """
 import json, sys
-from drillyard.evaluation.sql import judge
+from drillyard.evaluation.sql_scoring import judge
 for schema, query in json.load(sys.stdin):
     print(judge({"schema": schema, "sql": "SELECT x FROM a"}, query).outcome)
 # Unlike ru_maxrss it begins at 0 with this program, not at what the test's own process held.
@@ -106,14 +106,14 @@ def test_a_function_that_is_not_listed_is_refused(function: str) -> None:
     ],
 )
 def test_functions_of_ordinary_queries_work(expression: str, value: Any) -> None:
-    assert run_query(forbid_writing(build(SCHEMA)), f"SELECT {expression} FROM a") == [(value,)]
+    assert run_query(make_read_only(build_database(SCHEMA)), f"SELECT {expression} FROM a") == [(value,)]
 
 
 def test_a_trim_of_many_characters_does_not_multiply_both_lengths() -> None:
     """In sqlite itself 100,000 characters to be trimmed of 100,000 others take some 10 s, within one instruction."""
     texts = "WITH t(b) AS (SELECT '" + "a" * 33_000 + "'), u(s) AS (SELECT b || b || b FROM t)"
     query = f"{texts} SELECT length(trim(s, replace(s, 'a', 'b') || 'a')) FROM u"
-    assert run_query(forbid_writing(build(SCHEMA)), query) == [(0,)]
+    assert run_query(make_read_only(build_database(SCHEMA)), query) == [(0,)]
 
 
 def test_schemas_may_be_altered() -> None:
@@ -122,7 +122,7 @@ def test_schemas_may_be_altered() -> None:
         "ALTER TABLE s ADD COLUMN c DEFAULT 3; ALTER TABLE s RENAME COLUMN a TO d; ALTER TABLE s DROP COLUMN b;"
         "ALTER TABLE s RENAME TO t; CREATE INDEX i ON t (d); CREATE VIEW v AS SELECT upper(d) AS e FROM t"
     )
-    connection = forbid_writing(build(schema))
+    connection = make_read_only(build_database(schema))
     assert run_query(connection, "SELECT d, c, e FROM t, v") == [(7, 3, "7")]
 
 
@@ -141,9 +141,11 @@ def test_a_schema_of_many_columns_gets_no_generated_rows() -> None:
 def test_attempts_to_generate_rows_share_one_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10_000, 9))
     built = []
-    monkeypatch.setattr("drillyard.evaluation.sql_fill.monotonic", lambda: next(clock))
-    monkeypatch.setattr("drillyard.evaluation.sql_fill.build", lambda schema: built.append(1) or build(schema))
-    kept, why = generated_fills("CREATE TABLE a (x INT)", "SELECT x FROM a WHERE 0")
+    monkeypatch.setattr("drillyard.evaluation.sql_databases.monotonic", lambda: next(clock))
+    monkeypatch.setattr(
+        "drillyard.evaluation.sql_databases.build_database", lambda schema: built.append(1) or build_database(schema)
+    )
+    kept, why = generated_databases("CREATE TABLE a (x INT)", "SELECT x FROM a WHERE 0")
     assert not kept and " s " in why
     assert len(built) < ATTEMPTS
 

@@ -96,7 +96,7 @@ def test_files_that_were_edited_on_the_cluster_are_kept_before_they_are_replaced
     edited = {"lib/a.py": "edited", "run.sh": "edited too", "-rf name with\nline": "odd"}
     for name in edited:
         (there / name).write_text(edited[name])
-    (there / "own.py").write_text("made there")
+    (there / "user_file.py").write_text("made there")
     (project / "run.sh").unlink()
 
     said = carry(project, there).stderr
@@ -110,5 +110,5 @@ def test_files_that_were_edited_on_the_cluster_are_kept_before_they_are_replaced
         assert archive.extractfile("./lib/a.py").read() == b"edited"
     assert (there / "lib" / "a.py").read_text() == "a"
     assert not (there / "run.sh").exists()
-    assert (there / "own.py").read_text() == "made there"
+    assert (there / "user_file.py").read_text() == "made there"
     assert carry(project, there).stderr == ""

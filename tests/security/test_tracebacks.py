@@ -20,14 +20,14 @@ from typing import Any
 
 import pytest
 import typer
-from tests.unit.report.runs import write_run
+from tests.unit.reporting.runs import write_run
 
 from drillyard.cli import main as cli
 from drillyard.config import load_run_config
-from drillyard.config.checks import sources_of
+from drillyard.config.checks import normalized_sources
 from drillyard.config.environment import EnvironmentText
-from drillyard.config.loading import save_resolved
-from drillyard.data.chat import ChatRenderer
+from drillyard.config.load import save_resolved
+from drillyard.data.chat_template import ChatRenderer
 from drillyard.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -279,7 +279,7 @@ def test_a_range_in_a_chat_template_that_is_too_long_is_refused(template: str) -
 def test_a_saved_config_is_compared_without_the_variables_it_refers_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from drillyard.config.comparing import differences
+    from drillyard.config.run_identity import differences
 
     (tmp_path / "run.yaml").write_text(RUN)
     monkeypatch.setenv("ROWS", "secret-place/rows.jsonl")
@@ -288,22 +288,22 @@ def test_a_saved_config_is_compared_without_the_variables_it_refers_to(
     with monkeypatch.context() as unset:
         unset.delenv("ROWS")
         saved = load_run_config(tmp_path / "saved.yaml", resolve_environment=False)
-        assert [source.path for source in sources_of(saved.data.source)] == ["${env:ROWS}"]
+        assert [source.path for source in normalized_sources(saved.data.source)] == ["${env:ROWS}"]
         assert differences(saved, saved) == []
     assert differences(saved, config) == []
-    assert [source.path for source in sources_of(config.data.source)] == ["secret-place/rows.jsonl"]
-    assert "secret-place" not in repr(sources_of(config.data.source))
+    assert [source.path for source in normalized_sources(config.data.source)] == ["secret-place/rows.jsonl"]
+    assert "secret-place" not in repr(normalized_sources(config.data.source))
 
 
 def test_data_of_a_finished_run_need_the_variables_they_refer_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from drillyard.config.loading import with_environment
+    from drillyard.config.load import resolve_section_secrets
 
     (tmp_path / "run.yaml").write_text(RUN)
     monkeypatch.delenv("ROWS", raising=False)
     config = load_run_config(tmp_path / "run.yaml", resolve_environment=False)
     with pytest.raises(UserError, match=r"run\.yaml:4: data\.source: environment variable ROWS is not set"):
-        with_environment(config, "data")
+        resolve_section_secrets(config, "data")
     monkeypatch.setenv("ROWS", "here")
-    assert with_environment(config, "data").data.cache_directory == "here-cache"
+    assert resolve_section_secrets(config, "data").data.cache_directory == "here-cache"

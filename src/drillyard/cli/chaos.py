@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from drillyard.faults.plan import Kind
+    from drillyard.faults.plan import FaultKind
 
 
 def register(app: typer.Typer) -> None:
@@ -65,10 +65,10 @@ def chaos(
     from drillyard.cli.train import num_gpus
     from drillyard.cli.unexpected import require_training
     from drillyard.config import load_run_config, require_valid
-    from drillyard.console import Console
+    from drillyard.console import SafeConsole
     from drillyard.faults.campaign import Campaign, run_campaign
-    from drillyard.faults.table import as_json as json_of
-    from drillyard.faults.table import show
+    from drillyard.faults.campaign_report import as_json as json_of
+    from drillyard.faults.campaign_report import print_campaign
     from drillyard.telemetry.jsonlines import encode
 
     kinds = _kinds(faults)
@@ -90,7 +90,7 @@ def chaos(
         on_gpus=gpus > 0,
         keep=keep,
     )
-    errors = Console(stderr=True, highlight=False)
+    errors = SafeConsole(stderr=True, highlight=False)
     # So that nothing is left running or on the disk when whoever started this ends it.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
@@ -106,20 +106,22 @@ def chaos(
     if as_json:
         typer.echo(encode(json_of(outcome)))
     else:
-        show(outcome, Console(highlight=False))
+        print_campaign(outcome, SafeConsole(highlight=False))
     if campaign.directory.exists():
         errors.print(f"kept: {campaign.directory}", soft_wrap=True)
     if not outcome.passed:
         raise typer.Exit(1)
 
 
-def _kinds(text: str) -> list[Kind]:
+def _kinds(text: str) -> list[FaultKind]:
     """The kinds named by `--faults`, in the order of KINDS. Raises UserError for others."""
     from drillyard.errors import UserError
-    from drillyard.faults.plan import KINDS
+    from drillyard.faults.plan import FAULT_KINDS
 
     named = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in named if name not in KINDS]
+    unknown = [name for name in named if name not in FAULT_KINDS]
     if unknown or not named:
-        raise UserError(f"--faults {text}: {unknown[0] if unknown else 'nothing'} is no kind; name {', '.join(KINDS)}")
-    return [kind for kind in KINDS if kind in named]
+        raise UserError(
+            f"--faults {text}: {unknown[0] if unknown else 'nothing'} is no kind; name {', '.join(FAULT_KINDS)}"
+        )
+    return [kind for kind in FAULT_KINDS if kind in named]

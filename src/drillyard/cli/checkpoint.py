@@ -17,7 +17,7 @@ from drillyard.cli.options import find_run
 
 if TYPE_CHECKING:
     from drillyard.training.checkpoint import CheckpointInfo
-    from drillyard.training.checkpoint.pruning import PrunePlan, Target, Verified
+    from drillyard.training.checkpoint.pruning import CheckpointSelection, PrunePlan, VerifiedCheckpoint
 
 RunDirectory = Annotated[
     Path, typer.Argument(metavar="RUN_DIR", help="A run directory, or its `checkpoints`.", show_default=False)
@@ -49,17 +49,17 @@ def list_command(run: RunDirectory, as_json: AsJson = False) -> None:
     from dataclasses import replace
 
     from drillyard.errors import UserError
-    from drillyard.training.checkpoint.listing import best, newest_usable
-    from drillyard.training.checkpoint.pruning import find_target, with_refusals
+    from drillyard.training.checkpoint.inventory import best_checkpoint, newest_usable
+    from drillyard.training.checkpoint.pruning import mark_unsafe, select_checkpoints
 
-    target = find_target(find_run(run))
-    target = replace(target, checkpoints=with_refusals(target.checkpoints))
+    target = select_checkpoints(find_run(run))
+    target = replace(target, checkpoints=mark_unsafe(target.checkpoints))
     refused = [info for info in target.checkpoints if info.status == "refused"]
     try:
         used, refusal = newest_usable(target.checkpoints), None
     except UserError as error:
         used, refusal = None, str(error)
-    winner = best(target.checkpoints)
+    winner = best_checkpoint(target.checkpoints)
     marks = {
         info.path: [word for word, marked in (("newest", used), ("best", winner)) if info is marked]
         for info in target.checkpoints
@@ -73,8 +73,10 @@ def list_command(run: RunDirectory, as_json: AsJson = False) -> None:
         raise UserError("\n".join(info.reason for info in refused))
 
 
-def _print_list(target: Target, marks: dict[Path, list[str]], used: CheckpointInfo | None, refusal: str | None) -> None:
-    from drillyard.training.checkpoint.listing import lost_checkpoints
+def _print_list(
+    target: CheckpointSelection, marks: dict[Path, list[str]], used: CheckpointInfo | None, refusal: str | None
+) -> None:
+    from drillyard.training.checkpoint.inventory import lost_checkpoints
 
     lost = lost_checkpoints(target.checkpoints, target.directory.parent)
     _print_table(target.checkpoints, marks)
@@ -106,9 +108,9 @@ def verify_command(
     as written but could run code. What interrupted saves left behind is told and is no damage.
     """
     from drillyard.errors import UserError
-    from drillyard.training.checkpoint.pruning import choose_step, find_target, verify_all_files
+    from drillyard.training.checkpoint.pruning import choose_step, select_checkpoints, verify_all_files
 
-    target = find_target(find_run(run))
+    target = select_checkpoints(find_run(run))
     one = target.one if step is None else choose_step(target, step)
     chosen = target.checkpoints if one is None else [one]
     with _progress(chosen) as read:
@@ -155,15 +157,15 @@ def prune_command(
     Exit code 0 when done, 1 when a checkpoint that was to be kept is damaged or none is undamaged, 2 for an error.
     """
     from drillyard.errors import UserError
-    from drillyard.supervise.holding import hold_run_directory
-    from drillyard.training.checkpoint.pruning import find_target, plan_prune, verify_all_files
+    from drillyard.supervise.run_lock import lock_run_directory
+    from drillyard.training.checkpoint.pruning import plan_prune, select_checkpoints, verify_all_files
 
-    target = find_target(find_run(run))
+    target = select_checkpoints(find_run(run))
     if target.run_directory is None or target.one is not None:
         raise UserError(f"{run}: is not a run directory; give RUN_DIR or RUN_DIR/checkpoints")
     keep, keep_best = _retention(target, keep)
-    with hold_run_directory(target.run_directory, "prunes its checkpoints"):
-        target = find_target(find_run(run))
+    with lock_run_directory(target.run_directory, "prunes its checkpoints"):
+        target = select_checkpoints(find_run(run))
         with _progress([info for info in target.checkpoints if info.complete]) as read:
             plan = plan_prune(
                 target.checkpoints,
@@ -190,9 +192,9 @@ def prune_command(
         raise typer.Exit(1)
 
 
-def _retention(target: Target, keep: int | None) -> tuple[int, bool]:
+def _retention(target: CheckpointSelection, keep: int | None) -> tuple[int, bool]:
     """How many to keep, and whether the best: from the run's own config where it is there. UserError without either."""
-    from drillyard.config.loading import load_run_config
+    from drillyard.config.load import load_run_config
     from drillyard.errors import UserError
 
     assert target.run_directory is not None
@@ -207,7 +209,7 @@ def _retention(target: Target, keep: int | None) -> tuple[int, bool]:
 
 def _remove(plan: PrunePlan) -> list[str]:
     """Delete what the plan says, oldest first; what could not be deleted, in words."""
-    from drillyard.training.checkpoint.listing import remove_checkpoint
+    from drillyard.training.checkpoint.inventory import remove_checkpoint
 
     failures = []
     for info in plan.remove:
@@ -241,7 +243,7 @@ def _facts(info: CheckpointInfo) -> dict[str, Any]:
 def _print_table(checkpoints: list[CheckpointInfo], marks: dict[Path, list[str]]) -> None:
     from rich.table import Table
 
-    from drillyard.console import Console
+    from drillyard.console import SafeConsole
 
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for heading in ("step", "size", "age", "ranks", "held-out loss"):
@@ -257,15 +259,15 @@ def _print_table(checkpoints: list[CheckpointInfo], marks: dict[Path, list[str]]
             ", ".join(marks[info.path]),
         )  # fmt: skip
     if checkpoints:
-        Console(highlight=False).print(table)
+        SafeConsole(highlight=False).print(table)
 
 
-def _print_verified(result: Verified) -> None:
+def _print_verified(result: VerifiedCheckpoint) -> None:
     from rich.markup import escape
 
-    from drillyard.console import Console
+    from drillyard.console import SafeConsole
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = SafeConsole(highlight=False, soft_wrap=True)
     info = result.info
     whole = "undamaged" if result.good else info.status if not info.complete else "damaged"
     console.print(
@@ -278,7 +280,7 @@ def _print_verified(result: Verified) -> None:
         console.print(f"  [{style}]{file.verdict:<{width}}[/]  {escape(file.name + detail)}")
 
 
-def _print_pruned(plan: PrunePlan, target: Target, dry_run: bool) -> None:
+def _print_pruned(plan: PrunePlan, target: CheckpointSelection, dry_run: bool) -> None:
     for info, problem in plan.damaged:
         typer.echo(f"{info.path.name}: damaged, left as it is: {problem}")
     for info in sorted(plan.keep, key=lambda info: info.step):
@@ -305,9 +307,9 @@ def _progress(checkpoints: list[CheckpointInfo]) -> Iterator[Callable[[int], Non
     """A bar on stderr while files are read, for a person who watches; yields what to tell of bytes read."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    from drillyard.console import Console
+    from drillyard.console import SafeConsole
 
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     if not console.is_terminal:
         yield None
         return

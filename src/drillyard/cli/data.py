@@ -39,15 +39,15 @@ def register(app: typer.Typer) -> None:
         from tokenizers import Tokenizer
 
         from drillyard.config.checks import smallest_global_batch
-        from drillyard.config.loading import load_run_config
-        from drillyard.console import Console
-        from drillyard.data.formats import row_format
-        from drillyard.data.prepare import prepare
-        from drillyard.data.preview import coloured, faults
+        from drillyard.config.load import load_run_config
+        from drillyard.console import SafeConsole
+        from drillyard.data.prepared_data import prepare
+        from drillyard.data.row_formats import row_format
+        from drillyard.data.sample_preview import coloured_tokens, loss_problems
         from drillyard.errors import UserError
 
         config = load_run_config(run, overrides or [])
-        console = Console(highlight=False)
+        console = SafeConsole(highlight=False)
         with console.status("preparing the data") as status:
             prepared = prepare(
                 config, on_progress=lambda what, done, total: status.update(f"{what}: {_share(done, total)}")
@@ -65,8 +65,8 @@ def register(app: typer.Typer) -> None:
                 console.rule(
                     f"{escape(source.name)}, sequence {number + 1} of {len(source):,}: {valid} tokens carry loss"
                 )
-                console.print(coloured(batch, number, tokenizer), soft_wrap=True)
-                found = faults(batch, number, completions_only)
+                console.print(coloured_tokens(batch, number, tokenizer), soft_wrap=True)
+                found = loss_problems(batch, number, completions_only)
                 wrong += [f"{source.name}, sequence {number + 1}, {fault}" for fault in found]
         console.rule()
         for line in [*prepared.report.lines(), *prepared.before_training(config, smallest_global_batch(config))]:
@@ -89,13 +89,13 @@ def show(
     from rich.markup import escape
     from tokenizers import Tokenizer
 
-    from drillyard.console import Console
-    from drillyard.data.preview import coloured
-    from drillyard.data.sequences import DamagedSequence
+    from drillyard.console import SafeConsole
+    from drillyard.data.mapped_sequences import DamagedSequence
+    from drillyard.data.sample_preview import coloured_tokens
     from drillyard.errors import UserError
-    from drillyard.training.batch import batch_of_step
+    from drillyard.training.batch_lookup import batch_of_step
 
-    console = Console(highlight=False)
+    console = SafeConsole(highlight=False)
     with console.status("opening the data") as status:
         batch = batch_of_step(
             find_run(run_directory), step, lambda what, done, total: status.update(f"{what}: {_share(done, total)}")
@@ -112,7 +112,7 @@ def show(
         for number, place in enumerate(batch.places(sample), 1):
             console.print(f"document {number}: {place}", style="cyan", markup=False, soft_wrap=True)
         try:
-            console.print(coloured(mixture.read([sample.ref]), 0, tokenizer), soft_wrap=True)
+            console.print(coloured_tokens(mixture.read([sample.ref]), 0, tokenizer), soft_wrap=True)
         except DamagedSequence as damage:
             raise UserError(str(damage)) from None
     console.rule()

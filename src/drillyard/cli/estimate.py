@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drillyard.console import Console
+from drillyard.console import SafeConsole
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:
-    from drillyard.estimate.model import Build
-    from drillyard.estimate.question import Question
+    from drillyard.estimation.model_source import BuildSpec
+    from drillyard.estimation.request import EstimateRequest
 
 WIDTH_OF_FILES = 120
 WIDTH_OF_TABLES = 110
@@ -159,17 +159,17 @@ def register(app: typer.Typer) -> None:
 
         With --sweep, a key is a setting of the run config, nodes or machine: a..b, a..b..step, a..b..xfactor or a list.
         """
-        from drillyard.estimate.asking import Options, Where, question_of
-        from drillyard.estimate.cost import OwnPrice
-        from drillyard.estimate.run_time import FailureOptions
+        from drillyard.estimation.asking import EstimateOptions, TargetOptions, build_request
+        from drillyard.estimation.cost import PriceOptions
+        from drillyard.estimation.run_time import FailureOptions
 
         if plot is not None and sweep is None:
             raise UserError("--plot draws a sweep: give --sweep too")
         if sweep is not None and (simulate or explain):
             raise UserError("--sweep gives a table of runs; take --simulate and --explain for one of them")
-        options = Options(
+        options = EstimateOptions(
             run=run,
-            where=Where(
+            where=TargetOptions(
                 cluster=cluster,
                 machine=machine,
                 nodes=nodes,
@@ -185,7 +185,7 @@ def register(app: typer.Typer) -> None:
             params=params,
             active_params=active_params,
             data_tokens=data_tokens,
-            price=OwnPrice(price_per_gpu_hour, price_per_node_hour),
+            price=PriceOptions(price_per_gpu_hour, price_per_node_hour),
             failures=FailureOptions(
                 rate=failure_rate,
                 preemptions_per_node_day=preemptions_per_node_day,
@@ -196,32 +196,32 @@ def register(app: typer.Typer) -> None:
             calibrate=calibrate,
             without_source=without_source,
         )
-        question = question_of(options, build=_builder() if build else None)
+        question = build_request(options, build=_builder() if build else None)
         if sweep is not None:
             tell_sweep(question, sweep, plot, overwrite=overwrite, as_json=as_json)
         else:
             tell_prediction(question, explain=explain, as_json=as_json, seed=seed if simulate else None)
 
 
-def tell_prediction(question: Question, *, explain: bool, as_json: bool, seed: int | None) -> None:
+def tell_prediction(question: EstimateRequest, *, explain: bool, as_json: bool, seed: int | None) -> None:
     """Print one prediction, simulated where there is a `seed`. Exit with 1 where the run does not fit."""
-    from drillyard.estimate.prediction import predict
-    from drillyard.estimate.show import explanation, summary
+    from drillyard.estimation.estimate_text import explanation, summary
+    from drillyard.estimation.run_estimate import estimate_run
 
-    prediction = predict(question)
+    prediction = estimate_run(question)
     simulated = None
     if seed is not None:
-        from drillyard.estimate.simulation import simulate_run
+        from drillyard.estimation.simulated_run import simulate_run
 
         simulated = simulate_run(prediction, seed=seed)
     if as_json:
-        from drillyard.estimate.as_json import prediction_json
+        from drillyard.estimation.as_json import prediction_json
 
         print(json.dumps(prediction_json(prediction, simulated), indent=2, ensure_ascii=False, allow_nan=False))
     else:
         shown = [summary(prediction)]
         if simulated is not None:
-            from drillyard.estimate.show_simulation import simulation_text
+            from drillyard.estimation.show_simulation import simulation_text
 
             shown.append(simulation_text(simulated))
         if explain:
@@ -231,20 +231,20 @@ def tell_prediction(question: Question, *, explain: bool, as_json: bool, seed: i
         raise typer.Exit(1)
 
 
-def tell_sweep(question: Question, keys: str, plot: Path | None, *, overwrite: bool, as_json: bool) -> None:
+def tell_sweep(question: EstimateRequest, keys: str, plot: Path | None, *, overwrite: bool, as_json: bool) -> None:
     """Print a sweep, and write its plot where one is asked for."""
     from rich.progress import track
 
-    from drillyard.estimate.axes import parse_axes
-    from drillyard.estimate.show_sweep import plot_of, sweep_text, write_svg
-    from drillyard.estimate.sweep import sweep
+    from drillyard.estimation.axes import parse_axes
+    from drillyard.estimation.sweep import run_sweep
+    from drillyard.estimation.sweep_text import plot_of, sweep_text, write_svg
 
     if plot is not None and not plot.parent.is_dir():
         raise UserError(f"{plot}: cannot be written: there is no directory {plot.parent}")
-    waiting = Console(stderr=True, quiet=not sys.stderr.isatty())
-    swept = sweep(question, parse_axes(keys), lambda points: track(points, "predicting", console=waiting))
+    waiting = SafeConsole(stderr=True, quiet=not sys.stderr.isatty())
+    swept = run_sweep(question, parse_axes(keys), lambda points: track(points, "predicting", console=waiting))
     if as_json:
-        from drillyard.estimate.as_json import sweep_json
+        from drillyard.estimation.as_json import sweep_json
 
         print(json.dumps(sweep_json(swept, question.config.name), indent=2, ensure_ascii=False, allow_nan=False))
     else:
@@ -253,15 +253,15 @@ def tell_sweep(question: Question, keys: str, plot: Path | None, *, overwrite: b
         write_svg(plot_of(swept, question.config.name), plot, overwrite=overwrite)
 
 
-def console(at_least: int = 0) -> Console:
+def console(at_least: int = 0) -> SafeConsole:
     """As wide as the terminal, and `at_least` so many columns; what goes into a file gets lines of some length."""
-    told = Console(highlight=False, markup=False, emoji=False)
+    told = SafeConsole(highlight=False, markup=False, emoji=False)
     width = told.width if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_OF_FILES
     told.width = max(width, at_least)
     return told
 
 
-def _builder() -> Build:
+def _builder() -> BuildSpec:
     """What builds a model on the meta device."""
     try:
         from drillyard.models.shapes import build_spec

@@ -14,7 +14,7 @@ from drillyard.cli.leaving import is_rank, leave
 from drillyard.cli.options import find_run
 
 if TYPE_CHECKING:
-    from drillyard.training.evaluate import Request
+    from drillyard.training.saved_evaluation import EvaluationRequest
 
 
 class Metric(StrEnum):
@@ -47,14 +47,14 @@ def evaluate(
     Prints a table and writes every prediction to a file.
     """
     from drillyard.errors import UserError
-    from drillyard.training.evaluate import Request, check_request, evaluate_saved, flags_for
+    from drillyard.training.saved_evaluation import EvaluationRequest, check_request, evaluate_saved, flags_for
 
     model = find_run(model, is_model=True)
     try:
         folder = output or _default_output(model)
     except OSError as error:
         raise UserError(f"{model}: {error.strerror}") from None
-    request = Request(
+    request = EvaluationRequest(
         model=model,
         output=folder,
         data=data,
@@ -83,14 +83,14 @@ def evaluate(
 
 
 def _default_output(model: Path) -> Path:
-    from drillyard.training.locate import run_directory_above
+    from drillyard.training.saved_model import run_directory_above
 
     owner = run_directory_above(model)
     return Path("evaluations") if owner is None else owner / "evaluations"
 
 
-def _on_many_ranks(num_ranks: int, request: Request) -> int:
-    from drillyard.console import Console
+def _on_many_ranks(num_ranks: int, request: EvaluationRequest) -> int:
+    from drillyard.console import SafeConsole
     from drillyard.supervise import supervise
 
     return supervise(
@@ -100,7 +100,7 @@ def _on_many_ranks(num_ranks: int, request: Request) -> int:
         max_restarts=0,
         environment={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_ranks))},
         on_event=lambda name, **fields: None,
-        console=Console(),
+        console=SafeConsole(),
         total_steps=None,
     )
 
@@ -108,7 +108,7 @@ def _on_many_ranks(num_ranks: int, request: Request) -> int:
 def _print_table(results: dict[str, dict[str, Any]]) -> None:
     from rich.table import Column, Table
 
-    from drillyard.console import Console
+    from drillyard.console import SafeConsole
 
     columns: list[str] = []
     for result in results.values():
@@ -117,7 +117,7 @@ def _print_table(results: dict[str, dict[str, Any]]) -> None:
     for name, result in results.items():
         table.add_row(name, *(_cell(key, result.get(key)) for key in columns))
     # A file or another program gets every figure whole and on the line of its part, however many there are.
-    (Console() if sys.stdout.isatty() else Console(width=1000)).print(table)
+    (SafeConsole() if sys.stdout.isatty() else SafeConsole(width=1000)).print(table)
 
 
 def _cell(key: str, value: Any) -> str:

@@ -42,13 +42,13 @@ def export(
     a model that began with random weights, the one that its config declares, or else that of training (fp32 under
     bf16). Needs the run directory and not the base model. Under torchrun the files are spread over the ranks.
     """
-    from drillyard.training.locate import find_checkpoint_to_export
+    from drillyard.training.saved_model import find_checkpoint_to_export
 
     checkpoint = find_run(checkpoint)
     find_checkpoint_to_export(checkpoint, directory, overwrite=overwrite)
     import torch
 
-    from drillyard.training.saved import export_checkpoint
+    from drillyard.training.saved_weights import export_checkpoint
 
     wanted = None if dtype is None else getattr(torch, dtype.value)
     export_checkpoint(checkpoint, directory, dtype=wanted, overwrite=overwrite)

@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
         Its fields are those that `drillyard hardware NAME` shows; a row with a known name changes only what it gives.
         """
         from drillyard.hardware import load_catalog
-        from drillyard.hardware.show import entry_json, entry_text, find_entry, list_json, list_text
+        from drillyard.hardware.catalog_output import entry_json, entry_text, find_entry, list_json, list_text
 
         catalog = load_catalog(own)
         entry = None if name is None else find_entry(catalog, name)

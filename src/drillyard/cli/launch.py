@@ -14,7 +14,7 @@ from drillyard.errors import UserError
 
 if TYPE_CHECKING:
     from drillyard.config.cluster import ClusterConfig
-    from drillyard.launch.launcher import Launcher, Request
+    from drillyard.launch.launcher import Launcher, LaunchRequest
     from drillyard.launch.plan import Plan
 
 SHOW, HOW = "What is shown", "How it is launched"
@@ -115,26 +115,26 @@ def _requests(
     sync: bool,
     max_failures: int,
     after: str | None,
-) -> tuple[ClusterConfig, list[Request]]:
+) -> tuple[ClusterConfig, list[LaunchRequest]]:
     """The cluster, and what is to be launched on it: one request, or one per point of a sweep."""
-    from drillyard.config import load_cluster_config, load_launchable
+    from drillyard.config import load_cluster_config, load_launch_config
     from drillyard.hardware.catalog import load_catalog
-    from drillyard.launch.launcher import Point, Request
-    from drillyard.launch.sweep import points_of
+    from drillyard.launch.launcher import LaunchRequest, SweepPoint
+    from drillyard.launch.sweep import sweep_points
 
     if not cluster.exists():
         raise UserError(f"{cluster}: there is no such file; give --cluster FILE, or write one: drillyard init")
     _require_launcher(cluster)
     config = _with_ranks_of_this_machine(load_cluster_config(cluster, resolve_environment=False))
-    first = load_launchable(run, overrides, resolve_environment=False)
+    first = load_launch_config(run, overrides, resolve_environment=False)
     facts = load_catalog(config.hardware)
-    points = points_of(sweep, first.name) if sweep else [Point("", ())]
+    points = sweep_points(sweep, first.name) if sweep else [SweepPoint("", ())]
     requests = []
     for point in points:
         named = [*point.overrides, *([f"name={first.name}-{point.name}"] if point.name else [])]
-        each = load_launchable(run, [*overrides, *named], resolve_environment=False) if named else first
+        each = load_launch_config(run, [*overrides, *named], resolve_environment=False) if named else first
         requests.append(
-            Request(
+            LaunchRequest(
                 run=each,
                 cluster=config,
                 facts=facts,
@@ -151,7 +151,7 @@ def _requests(
 def _require_launcher(cluster: Path) -> None:
     """Refuse a platform that cannot be launched on before more of its config is asked for."""
     from drillyard.config.cluster import PLATFORMS
-    from drillyard.config.document import read_document
+    from drillyard.config.yaml_document import read_document
     from drillyard.launch.registry import row_of
 
     config = read_document(cluster).value
@@ -170,7 +170,7 @@ def _with_ranks_of_this_machine(cluster: ClusterConfig) -> ClusterConfig:
 
 
 def _write(plans: list[Plan], output: Path, *, overwrite: bool) -> None:
-    from drillyard.launch.output import write_plan
+    from drillyard.launch.plan_output import write_plan
 
     for plan in plans:
         directory = output if len(plans) == 1 else output / plan.handle.run
@@ -181,7 +181,7 @@ def _write(plans: list[Plan], output: Path, *, overwrite: bool) -> None:
 def _show(plans: list[Plan], *, dry_run: bool, explain: bool, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from drillyard.launch.show import explain_text, plan_text
+    from drillyard.launch.status_text import explain_text, plan_text
 
     if as_json:
         told = [{**asdict(plan), "handle": str(plan.handle)} for plan in plans]
@@ -194,16 +194,16 @@ def _show(plans: list[Plan], *, dry_run: bool, explain: bool, as_json: bool) -> 
             print(explain_text(plan), end="")
 
 
-def _tell_estimates(requests: list[Request], *, force: bool) -> None:
+def _tell_estimates(requests: list[LaunchRequest], *, force: bool) -> None:
     """Print what is expected, once for runs of the same cost, and stop where one does not fit."""
-    from drillyard.launch.expected import cost_key, expected
+    from drillyard.launch.preflight import cost_key, preflight_estimate
 
     said = set()
     for request in requests:
         if (key := cost_key(request)) in said:
             continue
         said.add(key)
-        told = expected(request)
+        told = preflight_estimate(request)
         if told is None:
             continue
         print(told.line, file=sys.stderr)
@@ -217,8 +217,8 @@ def _tell_estimates(requests: list[Request], *, force: bool) -> None:
 def _submit(
     launcher: Launcher, cluster: ClusterConfig, plans: list[Plan], *, replace: bool, wait: bool, as_json: bool
 ) -> None:
-    from drillyard.launch.known import remember_cluster
-    from drillyard.launch.seen import remember_run
+    from drillyard.launch.cluster_registry import remember_cluster
+    from drillyard.launch.completion_cache import remember_run
 
     take_back = remember_cluster(cluster)
     handles = []

@@ -29,7 +29,7 @@ def leave_when_asked() -> None:
 
     Holds until other handlers take its place. What comes before, the interpreter's own start, ends by the signal.
     """
-    from drillyard.supervise.round import EXIT_CHECKPOINTED
+    from drillyard.supervise.attempt import EXIT_CHECKPOINTED
     from drillyard.supervise.signals import RANK_STOP_SIGNALS
 
     for number in RANK_STOP_SIGNALS:

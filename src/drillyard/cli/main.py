@@ -25,9 +25,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from drillyard import __version__
 from drillyard.cli.leaving import is_rank
+from drillyard.control_characters import CleanedText, clean, clean_standard_streams
 from drillyard.errors import UserError
-from drillyard.redaction import redact, remember_given
-from drillyard.terminal import Rendered, clean, clean_standard_streams
+from drillyard.redaction import add_inherited_secrets, redact
 
 
 class Command(NamedTuple):
@@ -83,7 +83,7 @@ def _prepare_calls(command: Any) -> None:
         @functools.wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
             clean_standard_streams()
-            remember_given()
+            add_inherited_secrets()
             for value in (*arguments, *options.values()):
                 if isinstance(value, Path) and (found := re.match(r"(gs|s3|https?):/", str(value))):
                     raise UserError(
@@ -120,7 +120,7 @@ class LazyGroup(TyperGroup):
         except typer.BadParameter as error:
             from pydantic import ValidationError
 
-            from drillyard.config.explain import option_problem
+            from drillyard.config.validation_errors import option_problem
 
             if isinstance(error.__cause__, ValidationError):
                 error.message = option_problem(error.__cause__)
@@ -204,7 +204,7 @@ def _tell_unexpected(error: Exception) -> int:
 def tell_error(message: str) -> None:
     """Print `error: message` on stderr, the word red when a person watches."""
     with contextlib.suppress(OSError):  # a full disk behind stderr: the exit code is all that is left
-        print(Rendered(error_text(message)), file=sys.stderr)
+        print(CleanedText(error_text(message)), file=sys.stderr)
 
 
 def error_text(message: str) -> str:

@@ -9,8 +9,8 @@ import typer
 
 if TYPE_CHECKING:
     from drillyard.hardware import Catalog
-    from drillyard.measure.asked import Asked
-    from drillyard.measure.result import RunResult
+    from drillyard.measurement.asked import Asked
+    from drillyard.measurement.result import RunResult
 
 RUN = "What the run was, where its log does not say"
 RANGE = "Which steps and which time"
@@ -190,7 +190,7 @@ def register(app: typer.Typer) -> None:
             raise UserError("give the log of a run: drillyard metrics PATH (or - for standard input)")
         from drillyard.hardware import load_catalog
         from drillyard.loglines.stamps import time_zone
-        from drillyard.measure.asked import Asked, moment_us, to_formula
+        from drillyard.measurement.asked import Asked, moment_us, to_formula
 
         zone = None if timezone is None else time_zone(timezone)
         asked = Asked(
@@ -237,7 +237,7 @@ def _count(flag: str, text: str | None) -> int | None:
     """A number of parameters. Without one the import, which brings the whole config room, is saved."""
     if text is None:
         return None
-    from drillyard.estimate.asking import parse_count
+    from drillyard.estimation.asking import parse_count
 
     return parse_count(flag, text)
 
@@ -245,7 +245,7 @@ def _count(flag: str, text: str | None) -> int | None:
 def _print_schema() -> None:
     import json
 
-    from drillyard.measure.document import json_schema
+    from drillyard.measurement.document import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2))
 
@@ -261,9 +261,9 @@ def _measure(
     fail_if: list[str],
 ) -> None:
     """Read, measure and print; exit with 1 where a gate trips."""
-    from drillyard.measure.gates import parse_gate
-    from drillyard.measure.read import read
-    from drillyard.measure.result import measure
+    from drillyard.measurement.gates import parse_gate
+    from drillyard.measurement.read import read
+    from drillyard.measurement.result import measure
 
     gates = [parse_gate(text) for text in fail_if]
     runs = [measure(read(one, **reading), asked, facts) for one in ([[path] for path in paths] if compare else [paths])]
@@ -286,11 +286,11 @@ def _follow(paths: list[str], asked: Asked, facts: Catalog, reading: dict[str, A
 
     from rich.live import Live
 
-    from drillyard.console import Console
-    from drillyard.measure.read import Tail
-    from drillyard.measure.records import RunLog
-    from drillyard.measure.result import measure
-    from drillyard.measure.text import screen
+    from drillyard.console import SafeConsole
+    from drillyard.measurement.read import Tail
+    from drillyard.measurement.records import RunLog
+    from drillyard.measurement.result import measure
+    from drillyard.measurement.text import screen
 
     def show(log: RunLog | None) -> None:
         if log is None:
@@ -303,7 +303,7 @@ def _follow(paths: list[str], asked: Asked, facts: Catalog, reading: dict[str, A
         else:
             console.print(screen(result))
 
-    console = Console()
+    console = SafeConsole()
     tail = Tail(paths, **reading)
     for path in tail.absent():
         typer.echo(f"{path}: not there yet; waiting for it", err=True)
@@ -328,14 +328,14 @@ def _print_result(result: RunResult, as_json: bool) -> None:
 
         typer.echo(json.dumps(result.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
         return
-    from drillyard.console import Console
-    from drillyard.measure.text import screen
+    from drillyard.console import SafeConsole
+    from drillyard.measurement.text import screen
 
-    Console().print(screen(result))
+    SafeConsole().print(screen(result))
 
 
 def _print_comparison(runs: list[RunResult], as_json: bool) -> None:
-    from drillyard.measure.compare import compare
+    from drillyard.measurement.compare import compare
 
     comparison = compare(runs)
     if as_json:
@@ -343,10 +343,10 @@ def _print_comparison(runs: list[RunResult], as_json: bool) -> None:
 
         typer.echo(json.dumps(comparison.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
         return
-    from drillyard.console import Console
-    from drillyard.measure.compare_text import screen
+    from drillyard.console import SafeConsole
+    from drillyard.measurement.compare_text import screen
 
-    Console().print(screen(comparison))
+    SafeConsole().print(screen(comparison))
 
 
 def _gpu_recipes(
@@ -360,7 +360,7 @@ def _gpu_recipes(
 ) -> None:
     """The three lines on stdout, everything else on stderr."""
     from drillyard.errors import UserError
-    from drillyard.measure.gpu_recipes import Request, answer
+    from drillyard.measurement.gpu_recipes import Request, answer
 
     if name != "gpu-recipes":
         raise UserError(f"--format {name}: there is only gpu-recipes; --json prints the result as JSON.")

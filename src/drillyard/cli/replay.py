@@ -22,8 +22,8 @@ def replay(run: RunConfig, step: int, nproc_per_node: int | None) -> NoReturn:
     """Replay `step` of the run that `run` names: exit code 0 when the bits agree, 1 when they do not."""
     from drillyard.config import load_run_config
     from drillyard.telemetry.events import refusing_odd_values
-    from drillyard.training.directory import SAVED_CONFIG, require_same_run, run_directory_of
-    from drillyard.training.replay import clear, plan_replay, read_verdict
+    from drillyard.training.replay import plan_replay, read_verdict, remove_earlier_replay
+    from drillyard.training.run_directory import SAVED_CONFIG, require_same_run, run_directory_of
 
     run_directory = run_directory_of(run)
     if is_rank():
@@ -37,13 +37,13 @@ def replay(run: RunConfig, step: int, nproc_per_node: int | None) -> NoReturn:
             f"--nproc-per-node {nproc_per_node}: step {step} was done on {plan.ranks_in_words}, and bits can be "
             "compared on as many only; leave the option out"
         )
-    from drillyard.console import Console
+    from drillyard.console import SafeConsole
     from drillyard.supervise.supervisor import supervise
-    from drillyard.supervise.training import threads_per_rank
+    from drillyard.supervise.training_supervisor import threads_per_rank
     from drillyard.telemetry.events import append_event
 
     def start() -> bool:
-        clear(plan)
+        remove_earlier_replay(plan)
         return True
 
     code = supervise(
@@ -53,7 +53,7 @@ def replay(run: RunConfig, step: int, nproc_per_node: int | None) -> NoReturn:
         max_restarts=0,
         environment={"OMP_NUM_THREADS": str(threads_per_rank(plan.config, plan.world_size))},
         on_event=functools.partial(append_event, plan.directory),
-        console=Console(stderr=True),
+        console=SafeConsole(stderr=True),
         before_start=start,
     )
     if code != 0:

@@ -10,7 +10,7 @@ import typer
 from drillyard.cli.options import find_runs
 
 if TYPE_CHECKING:
-    from drillyard.report.content import Content
+    from drillyard.reporting.content import Content
 
 LOGS = "For the logs of other frameworks, where these do not say it"
 
@@ -87,10 +87,10 @@ def register(app: typer.Typer) -> None:
         no network, follows light and dark mode, and shows its charts as tables where there is no JavaScript.
         """
         from drillyard.errors import UserError
-        from drillyard.report import words
-        from drillyard.report.page import render
-        from drillyard.report.run_directory import is_run_directory
-        from drillyard.report.write import REPORT_FILE, write_report
+        from drillyard.reporting import words
+        from drillyard.reporting.page import render
+        from drillyard.reporting.run_directory import is_run_directory
+        from drillyard.reporting.write import REPORT_FILE, write_report
         from drillyard.telemetry.events import refusing_odd_values
 
         paths = find_runs(paths)
@@ -128,7 +128,7 @@ def register(app: typer.Typer) -> None:
 def _of_run(paths: list[str], price: float | None, given: dict[str, object]) -> Content:
     """A run directory, which says everything but the price itself."""
     from drillyard.errors import UserError
-    from drillyard.report.run_directory import read_run_directory
+    from drillyard.reporting.run_directory import read_run_directory
 
     if len(paths) > 1:
         raise UserError("a report is of one run: give one run directory (drillyard metrics --compare shows several)")
@@ -147,12 +147,12 @@ def _of_logs(
     """Logs of one run of any framework, measured as `drillyard metrics` does."""
     from typing import Any
 
-    from drillyard.estimate.asking import parse_count
+    from drillyard.estimation.asking import parse_count
     from drillyard.hardware import load_catalog
-    from drillyard.measure.asked import Asked, to_formula
-    from drillyard.measure.read import read
-    from drillyard.measure.result import measure
-    from drillyard.report.measured import measured_content
+    from drillyard.measurement.asked import Asked, to_formula
+    from drillyard.measurement.read import read
+    from drillyard.measurement.result import measure
+    from drillyard.reporting.measured import measured_content
 
     said: dict[str, Any] = dict(facts)
     for name in ("params", "active_params"):

@@ -20,8 +20,8 @@ from drillyard.errors import UserError
 
 if TYPE_CHECKING:
     from drillyard.launch.launcher import Cancellation, Launcher
-    from drillyard.launch.lookup import Clusters, Found
-    from drillyard.launch.states import RunStatus
+    from drillyard.launch.lookup import Clusters, FoundRun
+    from drillyard.launch.run_status import RunStatus
 
 JSON_VERSION = 1
 """Counts up when a field of `--json` changes its meaning."""
@@ -31,7 +31,7 @@ PAUSES = (1.0, 15.0)
 
 def complete_run(incomplete: str) -> list[str]:
     """Handles and names of runs that begin so, of those seen last: no cluster is asked while somebody types."""
-    from drillyard.launch.seen import remembered_runs
+    from drillyard.launch.completion_cache import remembered_runs
 
     handles = remembered_runs()
     names = [*dict.fromkeys(handle.run for handle in handles), *map(str, handles)]
@@ -93,7 +93,7 @@ def list_command(
 
     Exit code 0; 1 when a cluster did not answer, which is told and hides no other.
     """
-    from drillyard.launch.show import status_json
+    from drillyard.launch.status_text import status_json
 
     wanted = _states(state or [])
     listing = clusters(cluster).all_runs()
@@ -117,8 +117,8 @@ def status_command(run: Run, cluster: Cluster = None, as_json: AsJson = False) -
 
     Exit code 0, whatever the state; `wait` has the run's own code.
     """
-    from drillyard.launch.show import status_json, status_text
-    from drillyard.report.progress import read_progress
+    from drillyard.launch.status_text import status_json, status_text
+    from drillyard.reporting.progress import read_progress
 
     found = find(run, cluster)
     status = found.launcher.status(found.handle.run)
@@ -138,7 +138,7 @@ def wait_command(run: Run, cluster: Cluster = None, as_json: AsJson = False) -> 
     found = find(run, cluster)
     code = wait_for(found.launcher, found.handle.run)
     if as_json:
-        from drillyard.launch.show import status_json
+        from drillyard.launch.status_text import status_json
 
         print_json({**status_json(found.launcher.status(found.handle.run)), "exit_code": code})
     raise typer.Exit(code)
@@ -154,7 +154,7 @@ def cancel_command(runs: Runs, cluster: Cluster = None, as_json: AsJson = False)
     Exit code 0, also for a run that was over already; 2 when one could not be cancelled, which is told and keeps no
     other from it; 130 for Ctrl-C.
     """
-    from drillyard.launch.show import status_json
+    from drillyard.launch.status_text import status_json
 
     found = clusters(cluster).find(list(dict.fromkeys(runs)))
     outcomes = _cancelled(found)
@@ -214,8 +214,8 @@ def artifacts_command(
         listed = [{"path": path, "bytes": size} for path, size in chosen]
         print_json({"handle": str(found.handle), "files": listed, "fetched_to": None if fetch is None else str(fetch)})
         return
-    from drillyard.report.words import plural
-    from drillyard.report.words import size as size_text
+    from drillyard.reporting.words import plural
+    from drillyard.reporting.words import size as size_text
 
     total = f"{plural(len(chosen), 'file')}, {size_text(sum(size for _, size in chosen))}"
     if fetch is not None:
@@ -242,15 +242,15 @@ def wait_for(launcher: Launcher, run: str) -> int:
 
     A cluster that does not answer once the run was found is asked again. Raises UserError where the run is not known.
     """
-    from drillyard.launch.remote import tell
-    from drillyard.launch.show import headline
+    from drillyard.launch.remote_files import print_notice
+    from drillyard.launch.status_text import headline
 
     status = launcher.status(run)
     pause, longest = PAUSES
     told = None
     while True:
         if status.state is not told:
-            tell(f"{status.handle}: {headline(status, time.time())}")
+            print_notice(f"{status.handle}: {headline(status, time.time())}")
             told = status.state
         if status.state.over:
             return exit_code(status)
@@ -259,12 +259,12 @@ def wait_for(launcher: Launcher, run: str) -> int:
         try:
             status = launcher.status(run)
         except UserError as error:
-            tell(f"{str(error).splitlines()[0]}; asking again")
+            print_notice(f"{str(error).splitlines()[0]}; asking again")
 
 
 def exit_code(status: RunStatus) -> int:
     """0 succeeded, 1 failed, 2 refused its config, 130 cancelled."""
-    from drillyard.launch.states import State
+    from drillyard.launch.run_status import State
 
     if status.state is State.failed:
         refused = status.failure is not None and status.failure.exit_code == 2
@@ -274,19 +274,19 @@ def exit_code(status: RunStatus) -> int:
 
 def clusters(file: Path | None) -> Clusters:
     """Where runs are looked for."""
-    from drillyard.launch.known import clusters_to_ask
+    from drillyard.launch.cluster_registry import clusters_to_search
     from drillyard.launch.lookup import Clusters
 
-    return Clusters(*clusters_to_ask(file))
+    return Clusters(*clusters_to_search(file))
 
 
-def find(run: str, file: Path | None) -> Found:
+def find(run: str, file: Path | None) -> FoundRun:
     """The run that a handle or name means. Raises UserError where it means none, or several."""
     (found,) = clusters(file).find([run])
     return found
 
 
-def head_host(found: Found) -> str:
+def head_host(found: FoundRun) -> str:
     """The host on which the run's directory can be seen, for people; empty where that is this machine."""
     cluster = found.cluster
     if cluster.ssh is not None:
@@ -302,7 +302,7 @@ def print_json(told: dict[str, Any]) -> None:
 
 
 def _states(texts: Sequence[str]) -> set[str]:
-    from drillyard.launch.states import State
+    from drillyard.launch.run_status import State
 
     known = {str(state) for state in State}
     for text in texts:
@@ -311,28 +311,30 @@ def _states(texts: Sequence[str]) -> set[str]:
     return set(texts)
 
 
-def _cancelled(found: Sequence[Found]) -> list[Cancellation | UserError]:
+def _cancelled(found: Sequence[FoundRun]) -> list[Cancellation | UserError]:
     """What came of cancelling each of these runs. Ctrl-C is told which of them nobody waits for any more."""
-    from drillyard.launch.at_once import at_once
-    from drillyard.launch.remote import tell
+    from drillyard.launch.parallel_map import parallel_map
+    from drillyard.launch.remote_files import print_notice
 
     waited_for = [str(each.handle) for each in found]
 
-    def cancel(each: Found) -> Cancellation | UserError:
+    def cancel(each: FoundRun) -> Cancellation | UserError:
         outcome = _cancel(each)
         waited_for.remove(str(each.handle))
         return outcome
 
     try:
-        return at_once(cancel, found, 16)
+        return parallel_map(cancel, found, 16)
     except KeyboardInterrupt:
         for handle in list(waited_for):
             # Who presses it within the first moment may have come before the run was told.
-            tell(f"{handle}: no longer waited for; told to stop, it ends all the same: drillyard runs status {handle}")
+            print_notice(
+                f"{handle}: no longer waited for; told to stop, it ends all the same: drillyard runs status {handle}"
+            )
         raise
 
 
-def _cancel(found: Found) -> Cancellation | UserError:
+def _cancel(found: FoundRun) -> Cancellation | UserError:
     """In a thread of its own. The programs that stop the run do not hear Ctrl-C, and go on when nobody waits."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -341,7 +343,7 @@ def _cancel(found: Found) -> Cancellation | UserError:
         return error
 
 
-def _problem(found: Found, outcome: Cancellation | UserError) -> str:
+def _problem(found: FoundRun, outcome: Cancellation | UserError) -> str:
     """Some messages begin with the handle already."""
     return f"{found.handle}: {str(outcome).removeprefix(f'{found.handle}: ')}"
 
@@ -351,7 +353,7 @@ def _failed(outcome: Cancellation | UserError) -> bool:
 
 
 def _after_cancel(done: Cancellation) -> str:
-    from drillyard.launch.states import State
+    from drillyard.launch.run_status import State
 
     status, before = done.status, done.before
     if before is not None:
@@ -363,14 +365,14 @@ def _after_cancel(done: Cancellation) -> str:
 
 def _print_runs(statuses: Sequence[RunStatus]) -> None:
     """To a terminal as wide as it is; elsewhere whole lines, nothing cut."""
-    from drillyard.console import Console
-    from drillyard.launch.show import runs_table
+    from drillyard.console import SafeConsole
+    from drillyard.launch.status_text import runs_table
 
-    console = Console()
+    console = SafeConsole()
     if console.is_terminal:
         console.print(runs_table(statuses, width=console.width))
     else:
-        wide = Console(width=10_000)
+        wide = SafeConsole(width=10_000)
         with wide.capture() as table:
             wide.print(runs_table(statuses))
         typer.echo("\n".join(line.rstrip() for line in table.get().splitlines()))
@@ -380,10 +382,10 @@ def _print_status(status: RunStatus, text: str) -> None:
     """The state in its colour where a person watches; the words are the same everywhere."""
     from rich.text import Text
 
-    from drillyard.console import Console
-    from drillyard.launch.show import STATE_STYLES
+    from drillyard.console import SafeConsole
+    from drillyard.launch.status_text import STATE_STYLES
 
-    console = Console()
+    console = SafeConsole()
     if not console.is_terminal:
         sys.stdout.write(text)
         return

@@ -13,10 +13,10 @@ from drillyard.cli.runs import Cluster, Run
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:
-    from drillyard.console import Console
-    from drillyard.launch.launcher import LogsWanted
-    from drillyard.launch.lookup import Found
-    from drillyard.launch.states import RunStatus
+    from drillyard.console import SafeConsole
+    from drillyard.launch.launcher import LogSelection
+    from drillyard.launch.lookup import FoundRun
+    from drillyard.launch.run_status import RunStatus
 
 WHICH = "Which lines"
 HOW = "How they are shown"
@@ -62,10 +62,10 @@ def logs_command(
     Ctrl-C ends the following, never the run.
     """
     from drillyard.cli.runs import find
-    from drillyard.launch.launcher import LogsWanted
+    from drillyard.launch.launcher import LogSelection
 
     found = find(run, cluster)
-    wanted = LogsWanted(follow, rank, node, tail, None if since is None else moment_of(since, time.time()))
+    wanted = LogSelection(follow, rank, node, tail, None if since is None else moment_of(since, time.time()))
     try:
         _print_logs(found, wanted, timestamps=timestamps, as_json=as_json)
     except KeyboardInterrupt:
@@ -86,12 +86,12 @@ def watch_command(
     Exit code 0; 1 when the run has failed.
     """
     from drillyard.cli.runs import find
-    from drillyard.console import Console
-    from drillyard.report.launched import launched_run
-    from drillyard.report.watch import watch
+    from drillyard.console import SafeConsole
+    from drillyard.reporting.launched import launched_run
+    from drillyard.reporting.watch import watch
 
     found = find(run, cluster)
-    console = Console()
+    console = SafeConsole()
     seconds = interval or (1.0 if console.is_terminal else 10.0)
     if not _writes_events(found):
         _watch_log(found, console, price, seconds)
@@ -122,19 +122,19 @@ def moment_of(text: str, now: float) -> float:
     raise UserError(f"--since {text}: is no time; write 90s, 10m, 2h, 3d, or 2026-01-31T12:00:00Z")
 
 
-def _print_logs(found: Found, wanted: LogsWanted, *, timestamps: bool, as_json: bool) -> None:
+def _print_logs(found: FoundRun, wanted: LogSelection, *, timestamps: bool, as_json: bool) -> None:
     from dataclasses import replace
 
-    from drillyard.launch.logs.run import as_json_lines, plain
-    from drillyard.launch.remote import tell
-    from drillyard.launch.show import headline
-    from drillyard.terminal import standard_output
+    from drillyard.control_characters import standard_output
+    from drillyard.launch.logs.reader import as_json_lines, plain
+    from drillyard.launch.remote_files import print_notice
+    from drillyard.launch.status_text import headline
 
     run = found.handle.run
     if wanted.follow:
         status = found.launcher.status(run)
         if not status.state.over:
-            tell(f"{found.handle}: {headline(status, time.time())}")
+            print_notice(f"{found.handle}: {headline(status, time.time())}")
         wanted = replace(wanted, submitted_at=status.submitted_at)
     prefixes = wanted.node is None and wanted.rank is None
     out = standard_output()
@@ -148,17 +148,17 @@ def _print_logs(found: Found, wanted: LogsWanted, *, timestamps: bool, as_json: 
         status = found.launcher.status(run)
         no_rank = "" if wanted.rank is None else " (none names its rank; torchrun --tee 3 has them do so)"
         nothing = "" if printed else f"no such lines{no_rank}; it is "
-        tell(f"{found.handle}: {nothing}{headline(status, time.time())}")
+        print_notice(f"{found.handle}: {nothing}{headline(status, time.time())}")
 
 
-def _writes_events(found: Found) -> bool:
+def _writes_events(found: FoundRun) -> bool:
     """Wait until the run says something: events of Drillyard's trainer, or the log of a workload of its own (False).
 
     Raises UserError for a run that is over without a word.
     """
-    from drillyard.launch.launcher import LogsWanted
-    from drillyard.launch.remote import tell
-    from drillyard.launch.show import headline
+    from drillyard.launch.launcher import LogSelection
+    from drillyard.launch.remote_files import print_notice
+    from drillyard.launch.status_text import headline
     from drillyard.telemetry.events import EVENTS_FILE
 
     run = found.handle.run
@@ -167,24 +167,24 @@ def _writes_events(found: Found) -> bool:
         if found.launcher.read(run, EVENTS_FILE, 0):
             return True
         is_workload = "\nworkload:" in found.launcher.read(run, "launch/run.yaml", 0).decode(errors="replace")
-        if is_workload and next(found.launcher.logs(run, LogsWanted(tail=1)), b""):
+        if is_workload and next(found.launcher.logs(run, LogSelection(tail=1)), b""):
             return False
         now = headline(status, time.time())
         if status.state.over:
             raise UserError(f"{found.handle}: {now}, and it wrote nothing to watch; see drillyard runs status {run}")
         if status.state is not told:
             told = status.state
-            tell(f"{found.handle}: {now}; waiting for its first words")
+            print_notice(f"{found.handle}: {now}; waiting for its first words")
     raise AssertionError("a run's states come until it is over")
 
 
-def _watch_log(found: Found, console: Console, price: float | None, seconds: float) -> None:
+def _watch_log(found: FoundRun, console: SafeConsole, price: float | None, seconds: float) -> None:
     import json
 
     from drillyard.hardware.catalog import load_catalog
-    from drillyard.launch.states import State
-    from drillyard.measure.asked import Asked
-    from drillyard.report.launched_log import watch_log
+    from drillyard.launch.run_status import State
+    from drillyard.measurement.asked import Asked
+    from drillyard.reporting.launched_log import watch_log
 
     cluster, run = found.cluster, found.handle.run
     facts = load_catalog(cluster.hardware)
@@ -201,7 +201,7 @@ def _watch_log(found: Found, console: Console, price: float | None, seconds: flo
         raise typer.Exit(1)
 
 
-def _statuses(found: Found) -> Iterator[RunStatus]:
+def _statuses(found: FoundRun) -> Iterator[RunStatus]:
     while True:
         yield found.launcher.status(found.handle.run)
         time.sleep(WAITING_SECONDS)

@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
         import json
 
         if which is SchemaKind.estimate:
-            from drillyard.estimate.published import estimate_schema
+            from drillyard.estimation.document import estimate_schema
 
             print(json.dumps(estimate_schema(), indent=2))
             return

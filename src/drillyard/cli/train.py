@@ -19,7 +19,7 @@ from drillyard.errors import UserError
 
 if TYPE_CHECKING:
     from drillyard.config.run import RunConfig
-    from drillyard.supervise.nodes import Node
+    from drillyard.supervise.nodes import NodePlacement
     from drillyard.telemetry.runlog import ConsoleMode
 
 
@@ -113,7 +113,7 @@ def train(
     checkpoint could not be saved: the earlier one is whole).
     """
     from drillyard.config import load_run_config, require_valid
-    from drillyard.config.model_checks import require_weight_files
+    from drillyard.config.model_files import require_weight_files
 
     node = _node(nnodes, node_rank, master_addr, master_port, max_restarts)
     overrides = [*(set_ or []), *([] if watchdog is None else [f"timeouts.watchdog_seconds={watchdog:g}"])]
@@ -128,8 +128,8 @@ def train(
     leave_when_asked()
     num_ranks = nproc_per_node or (run.training.device != "cpu" and num_gpus()) or 1
     require_valid(run, num_ranks * node.count, has_gpu=num_gpus() > 0)
-    from drillyard.supervise import is_begun, supervise_training
-    from drillyard.training.directory import SAVED_CONFIG, claim_run_directory, is_finished, run_directory_of
+    from drillyard.supervise import is_started, supervise_training
+    from drillyard.training.run_directory import SAVED_CONFIG, claim_run_directory, is_finished, run_directory_of
 
     directory = run_directory_of(run)
     if not directory.exists() and run.checkpoint.resume in ("auto", "never"):
@@ -139,7 +139,7 @@ def train(
         # Asked first: the claim saves what is configured now over what the run ended with.
         finished = is_finished(run)
         if node.is_first:
-            goes_on = run.checkpoint.resume == "never" and is_begun(directory)
+            goes_on = run.checkpoint.resume == "never" and is_started(directory)
             claim_run_directory(run, num_ranks * node.count, goes_on=goes_on)
         if finished and node.is_first:
             typer.echo(
@@ -169,21 +169,21 @@ def train(
 
 def _node(
     nnodes: int, node_rank: int, master_addr: str | None, master_port: int | None, max_restarts: int | None
-) -> Node:
+) -> NodePlacement:
     """This host's place among the run's nodes, from the options. Raises UserError where they do not fit together."""
-    from drillyard.supervise.nodes import Node
+    from drillyard.supervise.nodes import NodePlacement
 
     if nnodes == 1:
         if node_rank or master_addr is not None or master_port is not None:
             raise UserError("--node-rank, --master-addr and --master-port belong to --nnodes N with more than one node")
-        return Node()
+        return NodePlacement()
     if node_rank >= nnodes:
         raise UserError(f"--node-rank {node_rank}: of {nnodes} nodes the last one is {nnodes - 1}")
     if master_addr is None or master_port is None:
         raise UserError("--nnodes needs --master-addr and --master-port: where node 0 is, and a free port of it")
     if max_restarts:
         raise UserError("--max-restarts: a node of several cannot start again alone; whatever started it starts all")
-    return Node(nnodes, node_rank, master_addr, master_port)
+    return NodePlacement(nnodes, node_rank, master_addr, master_port)
 
 
 def num_gpus() -> int:
@@ -205,22 +205,22 @@ def _import_trainer() -> None:
 
 
 def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
-    from drillyard.storage import forgive_standard_error
-    from drillyard.supervise.rank import attend
+    from drillyard.safe_files import tolerate_lost_stderr
+    from drillyard.supervise.rank_supervision import start_supervision
     from drillyard.supervise.standby import await_turn
 
     await_turn(_import_trainer)
     # It is a log in the run directory: a full disk must not turn a warning into a crash.
-    dropped = forgive_standard_error()
+    dropped = tolerate_lost_stderr()
     round_number = int(os.environ.get("DRILLYARD_ROUND", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
     is_claimed = os.environ.get("DRILLYARD_SUPERVISED") == "1"
     directory = Path(run.output) / run.name
     # Before torch is imported: signals are answered and stacks are told from here on.
-    side = attend(directory, run.timeouts.watchdog_seconds, round_number=round_number, is_claimed=is_claimed)
+    side = start_supervision(directory, run.timeouts.watchdog_seconds, round_number=round_number, is_claimed=is_claimed)
     _import_trainer()
     from drillyard.cli.main import error_text
     from drillyard.supervise import EXIT_NOT_SAVED
-    from drillyard.training.run import StoppedUnsaved
+    from drillyard.training.run import StoppedWithoutCheckpoint
     from drillyard.training.run import train as train_rank
 
     def tell(error: Exception) -> None:
@@ -234,7 +234,7 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
     except UserError as error:
         tell(error)
         code = 2
-    except StoppedUnsaved as stopped:
+    except StoppedWithoutCheckpoint as stopped:
         tell(stopped)
         code = EXIT_NOT_SAVED if is_claimed else 1
     except BaseException as error:

@@ -26,13 +26,13 @@ def register(app: typer.Typer) -> None:
         Without a terminal it prints a line for each event and, every so often, one for the steps. It may be a finished
         run. Exit code 0; 1 when the run has failed.
         """
-        from drillyard.console import Console
-        from drillyard.report.cost import gpu_price
-        from drillyard.report.watch import FollowedRun
-        from drillyard.report.watch import watch as follow
+        from drillyard.console import SafeConsole
+        from drillyard.reporting.cost import gpu_price
+        from drillyard.reporting.watch import FollowedRun
+        from drillyard.reporting.watch import watch as follow
 
         run_directory = find_run(run_directory)
         followed = FollowedRun(run_directory, gpu_price(run_directory, price))
-        run = follow(followed, Console(), interval)
+        run = follow(followed, SafeConsole(), interval)
         if run.over and run.phase == "failed":
             raise typer.Exit(1)

@@ -4,17 +4,11 @@ config = load_run_config("run.yaml", overrides=["training.steps=100"])
 require_valid(config, num_ranks=8)
 """
 
-from drillyard.config.checks import (
-    check_run,
-    num_data_ranks,
-    require_valid,
-    resolved_accumulation,
-    resolved_global_batch,
-)
+from drillyard.config.checks import check_run, num_data_ranks, require_valid, resolve_accumulation, resolve_global_batch
 from drillyard.config.cluster import ClusterConfig
-from drillyard.config.comparing import config_digest, differences
-from drillyard.config.loading import load_cluster_config, load_launchable, load_run_config, resolved_text, save_resolved
+from drillyard.config.load import load_cluster_config, load_launch_config, load_run_config, resolved_text, save_resolved
 from drillyard.config.run import RunConfig
+from drillyard.config.run_identity import config_digest, differences
 from drillyard.config.workload import WorkloadRunConfig
 
 __all__ = [
@@ -25,12 +19,12 @@ __all__ = [
     "config_digest",
     "differences",
     "load_cluster_config",
-    "load_launchable",
+    "load_launch_config",
     "load_run_config",
     "num_data_ranks",
     "require_valid",
-    "resolved_accumulation",
-    "resolved_global_batch",
+    "resolve_accumulation",
+    "resolve_global_batch",
     "resolved_text",
     "save_resolved",
 ]

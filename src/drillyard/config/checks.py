@@ -1,7 +1,7 @@
 """Contradictions between settings of a run config, all found before anything starts.
 
 Each check is a generator over one part of the config that yields what is wrong with it; none reads data or devices, and
-of files only a model's config.json that is here (`model_checks.py`), so they cost nothing and run anywhere. What only
+of files only a model's config.json that is here (`model_files.py`), so they cost nothing and run anywhere. What only
 the data or the model can tell (a missing column, a sequence longer than the model's positions) is told by those rooms.
 
 The batch: a step trains `micro_batch_size` x data-parallel ranks x `gradient_accumulation` sequences, where the
@@ -14,8 +14,8 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from drillyard.config.model_checks import local_model_config, model_problems, position_problems
-from drillyard.config.problems import Path, Problem, nearest, raise_all
+from drillyard.config.model_files import local_model_config, model_problems, position_problems
+from drillyard.config.problems import Path, Problem, closest_name, raise_all
 from drillyard.config.run import RunConfig, ScheduleConfig, SourceConfig, TrainTokenizer
 from drillyard.errors import UserError
 
@@ -64,7 +64,7 @@ def num_data_ranks(config: RunConfig, num_ranks: int) -> int:
     return num_ranks // (config.parallelism.tensor * config.parallelism.context)
 
 
-def resolved_accumulation(config: RunConfig, num_data_ranks: int) -> int:
+def resolve_accumulation(config: RunConfig, num_data_ranks: int) -> int:
     """Micro-batches per step on each rank. UserError when the global batch does not divide into them."""
     training = config.training
     total, accumulation = training.global_batch_size, training.gradient_accumulation
@@ -92,9 +92,9 @@ def resolved_accumulation(config: RunConfig, num_data_ranks: int) -> int:
     return total // at_once
 
 
-def resolved_global_batch(config: RunConfig, num_data_ranks: int) -> int:
+def resolve_global_batch(config: RunConfig, num_data_ranks: int) -> int:
     """Sequences per step over all ranks. UserError as of `resolved_accumulation`."""
-    return config.training.micro_batch_size * num_data_ranks * resolved_accumulation(config, num_data_ranks)
+    return config.training.micro_batch_size * num_data_ranks * resolve_accumulation(config, num_data_ranks)
 
 
 def smallest_global_batch(config: RunConfig) -> int:
@@ -102,10 +102,10 @@ def smallest_global_batch(config: RunConfig) -> int:
     if config.training.global_batch_size is not None:
         return config.training.global_batch_size
     sizes = config.parallelism
-    return resolved_global_batch(config, (1 if sizes.shard == "auto" else sizes.shard) * sizes.replicate)
+    return resolve_global_batch(config, (1 if sizes.shard == "auto" else sizes.shard) * sizes.replicate)
 
 
-def sources_of(source: str | SourceConfig | list[str | SourceConfig]) -> list[SourceConfig]:
+def normalized_sources(source: str | SourceConfig | list[str | SourceConfig]) -> list[SourceConfig]:
     """A source setting in its one full form."""
     each = source if isinstance(source, list) else [source]
     # Validation would resolve a reference that is still text, and make plain text of one that is resolved.
@@ -115,7 +115,7 @@ def sources_of(source: str | SourceConfig | list[str | SourceConfig]) -> list[So
 def has_held_out(config: RunConfig) -> bool:
     """Whether there will be held-out data: asked for, or brought by every built-in source."""
     held_out = config.data.held_out
-    built_in = any(source.path.startswith(BUILTIN) for source in sources_of(config.data.source))
+    built_in = any(source.path.startswith(BUILTIN) for source in normalized_sources(config.data.source))
     return held_out.source is not None or held_out.fraction > 0 or built_in
 
 
@@ -161,9 +161,9 @@ def _model(config: RunConfig) -> Iterator[Problem]:
 
 def _sources(config: RunConfig) -> Iterator[Problem]:
     held_out = config.data.held_out
-    yield from _source_list(config, ("data", "source"), sources_of(config.data.source))
+    yield from _source_list(config, ("data", "source"), normalized_sources(config.data.source))
     if held_out.source is not None:
-        yield from _source_list(config, ("data", "held_out", "source"), sources_of(held_out.source))
+        yield from _source_list(config, ("data", "held_out", "source"), normalized_sources(held_out.source))
         if held_out.fraction > 0 or held_out.split_by is not None:
             yield Problem(
                 ("data", "held_out"),
@@ -261,7 +261,7 @@ def schedule_problems(schedule: ScheduleConfig, total_steps: int) -> Iterator[Pr
             ("training", "schedule", "warmup_steps"),
             f"{warmup} warmup steps of {total_steps} steps: the peak is never trained at; lower it",
         )
-    elif schedule.name == "warmup-stable-decay" and warmup + (decay := decay_steps_of(schedule, total_steps)) > (
+    elif schedule.name == "warmup-stable-decay" and warmup + (decay := resolve_decay_steps(schedule, total_steps)) > (
         total_steps
     ):
         default = " (the default, a fifth of all steps)" if schedule.decay_steps is None else ""
@@ -272,12 +272,12 @@ def schedule_problems(schedule: ScheduleConfig, total_steps: int) -> Iterator[Pr
         )
 
 
-def decay_steps_of(schedule: ScheduleConfig, total_steps: int) -> int:
+def resolve_decay_steps(schedule: ScheduleConfig, total_steps: int) -> int:
     """Steps of the final decay of warmup-stable-decay."""
     return schedule.decay_steps or max(1, total_steps // 5)
 
 
-def steps_of_epochs(epochs: float, num_sequences: float, global_batch_size: int) -> int:
+def steps_for_epochs(epochs: float, num_sequences: float, global_batch_size: int) -> int:
     """Optimizer steps of `epochs` passes over `num_sequences`: each epoch ends with a step of what is left of it.
 
     A part of an epoch is rounded up to whole steps.
@@ -335,7 +335,7 @@ def _ranks(config: RunConfig, num_ranks: int | None) -> Iterator[Problem]:
 
 def _batch(config: RunConfig, data_ranks: int) -> Iterator[Problem]:
     try:
-        resolved_accumulation(config, data_ranks)
+        resolve_accumulation(config, data_ranks)
     except UserError as error:
         key, _, message = str(error).partition(": ")
         yield Problem(tuple(key.split(".")), message)
@@ -363,7 +363,7 @@ def _checkpoint(config: RunConfig) -> Iterator[Problem]:
     if not resume.strip():
         yield Problem(("checkpoint", "resume"), f"is empty; {allowed}")
         return
-    meant = nearest(resume, ("auto", "never"))
+    meant = closest_name(resume, ("auto", "never"))
     if meant is not None and meant != resume:
         yield Problem(("checkpoint", "resume"), f"found '{resume}'; {allowed}; did you mean '{meant}'?")
 

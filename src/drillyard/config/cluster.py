@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from drillyard.config.problems import Path, Problem, dotted
-from drillyard.config.strict import Strict
+from drillyard.config.strict_model import StrictModel
 
 Platform = Literal["local", "ssh", "slurm", "gke", "vertex", "gce", "nebius"]
 Consumption = Literal["on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"]
@@ -27,7 +27,7 @@ HostAddress = Annotated[str, Field(pattern=r"^[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-
 SshHost = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.+@\\-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*$")]
 
 
-class Location(Strict):
+class Location(StrictModel):
     """Where a cloud's machines stand and who pays for them."""
 
     project: str | None = Field(default=None, description="Google Cloud project id, or Nebius project id.")
@@ -35,14 +35,14 @@ class Location(Strict):
     zone: str | None = Field(default=None, description="Zone, such as us-central1-b.")
 
 
-class StorageConfig(Strict):
+class StorageConfig(StrictModel):
     """Where run directories and data live that every node reads and writes."""
 
     bucket: str | None = Field(default=None, description="Object storage bucket, without gs:// or s3://.")
     directory: str | None = Field(default=None, description="Shared directory, at the same path on every node.")
 
 
-class SshConfig(Strict):
+class SshConfig(StrictModel):
     """Machines that are reached by ssh."""
 
     hosts: Annotated[list[SshHost], Field(min_length=1)] = Field(
@@ -67,7 +67,7 @@ class SshConfig(Strict):
     )
 
 
-class SlurmConfig(Strict):
+class SlurmConfig(StrictModel):
     """How jobs are submitted to Slurm."""
 
     partition: str | None = Field(default=None, description="Partition; default: the cluster's.")
@@ -120,7 +120,7 @@ class SlurmConfig(Strict):
         return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-class VertexConfig(Strict):
+class VertexConfig(StrictModel):
     """What a Vertex AI custom job may have beside its machines."""
 
     service_account: str | None = Field(default=None, description="Service account that the containers run as.")
@@ -148,7 +148,7 @@ class VertexConfig(Strict):
     )
 
 
-class ClusterConfig(Strict):
+class ClusterConfig(StrictModel):
     """A cluster: where to train. `run.yaml` says what."""
 
     name: Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")] = Field(
@@ -326,6 +326,6 @@ def _value(config: ClusterConfig, path: Path) -> object:
 
 
 def _description(config: ClusterConfig, path: Path) -> str:
-    sections: dict[str, type[Strict]] = {"location": Location, "storage": StorageConfig}
+    sections: dict[str, type[StrictModel]] = {"location": Location, "storage": StorageConfig}
     model = sections[str(path[0])] if len(path) > 1 else type(config)
     return model.model_fields[str(path[-1])].description or ""

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from drillyard import redaction
-from drillyard.config.problems import Path, Problem, nearest
+from drillyard.config.problems import Path, Problem, closest_name
 
 REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 OPENING = "${env:"
@@ -36,7 +36,7 @@ class EnvironmentText(str):
         for name in REFERENCE.findall(reference):
             if name not in os.environ:
                 raise ValueError(f"environment variable {name} is not set")
-            redaction.remember(name, os.environ[name])
+            redaction.add_secret(name, os.environ[name])
         text = super().__new__(cls, REFERENCE.sub(lambda match: os.environ[match[1]], reference))
         text.reference = reference
         return text
@@ -84,6 +84,6 @@ def reference_problems(value: Any, path: Path = (), *, must_be_set: bool = True)
             yield Problem(path, f"found {value!r}: a reference reads ${{env:NAME}}, NAME of letters, digits and '_'")
         for name in dict.fromkeys(REFERENCE.findall(value)) if must_be_set else ():
             if name not in os.environ:
-                near = nearest(name, os.environ)
+                near = closest_name(name, os.environ)
                 hint = f" (there is {near})" if near else ""
                 yield Problem(path, f"environment variable {name} is not set{hint}; set it: export {name}=...")

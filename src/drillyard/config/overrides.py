@@ -11,16 +11,16 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from drillyard.config.document import Document, parse_document
-from drillyard.config.explain import describe_value
-from drillyard.config.problems import Path, Place, Problem, dotted
+from drillyard.config.problems import Path, Problem, SourceLocation, dotted
+from drillyard.config.validation_errors import describe_value
+from drillyard.config.yaml_document import YamlDocument, parse_document
 from drillyard.errors import UserError
 
 AFTER_FILES = 1_000_000_000
 """Place of the first override in the order of problems: after every line of a file."""
 
 
-def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
+def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDocument:
     """The document with every override applied in order; mistakes in applying them are among its problems.
 
     UserError when an override is not `key=value` or its value is not YAML.
@@ -30,7 +30,9 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
     problems = list(document.problems)
     for number, override in enumerate(overrides):
         path, new, mistakes = _parse(override)
-        place = Place(f"--set {override if len(override) <= 80 else override[:77] + '...'}", AFTER_FILES + number)
+        place = SourceLocation(
+            f"--set {override if len(override) <= 80 else override[:77] + '...'}", AFTER_FILES + number
+        )
         refusal = _put(value, path, new)
         if refusal is not None:
             problems.append(Problem(path, refusal, place))
@@ -41,7 +43,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
             places.setdefault(path[:depth], place)
         places[path] = place
         problems.extend(Problem((*path, *mistake.path), mistake.message, place) for mistake in mistakes)
-    return Document(value, places, tuple(problems))
+    return YamlDocument(value, places, tuple(problems))
 
 
 def _parse(override: str) -> tuple[Path, Any, tuple[Problem, ...]]:

@@ -17,14 +17,14 @@ Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLocation:
     """Where a value was written: `run.yaml:7`, or `--set training.steps=3`. Problems are told by rising `order`."""
 
     label: str
     order: int
 
 
-Places = Mapping[Path, Place]
+SourceLocations = Mapping[Path, SourceLocation]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Problem:
 
     path: Path
     message: str
-    place: Place | None = None
+    place: SourceLocation | None = None
 
 
 def dotted(path: Path) -> str:
@@ -41,26 +41,26 @@ def dotted(path: Path) -> str:
     return ".".join(str(part) for part in path)
 
 
-def place_of(path: Path, places: Places) -> Place:
+def location_of(path: Path, places: SourceLocations) -> SourceLocation:
     """Where `path` was written, or the nearest thing around it that was; `places` holds at least the top, ()."""
     while path not in places:
         path = path[:-1]
     return places[path]
 
 
-def raise_all(problems: Iterable[Problem], places: Places | None = None) -> None:
+def raise_all(problems: Iterable[Problem], places: SourceLocations | None = None) -> None:
     """Raise one UserError that tells every problem on a line of its own; do nothing when there is none."""
     found = list(dict.fromkeys(problems))
     if not found:
         return
     if places is None:
         raise UserError("\n".join(on_one_line(f"{dotted(problem.path)}: {problem.message}") for problem in found))
-    located = [(problem.place or place_of(problem.path, places), problem) for problem in found]
+    located = [(problem.place or location_of(problem.path, places), problem) for problem in found]
     located.sort(key=lambda pair: pair[0].order)
-    raise UserError("\n".join(told(place, problem) for place, problem in located))
+    raise UserError("\n".join(problem_line(place, problem) for place, problem in located))
 
 
-def told(place: Place, problem: Problem) -> str:
+def problem_line(place: SourceLocation, problem: Problem) -> str:
     """`run.yaml:7: training.steps: what is wrong`."""
     key = f"{dotted(problem.path)}: " if problem.path else ""
     return on_one_line(f"{place.label}: {key}{problem.message}")
@@ -71,7 +71,7 @@ def on_one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
+def closest_name(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The spelling among `words` that the user most likely meant, or None; `cutoff` is the least likeness, 0 to 1."""
     candidates = list(words)
     by_lower = {candidate.lower(): candidate for candidate in candidates}

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from drillyard.config.strict import Strict
+from drillyard.config.strict_model import StrictModel
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=0)]
 
 
-class LoraConfig(Strict):
+class LoraConfig(StrictModel):
     """Low-rank adapters on a frozen pretrained model."""
 
     rank: PositiveInt = Field(default=16, description="Rank of the adapters.")
@@ -31,7 +31,7 @@ class LoraConfig(Strict):
     )
 
 
-class ModelConfig(Strict):
+class ModelConfig(StrictModel):
     """Which causal language model, and where its weights come from."""
 
     id: str | None = Field(default=None, description="Hugging Face id or local directory of a model.")
@@ -49,7 +49,7 @@ class ModelConfig(Strict):
     )
 
 
-class SourceConfig(Strict):
+class SourceConfig(StrictModel):
     """One source of documents, and its share of the training mixture."""
 
     path: str = Field(
@@ -66,7 +66,7 @@ class SourceConfig(Strict):
     )
 
 
-class TrainTokenizer(Strict):
+class TrainTokenizer(StrictModel):
     """A tokenizer trained from the training documents."""
 
     train: Literal["bpe"] = Field(description="Algorithm: byte-level BPE.", examples=["bpe"])
@@ -75,7 +75,7 @@ class TrainTokenizer(Strict):
     )
 
 
-class HeldOutConfig(Strict):
+class HeldOutConfig(StrictModel):
     """Documents kept from training, on which evaluation is done."""
 
     source: str | SourceConfig | list[str | SourceConfig] | None = Field(
@@ -91,7 +91,7 @@ class HeldOutConfig(Strict):
     )
 
 
-class DataConfig(Strict):
+class DataConfig(StrictModel):
     """What is read, how it becomes tokens, and how tokens become sequences."""
 
     source: str | SourceConfig | list[str | SourceConfig] = Field(
@@ -131,7 +131,7 @@ class DataConfig(Strict):
     )
 
 
-class OptimizerConfig(Strict):
+class OptimizerConfig(StrictModel):
     """The optimizer and its constants."""
 
     name: Literal["adamw"] = Field(default="adamw", description="Optimizer.")
@@ -145,7 +145,7 @@ class OptimizerConfig(Strict):
     )
 
 
-class ScheduleConfig(Strict):
+class ScheduleConfig(StrictModel):
     """Learning rate over steps: linear warmup, then one of four shapes."""
 
     name: Literal["cosine", "linear", "constant", "warmup-stable-decay"] = Field(
@@ -158,7 +158,7 @@ class ScheduleConfig(Strict):
     )
 
 
-class TrainingConfig(Strict):
+class TrainingConfig(StrictModel):
     """How long, how large a batch, in which precision, and with which optimizer."""
 
     steps: PositiveInt | None = Field(default=None, description="Optimizer steps; give this or `epochs`.")
@@ -205,7 +205,7 @@ class TrainingConfig(Strict):
     )
 
 
-class ParallelismConfig(Strict):
+class ParallelismConfig(StrictModel):
     """How ranks share the model. shard x replicate x tensor x context = number of ranks."""
 
     shard: Literal["auto"] | PositiveInt = Field(
@@ -217,7 +217,7 @@ class ParallelismConfig(Strict):
     context: PositiveInt = Field(default=1, description="Context-parallel ranks.")
 
 
-class CheckpointConfig(Strict):
+class CheckpointConfig(StrictModel):
     """When state is saved, what is kept, and what a start resumes from."""
 
     every_steps: PositiveInt | None = Field(
@@ -234,7 +234,7 @@ class CheckpointConfig(Strict):
     )
 
 
-class EvaluationConfig(Strict):
+class EvaluationConfig(StrictModel):
     """What is measured on held-out data, and when."""
 
     every_steps: PositiveInt | None = Field(
@@ -264,7 +264,7 @@ class EvaluationConfig(Strict):
     )
 
 
-class LoggingConfig(Strict):
+class LoggingConfig(StrictModel):
     """What a run writes about itself."""
 
     every_steps: PositiveInt = Field(default=1, description="Steps between logged steps.")
@@ -277,7 +277,7 @@ class LoggingConfig(Strict):
     )
 
 
-class TimeoutsConfig(Strict):
+class TimeoutsConfig(StrictModel):
     """How long a run may make no progress: each limit is longer than the one before it, so the first net catches."""
 
     collective_seconds: PositiveFloat | None = Field(
@@ -304,7 +304,7 @@ class TimeoutsConfig(Strict):
         return min(600.0, self.watchdog_seconds / 2) if self.watchdog_seconds else 600.0
 
 
-class RunConfig(Strict):
+class RunConfig(StrictModel):
     """A training run: what to train. `cluster.yaml` says where."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")] = Field(

@@ -11,12 +11,12 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from drillyard.config.run import RunConfig
-from drillyard.config.strict import Strict
+from drillyard.config.strict_model import StrictModel
 
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
-class WorkloadConfig(Strict):
+class WorkloadConfig(StrictModel):
     """A command that every node runs, and what it needs there."""
 
     command: Annotated[list[str], Field(min_length=1)] | None = Field(
@@ -50,7 +50,7 @@ class WorkloadConfig(Strict):
     )
 
 
-class WorkloadRunConfig(Strict):
+class WorkloadRunConfig(StrictModel):
     """A run config with `workload:` instead of model, data and training."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")] = Field(

@@ -1,6 +1,7 @@
 """Where documents come from: files, directories, Hugging Face data sets and the built-in sets, behind one interface.
 
-A `Source` gives raw batches in a fixed order and a key that stands for its content. The key of files is the xxh3-128
+A `DataSource` gives raw batches in a fixed order and a key that stands for its content. The key of files is the
+xxh3-128
 of their bytes, hashed in threads (xxhash releases the interpreter lock); results are remembered per file under its
 size, inode and change times, so that a restart does not read terabytes again. As git does with its index, a file that
 changed within the last two seconds is not remembered, because a later change may leave the same times.
@@ -22,10 +23,10 @@ from typing import Any
 
 import xxhash
 
-from drillyard.config.checks import sources_of
+from drillyard.config.checks import normalized_sources
 from drillyard.config.run import DataConfig, SourceConfig
-from drillyard.data.batches import RawBatch, batched_rows
-from drillyard.data.readers import BATCH_BYTES, COMPRESSIONS, kind_of, read_files
+from drillyard.data.file_readers import BATCH_BYTES, COMPRESSIONS, kind_of, read_files
+from drillyard.data.raw_batches import RawBatch, batched_rows
 from drillyard.errors import UserError
 from drillyard.redaction import redact
 
@@ -35,7 +36,7 @@ KINDS = ".jsonl, .parquet, .csv, .txt and other plain text, also with .gz or .zs
 
 
 @dataclass(frozen=True)
-class Contents:
+class SourceContents:
     """What a source holds: a key that changes with it, and the hash of each of its files by name below the source."""
 
     key: str
@@ -43,7 +44,7 @@ class Contents:
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """Files (already listed), one part of a built-in set, or a data set of the Hugging Face library.
 
     `gone` is what a source held that is not there any more: it can be opened from a cache, and not be read.
@@ -54,7 +55,7 @@ class Source:
     config: SourceConfig
     files: tuple[Path, ...] = ()
     builtin_part: str | None = None
-    gone: Contents | None = None
+    gone: SourceContents | None = None
 
     @property
     def builtin(self) -> str | None:
@@ -95,11 +96,11 @@ class Source:
             part = self.builtin_part or "train"
             rows = builtin.documents(self.builtin, self.config.options, part=part)
             return batched_rows(f"{self.config.path} ({part})", "row", enumerate(rows, 1), BATCH_BYTES)
-        from drillyard.data import hub
+        from drillyard.data import hugging_face
 
-        return hub.batches(self.config)
+        return hugging_face.batches(self.config)
 
-    def contents(self, memo: Path) -> Contents:
+    def contents(self, memo: Path) -> SourceContents:
         """What the source holds now; `memo` is a directory for remembered hashes of files."""
         if self.gone is not None:
             return self.gone
@@ -107,16 +108,16 @@ class Source:
             with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
                 hashes = list(pool.map(lambda file: file_hash(file, memo), self.files))
             named = dict(zip(map(self.name_of, map(str, self.files)), hashes, strict=True))
-            return Contents(_digest(["files", [[name, value] for name, value in named.items()]]), named)
+            return SourceContents(_digest(["files", [[name, value] for name, value in named.items()]]), named)
         if self.builtin is not None:
             from drillyard.data import builtin
 
             part = self.builtin_part or "train"
             key = builtin.content_key(self.builtin, self.config.options)
-            return Contents(_digest(["builtin", self.builtin, part, key]), {})
-        from drillyard.data import hub
+            return SourceContents(_digest(["builtin", self.builtin, part, key]), {})
+        from drillyard.data import hugging_face
 
-        return Contents(_digest(["hub", hub.content_key(self.config)]), {})
+        return SourceContents(_digest(["hub", hugging_face.content_key(self.config)]), {})
 
     def name_of(self, origin: str) -> str:
         """What a raw batch's origin is called within this source: its path below the directory, nothing for the one
@@ -127,7 +128,7 @@ class Source:
         return Path(origin).relative_to(root).as_posix() if root else ""
 
 
-def resolve_source(config: SourceConfig, recorded: Mapping[str, Contents] | None = None) -> Source:
+def resolve_source(config: SourceConfig, recorded: Mapping[str, SourceContents] | None = None) -> DataSource:
     """Find out what a path is. UserError when it is nothing that can be read.
 
     `recorded` is what sources held when the run began: one that had files, and is not there now, is `gone`.
@@ -136,9 +137,9 @@ def resolve_source(config: SourceConfig, recorded: Mapping[str, Contents] | None
     name = redact(config.name or _default_name(config.path))
     then = (recorded or {}).get(name)
     if then is not None and then.files and not Path(config.path).expanduser().exists():
-        return Source(name, config.weight, config, gone=then)
+        return DataSource(name, config.weight, config, gone=then)
     if config.path.startswith(BUILTIN):
-        return Source(name, config.weight, config)
+        return DataSource(name, config.weight, config)
     if config.options and (Path(config.path).exists() or not HUB_ID.fullmatch(config.path)):
         raise UserError(
             f"data.source: {config.path} takes no options (found: {', '.join(config.options)}); "
@@ -146,21 +147,21 @@ def resolve_source(config: SourceConfig, recorded: Mapping[str, Contents] | None
         )
     path = Path(config.path).expanduser()
     if path.is_dir():
-        return Source(name, config.weight, config, () if _is_saved_data_set(path) else _files_of(path))
+        return DataSource(name, config.weight, config, () if _is_saved_data_set(path) else _files_of(path))
     if path.is_file():
         if kind_of(path) is None:
             raise UserError(f"{path}: unknown kind of file. Readable are {KINDS}.")
-        return Source(name, config.weight, config, (path,))
+        return DataSource(name, config.weight, config, (path,))
     if HUB_ID.fullmatch(config.path) and kind_of(path) is None:
-        return Source(name, config.weight, config)
+        return DataSource(name, config.weight, config)
     raise UserError(_missing(path))
 
 
 def resolve_sources(
-    configured: str | SourceConfig | list[str | SourceConfig], recorded: Mapping[str, Contents] | None = None
-) -> list[Source]:
+    configured: str | SourceConfig | list[str | SourceConfig], recorded: Mapping[str, SourceContents] | None = None
+) -> list[DataSource]:
     """All sources of a config key, their names made sure to be distinct; `recorded` as in `resolve_source`."""
-    items = sources_of(configured)
+    items = normalized_sources(configured)
     if not items:
         raise UserError("data.source is an empty list: name at least one file, directory or data set.")
     sources = [resolve_source(item, recorded) for item in items]
@@ -171,7 +172,7 @@ def resolve_sources(
     return sources
 
 
-def training_sources(data: DataConfig, recorded: Mapping[str, Contents] | None = None) -> list[Source]:
+def training_sources(data: DataConfig, recorded: Mapping[str, SourceContents] | None = None) -> list[DataSource]:
     """The sources that training draws from; `recorded` as in `resolve_source`."""
     return resolve_sources(data.source, recorded)
 

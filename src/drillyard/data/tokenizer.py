@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from drillyard.config.model_checks import OWN_CODE, needs_own_code
+from drillyard.config.model_files import REMOTE_CODE_REFUSED, requires_remote_code
 from drillyard.config.run import RunConfig, TrainTokenizer
 from drillyard.errors import UserError
-from drillyard.storage import publish
+from drillyard.safe_files import publish_directory
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -61,7 +61,7 @@ class TextTokenizer:
         """Changes when any token of any document would."""
         parts = [
             self.json,
-            key_of_start(self.start_ids),
+            start_ids_key(self.start_ids),
             self.eos_id,
             self.pad_id,
             self.chat_template,
@@ -104,7 +104,7 @@ def start_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
     return ()
 
 
-def key_of_start(start: tuple[int, ...]) -> int | list[int] | None:
+def start_ids_key(start: tuple[int, ...]) -> int | list[int] | None:
     """The start of documents as it stands in keys: one token by its number, as keys have always had it."""
     return None if not start else start[0] if len(start) == 1 else list(start)
 
@@ -154,7 +154,7 @@ def trained_tokenizer(
         if not _is_whole(directory):
             shutil.rmtree(directory, ignore_errors=True)
         try:
-            publish(temporary, directory, last="tokenizer.json")
+            publish_directory(temporary, directory, last="tokenizer.json")
         except OSError:
             shutil.rmtree(temporary)  # another run made the same tokenizer first
     return open_tokenizer(str(directory))
@@ -240,9 +240,9 @@ def _load_pretrained(path: str) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # the library raises many types for what is always the same: there is no tokenizer
-        if needs_own_code(error):
+        if requires_remote_code(error):
             raise UserError(
-                f"the tokenizer of {path} {OWN_CODE} in its tokenizer_config.json. "
+                f"the tokenizer of {path} {REMOTE_CODE_REFUSED} in its tokenizer_config.json. "
                 "Set data.tokenizer to one that needs none: a class of transformers, with a tokenizer.json."
             ) from error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

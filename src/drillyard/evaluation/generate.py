@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from transformers import DynamicCache
 
-from drillyard.evaluation.agreement import Agreement
+from drillyard.evaluation.failures import FailureAgreement
 from drillyard.models.attention import resolve_attention
 from drillyard.models.loss import LanguageModelLoss
-from drillyard.parallel.apply import reshard
+from drillyard.parallel.parallelize import reshard
 from drillyard.parallel.ranks import Ranks
 
 FILLER = 0
@@ -51,7 +51,7 @@ def generate(
     order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
     mine: dict[int, list[int]] = {}
     round_size = batch_size * ranks.world_size
-    agreement = Agreement(root, ranks, before_forward)
+    agreement = FailureAgreement(root, ranks, before_forward)
     try:
         for start in range(0, len(order), round_size):
             dealt = order[start + ranks.rank : start + round_size : ranks.world_size]
@@ -78,7 +78,7 @@ def _generate_batch(
     root: LanguageModelLoss,
     rows: list[list[int]],
     ranks: Ranks,
-    agreement: Agreement,
+    agreement: FailureAgreement,
     eos: int | None,
     max_new_tokens: int,
     *,

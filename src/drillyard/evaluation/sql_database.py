@@ -13,8 +13,8 @@ from typing import Any
 
 from drillyard.data.builtin import text_to_sql
 from drillyard.errors import UserError
-from drillyard.evaluation.sql_fill import generated_fills, has_rows
-from drillyard.evaluation.sql_run import build, forbid_writing
+from drillyard.evaluation.sql_databases import generated_databases, has_rows
+from drillyard.evaluation.sql_sandbox import build_database, make_read_only
 
 SCHEMA_COLUMNS = ("schema", "sql_context")
 
@@ -30,11 +30,11 @@ def databases(row: dict[str, Any]) -> list[tuple[sqlite3.Connection | None, str]
     try:
         if row.get("fills"):
             return _of_built_in(row, str(schema))
-        own = build(str(schema))
+        own = build_database(str(schema))
         if has_rows(own):
-            return [(forbid_writing(own), "")]
+            return [(make_read_only(own), "")]
         own.close()
-        fills, problem = generated_fills(str(schema), str(row["sql"]))
+        fills, problem = generated_databases(str(schema), str(row["sql"]))
     except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
         return [(None, f"the schema cannot be built in sqlite: {str(error) or 'more memory than is allowed'}")]
     return [(connection, "") for connection in fills] or [(None, problem)]
@@ -48,6 +48,6 @@ def _of_built_in(row: dict[str, Any], schema: str) -> list[tuple[sqlite3.Connect
 
 
 def _built_in(schema: str, table: str, seed: int) -> sqlite3.Connection:
-    connection = build(schema)
+    connection = build_database(schema)
     text_to_sql.insert_fill(connection, text_to_sql.fill(text_to_sql.domain_of(table), seed))
-    return forbid_writing(connection)
+    return make_read_only(connection)

@@ -22,21 +22,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drillyard.errors import UserError
-from drillyard.faults.case import Course, disturbed_command, follow, new_mark, plain_command, run_once, train_command
-from drillyard.faults.judge import Evidence, Figures, Finding, figures, judge
-from drillyard.faults.marks import Marks, Orders
+from drillyard.faults.disturbed_run import (
+    RunHistory,
+    disturbed_command,
+    new_mark,
+    plain_command,
+    run_once,
+    run_until_done,
+    train_command,
+)
+from drillyard.faults.fault_verdicts import Evidence, FaultVerdict, LossAndNorm, judge_faults, losses_and_norms
+from drillyard.faults.mark_files import FaultSettings, MarkFiles
 from drillyard.faults.plan import (
-    FEWEST_SAVES,
     KEPT_CHECKPOINTS,
-    Case,
+    MIN_SAVES,
     DiskLimit,
-    Kind,
-    Shape,
-    draw,
+    FaultKind,
+    PlannedRun,
+    RunShape,
+    draw_faults,
     require_count,
     require_saves,
 )
-from drillyard.faults.small_disk import may_mount, small_disk
+from drillyard.faults.small_disk import can_mount, mounted_tmpfs
 from drillyard.supervise.cause import last_words
 from drillyard.telemetry.events import event_microseconds, read_events, utc_now
 from drillyard.telemetry.jsonlines import read_records
@@ -63,7 +71,7 @@ class Campaign:
 
     config: Path
     directory: Path
-    kinds: Sequence[Kind]
+    kinds: Sequence[FaultKind]
     count: int
     seed: int
     num_ranks: int
@@ -74,10 +82,10 @@ class Campaign:
 
 
 @dataclass
-class Outcome:
+class CampaignResult:
     """What came of a campaign. `runs` is the number of disturbed runs, `reference_seconds` the undisturbed one's."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[FaultVerdict] = field(default_factory=list)
     runs: int = 0
     steps: int = 0
     reference_seconds: float = 0.0
@@ -91,11 +99,11 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Reference:
+class UndisturbedRun:
     """The undisturbed run, as far as others are measured by it."""
 
     directory: Path
-    figures: dict[int, Figures]
+    figures: dict[int, LossAndNorm]
     seconds: float
     start_seconds: float
     step_seconds: float
@@ -103,7 +111,7 @@ class Reference:
     shard_bytes: int
 
 
-def run_campaign(campaign: Campaign, run: RunConfig, on_progress: OnProgress) -> Outcome:
+def run_campaign(campaign: Campaign, run: RunConfig, on_progress: OnProgress) -> CampaignResult:
     """Run `campaign`, of which `run` is the loaded config with the overrides; tells `on_progress` what it is at.
 
     Its directory must be empty or not there; afterwards it is removed unless `campaign.keep`, or a fault failed.
@@ -116,15 +124,15 @@ def run_campaign(campaign: Campaign, run: RunConfig, on_progress: OnProgress) ->
     if directory.exists() and any(directory.iterdir()):
         raise UserError(f"{directory}: is not empty; chaos works in a directory of its own, name another --directory")
     directory.mkdir(parents=True, exist_ok=True)
-    outcome = Outcome(on_gpus=campaign.on_gpus)
+    outcome = CampaignResult(on_gpus=campaign.on_gpus)
     try:
         on_progress("the undisturbed run")
         reference = _undisturbed(campaign)
         outcome.steps, outcome.reference_seconds = len(reference.figures), reference.seconds
         disk_bytes = (KEPT_CHECKPOINTS + 2) * reference.checkpoint_bytes + _ROUNDING_BYTES
-        limit: DiskLimit = "tmpfs" if "disk-full" in campaign.kinds and may_mount(disk_bytes) else "file-size"
-        shape = Shape(max(reference.figures), run.checkpoint.every_steps or 0, campaign.num_ranks, limit)
-        cases = draw(campaign.kinds, campaign.count, campaign.seed, shape)
+        limit: DiskLimit = "tmpfs" if "disk-full" in campaign.kinds and can_mount(disk_bytes) else "file-size"
+        shape = RunShape(max(reference.figures), run.checkpoint.every_steps or 0, campaign.num_ranks, limit)
+        cases = draw_faults(campaign.kinds, campaign.count, campaign.seed, shape)
         outcome.runs = len(cases)
         for number, case in enumerate(cases, start=1):
             failed = sum(not finding.passed for finding in outcome.findings)
@@ -144,13 +152,13 @@ def _require_checkpoints(run: RunConfig) -> None:
     if every is None:
         raise UserError(
             "checkpoint.every_steps is not set: a run without checkpoints loses everything with every fault; "
-            f"set it (--set checkpoint.every_steps=N), for at least {FEWEST_SAVES} saves"
+            f"set it (--set checkpoint.every_steps=N), for at least {MIN_SAVES} saves"
         )
     if steps is not None:
         require_saves(steps, every)
 
 
-def settings_of(campaign: Campaign, name: str) -> list[str]:
+def run_settings(campaign: Campaign, name: str) -> list[str]:
     """What this campaign's run `name` sets besides the user's own overrides."""
     settings = [
         *campaign.overrides,
@@ -168,10 +176,10 @@ def settings_of(campaign: Campaign, name: str) -> list[str]:
     return settings
 
 
-def _undisturbed(campaign: Campaign) -> Reference:
+def _undisturbed(campaign: Campaign) -> UndisturbedRun:
     """Run the config once, through the command as it is."""
     directory = campaign.directory / _REFERENCE
-    train = train_command(campaign.config, settings_of(campaign, _REFERENCE), campaign.num_ranks, 0)
+    train = train_command(campaign.config, run_settings(campaign, _REFERENCE), campaign.num_ranks, 0)
     output = campaign.directory / f"{_REFERENCE}.log"
     begun = time.monotonic()
     with output.open("ab") as log:
@@ -188,9 +196,9 @@ def _undisturbed(campaign: Campaign) -> Reference:
     newest = [info for info in list_checkpoints(directory) if info.complete][-1]
     assert newest.manifest is not None
     shards = [record.bytes for name, record in newest.manifest.files.items() if name.endswith(".distcp")]
-    return Reference(
+    return UndisturbedRun(
         directory,
-        figures(metrics),
+        losses_and_norms(metrics),
         seconds,
         (first["step"] - first["run_start"]) / 1e6,
         statistics.median(record["step_seconds"] for record in metrics),
@@ -199,14 +207,16 @@ def _undisturbed(campaign: Campaign) -> Reference:
     )
 
 
-def _disturbed(campaign: Campaign, case: Case, reference: Reference, disk_bytes: int | None) -> list[Finding]:
+def _disturbed(
+    campaign: Campaign, case: PlannedRun, reference: UndisturbedRun, disk_bytes: int | None
+) -> list[FaultVerdict]:
     """One run under the faults of `case`, judged; its directory is removed unless it is wanted or of use."""
     directory = campaign.directory / case.name
     cache = campaign.directory / f"{case.name}-cache" if case.has_place("cache") else None
-    marks = Marks(campaign.directory / f"{case.name}-marks")
+    marks = MarkFiles(campaign.directory / f"{case.name}-marks")
     checkpoints = directory / "checkpoints"
     marks.write_orders(
-        Orders(
+        FaultSettings(
             case=case,
             checkpoints=checkpoints,
             step_seconds=reference.step_seconds,
@@ -216,7 +226,7 @@ def _disturbed(campaign: Campaign, case: Case, reference: Reference, disk_bytes:
     )
     # More than the faults ask for: a restart that they did not ask for is found by counting, not by running out.
     max_restarts = case.restarts + 3
-    settings = settings_of(campaign, case.name)
+    settings = run_settings(campaign, case.name)
     if cache is not None:
         settings.append(f"data.cache_directory={json.dumps(str(cache))}")
     if case.has("stop"):
@@ -224,9 +234,11 @@ def _disturbed(campaign: Campaign, case: Case, reference: Reference, disk_bytes:
     train = train_command(campaign.config, settings, campaign.num_ranks, max_restarts)
     output = campaign.directory / f"{case.name}.log"
     patience = 600 + 20 * (case.restarts + 1) * reference.seconds
-    with contextlib.nullcontext() if disk_bytes is None else small_disk(checkpoints, disk_bytes):
-        course = follow(disturbed_command(train, marks), case, marks, output, patience)
-        findings = judge(case, reference.figures, _evidence(case, course, directory, reference, marks, cache, output))
+    with contextlib.nullcontext() if disk_bytes is None else mounted_tmpfs(checkpoints, disk_bytes):
+        course = run_until_done(disturbed_command(train, marks), case, marks, output, patience)
+        findings = judge_faults(
+            case, reference.figures, _evidence(case, course, directory, reference, marks, cache, output)
+        )
     if not campaign.keep and all(finding.passed for finding in findings):
         for path in (directory, marks.directory, cache):
             if path is not None:
@@ -234,12 +246,18 @@ def _disturbed(campaign: Campaign, case: Case, reference: Reference, disk_bytes:
     return findings
 
 
-def _watchdog(campaign: Campaign, reference: Reference) -> float:
+def _watchdog(campaign: Campaign, reference: UndisturbedRun) -> float:
     return campaign.watchdog_seconds or max(30.0, 4 * reference.start_seconds)
 
 
 def _evidence(
-    case: Case, course: Course, directory: Path, reference: Reference, marks: Marks, cache: Path | None, output: Path
+    case: PlannedRun,
+    course: RunHistory,
+    directory: Path,
+    reference: UndisturbedRun,
+    marks: MarkFiles,
+    cache: Path | None,
+    output: Path,
 ) -> Evidence:
     stopped = course.stopped
     if stopped and (said := last_words(output.read_text(errors="replace"))):
@@ -259,7 +277,9 @@ def _evidence(
     )
 
 
-def _problems_at_the_end(course: Course, directory: Path, reference: Reference, cache: Path | None) -> list[str]:
+def _problems_at_the_end(
+    course: RunHistory, directory: Path, reference: UndisturbedRun, cache: Path | None
+) -> list[str]:
     """What is wrong with what the run left on disk and in memory."""
     problems = [f"left running: {command}" for start in course.starts for command in start.left_running]
     if course.stopped:

@@ -10,19 +10,19 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drillyard.faults.monkeypatch import patch_function, step_of
 from drillyard.faults.plan import Fault
-from drillyard.faults.replacing import replace, step_of
-from drillyard.training.checkpoint.listing import verify
+from drillyard.training.checkpoint.inventory import verify
 
 if TYPE_CHECKING:
-    from drillyard.faults.places import Armed
+    from drillyard.faults.injection_points import RankFaults
 
 
-_STORAGE = "drillyard.training.checkpoint.storage"
+_STORAGE = "drillyard.training.checkpoint.dcp_storage"
 _LEFT_BYTES = 4096
 
 
-def fill_disk(armed: Armed, fault: Fault) -> None:
+def fill_disk(armed: RankFaults, fault: Fault) -> None:
     """Replace what `fault` needs in this process."""
     FullDisk(armed, fault).install()
 
@@ -34,7 +34,7 @@ class FullDisk:
     refuses this process files longer than half of its shard: the error is another one (EFBIG), the path is the same.
     """
 
-    def __init__(self, armed: Armed, fault: Fault) -> None:
+    def __init__(self, armed: RankFaults, fault: Fault) -> None:
         self._armed = armed
         self._fault = fault
         self._full = False
@@ -43,13 +43,15 @@ class FullDisk:
     def install(self) -> None:
         """Fill before the shards or the manifest are written, and make room when the save has failed."""
         if self._fault.place == "manifest":
-            replace(_STORAGE, "write_manifest", lambda write: self._filling(write, 0, lambda directory: directory))
+            patch_function(
+                _STORAGE, "write_manifest", lambda write: self._filling(write, 0, lambda directory: directory)
+            )
         else:
             directory_of = attrgetter("directory")
-            replace(
+            patch_function(
                 _STORAGE, "CheckpointWriter.write_data", lambda write: self._filling(write, _LEFT_BYTES, directory_of)
             )
-        replace("drillyard.training.checkpoint.checkpointer", "Checkpointer._failed", self._emptying)
+        patch_function("drillyard.training.checkpoint.checkpointer", "Checkpointer._failed", self._emptying)
 
     def _filling(self, write: Any, left: int, directory_of: Callable[[Any], Path]) -> Any:
         def filled(*arguments: Any) -> Any:

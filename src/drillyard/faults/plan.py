@@ -21,12 +21,12 @@ from typing import Any, Final, Literal, get_args
 
 from drillyard.errors import UserError
 
-Kind = Literal["kill", "stop", "term", "disk-full", "flip"]
-Place = Literal["step", "shards", "before-manifest", "manifest", "deletion", "cache", "export", "resume"]
+FaultKind = Literal["kill", "stop", "term", "disk-full", "flip"]
+InjectionPoint = Literal["step", "shards", "before-manifest", "manifest", "deletion", "cache", "export", "resume"]
 DiskLimit = Literal["tmpfs", "file-size"]
 
-KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
-PLACES: Final[dict[Place, str]] = {
+FAULT_KINDS: Final[tuple[FaultKind, ...]] = get_args(FaultKind)
+INJECTION_POINTS: Final[dict[InjectionPoint, str]] = {
     "step": "in a step",
     "shards": "while shards are written",
     "before-manifest": "between last shard and manifest",
@@ -37,18 +37,18 @@ PLACES: Final[dict[Place, str]] = {
     "resume": "in the first second of the resumed round",
 }
 # The order in which the faults of one kind are dealt out.
-_DEALT: Final[dict[Kind, tuple[Place, ...]]] = {
+_DEALT: Final[dict[FaultKind, tuple[InjectionPoint, ...]]] = {
     "kill": ("step", "shards", "before-manifest", "manifest", "deletion", "cache", "export", "resume", "step"),
     "stop": ("step", "shards", "step", "before-manifest"),
     "term": ("step", "shards"),
     "disk-full": ("shards", "manifest"),
     "flip": ("step",),
 }
-_SHARES: Final[dict[Kind, int]] = {"kill": 12, "stop": 1, "term": 2, "disk-full": 2, "flip": 2}
+_SHARES: Final[dict[FaultKind, int]] = {"kill": 12, "stop": 1, "term": 2, "disk-full": 2, "flip": 2}
 # What only rank 0 does.
 _OF_RANK_0: Final = ("before-manifest", "manifest", "deletion", "cache", "export")
-FEWEST_SAVES = 6
-MOST_FAULTS_PER_RUN = 10
+MIN_SAVES = 6
+MAX_FAULTS_PER_RUN = 10
 # The supervisor gives up after three rounds in a row without a step, and rightly so.
 _MOST_WITHOUT_A_STEP = 2
 KEPT_CHECKPOINTS = 2
@@ -59,8 +59,8 @@ class Fault:
     """One fault. `step`: not before this step; `fraction` in [0, 1): where exactly, in what the place offers."""
 
     number: int
-    kind: Kind
-    place: Place
+    kind: FaultKind
+    place: InjectionPoint
     target: int | None
     """The rank that is struck; None: the supervisor."""
     actor: int
@@ -108,7 +108,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Case:
+class PlannedRun:
     """One disturbed run: its name, and its faults in the order in which they strike."""
 
     name: str
@@ -119,17 +119,17 @@ class Case:
         """Starts of the ranks beyond the first that its faults ask for."""
         return sum(fault.restarts for fault in self.faults)
 
-    def has(self, kind: Kind) -> bool:
+    def has(self, kind: FaultKind) -> bool:
         """Whether a fault of `kind` is in it."""
         return any(fault.kind == kind for fault in self.faults)
 
-    def has_place(self, place: Place) -> bool:
+    def has_place(self, place: InjectionPoint) -> bool:
         """Whether a fault at `place` is in it."""
         return any(fault.place == place for fault in self.faults)
 
 
 @dataclass(frozen=True)
-class Shape:
+class RunShape:
     """What of a run its plan depends on."""
 
     steps: int
@@ -143,7 +143,7 @@ class Shape:
         return self.steps // self.save_every - 2
 
 
-def draw(kinds: Sequence[Kind], count: int, seed: int, shape: Shape) -> list[Case]:
+def draw_faults(kinds: Sequence[FaultKind], count: int, seed: int, shape: RunShape) -> list[PlannedRun]:
     """`count` faults of `kinds` over as many runs as they need; the same for the same arguments.
 
     Raises UserError when `count` is less than the number of kinds, or the run saves too rarely.
@@ -157,16 +157,16 @@ def draw(kinds: Sequence[Kind], count: int, seed: int, shape: Shape) -> list[Cas
         for turn, place in enumerate(islice(cycle(_DEALT[kind]), number))
     ]
     generator.shuffle(wanted)
-    cases: list[Case] = []
+    cases: list[PlannedRun] = []
     for group in _groups(wanted, shape):
         placed = _in_order(group, shape, generator)
         first = 1 + sum(len(case.faults) for case in cases)
         numbered = tuple(Fault(**{**asdict(fault), "number": first + i}) for i, fault in enumerate(placed))
-        cases.append(Case(f"chaos-{len(cases) + 1:02}", numbered))
+        cases.append(PlannedRun(f"chaos-{len(cases) + 1:02}", numbered))
     return cases
 
 
-def require_count(kinds: Sequence[Kind], count: int) -> None:
+def require_count(kinds: Sequence[FaultKind], count: int) -> None:
     """Raise UserError when there are fewer faults than kinds."""
     if count < len(kinds):
         raise UserError(f"--count {count} is less than the {len(kinds)} kinds of --faults; raise it, or name fewer")
@@ -174,14 +174,14 @@ def require_count(kinds: Sequence[Kind], count: int) -> None:
 
 def require_saves(steps: int, save_every: int) -> None:
     """Raise UserError when a run saves too rarely to be struck between its saves."""
-    if steps // save_every < FEWEST_SAVES:
+    if steps // save_every < MIN_SAVES:
         raise UserError(
-            f"the run has {steps} steps and saves every {save_every}: faults need at least {FEWEST_SAVES} saves to "
+            f"the run has {steps} steps and saves every {save_every}: faults need at least {MIN_SAVES} saves to "
             "strike at; lower checkpoint.every_steps (--set checkpoint.every_steps=N)"
         )
 
 
-def _shares(kinds: Sequence[Kind], count: int) -> dict[Kind, int]:
+def _shares(kinds: Sequence[FaultKind], count: int) -> dict[FaultKind, int]:
     """How many of each kind: at least one, and the rest one by one to the kind that is furthest below its share."""
     whole = sum(_SHARES[kind] for kind in kinds)
     shares = dict.fromkeys(kinds, 1)
@@ -190,7 +190,7 @@ def _shares(kinds: Sequence[Kind], count: int) -> dict[Kind, int]:
     return shares
 
 
-def _unplaced(kind: Kind, place: Place, turn: int, shape: Shape, generator: random.Random) -> Fault:
+def _unplaced(kind: FaultKind, place: InjectionPoint, turn: int, shape: RunShape, generator: random.Random) -> Fault:
     """The fault that `kind` gets in its `turn`: who is struck by whom, but not yet when."""
     targets: list[int | None] = [*range(shape.num_ranks), None]
     # Shifted by one with each pass over the places, so that each place meets each target.
@@ -208,19 +208,19 @@ def _unplaced(kind: Kind, place: Place, turn: int, shape: Shape, generator: rand
     return Fault(0, kind, place, target, actor, 0, generator.random())
 
 
-def _groups(faults: Sequence[Fault], shape: Shape) -> Iterator[list[Fault]]:
+def _groups(faults: Sequence[Fault], shape: RunShape) -> Iterator[list[Fault]]:
     """Faults that share a run: few enough for its save intervals, and for the supervisor's patience."""
     left = list(faults)
     while left:
         group: list[Fault] = []
         for fault in list(left):
-            if len(group) < MOST_FAULTS_PER_RUN and _fits(fault, group, shape):
+            if len(group) < MAX_FAULTS_PER_RUN and _fits(fault, group, shape):
                 group.append(fault)
                 left.remove(fault)
         yield group
 
 
-def _fits(fault: Fault, group: Sequence[Fault], shape: Shape) -> bool:
+def _fits(fault: Fault, group: Sequence[Fault], shape: RunShape) -> bool:
     alike = sum(other.place == fault.place for other in group)
     if fault.place in ("cache", "export"):
         return alike < _MOST_WITHOUT_A_STEP
@@ -232,7 +232,7 @@ def _fits(fault: Fault, group: Sequence[Fault], shape: Shape) -> bool:
     ) and all(other.first_interval < shape.intervals for other in late)
 
 
-def _in_order(group: Sequence[Fault], shape: Shape, generator: random.Random) -> list[Fault]:
+def _in_order(group: Sequence[Fault], shape: RunShape, generator: random.Random) -> list[Fault]:
     """Cache first, export last; between them save intervals drawn from the seed, rising from fault to fault."""
     between = [fault for fault in group if fault.place not in ("cache", "export")]
     while True:
@@ -252,7 +252,7 @@ def _in_order(group: Sequence[Fault], shape: Shape, generator: random.Random) ->
     ]
 
 
-def _at(fault: Fault, interval: int, shape: Shape, generator: random.Random) -> Fault:
+def _at(fault: Fault, interval: int, shape: RunShape, generator: random.Random) -> Fault:
     """`fault` in its save interval: at a drawn step of it, or at its save."""
     every = shape.save_every
     in_steps = fault.place in ("step", "resume")
@@ -260,11 +260,11 @@ def _at(fault: Fault, interval: int, shape: Shape, generator: random.Random) -> 
     return Fault(**{**asdict(fault), "step": step})
 
 
-def as_json(case: Case) -> dict[str, Any]:
+def as_json(case: PlannedRun) -> dict[str, Any]:
     """The case as JSON values."""
     return {"name": case.name, "faults": [asdict(fault) for fault in case.faults]}
 
 
-def from_json(value: dict[str, Any]) -> Case:
+def from_json(value: dict[str, Any]) -> PlannedRun:
     """What `as_json` gave."""
-    return Case(value["name"], tuple(Fault(**fault) for fault in value["faults"]))
+    return PlannedRun(value["name"], tuple(Fault(**fault) for fault in value["faults"]))

@@ -20,7 +20,7 @@ _LARGEST_BYTES = 4 * 1024**3
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def may_mount(size_bytes: int) -> bool:
+def can_mount(size_bytes: int) -> bool:
     """Whether a tmpfs of this size can be mounted here: this process sees mounts of its own from now on if so."""
     memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size_bytes > min(_LARGEST_BYTES, memory // 4) or _libc.unshare(_CLONE_NEWNS) != 0:
@@ -29,7 +29,7 @@ def may_mount(size_bytes: int) -> bool:
 
 
 @contextlib.contextmanager
-def small_disk(directory: Path, size_bytes: int) -> Iterator[None]:
+def mounted_tmpfs(directory: Path, size_bytes: int) -> Iterator[None]:
     """A tmpfs of `size_bytes` at `directory`, which is made. After `may_mount` has said yes. Raises UserError."""
     directory.mkdir(parents=True)
     if _mount(b"tmpfs", os.fsencode(directory), b"tmpfs", 0, f"size={size_bytes}".encode()) != 0:

@@ -9,7 +9,7 @@ machine.fact("network_gbps")                              # the value with sourc
 from drillyard.hardware.accelerators import Accelerator
 from drillyard.hardware.bandwidths import Bandwidth, BusBandwidth
 from drillyard.hardware.catalog import Catalog, accelerators, catalog, find_accelerator, load_catalog
-from drillyard.hardware.facts import Fact, Source, combine, total
+from drillyard.hardware.facts import Fact, FactSource, combine, total
 from drillyard.hardware.machines import Machine
 from drillyard.hardware.network_stacks import NetworkStack
 from drillyard.hardware.prices import Price
@@ -21,11 +21,11 @@ __all__ = [
     "BusBandwidth",
     "Catalog",
     "Fact",
+    "FactSource",
     "Machine",
     "NetworkStack",
     "Price",
     "Quota",
-    "Source",
     "accelerators",
     "catalog",
     "combine",

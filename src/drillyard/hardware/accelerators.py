@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from drillyard.hardware.facts import Fact, Row, combine
+from drillyard.hardware.facts import CatalogRow, Fact, combine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accelerator(Row):
+class Accelerator(CatalogRow):
     """One model of GPU. What is not known is None, or missing in a mapping from precision (bf16, fp8, ...) to TFLOP/s.
 
     `peak_tflops` and `sparse_tflops` are the vendor's, without and with 2:4 sparsity; `achievable_tflops` is the best

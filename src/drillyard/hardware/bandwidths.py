@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from drillyard.hardware.accelerators import Accelerator
-from drillyard.hardware.facts import Fact, Row, combine
+from drillyard.hardware.facts import CatalogRow, Fact, combine
 from drillyard.hardware.machines import Machine
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall"]
@@ -26,7 +26,7 @@ MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bandwidth(Row):
+class Bandwidth(CatalogRow):
     """Bus (or algorithm) bandwidth in GB/s by message size in MiB; `latency_us` is the time of tiny messages."""
 
     collective: Collective

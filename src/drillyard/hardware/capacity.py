@@ -25,13 +25,13 @@ def machine_of(cluster: ClusterConfig, facts: Catalog) -> Machine:
         machine = facts.machine(cluster.machine)
     except UserError as error:
         raise _at(cluster, "machine", str(error)) from None
-    unsold = why_not_sold(cluster.consumption, machine)
+    unsold = consumption_problem(cluster.consumption, machine)
     if unsold is not None:
         raise _at(cluster, "consumption", unsold)
     return machine
 
 
-def why_not_sold(consumption: str | None, machine: Machine) -> str | None:
+def consumption_problem(consumption: str | None, machine: Machine) -> str | None:
     """Why `machine` cannot be had by `consumption`, or None where it can."""
     if consumption is None or not machine.consumption or consumption in machine.consumption:
         return None
@@ -40,9 +40,13 @@ def why_not_sold(consumption: str | None, machine: Machine) -> str | None:
 
 def _at(cluster: ClusterConfig, field: str, message: str) -> UserError:
     """An error about `field`, at its line where the config was read from a file; further lines stay as they are."""
-    from drillyard.config.problems import Problem, dotted, place_of, told
+    from drillyard.config.problems import Problem, dotted, location_of, problem_line
 
     first, newline, rest = message.partition("\n")
     problem, places = Problem((field,), first), cluster._origin.places
-    where = f"{dotted(problem.path)}: {first}" if places is None else told(place_of(problem.path, places), problem)
+    where = (
+        f"{dotted(problem.path)}: {first}"
+        if places is None
+        else problem_line(location_of(problem.path, places), problem)
+    )
     return UserError(where + newline + rest)

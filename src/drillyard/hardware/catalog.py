@@ -25,13 +25,13 @@ import yaml
 from drillyard.errors import UserError
 from drillyard.hardware.accelerators import Accelerator, by_device_name
 from drillyard.hardware.bandwidths import Bandwidth, BusBandwidth, bus_bandwidth, bus_bandwidth_bound
-from drillyard.hardware.facts import Fact, Row, Source
+from drillyard.hardware.facts import CatalogRow, Fact, FactSource
 from drillyard.hardware.machines import Machine
 from drillyard.hardware.network_stacks import NetworkStack
 from drillyard.hardware.prices import Price, find_price
-from drillyard.hardware.schema import PROVENANCE_KEYS, read_row
+from drillyard.hardware.rows import PROVENANCE_KEYS, read_row
 
-R = TypeVar("R", bound=Row)
+R = TypeVar("R", bound=CatalogRow)
 Key = Callable[[Mapping[str, Any]], object]
 
 
@@ -48,7 +48,7 @@ def _by_offer(row: Mapping[str, Any]) -> object:
     return tuple(str(row.get(field)) for field in ("machine", "consumption", "region"))
 
 
-KINDS: dict[str, tuple[type[Row], Key]] = {
+KINDS: dict[str, tuple[type[CatalogRow], Key]] = {
     "accelerators": (Accelerator, _by_name),
     "machines": (Machine, _by_name),
     "network_stacks": (NetworkStack, _by_name),
@@ -57,13 +57,15 @@ KINDS: dict[str, tuple[type[Row], Key]] = {
 }
 """Sections of a hardware file: the class of their rows, and what makes two rows the same one."""
 
-OWN_FILE_HINT = "give your own in a file: --hardware FILE (`drillyard hardware --help` shows its form)"
+HARDWARE_FILE_HINT = "give your own in a file: --hardware FILE (`drillyard hardware --help` shows its form)"
 
 
 class Catalog:
     """Every kind of row by name; `own` are the checked rows of a user's file, laid over ours."""
 
-    def __init__(self, own: Mapping[str, list[dict[str, Any]]] | None = None, own_source: Source | None = None) -> None:
+    def __init__(
+        self, own: Mapping[str, list[dict[str, Any]]] | None = None, own_source: FactSource | None = None
+    ) -> None:
         self._own = own or {}
         self._own_source = own_source
 
@@ -141,7 +143,7 @@ class Catalog:
         return [*laid_over, *kept] if kind in ("prices", "bandwidths") else [*kept, *laid_over]
 
     @staticmethod
-    def row(cls: type[R], raw: dict[str, Any], own: Source | None) -> R:
+    def row(cls: type[R], raw: dict[str, Any], own: FactSource | None) -> R:
         """The row that `raw` describes; it was checked when its file was read, or by the tests of our files."""
         row, mistakes = read_row(cls, raw, (), sources(), own)
         assert row is not None, f"{raw.get('name', raw)}: {mistakes}"
@@ -157,7 +159,7 @@ def nearest_names(name: str, names: Iterable[str]) -> list[str]:
 def _missing(kind: str, name: str, names: Iterable[str]) -> Any:
     close = nearest_names(name, names)
     hint = f"did you mean {' or '.join(close)}?" if close else f"`drillyard hardware` lists every {kind}"
-    raise UserError(f"{kind} '{name}' is not known; {hint}\nOr {OWN_FILE_HINT}.")
+    raise UserError(f"{kind} '{name}' is not known; {hint}\nOr {HARDWARE_FILE_HINT}.")
 
 
 def merged(raw: dict[str, Any], raws: list[dict[str, Any]], keys: list[object], key: Key) -> dict[str, Any]:
@@ -204,10 +206,10 @@ def raw_rows(kind: str) -> list[dict[str, Any]]:
 
 
 @cache
-def sources() -> dict[str, Source]:
+def sources() -> dict[str, FactSource]:
     """The sources that rows refer to, by key."""
     return {
-        key: Source(row["text"], str(row["date"]), row.get("unverified", False))
+        key: FactSource(row["text"], str(row["date"]), row.get("unverified", False))
         for key, row in _read("sources.yaml").items()
     }
 
@@ -237,9 +239,9 @@ def load_catalog(path: str | os.PathLike[str] | None) -> Catalog:
     """
     if path is None:
         return catalog()
-    from drillyard.hardware.own import read_own_file
+    from drillyard.hardware.user_file import read_user_file
 
-    return read_own_file(path)
+    return read_user_file(path)
 
 
 def accelerators() -> tuple[Accelerator, ...]:

@@ -20,7 +20,7 @@ Number = int | float
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FactSource:
     """Where a value was read. `date` (ISO) is when it was read or published; None for a user's own file without one."""
 
     text: str
@@ -33,7 +33,7 @@ class Fact(Generic[T]):
     """A value and everything it rests on."""
 
     value: T
-    sources: tuple[Source, ...]
+    sources: tuple[FactSource, ...]
 
     @property
     def unverified(self) -> bool:
@@ -102,20 +102,20 @@ class Provenance:
     holds for everything below it.
     """
 
-    row: Source
-    by_field: Mapping[str, Source] = field(default_factory=dict)
+    row: FactSource
+    by_field: Mapping[str, FactSource] = field(default_factory=dict)
     unverified: frozenset[str] = frozenset()
 
-    def of(self, path: str) -> Source:
+    def of(self, path: str) -> FactSource:
         """The source of the value at `path`."""
         lineage = [path.rsplit(".", cut)[0] for cut in range(path.count(".") + 1)]
         source = next((self.by_field[step] for step in lineage if step in self.by_field), self.row)
         doubted = source.unverified or any(step in self.unverified for step in lineage)
-        return Source(source.text, source.date, doubted)
+        return FactSource(source.text, source.date, doubted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class CatalogRow:
     """The base of every row: its fields are plain values, `fact` gives one of them with its source."""
 
     provenance: Provenance

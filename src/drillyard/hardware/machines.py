@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from drillyard.hardware.facts import Fact, Row, combine
+from drillyard.hardware.facts import CatalogRow, Fact, combine
 
 Consumption = Literal["on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"]
 BITS_PER_BYTE = 8
@@ -33,7 +33,7 @@ class Disks:
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class MachineStorage:
     """Where checkpoints go and how fast in GB/s: of one node, and of all nodes together; None: not published."""
 
     kind: str
@@ -42,7 +42,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine(Row):
+class Machine(CatalogRow):
     """One machine type. What is not known is None.
 
     `link_domain_accelerators`: GPUs, over several machines, that one NVLink domain joins. `accelerator_type`: the GPU
@@ -67,7 +67,7 @@ class Machine(Row):
     cores: int | None = None
     host_memory_gib: float | None = None
     local_disks: Disks | None = None
-    storage: Storage | None = None
+    storage: MachineStorage | None = None
     accelerator_type: str | None = None
     vertex_accelerator_type: str | None = None
     gpu_quota: str | None = None

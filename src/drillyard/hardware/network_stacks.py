@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from drillyard.hardware.facts import Row
+from drillyard.hardware.facts import CatalogRow
 from drillyard.hardware.machines import Machine
 
 
@@ -67,7 +67,7 @@ class Networks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkStack(Row):
+class NetworkStack(CatalogRow):
     """One stack. `environment` is complete where `profile_script` is None; else the script, sourced, sets the rest.
 
     `machine_environment` adds settings by machine. Fields that begin with `host_` hold on virtual machines and bare

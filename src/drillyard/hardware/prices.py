@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from drillyard.hardware.facts import Fact, Row, combine
+from drillyard.hardware.facts import CatalogRow, Fact, combine
 from drillyard.hardware.machines import Consumption, Machine
 
 BILLED_AS = {"flex-start-queued": "flex-start"}
@@ -18,7 +18,7 @@ BILLED_AS = {"flex-start-queued": "flex-start"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Price(Row):
+class Price(CatalogRow):
     """What an hour costs, in US dollars: of a node or of a GPU, whichever is quoted."""
 
     machine: str

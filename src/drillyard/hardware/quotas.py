@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from drillyard.errors import UserError
 from drillyard.hardware.catalog import Catalog, catalog, read_rules
-from drillyard.hardware.facts import Row, Source
+from drillyard.hardware.facts import CatalogRow, FactSource
 from drillyard.hardware.machines import Consumption, Machine
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ class Quota:
     amount: int
     unit: str
     reason: str
-    source: Source
+    source: FactSource
     dimensions: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule(Row):
+class QuotaRule(CatalogRow):
     """One rule of quotas.yaml; an empty filter lets everything pass."""
 
     cloud: Literal["gcp", "aws", "nebius"]
@@ -102,7 +102,7 @@ def quota_needed(cluster: ClusterConfig, facts: Catalog | None = None) -> list[Q
             source=rule.provenance.of("metric"),
             dimensions={name: text.format(**words) for name, text in rule.dimensions.items()},
         )
-        for rule in read_rules(Rule)
+        for rule in read_rules(QuotaRule)
         if rule.holds(cluster.platform, cluster.consumption, machine) and quantities[rule.amount]
     ]
 

@@ -1,4 +1,4 @@
-"""Lists and reads files of the machine that it runs on, as asked on standard input. Sent to hosts by `remote.py`.
+"""Lists and reads files of the machine that it runs on, as asked on standard input. Sent to hosts by `remote_files.py`.
 
 Standard library only, and nothing newer than Python 3.7: it runs with whatever Python a login node has. It keeps
 nothing between two requests, so a connection that was lost is replaced by another one; it ends with its input, so
@@ -27,7 +27,7 @@ HEAD_BYTES = 64
 as directories give a file that was appended to another one."""
 
 
-def found(patterns: Iterable[str]) -> list[list[Any]]:
+def matching_files(patterns: Iterable[str]) -> list[list[Any]]:
     """Path and size of the files that the patterns match."""
     paths = sorted({path for pattern in patterns for path in glob.glob(pattern)})
     return [[path, size] for path, size in ((path, regular_size(path)) for path in paths) if size is not None]
@@ -103,7 +103,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         request = json.loads(line.decode())
         if "list" in request:
-            tell(out, found(request["list"]))
+            tell(out, matching_files(request["list"]))
         elif "tree" in request:
             tell(out, tree(request["tree"]))
         for path, offset, length, head, top in request.get("read", ()):

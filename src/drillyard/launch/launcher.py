@@ -12,7 +12,7 @@ from drillyard.config.workload import WorkloadRunConfig
 from drillyard.hardware.catalog import Catalog
 from drillyard.launch.handles import Handle
 from drillyard.launch.plan import Plan
-from drillyard.launch.states import RunStatus, State
+from drillyard.launch.run_status import RunStatus, State
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Capabilities:
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One point of a sweep: its name (a suffix of the run's) and its overrides."""
 
     name: str
@@ -44,7 +44,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Request:
+class LaunchRequest:
     """What is to be launched, all of it: a plan is a function of this value alone."""
 
     run: RunConfig | WorkloadRunConfig
@@ -65,8 +65,9 @@ READ_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class LogsWanted:
-    """Which lines of a run's logs are asked for; `launch/logs/run.py: run_logs` answers where hosts have the files."""
+class LogSelection:
+    """Which lines of a run's logs are asked for; `launch/logs/reader.py: run_logs` answers where hosts have the
+    files."""
 
     follow: bool = False
     """Until the run is over, and then what is left."""
@@ -96,10 +97,10 @@ class Launcher(Protocol):
 
     capabilities: Capabilities
 
-    def plan(self, request: Request) -> Plan:
+    def plan(self, request: LaunchRequest) -> Plan:
         """What launching `request` would write and call. Pure. Raises UserError for every mistake that can be seen."""
 
-    def plan_sweep(self, requests: list[Request]) -> list[Plan]:
+    def plan_sweep(self, requests: list[LaunchRequest]) -> list[Plan]:
         """One plan per point of a sweep; where the scheduler has arrays, only the first one's steps submit."""
 
     def submit(self, plan: Plan, *, replace: bool = False) -> Handle:
@@ -111,10 +112,10 @@ class Launcher(Protocol):
     def status(self, run: str) -> RunStatus:
         """One run. Raises UserError where it is not known, with the names that are."""
 
-    def logs(self, run: str, wanted: LogsWanted) -> Iterator[bytes]:
+    def logs(self, run: str, wanted: LogSelection) -> Iterator[bytes]:
         """Lines in order of time, `NODE: STAMP TEXT` (of a rank `[rankR]: STAMP TEXT`), whole lines in each piece.
 
-        Where the files are on hosts, this is one call of `launch/logs/run.py: run_logs`, which also follows them.
+        Where the files are on hosts, this is one call of `launch/logs/reader.py: run_logs`, which also follows them.
         """
 
     def cancel(self, run: str) -> Cancellation:
@@ -124,7 +125,7 @@ class Launcher(Protocol):
         """Submit a run that is over again, from its checkpoint."""
 
     def artifacts(self, run: str) -> list[tuple[str, int]]:
-        """Files of the run directory: path relative to it, size in bytes (`launch/remote.py: artifacts_of`)."""
+        """Files of the run directory: path relative to it, size in bytes (`launch/remote_files.py: artifacts_of`)."""
 
     def fetch(self, run: str, paths: list[str], destination: str) -> None:
         """Copy files of the run directory to a directory here."""
@@ -132,5 +133,5 @@ class Launcher(Protocol):
     def read(self, run: str, path: str, offset: int) -> bytes:
         """The bytes of a file of the run directory from `offset` on (below 0: the last `-offset` bytes), at most
         READ_BYTES; none where it ends or is not there yet. For what is followed and looked at: metrics.jsonl,
-        events.jsonl. On hosts: `launch/remote.py: read_file`.
+        events.jsonl. On hosts: `launch/remote_files.py: read_file`.
         """

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 from drillyard.config import ClusterConfig
 from drillyard.errors import UserError
+from drillyard.launch.cluster_registry import UnreadableCluster
+from drillyard.launch.completion_cache import remember_runs
 from drillyard.launch.handles import Handle, parse_handle
-from drillyard.launch.known import Unreadable
 from drillyard.launch.launcher import Launcher
 from drillyard.launch.registry import launcher_for
-from drillyard.launch.seen import remember_runs
-from drillyard.launch.states import RunStatus
+from drillyard.launch.run_status import RunStatus
 
 _AT_ONCE = 16
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRun:
     """A run and who can be asked about it."""
 
     handle: Handle
@@ -31,7 +31,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Listing:
+class RunListing:
     """The runs of all clusters that answered, newest first, and what the others said, by cluster name."""
 
     runs: list[RunStatus]
@@ -44,7 +44,7 @@ class Clusters:
     def __init__(
         self,
         clusters: Sequence[ClusterConfig],
-        unreadable: Sequence[Unreadable] = (),
+        unreadable: Sequence[UnreadableCluster] = (),
         launcher: Callable[[ClusterConfig], Launcher] = launcher_for,
     ) -> None:
         self._clusters = list(clusters)
@@ -52,7 +52,7 @@ class Clusters:
         self._make = launcher
         self._launchers: dict[str, Launcher] = {}
 
-    def all_runs(self) -> Listing:
+    def all_runs(self) -> RunListing:
         """All runs, all clusters asked at once."""
         with ThreadPoolExecutor(_AT_ONCE) as threads:
             answers = list(threads.map(self._runs_of, self._clusters))
@@ -65,9 +65,9 @@ class Clusters:
                 remember_runs(cluster.name, [status.handle for status in answer])
                 runs += answer
         runs.sort(key=lambda status: (-(status.submitted_at or 0.0), status.handle))
-        return Listing(runs, silent)
+        return RunListing(runs, silent)
 
-    def find(self, texts: Sequence[str]) -> list[Found]:
+    def find(self, texts: Sequence[str]) -> list[FoundRun]:
         """The runs that handles or bare names mean, in their order.
 
         A bare name is looked up on all clusters, which are asked once. Raises UserError for a cluster that is not
@@ -76,14 +76,14 @@ class Clusters:
         listing = self.all_runs() if len(self._clusters) > 1 and any("://" not in text for text in texts) else None
         return [self._find(text, listing) for text in texts]
 
-    def _find(self, text: str, listing: Listing | None) -> Found:
+    def _find(self, text: str, listing: RunListing | None) -> FoundRun:
         if "://" in text:
             handle = parse_handle(text)
-            return Found(handle, *self._asked_by(handle))
+            return FoundRun(handle, *self._asked_by(handle))
         if listing is None and self._clusters:
             # The only cluster says itself that it does not know a run.
             handle = Handle(self._clusters[0].platform, self._clusters[0].name, text)
-            return Found(handle, *self._asked_by(handle))
+            return FoundRun(handle, *self._asked_by(handle))
         runs = [] if listing is None else listing.runs
         handles = sorted({status.handle for status in runs if status.handle.run == text})
         if len(handles) > 1:
@@ -94,7 +94,7 @@ class Clusters:
             asked = ", ".join(cluster.name for cluster in self._clusters if cluster.name not in silent) or "none"
             without = "".join(f"\nno answer from {name}: {_gist(why)}" for name, why in silent.items())
             raise UserError(f"{text}: no such run (clusters asked: {asked}); see drillyard runs list{without}")
-        return Found(handles[0], *self._asked_by(handles[0]))
+        return FoundRun(handles[0], *self._asked_by(handles[0]))
 
     def _asked_by(self, handle: Handle) -> tuple[ClusterConfig, Launcher]:
         for cluster in self._clusters:

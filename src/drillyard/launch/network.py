@@ -22,7 +22,7 @@ from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.facts import Fact
 from drillyard.hardware.machines import Machine
 from drillyard.hardware.network_stacks import NetworkStack
-from drillyard.launch.plan import Field, File
+from drillyard.launch.plan import ExplainedField, PlanFile
 
 NETWORK_FILE = "network.sh"
 
@@ -34,7 +34,7 @@ _LIBRARIES = "LD_LIBRARY_PATH"
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkSetup:
     """The network stack of a run on its nodes."""
 
     stack: str | None = None
@@ -48,20 +48,20 @@ class Network:
     """Variables whose values the node's shell expands."""
     mounts: tuple[str, ...] = ()
     """Directories of the node that a container must see, `host:container` or one path for both."""
-    fields: tuple[Field, ...] = ()
+    fields: tuple[ExplainedField, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-def network_of(cluster: ClusterConfig, facts: Catalog, *, image: str | None) -> Network:
+def network_of(cluster: ClusterConfig, facts: Catalog, *, image: str | None) -> NetworkSetup:
     """The network stack of `cluster`; nothing where no machine or stack is named, and on one node alone, where NVLink
     carries everything. UserError where the machine lacks the stack."""
     machine = machine_of(cluster, facts) if cluster.machine is not None else None
     stack = stack_of(cluster, machine, facts)
     if stack is None:
-        return Network()
+        return NetworkSetup()
     if cluster.nodes == 1:
         why = "one node alone: what is between its GPUs needs no data NICs"
-        return Network(fields=(Field("network stack", "none", why, "drillyard"),))
+        return NetworkSetup(fields=(ExplainedField("network stack", "none", why, "drillyard"),))
     network = _in_pods(stack, machine) if cluster.platform in _IN_PODS else _on_hosts(stack, machine, image)
     if _JOB_ID in str(network.shell_environment) and cluster.platform != "slurm":
         raise UserError(
@@ -72,7 +72,7 @@ def network_of(cluster: ClusterConfig, facts: Catalog, *, image: str | None) -> 
     return network
 
 
-def network_file(network: Network, environment: Iterable[str]) -> File | None:
+def network_file(network: NetworkSetup, environment: Iterable[str]) -> PlanFile | None:
     """What the agent sources for `network`, or None where variables are all that is needed.
 
     `environment`: the names of all variables that the plan sets; the stack's script does not undo them.
@@ -87,7 +87,7 @@ def network_file(network: Network, environment: Iterable[str]) -> File | None:
     lines += [f'export {name}="{value}"' for name, value in network.shell_environment.items() if name not in kept]
     if network.profile_script is not None:
         lines += _sourcing(network, kept)
-    return File(NETWORK_FILE, "\n".join(lines) + "\n")
+    return PlanFile(NETWORK_FILE, "\n".join(lines) + "\n")
 
 
 def stack_of(cluster: ClusterConfig, machine: Machine | None, facts: Catalog) -> NetworkStack | None:
@@ -115,7 +115,7 @@ def lacks_stack(cluster: ClusterConfig, machine: Machine) -> bool:
     return cluster.network_stack not in (None, machine.network_stack, _EVERY_MACHINE_HAS)
 
 
-def _in_pods(stack: NetworkStack, machine: Machine | None) -> Network:
+def _in_pods(stack: NetworkStack, machine: Machine | None) -> NetworkSetup:
     """Containers on GKE and Vertex. Mounts are the chart's work (GKE), or there are none (Vertex)."""
     environment = stack.environment_on(machine.name if machine else "")
     library_path = environment.pop(_LIBRARIES, None)
@@ -129,7 +129,7 @@ def _in_pods(stack: NetworkStack, machine: Machine | None) -> Network:
         )
     if library_path is not None:
         fields.append(_library_field(stack.fact(f"environment.{_LIBRARIES}")))
-    return Network(
+    return NetworkSetup(
         stack=stack.name,
         environment=environment,
         profile_script=stack.profile_script,
@@ -139,7 +139,7 @@ def _in_pods(stack: NetworkStack, machine: Machine | None) -> Network:
     )
 
 
-def _on_hosts(stack: NetworkStack, machine: Machine | None, image: str | None) -> Network:
+def _on_hosts(stack: NetworkStack, machine: Machine | None, image: str | None) -> NetworkSetup:
     """Virtual machines and bare metal; a container there sees their interfaces and mounts what they have."""
     told = stack.host_environment_on(machine.name if machine else "")
     environment = {name: value for name, value in told.items() if "$" not in value}
@@ -152,8 +152,8 @@ def _on_hosts(stack: NetworkStack, machine: Machine | None, image: str | None) -
     mounts = stack.host_volumes if image is not None else ()
     for path in mounts:
         reason = f"the container needs it for {stack.name}"
-        fields.append(Field(f"mount: {path}", path, reason, _cited(stack, "host_volumes")))
-    return Network(
+        fields.append(ExplainedField(f"mount: {path}", path, reason, _cited(stack, "host_volumes")))
+    return NetworkSetup(
         stack=stack.name,
         environment=environment,
         profile_script=stack.host_profile_script,
@@ -164,7 +164,7 @@ def _on_hosts(stack: NetworkStack, machine: Machine | None, image: str | None) -
     )
 
 
-def _sourcing(network: Network, kept: list[str]) -> list[str]:
+def _sourcing(network: NetworkSetup, kept: list[str]) -> list[str]:
     script = shlex.quote(network.profile_script or "")
     missing = (
         f"error: network stack {network.stack}: {network.profile_script} is not on this node, or not in its container;"
@@ -183,32 +183,38 @@ def _sourcing(network: Network, kept: list[str]) -> list[str]:
     ]
 
 
-def _why(stack: NetworkStack, machine: Machine | None) -> list[Field]:
+def _why(stack: NetworkStack, machine: Machine | None) -> list[ExplainedField]:
     if machine is None or stack.name != machine.network_stack:
-        return [Field("network stack", stack.name, stack.title, "cluster.yaml: network_stack")]
+        return [ExplainedField("network stack", stack.name, stack.title, "cluster.yaml: network_stack")]
     return [
-        Field("network stack", stack.name, f"{stack.title}: what {machine.name} has", _cited(machine, "network_stack"))
+        ExplainedField(
+            "network stack", stack.name, f"{stack.title}: what {machine.name} has", _cited(machine, "network_stack")
+        )
     ]
 
 
 def _settings(
     stack: NetworkStack, environment: Mapping[str, str], machine: Machine | None, first: str
-) -> Iterable[Field]:
+) -> Iterable[ExplainedField]:
     for name, value in environment.items():
         origin = first if name in getattr(stack, first) else "environment"
         by_machine = stack.machine_environment.get(machine.name if machine else "", {})
         if name in by_machine and by_machine[name] == value:
             origin = f"machine_environment.{machine.name if machine else ''}"
-        yield Field(f"environment: {name}", value, f"network stack {stack.name}", _cited(stack, f"{origin}.{name}"))
+        yield ExplainedField(
+            f"environment: {name}", value, f"network stack {stack.name}", _cited(stack, f"{origin}.{name}")
+        )
 
 
-def _script_field(stack: NetworkStack, script: Fact[str]) -> Field:
+def _script_field(stack: NetworkStack, script: Fact[str]) -> ExplainedField:
     reason = f"sourced, not copied: it belongs to the node's version of {stack.name}"
-    return Field(f"{NETWORK_FILE}: source", script.value, reason, _told(script))
+    return ExplainedField(f"{NETWORK_FILE}: source", script.value, reason, _told(script))
 
 
-def _library_field(path: Fact[str]) -> Field:
-    return Field(f"{NETWORK_FILE}: {_LIBRARIES}", path.value, "in front of what the node or image has", _told(path))
+def _library_field(path: Fact[str]) -> ExplainedField:
+    return ExplainedField(
+        f"{NETWORK_FILE}: {_LIBRARIES}", path.value, "in front of what the node or image has", _told(path)
+    )
 
 
 def _cited(row: NetworkStack | Machine, path: str) -> str:

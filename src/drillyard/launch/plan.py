@@ -13,7 +13,7 @@ from drillyard.launch.handles import Handle
 
 
 @dataclass(frozen=True)
-class File:
+class PlanFile:
     """A generated file; `path` is relative to the launch directory."""
 
     path: str
@@ -54,7 +54,7 @@ Step = Program | Call
 
 
 @dataclass(frozen=True)
-class Field:
+class ExplainedField:
     """One generated field, and why it has its value: what `--explain` prints."""
 
     place: str
@@ -76,11 +76,11 @@ class Plan:
     launch_directory: str
     code: str
     """How the code gets to the nodes, in words: carried from here, in the image, or there already."""
-    files: tuple[File, ...]
+    files: tuple[PlanFile, ...]
     steps: tuple[Step, ...]
-    fields: tuple[Field, ...]
+    fields: tuple[ExplainedField, ...]
     warnings: tuple[str, ...] = ()
 
-    def file(self, path: str) -> File:
+    def file(self, path: str) -> PlanFile:
         """The file of that path."""
         return next(file for file in self.files if file.path == path)

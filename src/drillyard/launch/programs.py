@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drillyard.errors import UserError
-from drillyard.launch.plan import File
+from drillyard.launch.plan import PlanFile
 
 CONNECT_SECONDS = 15
 _SSH_FAILED = 255
@@ -49,9 +49,11 @@ class Programs:
         try:
             done = subprocess.run(list(argv), input=stdin, capture_output=True, timeout=timeout, check=False)
         except FileNotFoundError:
-            raise UserError(f"{argv[0]}: is not installed on this machine; it was needed for: {shown(argv)}") from None
+            raise UserError(
+                f"{argv[0]}: is not installed on this machine; it was needed for: {shell_line(argv)}"
+            ) from None
         except subprocess.TimeoutExpired:
-            raise UserError(f"{shown(argv)}: no answer after {timeout:.0f} s") from None
+            raise UserError(f"{shell_line(argv)}: no answer after {timeout:.0f} s") from None
         out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
         return Result(tuple(argv), done.returncode, out, err)
 
@@ -69,15 +71,17 @@ class Programs:
                 stderr=subprocess.PIPE,
             )
         except FileNotFoundError:
-            raise UserError(f"{argv[0]}: is not installed on this machine; it was needed for: {shown(argv)}") from None
+            raise UserError(
+                f"{argv[0]}: is not installed on this machine; it was needed for: {shell_line(argv)}"
+            ) from None
 
 
-def shown(argv: Sequence[str]) -> str:
+def shell_line(argv: Sequence[str]) -> str:
     """An argv as a line for a person, ready to be pasted into a shell."""
     return shlex.join(argv)
 
 
-def in_comment(text: str) -> str:
+def comment_safe(text: str) -> str:
     """`text` for a comment of a generated script, which a line break would end."""
     return "".join(f"\\x{ord(each):02x}" if not each.isprintable() else each for each in text)
 
@@ -88,7 +92,7 @@ def require_success(result: Result, what: str, advice: str = "") -> Result:
         return result
     said = (result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}").splitlines()[-8:]
     lines = [f"{what}: {said[-1] if len(said) == 1 else 'failed:'}", *(said if len(said) > 1 else [])]
-    raise UserError("\n".join([*lines, f"command: {shown(result.argv)}", *([advice] if advice else [])]))
+    raise UserError("\n".join([*lines, f"command: {shell_line(result.argv)}", *([advice] if advice else [])]))
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ def _prepare(argv: Sequence[str]) -> None:
         Path(pwd.getpwuid(os.getuid()).pw_dir, ".ssh").mkdir(mode=0o700, exist_ok=True)
 
 
-def archive(files: Sequence[File]) -> bytes:
+def archive(files: Sequence[PlanFile]) -> bytes:
     """A tar archive of plan files, sorted, without times or owners: the same files give the same bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:

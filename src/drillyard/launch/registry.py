@@ -12,7 +12,7 @@ from drillyard.launch.launcher import Capabilities, Launcher
 from drillyard.launch.programs import Programs
 
 
-class Row(NamedTuple):
+class LauncherRow(NamedTuple):
     """Where a platform's launcher is, and what it can do."""
 
     module: str
@@ -20,9 +20,9 @@ class Row(NamedTuple):
 
 
 LAUNCHERS = {
-    "local": Row("drillyard.launch.hosts.local", Capabilities(multi_node=False)),
-    "ssh": Row("drillyard.launch.hosts.ssh", Capabilities(gang=True, image=True, sync=True)),
-    "slurm": Row(
+    "local": LauncherRow("drillyard.launch.hosts.local", Capabilities(multi_node=False)),
+    "ssh": LauncherRow("drillyard.launch.hosts.ssh", Capabilities(gang=True, image=True, sync=True)),
+    "slurm": LauncherRow(
         "drillyard.launch.slurm.launcher",
         Capabilities(
             gang=True,
@@ -36,11 +36,13 @@ LAUNCHERS = {
             dependency=True,
         ),
     ),
-    "vertex": Row("drillyard.launch.vertex.launcher", Capabilities(gang=True, queue=True, image=True, time_limit=True)),
+    "vertex": LauncherRow(
+        "drillyard.launch.vertex.launcher", Capabilities(gang=True, queue=True, image=True, time_limit=True)
+    ),
 }
 
 
-def row_of(platform: str) -> Row:
+def row_of(platform: str) -> LauncherRow:
     """The launcher of a platform. UserError where there is none."""
     if platform not in LAUNCHERS:
         raise UserError(f"platform {platform} cannot be launched on yet; these can: {', '.join(LAUNCHERS)}")

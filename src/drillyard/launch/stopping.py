@@ -12,17 +12,17 @@ from collections.abc import Iterator
 from typing import Final
 
 from drillyard.launch.handles import Handle
-from drillyard.launch.remote import tell
+from drillyard.launch.remote_files import print_notice
 
 QUIET_SECONDS: Final = 3.0
 """How long a person looks at a terminal that says nothing; most runs have ended by then."""
 
 
 @contextlib.contextmanager
-def patiently(handle: Handle, stop_seconds: float) -> Iterator[None]:
+def cancel_notice(handle: Handle, stop_seconds: float) -> Iterator[None]:
     """Say what is waited for, where it takes a while."""
     words = f"{handle}: is told to stop, and has {stop_seconds:.0f} s to save; cancel it once more to end it at once"
-    timer = threading.Timer(QUIET_SECONDS, tell, [words])
+    timer = threading.Timer(QUIET_SECONDS, print_notice, [words])
     timer.daemon = True
     timer.start()
     try:

@@ -11,13 +11,13 @@ import re
 from collections.abc import Sequence
 
 from drillyard.errors import UserError
-from drillyard.launch.launcher import Point
+from drillyard.launch.launcher import SweepPoint
 
 LONGEST_NAME = 63
 _AXIS = re.compile(r"(?P<key>[A-Za-z_][\w.]*)=(?P<values>.+)")
 
 
-def points_of(sweeps: Sequence[str], run: str) -> list[Point]:
+def sweep_points(sweeps: Sequence[str], run: str) -> list[SweepPoint]:
     """The points of a sweep over `run`, in order: the last option varies fastest.
 
     Names are the run's and `KEY-VALUE` of each axis, or a number where that would be too long or ambiguous.
@@ -31,11 +31,11 @@ def points_of(sweeps: Sequence[str], run: str) -> list[Point]:
     points = []
     for combination in itertools.product(*(values for _, values in axes)):
         chosen = list(zip(keys, combination, strict=True))
-        points.append(Point(_name(chosen), tuple(f"{key}={value}" for key, value in chosen)))
+        points.append(SweepPoint(_name(chosen), tuple(f"{key}={value}" for key, value in chosen)))
     names = [point.name for point in points]
     if len(set(names)) < len(names) or any(len(run) + 1 + len(name) > LONGEST_NAME for name in names):
         width = len(str(len(points) - 1))
-        points = [Point(f"{number:0{width}}", point.overrides) for number, point in enumerate(points)]
+        points = [SweepPoint(f"{number:0{width}}", point.overrides) for number, point in enumerate(points)]
     return points
 
 

@@ -5,13 +5,13 @@ shards.
 `head_logits` in each step, with what `packed_attention_inputs` gives -> `export`.
 """
 
-from drillyard.models.architectures import ARCHITECTURES, known
+from drillyard.models.architectures import ARCHITECTURES, is_supported
 from drillyard.models.attention import packed_attention_inputs, resolve_attention
-from drillyard.models.build import build_model, load_config, load_generation_config
 from drillyard.models.export import export
 from drillyard.models.forward import blocks, final_hidden, head_logits
-from drillyard.models.initialise import init_random
+from drillyard.models.meta_model import build_model, load_config, load_generation_config
 from drillyard.models.pretrained import load_pretrained, stored_dtypes
+from drillyard.models.random_init import init_random
 from drillyard.models.tokenizer_files import save_tokenizer
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "final_hidden",
     "head_logits",
     "init_random",
-    "known",
+    "is_supported",
     "load_config",
     "load_generation_config",
     "load_pretrained",

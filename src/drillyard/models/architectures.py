@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from drillyard.config.model_checks import WITHOUT_EFFECT, unsupported
+from drillyard.config.model_files import SETTINGS_WITHOUT_EFFECT, unsupported_architecture
 from drillyard.errors import UserError
 
 Masks = Literal["full", "window", "by-layer-type"]
@@ -53,7 +53,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-def known(model_type: str) -> bool:
+def is_supported(model_type: str) -> bool:
     """Whether the architecture is in the table of those proven right."""
     return model_type in ARCHITECTURES
 
@@ -61,7 +61,7 @@ def known(model_type: str) -> bool:
 def architecture(model_type: str) -> Architecture:
     """The table's row for a model type; UserError with the nearest spelling and the whole list when there is none."""
     if model_type not in ARCHITECTURES:
-        raise UserError(f"model: {unsupported(model_type)}")
+        raise UserError(f"model: {unsupported_architecture(model_type)}")
     return ARCHITECTURES[model_type]
 
 
@@ -72,7 +72,7 @@ def settings_without_effect(config: Any) -> list[str]:
     """
     return [
         f"the model's config has {key}: true, which has no effect here: {reason.partition(';')[0]}"
-        for key, reason in WITHOUT_EFFECT.items()
+        for key, reason in SETTINGS_WITHOUT_EFFECT.items()
         # A dtype is never `true`, and transformers warns of its old name whenever it is read.
         if key != "torch_dtype" and getattr(config, key, None) is True
     ]

@@ -24,13 +24,13 @@ import torch
 from torch.nn.attention import varlen
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from drillyard.config.automatic import (
+from drillyard.config.auto_values import (
     FLASH_CAPABILITY,
-    Demands,
-    Kernel,
+    AttentionKernel,
+    AttentionNeeds,
     fastest_kernel,
     kernel_can_train,
-    kernel_misfit,
+    kernel_limitation,
 )
 from drillyard.errors import UserError
 from drillyard.models.architectures import architecture
@@ -61,7 +61,7 @@ def resolve_attention(
     compute_dtype: torch.dtype = torch.bfloat16,
     config: PreTrainedConfig | None = None,
     capability: tuple[int, int] | None = None,
-) -> Kernel:
+) -> AttentionKernel:
     """The kernel to use for a run config's `attention`; `auto` becomes the fastest that can train.
 
     `config`, the model's, lets `auto` pass over kernels that cannot soft-cap scores, drop attention weights or compute
@@ -87,13 +87,15 @@ def resolve_attention(
         )
     if config is not None:
         refuse_unfit_kernel(config, attention)
-    return cast(Kernel, attention)
+    return cast(AttentionKernel, attention)
 
 
-def _demands(config: PreTrainedConfig | None) -> Demands:
+def _demands(config: PreTrainedConfig | None) -> AttentionNeeds:
     """What the model's config asks of a kernel."""
     dropout = getattr(config, "attention_dropout", None) or getattr(config, "attn_pdrop", None) or 0.0
-    return Demands(softcap=getattr(config, "attn_logit_softcapping", None), dropout=dropout, head_dim=_head_dim(config))
+    return AttentionNeeds(
+        softcap=getattr(config, "attn_logit_softcapping", None), dropout=dropout, head_dim=_head_dim(config)
+    )
 
 
 def _head_dim(config: PreTrainedConfig | None) -> int | None:
@@ -106,7 +108,7 @@ def _head_dim(config: PreTrainedConfig | None) -> int | None:
 
 def refuse_unfit_kernel(config: PreTrainedConfig, attention: str) -> None:
     """Raise UserError when the kernel does not compute what the model's config asks for."""
-    reason = kernel_misfit(attention, **_demands(config))
+    reason = kernel_limitation(attention, **_demands(config))
     if reason is not None:
         raise UserError(f"model.attention: {attention} does not fit this {config.model_type} model\n{reason}")
 

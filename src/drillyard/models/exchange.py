@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from drillyard.models.layout import overlap, relative
 from drillyard.models.sharding import Region, holders, local_region, local_tensor
+from drillyard.models.weight_layout import overlap, relative
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterBox:
     """A box of a parameter that travels to its writer in one round."""
 
     box: Region
@@ -25,7 +25,9 @@ class Part:
     dtype: torch.dtype
 
 
-def exchange(parts: tuple[Part | None, ...], rank: int, process_group: dist.ProcessGroup | None) -> torch.Tensor | None:
+def exchange_boxes(
+    parts: tuple[ParameterBox | None, ...], rank: int, process_group: dist.ProcessGroup | None
+) -> torch.Tensor | None:
     """Bring one part per writer to it; returns this rank's, on the CPU, or None when it has nothing to write."""
     operations: list[dist.P2POp] = []
     kept_alive: list[torch.Tensor] = []
@@ -64,7 +66,7 @@ def exchange(parts: tuple[Part | None, ...], rank: int, process_group: dist.Proc
     return None if whole is None else whole.cpu()
 
 
-def _own_share(part: Part, rank: int, process_group: dist.ProcessGroup | None) -> torch.Tensor | None:
+def _own_share(part: ParameterBox, rank: int, process_group: dist.ProcessGroup | None) -> torch.Tensor | None:
     """What this rank sends of a part that another one writes; None when it holds nothing of it."""
     if not isinstance(part.tensor, DTensor):
         return None

@@ -6,7 +6,7 @@ its own shard a rank holds that much, whatever the size of the model, of a tenso
 
 Files are written under temporary names and put in place when all of them, the index and the configs are complete and
 on the disk, config.json last: without it nothing takes the directory for a model. What may be replaced is decided by
-the record that exports keep of their files (exported.py).
+the record that exports keep of their files (export_directory.py).
 
 Format of a safetensors file: 8 bytes with the length of a JSON header, the header (name -> dtype, shape, byte range),
 the data (https://github.com/huggingface/safetensors#format).
@@ -32,14 +32,14 @@ import torch.distributed as dist
 import xxhash
 from transformers import PreTrainedModel
 
-from drillyard import exported
-from drillyard.config.model_checks import INDEX, WEIGHTS
+from drillyard import export_directory
+from drillyard.config.model_files import INDEX, WEIGHTS
 from drillyard.errors import UserError
-from drillyard.exported import Content
-from drillyard.models.exchange import Part, exchange
-from drillyard.models.layout import Piece, named_tensors, pieces_to_store
+from drillyard.export_directory import FileChecksum
+from drillyard.models.exchange import ParameterBox, exchange_boxes
 from drillyard.models.tokenizer_files import read_files, write_tokenizer
-from drillyard.storage import describe
+from drillyard.models.weight_layout import StoredPiece, named_tensors, pieces_to_export
+from drillyard.safe_files import describe_os_error
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -57,10 +57,10 @@ LARGEST_PART_BYTES = 8 * 1024**2
 
 
 @dataclass(frozen=True)
-class Item:
+class ExportTensor:
     """One stored tensor: the parameter it is a box of, and its precision in the file."""
 
-    piece: Piece
+    piece: StoredPiece
     tensor: torch.Tensor
     dtype: torch.dtype
 
@@ -68,18 +68,18 @@ class Item:
     def num_bytes(self) -> int:
         return torch.Size(self.piece.stored_shape).numel() * self.dtype.itemsize
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[ParameterBox]:
         """The tensor in boxes of at most about LARGEST_PART_BYTES that follow each other in the file."""
         region = self.piece.region
         dim = next((dim for dim, size in enumerate(region) if size.stop - size.start > 1), None)
         if dim is None:
-            yield Part(region, self.tensor, self.dtype)
+            yield ParameterBox(region, self.tensor, self.dtype)
             return
         along = region[dim]
         step = max(1, LARGEST_PART_BYTES * (along.stop - along.start) // self.num_bytes)
         for start in range(along.start, along.stop, step):
             box = (*region[:dim], slice(start, min(start + step, along.stop)), *region[dim + 1 :])
-            yield Part(box, self.tensor, self.dtype)
+            yield ParameterBox(box, self.tensor, self.dtype)
 
 
 def export(
@@ -128,7 +128,7 @@ def export(
         except UserError:
             if rank == 0:
                 with contextlib.suppress(OSError):
-                    exported.cancel(target)
+                    export_directory.cancel(target)
             raise
         if rank == 0:
             problem = _publish(target, contents)
@@ -156,8 +156,8 @@ def _choose(directories: Sequence[str | Path], overwrite: bool, process_group: d
         problem = None
         try:
             if rank == 0:
-                problem = exported.refusal(target, overwrite=overwrite)
-            problem = problem or exported.first_changed(target, rank, world_size)
+                problem = export_directory.reason_to_refuse(target, overwrite=overwrite)
+            problem = problem or export_directory.first_changed(target, rank, world_size)
             problem = problem and f"{problem}; name a new directory"
         except OSError as error:
             problem = _problem(error, target)
@@ -181,13 +181,13 @@ def _begin(
     try:
         is_new = not target.exists()
         target.mkdir(parents=True, exist_ok=True)
-        held.enter_context(exported.locked(target))
+        held.enter_context(export_directory.locked(target))
         if is_new:
             held.callback(_remove_empty, target)
-        refused = exported.refusal(target, overwrite=overwrite)
+        refused = export_directory.reason_to_refuse(target, overwrite=overwrite)
         if refused is not None:
             return refused
-        exported.begin(target, names)
+        export_directory.begin(target, names)
     except OSError as error:
         return _problem(error, target)
     except UserError as error:
@@ -202,7 +202,7 @@ def _remove_empty(directory: Path) -> None:
 
 def _problem(error: OSError, path: Path) -> str:
     """What to tell of an error at `path`, where the error does not know a better place."""
-    return f"{error.filename or path}: {describe(error)}, then run the same command again"
+    return f"{error.filename or path}: {describe_os_error(error)}, then run the same command again"
 
 
 def _gather(value: Any, process_group: dist.ProcessGroup | None) -> list[Any]:
@@ -221,20 +221,20 @@ def _raise_together(problem: str | None, target: Path, process_group: dist.Proce
             raise UserError(f"cannot export to {target}: {found}")
 
 
-def _items(model: PreTrainedModel, dtype: torch.dtype | Mapping[str, torch.dtype] | None) -> list[Item]:
+def _items(model: PreTrainedModel, dtype: torch.dtype | Mapping[str, torch.dtype] | None) -> list[ExportTensor]:
     tensors = named_tensors(model)
     items = []
-    for name, pieces in pieces_to_store(model).items():
+    for name, pieces in pieces_to_export(model).items():
         tensor = tensors[name]
         wanted = dtype.get(name) if isinstance(dtype, Mapping) else dtype
         stored_dtype = wanted if wanted is not None and tensor.is_floating_point() else tensor.dtype
-        items += [Item(piece, tensor, stored_dtype) for piece in pieces]
+        items += [ExportTensor(piece, tensor, stored_dtype) for piece in pieces]
     return items
 
 
-def _deal(items: list[Item], limit: int) -> list[list[Item]]:
+def _deal(items: list[ExportTensor], limit: int) -> list[list[ExportTensor]]:
     """Files of at most `limit` bytes in the model's order; a tensor that is larger has a file of its own."""
-    files: list[list[Item]] = [[]]
+    files: list[list[ExportTensor]] = [[]]
     filled = 0
     for item in items:
         if files[-1] and filled + item.num_bytes > limit:
@@ -247,12 +247,12 @@ def _deal(items: list[Item], limit: int) -> list[list[Item]]:
 
 def _write_files(
     target: Path,
-    files: list[list[Item]],
+    files: list[list[ExportTensor]],
     names: list[str],
     rank: int,
     world_size: int,
     process_group: dist.ProcessGroup | None,
-) -> tuple[str | None, dict[str, Content]]:
+) -> tuple[str | None, dict[str, FileChecksum]]:
     """Write all files, file n by rank n modulo ranks; (what went wrong on this rank's disk, what this rank wrote).
 
     After an error of its disk a rank goes on taking part, so that no other one waits for it.
@@ -272,9 +272,9 @@ def _write_files(
     name = ""
     output: _Output | None = None
     problem: str | None = None
-    written: dict[str, Content] = {}
+    written: dict[str, FileChecksum] = {}
     for of_round in zip_longest(*queues):
-        data = exchange(of_round, rank, process_group)
+        data = exchange_boxes(of_round, rank, process_group)
         if data is None:
             continue
         try:
@@ -282,7 +282,7 @@ def _write_files(
                 name, file = next(mine)
                 left = sum(1 for item in file for _ in item.parts())
                 if problem is None:
-                    output = _Output(exported.incomplete(target, name))
+                    output = _Output(export_directory.incomplete(target, name))
                     output.write(_header(file))
             if output is not None:
                 output.write(data.reshape(-1).view(torch.uint8).numpy().data)
@@ -311,15 +311,15 @@ class _Output:
         self._digest.update(data)
         self._num_bytes += len(data)
 
-    def close(self) -> Content:
+    def close(self) -> FileChecksum:
         """Flush the file to the disk and close it; returns what it holds. Raises OSError."""
         with self._file:
             self._file.flush()
             os.fsync(self._file.fileno())
-        return Content(self._num_bytes, self._digest.hexdigest())
+        return FileChecksum(self._num_bytes, self._digest.hexdigest())
 
 
-def _header(file: Iterable[Item]) -> bytes:
+def _header(file: Iterable[ExportTensor]) -> bytes:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for item in file:
@@ -335,7 +335,7 @@ def _header(file: Iterable[Item]) -> bytes:
 
 
 def _small_files(
-    model: PreTrainedModel, tokenizer: Any, files: list[list[Item]], names: list[str]
+    model: PreTrainedModel, tokenizer: Any, files: list[list[ExportTensor]], names: list[str]
 ) -> tuple[str | None, dict[str, bytes]]:
     """(what went wrong, the index, the configs and the tokenizer by path relative to the model's directory)."""
     config = copy.deepcopy(model.config)
@@ -359,34 +359,34 @@ def _small_files(
     return None, small | ({INDEX: _index(files, names).encode()} if len(files) > 1 else {})
 
 
-def _finish(target: Path, small: dict[str, bytes], contents: dict[str, Content]) -> str | None:
+def _finish(target: Path, small: dict[str, bytes], contents: dict[str, FileChecksum]) -> str | None:
     """Write the small files and add them to `contents`; returns what went wrong on the disk."""
     try:
         for name, content in small.items():
-            path = exported.incomplete(target, name)
+            path = export_directory.incomplete(target, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             output = _Output(path)
             output.write(content)
             contents[name] = output.close()
-        refused = exported.refusal(target, overwrite=True)
+        refused = export_directory.reason_to_refuse(target, overwrite=True)
         if refused is not None:
             return f"changed meanwhile: {refused}"
-        exported.complete(target, contents)
+        export_directory.complete(target, contents)
     except OSError as error:
         return _problem(error, target)
     return None
 
 
-def _publish(target: Path, contents: dict[str, Content]) -> str | None:
+def _publish(target: Path, contents: dict[str, FileChecksum]) -> str | None:
     """Put the complete files in place; returns what went wrong on the disk."""
     try:
-        exported.put_in_place(target, contents)
+        export_directory.put_in_place(target, contents)
     except OSError as error:
         return _problem(error, target)
     return None
 
 
-def _index(files: list[list[Item]], names: list[str]) -> str:
+def _index(files: list[list[ExportTensor]], names: list[str]) -> str:
     """model.safetensors.index.json: which file holds which tensor."""
     weight_map = {item.piece.stored_name: name for name, file in zip(names, files, strict=True) for item in file}
     total = sum(item.num_bytes for file in files for item in file)

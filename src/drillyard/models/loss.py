@@ -30,7 +30,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from drillyard.config.automatic import resolved_loss_chunk
+from drillyard.config.auto_values import resolve_loss_chunk
 from drillyard.data import Batch
 from drillyard.models.attention import packed_attention_inputs
 from drillyard.models.forward import final_hidden, head_logits, head_parameters
@@ -183,7 +183,7 @@ def loss_inputs(
     R is padded to a multiple of an eighth of the chunk, so that shapes repeat and compiled code is reused; on a GPU the
     copies do not block.
     """
-    chunk_rows = resolved_loss_chunk(batch.labels.size, chunk_tokens)
+    chunk_rows = resolve_loss_chunk(batch.labels.size, chunk_tokens)
     flat_labels = batch.labels.reshape(-1)
     rows = np.flatnonzero(flat_labels != IGNORED)
     granule = max(1, chunk_rows // 8)

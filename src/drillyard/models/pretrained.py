@@ -16,11 +16,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
-from drillyard.config.model_checks import NAMES_SHOWN, weight_files
+from drillyard.config.model_files import NAMES_SHOWN, weight_files
 from drillyard.errors import UserError
-from drillyard.models.initialise import init_buffers
-from drillyard.models.layout import Piece, named_tensors, overlap, pieces_stored, relative
+from drillyard.models.random_init import init_buffers
 from drillyard.models.sharding import local_region, local_tensor, restore_ties
+from drillyard.models.weight_layout import StoredPiece, named_tensors, overlap, pieces_of_files, relative
 
 # By the names of the format: https://github.com/huggingface/safetensors#format
 _FLOATING = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -50,7 +50,7 @@ def stored_dtypes(model: PreTrainedModel, source: str | Path) -> dict[str, torch
     `model` may be on the meta device. Only the files' headers are read. Raises UserError as `load_pretrained` does.
     """
     with StoredTensors(model_directory(str(source))) as stored:
-        pieces, _ = pieces_stored(model, stored.shapes)
+        pieces, _ = pieces_of_files(model, stored.shapes)
         found = {name: _FLOATING.get(stored.dtypes[parts[0].stored_name]) for name, parts in pieces.items()}
     names_of: dict[int, list[str]] = {}
     for name, tensor in named_tensors(model).items():
@@ -65,7 +65,7 @@ def stored_dtypes(model: PreTrainedModel, source: str | Path) -> dict[str, torch
     }
 
 
-def require_weights(model: PreTrainedModel, source: str) -> None:
+def require_matching_weights(model: PreTrainedModel, source: str) -> None:
     """Raise UserError where `load_pretrained` would find files missing or of another model.
 
     `model` may be on the meta device. Reads headers only, of files that a hub id is downloaded to.
@@ -76,12 +76,12 @@ def require_weights(model: PreTrainedModel, source: str) -> None:
 
 def _matched(
     model: PreTrainedModel, stored: StoredTensors
-) -> tuple[dict[str, list[Piece]], list[tuple[torch.Tensor, list[str]]]]:
+) -> tuple[dict[str, list[StoredPiece]], list[tuple[torch.Tensor, list[str]]]]:
     """Where each parameter is stored, and every tensor with its names, of which tied ones have several.
 
     Raises UserError unless the files hold all of them and nothing else.
     """
-    pieces, unexpected = pieces_stored(model, stored.shapes)
+    pieces, unexpected = pieces_of_files(model, stored.shapes)
     by_tensor: dict[int, tuple[torch.Tensor, list[str]]] = {}
     for name, tensor in named_tensors(model).items():
         by_tensor.setdefault(id(tensor), (tensor, []))[1].append(name)
@@ -155,7 +155,7 @@ def _refuse(directory: Path, problem: str, names: list[str]) -> None:
         )
 
 
-def _read(tensor: torch.Tensor, pieces: list[Piece], stored: StoredTensors) -> None:
+def _read(tensor: torch.Tensor, pieces: list[StoredPiece], stored: StoredTensors) -> None:
     """Fill this rank's part of a parameter from the stored boxes that it touches."""
     own = local_region(tensor)
     local = local_tensor(tensor)
@@ -165,13 +165,13 @@ def _read(tensor: torch.Tensor, pieces: list[Piece], stored: StoredTensors) -> N
             local[relative(common, own)].copy_(_read_part(piece, common, stored))
 
 
-def _read_part(piece: Piece, region: tuple[slice, ...], stored: StoredTensors) -> torch.Tensor:
+def _read_part(piece: StoredPiece, region: tuple[slice, ...], stored: StoredTensors) -> torch.Tensor:
     within = relative(region, piece.region)
     part = stored.read(piece.stored_name, within[1:] if piece.stacked else within)
     return part[None] if piece.stacked else part
 
 
-def _require_equal(tensor: torch.Tensor, first: Piece, other: Piece, stored: StoredTensors) -> None:
+def _require_equal(tensor: torch.Tensor, first: StoredPiece, other: StoredPiece, stored: StoredTensors) -> None:
     """Refuse a checkpoint that holds two different tensors for one tied parameter."""
     own = local_region(tensor)
     common = overlap(own, other.region)

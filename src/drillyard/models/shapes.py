@@ -16,7 +16,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers import __version__ as transformers_version
 
 from drillyard.errors import UserError
-from drillyard.modelspec import ModelSpec, built_spec
+from drillyard.modelspec import ModelSpec, spec_from_shapes
 
 # What built_spec asks for, under the names that transformers gives it in every family.
 _FIELDS: Final = (
@@ -66,4 +66,4 @@ def build_spec(config: Mapping[str, Any], *, source: str = "model config") -> Mo
     text = resolved.get_text_config(decoder=True)
     fields = {name: getattr(text, name, None) for name in _FIELDS}
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    return built_spec(shapes, fields, source=source)
+    return spec_from_shapes(shapes, fields, source=source)

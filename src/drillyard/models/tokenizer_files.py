@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.errors import UserError
-from drillyard.storage import describe, flush
+from drillyard.safe_files import describe_os_error, flush
 
 
 def write_tokenizer(tokenizer: Any, directory: Path) -> None:
@@ -50,7 +50,9 @@ def save_tokenizer(tokenizer: Any, directory: Path) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             draft.unlink()
-        raise UserError(f"{error.filename or directory}: the tokenizer cannot be saved: {describe(error)}") from error
+        raise UserError(
+            f"{error.filename or directory}: the tokenizer cannot be saved: {describe_os_error(error)}"
+        ) from error
 
 
 def read_files(directory: Path) -> dict[str, bytes]:

@@ -1,7 +1,7 @@
 """A model from its config alone, without torch: tensors, parameters, FLOPs per token under named formulas, MFU."""
 
-from drillyard.modelspec.adapters import adapted, adapter_parameters
-from drillyard.modelspec.built import built_spec, counted_spec
+from drillyard.modelspec.adapters import adapter_layers, adapter_parameters
+from drillyard.modelspec.config_json import model_spec, read_config
 from drillyard.modelspec.families import FAMILIES
 from drillyard.modelspec.flops import (
     FORMULAS,
@@ -12,9 +12,9 @@ from drillyard.modelspec.flops import (
     mean_attended_length,
     training_flops_per_token,
 )
-from drillyard.modelspec.reading import model_spec, read_config
-from drillyard.modelspec.spec import Attention, Block, Mlp, ModelSpec, Tensor
-from drillyard.modelspec.utilisation import Utilisation, implausible, mfu, utilisation
+from drillyard.modelspec.spec import Attention, Block, Mlp, ModelSpec, TensorSpec
+from drillyard.modelspec.unknown_family import spec_from_counts, spec_from_shapes
+from drillyard.modelspec.utilisation import Utilisation, implausible_mfu, mfu, utilisation
 
 __all__ = [
     "FAMILIES",
@@ -24,20 +24,20 @@ __all__ = [
     "Formula",
     "Mlp",
     "ModelSpec",
-    "Tensor",
+    "TensorSpec",
     "Utilisation",
-    "adapted",
+    "adapter_layers",
     "adapter_parameters",
     "attention_flops_per_token",
-    "built_spec",
-    "counted_spec",
     "flops_per_token",
     "formula_label",
-    "implausible",
+    "implausible_mfu",
     "mean_attended_length",
     "mfu",
     "model_spec",
     "read_config",
+    "spec_from_counts",
+    "spec_from_shapes",
     "training_flops_per_token",
     "utilisation",
 ]

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from drillyard.errors import UserError
-from drillyard.modelspec.spec import ModelSpec, Tensor
+from drillyard.modelspec.spec import ModelSpec, TensorSpec
 
 Targets = Sequence[str] | Literal["all-linear"]
 
 
-def adapted(tensors: Iterable[Tensor], targets: Targets) -> tuple[Tensor, ...]:
+def adapter_layers(tensors: Iterable[TensorSpec], targets: Targets) -> tuple[TensorSpec, ...]:
     """The weights of the linear layers among `tensors` that `targets` name; the head is never among them."""
     return tuple(
         tensor
@@ -31,15 +31,15 @@ def adapter_parameters(spec: ModelSpec, rank: int, targets: Targets) -> int:
     Raises UserError for a target that no layer of the model has.
     """
     everywhere = [*spec.root, *(tensor for block in spec.blocks for tensor in block.tensors)]
-    names = {module_name(tensor) for tensor in adapted(everywhere, "all-linear")}
+    names = {module_name(tensor) for tensor in adapter_layers(everywhere, "all-linear")}
     missing = [] if targets == "all-linear" else [name for name in targets if name not in names]
     if missing:
         raise UserError(
             f"LoRA: {spec.model_type} has no linear layer {', '.join(missing)}\nit has {', '.join(sorted(names))}."
         )
-    return rank * sum(sum(tensor.shape) for tensor in adapted(everywhere, targets))
+    return rank * sum(sum(tensor.shape) for tensor in adapter_layers(everywhere, targets))
 
 
-def module_name(tensor: Tensor) -> str:
+def module_name(tensor: TensorSpec) -> str:
     """The last part of the name of a tensor's module: q_proj of self_attn.q_proj.weight."""
     return tensor.name.rsplit(".", 2)[-2]

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 from drillyard.errors import UserError
-from drillyard.modelspec.reading import model_spec
+from drillyard.modelspec.config_json import model_spec
 from drillyard.modelspec.spec import Attention, ModelSpec
 
 Formula = Literal["6N", "palm", "causal", "torchtitan", "megatron", "hfu-full", "hfu-attention"]

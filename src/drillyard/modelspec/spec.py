@@ -19,7 +19,7 @@ Role = Literal["attention", "mlp", "router", "expert", "norm", "embedding", "pos
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorSpec:
     """One parameter tensor: its name inside its unit and its shape, both as transformers has them.
 
     `expert` tensors hold all experts of a layer along their first dimension; shared experts, which every token passes,
@@ -93,7 +93,7 @@ class Block:
     num_norms: int
     """Norms over the hidden size, those without weights included."""
     parallel: bool
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[TensorSpec, ...]
 
     @cached_property
     def parameters(self) -> int:
@@ -138,7 +138,7 @@ class ModelSpec:
     vocab_size: int
     tied: bool
     blocks: tuple[Block, ...]
-    root: tuple[Tensor, ...]
+    root: tuple[TensorSpec, ...]
     blocks_path: str
     positions: int | None = None
     idle_root_parameters: int = 0

@@ -71,7 +71,7 @@ def utilisation(
     warning = None
     if fraction is not None and peak_flops_per_second is not None:
         rate = achievable_flops_per_second
-        warning = implausible(fraction, precision, None if rate is None else rate / peak_flops_per_second)
+        warning = implausible_mfu(fraction, precision, None if rate is None else rate / peak_flops_per_second)
     return Utilisation(
         formula=formula,
         flops_per_token=flops_per_token,
@@ -84,7 +84,7 @@ def utilisation(
     )
 
 
-def implausible(fraction: float, precision: str, achievable: float | None = None) -> str | None:
+def implausible_mfu(fraction: float, precision: str, achievable: float | None = None) -> str | None:
     """Why an MFU (or HFU) of `fraction` cannot be right, or None.
 
     `achievable` is the best published matmul rate as a fraction of the peak. Without it the limit is 80 % in bf16 and

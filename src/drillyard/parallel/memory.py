@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from drillyard.errors import UserError
-from drillyard.parallel.apply import MASTER_DTYPE
+from drillyard.parallel.parallelize import MASTER_DTYPE
 from drillyard.parallel.ranks import Ranks
 
 GIB = 2**30

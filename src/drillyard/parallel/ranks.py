@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
-from drillyard.config.automatic import resolved_shard
+from drillyard.config.auto_values import resolve_shard
 from drillyard.config.run import ParallelismConfig, TrainingConfig
 from drillyard.errors import UserError
-from drillyard.parallel.joining import JoinedRound, JoinFailed, join_round
+from drillyard.parallel.rendezvous import JoinedAttempt, JoinError, join_attempt
 from drillyard.supervise.launched import submission
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Ranks:
     mesh: DeviceMesh
     threads: int
     collective_timeout: timedelta = COLLECTIVE_TIMEOUT
-    joined: JoinedRound | None = None
+    joined: JoinedAttempt | None = None
 
     @property
     def restarts(self) -> int:
@@ -104,7 +104,7 @@ class Ranks:
         begun = time.monotonic()
         while not store.check([key]):
             if self.joined is not None and self.joined.is_over():
-                raise JoinFailed(f"rank {self.rank}: another rank of this round was started anew")
+                raise JoinError(f"rank {self.rank}: another rank of this round was started anew")
             time.sleep(min(5.0, 0.01 + (time.monotonic() - begun) / 50))
 
 
@@ -141,7 +141,7 @@ def start_ranks(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     joined = None if dist.is_initialized() else _join(rank, world_size, device, collective_timeout)
-    shard = resolved_shard(parallelism, world_size)
+    shard = resolve_shard(parallelism, world_size)
     if shard * parallelism.replicate != world_size:
         raise UserError(
             f"parallelism: shard {shard} x replicate {parallelism.replicate} is not the number of ranks, {world_size}; "
@@ -169,7 +169,7 @@ def ranks_of_this_host(world_size: int) -> int:
     return world_size
 
 
-def _join(rank: int, world_size: int, device: torch.device, timeout: timedelta) -> JoinedRound | None:
+def _join(rank: int, world_size: int, device: torch.device, timeout: timedelta) -> JoinedAttempt | None:
     """Find the other ranks and make the default group; the round that was agreed on, None for a process of its own."""
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     store: Any
@@ -183,7 +183,7 @@ def _join(rank: int, world_size: int, device: torch.device, timeout: timedelta) 
             raise _port_in_use() from None
         restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         # Where each host restarts its own ranks, the others come when their collective of the dead round has failed.
-        joined = join_round(meeting_place, rank, world_size, restarts, JOIN_TIMEOUT + timeout)
+        joined = join_attempt(meeting_place, rank, world_size, restarts, JOIN_TIMEOUT + timeout)
         store = joined.store
     else:
         store, rank, world_size = torch._C._distributed_c10d.HashStore(), 0, 1

@@ -3,20 +3,20 @@
 `supervise` runs any command as ranks; `supervise_training` runs a run config with it. See supervisor.py for the idea.
 """
 
-from drillyard.supervise.nodes import Node
-from drillyard.supervise.round import EXIT_CHECKPOINTED, EXIT_NOT_SAVED, EXIT_USER_ERROR, Patience
+from drillyard.supervise.attempt import EXIT_CHECKPOINTED, EXIT_NOT_SAVED, EXIT_USER_ERROR, GracePeriods
+from drillyard.supervise.nodes import NodePlacement
 from drillyard.supervise.signals import STACKS_SIGNAL
 from drillyard.supervise.supervisor import supervise
-from drillyard.supervise.training import is_begun, supervise_training
+from drillyard.supervise.training_supervisor import is_started, supervise_training
 
 __all__ = [
     "EXIT_CHECKPOINTED",
     "EXIT_NOT_SAVED",
     "EXIT_USER_ERROR",
     "STACKS_SIGNAL",
-    "Node",
-    "Patience",
-    "is_begun",
+    "GracePeriods",
+    "NodePlacement",
+    "is_started",
     "supervise",
     "supervise_training",
 ]

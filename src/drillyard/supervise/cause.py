@@ -17,10 +17,10 @@ _PEER_LOST = re.compile(
     r"|unhandled system error|remote process exited|nccl(Remote|System)Error"
     r"|caught collective operation timeout|detected by watchdog at work|NCCL operations have failed or timed out"
     r"|Heartbeat monitor timed out|watchdog (got stuck|hang)|(flight recorder )?dump signal (from|due to)"
-    r"|\bJoinFailed: "
+    r"|\bJoin(?:Failed|Error): "
 )
 """What only a lost or late rank causes: messages of torch's c10d store and monitored barrier, gloo, NCCL's network
-layer, ProcessGroupNCCL's watchdog and heartbeat monitor, and joining.py."""
+layer, ProcessGroupNCCL's watchdog and heartbeat monitor, and rendezvous.py."""
 _CONNECTION_LOST = re.compile(
     r"connection (was )?(likely )?(closed|reset|refused|aborted)|broken pipe|timed? ?out\b|no route to host",
     re.IGNORECASE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from drillyard.supervise.life import Sign
+from drillyard.supervise.heartbeat import Heartbeat
 
 _STATES = {
     "T": "stopped by a signal (SIGSTOP)",
@@ -26,7 +26,7 @@ def process_state(pid: int) -> str:
     return stat.rpartition(")")[2].split()[0]
 
 
-def silence(rank: int, pid: int, sign: Sign, now: float) -> str:
+def silence(rank: int, pid: int, sign: Heartbeat, now: float) -> str:
     """A line about a rank that has made no progress: `now` is time.monotonic."""
     state = _STATES.get(process_state(pid))
     words = [f"rank {rank}: {state}"] if state else [f"rank {rank}"]
@@ -49,7 +49,8 @@ def unkillable(rank: int, pid: int) -> str:
 
 
 def innermost_frame(log: str) -> str | None:
-    """`sequences.py:88 in read`, from the last of the stacks in a rank's log, its main thread's; None without any."""
+    """`mapped_sequences.py:88 in read`, from the last of the stacks in a rank's log, its main thread's; None without
+    any."""
     stacks = _STACK.findall(log)
     frame = _FRAME.search(stacks[-1]) if stacks else None
     return f"{Path(frame[1]).name}:{frame[2]} in {frame[3]}" if frame else None

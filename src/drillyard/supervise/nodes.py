@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Node:
+class NodePlacement:
     """A node's place among the `count` nodes of a run, and where all ranks meet."""
 
     count: int = 1
@@ -28,10 +28,10 @@ class Node:
 
 
 def rank_environments(
-    shared: Mapping[str, str], num_ranks: int, round_number: int, node: Node | None = None
+    shared: Mapping[str, str], num_ranks: int, round_number: int, node: NodePlacement | None = None
 ) -> list[dict[str, str]]:
     """The environment of each rank that a node has in a round, lowest rank first; `num_ranks`: of one node."""
-    node = node or Node()
+    node = node or NodePlacement()
     common = {
         **shared,
         "WORLD_SIZE": str(node.count * num_ranks),

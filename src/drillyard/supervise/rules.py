@@ -27,7 +27,7 @@ MAX_ROUNDS_WITHOUT_PROGRESS = 2
 
 
 @dataclass(frozen=True)
-class Failure:
+class AttemptFailure:
     """How a round failed: the last step it told of (None: it never did one), its error in words, and its exit code."""
 
     step: int | None
@@ -40,7 +40,7 @@ class Failure:
         return self.step, re.sub(r"0x[0-9a-fA-F]+|\d+", "#", self.error)
 
 
-class RestartRules:
+class RestartPolicy:
     """Counts the failures of a run and decides after each whether the ranks are started again."""
 
     def __init__(self, max_restarts: int) -> None:
@@ -48,9 +48,9 @@ class RestartRules:
         self.restarts = 0
         self._failed_starts = 0
         self._without_progress = 0
-        self._last: Failure | None = None
+        self._last: AttemptFailure | None = None
 
-    def refusal(self, failure: Failure) -> str | None:
+    def refusal(self, failure: AttemptFailure) -> str | None:
         """Why there is no further round after `failure`, or None when there is one."""
         if self.max_restarts == 0:
             return "restarts are off (--max-restarts 0)"

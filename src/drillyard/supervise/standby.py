@@ -20,7 +20,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from drillyard.supervise.processes import start_process
+from drillyard.supervise.rank_process import start_process
 
 STANDBY = "DRILLYARD_STANDBY"
 """In a rank's environment: the descriptor of the socket over which it is told to begin."""

@@ -27,10 +27,10 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from drillyard.supervise.round import EXIT_CHECKPOINTED
+from drillyard.supervise.attempt import EXIT_CHECKPOINTED
 from drillyard.supervise.signals import RANK_STOP_SIGNALS, SECONDS_OF_ONE_REQUEST, STACKS_SIGNAL, SignalInbox
 
-Answer = Literal["leave", "note", "ignore"]
+StopAction = Literal["leave", "note", "ignore"]
 
 
 class StopSignals:
@@ -42,7 +42,7 @@ class StopSignals:
         self._received_at = 0.0
         self._on_leave = on_leave
         self._on_note = on_note
-        self._answer: Answer = "leave"
+        self._answer: StopAction = "leave"
         self._lock = threading.Lock()
         self._inbox = SignalInbox((*RANK_STOP_SIGNALS, STACKS_SIGNAL))
         self._inbox.__enter__()
@@ -50,7 +50,7 @@ class StopSignals:
         os.register_at_fork(after_in_child=lambda: self._inbox.__exit__())
         threading.Thread(target=self._listen, name="stop-signals", daemon=True).start()
 
-    def answer(self, by: Answer) -> None:
+    def answer(self, by: StopAction) -> None:
         """From now on signals are answered so; one that was noted before is acted on if `by` is `leave`."""
         with self._lock:
             self._answer = by

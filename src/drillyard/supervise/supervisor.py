@@ -23,24 +23,24 @@ from typing import TYPE_CHECKING, Any
 
 from drillyard.errors import UserError
 from drillyard.supervise import cause, hang, launched
-from drillyard.supervise.guardian import MARK
-from drillyard.supervise.holding import logs_of, only_holder_of
-from drillyard.supervise.launched import record_exit
-from drillyard.supervise.nodes import Node, rank_environments
-from drillyard.supervise.output import Output, PlainOutput, TerminalOutput, log_path
-from drillyard.supervise.ports import free_port
-from drillyard.supervise.processes import Guardian, new_token
-from drillyard.supervise.round import (
+from drillyard.supervise.attempt import (
     EXIT_CHECKPOINTED,
     EXIT_NOT_SAVED,
     EXIT_USER_ERROR,
-    Exit,
-    Patience,
-    Round,
-    RoundPlan,
-    RoundResult,
+    Attempt,
+    AttemptPlan,
+    AttemptResult,
+    GracePeriods,
+    RankExit,
 )
-from drillyard.supervise.rules import Failure, RestartRules
+from drillyard.supervise.console_output import Output, PlainOutput, TerminalOutput, log_path
+from drillyard.supervise.guardian import MARK
+from drillyard.supervise.launched import record_exit
+from drillyard.supervise.nodes import NodePlacement, rank_environments
+from drillyard.supervise.ports import free_port
+from drillyard.supervise.rank_process import Reaper, new_token
+from drillyard.supervise.rules import AttemptFailure, RestartPolicy
+from drillyard.supervise.run_lock import exclusive_run_lock, open_logs
 from drillyard.supervise.signals import SignalInbox
 from drillyard.supervise.standby import Standby
 
@@ -64,10 +64,10 @@ def supervise(
     on_event: OnEvent,
     console: Console,
     total_steps: int | None = None,
-    patience: Patience | None = None,
+    patience: GracePeriods | None = None,
     before_start: Callable[[], bool] | None = None,
     standby: bool = False,
-    node: Node | None = None,
+    node: NodePlacement | None = None,
 ) -> int:
     """Run `command` (an argv list) as `num_ranks` ranks on this host until the run is done or cannot
     go on; returns the exit code.
@@ -83,14 +83,14 @@ def supervise(
 
     Raises UserError when the run directory cannot be written, another run is active in it, or `command` cannot start.
     """
-    node = node or Node()
+    node = node or NodePlacement()
     assert node.count == 1 or (max_restarts == 0 and node.master_port is not None)
     with contextlib.ExitStack() as stack:
-        lock = stack.enter_context(only_holder_of(run_directory) if node.is_first else logs_of(run_directory))
+        lock = stack.enter_context(exclusive_run_lock(run_directory) if node.is_first else open_logs(run_directory))
         if before_start is not None and not before_start():
             return 0
         token = new_token()
-        guardian = stack.enter_context(Guardian(token, keep_open=[lock]))
+        guardian = stack.enter_context(Reaper(token, keep_open=[lock]))
         signals = stack.enter_context(SignalInbox())
         output: Output = (
             TerminalOutput(console, run_directory.name, total_steps)
@@ -99,7 +99,7 @@ def supervise(
         )
         stack.callback(output.close)
         run = _Run(
-            run_directory, on_event if node.is_first else _untold, output, RestartRules(max_restarts), node.count > 1
+            run_directory, on_event if node.is_first else _untold, output, RestartPolicy(max_restarts), node.count > 1
         )
         used_ports: set[int] = set()
         shared = {**os.environ, **environment, MARK: token}
@@ -110,16 +110,16 @@ def supervise(
         run.event("run_start", world_size=num_ranks * node.count, **launch)
         while True:
             shared["MASTER_PORT"] = str(node.master_port or _fresh_port(used_ports))
-            plan = RoundPlan(
+            plan = AttemptPlan(
                 run.round,
                 list(command),
                 rank_environments(shared, num_ranks, run.round, node),
                 run_directory,
-                patience or Patience(),
+                patience or GracePeriods(),
                 first_rank=node.rank * num_ranks,
                 standby=ready,
             )
-            result = Round(plan, output, signals, on_stop=run.asked_to_stop).run()
+            result = Attempt(plan, output, signals, on_stop=run.asked_to_stop).run()
             guardian.end_all(spare=[] if ready is None else ready.pids)
             code = run.after(result, signals.take())
             if code is not None:
@@ -140,7 +140,7 @@ def _untold(name: str, **fields: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Cause:
+class FailureCause:
     """Why a round failed: the rank that did first, how, and its last words. `rank` is None when a round hung."""
 
     rank: int | None
@@ -156,7 +156,7 @@ class Cause:
         return f"{self.exit_code} {cause.error_line(self.words)}"
 
 
-def _unheard_signal(failures: Sequence[Exit]) -> signal.Signals | None:
+def _unheard_signal(failures: Sequence[RankExit]) -> signal.Signals | None:
     """The stop signal that ended a rank which did not handle it, or had handled one before; None without such."""
     asked = (end.returncode for end in failures if cause.was_asked_to_stop(end.returncode))
     code = next(asked, None)
@@ -167,7 +167,7 @@ class _Run:
     """What is known over the rounds of a run, and what is said about it."""
 
     def __init__(
-        self, run_directory: Path, on_event: OnEvent, output: Output, rules: RestartRules, is_one_of_several: bool
+        self, run_directory: Path, on_event: OnEvent, output: Output, rules: RestartPolicy, is_one_of_several: bool
     ) -> None:
         self.round = launched.first_round()
         self._directory = run_directory
@@ -195,7 +195,7 @@ class _Run:
         self.event("failure", reason=told.reason, failed_rank=told.rank, exit_code=told.exit_code)
         self._output.say(f"another node ends this round: {told.reason}")
 
-    def after(self, result: RoundResult, late_signals: Sequence[signal.Signals]) -> int | None:
+    def after(self, result: AttemptResult, late_signals: Sequence[signal.Signals]) -> int | None:
         """The exit code of the run after this round, or None: there is a further round, and `round` is its number."""
         for line in result.left_behind:
             self._output.say(line)
@@ -224,7 +224,7 @@ class _Run:
             return self._stopped(stop, result, failures)
         return self._after_failure(result, self._why(result, failures))
 
-    def _stopped(self, stop: signal.Signals, result: RoundResult, failures: Sequence[Exit]) -> int:
+    def _stopped(self, stop: signal.Signals, result: AttemptResult, failures: Sequence[RankExit]) -> int:
         """The ranks were asked to stop, and not all of them could say that they had saved."""
         if result.stop_signal is None:
             self.asked_to_stop(stop)
@@ -236,9 +236,9 @@ class _Run:
         text = f"stopped by {stop.name} without a checkpoint of this moment"
         return self._end("interrupted", text, 128 + stop)
 
-    def _after_failure(self, result: RoundResult, why: Cause) -> int | None:
+    def _after_failure(self, result: AttemptResult, why: FailureCause) -> int | None:
         self._tell_failure(result, why)
-        refusal = self._rules.refusal(Failure(result.last_step, why.error, why.exit_code))
+        refusal = self._rules.refusal(AttemptFailure(result.last_step, why.error, why.exit_code))
         if result.left_behind:
             # It still holds its device, and what it waits for (a disk, a driver) would hold the next round as well.
             refusal = f"{result.left_behind[0]}; mend what it waits for, or restart this host"
@@ -256,7 +256,7 @@ class _Run:
         )
         return None
 
-    def _tell_failure(self, result: RoundResult, why: Cause) -> None:
+    def _tell_failure(self, result: AttemptResult, why: FailureCause) -> None:
         if self._elsewhere is None or why.own_fault:
             # Else it is the effect of what was told already.
             about = {"reason": why.reason, "failed_rank": why.rank, "exit_code": why.exit_code}
@@ -275,7 +275,7 @@ class _Run:
         self.event("end", status=status, exit_code=code)
         return code
 
-    def _user_error(self, result: RoundResult) -> int:
+    def _user_error(self, result: AttemptResult) -> int:
         """Show a rank's message to the user once, whichever and however many ranks it comes from."""
         mistaken = [end for end in result.exits if end.returncode == EXIT_USER_ERROR]
         texts = [self._words_of(end.rank, result) for end in mistaken]
@@ -287,10 +287,10 @@ class _Run:
         self.event("end", status="failed", exit_code=EXIT_USER_ERROR)
         return EXIT_USER_ERROR
 
-    def _why(self, result: RoundResult, failures: Sequence[Exit]) -> Cause:
+    def _why(self, result: AttemptResult, failures: Sequence[RankExit]) -> FailureCause:
         return self._hang(result) if result.hung else self._cause(result, failures)
 
-    def _cause(self, result: RoundResult, failures: Sequence[Exit]) -> Cause:
+    def _cause(self, result: AttemptResult, failures: Sequence[RankExit]) -> FailureCause:
         """The first failed rank in time that does not merely tell of another's end; else the first.
 
         A rank that was told to end meanwhile may still have died of its own error, when its code is one of its own.
@@ -306,20 +306,20 @@ class _Run:
         reason = f"rank {end.rank}: {cause.describe_exit(end.returncode)}"
         if cause.was_killed(end.returncode):
             # It had no last words: what it printed before was about its work.
-            return Cause(end.rank, 137, f"{reason}; {cause.memory_verdict(end.pid, self._oom_kills)}", [])
+            return FailureCause(end.rank, 137, f"{reason}; {cause.memory_verdict(end.pid, self._oom_kills)}", [])
         if line := cause.error_line(words):
             reason += f"; {line}"
         if advice := cause.memory_advice(words):
             reason += f"; {advice}"
         if result.silent:
             reason += f"; it waited for {result.silent[0]}"
-        return Cause(end.rank, cause.exit_status(end.returncode), reason, words, bool(own_fault))
+        return FailureCause(end.rank, cause.exit_status(end.returncode), reason, words, bool(own_fault))
 
-    def _hang(self, result: RoundResult) -> Cause:
+    def _hang(self, result: AttemptResult) -> FailureCause:
         reason = f"no progress on any rank within the watchdog's time; stacks are in {self._directory / 'logs'}"
-        return Cause(None, 1, reason, [])
+        return FailureCause(None, 1, reason, [])
 
-    def _stacks(self, result: RoundResult) -> list[str]:
+    def _stacks(self, result: AttemptResult) -> list[str]:
         """A line per rank that was silent when the round was given up: its state, and where its code stood."""
         lines = []
         for line in result.silent:
@@ -327,5 +327,5 @@ class _Run:
             lines.append(f"{line}; at {frame}" if frame else line)
         return lines
 
-    def _words_of(self, rank: int, result: RoundResult) -> str:
+    def _words_of(self, rank: int, result: AttemptResult) -> str:
         return cause.read_from(log_path(self._directory, rank), result.log_offsets[rank])

@@ -40,7 +40,7 @@ Rank 0 and the supervisor append to the same file. Goodput (goodput.py) is compu
 
 The status of an `end` is completed, interrupted or failed; its `sequences` (of rank 0) say how many sequences of the
 data were seen at least once, of how many, in how many epochs. `order` has `by_epoch`: whether each epoch's last batch
-is short (data/loader.py).
+is short (data/sampler.py).
 
 Besides these a writer may add events of its own: readers ignore what they do not know.
 """

@@ -31,7 +31,7 @@ from typing import Any
 
 from drillyard.errors import UserError
 from drillyard.redaction import redact
-from drillyard.storage import NO_ROOM, describe
+from drillyard.safe_files import NO_ROOM, describe_os_error
 
 WAITING_BYTES = 16 * 1024**2
 # After these the descriptor is as good as before; after others the file may be another one when it is there again.
@@ -132,7 +132,7 @@ class LineFile:
             self._synced_bytes = os.fstat(self._descriptor or 0).st_size
         except OSError as error:
             raise UserError(
-                f"{path}: cannot be written: {describe(error)}, or choose another directory with `output:`."
+                f"{path}: cannot be written: {describe_os_error(error)}, or choose another directory with `output:`."
             ) from error
 
     def write(self, line: str) -> None:
@@ -188,7 +188,10 @@ class LineFile:
                 if error.errno not in _SAME_DESCRIPTOR:
                     self._close()
                 begins, self._in_trouble = not self._in_trouble, True
-                text = f"{self.path}: cannot be written ({describe(error)}); its lines wait in memory, training goes on"
+                text = (
+                    f"{self.path}: cannot be written ({describe_os_error(error)}); "
+                    "its lines wait in memory, training goes on"
+                )
                 return text if begins else None
             ends, self._in_trouble = self._in_trouble, False
             return f"{self.path}: is written again, with the {waited} lines that have waited" if ends else None

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from drillyard.errors import UserError
 from drillyard.redaction import redact
-from drillyard.storage import describe
+from drillyard.safe_files import describe_os_error
 from drillyard.telemetry.console import HEADLINES, count, flatten, significant
 from drillyard.telemetry.events import EVENTS_FILE, read_events
 from drillyard.telemetry.goodput import goodput
@@ -96,7 +96,9 @@ def _replace(path: Path, text: str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise UserError(f"{path}: cannot be written: {describe(error)}, then run the same command again") from error
+        raise UserError(
+            f"{path}: cannot be written: {describe_os_error(error)}, then run the same command again"
+        ) from error
 
 
 def _status(events: Iterable[dict[str, Any]]) -> str:

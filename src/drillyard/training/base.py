@@ -20,20 +20,20 @@ from transformers import PreTrainedModel
 from drillyard.config.run import ModelConfig
 from drillyard.errors import UserError
 from drillyard.models import load_config, load_generation_config, stored_dtypes
-from drillyard.models.layout import named_tensors
-from drillyard.training.locate import BASE_RECORD, SAVED_BASE, kept_base
+from drillyard.models.weight_layout import named_tensors
+from drillyard.training.saved_model import BASE_RECORD, SAVED_BASE, read_base_record
 
 Dtypes = dict[str, torch.dtype]
 
 
-def keep_base(model_config: ModelConfig, model: PreTrainedModel, directory: Path, *, begins: bool) -> Dtypes:
+def save_base_record(model_config: ModelConfig, model: PreTrainedModel, directory: Path, *, begins: bool) -> Dtypes:
     """Have what `model.id` names recorded in the run directory; returns the dtype of each parameter in exports.
 
     `begins`: the weights have just been read from there; else what was recorded then holds. Raises OSError where it
     cannot be written.
     """
-    if not begins and (record := kept_base(directory, model_config.id)) is not None:
-        return dtypes_in(record)
+    if not begins and (record := read_base_record(directory, model_config.id)) is not None:
+        return dtypes_of_record(record)
     dtypes = export_dtypes(model_config, model)
     if model_config.id is None:
         return dtypes
@@ -56,7 +56,7 @@ def keep_base(model_config: ModelConfig, model: PreTrainedModel, directory: Path
     return dtypes
 
 
-def dtypes_in(record: dict[str, Any]) -> Dtypes:
+def dtypes_of_record(record: dict[str, Any]) -> Dtypes:
     """The dtype of each parameter from what `kept_base` returned."""
     return {name: getattr(torch, dtype) for name, dtype in record["dtypes"].items()}
 

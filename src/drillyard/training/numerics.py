@@ -18,8 +18,8 @@ from typing import Any, Final
 import torch
 
 from drillyard.config.run import RunConfig
+from drillyard.parallel.model_setup import ShardedModel
 from drillyard.parallel.ranks import Ranks
-from drillyard.parallel.setup import SetUpModel
 
 NUMERICS_REVISION: Final = 2
 """Of Drillyard's own arithmetic. Raise it by one with every change after which some config, on the same layout, data,
@@ -43,7 +43,7 @@ ROUNDING_VARIABLES: Final = (
 """Environment variables by which libraries choose kernels or orders of reduction."""
 
 
-def numerics(config: RunConfig, ranks: Ranks, model: SetUpModel) -> dict[str, Any]:
+def numerics(config: RunConfig, ranks: Ranks, model: ShardedModel) -> dict[str, Any]:
     """The record of this start; plain values, the same on all ranks of hosts of one kind."""
     return {
         "settings": {

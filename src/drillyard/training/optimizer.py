@@ -21,7 +21,7 @@ from drillyard.parallel.ranks import Ranks
 
 
 @dataclass(frozen=True)
-class Shard:
+class LocalShard:
     """One parameter as this rank holds it."""
 
     name: str
@@ -30,16 +30,16 @@ class Shard:
 
 
 @torch.no_grad()
-def local_shards(root: nn.Module) -> list[Shard]:
+def local_shards(root: nn.Module) -> list[LocalShard]:
     """The trainable parameters of a sharded module, each with the tensor that this rank holds of it."""
     return [
-        Shard(name, parameter, parameter.to_local())
+        LocalShard(name, parameter, parameter.to_local())
         for name, parameter in root.named_parameters()
         if parameter.requires_grad and isinstance(parameter, DTensor)
     ]
 
 
-def decays(root: nn.Module, name: str, parameter: torch.Tensor) -> bool:
+def has_weight_decay(root: nn.Module, name: str, parameter: torch.Tensor) -> bool:
     """Whether weight decay applies to the parameter `name` of `root`: to the weights of products and embeddings.
 
     Never to norms and biases, whatever their shape: Cohere's norms of queries and keys are [heads, head_dim], a bias
@@ -64,7 +64,7 @@ class ShardedAdamW:
         decaying: list[torch.Tensor] = []
         others: list[torch.Tensor] = []
         for shard in self.shards:
-            (decaying if decays(root, shard.name, shard.parameter) else others).append(shard.local)
+            (decaying if has_weight_decay(root, shard.name, shard.parameter) else others).append(shard.local)
         self.optimizer = torch.optim.AdamW(
             [{"params": decaying, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
             lr=config.learning_rate,

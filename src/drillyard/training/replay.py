@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.config import load_run_config
-from drillyard.config.comparing import with_recorded_settings
 from drillyard.config.run import LoggingConfig, RunConfig
+from drillyard.config.run_identity import with_recorded_settings
 from drillyard.errors import UserError
 from drillyard.telemetry.events import read_events
 from drillyard.telemetry.jsonlines import decode, encode, read_records
 from drillyard.telemetry.metrics import METRICS_FILE
 from drillyard.training.checkpoint import CheckpointInfo, list_checkpoints
-from drillyard.training.directory import SAVED_CONFIG
-from drillyard.training.lineage import Stretch, stretches, until_done, within
+from drillyard.training.run_directory import SAVED_CONFIG
+from drillyard.training.step_history import AttemptSteps, attempts_between, events_until_step, steps_by_attempt
 
 VERDICT = "verdict.json"
 _LAYOUT = ("world_size", "micro_batch_size", "gradient_accumulation", "global_batch_size")
@@ -61,7 +61,7 @@ class ReplayPlan:
 
 
 @dataclass(frozen=True)
-class Difference:
+class BitDifference:
     """One step that came out otherwise: what was logged, and what it is now."""
 
     step: int
@@ -71,13 +71,13 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReplayVerdict:
     """How a replay ended: the steps compared and those that differ, in order."""
 
     step: int
     checkpoint: str
     compared: list[int]
-    differences: list[Difference]
+    differences: list[BitDifference]
 
     @property
     def equal(self) -> bool:
@@ -111,20 +111,20 @@ class Verdict:
         return "\n".join(lines)
 
 
-def read_verdict(directory: Path) -> Verdict:
+def read_verdict(directory: Path) -> ReplayVerdict:
     """The verdict that the ranks left."""
     content = decode((directory / VERDICT).read_bytes())
     assert content is not None, directory
-    differences = [Difference(**difference) for difference in content["differences"]]
-    return Verdict(content["step"], content["checkpoint"], content["compared"], differences)
+    differences = [BitDifference(**difference) for difference in content["differences"]]
+    return ReplayVerdict(content["step"], content["checkpoint"], content["compared"], differences)
 
 
 def compare(
     expected: Mapping[int, tuple[float | None, float | None]], found: Mapping[int, Sequence[float]]
-) -> list[Difference]:
+) -> list[BitDifference]:
     """Where bits differ; `repr` tells equal bits apart from equal-looking ones, and nan from a number."""
     return [
-        Difference(step, metric, logged, now)
+        BitDifference(step, metric, logged, now)
         for step in sorted(found)
         for metric, logged, now in zip(("loss", "grad_norm"), expected[step], found[step], strict=True)
         if repr(logged) != repr(now)
@@ -148,9 +148,9 @@ def plan_replay(run_directory: Path, step: int) -> ReplayPlan:
             f"--replay {step}: no checkpoint before this step is kept (there are: {kept}); replay a step after the "
             "first of them, or keep more (checkpoint.keep)"
         )
-    chain = stretches(so_far)
-    _require_one_way(step, earlier[0].step, within(chain, earlier[0].step, step))
-    order = within(chain, earlier[0].step, step)[-1].order
+    chain = steps_by_attempt(so_far)
+    _require_one_way(step, earlier[0].step, attempts_between(chain, earlier[0].step, step))
+    order = attempts_between(chain, earlier[0].step, step)[-1].order
     if "numerics" not in order:
         raise UserError(
             f"--replay {step}: the run did not record how its steps were rounded (another version of Drillyard wrote "
@@ -159,7 +159,7 @@ def plan_replay(run_directory: Path, step: int) -> ReplayPlan:
     return ReplayPlan(
         step,
         run_directory,
-        [info for info in earlier if not _ways(within(chain, info.step, step))],
+        [info for info in earlier if not _ways(attempts_between(chain, info.step, step))],
         order["world_size"],
         expected,
         dict(order["numerics"]),
@@ -183,10 +183,10 @@ def _logged_until(run_directory: Path, step: int) -> dict[int, tuple[float | Non
 def _until_logged(events: Sequence[Mapping[str, Any]], step: int) -> Sequence[Mapping[str, Any]]:
     """The events up to where `step` was logged last."""
     logged = [index for index, event in enumerate(events) if event["event"] == "step" and event["step"] == step]
-    return events[: logged[-1] + 1] if logged else until_done(events, step)
+    return events[: logged[-1] + 1] if logged else events_until_step(events, step)
 
 
-def _require_one_way(step: int, first: int, chain: Sequence[Stretch]) -> None:
+def _require_one_way(step: int, first: int, chain: Sequence[AttemptSteps]) -> None:
     """Raise UserError where the steps of a stretch after `first` were computed in more than one way."""
     ways = _ways(chain)
     if ways:
@@ -198,7 +198,7 @@ def _require_one_way(step: int, first: int, chain: Sequence[Stretch]) -> None:
         )
 
 
-def _ways(chain: Sequence[Stretch]) -> list[str]:
+def _ways(chain: Sequence[AttemptSteps]) -> list[str]:
     """What differs between the starts of a stretch: `training.compile False, then True`."""
     return [
         f"{name} {old}, then {new}"
@@ -240,7 +240,7 @@ def require_same_conditions(plan: ReplayPlan, here: Mapping[str, Any]) -> None:
         )
 
 
-def clear(plan: ReplayPlan) -> None:
+def remove_earlier_replay(plan: ReplayPlan) -> None:
     """Remove what an earlier replay of this step left."""
     for path in plan.directory.iterdir() if plan.directory.is_dir() else ():
         if path.name == "logs":
@@ -278,7 +278,7 @@ def _steps(steps: list[int]) -> str:
     return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} logged steps ({steps[0]} to {steps[-1]})"
 
 
-def _by(difference: Difference) -> str:
+def _by(difference: BitDifference) -> str:
     logged, now = difference.logged, difference.replayed
     if logged is None or not (math.isfinite(logged) and math.isfinite(now)):
         return "not finite"

@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 
 from drillyard.data import prepare
-from drillyard.data.record import read_record
+from drillyard.data.data_record import read_record
 from drillyard.errors import UserError
+from drillyard.parallel.model_setup import set_determinism
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
-from drillyard.parallel.setup import set_determinism
 from drillyard.telemetry import RunLog
-from drillyard.training.assemble import Parts, assemble
-from drillyard.training.batch import OTHER_BATCHES
+from drillyard.training.batch_lookup import OTHER_BATCHES
+from drillyard.training.build import RunParts, build_run
 from drillyard.training.checkpoint import DamagedCheckpoint, LoadedCheckpoint, load_checkpoint
-from drillyard.training.order import require_same_order
-from drillyard.training.replay import ReplayPlan, Verdict, compare, require_same_conditions
+from drillyard.training.replay import ReplayPlan, ReplayVerdict, compare, require_same_conditions
 from drillyard.training.resume import finish_load, state_for
+from drillyard.training.sample_order import require_same_order
 from drillyard.training.signals import StopRequest
 from drillyard.training.state import seed_rank
 from drillyard.training.trainer import StepWindow
@@ -37,18 +37,20 @@ def replay(plan: ReplayPlan) -> None:
     known = read_record(plan.run_directory)
     data = ranks.in_turn(lambda first: prepare(config, known=known, if_changed=OTHER_BATCHES, only_open=not first))
     with RunLog(plan.directory, rank=ranks.rank, config=config, console="none") as log:
-        parts = assemble(config, ranks, data, log, plan.directory, StopRequest(ranks.world_size))
+        parts = build_run(config, ranks, data, log, plan.directory, StopRequest(ranks.world_size))
         require_same_conditions(plan, parts.numerics)
         seed_rank(config.training.seed, 0, ranks)
         loaded = _load(plan, parts, ranks)
         found = _train(plan, parts, loaded.step)
         parts.checkpointer.close()
     if ranks.rank == 0:
-        Verdict(plan.step, str(loaded.info.path), list(found), compare(plan.expected, found)).write(plan.directory)
+        ReplayVerdict(plan.step, str(loaded.info.path), list(found), compare(plan.expected, found)).write(
+            plan.directory
+        )
     stop_ranks()
 
 
-def _load(plan: ReplayPlan, parts: Parts, ranks: Ranks) -> LoadedCheckpoint:
+def _load(plan: ReplayPlan, parts: RunParts, ranks: Ranks) -> LoadedCheckpoint:
     """The newest undamaged checkpoint before the step, in the state. UserError when there is none."""
     damages = []
     for info in plan.checkpoints:
@@ -66,7 +68,7 @@ def _load(plan: ReplayPlan, parts: Parts, ranks: Ranks) -> LoadedCheckpoint:
     raise UserError(f"--replay {plan.step}: every checkpoint before this step is damaged: {damages[0]}")
 
 
-def _train(plan: ReplayPlan, parts: Parts, first: int) -> dict[int, list[float]]:
+def _train(plan: ReplayPlan, parts: RunParts, first: int) -> dict[int, list[float]]:
     """(loss, gradient norm) of the logged steps from `first` (from 0) to the plan's."""
     found = {}
     for step in range(first, plan.step):

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from drillyard.config.comparing import changed_settings, changes_in_words, recorded_settings
 from drillyard.config.run import RunConfig
+from drillyard.config.run_identity import changed_settings, describe_changes, recorded_settings
 from drillyard.parallel.ranks import Ranks
 from drillyard.telemetry import RunLog
 from drillyard.training.checkpoint import Checkpointer, LoadedCheckpoint
 from drillyard.training.checkpoint.loading import StateSource
 from drillyard.training.optimizer import ShardedAdamW
-from drillyard.training.order import require_same_order
+from drillyard.training.sample_order import require_same_order
 from drillyard.training.state import checkpoint_state, random_key, restore, seed_rank
 
 
@@ -49,7 +49,7 @@ def resume(
     log.event("resume", step=loaded.step, path=str(loaded.info.path), seconds=time.perf_counter() - started)
     if changes := settings_changed(loaded.metadata, identity, config):
         log.event("settings_changed", step=loaded.step, changes=changes)
-        log.message(f"From step {loaded.step} on other settings hold: {changes_in_words(changes)}")
+        log.message(f"From step {loaded.step} on other settings hold: {describe_changes(changes)}")
     return loaded.step
 
 

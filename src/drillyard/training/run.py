@@ -14,43 +14,48 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from drillyard.config import require_valid, resolved_global_batch
+from drillyard.config import require_valid, resolve_global_batch
 from drillyard.config.run import RunConfig
 from drillyard.data import PreparedData, prepare
-from drillyard.data.record import DATA_RECORD, read_record, write_record
+from drillyard.data.data_record import DATA_RECORD, read_record, write_record
 from drillyard.errors import UserError
-from drillyard.evaluation.agreement import EvaluationStopped
+from drillyard.evaluation.failures import EvaluationStopped
 from drillyard.models import export, save_tokenizer
+from drillyard.parallel.model_setup import ShardedModel, fill_weights, require_trainable, set_determinism
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
-from drillyard.parallel.setup import SetUpModel, fill_weights, require_trainable, set_determinism
 from drillyard.supervise import EXIT_CHECKPOINTED
-from drillyard.supervise.life import TRAINING, LifeSigns
-from drillyard.supervise.rank import RankSide
-from drillyard.supervise.watch import Watch
+from drillyard.supervise.heartbeat import TRAINING, HeartbeatWriter
+from drillyard.supervise.progress_monitor import ProgressMonitor
+from drillyard.supervise.rank_supervision import RankSupervision
 from drillyard.telemetry import RunLog, write_summary
 from drillyard.telemetry.runlog import ConsoleMode
 from drillyard.telemetry.summary import required_failure
-from drillyard.training.assemble import Parts, assemble, length_lines
-from drillyard.training.base import Dtypes, export_dtypes, keep_base
+from drillyard.training.auto_settings import (
+    load_auto_settings,
+    report_auto_settings,
+    report_estimate,
+    save_auto_settings,
+)
+from drillyard.training.base import Dtypes, export_dtypes, save_base_record
+from drillyard.training.build import RunParts, build_run, length_lines
 from drillyard.training.checkpoint import list_checkpoints
 from drillyard.training.checkpoint.loading import on_all_ranks
-from drillyard.training.directory import (
+from drillyard.training.numerics import versions
+from drillyard.training.resume import resume
+from drillyard.training.run_directory import (
     SAVED_TOKENIZER,
     claim_run_directory,
     holds_training,
     remove_summary,
     run_directory_of,
 )
-from drillyard.training.locate import SAVED_BASE
-from drillyard.training.numerics import versions
-from drillyard.training.resume import resume
-from drillyard.training.settled import keep_settings, record_settings, tell_estimate, tell_settings
+from drillyard.training.saved_model import SAVED_BASE
 from drillyard.training.signals import StopRequest
 from drillyard.training.state import checkpoint_state, seed_rank
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RankOutcome:
     """How this rank's part of the run ended."""
 
     exit_code: int
@@ -59,12 +64,12 @@ class Outcome:
 
 def train(
     config: RunConfig,
-    side: RankSide,
+    side: RankSupervision,
     *,
     console: ConsoleMode = "text",
     round_number: int = 0,
     is_claimed: bool = False,
-) -> Outcome:
+) -> RankOutcome:
     """Train `config` as one rank of however many there are; returns exit code 0, 85 when stopped on request, or 1
     where a metric that is required could not be measured.
 
@@ -94,7 +99,7 @@ def train(
             log.event("run_start", world_size=ranks.world_size)
         log.event("round_start", world_size=ranks.world_size, threads=ranks.threads, **versions())
         if ranks.rank == 0:
-            data.report.notes += data.before_training(config, resolved_global_batch(config, ranks.world_size))
+            data.report.notes += data.before_training(config, resolve_global_batch(config, ranks.world_size))
         log.event("data", parts=data.report.parts, notes=data.report.notes or None)
         remember_data(data, log, directory, ranks)
         for note in data.report.notes:
@@ -109,10 +114,10 @@ def train(
     # Only a run that ended well takes its leave: with a rank missing, or amid a collective, this could hang.
     stop_ranks()
     watch.close()
-    return Outcome(exit_code, directory)
+    return RankOutcome(exit_code, directory)
 
 
-def prepare_on_all(config: RunConfig, ranks: Ranks, watch: Watch) -> PreparedData:
+def prepare_on_all(config: RunConfig, ranks: Ranks, watch: ProgressMonitor) -> PreparedData:
     """Tokenise on one rank while the others wait, then open the caches on all of them.
 
     Raises UserError when the data are not what this run has been trained on so far.
@@ -148,7 +153,7 @@ def remember_data(data: PreparedData, log: RunLog, directory: Path, ranks: Ranks
 
 
 def remember_base(
-    config: RunConfig, parts: Parts, log: RunLog, directory: Path, ranks: Ranks, *, begins: bool
+    config: RunConfig, parts: RunParts, log: RunLog, directory: Path, ranks: Ranks, *, begins: bool
 ) -> Dtypes:
     """Keep what exports need of the base model; the dtype of each parameter in `final/`. Collective."""
 
@@ -156,7 +161,7 @@ def remember_base(
         if ranks.rank != 0:
             return {}
         try:
-            return keep_base(config.model, parts.model.causal_lm, directory, begins=begins)
+            return save_base_record(config.model, parts.model.causal_lm, directory, begins=begins)
         except OSError as error:
             log.warn(f"{directory / SAVED_BASE}: not written ({error.strerror}): exports will need the base model")
             return export_dtypes(config.model, parts.model.causal_lm)
@@ -164,17 +169,19 @@ def remember_base(
     return on_all_ranks(None, kept)[0]
 
 
-def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, directory: Path, side: RankSide) -> int:
+def run_rank(
+    config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, directory: Path, side: RankSupervision
+) -> int:
     """Build, resume, train and finish, with everything that is shared between ranks in place; returns the exit code."""
     watch, stop = side.watch, StopRequest(ranks.world_size, side.stops, ranks.collective_timeout)
-    kept = keep_settings(config, ranks, directory)
+    kept = load_auto_settings(config, ranks, directory)
     config = kept.config
-    parts = assemble(config, ranks, data, log, directory, stop, memory_gib=kept.memory_gib)
+    parts = build_run(config, ranks, data, log, directory, stop, memory_gib=kept.memory_gib)
     if ranks.rank == 0:
-        record_settings(kept, parts.model.resolved, directory, log)
-        tell_settings(kept, parts.model.resolved, log)
+        save_auto_settings(kept, parts.model.resolved, directory, log)
+        report_auto_settings(kept, parts.model.resolved, log)
         with log.optional("the estimate"):
-            tell_estimate(kept, parts.model.resolved, log)
+            report_estimate(kept, parts.model.resolved, log)
     seed_rank(config.training.seed, 0, ranks)
     log.total_steps = parts.trainer.total_steps
     for line in length_lines(parts.trainer):
@@ -212,7 +219,7 @@ def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, d
     else:
         parts.checkpointer.close()
     side.stops.answer("ignore")
-    tell_failed_saves(parts, log)
+    report_failed_saves(parts, log)
     log.event(
         "end",
         step=parts.trainer.steps_done,
@@ -223,15 +230,15 @@ def run_rank(config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, d
         dist.barrier()
     stop.close()
     if not finished and parts.checkpointer.step_on_disk != parts.trainer.steps_done:
-        raise StoppedUnsaved(unsaved_in_words(parts, directory))
+        raise StoppedWithoutCheckpoint(describe_unsaved_stop(parts, directory))
     return 0 if finished else EXIT_CHECKPOINTED
 
 
-class StoppedUnsaved(RuntimeError):
+class StoppedWithoutCheckpoint(RuntimeError):
     """The ranks have stopped on request, and the step that they stopped after is on no disk."""
 
 
-def unsaved_in_words(parts: Parts, directory: Path) -> str:
+def describe_unsaved_stop(parts: RunParts, directory: Path) -> str:
     """What a stop without a checkpoint of that moment costs, and what to do."""
     step = parts.trainer.steps_done
     try:
@@ -251,7 +258,7 @@ def unsaved_in_words(parts: Parts, directory: Path) -> str:
     )
 
 
-def show_forwards(model: SetUpModel, signs: LifeSigns) -> None:
+def show_forwards(model: ShardedModel, signs: HeartbeatWriter) -> None:
     """Let every forward of `model` be a sign of life."""
     for module in (model.root, model.causal_lm):
         module.register_forward_pre_hook(lambda *_: signs.show(), prepend=True)
@@ -261,8 +268,8 @@ def show_forwards(model: SetUpModel, signs: LifeSigns) -> None:
 class Between:
     """What the trainer calls between steps, with signs of life and an ear for stop signals."""
 
-    parts: Parts
-    side: RankSide
+    parts: RunParts
+    side: RankSupervision
     log: RunLog
 
     def first_step(self, step: int) -> None:
@@ -283,7 +290,9 @@ class Between:
                 return time.perf_counter() - started
 
 
-def finish(parts: Parts, data: PreparedData, log: RunLog, directory: Path, side: RankSide, dtypes: Dtypes) -> bool:
+def finish(
+    parts: RunParts, data: PreparedData, log: RunLog, directory: Path, side: RankSupervision, dtypes: Dtypes
+) -> bool:
     """Last checkpoint, last evaluation and `final/`, in this order: what was trained is safe before it is measured.
 
     False when all ranks have agreed to stop in that evaluation: the next start does what is left.
@@ -324,7 +333,7 @@ def finish(parts: Parts, data: PreparedData, log: RunLog, directory: Path, side:
     return True
 
 
-def tell_failed_saves(parts: Parts, log: RunLog) -> None:
+def report_failed_saves(parts: RunParts, log: RunLog) -> None:
     """Say how many checkpoints of this round could not be saved, if any."""
     if parts.checkpointer.saves_failed:
         log.message(f"{parts.checkpointer.saves_failed} checkpoints could not be saved: see events.jsonl")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from drillyard.config.checks import decay_steps_of
+from drillyard.config.checks import resolve_decay_steps
 from drillyard.config.run import ScheduleConfig
 
 
@@ -21,7 +21,7 @@ def learning_rate(step: int, *, peak: float, total_steps: int, schedule: Schedul
     if schedule.name == "constant":
         return peak
     if schedule.name == "warmup-stable-decay":
-        decay = decay_steps_of(schedule, total_steps)
+        decay = resolve_decay_steps(schedule, total_steps)
         progress = max(0.0, (step - (total_steps - decay)) / decay)
         return peak * (1.0 - (1.0 - floor) * min(1.0, progress))
     progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))

@@ -31,7 +31,7 @@ from typing import Any, Final, Literal
 import torch
 
 from drillyard.data import Mixture
-from drillyard.data.loader import SampleRef
+from drillyard.data.sampler import SampleRef
 from drillyard.telemetry import RunLog
 from drillyard.telemetry.jsonlines import decode
 from drillyard.telemetry.metrics import METRICS_FILE
@@ -151,7 +151,7 @@ class SpikeDetector:
                 yield Anomaly("gradient_spike", figures, math.exp(median), math.exp(limit))
 
 
-class SpikeWatch:
+class SpikeReporter:
     """Rank 0's side of it: judges what was read at a logged step and tells of what stands out."""
 
     def __init__(
@@ -198,7 +198,9 @@ class SpikeWatch:
             samples=self.by_source(drawn[:SAMPLES_LISTED]),
         )
         if self._told.get(anomaly.kind) != step - 1:
-            self.log.message(f"{in_words(anomaly)}; `drillyard data show {self.run_directory} --step {step}` prints it")
+            self.log.message(
+                f"{describe_anomaly(anomaly)}; `drillyard data show {self.run_directory} --step {step}` prints it"
+            )
         self._told[anomaly.kind] = step
 
     def drawn(self, step: int) -> list[SampleRef]:
@@ -213,7 +215,7 @@ class SpikeWatch:
         return found
 
 
-def in_words(anomaly: Anomaly) -> str:
+def describe_anomaly(anomaly: Anomaly) -> str:
     """`step 213: the loss is 7.12, a spike (median of the recent steps 2.31, limit 2.63)`."""
     figures = anomaly.figures
     if anomaly.kind == "nonfinite_step":

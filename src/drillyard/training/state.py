@@ -15,7 +15,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from drillyard.parallel.ranks import Ranks
-from drillyard.training.optimizer import Shard, ShardedAdamW
+from drillyard.training.optimizer import LocalShard, ShardedAdamW
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -38,7 +38,7 @@ def checkpoint_state(optimizer: ShardedAdamW, ranks: Ranks, *, with_random_state
     return state
 
 
-def model_state(shards: list[Shard]) -> dict[str, Any]:
+def model_state(shards: list[LocalShard]) -> dict[str, Any]:
     """The parameters alone, under the names a checkpoint gives them."""
     return {f"model.{shard.name}": shard.parameter.detach() for shard in shards}
 
@@ -80,7 +80,7 @@ def set_random_state(state: torch.Tensor, device: torch.device) -> None:
         torch.cuda.set_rng_state(state[size:], device)
 
 
-def _like_parameter(local: torch.Tensor, shard: Shard) -> DTensor:
+def _like_parameter(local: torch.Tensor, shard: LocalShard) -> DTensor:
     parameter = shard.parameter
     return DTensor.from_local(
         local,

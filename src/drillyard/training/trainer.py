@@ -19,10 +19,10 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from drillyard.config.run import RunConfig
-from drillyard.data.loader import Mixture
+from drillyard.data.sampler import Mixture
 from drillyard.errors import UserError
 from drillyard.models.loss import LanguageModelLoss, LossInputs, loss_inputs
-from drillyard.parallel.apply import fsdp_modules
+from drillyard.parallel.parallelize import fsdp_modules
 from drillyard.parallel.ranks import Ranks
 from drillyard.training.optimizer import ShardedAdamW
 from drillyard.training.schedule import learning_rate
@@ -36,7 +36,7 @@ STEPS_BETWEEN_GARBAGE_COLLECTIONS = 50
 class BatchShape:
     """How the global batch of a step is dealt out: rank r takes micro-batches r, r + ranks, ... of it.
 
-    `by_epoch`: the last step of each epoch has only the sequences that are left of it (data/loader.py).
+    `by_epoch`: the last step of each epoch has only the sequences that are left of it (data/sampler.py).
     """
 
     micro_batch_size: int
@@ -58,7 +58,7 @@ class StepWindow:
 
 
 @dataclass(frozen=True)
-class Logged:
+class LoggedStep:
     """The numbers of a logged step, read from the device at once."""
 
     step: int
@@ -166,7 +166,7 @@ class Trainer:
         first_step: int,
         *,
         on_first: Callable[[int], None],
-        on_logged: Callable[[Logged], None],
+        on_logged: Callable[[LoggedStep], None],
         after_step: Callable[[int, bool], float],
         stop: StopRequest,
     ) -> bool:
@@ -201,7 +201,7 @@ class Trainer:
         gc.enable()
         return self.steps_done == self.total_steps
 
-    def read_figures(self, step: int, loss: torch.Tensor, norm: torch.Tensor, window: StepWindow) -> Logged:
+    def read_figures(self, step: int, loss: torch.Tensor, norm: torch.Tensor, window: StepWindow) -> LoggedStep:
         """Wait for the device, once, and read what the step left there. UserError after a row of skipped steps."""
         kept = self.recent.values.flatten()
         figures = torch.cat([torch.stack([loss, norm]), self.optimizer.skipped.double(), kept]).tolist()
@@ -215,7 +215,7 @@ class Trainer:
                 f"these steps: drillyard data show RUN_DIR --step {step + 1} "
                 "(training.max_nonfinite_steps is the limit)"
             )
-        return Logged(
+        return LoggedStep(
             step=step + 1,
             loss=figures[0],
             gradient_norm=figures[1],

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from drillyard.launch.agent.borrowed import guardian, shipped_files
 from drillyard.launch.agent.identity import RUN_MARK, run_token
 from drillyard.launch.agent.job import Job
+from drillyard.launch.agent.shared_modules import guardian, shipped_files
 
 PATIENCE_SECONDS = 90.0
 TELL = 'echo $NODE_RANK $ROUND $$ >> "$RUN/commands"'

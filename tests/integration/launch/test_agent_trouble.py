@@ -19,11 +19,11 @@ import pytest
 from tests.integration.disks import MIB, Tmpfs
 from tests.integration.launch.agents import TELL, WAIT, Agents, Make, codes, free_port_range, wait_until
 
-from drillyard.launch.agent import wire
-from drillyard.launch.agent.borrowed import guardian, shipped_files
+from drillyard.launch.agent import protocol
 from drillyard.launch.agent.fence import Epochs, Lease
 from drillyard.launch.agent.identity import AGENT_MARK, Process, process_of
 from drillyard.launch.agent.records import make_report
+from drillyard.launch.agent.shared_modules import guardian, shipped_files
 
 ELSEWHERE = Process("n7", "another boot/another namespace", 1, 1)
 
@@ -289,9 +289,9 @@ def _follow(port: int, node: int, ended: list[int]) -> None:
     told = {"submission": "a", "attempt": "0", "node": node, "host": f"n{node}"}
     while True:
         try:
-            connection, _ = wire.join("127.0.0.1", port, b"known", told, 60.0)
+            connection, _ = protocol.join("127.0.0.1", port, b"known", told, 60.0)
             break
-        except wire.ConnectionLost:
+        except protocol.ConnectionLost:
             time.sleep(0.2)
     connection.send(ready=1)
     while True:

@@ -24,8 +24,8 @@ from tests.integration.tiny_run import PATIENCE_SECONDS, STEPS, Run, write_confi
 from drillyard.config import load_cluster_config
 from drillyard.launch.agent.index import list_runs
 from drillyard.launch.programs import Programs, Result
+from drillyard.launch.run_status import State
 from drillyard.launch.slurm.launcher import SlurmLauncher, launcher
-from drillyard.launch.states import State
 
 TITAN = """
 import time

@@ -19,7 +19,7 @@ from tests.integration.launch.slurm_cluster import SlurmCluster, slurm_cluster, 
 from tests.integration.launch.test_slurm import is_running, looking, saves, sit_down, written
 from tests.integration.tiny_run import write_config
 
-from drillyard.launch.states import State
+from drillyard.launch.run_status import State
 
 SECONDS_TO_TELL = 60.0
 LOOKS = 200

@@ -21,7 +21,7 @@ from tests.integration.launch.sshd_hosts import SshHost, SshHosts, two_hosts
 from tests.integration.tiny_run import PATIENCE_SECONDS, STEPS, Run, write_config
 
 from drillyard.launch.handles import Handle
-from drillyard.launch.job import port_of
+from drillyard.launch.prepared_run import port_of
 
 TITAN = """
 import os, time

@@ -17,7 +17,7 @@ from tests.integration.launch.vertex_server import Refusal, Vertex
 
 from drillyard.errors import UserError
 from drillyard.launch.plan import Call
-from drillyard.launch.states import State
+from drillyard.launch.run_status import State
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,10 @@ from tests.integration.launch.agents import free_port_range
 from tests.integration.launch.vertex_place import Place
 from tests.integration.launch.vertex_server import Replicas, Vertex
 
-from drillyard.launch import job as job_module
-from drillyard.launch.launcher import LogsWanted
-from drillyard.launch.states import State
-from drillyard.launch.vertex import paths
+from drillyard.launch import prepared_run as job_module
+from drillyard.launch.launcher import LogSelection
+from drillyard.launch.run_status import State
+from drillyard.launch.vertex import bucket_paths
 
 
 def until(what: Callable[[], Any], seconds: float = 90.0) -> Any:
@@ -41,7 +41,7 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     gcs.mkdir()
     (gcs / BUCKET).symlink_to(made.place)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", made.endpoint)
-    monkeypatch.setattr(paths, "MOUNT", str(gcs))
+    monkeypatch.setattr(bucket_paths, "MOUNT", str(gcs))
     port = free_port_range()
     monkeypatch.setattr(job_module, "port_of", lambda handle: port)
     yield gcs
@@ -77,7 +77,9 @@ def test_replicas_find_their_ranks_and_each_other(
         place.launcher.submit(place.plan(script("ranks", text)))
         running = replicas(vertex)
         lines: list[bytes] = []
-        follower = threading.Thread(target=lambda: lines.extend(place.launcher.logs("ranks", LogsWanted(follow=True))))
+        follower = threading.Thread(
+            target=lambda: lines.extend(place.launcher.logs("ranks", LogSelection(follow=True)))
+        )
         follower.start()
         running.run(max_restarts=0)
         follower.join(60)
@@ -87,7 +89,7 @@ def test_replicas_find_their_ranks_and_each_other(
         for node in range(3):
             assert f"rank {node} of 3 at 127.0.0.1, hello" in log
             assert f"again {node}" in log
-        again = b"".join(place.launcher.logs("ranks", LogsWanted(node=2, tail=2))).decode()
+        again = b"".join(place.launcher.logs("ranks", LogSelection(node=2, tail=2))).decode()
         assert "2: " in again
         assert len(again.splitlines()) == 2
         fetched = mounted.parent / "fetched"
@@ -109,7 +111,7 @@ def test_a_preempted_replica_joins_again_and_the_run_goes_on(
         running.run()
         status = place.launcher.status("disturbed")
         assert status.state is State.succeeded, status
-        log = b"".join(place.launcher.logs("disturbed", LogsWanted())).decode()
+        log = b"".join(place.launcher.logs("disturbed", LogSelection())).decode()
         assert "round 1 on 0" in log
         assert "round 1 on 1" in log
         state = json.loads(place.launcher.read("disturbed", "launch/state.json", 0))
@@ -129,6 +131,6 @@ def test_a_refused_run_is_started_once_however_often_the_service_starts_its_cont
         assert status.state is State.failed
         assert status.failure is not None
         assert status.failure.exit_code == 2
-        log = b"".join(place.launcher.logs("refused", LogsWanted())).decode()
+        log = b"".join(place.launcher.logs("refused", LogSelection())).decode()
         assert log.count("=== round 0 of refused") == 2, log
         assert "=== round 1" not in log

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from drillyard.errors import UserError
-from drillyard.training.checkpoint import Checkpointer, list_checkpoints, load_checkpoint, loading, storage, verify
+from drillyard.training.checkpoint import Checkpointer, dcp_storage, list_checkpoints, load_checkpoint, loading, verify
 from drillyard.training.checkpoint import checkpointer as checkpointer_module
-from drillyard.training.checkpoint.contents import read_index
+from drillyard.training.checkpoint.dcp_planners import flatten, unflatten_into
+from drillyard.training.checkpoint.index_reader import read_index
 from drillyard.training.checkpoint.loading import read
-from drillyard.training.checkpoint.planning import flatten, unflatten_into
 
 FORMATS = Path(__file__).parent
 
@@ -158,7 +158,7 @@ def test_names_that_collide_are_refused_and_flattening_is_undone() -> None:
     assert state == {"a": {"b": 5, "c": {"x": 1}}, "d": None}
 
 
-class FailingFile(storage.io.FileIO):
+class FailingFile(dcp_storage.io.FileIO):
     """A file on a disk that has room for so many bytes, or that cannot be closed."""
 
     room = 0
@@ -189,7 +189,7 @@ def test_a_quota_that_is_used_up_fails_the_save_in_its_own_words(
     )  # fmt: skip
     state = {"w": torch.arange(600_000.0)}
     checkpointer.save(1, state, metadata={}, wait=True)
-    monkeypatch.setattr(storage.io, "FileIO", FailingFile)
+    monkeypatch.setattr(dcp_storage.io, "FileIO", FailingFile)
     monkeypatch.setattr(FailingFile, "without_room", OSError(errno.EDQUOT, "Disk quota exceeded"))
     for step, room in enumerate((0, 1_500_000), start=2):
         FailingFile.room = room
@@ -215,7 +215,7 @@ def test_a_write_that_fails_at_any_byte_or_at_closing_fails_the_save_and_no_more
     checkpointer, events = make(tmp_path)
     checkpointer.save(1, state, metadata={}, wait=True)
     size = list_checkpoints(tmp_path)[0].bytes
-    monkeypatch.setattr(storage.io, "FileIO", FailingFile)
+    monkeypatch.setattr(dcp_storage.io, "FileIO", FailingFile)
     rooms = [0, 1, 1000, 1_500_000, size - 2500, size - 1500]
     for step, room in enumerate(rooms, start=2):
         FailingFile.room = room

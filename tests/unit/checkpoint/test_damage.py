@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from drillyard.errors import UserError
-from drillyard.training.checkpoint import Checkpointer, DamagedCheckpoint, list_checkpoints, storage
-from drillyard.training.checkpoint.listing import CheckpointInfo, inspect
-from drillyard.training.checkpoint.storage import require_undamaged
+from drillyard.training.checkpoint import Checkpointer, DamagedCheckpoint, dcp_storage, list_checkpoints
+from drillyard.training.checkpoint.dcp_storage import require_undamaged
+from drillyard.training.checkpoint.inventory import CheckpointInfo, inspect
 
 FILES = ["manifest.json", ".metadata", "__0_0.distcp"]
 
@@ -201,7 +201,7 @@ def test_an_interrupted_first_save_is_no_reason_to_refuse(run: Path) -> None:
     checkpointer.close()
 
 
-class FlippingFile(storage.io.FileIO):
+class FlippingFile(dcp_storage.io.FileIO):
     """A disk that stores something else than it was given, and says nothing."""
 
     def write(self, data: Any) -> int:
@@ -216,7 +216,7 @@ def test_a_save_that_does_not_read_back_as_written_fails_and_the_older_ones_stay
     checkpointer.keep = 1
     checkpointer.save(1, state_of(1.0), metadata={})
     with monkeypatch.context() as patched:
-        patched.setattr(storage.io, "FileIO", FlippingFile)
+        patched.setattr(dcp_storage.io, "FileIO", FlippingFile)
         checkpointer.save(2, state_of(2.0), metadata={})
     assert [(info.step, info.status) for info in list_checkpoints(tmp_path)] == [(1, "complete")]
     assert [name for name, _ in events] == ["checkpoint_failed"] and "reads back with other bytes" in events[0][1]

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from tests.unit.checkpoint.made import CONTENT, damage_silently, make_checkpoint
 
 from drillyard.errors import UserError
-from drillyard.training.checkpoint import listing
-from drillyard.training.checkpoint.listing import abandon_checkpoint, list_checkpoints, remove_checkpoint
+from drillyard.training.checkpoint import inventory
+from drillyard.training.checkpoint.inventory import list_checkpoints, remove_checkpoint, set_aside_checkpoint
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
 from drillyard.training.checkpoint.pruning import (
     PrunePlan,
     choose_step,
-    find_target,
     plan_prune,
+    select_checkpoints,
     verify_all_files,
 )
 
@@ -33,7 +33,7 @@ def make(run: Path, step: int, kind: str, loss: float | None) -> None:
     elif kind == "incomplete":
         (path / MANIFEST_NAME).unlink()
     elif kind == "abandoned":
-        abandon_checkpoint(path)
+        set_aside_checkpoint(path)
 
 
 def plan_for(run: Path, keep: int, keep_best: bool = True, left_overs: bool = False) -> PrunePlan:
@@ -88,8 +88,8 @@ def test_a_prune_killed_anywhere_leaves_the_good_ones_it_promised_and_goes_on_fr
         measured = [(loss, -step) for step, loss in losses.items() if loss is not None]
         promised = set(good_before[-keep:]) | ({-min(measured)[1]} if measured and keep_best else set())
 
-        patch.setattr(listing, "sync_directory", lambda path: None)
-        remove_entry, done = listing._remove_entry, 0
+        patch.setattr(inventory, "sync_directory", lambda path: None)
+        remove_entry, done = inventory._remove_entry, 0
 
         def remove_until_killed(path: Path) -> None:
             nonlocal done
@@ -99,7 +99,7 @@ def test_a_prune_killed_anywhere_leaves_the_good_ones_it_promised_and_goes_on_fr
             done += 1
 
         with patch.context() as killing:
-            killing.setattr(listing, "_remove_entry", remove_until_killed)
+            killing.setattr(inventory, "_remove_entry", remove_until_killed)
             try:
                 prune(run, keep, keep_best, left_overs)
             except Killed:
@@ -165,15 +165,15 @@ def test_a_path_means_a_run_its_checkpoints_or_one_of_them(tmp_path: Path) -> No
         make(tmp_path, step, "good", None)
     directory = tmp_path / "checkpoints"
     for path in (tmp_path, directory):
-        target = find_target(path)
+        target = select_checkpoints(path)
         assert (target.directory, target.run_directory, target.one) == (directory, tmp_path, None)
         assert [info.step for info in target.checkpoints] == [10, 20]
-    target = find_target(directory / "step-00000020")
+    target = select_checkpoints(directory / "step-00000020")
     assert target.one is not None and target.one.step == 20 and target.run_directory == tmp_path
-    assert choose_step(find_target(tmp_path), 10).step == 10
+    assert choose_step(select_checkpoints(tmp_path), 10).step == 10
     with pytest.raises(UserError, match="no checkpoint of step 15; there are: 10, 20"):
-        choose_step(find_target(tmp_path), 15)
+        choose_step(select_checkpoints(tmp_path), 15)
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "empty", tmp_path / "nowhere"):
         with pytest.raises(UserError, match="there are no checkpoints; give a run directory"):
-            find_target(path)
+            select_checkpoints(path)

@@ -16,10 +16,10 @@ from drillyard.config import ClusterConfig
 from drillyard.errors import UserError
 from drillyard.launch import registry
 from drillyard.launch.handles import Handle
-from drillyard.launch.launcher import Cancellation, Capabilities, LogsWanted
-from drillyard.launch.logs.run import run_logs
-from drillyard.launch.remote import LocalFiles, copy_files, read_file
-from drillyard.launch.states import RunStatus, State
+from drillyard.launch.launcher import Cancellation, Capabilities, LogSelection
+from drillyard.launch.logs.reader import run_logs
+from drillyard.launch.remote_files import LocalFiles, copy_files, read_file
+from drillyard.launch.run_status import RunStatus, State
 
 
 class FakeLauncher:
@@ -58,7 +58,7 @@ class FakeLauncher:
         statuses = self.statuses[run]
         return statuses.pop(0) if len(statuses) > 1 else statuses[0]
 
-    def logs(self, run: str, wanted: LogsWanted) -> Iterator[bytes]:
+    def logs(self, run: str, wanted: LogSelection) -> Iterator[bytes]:
         launch = self.directory / self.cluster / run / "launch"
         return run_logs(str(launch), [LocalFiles()], wanted, over=lambda: self.status(run).state.over)
 
@@ -101,7 +101,7 @@ class World:
         module.launcher = self._launcher_of  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
         for platform in ("slurm", "local"):
-            monkeypatch.setitem(registry.LAUNCHERS, platform, registry.Row(module.__name__, Capabilities()))
+            monkeypatch.setitem(registry.LAUNCHERS, platform, registry.LauncherRow(module.__name__, Capabilities()))
 
     def _launcher_of(self, cluster: ClusterConfig, programs: Any) -> FakeLauncher:
         return self.clusters[cluster.name]

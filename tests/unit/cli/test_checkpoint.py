@@ -18,9 +18,9 @@ from tests.unit.checkpoint.made import damage_silently, make_checkpoint
 
 from drillyard.cli import main as cli
 from drillyard.cli.checkpoint import age_text, size_text
-from drillyard.supervise.holding import hold_run_directory, holder_of, only_holder_of
+from drillyard.supervise.run_lock import exclusive_run_lock, lock_owner, lock_run_directory
 from drillyard.telemetry import append_event
-from drillyard.training.checkpoint.listing import list_checkpoints, step_directory_name
+from drillyard.training.checkpoint.inventory import list_checkpoints, step_directory_name
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
 from drillyard.training.checkpoint.pruning import plan_prune
 
@@ -194,11 +194,11 @@ def test_prune_reads_what_it_keeps_and_tells_damage_in_its_exit_code(checkpoint:
 def test_prune_is_refused_while_a_run_is_active_in_the_directory(
     checkpoint: Any, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drillyard.supervise.holding._PATIENCE_SECONDS", 0.0)
-    with only_holder_of(run):
+    monkeypatch.setattr("drillyard.supervise.run_lock._PATIENCE_SECONDS", 0.0)
+    with exclusive_run_lock(run):
         told = checkpoint("prune", run, "--keep", 1)
     assert told.code == 2 and "a run is active in it" in told.err
-    with hold_run_directory(run, "prunes its checkpoints"):
+    with lock_run_directory(run, "prunes its checkpoints"):
         told = checkpoint("prune", run, "--keep", 1)
     assert told.code == 2 and "which prunes its checkpoints); wait for its end" in told.err
     assert steps(run) == [10, 20, 30, 40, 50]
@@ -211,7 +211,7 @@ def test_whoever_waits_for_prune_is_told_that_it_is_one(
     seen = []
 
     def plan(*arguments: Any, **settings: Any) -> Any:
-        seen.append(holder_of(run))
+        seen.append(lock_owner(run))
         return plan_prune(*arguments, **settings)
 
     monkeypatch.setattr("drillyard.training.checkpoint.pruning.plan_prune", plan)
@@ -225,7 +225,7 @@ def test_what_cannot_be_deleted_is_an_error_that_names_it(
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("drillyard.training.checkpoint.listing.remove_checkpoint", refuse)
+    monkeypatch.setattr("drillyard.training.checkpoint.inventory.remove_checkpoint", refuse)
     told = checkpoint("prune", run, "--keep", 2)
     assert told.code == 2 and "step-00000010: could not be deleted: Permission denied" in told.err
 

@@ -16,7 +16,7 @@ import yaml
 
 from drillyard.cli import main as cli
 from drillyard.config import load_run_config
-from drillyard.estimate.published import Estimate, Sweep
+from drillyard.estimation.document import EstimateDocument, SweepDocument
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "llama31-70b-b200"
 RUN = """\
@@ -84,7 +84,7 @@ def test_the_recipe_of_16_b200s_fits_and_holds_the_published_step_time_and_cost(
         "--without-source", "torch-distributed-training-gke", "--json", run=RECIPE / "run.yaml",
     )  # fmt: skip
     assert told.code == 0
-    value = Estimate.model_validate(told.json)
+    value = EstimateDocument.model_validate(told.json)
     assert value.verdict == "fits" and value.model.parameters == 70_553_706_496
     assert (value.setup.activation_checkpointing, value.setup.micro_batch_size) == ("full", 8)
     assert value.step_time is not None and value.cost is not None
@@ -93,7 +93,7 @@ def test_the_recipe_of_16_b200s_fits_and_holds_the_published_step_time_and_cost(
 
 
 def test_a_cluster_config_tells_the_place(estimate: Any) -> None:
-    value = Estimate.model_validate(estimate("--cluster", "cluster.yaml", "--json").json)
+    value = EstimateDocument.model_validate(estimate("--cluster", "cluster.yaml", "--json").json)
     assert (value.place.machine, value.place.gpus, value.place.consumption) == ("a3-megagpu-8g", 16, "spot")
     assert value.cost is not None and value.cost.bought == "spot, us-central1"
     assert any(quota.amount == 16 for quota in value.quotas)
@@ -103,10 +103,12 @@ def test_flags_come_before_the_cluster_config(estimate: Any) -> None:
     told = estimate(
         "--cluster", "cluster.yaml", "--machine", "a4-highgpu-8g", "--nodes", 4, "--region", "us-east4", "--json"
     )
-    value = Estimate.model_validate(told.json)
+    value = EstimateDocument.model_validate(told.json)
     assert (value.place.machine, value.place.nodes, value.place.region) == ("a4-highgpu-8g", 4, "us-east4")
     assert value.cost is not None and value.cost.bought == "spot, us-east4"
-    bought = Estimate.model_validate(estimate("--cluster", "cluster.yaml", "--consumption", "on-demand", "--json").json)
+    bought = EstimateDocument.model_validate(
+        estimate("--cluster", "cluster.yaml", "--consumption", "on-demand", "--json").json
+    )
     assert bought.cost is not None and bought.cost.bought.startswith("on-demand")
 
 
@@ -136,11 +138,11 @@ def test_own_hardware_and_prices_come_from_a_flag_or_from_beside_the_cluster_con
         "machines: [{name: mine, accelerator: h100, num_accelerators: 4, network_stack: infiniband}]\n"
         "prices: [{machine: mine, consumption: on-demand, usd_per_gpu_hour: 1.5}]\n"
     )
-    by_flag = Estimate.model_validate(estimate("--machine", "mine", "--hardware", own, "--json").json)
+    by_flag = EstimateDocument.model_validate(estimate("--machine", "mine", "--hardware", own, "--json").json)
     Path("cluster.yaml").write_text(
         "name: c\nplatform: ssh\nssh: {hosts: [a]}\nmachine: mine\nhardware: facts/own.yaml\n"
     )
-    by_config = Estimate.model_validate(estimate("--cluster", "cluster.yaml", "--json").json)
+    by_config = EstimateDocument.model_validate(estimate("--cluster", "cluster.yaml", "--json").json)
     for value in (by_flag, by_config):
         assert value.place.gpus == 4 and value.cost is not None
         assert value.cost.usd_per_gpu_hour.value == 1.5 and value.cost.usd_per_gpu_hour.source == str(own)
@@ -159,7 +161,7 @@ def test_a_sweep_prints_a_table_and_writes_its_plot(estimate: Any) -> None:
     assert refused.code == 2 and "--overwrite" in refused.err and Path("mine.svg").read_text() == "<svg/>"
     assert estimate(*one, "--plot", "mine.svg", "--overwrite").code == 0
     printed = estimate("--machine", "a3-megagpu-8g", "--sweep", "nodes=1,2", "--json")
-    assert [point.values for point in Sweep.model_validate(printed.json).points] == [{"nodes": 1}, {"nodes": 2}]
+    assert [point.values for point in SweepDocument.model_validate(printed.json).points] == [{"nodes": 1}, {"nodes": 2}]
 
 
 def test_a_learning_rate_is_not_needed_and_train_shows_what_to_write(
@@ -228,7 +230,7 @@ def test_a_run_of_ones_own_is_what_speed_is_drawn_from(estimate: Any) -> None:
     steps = ({"step": step, "step_seconds": 0.25, "num_gpus": 8} for step in range(1, 31))
     (own / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
     told = estimate("--machine", "a3-megagpu-8g", "--calibrate", own, "--json")
-    value = Estimate.model_validate(told.json)
+    value = EstimateDocument.model_validate(told.json)
     assert value.step_time is not None and value.step_time.basis == "calibration"
     assert value.step_time.seconds.low.value < 0.25 < value.step_time.seconds.high.value
     assert [row.name for row in value.step_time.measured_rows] == ["mine"]

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from tests.unit.checkpoint.made import make_checkpoint
-from tests.unit.report import runs
+from tests.unit.reporting import runs
 
 from drillyard.cli import main as cli
 from drillyard.errors import UserError
 from drillyard.loglines.sources import storage_client
-from drillyard.training import evaluate
-from drillyard.training.evaluate import Request, evaluation_config
-from drillyard.training.locate import find_saved_model
+from drillyard.training import saved_evaluation
+from drillyard.training.saved_evaluation import EvaluationRequest, evaluation_config
+from drillyard.training.saved_model import find_saved_model
 
 
 def call(*arguments: object) -> int:
@@ -115,20 +115,23 @@ def plain_model(directory: Path, **config: int) -> Path:
     [({"max_position_embeddings": 128}, 128), ({"n_positions": 64}, 64), ({"max_position_embeddings": 131072}, 1024)],
 )
 def test_a_plain_model_is_measured_within_its_positions(config: dict[str, int], expected: int, tmp_path: Path) -> None:
-    request = Request(plain_model(tmp_path / "model", **config), tmp_path, data="rows.jsonl")
+    request = EvaluationRequest(plain_model(tmp_path / "model", **config), tmp_path, data="rows.jsonl")
     assert evaluation_config(request, find_saved_model(request.model)).data.sequence_length == expected
 
 
 def test_a_plain_model_needs_a_source(tmp_path: Path) -> None:
-    request = Request(plain_model(tmp_path / "model"), tmp_path)
+    request = EvaluationRequest(plain_model(tmp_path / "model"), tmp_path)
     with pytest.raises(UserError, match="--data"):
         evaluation_config(request, find_saved_model(request.model))
 
 
 def test_settings_in_errors_come_with_their_flags(tmp_path: Path) -> None:
-    request = Request(tmp_path, tmp_path, data="rows.jsonl")
-    assert "--sequence-length" in evaluate.flags_for("data.sequence_length: 300 is more than 128", request)
-    assert "--format" in evaluate.flags_for("no column 'text'. Set data.columns: {text: NAME}.", request)
-    assert "--data run.yaml" in evaluate.flags_for("Set data.tokenizer to one that has", request)
-    assert evaluate.flags_for("data.sequence_length: 300", Request(tmp_path, tmp_path, data="run.yaml")) == ""
-    assert evaluate.flags_for("out of memory", request) == ""
+    request = EvaluationRequest(tmp_path, tmp_path, data="rows.jsonl")
+    assert "--sequence-length" in saved_evaluation.flags_for("data.sequence_length: 300 is more than 128", request)
+    assert "--format" in saved_evaluation.flags_for("no column 'text'. Set data.columns: {text: NAME}.", request)
+    assert "--data run.yaml" in saved_evaluation.flags_for("Set data.tokenizer to one that has", request)
+    assert (
+        saved_evaluation.flags_for("data.sequence_length: 300", EvaluationRequest(tmp_path, tmp_path, data="run.yaml"))
+        == ""
+    )
+    assert saved_evaluation.flags_for("out of memory", request) == ""

@@ -14,10 +14,10 @@ from tests.unit.cli.fake_launcher import World
 
 from drillyard.cli import main as cli
 from drillyard.cli import runs as command
+from drillyard.launch.completion_cache import remember_runs
 from drillyard.launch.handles import Handle
 from drillyard.launch.launcher import Cancellation
-from drillyard.launch.seen import remember_runs
-from drillyard.launch.states import Failure, State
+from drillyard.launch.run_status import RunFailure, State
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_list_is_newest_first_over_all_clusters_and_shows_why(world: World, ca
     now = time.time()
     one, other = world.add("one"), world.add("other")
     one.add("old", State.queued, submitted_at=now - 900, since=now - 900, reason="Priority")
-    failure = Failure("killed by SIGKILL", rank=3, node="n2", exit_code=137)
+    failure = RunFailure("killed by SIGKILL", rank=3, node="n2", exit_code=137)
     one.add("new", State.failed, submitted_at=now - 60, since=now - 50, failure=failure)
     other.add("middle", State.running, submitted_at=now - 300, since=now - 290)
 
@@ -166,7 +166,7 @@ def test_what_is_not_there_is_an_error_that_helps(world: World, capsys: Capture,
 
 
 def test_status_is_one_screen_with_what_to_do_next(world: World, capsys: Capture) -> None:
-    failure = Failure("exit code 1", rank=1, node="n1", exit_code=1, lines=("Traceback", "ValueError: nan"))
+    failure = RunFailure("exit code 1", rank=1, node="n1", exit_code=1, lines=("Traceback", "ValueError: nan"))
     world.add("one").add(
         "a", State.failed, since=time.time() - 30, round=2, failures=3, failure=failure, native={"job": 17}
     )
@@ -223,7 +223,7 @@ def test_status_as_json_has_the_documented_fields(world: World, capsys: Capture)
 def test_waiting_ends_with_the_runs_own_code(
     world: World, capsys: Capture, state: State, code: int | None, exit_code: int
 ) -> None:
-    failure = Failure("it failed", exit_code=code) if state is State.failed else None
+    failure = RunFailure("it failed", exit_code=code) if state is State.failed else None
     launcher = world.add("one")
     launcher.add("a", State.queued, State.running, State.running, state, failure=failure)
 

@@ -13,9 +13,9 @@ from tests.unit.cli.test_runs import Capture, Said, world
 
 from drillyard.cli import runs_following as command
 from drillyard.errors import UserError
-from drillyard.launch.launcher import LogsWanted
-from drillyard.launch.logs.merging import key_of
-from drillyard.launch.states import State
+from drillyard.launch.launcher import LogSelection
+from drillyard.launch.logs.merge import key_of
+from drillyard.launch.run_status import State
 from drillyard.telemetry.jsonlines import encode
 
 __all__ = ["world"]
@@ -25,8 +25,8 @@ NOON = 1_763_985_600
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drillyard.launch.logs.run.ASK_SECONDS", 0.05)
-    monkeypatch.setattr("drillyard.report.launched.STATUS_SECONDS", 0.05)
+    monkeypatch.setattr("drillyard.launch.logs.reader.ASK_SECONDS", 0.05)
+    monkeypatch.setattr("drillyard.reporting.launched.STATUS_SECONDS", 0.05)
     monkeypatch.setattr(command, "WAITING_SECONDS", 0.01)
 
 
@@ -96,7 +96,7 @@ def test_ctrl_c_ends_the_following_only(world: World, capsys: Capture, monkeypat
     launcher = world.add("one")
     launcher.add("a", State.running)
 
-    def logs(run: str, wanted: LogsWanted) -> None:
+    def logs(run: str, wanted: LogSelection) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(launcher, "logs", logs)
@@ -206,7 +206,7 @@ def test_watch_measures_the_log_of_a_workload(world: World, capsys: Capture) -> 
 
 
 def test_a_mirror_takes_whole_lines_only(world: World, tmp_path: Path) -> None:
-    from drillyard.report.launched import Mirror
+    from drillyard.reporting.launched import Mirror
 
     launcher = world.add("one")
     directory = launcher.add("a", State.running)
@@ -223,7 +223,7 @@ def test_a_mirror_takes_whole_lines_only(world: World, tmp_path: Path) -> None:
 
 
 def test_a_watch_that_is_left_ends_its_thread(world: World) -> None:
-    from drillyard.report.launched import launched_run
+    from drillyard.reporting.launched import launched_run
 
     launcher = world.add("one")
     write_events(launcher.add("a", State.running), "run_start")

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.config import RunConfig, check_run, require_valid, resolved_accumulation, resolved_global_batch
+from drillyard.config import RunConfig, check_run, require_valid, resolve_accumulation, resolve_global_batch
 from drillyard.config.checks import ROLES
 from drillyard.config.problems import dotted
-from drillyard.data.formats import COLUMNS, OPTIONAL_COLUMNS
+from drillyard.data.row_formats import COLUMNS, OPTIONAL_COLUMNS
 from drillyard.errors import UserError
 
 from .conftest import RUN, Load
@@ -203,25 +203,25 @@ SIZES = st.integers(1, 40)
 def test_the_batch_is_the_same_however_it_is_written(micro: int, ranks: int, accumulation: int) -> None:
     total = micro * ranks * accumulation
     for config in (batch(micro, accumulation, None), batch(micro, None, total), batch(micro, accumulation, total)):
-        assert resolved_accumulation(config, ranks) == accumulation
-        assert resolved_global_batch(config, ranks) == total
+        assert resolve_accumulation(config, ranks) == accumulation
+        assert resolve_global_batch(config, ranks) == total
 
 
 @given(micro=SIZES, ranks=SIZES, total=st.integers(1, 4000))
 def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(micro: int, ranks: int, total: int) -> None:
     if total % (micro * ranks) == 0:
-        assert resolved_accumulation(batch(micro, None, total), ranks) * micro * ranks == total
+        assert resolve_accumulation(batch(micro, None, total), ranks) * micro * ranks == total
         return
     with pytest.raises(UserError) as caught:
-        resolved_accumulation(batch(micro, None, total), ranks)
+        resolve_accumulation(batch(micro, None, total), ranks)
     proposed, _, smaller = str(caught.value).partition("set it to ")[2].partition(",")
     for size in proposed.split(" or "):
-        resolved_accumulation(batch(micro, None, int(size)), ranks)
+        resolve_accumulation(batch(micro, None, int(size)), ranks)
     assert bool(smaller) == (total % ranks == 0)
     if smaller:
-        resolved_accumulation(batch(int(smaller.split()[-1]), None, total), ranks)
+        resolve_accumulation(batch(int(smaller.split()[-1]), None, total), ranks)
 
 
 def test_without_any_wish_a_step_is_one_micro_batch() -> None:
-    assert resolved_accumulation(batch(4, None, None), 8) == 1
-    assert resolved_global_batch(batch(4, None, None), 8) == 32
+    assert resolve_accumulation(batch(4, None, None), 8) == 1
+    assert resolve_global_batch(batch(4, None, None), 8) == 32

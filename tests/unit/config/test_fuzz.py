@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from drillyard.config import RunConfig, check_run, load_run_config, require_valid, save_resolved
-from drillyard.config.checks import has_held_out, resolved_global_batch
+from drillyard.config.checks import has_held_out, resolve_global_batch
 from drillyard.errors import UserError
 
 ROOT = Path(__file__).parents[3]
@@ -109,7 +109,7 @@ def judge(directory: Path, text: str, overrides: list[str], num_ranks: int) -> N
             assert PLACE.fullmatch(line), str(error)
         return
     assert isinstance(config, RunConfig) and check_run(config, num_ranks=num_ranks) == []
-    assert resolved_global_batch(config, num_ranks) > 0
+    assert resolve_global_batch(config, num_ranks) > 0
     has_held_out(config)
     save_resolved(config, directory / "saved.yaml")
     assert load_run_config(directory / "saved.yaml") == config

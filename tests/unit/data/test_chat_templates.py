@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from drillyard.config.run import RunConfig
 from drillyard.data import prepare
-from drillyard.data.sequences import IGNORED
+from drillyard.data.mapped_sequences import IGNORED
 from drillyard.data.tokenizer import _as_pretrained, _train
 
 SPECIAL = [

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drillyard.config.run import RunConfig, SourceConfig
-from drillyard.data import evaluation_rows, prepare, readers, sources
+from drillyard.data import evaluation_rows, file_readers, prepare, sources
 from drillyard.data.sources import file_hash, resolve_source, resolve_sources
 from drillyard.errors import UserError
 
@@ -55,7 +55,7 @@ def test_text_formats_give_the_same_rows_compressed_or_not(
     name: str, small_batches: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if small_batches:
-        monkeypatch.setattr(readers, "BATCH_BYTES", 37)
+        monkeypatch.setattr(file_readers, "BATCH_BYTES", 37)
     content = csv_text() if ".csv" in name else json_lines()
     pack = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}.get(Path(name).suffix, bytes)
     (tmp_path / name).write_bytes(pack(content))
@@ -147,7 +147,7 @@ def test_a_broken_json_line_is_told_with_line_and_column(
     small_batches: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if small_batches:
-        monkeypatch.setattr(readers, "BATCH_BYTES", 10)
+        monkeypatch.setattr(file_readers, "BATCH_BYTES", 10)
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"text": "b" "c"}\n')
     assert f"{tmp_path}/a.jsonl, line 3, column 14: not valid JSON" in failure(tmp_path / "a.jsonl")
 
@@ -167,7 +167,7 @@ def test_text_that_is_not_utf8_is_told_with_line_and_byte(
     path = tmp_path_factory.mktemp("utf8") / "a.jsonl"
     path.write_bytes(lines + b'\xe9"}\n')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "BATCH_BYTES", block)
+        patch.setattr(file_readers, "BATCH_BYTES", block)
         message = failure(path)
     assert f"line {len(before) + 1}, byte {len(lines)}: 0xe9 is not UTF-8 text" in message
 

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from drillyard.config.run import RunConfig
 from drillyard.data import load_tokenizer, prepare, prompt_tokens
-from drillyard.data.sequences import IGNORED
+from drillyard.data.mapped_sequences import IGNORED
 from drillyard.data.tokenizer import _as_pretrained, _train, open_tokenizer
 from drillyard.errors import UserError
 

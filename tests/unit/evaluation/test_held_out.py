@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from drillyard.config.run import RunConfig
-from drillyard.evaluation.held_out import HeldOut
+from drillyard.evaluation.evaluator import HeldOutEvaluator
 from drillyard.models.loss import LanguageModelLoss
 from drillyard.parallel.ranks import Ranks
 
@@ -34,7 +34,7 @@ def tokenizer_without_pad() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture
-def held_out(tmp_path: Path) -> HeldOut:
+def held_out(tmp_path: Path) -> HeldOutEvaluator:
     """Three questions of unequal length for a model of random weights, two to a batch."""
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     tokenizer = tokenizer_without_pad()
@@ -56,10 +56,14 @@ def held_out(tmp_path: Path) -> HeldOut:
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), initializer_range=0.5, **sizes))
     data: Any = SimpleNamespace(tokenizer=tokenizer, held_out={"rows": None})
-    return HeldOut(config, data, LanguageModelLoss(model), ONE_RANK, tmp_path / "evaluations", attention="eager")
+    return HeldOutEvaluator(
+        config, data, LanguageModelLoss(model), ONE_RANK, tmp_path / "evaluations", attention="eager"
+    )
 
 
-def test_a_tokenizer_without_a_pad_token_answers_questions_of_unequal_length(held_out: HeldOut, tmp_path: Path) -> None:
+def test_a_tokenizer_without_a_pad_token_answers_questions_of_unequal_length(
+    held_out: HeldOutEvaluator, tmp_path: Path
+) -> None:
     figures = held_out.sql_execution("rows", "step-1")
     assert figures["questions"] == len(ROWS)
     lines = (tmp_path / "evaluations" / "step-1" / "rows.jsonl").read_text().splitlines()

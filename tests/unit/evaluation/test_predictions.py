@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from drillyard.config.run import EvaluationConfig
-from drillyard.evaluation.held_out import HeldOut
-from drillyard.evaluation.sql import Verdict
+from drillyard.evaluation.evaluator import HeldOutEvaluator
+from drillyard.evaluation.sql_scoring import SqlVerdict
 
 
 def write(directory: Path, predicted: str) -> list[str]:
@@ -22,8 +22,10 @@ def write(directory: Path, predicted: str) -> list[str]:
     warnings: list[str] = []
     config = SimpleNamespace(evaluation=EvaluationConfig())
     held_out: Any = SimpleNamespace(directory=directory, warn=warnings.append, config=config)
-    held_out._write_lines = functools.partial(HeldOut._write_lines, held_out)
-    HeldOut.write_predictions(held_out, "test", "final", [{}], ["?"], [predicted], [Verdict("wrong", "rows differ")])
+    held_out._write_lines = functools.partial(HeldOutEvaluator._write_lines, held_out)
+    HeldOutEvaluator.write_predictions(
+        held_out, "test", "final", [{}], ["?"], [predicted], [SqlVerdict("wrong", "rows differ")]
+    )
     return warnings
 
 

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from drillyard.faults import full_disk
-from drillyard.faults.marks import Marks, Orders
-from drillyard.faults.places import Armed
-from drillyard.faults.plan import Case, Fault
+from drillyard.faults.injection_points import RankFaults
+from drillyard.faults.mark_files import FaultSettings, MarkFiles
+from drillyard.faults.plan import Fault, PlannedRun
 
 FULL = Fault(1, "disk-full", "manifest", 0, 0, 0, 0.5)
 SHARD_BYTES = 200_000
 
 
 @pytest.fixture
-def armed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Armed:
-    marks = Marks(tmp_path / "marks")
-    marks.write_orders(Orders(Case("chaos-01", (FULL,)), tmp_path / "checkpoints", 0.1, SHARD_BYTES, None))
-    armed = Armed(marks, marks.orders(), 0)
+def armed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RankFaults:
+    marks = MarkFiles(tmp_path / "marks")
+    marks.write_orders(FaultSettings(PlannedRun("chaos-01", (FULL,)), tmp_path / "checkpoints", 0.1, SHARD_BYTES, None))
+    armed = RankFaults(marks, marks.orders(), 0)
     monkeypatch.setattr(armed, "complete", lambda: [_Checkpoint(tmp_path)])
     monkeypatch.setattr(full_disk, "verify", lambda info: [])
     return armed
@@ -36,7 +36,7 @@ class _Checkpoint:
 
 
 def test_a_limit_on_file_sizes_stands_for_the_disk_until_the_save_has_failed(
-    armed: Armed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    armed: RankFaults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replaced: dict[str, Any] = {}
 
@@ -44,7 +44,9 @@ def test_a_limit_on_file_sizes_stands_for_the_disk_until_the_save_has_failed(
         (directory / "shard").write_bytes(bytes(SHARD_BYTES))
 
     originals: dict[str, Any] = {"write_manifest": write, "Checkpointer._failed": lambda *arguments: None}
-    monkeypatch.setattr(full_disk, "replace", lambda module, name, make: replaced.update({name: make(originals[name])}))
+    monkeypatch.setattr(
+        full_disk, "patch_function", lambda module, name, make: replaced.update({name: make(originals[name])})
+    )
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     full_disk.fill_disk(armed, FULL)
     directory = tmp_path / "step-00000008"

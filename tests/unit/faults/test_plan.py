@@ -10,47 +10,47 @@ from hypothesis import strategies as st
 
 from drillyard.errors import UserError
 from drillyard.faults.plan import (
-    FEWEST_SAVES,
-    KINDS,
-    MOST_FAULTS_PER_RUN,
-    PLACES,
-    Case,
-    Kind,
-    Shape,
+    FAULT_KINDS,
+    INJECTION_POINTS,
+    MAX_FAULTS_PER_RUN,
+    MIN_SAVES,
+    FaultKind,
+    PlannedRun,
+    RunShape,
     as_json,
-    draw,
+    draw_faults,
     from_json,
 )
 
-SHAPE = Shape(steps=60, save_every=4, num_ranks=2)
+SHAPE = RunShape(steps=60, save_every=4, num_ranks=2)
 AT_THE_ENDS = ("cache", "export")
 
 
-def drawn_of(cases: list[Case]) -> Counter[tuple[str, str]]:
+def drawn_of(cases: list[PlannedRun]) -> Counter[tuple[str, str]]:
     return Counter((fault.kind, fault.place) for case in cases for fault in case.faults)
 
 
 @given(
-    kinds=st.lists(st.sampled_from(KINDS), min_size=1, unique=True),
+    kinds=st.lists(st.sampled_from(FAULT_KINDS), min_size=1, unique=True),
     extra=st.integers(0, 60),
     seed=st.integers(0, 2**32),
     save_every=st.integers(1, 7),
-    saves=st.integers(FEWEST_SAVES, 30),
+    saves=st.integers(MIN_SAVES, 30),
     num_ranks=st.integers(1, 9),
 )
 def test_every_fault_can_strike_where_it_is_put(
-    kinds: list[Kind], extra: int, seed: int, save_every: int, saves: int, num_ranks: int
+    kinds: list[FaultKind], extra: int, seed: int, save_every: int, saves: int, num_ranks: int
 ) -> None:
-    shape = Shape(steps=saves * save_every, save_every=save_every, num_ranks=num_ranks)
+    shape = RunShape(steps=saves * save_every, save_every=save_every, num_ranks=num_ranks)
     count = len(kinds) + extra
-    cases = draw(kinds, count, seed, shape)
+    cases = draw_faults(kinds, count, seed, shape)
     faults = [fault for case in cases for fault in case.faults]
     assert [fault.number for fault in faults] == list(range(1, count + 1))
     assert {fault.kind for fault in faults} == set(kinds)
     assert all(fault.target is None or 0 <= fault.target < num_ranks for fault in faults)
     assert all(0 <= fault.actor < num_ranks for fault in faults)
     for case in cases:
-        assert 1 <= len(case.faults) <= MOST_FAULTS_PER_RUN
+        assert 1 <= len(case.faults) <= MAX_FAULTS_PER_RUN
         between = [fault for fault in case.faults if fault.place not in AT_THE_ENDS]
         intervals = [(fault.step - 1) // save_every for fault in between]
         assert intervals == sorted(set(intervals))
@@ -62,46 +62,46 @@ def test_every_fault_can_strike_where_it_is_put(
 
 @given(seed=st.integers(0, 2**32))
 def test_the_same_seed_draws_the_same_plan(seed: int) -> None:
-    assert draw(KINDS, 40, seed, SHAPE) == draw(KINDS, 40, seed, SHAPE)
+    assert draw_faults(FAULT_KINDS, 40, seed, SHAPE) == draw_faults(FAULT_KINDS, 40, seed, SHAPE)
 
 
 def test_another_seed_draws_other_moments() -> None:
-    assert draw(KINDS, 40, 1, SHAPE) != draw(KINDS, 40, 2, SHAPE)
+    assert draw_faults(FAULT_KINDS, 40, 1, SHAPE) != draw_faults(FAULT_KINDS, 40, 2, SHAPE)
 
 
 def test_a_hundred_faults_strike_every_place_and_every_target_there() -> None:
-    cases = draw(KINDS, 100, 0, SHAPE)
+    cases = draw_faults(FAULT_KINDS, 100, 0, SHAPE)
     counts = drawn_of(cases)
     assert counts["kill", "step"] >= 8
-    assert all(counts["kill", place] >= 6 for place in PLACES)
+    assert all(counts["kill", place] >= 6 for place in INJECTION_POINTS)
     targets = {(fault.place, fault.target) for case in cases for fault in case.faults if fault.kind == "kill"}
-    assert targets == {(place, target) for place in PLACES for target in (0, 1, None)}
+    assert targets == {(place, target) for place in INJECTION_POINTS for target in (0, 1, None)}
     asked = {(fault.place, fault.target) for case in cases for fault in case.faults if fault.kind == "term"}
     assert asked == {(place, target) for place in ("step", "shards") for target in (0, 1, None)}
 
 
 def test_a_kill_in_the_resumed_round_and_a_flip_take_two_parts() -> None:
-    faults = [fault for case in draw(KINDS, 100, 0, SHAPE) for fault in case.faults]
+    faults = [fault for case in draw_faults(FAULT_KINDS, 100, 0, SHAPE) for fault in case.faults]
     assert {fault.restarts for fault in faults if fault.place == "resume"} == {2}
     assert {fault.phases for fault in faults if fault.kind == "flip"} == {("hit", "flipped")}
     assert {fault.restarts for fault in faults if fault.kind == "disk-full"} == {0}
 
 
 def test_where_file_sizes_stand_for_the_disk_the_metrics_of_rank_0_are_spared() -> None:
-    cases = draw(["disk-full"], 5, 0, Shape(60, 4, 2, "file-size"))
+    cases = draw_faults(["disk-full"], 5, 0, RunShape(60, 4, 2, "file-size"))
     assert {(fault.place, fault.actor) for case in cases for fault in case.faults} == {("shards", 1)}
 
 
 def test_a_run_that_saves_too_rarely_is_refused() -> None:
     with pytest.raises(UserError, match=r"60 steps and saves every 20: faults need at least 6 saves"):
-        draw(KINDS, 10, 0, Shape(60, 20, 2))
+        draw_faults(FAULT_KINDS, 10, 0, RunShape(60, 20, 2))
 
 
 def test_fewer_faults_than_kinds_are_refused() -> None:
     with pytest.raises(UserError, match="--count 4 is less than the 5 kinds"):
-        draw(KINDS, 4, 0, SHAPE)
+        draw_faults(FAULT_KINDS, 4, 0, SHAPE)
 
 
 def test_a_case_survives_json() -> None:
-    for case in draw(KINDS, 30, 3, SHAPE):
+    for case in draw_faults(FAULT_KINDS, 30, 3, SHAPE):
         assert from_json(as_json(case)) == case

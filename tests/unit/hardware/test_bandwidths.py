@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from drillyard.hardware import catalog
 from drillyard.hardware.bandwidths import MIB, Bandwidth, bus_bandwidth, bus_factor
-from drillyard.hardware.facts import Provenance, Source
+from drillyard.hardware.facts import FactSource, Provenance
 
 A4 = catalog().machine("a4-highgpu-8g")
-SOURCE = Provenance(Source("bench", "2026-01-01"))
+SOURCE = Provenance(FactSource("bench", "2026-01-01"))
 CURVES = st.dictionaries(st.integers(1, 2**14), st.floats(0.1, 1000), min_size=1, max_size=6).map(
     lambda points: dict(zip(sorted(points), sorted(points.values()), strict=True))
 )

@@ -10,7 +10,7 @@ from drillyard.config import load_cluster_config
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
 from drillyard.hardware import catalog, load_catalog
-from drillyard.hardware.capacity import machine_of, why_not_sold
+from drillyard.hardware.capacity import consumption_problem, machine_of
 
 GCE = "name: g\nplatform: gce\nlocation: {project: p, zone: z}\nmachine: a4-highgpu-8g\nconsumption: spot\n"
 
@@ -52,8 +52,8 @@ def test_a_cluster_without_a_machine_is_told_what_to_do() -> None:
 def test_ones_own_machine_may_be_had_in_any_way(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("machines: [{name: mine, accelerator: h100, num_accelerators: 8, network_stack: infiniband}]\n")
-    assert why_not_sold("spot", load_catalog(own).machine("mine")) is None
-    assert why_not_sold(None, catalog().machine("a4-highgpu-8g")) is None
+    assert consumption_problem("spot", load_catalog(own).machine("mine")) is None
+    assert consumption_problem(None, catalog().machine("a4-highgpu-8g")) is None
 
 
 def test_machines_of_ones_own_have_a_machine_and_a_hardware_file_that_any_copy_of_the_config_finds(

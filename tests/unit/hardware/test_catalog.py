@@ -12,9 +12,9 @@ import pytest
 from drillyard.errors import UserError
 from drillyard.hardware import catalog, load_catalog
 from drillyard.hardware.catalog import KINDS, raw_rows, read_rules, sources
-from drillyard.hardware.own import contradictions
-from drillyard.hardware.quotas import Rule
-from drillyard.hardware.schema import read_row
+from drillyard.hardware.quotas import QuotaRule
+from drillyard.hardware.rows import read_row
+from drillyard.hardware.user_file import contradictions
 
 OURS = catalog()
 ALL_ROWS = [
@@ -161,7 +161,7 @@ def test_prices_are_positive_and_spot_is_cheaper():
 
 
 def test_quota_rules_are_read_and_name_known_words():
-    rules = read_rules(Rule)
+    rules = read_rules(QuotaRule)
     assert {rule.cloud for rule in rules} == {"gcp", "aws", "nebius"}
     clouds = {machine.cloud: machine.gpu_quota for machine in catalog().machines.values()}
     assert set(clouds) == {"gcp", "aws", "nebius"}

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.hardware import Fact, Source, combine, total
+from drillyard.hardware import Fact, FactSource, combine, total
 from drillyard.hardware.facts import Provenance
 
-PAGE = Source("page", "2026-01-02")
-TABLE = Source("table", "2025-12-31")
-DOUBTED = Source("blog", "2026-03-04", unverified=True)
+PAGE = FactSource("page", "2026-01-02")
+TABLE = FactSource("table", "2025-12-31")
+DOUBTED = FactSource("blog", "2026-03-04", unverified=True)
 NUMBERS = st.floats(min_value=1e-6, max_value=1e12)
 SOURCES = st.lists(st.sampled_from([PAGE, TABLE, DOUBTED]), max_size=3).map(tuple)
 FACTS = st.builds(Fact, NUMBERS, SOURCES)
@@ -63,7 +63,7 @@ def test_the_most_specific_source_counts_and_a_doubt_reaches_everything_below():
     assert provenance.of("name") == PAGE
     assert provenance.of("peak.bf16") == TABLE
     assert provenance.of("peak.fp8") == DOUBTED
-    assert provenance.of("memory.gib") == Source("page", "2026-01-02", unverified=True)
+    assert provenance.of("memory.gib") == FactSource("page", "2026-01-02", unverified=True)
 
 
 def test_facts_cannot_be_changed():

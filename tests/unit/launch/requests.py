@@ -8,9 +8,9 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from drillyard.config import load_cluster_config, load_launchable
+from drillyard.config import load_cluster_config, load_launch_config
 from drillyard.hardware import catalog
-from drillyard.launch.launcher import Request
+from drillyard.launch.launcher import LaunchRequest
 
 TRAINING = """
 name: llama-8b
@@ -24,13 +24,13 @@ workload: {command: [all_reduce_perf, -b, 8M]}
 """
 
 
-def request(cluster: str, run: str = TRAINING, here: str = "/home/me/project", **options: Any) -> Request:
+def request(cluster: str, run: str = TRAINING, here: str = "/home/me/project", **options: Any) -> LaunchRequest:
     """A request to launch `run` on `cluster`, both YAML; files and lines are run.yaml's and cluster.yaml's."""
     with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
         Path("run.yaml").write_text(dedent(run).lstrip(), encoding="utf-8")
         Path("cluster.yaml").write_text(dedent(cluster).lstrip(), encoding="utf-8")
-        return Request(
-            run=load_launchable("run.yaml", resolve_environment=False),
+        return LaunchRequest(
+            run=load_launch_config("run.yaml", resolve_environment=False),
             cluster=load_cluster_config("cluster.yaml", resolve_environment=False),
             facts=catalog(),
             here=here,

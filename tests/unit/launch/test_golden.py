@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from tests.unit.launch.requests import TRAINING, cluster, request
 
-from drillyard.config import load_cluster_config, load_launchable
+from drillyard.config import load_cluster_config, load_launch_config
 from drillyard.hardware import catalog, load_catalog
-from drillyard.launch.launcher import Request
+from drillyard.launch.launcher import LaunchRequest
 from drillyard.launch.plan import Plan
 from drillyard.launch.registry import launcher_for
-from drillyard.launch.show import plan_text
+from drillyard.launch.status_text import plan_text
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).with_name("golden")
@@ -77,8 +77,8 @@ def recipe(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.chdir(ROOT)
     here = directory.relative_to(ROOT)
     config = load_cluster_config(here / "cluster.yaml", resolve_environment=False)
-    asked = Request(
-        run=load_launchable(here / "run.yaml", resolve_environment=False),
+    asked = LaunchRequest(
+        run=load_launch_config(here / "run.yaml", resolve_environment=False),
         cluster=config,
         facts=load_catalog(config.hardware),
         here=str(ROOT),

@@ -10,12 +10,12 @@ from tests.unit.launch.requests import cluster, request
 
 from drillyard.errors import UserError
 from drillyard.hardware import catalog
-from drillyard.launch.network import Network, network_file, network_of
+from drillyard.launch.network import NetworkSetup, network_file, network_of
 
 GOOGLE = [name for name, machine in catalog().machines.items() if machine.cloud == "gcp" and machine.data_nics.count]
 
 
-def network(**settings) -> Network:
+def network(**settings) -> NetworkSetup:
     asked = request(cluster(**settings))
     return network_of(asked.cluster, asked.facts, image=asked.cluster.image)
 
@@ -54,7 +54,7 @@ def test_infiniband_and_efa_are_variables_alone():
 
 
 def test_no_machine_and_no_stack_is_no_network():
-    assert network(machine=None) == Network()
+    assert network(machine=None) == NetworkSetup()
     assert network(machine=None, network_stack="infiniband").stack == "infiniband"
 
 
@@ -95,7 +95,7 @@ def test_tcpx_needs_the_daemon_that_a_slurm_job_has():
         network(platform="ssh", machine="a3-highgpu-8g")
 
 
-def sourced(found: Network, profile: Path, environment: dict[str, str], shell: str = "bash") -> dict[str, str]:
+def sourced(found: NetworkSetup, profile: Path, environment: dict[str, str], shell: str = "bash") -> dict[str, str]:
     """The variables of a command that is started as the agent starts it, with `profile` as the stack's script."""
     file = network_file(found, environment)
     script = profile.parent / "network.sh"

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from drillyard.config import load_cluster_config, load_launchable
+from drillyard.config import load_cluster_config, load_launch_config
 
 ROOT = Path(__file__).parents[3]
 GLAIVE = ROOT / "recipes/qwen2-7b-glaive-soperator"
@@ -18,7 +18,7 @@ GLAIVE = ROOT / "recipes/qwen2-7b-glaive-soperator"
 
 @pytest.mark.parametrize("run", sorted((ROOT / "recipes").glob("*/run.yaml")), ids=lambda path: path.parent.name)
 def test_every_recipe_loads(run):
-    load_launchable(run, resolve_environment=False)
+    load_launch_config(run, resolve_environment=False)
     load_cluster_config(run.with_name("cluster.yaml"), resolve_environment=False)
 
 

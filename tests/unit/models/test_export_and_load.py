@@ -20,10 +20,10 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from drillyard.errors import UserError
-from drillyard.exported import locked
+from drillyard.export_directory import locked
 from drillyard.models import export, init_random, load_pretrained, stored_dtypes
-from drillyard.models.layout import named_tensors
-from drillyard.models.pretrained import require_weights
+from drillyard.models.pretrained import require_matching_weights
+from drillyard.models.weight_layout import named_tensors
 
 
 def made(architecture: str, **options: Any) -> PreTrainedModel:
@@ -84,7 +84,7 @@ def test_a_model_saved_by_transformers_is_loaded_as_from_pretrained_does(
 ) -> None:
     made(architecture).save_pretrained(tmp_path, max_shard_size=max_shard_size)
     model = blank(architecture)
-    require_weights(meta_model(architecture), str(tmp_path))
+    require_matching_weights(meta_model(architecture), str(tmp_path))
     load_pretrained(model, tmp_path)
     assert_equal(model, AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
 
@@ -170,7 +170,7 @@ def test_files_of_another_model_are_refused_by_name(
         load_pretrained(blank(architecture), tmp_path / "model")
     assert len(str(caught.value).splitlines()) <= 2
     with pytest.raises(UserError, match=message):
-        require_weights(meta_model(architecture), str(tmp_path / "model"))
+        require_matching_weights(meta_model(architecture), str(tmp_path / "model"))
 
 
 def test_missing_and_damaged_files_are_refused(tmp_path: Path) -> None:

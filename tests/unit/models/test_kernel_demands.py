@@ -10,9 +10,9 @@ from tests.unit.models.tiny import COMMON, CONFIGS
 from transformers import CONFIG_MAPPING
 
 from drillyard.config.run import RunConfig
-from drillyard.estimate.resolve import FIELDS_OF_FAMILIES, setup_of
+from drillyard.estimation.resolved_setup import FIELDS_OF_FAMILIES, resolve_setup
 from drillyard.models import resolve_attention
-from drillyard.modelspec import FAMILIES, counted_spec, model_spec
+from drillyard.modelspec import FAMILIES, model_spec, spec_from_counts
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -36,7 +36,7 @@ def test_every_architecture_gets_the_kernel_that_it_trains_with(architecture: st
         declared = CONFIG_MAPPING[architecture]().to_dict()
         fields = {**shape, **{key: value for key, value in changes.items() if key in declared}}
         inline = {"architecture": architecture, "vocab_size": 64, **fields}
-        resolved = setup_of(
+        resolved = resolve_setup(
             run_config(inline, precision),
             model_spec(inline),
             num_gpus=1,
@@ -61,9 +61,9 @@ def test_defaults_of_config_classes_are_those_of_transformers() -> None:
 def test_a_config_json_of_a_hub_model_decides_where_it_is_given() -> None:
     config = run_config({"architecture": "llama", "vocab_size": 8}, "bf16").model_copy(deep=True)
     options = {"num_gpus": 1, "gpus_per_node": 1, "memory_gib": None, "device_type": "cuda"}
-    spec = counted_spec(10)
-    assert setup_of(config, spec, **options).setup.kernel == "varlen"
-    assert setup_of(config, spec, **options, model_config={"attention_dropout": 0.1}).setup.kernel == "sdpa"
+    spec = spec_from_counts(10)
+    assert resolve_setup(config, spec, **options).setup.kernel == "varlen"
+    assert resolve_setup(config, spec, **options, model_config={"attention_dropout": 0.1}).setup.kernel == "sdpa"
     capped = {"text_config": {"attn_logit_softcapping": 30.0}}
-    assert setup_of(config, spec, **options, model_config=capped).setup.kernel == "flex"
-    assert setup_of(config, spec, **options, model_config=capped, kernel="eager").setup.kernel == "eager"
+    assert resolve_setup(config, spec, **options, model_config=capped).setup.kernel == "flex"
+    assert resolve_setup(config, spec, **options, model_config=capped, kernel="eager").setup.kernel == "eager"

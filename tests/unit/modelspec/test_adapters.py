@@ -6,7 +6,7 @@ import pytest
 from tests.unit.modelspec.building import built_model, transformers_config
 
 from drillyard.errors import UserError
-from drillyard.modelspec import adapted, adapter_parameters, model_spec
+from drillyard.modelspec import adapter_layers, adapter_parameters, model_spec
 
 QUERY_VALUE = ["q_proj", "v_proj"]
 SMALL = {"vocab_size": 40, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 16}
@@ -44,7 +44,7 @@ def test_counts_equal_those_of_peft(family, targets):
 
 def test_adapted_layers_of_a_block_are_named():
     block = model_spec({"model_type": "llama"}).blocks[0]
-    assert [tensor.name for tensor in adapted(block.tensors, QUERY_VALUE)] == [
+    assert [tensor.name for tensor in adapter_layers(block.tensors, QUERY_VALUE)] == [
         "self_attn.q_proj.weight",
         "self_attn.v_proj.weight",
     ]

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.modelspec.building import built_model, shapes_of, small_configs, transformers_config, windows_of
 
-from drillyard.modelspec import FAMILIES, ModelSpec, built_spec, model_spec
-from drillyard.modelspec.harmless import is_harmless
+from drillyard.modelspec import FAMILIES, ModelSpec, model_spec, spec_from_shapes
+from drillyard.modelspec.ignored_fields import is_ignored
 
 FAMILY_NAMES = sorted(FAMILIES)
 
@@ -78,7 +78,7 @@ def assert_read_off_the_names(spec: ModelSpec, model) -> None:
     names = ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "num_experts_per_tok", "moe_k")
     names += ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     config = {name: getattr(model.config, name, None) for name in names}
-    built = built_spec(shapes_of(model), config)
+    built = spec_from_shapes(shapes_of(model), config)
     for count in ("total_parameters", "active_parameters", "embedding_parameters", "active_matmul_parameters"):
         assert getattr(built, count) == getattr(spec, count), count
     assert (built.blocks_path, built.num_layers, built.tied) == (spec.blocks_path, spec.num_layers, spec.tied)
@@ -103,7 +103,7 @@ def test_no_field_of_the_config_class_is_unknown(family):
         - known.aliases.keys()
         - known.fixed.keys()
         - refused
-        - {name for name in fields if name in known.harmless or is_harmless(name)}
+        - {name for name in fields if name in known.harmless or is_ignored(name)}
     )
 
 
@@ -117,7 +117,7 @@ def test_harmless_fields_change_no_tensor(family):
     changed = {
         name: other(getattr(resolved, name))
         for name in own_fields(resolved)
-        if name in known.harmless or is_harmless(name)
+        if name in known.harmless or is_ignored(name)
         if name not in known.defaults and name not in known.aliases and name not in _NOT_FREE
     }
     changed = {name: value for name, value in changed.items() if value is not None}

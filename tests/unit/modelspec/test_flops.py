@@ -10,12 +10,12 @@ from drillyard.errors import UserError
 from drillyard.modelspec import (
     FORMULAS,
     attention_flops_per_token,
-    counted_spec,
     flops_per_token,
     formula_label,
     mean_attended_length,
     mfu,
     model_spec,
+    spec_from_counts,
     training_flops_per_token,
 )
 
@@ -194,7 +194,7 @@ def test_the_formula_is_named_with_what_it_counts():
 
 
 def test_parameters_alone_give_6n_and_nothing_else():
-    spec = counted_spec(47_000_000_000, 13_000_000_000)
+    spec = spec_from_counts(47_000_000_000, 13_000_000_000)
     assert flops_per_token(spec, "6N", 4096) == 78e9
     with pytest.raises(UserError, match="palm needs the model's layers"):
         flops_per_token(spec, "palm", 4096)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.modelspec import Utilisation, flops_per_token, implausible, mfu, model_spec, utilisation
+from drillyard.modelspec import Utilisation, flops_per_token, implausible_mfu, mfu, model_spec, utilisation
 
 LLAMA_70B = {
     "model_type": "llama",
@@ -71,7 +71,7 @@ def test_the_limit_is_the_achievable_rate_or_80_percent_in_bf16_or_the_peak(
     percent, precision, achievable_percent, flagged
 ):
     achievable = None if achievable_percent is None else achievable_percent / 100
-    assert (implausible(percent / 100, precision, achievable) is not None) == flagged
+    assert (implausible_mfu(percent / 100, precision, achievable) is not None) == flagged
 
 
 def test_an_fp8_run_against_the_bf16_peak_is_flagged():
@@ -87,4 +87,4 @@ def test_an_fp8_run_against_the_bf16_peak_is_flagged():
 def test_mfu_is_what_the_gpu_does_over_what_it_could(flops, tokens, peak):
     fraction = mfu(flops_per_token=flops, tokens_per_second_per_gpu=tokens, peak_flops_per_second=peak)
     assert fraction * peak == pytest.approx(flops * tokens)
-    assert (implausible(fraction, "fp8") is None) == (fraction <= 1)
+    assert (implausible_mfu(fraction, "fp8") is None) == (fraction <= 1)

@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
 from drillyard.models import attention
-from drillyard.parallel.apply import _save_expensive
+from drillyard.parallel.parallelize import _save_expensive
 
 
 def decided(operators: list[Any], *, is_recompute: bool = False) -> list[CheckpointPolicy]:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from tests.unit.models.tiny import CONFIGS, meta_model
 
-from drillyard.estimate.fitting import nearest_that_fit
-from drillyard.estimate.setup import Setup
+from drillyard.estimation.alternatives import find_alternatives
+from drillyard.estimation.setup import Setup
 from drillyard.models import ARCHITECTURES
-from drillyard.modelspec import FAMILIES, counted_spec, model_spec
-from drillyard.parallel.setup import what_would_fit
+from drillyard.modelspec import FAMILIES, model_spec, spec_from_counts
+from drillyard.parallel.model_setup import describe_nearest_fit
 
 
 def setup(**changes: Any) -> Setup:
@@ -42,18 +42,18 @@ def setup(**changes: Any) -> Setup:
 
 def test_it_names_the_nearest_with_its_price_and_no_adapters() -> None:
     # 6.7 B parameters x 16 bytes are 100 GiB: 50 per rank on two of them, 25 on four.
-    told = what_would_fit(setup(), 30.0)
-    nearest = nearest_that_fit(setup(), 30.0)[0]
+    told = describe_nearest_fit(setup(), 30.0)
+    nearest = find_alternatives(setup(), 30.0)[0]
     assert told == f"\nwhat would fit: {nearest.in_words()}, at the price of {nearest.costs}"
     assert told.startswith("\nwhat would fit: 4 ranks, training.micro_batch_size: 1 (up to 2")
     assert "2 times the ranks" in told
     assert "GPU" not in told
-    assert "GPUs" in what_would_fit(setup(device_type="cuda"), 30.0)
+    assert "GPUs" in describe_nearest_fit(setup(device_type="cuda"), 30.0)
 
 
 def test_nothing_is_named_where_nothing_is_known_to_fit() -> None:
-    assert what_would_fit(setup(), 1e-3) == ""
-    assert what_would_fit(setup(spec=counted_spec(10**9)), 1.0) == ""
+    assert describe_nearest_fit(setup(), 1e-3) == ""
+    assert describe_nearest_fit(setup(spec=spec_from_counts(10**9)), 1.0) == ""
 
 
 def test_every_architecture_that_trains_is_a_family_whose_memory_can_be_predicted() -> None:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from drillyard.supervise.hang import innermost_frame, process_state, silence, unkillable
-from drillyard.supervise.life import Sign
+from drillyard.supervise.heartbeat import Heartbeat
 
 
 def test_the_state_of_a_process_is_read_and_a_gone_one_has_none() -> None:
@@ -19,10 +19,10 @@ def test_the_state_of_a_process_is_read_and_a_gone_one_has_none() -> None:
 
 
 def test_a_line_tells_where_a_rank_was_and_for_how_long() -> None:
-    line = silence(3, os.getpid(), Sign(100.0, 7, 40, "training"), 112.34)
+    line = silence(3, os.getpid(), Heartbeat(100.0, 7, 40, "training"), 112.34)
     assert line == "rank 3: training after step 7, last sign of life 12.3 s ago"
-    assert silence(3, os.getpid(), Sign(100.0, None, None, "data"), 101.0).startswith("rank 3: data, last sign")
-    assert silence(0, os.getpid(), Sign(0.0, None, None, ""), 112.0) == "rank 0"
+    assert silence(3, os.getpid(), Heartbeat(100.0, None, None, "data"), 101.0).startswith("rank 3: data, last sign")
+    assert silence(0, os.getpid(), Heartbeat(0.0, None, None, ""), 112.0) == "rank 0"
 
 
 def test_the_innermost_frame_is_that_of_the_last_stack(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from drillyard.supervise.launched import (
     record_exit,
     tell_failure_elsewhere,
 )
-from drillyard.supervise.training import is_begun
+from drillyard.supervise.training_supervisor import is_started
 from drillyard.telemetry.events import append_event
 
 
@@ -69,14 +69,14 @@ def test_rounds_count_on_from_the_launchers(monkeypatch: pytest.MonkeyPatch, tol
 def test_a_run_was_begun_by_the_launch_whose_name_its_start_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not is_begun(tmp_path)
+    assert not is_started(tmp_path)
     append_event(tmp_path, "run_start", round=0, launch="first")
-    assert not is_begun(tmp_path)
+    assert not is_started(tmp_path)
     monkeypatch.setenv(SUBMISSION, "first")
-    assert is_begun(tmp_path)
+    assert is_started(tmp_path)
     monkeypatch.setenv(SUBMISSION, "second")
-    assert not is_begun(tmp_path)
+    assert not is_started(tmp_path)
     # A launcher without a name for it cannot tell its starts apart.
     append_event(tmp_path, "run_start", round=0)
     monkeypatch.setenv(SUBMISSION, "")
-    assert not is_begun(tmp_path)
+    assert not is_started(tmp_path)

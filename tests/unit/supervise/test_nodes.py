@@ -7,11 +7,11 @@ from typer.testing import CliRunner
 
 from drillyard.cli.main import app
 from drillyard.errors import UserError
-from drillyard.supervise.nodes import Node, rank_environments
+from drillyard.supervise.nodes import NodePlacement, rank_environments
 
 
 def test_a_second_node_has_the_ranks_after_those_of_the_first() -> None:
-    node = Node(count=3, rank=1, master_addr="n0", master_port=2000)
+    node = NodePlacement(count=3, rank=1, master_addr="n0", master_port=2000)
     ranks = rank_environments({"MASTER_PORT": "2000"}, 2, 0, node)
     assert [(rank["RANK"], rank["LOCAL_RANK"]) for rank in ranks] == [("2", "0"), ("3", "1")]
     assert {(rank["WORLD_SIZE"], rank["LOCAL_WORLD_SIZE"], rank["MASTER_ADDR"]) for rank in ranks} == {("6", "2", "n0")}

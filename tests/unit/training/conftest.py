@@ -12,7 +12,7 @@ import pytest
 from drillyard.config import save_resolved
 from drillyard.config.run import RunConfig
 from drillyard.data import prepare
-from drillyard.data.record import write_record
+from drillyard.data.data_record import write_record
 from drillyard.telemetry.events import append_event
 from drillyard.training.checkpoint.manifest import Manifest, write_manifest
 

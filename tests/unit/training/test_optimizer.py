@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from drillyard.config.run import OptimizerConfig
 from drillyard.training import optimizer as optimizers
-from drillyard.training.optimizer import Shard, ShardedAdamW
+from drillyard.training.optimizer import LocalShard, ShardedAdamW
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in CONFIGS),
@@ -24,7 +24,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 def decaying(root: nn.Module, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The names of the parameters that the optimizer of `root` decays."""
-    shards: Any = [Shard(name, parameter, parameter.detach()) for name, parameter in root.named_parameters()]  # type: ignore[arg-type]
+    shards: Any = [LocalShard(name, parameter, parameter.detach()) for name, parameter in root.named_parameters()]  # type: ignore[arg-type]
     monkeypatch.setattr(optimizers, "local_shards", lambda root: shards)
     ranks: Any = SimpleNamespace(device=torch.device("cpu"))
     groups = ShardedAdamW(root, OptimizerConfig(learning_rate=1e-3), None, ranks).optimizer.param_groups

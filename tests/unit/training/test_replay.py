@@ -12,12 +12,12 @@ from tests.unit.training.conftest import numerics_on
 
 from drillyard.errors import UserError
 from drillyard.training.replay import (
-    Difference,
-    Verdict,
-    clear,
+    BitDifference,
+    ReplayVerdict,
     compare,
     plan_replay,
     read_verdict,
+    remove_earlier_replay,
     require_same_conditions,
 )
 
@@ -138,14 +138,14 @@ def test_one_bit_is_a_difference_and_the_same_nan_is_none() -> None:
     expected = {2: (2.0, 1.0), 4: (math.nan, 1.0), 6: (2.0, math.inf)}
     assert compare(expected, {2: [2.0, 1.0], 4: [math.nan, 1.0], 6: [2.0, math.inf]}) == []
     found = compare(expected, {2: [one_bit_more, 1.0], 4: [2.5, 1.0]})
-    assert found[0] == Difference(2, "loss", 2.0, one_bit_more)
+    assert found[0] == BitDifference(2, "loss", 2.0, one_bit_more)
     assert (found[1].step, found[1].metric, found[1].replayed) == (4, "loss", 2.5)
     assert compare({2: (0.0, 1.0)}, {2: [-0.0, 1.0]}) != []
 
 
 def test_a_verdict_is_read_as_it_was_written_and_says_where_and_by_how_much(tmp_path: Path) -> None:
-    verdict = Verdict(
-        8, "step-4", [6, 8], [Difference(6, "grad_norm", 1.0, 1.25), Difference(8, "loss", 2.0, math.nan)]
+    verdict = ReplayVerdict(
+        8, "step-4", [6, 8], [BitDifference(6, "grad_norm", 1.0, 1.25), BitDifference(8, "loss", 2.0, math.nan)]
     )
     verdict.write(tmp_path)
     again = read_verdict(tmp_path)
@@ -158,8 +158,8 @@ def test_a_verdict_is_read_as_it_was_written_and_says_where_and_by_how_much(tmp_
 
 def test_what_an_earlier_replay_left_is_removed(make_run: MakeRun) -> None:
     plan = plan_replay(make_run((2, 20, 2), checkpoints=(10,)), 14)
-    clear(plan)
+    remove_earlier_replay(plan)
     (plan.directory / "logs").mkdir(parents=True)
-    Verdict(14, "step-10", [12, 14], []).write(plan.directory)
-    clear(plan)
+    ReplayVerdict(14, "step-10", [12, 14], []).write(plan.directory)
+    remove_earlier_replay(plan)
     assert [path.name for path in plan.directory.iterdir()] == ["logs"]

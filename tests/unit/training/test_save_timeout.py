@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from drillyard.config.run import TimeoutsConfig
-from drillyard.training.assemble import save_timeout
+from drillyard.training.build import save_timeout
 
 
 @pytest.mark.parametrize(

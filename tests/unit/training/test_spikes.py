@@ -26,7 +26,7 @@ from drillyard.training.spikes import (
     RecentSteps,
     RobustWindow,
     SpikeDetector,
-    SpikeWatch,
+    SpikeReporter,
     StepFigures,
 )
 
@@ -135,10 +135,10 @@ class Source:
         return self.size
 
 
-def watch(directory: Path, config: RunConfig, batch: int = 6) -> tuple[SpikeWatch, RunLog]:
+def watch(directory: Path, config: RunConfig, batch: int = 6) -> tuple[SpikeReporter, RunLog]:
     sources: Any = [Source("a", 50), Source("b", 30)]
     log = RunLog(directory, rank=0, config=config, console="none")
-    return SpikeWatch(log, directory, Mixture(sources, [3, 1], 0), batch, warmup_steps=0), log
+    return SpikeReporter(log, directory, Mixture(sources, [3, 1], 0), batch, warmup_steps=0), log
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from . import ending, facts, index, keeper, running, submit
+from . import host_cleanup, host_probe, index, respawn, startup, submit
 from .job import EXIT_FAILED
 
 
@@ -21,8 +21,8 @@ def main() -> int:
     verb: Callable[[argparse.Namespace], int] = options.verb
     try:
         return verb(options)
-    except running.Mistake as mistake:
-        return running.say_mistake(mistake)
+    except startup.UsageError as mistake:
+        return startup.print_usage_error(mistake)
     except OSError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return EXIT_FAILED
@@ -32,19 +32,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="agent", description="Runs one node's part of a launched run.")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     for name, verb, text in (
-        ("run", running.run, "run this node's part in the foreground"),
-        ("start", keeper.start, "run it detached, with a keeper that starts it again when it is killed"),
-        ("keep", keeper.keep, "be the keeper, in the foreground"),
+        ("run", startup.run, "run this node's part in the foreground"),
+        ("start", respawn.start, "run it detached, with a keeper that starts it again when it is killed"),
+        ("keep", respawn.keep, "be the keeper, in the foreground"),
     ):
         _add_run_options(_add(verbs, name, verb, text))
-    stop = _add(verbs, "stop", ending.stop, "cancel a run: end everything of it on this host")
+    stop = _add(verbs, "stop", host_cleanup.stop, "cancel a run: end everything of it on this host")
     which = stop.add_mutually_exclusive_group(required=True)
     which.add_argument("--job", help="job.json")
     which.add_argument("--launch-directory", help="where that was: also a directory that is gone")
     stop.add_argument("--patience", type=float, default=30.0, help="seconds from SIGTERM to SIGKILL")
     stop.add_argument("--mark-only", action="store_true", help="only note that the run is cancelled")
     stop.add_argument("--keep-state", action="store_true", help="do not note that the run is cancelled: it has failed")
-    check = _add(verbs, "check", facts.check, "facts of this host")
+    check = _add(verbs, "check", host_probe.check, "facts of this host")
     check.add_argument("--directory", help="can it be written, and is a nonce of another host seen there")
     check.add_argument("--write-nonce", help="leave a file .drillyard-NONCE in the directory")
     check.add_argument("--nonce", help="look for the file .drillyard-NONCE in the directory, for ten seconds")

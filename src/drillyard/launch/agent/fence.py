@@ -32,9 +32,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .borrowed import guardian
 from .identity import AGENT_MARK, Process, process_of
 from .job import Job
+from .shared_modules import guardian
 
 _ALIVE = re.compile(r"(\d{4,})\.node-(\d+)\.alive")
 _EPOCH = re.compile(r"\d{4,}")
@@ -189,7 +189,7 @@ def _ended(token: str) -> bool:
     return not guardian.marked_processes(token, AGENT_MARK)
 
 
-def say_gone(job: Job) -> None:
+def report_missing_directory(job: Job) -> None:
     """Tell whoever started this agent why it leaves: there is no log any more."""
     print(f"error: {job.launch_directory} is gone: what runs of {job.run} here is ended", file=sys.stderr, flush=True)
 

@@ -13,14 +13,14 @@ import time
 from typing import Any
 
 from . import records
-from .base import AgentExit, AgentSetup, NodeAgent
 from .fence import Predecessors
 from .job import EXIT_CANCELLED, EXIT_CHECKPOINTED, EXIT_NODE_LOST
-from .messages import StartMessage, exit_code_of, start_of, stop_of
+from .messages import StartMessage, parse_leave, parse_start, parse_stop
+from .node_agent import AgentExit, AgentSetup, NodeAgent
+from .protocol import Connection, ConnectionLost, JoinRefused, join
 from .requests import PATIENCE_AFTER_FAILURE_SECONDS, START_SECONDS
 from .sockets import wait_for
 from .stopmark import is_cancelled
-from .wire import Connection, ConnectionLost, Refused, join
 
 _SECONDS_BETWEEN_TRIES = 0.5
 
@@ -63,7 +63,7 @@ class Follower(NodeAgent):
         while True:
             try:
                 return join(self._address, self._job.port, self._secret, told, silence, self._is_asked)
-            except (ConnectionLost, Refused) as error:
+            except (ConnectionLost, JoinRefused) as error:
                 words = f"node {self._node.rank} cannot join the leader on {self._address} yet: {error}"
             if words != said:
                 said = words
@@ -97,7 +97,7 @@ class Follower(NodeAgent):
                 for message in connection.receive():
                     if "leave" in message:
                         # The run ended before this node was part of it.
-                        raise AgentExit(exit_code_of(message["leave"]))
+                        raise AgentExit(parse_leave(message["leave"]))
                 connection.beat()
         try:
             self._lease.claim(epoch)
@@ -130,9 +130,9 @@ class Follower(NodeAgent):
 
     def _do(self, message: dict[str, Any]) -> None:
         if "start" in message:
-            self._due, self._node.report = start_of(message["start"]), None
+            self._due, self._node.report = parse_start(message["start"]), None
         elif "stop" in message:
-            stop = stop_of(message["stop"])
+            stop = parse_stop(message["stop"])
             self._told = True
             if self._due is not None:
                 # Its lease was too old to start anything; so there is nothing to stop but what would begin now.
@@ -142,7 +142,7 @@ class Follower(NodeAgent):
             else:
                 self._node.stop(stop.signal, stop.patience_seconds, stop.why, stop.elsewhere)
         elif "leave" in message:
-            raise AgentExit(exit_code_of(message["leave"]))
+            raise AgentExit(parse_leave(message["leave"]))
 
     def _end_command(self) -> None:
         """Nothing of this node runs any more when this returns, but what SIGKILL does not end."""

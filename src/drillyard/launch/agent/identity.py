@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 
-from .borrowed import process_identity
+from .shared_modules import process_identity
 
 __all__ = [
     "AGENT_MARK",

@@ -20,11 +20,11 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from . import outcome, records
+from . import final_status, records
 from .fence import Epochs
 from .identity import node_name, process_of
 from .job import EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST, read_job
-from .running import Mistake, agents_here, job_of
+from .startup import UsageError, agents_here, load_job
 from .stopmark import is_cancelled
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -46,7 +46,7 @@ def write_entry(options: Namespace) -> int:
         path = _path(entry["cluster"], entry["run"])
         entry["launch_directory"], entry["platform"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Mistake(f"--entry is no entry of the index: {error!r}") from None
+        raise UsageError(f"--entry is no entry of the index: {error!r}") from None
     path.parent.mkdir(parents=True, exist_ok=True)
     entry.setdefault("submitted_at", time.time())
     records.replace_file(path, json.dumps(entry, indent=2) + "\n")
@@ -75,7 +75,7 @@ def list_runs(options: Namespace) -> int:
 def status(options: Namespace) -> int:
     """The verb `status`: one run, by its job.json or by cluster and name. Raises Mistake."""
     if options.job:
-        seen = {"entry": None, **look(job_of(options.job).launch_directory)}
+        seen = {"entry": None, **look(load_job(options.job).launch_directory)}
     elif options.cluster and options.run:
         path = _path(options.cluster, options.run)
         if not path.exists():
@@ -83,7 +83,7 @@ def status(options: Namespace) -> int:
             return EXIT_FAILED
         seen = _seen_entry(path)
     else:
-        raise Mistake("give --job, or --cluster and --run")
+        raise UsageError("give --job, or --cluster and --run")
     print(json.dumps(seen))
     return 0
 
@@ -104,10 +104,10 @@ def look(launch_directory: str) -> dict[str, Any]:
     agent = _agent_of(directory, state)
     cancelled = is_cancelled(directory, str(state.get("submission", "")))
     if state.get("state") in _GOES_ON:
-        failed = records.round_failure(directory, state) if state["state"] == "running" else None
+        failed = records.attempt_failure(directory, state) if state["state"] == "running" else None
         if failed is not None:
-            reason = outcome.named(failed, int(state.get("nodes") or 1))
-            state = {**state, "state": "restarting", "reason": reason, "failure": outcome.failure_of(failed)}
+            reason = final_status.reason_with_node(failed, int(state.get("nodes") or 1))
+            state = {**state, "state": "restarting", "reason": reason, "failure": final_status.failure_entry(failed)}
         if agent == "gone" and cancelled:
             state = {**state, "state": "cancelled", "reason": "cancelled"}
         elif agent == "gone":
@@ -198,7 +198,7 @@ def _seen_entry(path: Path) -> dict[str, Any]:
 def _path(cluster: str, run: str) -> Path:
     for name in (cluster, run):
         if not _NAME.fullmatch(name):
-            raise Mistake(f"'{name}' is no name of a run or cluster")
+            raise UsageError(f"'{name}' is no name of a run or cluster")
     return index_directory() / cluster / f"{run}.json"
 
 

@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from . import contract, records, takeover
-from .base import AgentExit, AgentSetup, NodeAgent
-from .borrowed import launched, ports, signals
-from .contract import Decision, Limits, RoundEnd
+from .contract import AttemptEnd, RestartDecision, RestartLimits
 from .fence import Predecessors
+from .final_status import clean_exit_text, failure_entry, final_status, pause_seconds, reason_with_node
 from .job import EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST
 from .members import LocalMember, Member, Members
 from .messages import StartMessage, StopMessage
-from .outcome import failure_of, kind_of_end, named, outcome, pause_seconds
+from .node_agent import AgentExit, AgentSetup, NodeAgent
+from .protocol import NUM_PORTS, ConnectionLost
 from .requests import PATIENCE_AFTER_FAILURE_SECONDS
+from .shared_modules import launched, ports, signals
 from .sockets import wait_for
 from .stopmark import is_cancelled
-from .wire import NUM_PORTS, ConnectionLost
 
 _TURN_SECONDS = 0.2
 _SECONDS_FOR_LATE_SIGNALS = 1.0
@@ -41,7 +41,7 @@ class Leader(NodeAgent):
 
     def __init__(self, setup: AgentSetup) -> None:
         super().__init__(setup)
-        self._limits = Limits(self._job.max_failures, self._job.join_seconds)
+        self._limits = RestartLimits(self._job.max_failures, self._job.join_seconds)
         hosts = self._allocation.hosts | {0: self._me.host}
         self._members = Members(self._job, LocalMember(self._node, self._address), hosts, self._start, self._secret)
         self._told_to_stop = False
@@ -112,13 +112,13 @@ class Leader(NodeAgent):
         state.save()
         return state, 0 if fields["round"] is None else int(fields["round"]) + 1, before
 
-    def _count(self, decision: Decision) -> None:
+    def _count(self, decision: RestartDecision) -> None:
         self._counts = decision.counts
         self._state.fields.update(takeover.as_fields(self._counts))
 
     # The steps of a run.
 
-    def _rounds(self, before: dict[str, Any]) -> Decision:
+    def _rounds(self, before: dict[str, Any]) -> RestartDecision:
         killed = takeover.after_killed_leader(self._job, before, self._counts, self._limits)
         if killed is not None:
             self._count(killed)
@@ -129,7 +129,7 @@ class Leader(NodeAgent):
             try:
                 self._members.listen()
             except OSError as error:
-                return Decision(contract.LEAVE, EXIT_FAILED, f"node 0 cannot listen: {error}", self._counts)
+                return RestartDecision(contract.LEAVE, EXIT_FAILED, f"node 0 cannot listen: {error}", self._counts)
         self._wait_for_predecessors()
         while True:
             decision = self._gather() or self._one_round()
@@ -161,7 +161,7 @@ class Leader(NodeAgent):
         if not waiting:
             self._epochs.tidy(self._epoch)
 
-    def _gather(self) -> Decision | None:
+    def _gather(self) -> RestartDecision | None:
         """Wait until all nodes are here and may start; a decision when they stay away or somebody asks to stop."""
         patience = self._job.join_seconds or self._job.start_seconds
         deadline = time.monotonic() + patience
@@ -190,13 +190,13 @@ class Leader(NodeAgent):
             return None
         # Nothing runs, so nothing is lost.
         reason = f"stopped by {self._stop.first.name} before the round began"
-        return Decision(contract.LEAVE, EXIT_CHECKPOINTED, reason, self._counts)
+        return RestartDecision(contract.LEAVE, EXIT_CHECKPOINTED, reason, self._counts)
 
-    def _never_joined(self, ended: dict[int, str]) -> Decision:
+    def _never_joined(self, ended: dict[int, str]) -> RestartDecision:
         away, why = self._members.named(ended), next(iter(ended.values()))
         if self._in_round:
             # It had joined, and ended between two rounds.
-            lost = RoundEnd(codes={}, lost=away, cause_of_loss=why)
+            lost = AttemptEnd(codes={}, lost=away, cause_of_loss=why)
             return contract.decide(lost, self._counts, self._limits)
         return contract.never_joined(away, f"{contract.names(away)} cannot start: {why}", self._counts, self._limits)
 
@@ -211,7 +211,7 @@ class Leader(NodeAgent):
         member = self._members.here.get(node)
         return member is not None and member.ready and (node != 0 or self._lease.fresh)
 
-    def _one_round(self) -> Decision:
+    def _one_round(self) -> RestartDecision:
         before = records.newest_checkpoint(self._job.checkpoints)
         port = ports.free_port(self._used_ports | set(range(self._job.port, self._job.port + NUM_PORTS)))
         self._used_ports.add(port)
@@ -240,12 +240,12 @@ class Leader(NodeAgent):
         while len(self._ends) + len(self._lost()) < self._job.nodes:
             self._turn()
             if patience_ends is None and self._ends and not self._told_to_stop:
-                kind = kind_of_end(self._ends[0]["status"])
+                kind = clean_exit_text(self._ends[0]["status"])
                 why = (
                     f"still ran {self._job.stop_seconds:.0f} s after node {self._ends[0]['node']} had ended with {kind}"
                 )
                 patience_ends = time.monotonic() + (self._job.stop_seconds if kind else 0.0)
-            failed = any(not kind_of_end(each["status"]) for each in self._ends)
+            failed = any(not clean_exit_text(each["status"]) for each in self._ends)
             late = patience_ends is not None and time.monotonic() >= patience_ends
             if not self._told_to_stop and (failed or self._lost() or late):
                 own = why if late and not failed else None
@@ -256,13 +256,13 @@ class Leader(NodeAgent):
             while self._stop.first is None and time.monotonic() < deadline:
                 self._turn()
 
-    def _round_end(self, before: tuple[float, str] | None) -> RoundEnd:
+    def _round_end(self, before: tuple[float, str] | None) -> AttemptEnd:
         after = records.newest_checkpoint(self._job.checkpoints)
         first = records.first_cause(self._ends)
         lost = self._lost()
         if first is not None and first["status"] != EXIT_CHECKPOINTED and not lost:
-            self._state.fields["failure"] = failure_of(first)
-        return RoundEnd(
+            self._state.fields["failure"] = failure_entry(first)
+        return AttemptEnd(
             codes={each["node"]: each["status"] for each in self._ends},
             lost=self._members.named(lost),
             cause_of_loss=next((why for node, why in self._allocation.ended().items() if node in lost), ""),
@@ -270,7 +270,7 @@ class Leader(NodeAgent):
             asked=self._asked_in_time(),
             completed=records.summary_completed(Path(self._job.run_directory)),
             newer_checkpoint=None if self._job.checkpoints is None else after is not None and after != before,
-            cause="" if first is None else named(first, self._job.nodes),
+            cause="" if first is None else reason_with_node(first, self._job.nodes),
             final=first is not None and bool(first.get("final")),
         )
 
@@ -280,10 +280,10 @@ class Leader(NodeAgent):
             return None
         return self._stop.first.name
 
-    def _leave(self, decision: Decision) -> int:
+    def _leave(self, decision: RestartDecision) -> int:
         """Write how it ended, for as long as somebody has to read it; returns the exit code."""
         cancelled = is_cancelled(self._directory, self._start["submission"])
-        end = outcome(decision, cancelled, self._state.fields["failure"])
+        end = final_status(decision, cancelled, self._state.fields["failure"])
         self._state.enter(end.state, end.reason, ended_at=end.ended_at, exit_code=end.code, failure=end.failure)
         self._node.say(f"{end.state}: {decision.reason} (exit code {end.code})")
         return end.code
@@ -346,10 +346,10 @@ class Leader(NodeAgent):
 
     def _failure_elsewhere(self) -> launched.FailureElsewhere | None:
         """Why nodes that are not at fault are stopped; None where no other has failed or gone away."""
-        failed = [each for each in self._ends if not kind_of_end(each["status"])]
+        failed = [each for each in self._ends if not clean_exit_text(each["status"])]
         first = records.first_cause(failed)
         if first is not None:
-            return launched.FailureElsewhere(named(first, self._job.nodes), first["rank"], first["status"])
+            return launched.FailureElsewhere(reason_with_node(first, self._job.nodes), first["rank"], first["status"])
         if lost := self._lost():
             return launched.FailureElsewhere(f"lost {contract.names(self._members.named(lost))}", None, None)
         return None

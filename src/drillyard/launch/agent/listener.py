@@ -14,8 +14,7 @@ import socket
 import time
 from typing import Any
 
-from .sockets import Source
-from .wire import (
+from .protocol import (
     HANDSHAKE_LINE_BYTES,
     NUM_PORTS,
     Connection,
@@ -26,6 +25,7 @@ from .wire import (
     seal,
     unseal,
 )
+from .sockets import Pollable
 
 MAX_UNAUTHENTICATED = 64
 """Enough also for 1,000 nodes that join at once: a handshake takes milliseconds, and the others wait in the queue."""
@@ -107,7 +107,7 @@ class Listener:
         self._num_descriptors = None if limit == resource.RLIM_INFINITY else limit - _RESERVED_FILES
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[Pollable]:
         """For `wait_for`; none during a pause."""
         return [] if self._pause_seconds > 0 else [self._server, *self._handshakes]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from .job import Job
 from .listener import MAX_UNAUTHENTICATED, Handshake, Listener
-from .messages import StartMessage, StopMessage, as_content, is_host, report_of, request_of
-from .node import Node
-from .sockets import Source, allow_open_files
-from .wire import Connection, ConnectionLost
+from .messages import StartMessage, StopMessage, as_content, is_host, parse_report, parse_request
+from .node_command import NodeCommand
+from .protocol import Connection, ConnectionLost
+from .sockets import Pollable, allow_open_files
 
 _SECONDS_TO_SAY_GOODBYE = 2.0
 _OTHER_FILES = 128
@@ -47,7 +47,7 @@ class Member:
 class LocalMember(Member):
     """The leader's own node. `address`: how the nodes reach it."""
 
-    def __init__(self, node: Node, address: str) -> None:
+    def __init__(self, node: NodeCommand, address: str) -> None:
         self._node = node
         self._address = address
         self.ready = True
@@ -91,10 +91,10 @@ class RemoteMember(Member):
             if "ready" in message:
                 self.ready = True
             elif "exited" in message:
-                ends.append(report_of(message["exited"], self._node))
+                ends.append(parse_report(message["exited"], self._node))
                 self.ready = True
             elif "asked" in message:
-                on_request(*request_of(message["asked"]))
+                on_request(*parse_request(message["asked"]))
         self._connection.flush()
         self._connection.beat()
         return ends
@@ -137,7 +137,7 @@ class Members:
         self._listener = Listener(self._job.port, self._secret, self._job.lease_seconds / 2)
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[Pollable]:
         """For `wait_for`."""
         handshakes = [] if self._listener is None else self._listener.sources
         return [*handshakes, *(each.connection for each in self.here.values() if each.connection)]

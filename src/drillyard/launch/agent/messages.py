@@ -13,8 +13,8 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-from .borrowed import launched, signals
-from .wire import ConnectionLost
+from .protocol import ConnectionLost
+from .shared_modules import launched, signals
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:-]{0,253}[A-Za-z0-9])?")
 """Names (RFC 1123, and underscores, which some clusters use) and IP addresses."""
@@ -63,7 +63,7 @@ class StopMessage:
     elsewhere: launched.FailureElsewhere | None
 
 
-def start_of(content: object) -> StartMessage:
+def parse_start(content: object) -> StartMessage:
     """The content of a message `start`. Raises ConnectionLost."""
     fields = _fields(content, {"epoch": (int,), "round": (int,), "port": (int,)})
     start = StartMessage(**fields)
@@ -72,7 +72,7 @@ def start_of(content: object) -> StartMessage:
     return start
 
 
-def stop_of(content: object) -> StopMessage:
+def parse_stop(content: object) -> StopMessage:
     """The content of a message `stop`. Raises ConnectionLost."""
     types: dict[str, tuple[type, ...]] = {
         "signal": (int,),
@@ -93,7 +93,7 @@ def stop_of(content: object) -> StopMessage:
     return StopMessage(**fields)
 
 
-def request_of(content: object) -> tuple[int, bool]:
+def parse_request(content: object) -> tuple[int, bool]:
     """The content of a message `asked`: a stop signal, and whether it came again. Raises ConnectionLost."""
     fields = _fields(content, {"signal": (int,), "insisted": (bool,)})
     if fields["signal"] not in signals.STOP_SIGNALS:
@@ -101,7 +101,7 @@ def request_of(content: object) -> tuple[int, bool]:
     return fields["signal"], fields["insisted"]
 
 
-def report_of(content: object, node: int) -> dict[str, Any]:
+def parse_report(content: object, node: int) -> dict[str, Any]:
     """The content of a message `exited` of a node: how its command ended. Raises ConnectionLost."""
     fields = _fields(content, _REPORT)
     if fields["node"] != node:
@@ -109,7 +109,7 @@ def report_of(content: object, node: int) -> dict[str, Any]:
     return fields
 
 
-def exit_code_of(content: object) -> int:
+def parse_leave(content: object) -> int:
     """The content of a message `leave`. Raises ConnectionLost."""
     return int(_fields({"code": content}, {"code": (int,)})["code"])
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from .output import Sink
+from .output_pump import Sink
 
 GATHER_SECONDS = 5.0
 PART_BYTES = 4 << 20
 _ENOUGH_BYTES = 16 << 20
 
 
-class Parts(Sink):
+class SegmentedLog(Sink):
     """The sink of such a log."""
 
     def __init__(self, log: Path) -> None:

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import rank_output
-from .borrowed import redaction
-from .output import Pump, Sink
+from .output_pump import Pump, Sink
+from .shared_modules import redaction
 
 _F_SETPIPE_SZ = 1031
 _PIPE_BYTES = 1 << 20

@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .borrowed import cause
-from .output import stamp
+from .output_pump import stamp
+from .shared_modules import cause
 
 _ROOT_CAUSE = re.compile(
     r"Root Cause \(first observed failure\):.*?^[^\n]*\brank\s*: (\d+) \(local_rank: \d+\)\s*$"
@@ -47,7 +47,7 @@ def torchrun_cause(text: str) -> tuple[int | None, int] | None:
     return (None, int(lines[-1][1])) if lines else None
 
 
-def words_of_all(printed: str, ranks: Sequence[str], first_rank: int) -> str:
+def merged_rank_output(printed: str, ranks: Sequence[str], first_rank: int) -> str:
     """What torchrun's ranks printed, then what it printed itself. Its ranks are in order, from `first_rank` on, but the
     one that it saw failing first comes last: who looks for the cause finds that one's words nearest."""
     seen = torchrun_cause(printed)
@@ -118,14 +118,14 @@ def first_cause(reports: list[dict[str, Any]]) -> dict[str, Any] | None:
     return next(iter(faults or suspects), None)
 
 
-def round_failure(launch_directory: Path, state: dict[str, Any]) -> dict[str, Any] | None:
+def attempt_failure(launch_directory: Path, state: dict[str, Any]) -> dict[str, Any] | None:
     """Why the round that state.json calls the current one failed, by the reports of its nodes in exits/: the report of
     the node that failed first. None where no node of that round has ended with an error."""
     epoch, number = state.get("epoch"), state.get("round")
     if not isinstance(epoch, int) or not isinstance(number, int):
         return None
     paths = (launch_directory / "exits").glob(f"{epoch:04d}-{number:04d}.node-*.json")
-    reports = [read_record(path) for path in paths if not path.name.endswith(".told.json")]
+    reports = [read_json_object(path) for path in paths if not path.name.endswith(".told.json")]
     whole = [
         each
         for each in reports
@@ -136,7 +136,7 @@ def round_failure(launch_directory: Path, state: dict[str, Any]) -> dict[str, An
     return first_cause(sorted(whole, key=lambda each: each["ended_at"]))
 
 
-def read_record(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """What a command told about its end; nothing where it told nothing."""
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
@@ -170,7 +170,7 @@ def last_state(launch_directory: Path) -> dict[str, Any]:
 
 def read_secrets(launch_directory: Path) -> dict[str, str]:
     """secrets.json: the values of the configs' `${env:NAME}`, which submission put there; nothing without it."""
-    told = read_record(launch_directory / "secrets.json")
+    told = read_json_object(launch_directory / "secrets.json")
     return {str(name): str(value) for name, value in told.items()}
 
 

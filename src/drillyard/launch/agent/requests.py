@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import time
 
-from .borrowed import signals
+from .shared_modules import signals
 
 PATIENCE_AFTER_FAILURE_SECONDS = 5.0
 """When a round has failed its state is on disk already: what still runs gets this long after SIGTERM."""

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class Source(Protocol):
+class Pollable(Protocol):
     """Something that can be waited for."""
 
     def fileno(self) -> int:
         """Its descriptor."""
 
 
-def wait_for(sources: Sequence[Source], seconds: float) -> set[int]:
+def wait_for(sources: Sequence[Pollable], seconds: float) -> set[int]:
     """The descriptors of `sources` that can be read, once there are any or `seconds` have passed.
 
     poll, because a leader of a thousand nodes has more descriptors than select knows.

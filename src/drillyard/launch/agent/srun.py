@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from .borrowed import cause
+from .shared_modules import cause
 
 _ENDED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.+)$", re.MULTILINE)
 

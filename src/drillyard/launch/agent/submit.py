@@ -25,7 +25,7 @@ from pathlib import Path
 from . import records
 from .index import index_directory
 from .ownership import make_launch_directory, problem_of
-from .running import Mistake
+from .startup import UsageError
 
 TAKEN = 3
 """Exit code: another launch has submitted a run of this name meanwhile."""
@@ -40,7 +40,7 @@ _SBATCH_NOT_FOUND = 127
 def prepare(options: Namespace) -> int:
     """The verb `prepare`: make a launch directory that only its owner may write to. Raises Mistake, OSError."""
     if problem := make_launch_directory(Path(options.launch_directory)):
-        raise Mistake(problem)
+        raise UsageError(problem)
     return 0
 
 
@@ -55,14 +55,14 @@ def submit(options: Namespace) -> int:
     entries = {path: json.loads(path.read_text(encoding="utf-8")) for path in sorted((sent / ENTRIES).glob("*.json"))}
     with _locked(index / ".lock"):
         for path, entry in entries.items():
-            there = records.read_record(index / path.name).get("job_id")
+            there = records.read_json_object(index / path.name).get("job_id")
             if there != entry.pop("replaces"):
                 print(f"job {there}", file=sys.stderr, flush=True)
                 return TAKEN
         launches = {launch, *(Path(entry["launch_directory"]) for entry in entries.values())}
         for directory in launches:
             if problem := problem_of(directory):
-                raise Mistake(problem)
+                raise UsageError(problem)
         if (sent / "job.json").exists():
             _place(launch, *(path for path in sent.iterdir() if path.name not in (ENTRIES, POINTS)))
             shared = [sent / name for name in ("agent", "secret", "secrets.json")]
@@ -106,7 +106,7 @@ def _locked(path: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise Mistake(f"{path}: another launch has had the lock for {_LOCK_SECONDS:.0f} s") from None
+                    raise UsageError(f"{path}: another launch has had the lock for {_LOCK_SECONDS:.0f} s") from None
                 time.sleep(0.1)
             except OSError as error:
                 words = f"no lock on {path} ({error.strerror}): launches at the very same moment are not kept apart"
@@ -118,7 +118,7 @@ def _locked(path: Path) -> Iterator[None]:
 def _place(launch: Path, *sources: Path) -> None:
     """Put files and directories into a launch directory, each file in one step: an older start may be reading it."""
     if problem := make_launch_directory(launch):
-        raise Mistake(problem)
+        raise UsageError(problem)
     for name in _LAST_END:
         with contextlib.suppress(FileNotFoundError):
             (launch / name).unlink()
@@ -145,5 +145,5 @@ def _dependency(handle: str | None) -> list[str]:
     # All tasks of an array have the comment of the first run.
     jobs = [row[0] for row in rows if len(row) > 1 and row[1] == handle and row[0].partition("_")[2] in ("", "0")]
     if not jobs:
-        raise Mistake(f"Slurm knows no job of {handle}; if it has succeeded, launch without --after")
+        raise UsageError(f"Slurm knows no job of {handle}; if it has succeeded, launch without --after")
     return [f"--dependency=afterok:{max(jobs, key=lambda job: int(job.partition('_')[0]))}", "--kill-on-invalid-dep=no"]

@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from . import contract, records
-from .contract import Counts, Decision, Limits
+from .contract import RestartCounts, RestartDecision, RestartLimits
 from .job import Job
 
 
-def counts_in(before: dict[str, Any]) -> Counts:
+def counts_in(before: dict[str, Any]) -> RestartCounts:
     """The counts in the state of an earlier leader of the same submission; zeros without one."""
-    return Counts(before.get("failures", 0), before.get("unsaved_stops", 0), before.get("losses") or {})
+    return RestartCounts(before.get("failures", 0), before.get("unsaved_stops", 0), before.get("losses") or {})
 
 
-def as_fields(counts: Counts) -> dict[str, Any]:
+def as_fields(counts: RestartCounts) -> dict[str, Any]:
     """The fields of state.json that outlive a leader; `exclude` is for the job script."""
     return {
         "failures": counts.failures,
@@ -28,7 +28,9 @@ def as_fields(counts: Counts) -> dict[str, Any]:
     }
 
 
-def after_killed_leader(job: Job, before: dict[str, Any], counts: Counts, limits: Limits) -> Decision | None:
+def after_killed_leader(
+    job: Job, before: dict[str, Any], counts: RestartCounts, limits: RestartLimits
+) -> RestartDecision | None:
     """What follows where the leader that left the state `before` was killed; None where it ended, or there was none."""
     if not before or before.get("exit_code") is not None:
         return None

@@ -12,12 +12,12 @@ from drillyard.config.cluster import SlurmConfig
 from drillyard.config.run import RunConfig
 from drillyard.config.workload import WorkloadRunConfig
 from drillyard.errors import UserError
-from drillyard.hardware.capacity import why_not_sold
+from drillyard.hardware.capacity import consumption_problem
 from drillyard.hardware.machines import Machine
 from drillyard.launch.agent import rank_output
-from drillyard.launch.agent.borrowed import launched, redaction
-from drillyard.launch.checks.request import Config, Finding, Rule, error, warning
-from drillyard.launch.launcher import Request
+from drillyard.launch.agent.shared_modules import launched, redaction
+from drillyard.launch.checks.request import Config, LaunchFinding, Rule, error, warning
+from drillyard.launch.launcher import LaunchRequest
 from drillyard.launch.network import lacks_stack, stack_of, why_not_there
 
 FLEX_START_DAYS = 7
@@ -29,7 +29,7 @@ _MAX_SIGNAL_SECONDS = 65535
 _DAY_SECONDS = 86400
 
 
-def _machine(request: Request, machine: Machine | None) -> Iterator[Finding]:
+def _machine(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     name = request.cluster.machine
     if name is None:
         return
@@ -39,12 +39,12 @@ def _machine(request: Request, machine: Machine | None) -> Iterator[Finding]:
         except UserError as missing:
             yield error("cluster", "machine", " ".join(str(missing).splitlines()))
         return
-    unsold = why_not_sold(request.cluster.consumption, machine)
+    unsold = consumption_problem(request.cluster.consumption, machine)
     if unsold is not None:
         yield error("cluster", "consumption", f"{unsold} ({machine.fact('consumption').source})")
 
 
-def _ranks(request: Request, machine: Machine | None) -> Iterator[Finding]:
+def _ranks(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     """Ranks that a node cannot hold, or that leave some of its GPUs idle."""
     run = request.run
     own = run.processes_per_node if isinstance(run, WorkloadRunConfig) else None
@@ -61,7 +61,7 @@ def _ranks(request: Request, machine: Machine | None) -> Iterator[Finding]:
         yield warning("cluster", "processes_per_node", f"{idle} of the {has} accelerators of each node stay idle")
 
 
-def _gres(request: Request, machine: Machine | None) -> Iterator[Finding]:
+def _gres(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     """GPUs asked of Slurm against the machine's."""
     slurm = request.cluster.slurm
     if slurm is None or slurm.gres is None or machine is None:
@@ -78,20 +78,20 @@ def _gres(request: Request, machine: Machine | None) -> Iterator[Finding]:
         yield error("cluster", "slurm.gres", message)
 
 
-def _segment(request: Request, machine: Machine | None) -> Iterator[Finding]:
+def _segment(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     cluster = request.cluster
     if cluster.slurm is not None and cluster.slurm.segment is not None and cluster.nodes % cluster.slurm.segment:
         message = f"{cluster.nodes} nodes are no multiple of segments of {cluster.slurm.segment} ({_SBATCH}, --segment)"
         yield error("cluster", "slurm.segment", message)
 
 
-def _stack(request: Request, machine: Machine | None) -> Iterator[Finding]:
+def _stack(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     wanted = request.cluster.network_stack
     if wanted is not None and machine is not None and lacks_stack(request.cluster, machine):
         yield error("cluster", "network_stack", why_not_there(wanted, machine))
 
 
-def _stack_settings(request: Request, machine: Machine | None) -> Iterator[Finding]:
+def _stack_settings(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     """Variables in the configs that the network stack forbids, checks, or has replaced."""
     cluster = request.cluster
     if (machine is not None and lacks_stack(cluster, machine)) or cluster.nodes == 1:
@@ -116,7 +116,7 @@ def _stack_settings(request: Request, machine: Machine | None) -> Iterator[Findi
                 yield warning(config, at, f"{message} ({source})")
 
 
-def _set_by_the_agent(request: Request, machine: Machine | None) -> Iterator[Finding]:
+def _set_by_the_agent(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     of_torchrun = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     ours = (*launched.GIVEN, rank_output.PIPES, redaction.GIVEN_NAMES)
     taken = (*ours, *of_torchrun) if isinstance(request.run, RunConfig) else ours
@@ -126,7 +126,7 @@ def _set_by_the_agent(request: Request, machine: Machine | None) -> Iterator[Fin
                 yield error(config, f"{key}.{name}", "is set by the launcher for each round and node; remove it")
 
 
-def _flex_start(request: Request, machine: Machine | None) -> Iterator[Finding]:
+def _flex_start(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     cluster, limit = request.cluster, request.cluster.slurm.limit_seconds if request.cluster.slurm else None
     if cluster.consumption not in ("flex-start", "flex-start-queued") or limit is None:
         return
@@ -135,7 +135,7 @@ def _flex_start(request: Request, machine: Machine | None) -> Iterator[Finding]:
         yield error("cluster", "slurm.time_limit", f"{message}: after it the run is queued again and goes on")
 
 
-def _slurm_times(request: Request, machine: Machine | None) -> Iterator[Finding]:
+def _slurm_times(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     """The signal comes after the start and before the limit."""
     slurm = request.cluster.slurm or SlurmConfig()
     if request.cluster.platform != "slurm":
@@ -177,7 +177,7 @@ def gpus_of_gres(gres: str) -> int | None:
     return sum(counts) if counts else None
 
 
-def _wanted_ranks(request: Request) -> int | None:
+def _wanted_ranks(request: LaunchRequest) -> int | None:
     """Ranks per node as a config says; None: one per accelerator."""
     own = request.run.processes_per_node if isinstance(request.run, WorkloadRunConfig) else None
     return own or request.cluster.processes_per_node
@@ -187,7 +187,7 @@ def _without_gpus(run: RunConfig | WorkloadRunConfig) -> bool:
     return isinstance(run, RunConfig) and run.training.device == "cpu"
 
 
-def _environments(request: Request) -> Iterator[tuple[Config, str, dict[str, str]]]:
+def _environments(request: LaunchRequest) -> Iterator[tuple[Config, str, dict[str, str]]]:
     yield "cluster", "environment", request.cluster.environment
     if isinstance(request.run, WorkloadRunConfig):
         yield "run", "workload.environment", request.run.workload.environment

@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from drillyard.config.problems import Path, Place, Problem, place_of, told
+from drillyard.config.problems import Path, Problem, SourceLocation, location_of, problem_line
 from drillyard.errors import UserError
 from drillyard.hardware.machines import Machine
-from drillyard.launch.launcher import Request
+from drillyard.launch.launcher import LaunchRequest
 
 Config = Literal["run", "cluster"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class LaunchFinding:
     """Something about the value at `problem.path` of a config; one that is not `fatal` is a warning."""
 
     config: Config
@@ -30,11 +30,11 @@ class Finding:
     fatal: bool = True
 
 
-Rule = Callable[[Request, Machine | None], Iterator[Finding]]
+Rule = Callable[[LaunchRequest, Machine | None], Iterator[LaunchFinding]]
 """A rule of a request and its machine; None where none is named or it is not known."""
 
 
-def check_request(request: Request) -> list[Finding]:
+def check_request(request: LaunchRequest) -> list[LaunchFinding]:
     """All that is found in `request`, in the order of the rules."""
     from drillyard.launch.checks import cluster, image, run
 
@@ -44,7 +44,7 @@ def check_request(request: Request) -> list[Finding]:
     return [finding for rule in rules for finding in rule(request, machine)]
 
 
-def require_launchable(request: Request) -> tuple[str, ...]:
+def require_launchable(request: LaunchRequest) -> tuple[str, ...]:
     """The warnings of `request`. Raises one UserError that lists every mistake, run config first, in order of lines."""
     found = sorted(dict.fromkeys(check_request(request)), key=lambda finding: _order(request, finding))
     mistakes = [_line(request, finding) for finding in found if finding.fatal]
@@ -53,14 +53,14 @@ def require_launchable(request: Request) -> tuple[str, ...]:
     return tuple(_line(request, finding) for finding in found)
 
 
-def error(config: Config, key: str | Path, message: str) -> Finding:
+def error(config: Config, key: str | Path, message: str) -> LaunchFinding:
     """What is wrong with the value at `key`, dotted or in parts."""
-    return Finding(config, Problem(_path(key), message))
+    return LaunchFinding(config, Problem(_path(key), message))
 
 
-def warning(config: Config, key: str | Path, message: str) -> Finding:
+def warning(config: Config, key: str | Path, message: str) -> LaunchFinding:
     """What is likely not meant by the value at `key`, dotted or in parts."""
-    return Finding(config, Problem(_path(key), message), fatal=False)
+    return LaunchFinding(config, Problem(_path(key), message), fatal=False)
 
 
 def _path(key: str | Path) -> Path:
@@ -68,15 +68,17 @@ def _path(key: str | Path) -> Path:
     return tuple(int(part) if isinstance(part, str) and part.isdecimal() else part for part in parts)
 
 
-def _place_of(request: Request, finding: Finding) -> Place:
+def _place_of(request: LaunchRequest, finding: LaunchFinding) -> SourceLocation:
     config = request.run if finding.config == "run" else request.cluster
     places = config._origin.places
-    return Place(f"{finding.config} config", 0) if places is None else place_of(finding.problem.path, places)
+    return (
+        SourceLocation(f"{finding.config} config", 0) if places is None else location_of(finding.problem.path, places)
+    )
 
 
-def _order(request: Request, finding: Finding) -> tuple[bool, int]:
+def _order(request: LaunchRequest, finding: LaunchFinding) -> tuple[bool, int]:
     return finding.config == "cluster", _place_of(request, finding).order
 
 
-def _line(request: Request, finding: Finding) -> str:
-    return told(_place_of(request, finding), finding.problem)
+def _line(request: LaunchRequest, finding: LaunchFinding) -> str:
+    return problem_line(_place_of(request, finding), finding.problem)

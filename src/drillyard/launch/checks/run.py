@@ -11,15 +11,15 @@ from drillyard.config.run import RunConfig, SourceConfig
 from drillyard.config.workload import WorkloadRunConfig
 from drillyard.errors import UserError
 from drillyard.hardware.machines import Machine
-from drillyard.launch.checks.request import Config, Finding, Rule, error, warning
-from drillyard.launch.launcher import Request
+from drillyard.launch.checks.request import Config, LaunchFinding, Rule, error, warning
+from drillyard.launch.launcher import LaunchRequest
 from drillyard.launch.registry import LAUNCHERS, require
 
 _FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".csv", ".txt", ".arrow", ".gz", ".zst", ".bz2", ".xz")
 _BUILTIN = "builtin:"
 
 
-def _capabilities(request: Request, machine: Machine | None) -> Iterator[Finding]:
+def _capabilities(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     """What is asked for that the launcher cannot do, with those that can."""
     run, cluster = request.run, request.cluster
     own_image = isinstance(run, WorkloadRunConfig) and run.workload.image is not None
@@ -40,7 +40,7 @@ def _capabilities(request: Request, machine: Machine | None) -> Iterator[Finding
                 yield error(config, key, str(lacking))
 
 
-def _command(request: Request, machine: Machine | None) -> Iterator[Finding]:
+def _command(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     if not isinstance(request.run, WorkloadRunConfig):
         return
     workload = request.run.workload
@@ -52,7 +52,7 @@ def _command(request: Request, machine: Machine | None) -> Iterator[Finding]:
         yield error("run", "workload.command", "its first item is empty; it is the program")
 
 
-def _carried_files(request: Request, machine: Machine | None) -> Iterator[Finding]:
+def _carried_files(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     """Files travel below the launch directory, each to a place of its own."""
     if not isinstance(request.run, WorkloadRunConfig):
         return
@@ -67,7 +67,7 @@ def _carried_files(request: Request, machine: Machine | None) -> Iterator[Findin
         yield error("run", "workload.launcher_file", message)
 
 
-def _mounts(request: Request, machine: Machine | None) -> Iterator[Finding]:
+def _mounts(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     """Mounts are the container's, and one place in it holds one directory."""
     run, cluster = request.run, request.cluster
     image = (isinstance(run, WorkloadRunConfig) and run.workload.image) or cluster.image
@@ -83,7 +83,7 @@ def _mounts(request: Request, machine: Machine | None) -> Iterator[Finding]:
             yield error("cluster", ("mounts", number), message)
 
 
-def _inputs(request: Request, machine: Machine | None) -> Iterator[Finding]:
+def _inputs(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     """Data and models that are named by a path: they are looked for on the nodes, not here."""
     run, cluster = request.run, request.cluster
     if not isinstance(run, RunConfig) or cluster.platform == "local":
@@ -110,7 +110,7 @@ def _inputs(request: Request, machine: Machine | None) -> Iterator[Finding]:
             yield warning("run", key, message)
 
 
-def _output(request: Request, machine: Machine | None) -> Iterator[Finding]:
+def _output(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     """All nodes read and write one run directory."""
     run, cluster = request.run, request.cluster
     named: list[tuple[Config, str, str | None]] = [
@@ -141,7 +141,7 @@ def mount_parts(mount: str) -> tuple[str, str]:
     return host, rest[0] if rest else host
 
 
-def _project_is_here(request: Request) -> bool:
+def _project_is_here(request: LaunchRequest) -> bool:
     """Whether the cluster's project directory is the one we are in: on a login node, whose files the nodes see."""
     slurm = request.cluster.slurm or SlurmConfig()
     there = slurm.login_host is None and slurm.directory in (None, request.here)
@@ -168,7 +168,7 @@ def _is_path(text: str) -> bool:
     return text.startswith(("/", "~", "./", "../")) or text.endswith(_FILE_ENDINGS)
 
 
-def _shared(request: Request) -> str:
+def _shared(request: LaunchRequest) -> str:
     if request.cluster.platform == "vertex":
         return f"put it on the bucket, which the nodes see as /gcs/{request.cluster.storage.bucket}"
     if request.cluster.image:

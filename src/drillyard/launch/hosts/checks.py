@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from drillyard.launch.agent.wire import NUM_PORTS
+from drillyard.launch.agent.protocol import NUM_PORTS
 from drillyard.launch.programs import Result
 
 CLOCK_SECONDS = 2.0
@@ -24,7 +24,7 @@ _SHOWN_HOSTS = 4
 
 
 @dataclass(frozen=True)
-class Answer:
+class HostAnswer:
     """What asking one host gave."""
 
     host: str
@@ -46,7 +46,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class HostRequirements:
     """What the run needs of every host."""
 
     run: str
@@ -61,7 +61,7 @@ class Wanted:
 
 
 @dataclass
-class Problems:
+class HostProblems:
     """Problems by their words, each with the hosts that have it, in the order in which they were found."""
 
     found: dict[str, list[str]] = field(default_factory=dict)
@@ -75,9 +75,9 @@ class Problems:
         return [f"{_named(hosts)}: {words}" for words, hosts in self.found.items()]
 
 
-def judge(answers: Sequence[Answer], wanted: Wanted) -> list[str]:
+def judge(answers: Sequence[HostAnswer], wanted: HostRequirements) -> list[str]:
     """What must be mended before the run can be started, a line each; empty: all is well."""
-    problems = Problems()
+    problems = HostProblems()
     told = {}
     for answer in answers:
         facts = answer.told()
@@ -93,7 +93,7 @@ def judge(answers: Sequence[Answer], wanted: Wanted) -> list[str]:
     return problems.lines()
 
 
-def why_no_answer(answer: Answer) -> str:
+def why_no_answer(answer: HostAnswer) -> str:
     """What kept a host from answering, in its own or ssh's words, and what to do."""
     if answer.result is None:
         return answer.error
@@ -106,12 +106,12 @@ def why_no_answer(answer: Answer) -> str:
     return f"the check failed there: {words}"
 
 
-def _of_one(facts: Mapping[str, Any], wanted: Wanted) -> list[str]:
+def _of_one(facts: Mapping[str, Any], wanted: HostRequirements) -> list[str]:
     """What is wrong with one host alone."""
     return [*_program(facts, wanted), *_gpus(facts, wanted), *_disk(facts), *_others(facts, wanted)]
 
 
-def _program(facts: Mapping[str, Any], wanted: Wanted) -> list[str]:
+def _program(facts: Mapping[str, Any], wanted: HostRequirements) -> list[str]:
     image, drillyard = facts.get("image"), facts.get("drillyard")
     if image and image.get("error"):
         return [f"image {wanted.image}: {image['error']}"]
@@ -128,7 +128,7 @@ def _program(facts: Mapping[str, Any], wanted: Wanted) -> list[str]:
     return []
 
 
-def _gpus(facts: Mapping[str, Any], wanted: Wanted) -> list[str]:
+def _gpus(facts: Mapping[str, Any], wanted: HostRequirements) -> list[str]:
     number = facts.get("gpus") or 0
     if number and facts.get("gpu_models") is None:
         return ["nvidia-smi fails, and there are GPUs: the driver must work before anything can run"]
@@ -149,7 +149,7 @@ def _disk(facts: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _others(facts: Mapping[str, Any], wanted: Wanted) -> list[str]:
+def _others(facts: Mapping[str, Any], wanted: HostRequirements) -> list[str]:
     problems = [facts["unsafe"]] if facts.get("unsafe") else []
     if facts.get("ports_free") == []:
         problems.append(
@@ -168,7 +168,7 @@ def _others(facts: Mapping[str, Any], wanted: Wanted) -> list[str]:
     return problems
 
 
-def _compare(told: Mapping[str, Mapping[str, Any]], problems: Problems) -> None:
+def _compare(told: Mapping[str, Mapping[str, Any]], problems: HostProblems) -> None:
     """What the hosts must have in common."""
     _same("GPUs", {host: _gpu_names(facts) for host, facts in told.items()}, "a run needs the same on all", problems)
     images = {host: (facts.get("image") or {}).get("id") for host, facts in told.items()}
@@ -184,7 +184,7 @@ def _gpu_names(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _same(what: str, values: Mapping[str, str | None], advice: str, problems: Problems) -> None:
+def _same(what: str, values: Mapping[str, str | None], advice: str, problems: HostProblems) -> None:
     known = {host: value for host, value in values.items() if value is not None}
     if len(set(known.values())) < 2:
         return
@@ -195,7 +195,7 @@ def _same(what: str, values: Mapping[str, str | None], advice: str, problems: Pr
             problems.add(host, f"{what}: {value}, where {other} has {usual}; {advice}")
 
 
-def _clocks(answers: Mapping[str, Answer], told: Mapping[str, Mapping[str, Any]], problems: Problems) -> None:
+def _clocks(answers: Mapping[str, HostAnswer], told: Mapping[str, Mapping[str, Any]], problems: HostProblems) -> None:
     """Where a host's clock stands against this machine's lies in an interval; they must come near the usual one."""
     ahead = {
         host: (facts["clock_at_end"] - answers[host].answered_at, facts["clock"] - answers[host].asked_at)

@@ -20,18 +20,18 @@ from drillyard.launch.checks.request import require_launchable
 from drillyard.launch.handles import Handle
 from drillyard.launch.hosts import plan as host_plan
 from drillyard.launch.hosts.checks import why_no_answer
-from drillyard.launch.hosts.plan import Layout
-from drillyard.launch.hosts.submit import Submission, ask_all
-from drillyard.launch.job import agent_files
-from drillyard.launch.launcher import Cancellation, Capabilities, LogsWanted, Request
-from drillyard.launch.logs.run import run_logs
-from drillyard.launch.plan import File, Plan
+from drillyard.launch.hosts.plan import HostLayout
+from drillyard.launch.hosts.submit import HostSubmission, ask_all
+from drillyard.launch.launcher import Cancellation, Capabilities, LaunchRequest, LogSelection
+from drillyard.launch.logs.reader import run_logs
+from drillyard.launch.plan import Plan, PlanFile
+from drillyard.launch.prepared_run import agent_files
 from drillyard.launch.programs import Host, Programs, archive, require_success
 from drillyard.launch.registry import require
-from drillyard.launch.remote import Files, artifacts_of, copy_files, open_files, read_file
-from drillyard.launch.sending import names_in, secret_names, secrets_file
-from drillyard.launch.states import RunStatus, State, failure_of
-from drillyard.launch.stopping import patiently
+from drillyard.launch.remote_files import Files, artifacts_of, copy_files, open_files, read_file
+from drillyard.launch.run_status import RunStatus, State, failure_of
+from drillyard.launch.stopping import cancel_notice
+from drillyard.launch.submit_secrets import names_in, secret_names, secrets_file
 
 _LOOK_SECONDS = 120.0
 _AGENT = 'd=$(mktemp -d) && trap \'rm -rf "$d"\' EXIT && tar -x -C "$d" -f - && "$0" "$d/agent" "$@"'
@@ -52,7 +52,7 @@ _CONFIGS = ("run.yaml", "cluster.yaml", "job.json")
 
 
 @dataclass(frozen=True)
-class Known:
+class HostRun:
     """A run as the head host's index has it."""
 
     run: str
@@ -69,7 +69,7 @@ class HostsLauncher:
         programs: Programs,
         capabilities: Capabilities,
         hosts: Sequence[Host],
-        layout: Callable[[Request | None], Layout],
+        layout: Callable[[LaunchRequest | None], HostLayout],
     ) -> None:
         self.capabilities = capabilities
         self._cluster = cluster
@@ -80,13 +80,13 @@ class HostsLauncher:
         self._files: Files | None = None
         self._directories: dict[str, str] = {}
 
-    def plan(self, request: Request) -> Plan:
+    def plan(self, request: LaunchRequest) -> Plan:
         """What launching `request` would write and call. Pure."""
         # Before the layout, which needs what is required here; its warnings are the plan's.
         require_launchable(request)
         return host_plan.plan_on(self._layout(request), request)
 
-    def plan_sweep(self, requests: list[Request]) -> list[Plan]:
+    def plan_sweep(self, requests: list[LaunchRequest]) -> list[Plan]:
         """One plan where there is one point; more would run at the same time, on the same GPUs."""
         if len(requests) > 1:
             require(self._cluster.platform, "queue", "--sweep")
@@ -108,7 +108,7 @@ class HostsLauncher:
         """One run."""
         return self._find(run).status
 
-    def logs(self, run: str, wanted: LogsWanted) -> Iterator[bytes]:
+    def logs(self, run: str, wanted: LogSelection) -> Iterator[bytes]:
         """Lines in order of time, with their node before them."""
         known = self._find(run)
         files = open_files(self._hosts[0], self._programs)
@@ -130,10 +130,10 @@ class HostsLauncher:
         # Of one that was taken for failed something may still have been running.
         return Cancellation(status, state if state.over and status.state is state else None)
 
-    def _cancelled(self, known: Known) -> RunStatus:
+    def _cancelled(self, known: HostRun) -> RunStatus:
         """How a run is that has been stopped."""
         run, seconds = known.run, self._stop_seconds(known)
-        with patiently(known.status.handle, seconds):
+        with cancel_notice(known.status.handle, seconds):
             trouble = self._stop(known.launch_directory, seconds + _AFTER_STOP_SECONDS)
         if trouble:
             others = len(self._hosts) - len(trouble)
@@ -180,21 +180,21 @@ class HostsLauncher:
         """The bytes of a file of the run directory from `offset` on."""
         return read_file(self._open(), posixpath.join(self._run_directory(run), path), offset)
 
-    def _execute(self, plan: Plan, found_secrets: File) -> None:
+    def _execute(self, plan: Plan, found_secrets: PlanFile) -> None:
         def undo() -> None:
             self._stop(plan.launch_directory, _AT_ONCE_SECONDS)
             self._ask_head(["forget", "--cluster", self._cluster.name, "--run", plan.handle.run])
 
-        Submission(plan, self._hosts, self._cluster, self._programs, undo).execute(found_secrets)
+        HostSubmission(plan, self._hosts, self._cluster, self._programs, undo).execute(found_secrets)
 
     # What the head host knows.
 
-    def _known(self) -> list[Known]:
+    def _known(self) -> list[HostRun]:
         told = self._ask_head(["list", "--cluster", self._cluster.name])
         known = [known for seen in told if (known := self._from_seen(seen)) is not None]
         return sorted(known, key=lambda each: (-(each.status.submitted_at or 0.0), each.run))
 
-    def _find(self, run: str) -> Known:
+    def _find(self, run: str) -> HostRun:
         known = self._known()
         found = next((each for each in known if each.run == run), None)
         if found is None:
@@ -202,12 +202,12 @@ class HostsLauncher:
             raise UserError(f"there is no run '{run}'; {self._titles[0]} knows: {names}")
         return found
 
-    def _from_seen(self, seen: dict[str, Any]) -> Known | None:
+    def _from_seen(self, seen: dict[str, Any]) -> HostRun | None:
         entry = seen["entry"]
         if "launch_directory" not in entry or entry.get("platform") != self._cluster.platform:
             return None
         handle = Handle(self._cluster.platform, self._cluster.name, entry["run"])
-        return Known(entry["run"], entry["launch_directory"], run_status(handle, seen))
+        return HostRun(entry["run"], entry["launch_directory"], run_status(handle, seen))
 
     def _ask_head(self, words: Sequence[str]) -> Any:
         """What the agent on the head host answers."""
@@ -232,7 +232,7 @@ class HostsLauncher:
             self._files = open_files(self._hosts[0], self._programs)
         return self._files
 
-    def _stop_seconds(self, known: Known) -> float:
+    def _stop_seconds(self, known: HostRun) -> float:
         """How long what runs may take to save, by job.json, which may be gone, torn, or of another version."""
         try:
             text = read_file(self._open(), posixpath.join(known.launch_directory, "job.json"), 0)
@@ -240,7 +240,7 @@ class HostsLauncher:
         except (UserError, ValueError, KeyError, TypeError, RecursionError):
             return Job.stop_seconds
 
-    def _job(self, known: Known) -> Job:
+    def _job(self, known: HostRun) -> Job:
         text = read_file(self._open(), posixpath.join(known.launch_directory, "job.json"), 0)
         if not text:
             raise UserError(f"{known.status.handle}: {known.launch_directory} is gone; launch the run config again")
@@ -267,7 +267,7 @@ class HostsLauncher:
             )
         self.cancel(handle.run)
 
-    def _end_leftovers(self, known: Known) -> None:
+    def _end_leftovers(self, known: HostRun) -> None:
         """End the agents of a run whose leader died: on the other hosts they wait for it, for up to `join_seconds`.
 
         The look at all hosts that follows reports what could not be ended, and hosts that could not be reached.

@@ -11,9 +11,9 @@ import sys
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.launch.hosts.launcher import HostsLauncher
-from drillyard.launch.hosts.plan import Layout
-from drillyard.launch.job import Place
-from drillyard.launch.launcher import Request
+from drillyard.launch.hosts.plan import HostLayout
+from drillyard.launch.launcher import LaunchRequest
+from drillyard.launch.prepared_run import ClusterPaths
 from drillyard.launch.programs import Host, Programs
 from drillyard.launch.registry import LAUNCHERS
 
@@ -25,11 +25,11 @@ def launcher(cluster: ClusterConfig, programs: Programs) -> HostsLauncher:
     )
 
 
-def layout(cluster: ClusterConfig, request: Request | None) -> Layout:
+def layout(cluster: ClusterConfig, request: LaunchRequest | None) -> HostLayout:
     """Where things are; the interpreter that launches starts the agent and, where none is named, the ranks."""
     if request is None:
-        return Layout((Host(),), "127.0.0.1", Place("", "", "", sys.executable), True, "")
+        return HostLayout((Host(),), "127.0.0.1", ClusterPaths("", "", "", sys.executable), True, "")
     root = cluster.storage.directory or request.here
     output = posixpath.normpath(posixpath.join(request.here, os.path.expanduser(root), request.run.output))
-    place = Place(request.here, output, cluster.python or request.python, request.python)
-    return Layout((Host(),), "127.0.0.1", place, True, f"there already: {request.here} on this machine")
+    place = ClusterPaths(request.here, output, cluster.python or request.python, request.python)
+    return HostLayout((Host(),), "127.0.0.1", place, True, f"there already: {request.here} on this machine")

@@ -24,15 +24,15 @@ from dataclasses import dataclass, replace
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 from drillyard.launch.agent.job import Job
-from drillyard.launch.carrying import CARRIED_LIST, UNPACK_OVER
-from drillyard.launch.claiming import CLAIM, CLAIM_ALL, RELEASE, RELEASE_ALL, UNPACKED
 from drillyard.launch.handles import Handle
-from drillyard.launch.hosts import image
-from drillyard.launch.job import Place, Prepared, agent_files, prepare
-from drillyard.launch.launcher import Request
-from drillyard.launch.plan import Field, File, Plan, Program
+from drillyard.launch.hosts import container
+from drillyard.launch.launcher import LaunchRequest
+from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program
+from drillyard.launch.prepared_run import ClusterPaths, PreparedRun, agent_files, prepare
 from drillyard.launch.programs import Host
-from drillyard.launch.sending import secret_names
+from drillyard.launch.submit_lock import LOCK, LOCK_ALL, UNLOCK, UNLOCK_ALL, UNPACKED
+from drillyard.launch.submit_secrets import secret_names
+from drillyard.launch.sync_archive import CARRIED_LIST, UNPACK_OVER
 
 CHECK, SHARE, FORGET, CARRY = "check", "share", "forget", "carry"
 WRITE, RECORD, START = "write", "record", "start"
@@ -45,13 +45,13 @@ umask go-w && {UNPACKED} || exit 1
 launch=$1
 "$0" "$d/agent" prepare --launch-directory "$launch" || exit 1
 set -- "$launch/claim"
-{CLAIM_ALL}"$0" "$d/agent" check --launch-directory "$launch" 9>&-
+{LOCK_ALL}"$0" "$d/agent" check --launch-directory "$launch" 9>&-
 """
 """Makes LAUNCH_DIR, or refuses it, claims LAUNCH_DIR/claim, then tells which agents of the run live there: another
 launch may have had its claim, and released it, since the hosts were looked at."""
 _RELEASE = f"""\
 set -- "$0/claim"
-{RELEASE_ALL}"""
+{UNLOCK_ALL}"""
 _UNPACK = 'umask go-w && cd "$0" && rm -f state.json && exec tar -x --no-same-permissions --no-same-owner -f -'
 _START = """\
 scope=
@@ -71,20 +71,20 @@ of that, which no logout ends."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class HostLayout:
     """The hosts of a cluster and where things are on them."""
 
     hosts: tuple[Host, ...]
     leader: str
     """Name or address under which all hosts reach the first one."""
-    place: Place
+    place: ClusterPaths
     project_is_shared: bool
     """Whether the hosts see the same project directory."""
     code: str
     """How the code gets there where nothing is carried and there is no image, in words."""
 
 
-def plan_on(layout: Layout, request: Request) -> Plan:
+def plan_on(layout: HostLayout, request: LaunchRequest) -> Plan:
     """The plan of `request` on hosts. Raises UserError for what cannot work there."""
     prepared = prepare(request, layout.place)
     prepared = _in_containers(prepared) if prepared.image else _with_path(prepared, layout.place)
@@ -115,7 +115,7 @@ def plan_on(layout: Layout, request: Request) -> Plan:
     )
 
 
-def plan_again(layout: Layout, job: Job) -> Plan:
+def plan_again(layout: HostLayout, job: Job) -> Plan:
     """The plan of a run whose launch directory is there: its agents are started as before, by the files it has."""
     trainer = job.command[1:3] == ["-m", "drillyard"]
     files = agent_files()
@@ -134,13 +134,13 @@ def plan_again(layout: Layout, job: Job) -> Plan:
         run_directory=job.run_directory,
         launch_directory=job.launch_directory,
         code="as it was",
-        files=(File("job.json", job.as_json()), *files),
+        files=(PlanFile("job.json", job.as_json()), *files),
         steps=tuple(steps),
         fields=(),
     )
 
 
-def _checks(layout: Layout, job: Job, sent: Sequence[str], needs: Sequence[str]) -> list[Program]:
+def _checks(layout: HostLayout, job: Job, sent: Sequence[str], needs: Sequence[str]) -> list[Program]:
     head, *others = layout.hosts
     output = posixpath.dirname(job.run_directory)
     words = ["--directory", output, "--launch-directory", job.launch_directory, "--runs", *needs]
@@ -165,7 +165,7 @@ def _checks(layout: Layout, job: Job, sent: Sequence[str], needs: Sequence[str])
     return steps
 
 
-def _carry(layout: Layout, request: Request) -> list[Program]:
+def _carry(layout: HostLayout, request: LaunchRequest) -> list[Program]:
     if not request.sync:
         return []
     where = layout.hosts[:1] if layout.project_is_shared else layout.hosts
@@ -181,18 +181,18 @@ def _carry(layout: Layout, request: Request) -> list[Program]:
     ]
 
 
-def _claim(layout: Layout, job: Job, sent: Sequence[str]) -> Program:
+def _claim(layout: HostLayout, job: Job, sent: Sequence[str]) -> Program:
     head = layout.hosts[0]
     argv = head.argv(["sh", "-c", _CLAIM, layout.place.agent_python, job.launch_directory])
     purpose = f"claim the launch directory on {head.title}, which no other launch and no agent of the run may have"
-    return Program(purpose, argv, sends=tuple(sent), stage=CLAIM)
+    return Program(purpose, argv, sends=tuple(sent), stage=LOCK)
 
 
-def _release(layout: Layout, job: Job) -> Program:
+def _release(layout: HostLayout, job: Job) -> Program:
     head = layout.hosts[0]
     argv = head.argv(["sh", "-c", _RELEASE, job.launch_directory])
     # Its input is the submission's secret; the archive of a plan's step is not empty.
-    return Program(f"release the claim on {head.title}", argv, sends=("agent/job.py",), stage=RELEASE)
+    return Program(f"release the claim on {head.title}", argv, sends=("agent/job.py",), stage=UNLOCK)
 
 
 def _write(head: Host, job: Job, files: Sequence[str]) -> Program:
@@ -204,7 +204,7 @@ def _write(head: Host, job: Job, files: Sequence[str]) -> Program:
     )
 
 
-def _starts(layout: Layout, job: Job) -> list[Program]:
+def _starts(layout: HostLayout, job: Job) -> list[Program]:
     return [
         Program(
             f"start the agent on {host.title}",
@@ -216,7 +216,7 @@ def _starts(layout: Layout, job: Job) -> list[Program]:
     ]
 
 
-def _record(layout: Layout, job: Job) -> Program:
+def _record(layout: HostLayout, job: Job) -> Program:
     head = layout.hosts[0]
     entry = {
         "run": job.run,
@@ -231,7 +231,7 @@ def _record(layout: Layout, job: Job) -> Program:
     return Program(f"enter the run into the index of {head.title}", argv, stage=RECORD)
 
 
-def _code(layout: Layout, prepared: Prepared, request: Request) -> str:
+def _code(layout: HostLayout, prepared: PreparedRun, request: LaunchRequest) -> str:
     if prepared.image is not None and not request.sync:
         return f"in the image {prepared.image}"
     if not request.sync:
@@ -241,39 +241,43 @@ def _code(layout: Layout, prepared: Prepared, request: Request) -> str:
     return f"{carried}; the rest is in the image {prepared.image}" if prepared.image else carried
 
 
-def _fields(layout: Layout, prepared: Prepared, request: Request) -> list[Field]:
+def _fields(layout: HostLayout, prepared: PreparedRun, request: LaunchRequest) -> list[ExplainedField]:
     fields = [
-        Field("agent: python", layout.place.agent_python, "starts the agents, which need no packages", "drillyard")
+        ExplainedField(
+            "agent: python", layout.place.agent_python, "starts the agents, which need no packages", "drillyard"
+        )
     ]
     ssh = request.cluster.ssh
     if ssh is not None:
         source = "cluster.yaml: ssh.rendezvous_host" if ssh.rendezvous_host else "cluster.yaml: the first of ssh.hosts"
         why = "under this name the hosts reach the first one"
-        fields.append(Field("agent start: --leader", layout.leader, why, source))
+        fields.append(ExplainedField("agent start: --leader", layout.leader, why, source))
     if prepared.image is None:
         default = "the .venv of the project's directory" if ssh is not None else "the interpreter that launches"
         source = "cluster.yaml: python" if request.cluster.python else f"default: {default}"
         fields += [
-            Field("python", layout.place.python, "starts the ranks", source),
-            Field("path", _beside(layout.place), "first on PATH of what the agents start: torchrun is there", source),
+            ExplainedField("python", layout.place.python, "starts the ranks", source),
+            ExplainedField(
+                "path", _beside(layout.place), "first on PATH of what the agents start: torchrun is there", source
+            ),
         ]
     return fields
 
 
-def _beside(place: Place) -> str:
+def _beside(place: ClusterPaths) -> str:
     return posixpath.dirname(place.python)
 
 
-def _with_path(prepared: Prepared, place: Place) -> Prepared:
+def _with_path(prepared: PreparedRun, place: ClusterPaths) -> PreparedRun:
     """The same run, which finds torchrun and the like beside its Python: a login by ssh activates no environment."""
-    return replace(prepared, files=(*prepared.files, File("path", f"{_beside(place)}\n")))
+    return replace(prepared, files=(*prepared.files, PlanFile("path", f"{_beside(place)}\n")))
 
 
-def _in_containers(prepared: Prepared) -> Prepared:
+def _in_containers(prepared: PreparedRun) -> PreparedRun:
     """The same run with its command in a container of the image."""
     job = prepared.job
     assert prepared.image is not None
-    text = image.script(
+    text = container.script(
         prepared.handle,
         prepared.image,
         prepared.mounts,
@@ -284,27 +288,29 @@ def _in_containers(prepared: Prepared) -> Prepared:
     )
     inside = replace(
         job,
-        command=["sh", f"{{launch_directory}}/{image.SCRIPT}", *job.command],
+        command=["sh", f"{{launch_directory}}/{container.SCRIPT}", *job.command],
         working_directory=None,
         profile_script=None,
     )
     files = [replace(file, content=inside.as_json()) if file.path == "job.json" else file for file in prepared.files]
     fields = [
-        Field(
+        ExplainedField(
             "container.sh: docker run",
             prepared.image,
             "the agent runs on the host and the command in the container, which the agent stops as its own",
             "run.yaml: workload.image, or cluster.yaml: image",
         ),
         *(
-            Field("container.sh: --volume", mount, "the nodes' paths inside", "storage, project, cluster.yaml: mounts")
+            ExplainedField(
+                "container.sh: --volume", mount, "the nodes' paths inside", "storage, project, cluster.yaml: mounts"
+            )
             for mount in prepared.mounts
         ),
     ]
     return replace(
         prepared,
         job=inside,
-        files=(*files, File(image.SCRIPT, text, 0o755)),
+        files=(*files, PlanFile(container.SCRIPT, text, 0o755)),
         fields=(*prepared.fields, *fields),
     )
 

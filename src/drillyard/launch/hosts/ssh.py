@@ -9,9 +9,9 @@ import posixpath
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.launch.hosts.launcher import HostsLauncher
-from drillyard.launch.hosts.plan import Layout, absolute
-from drillyard.launch.job import Place, image_of
-from drillyard.launch.launcher import Request
+from drillyard.launch.hosts.plan import HostLayout, absolute
+from drillyard.launch.launcher import LaunchRequest
+from drillyard.launch.prepared_run import ClusterPaths, image_of
 from drillyard.launch.programs import Host, Programs
 from drillyard.launch.registry import LAUNCHERS
 
@@ -31,13 +31,13 @@ def hosts_of(cluster: ClusterConfig) -> tuple[Host, ...]:
     return tuple(Host(name, ssh.user, ssh.port, ssh.identity_file, ssh.config_file) for name in ssh.hosts)
 
 
-def layout(cluster: ClusterConfig, hosts: tuple[Host, ...], request: Request | None) -> Layout:
+def layout(cluster: ClusterConfig, hosts: tuple[Host, ...], request: LaunchRequest | None) -> HostLayout:
     """Where things are on the hosts; without a request, what does not depend on one."""
     ssh = cluster.ssh
     assert ssh is not None
     leader = ssh.rendezvous_host or ssh.hosts[0].rpartition("@")[2]
     if request is None:
-        return Layout(hosts, leader, Place("", "", ""), False, "")
+        return HostLayout(hosts, leader, ClusterPaths("", "", ""), False, "")
     project = absolute(ssh.directory or request.here, "ssh.directory")
     storage = cluster.storage.directory
     root = absolute(storage, "storage.directory") if storage else project
@@ -45,7 +45,9 @@ def layout(cluster: ClusterConfig, hosts: tuple[Host, ...], request: Request | N
     image = image_of(request.run, cluster)
     python = cluster.python or ("python3" if image else posixpath.join(project, ".venv/bin/python"))
     shared = len(hosts) == 1 or _below(project, root) or _below(output, project)
-    return Layout(hosts, leader, Place(project, output, python), shared, f"there already: {project} on every host")
+    return HostLayout(
+        hosts, leader, ClusterPaths(project, output, python), shared, f"there already: {project} on every host"
+    )
 
 
 def _below(path: str, directory: str) -> bool:

@@ -21,23 +21,23 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
 from drillyard.hardware.capacity import machine_of
 from drillyard.hardware.catalog import load_catalog
-from drillyard.launch import claiming
+from drillyard.launch import submit_lock
 from drillyard.launch.agent.job import Job
-from drillyard.launch.at_once import at_once
-from drillyard.launch.carrying import archive_of_directory, tell_edited
 from drillyard.launch.hosts import checks as host_checks
 from drillyard.launch.hosts import plan as host_plan
-from drillyard.launch.hosts.checks import Answer
-from drillyard.launch.plan import File, Plan, Program
+from drillyard.launch.hosts.checks import HostAnswer
+from drillyard.launch.parallel_map import parallel_map
+from drillyard.launch.plan import Plan, PlanFile, Program
 from drillyard.launch.programs import Host, Programs, archive
-from drillyard.launch.sending import undivided
+from drillyard.launch.submit_secrets import defer_interrupt
+from drillyard.launch.sync_archive import archive_of_directory, print_edited_notice
 
 MOST_AT_ONCE = 64
 """Programs of this machine that run at the same time: each is an ssh with a connection of its own."""
 CHECK_SECONDS = 180.0
 START_SECONDS = 120.0
 _RUNS_ALREADY = " runs here already (submission "
-"""What an agent's `start` says of an agent of another submission (agent/keeper.py)."""
+"""What an agent's `start` says of an agent of another submission (agent/respawn.py)."""
 
 
 def ask_all(
@@ -47,22 +47,22 @@ def ask_all(
     *,
     stdin: bytes = b"",
     seconds: float | None,
-) -> list[Answer]:
+) -> list[HostAnswer]:
     """Run one command per host, at most MOST_AT_ONCE at a time; what each gave, in the order given."""
 
-    def ask(host: str, argv: Sequence[str]) -> Answer:
+    def ask(host: str, argv: Sequence[str]) -> HostAnswer:
         asked_at = time.time()
         try:
             result = programs.run(argv, stdin=stdin, timeout=seconds)
         except UserError as error:
             late = "no answer after" in str(error)
-            return Answer(host, None, f"no answer after {seconds:.0f} s" if late else str(error))
-        return Answer(host, result, "", asked_at, time.time())
+            return HostAnswer(host, None, f"no answer after {seconds:.0f} s" if late else str(error))
+        return HostAnswer(host, result, "", asked_at, time.time())
 
-    return at_once(lambda asked: ask(*asked), list(zip(hosts, argvs, strict=True)), MOST_AT_ONCE)
+    return parallel_map(lambda asked: ask(*asked), list(zip(hosts, argvs, strict=True)), MOST_AT_ONCE)
 
 
-class Submission:
+class HostSubmission:
     """One submission of a plan."""
 
     def __init__(
@@ -74,21 +74,21 @@ class Submission:
         self._programs = programs
         self._undo = undo
         self._job = Job(**json.loads(plan.file("job.json").content))
-        self._secret = File("secret", secrets.token_hex(32) + "\n", 0o600)
+        self._secret = PlanFile("secret", secrets.token_hex(32) + "\n", 0o600)
 
-    def execute(self, found_secrets: File) -> None:
+    def execute(self, found_secrets: PlanFile) -> None:
         """Check, write, start and record. Raises UserError, and then nothing is left running."""
         self._check()
         self._all_well(host_plan.CARRY, "the working directory could not be carried", seconds=None)
-        with undivided(str(self._plan.handle)):
+        with defer_interrupt(str(self._plan.handle)):
             try:
                 self._claim()
                 self._write_and_start(found_secrets)
             finally:
                 # Where that fails too, the claim ends with this process or with time.
-                self._do(claiming.RELEASE, START_SECONDS, (self._secret,))
+                self._do(submit_lock.UNLOCK, START_SECONDS, (self._secret,))
 
-    def _write_and_start(self, found_secrets: File) -> None:
+    def _write_and_start(self, found_secrets: PlanFile) -> None:
         sent = (self._secret, found_secrets)
         self._all_well(host_plan.WRITE, "the launch directory could not be written", START_SECONDS, sent)
         self._all_well(host_plan.RECORD, "the run could not be entered into the index", START_SECONDS)
@@ -103,22 +103,24 @@ class Submission:
 
     def _claim(self) -> None:
         """Become the one launch that writes. Raises UserError, and then another one has the run."""
-        (answer,) = answers = self._do(claiming.CLAIM, START_SECONDS, (self._secret, claiming.client()))
-        if answer.result is not None and answer.result.returncode == claiming.CLAIMED:
-            raise claiming.taken(self._plan.handle, answer.result.stderr.strip())
+        (answer,) = answers = self._do(submit_lock.LOCK, START_SECONDS, (self._secret, submit_lock.client()))
+        if answer.result is not None and answer.result.returncode == submit_lock.LOCKED_BY_OTHER:
+            raise submit_lock.being_launched_error(self._plan.handle, answer.result.stderr.strip())
         self._judge(answers, "the launch directory could not be claimed")
-        claiming.tell_unlocked(answer.result.stderr if answer.result is not None else "")
+        submit_lock.print_unlocked_notice(answer.result.stderr if answer.result is not None else "")
         agents = (answer.told() or {}).get("agents")
         if agents:
-            raise claiming.taken(self._plan.handle, f"submission {agents[0].get('submission')}, running there")
+            raise submit_lock.being_launched_error(
+                self._plan.handle, f"submission {agents[0].get('submission')}, running there"
+            )
 
-    def _require_own(self, head: Answer) -> None:
+    def _require_own(self, head: HostAnswer) -> None:
         """Raises UserError where the head host's agent is of another submission, which is not ours to stop."""
         told, said = head.told() or {}, head.result.stderr if head.result is not None else ""
         own = hashlib.sha256(self._secret.content.encode()).hexdigest()[:16]
         if told.get("submission", own) != own or _RUNS_ALREADY in said:
             whose = f"submission {told['submission']}" if "submission" in told else said.strip()
-            raise claiming.taken(self._plan.handle, whose)
+            raise submit_lock.being_launched_error(self._plan.handle, whose)
 
     def _check(self) -> None:
         answers = self._do(host_plan.CHECK, CHECK_SECONDS, (self._secret,))
@@ -137,7 +139,7 @@ class Submission:
     def _not_shared(self) -> list[str]:
         answers = self._do(host_plan.SHARE, CHECK_SECONDS, (self._secret,))
         output = os.path.dirname(self._job.run_directory)
-        unseen, problems = [], host_checks.Problems()
+        unseen, problems = [], host_checks.HostProblems()
         for answer in answers:
             told = answer.told()
             if told is None:
@@ -146,11 +148,11 @@ class Submission:
                 unseen.append(answer.host)
         return [*problems.lines(), *host_checks.unshared(unseen, output, self._titles[0])]
 
-    def _wanted(self) -> host_checks.Wanted:
+    def _wanted(self) -> host_checks.HostRequirements:
         machine = self._cluster.machine
         gpus = machine_of(self._cluster, load_catalog(self._cluster.hardware)).num_accelerators if machine else None
         job = self._job
-        return host_checks.Wanted(
+        return host_checks.HostRequirements(
             run=job.run,
             launch_directory=job.launch_directory,
             port=job.port,
@@ -160,22 +162,22 @@ class Submission:
             gpus=gpus,
         )
 
-    def _all_well(self, stage: str, what: str, seconds: float | None, sent: Sequence[File] = ()) -> None:
+    def _all_well(self, stage: str, what: str, seconds: float | None, sent: Sequence[PlanFile] = ()) -> None:
         answers = self._do(stage, seconds, sent)
         self._judge(answers, what)
         if stage == host_plan.CARRY:
             for answer in answers:
-                tell_edited(answer.result.stderr if answer.result is not None else "")
+                print_edited_notice(answer.result.stderr if answer.result is not None else "")
 
-    def _judge(self, answers: Sequence[Answer], what: str) -> None:
-        problems = host_checks.Problems()
+    def _judge(self, answers: Sequence[HostAnswer], what: str) -> None:
+        problems = host_checks.HostProblems()
         for answer in answers:
             if answer.result is None or answer.result.returncode != 0:
                 problems.add(answer.host, host_checks.why_no_answer(answer))
         if problems.found:
             raise UserError("\n".join([f"{self._plan.handle}: {what}:", *_indented(problems.lines())]))
 
-    def _do(self, stage: str, seconds: float | None, sent: Sequence[File] = ()) -> list[Answer]:
+    def _do(self, stage: str, seconds: float | None, sent: Sequence[PlanFile] = ()) -> list[HostAnswer]:
         """Execute the plan's steps of a stage, all at once; `sent` are files that are in no plan."""
         steps = [step for step in self._plan.steps if isinstance(step, Program) and step.stage == stage]
         if not steps:
@@ -185,7 +187,7 @@ class Submission:
         stdin = self._stdin(steps[0], sent)
         return ask_all(titles, [step.argv for step in steps], self._programs, stdin=stdin, seconds=seconds)
 
-    def _stdin(self, step: Program, sent: Sequence[File]) -> bytes:
+    def _stdin(self, step: Program, sent: Sequence[PlanFile]) -> bytes:
         """What the steps of a stage send, which is the same for all: made once."""
         if step.sends_directory is not None:
             return archive_of_directory(Path(step.sends_directory), self._programs)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from drillyard.launch.logs.merging import KEY_BYTES
+from drillyard.launch.logs.merge import KEY_BYTES
 from drillyard.loglines.prefixes import split
 
 _PREFIX: Final = re.compile(rb"(?:\[[^\]\n]{1,64}\](?:<std(?:out|err|diag)>)?:?[ \t]?)+")
 _KNOWN_PREFIXES: Final = 4096
 
 
-class RankFinder:
+class RankFilter:
     """Chooses the lines of one rank among stamped lines of its node."""
 
     def __init__(self, rank: int, node: int, per_node: int) -> None:

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from drillyard.launch.logs.merging import KEY_BYTES
-from drillyard.launch.remote import Files, Wish
+from drillyard.launch.logs.merge import KEY_BYTES
+from drillyard.launch.remote_files import Files, ReadRequest
 
 _PROBE_BYTES: Final = 16 << 10
 _NEAR_BYTES: Final = 256 << 10
@@ -28,7 +28,7 @@ def offsets_since(files: Files, sizes: Sequence[tuple[str, int]], key: bytes) ->
     while searching:
         middles = [(low[number] + high[number]) // 2 for number in searching]
         probes = files.read(
-            [Wish(sizes[number][0], at, _PROBE_BYTES) for number, at in zip(searching, middles, strict=True)]
+            [ReadRequest(sizes[number][0], at, _PROBE_BYTES) for number, at in zip(searching, middles, strict=True)]
         )
         going_on = []
         for number, at, probe in zip(searching, middles, probes, strict=True):
@@ -55,7 +55,7 @@ def offsets_of_tail(files: Files, sizes: Sequence[tuple[str, int]], lines: int) 
     while searching := [number for number, offset in enumerate(offsets) if offset is None]:
         spans = [(max(0, begins[number] - block), begins[number]) for number in searching]
         pieces = files.read(
-            [Wish(sizes[number][0], at, end - at) for number, (at, end) in zip(searching, spans, strict=True)]
+            [ReadRequest(sizes[number][0], at, end - at) for number, (at, end) in zip(searching, spans, strict=True)]
         )
         for number, (at, end), piece in zip(searching, spans, pieces, strict=True):
             data = b"" if piece is None else piece.data

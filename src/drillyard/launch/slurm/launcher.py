@@ -1,8 +1,9 @@
 """Platform `slurm`: runs as jobs of a Slurm cluster, from its login node or from a machine that reaches one by ssh.
 
-The plan is plan.py's, the script script.py's and Slurm's commands are jobs.py's; what is known of runs is looking.py's,
-and what they are doing is judged by state.py. Nothing is kept here: the queue has the jobs, the head host an index of
-what was submitted (by whichever machine), and each run's files tell the rest.
+The plan is plan.py's, the script job_script.py's and Slurm's commands are commands.py's; what is known of runs is
+run_index.py's,
+and what they are doing is judged by run_status.py. Nothing is kept here: the queue has the jobs, the head host an
+index of what was submitted (by whichever machine), and each run's files tell the rest.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from typing import Any
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
 from drillyard.launch.agent.submit import ENTRIES, SAYS, TAKEN
-from drillyard.launch.carrying import archive_of_directory, tell_edited
-from drillyard.launch.claiming import taken
 from drillyard.launch.handles import Handle
-from drillyard.launch.job import agent_files
-from drillyard.launch.launcher import Cancellation, LogsWanted, Request
-from drillyard.launch.logs.run import run_logs
-from drillyard.launch.plan import File, Plan, Program
+from drillyard.launch.launcher import Cancellation, LaunchRequest, LogSelection
+from drillyard.launch.logs.reader import run_logs
+from drillyard.launch.plan import Plan, PlanFile, Program
+from drillyard.launch.prepared_run import agent_files
 from drillyard.launch.programs import Programs, archive, require_success
 from drillyard.launch.registry import LAUNCHERS
-from drillyard.launch.remote import artifacts_of, copy_files, open_files, read_file, tell
-from drillyard.launch.sending import names_in, secrets_file, undivided
-from drillyard.launch.slurm.jobs import NoController, Slurm, SlurmJob
-from drillyard.launch.slurm.looking import AGENT, Look
+from drillyard.launch.remote_files import artifacts_of, copy_files, open_files, print_notice, read_file
+from drillyard.launch.run_status import RunStatus, State
+from drillyard.launch.slurm.commands import ControllerUnreachable, Slurm, SlurmJob
+from drillyard.launch.slurm.job_script import ENDED
 from drillyard.launch.slurm.plan import CARRY, SUBMIT, TASKS, host_of, plan_array, plan_of, submitting_step
-from drillyard.launch.slurm.script import ENDED
-from drillyard.launch.slurm.state import Known, is_over, status_of
-from drillyard.launch.states import RunStatus, State
-from drillyard.launch.stopping import patiently
+from drillyard.launch.slurm.run_index import AGENT, RunIndex
+from drillyard.launch.slurm.run_status import SlurmRun, is_over, status_of
+from drillyard.launch.stopping import cancel_notice
+from drillyard.launch.submit_lock import being_launched_error
+from drillyard.launch.submit_secrets import defer_interrupt, names_in, secrets_file
+from drillyard.launch.sync_archive import archive_of_directory, print_edited_notice
 
 _SECONDS = 120.0
 _SUBMIT_SECONDS = 450.0
@@ -67,14 +68,14 @@ class SlurmLauncher:
         self._programs = programs
         self._host = host_of(cluster)
         self._slurm = Slurm(self._host, programs)
-        self._look = Look(cluster.name, self._host, self._slurm, programs)
+        self._look = RunIndex(cluster.name, self._host, self._slurm, programs)
         self._directories: dict[str, str] = {}
 
-    def plan(self, request: Request) -> Plan:
+    def plan(self, request: LaunchRequest) -> Plan:
         """What launching `request` would write and call. Pure."""
         return plan_of(request)
 
-    def plan_sweep(self, requests: list[Request]) -> list[Plan]:
+    def plan_sweep(self, requests: list[LaunchRequest]) -> list[Plan]:
         """One plan per point; the first one submits all of them as an array job."""
         return plan_array(requests)
 
@@ -86,16 +87,16 @@ class SlurmLauncher:
         if not plan.steps:
             return plan.handle
         configs = [file.content for file in plan.files if posixpath.basename(file.path) in _CONFIGS]
-        sent = [File("secret", secrets.token_hex(32) + "\n", 0o600), secrets_file(names_in(configs))]
+        sent = [PlanFile("secret", secrets.token_hex(32) + "\n", 0o600), secrets_file(names_in(configs))]
         points = _points(plan)
         there = self._make_way([Handle("slurm", self._cluster.name, point["run"]) for point in points], replace)
         for step in _of_stage(plan, CARRY):
             assert step.sends_directory is not None
             stdin = archive_of_directory(Path(step.sends_directory), self._programs)
             what = f"{plan.handle}: nothing was submitted: could not {step.purpose}"
-            tell_edited(require_success(self._programs.run(step.argv, stdin=stdin), what).stderr)
+            print_edited_notice(require_success(self._programs.run(step.argv, stdin=stdin), what).stderr)
         (step,) = _of_stage(plan, SUBMIT)
-        with undivided(str(plan.handle)):
+        with defer_interrupt(str(plan.handle)):
             self._submit(plan.handle, step, [*plan.files, *sent], points, there)
         return plan.handle
 
@@ -113,7 +114,7 @@ class SlurmLauncher:
         down = self._slurm.unusable_nodes(known.job.partition)
         return changed(status, reason=f"{status.reason}; down: {', '.join(down)}") if down else status
 
-    def logs(self, run: str, wanted: LogsWanted) -> Iterator[bytes]:
+    def logs(self, run: str, wanted: LogSelection) -> Iterator[bytes]:
         """Lines in order of time, with their node before them."""
         known = self._look.find(run)
         files = open_files(self._host, self._programs)
@@ -147,17 +148,17 @@ class SlurmLauncher:
             self._note_cancelled(known)
         return Cancellation(status_of(known), None)
 
-    def _with_time_to_save(self, known: Known) -> Known:
+    def _with_time_to_save(self, known: SlurmRun) -> SlurmRun:
         """Have agents that run end by themselves: scancel gives a job only as long as the cluster's KillWait."""
         (job,) = self._look.records([posixpath.join(known.entry["launch_directory"], "job.json")])
         if job is None or known.job is None or known.job.state != "RUNNING" or not known.own_state:
             return known
         seconds = float(job.get("stop_seconds", 0.0))
         self._slurm.signal_agents(known.job.job_id)
-        with patiently(known.handle, seconds):
+        with cancel_notice(known.handle, seconds):
             return self._gone(known.handle.run, seconds + _AFTER_STOP_SECONDS)
 
-    def _gone(self, run: str, seconds: float) -> Known:
+    def _gone(self, run: str, seconds: float) -> SlurmRun:
         """The run once nothing of it runs, or as it is after so long."""
         deadline = time.monotonic() + seconds
         pause, longest = _PAUSES
@@ -178,7 +179,7 @@ class SlurmLauncher:
         there = {known.handle.run: known.entry.get("job_id")}
         texts = [read_file(self._look.files, posixpath.join(launch, name), 0).decode() for name in _CONFIGS]
         sent = [*agent_files(), secrets_file(names_in(texts))]
-        with undivided(str(known.handle)):
+        with defer_interrupt(str(known.handle)):
             self._submit(known.handle, step, sent, [entry], there)
         return known.handle
 
@@ -219,7 +220,7 @@ class SlurmLauncher:
         self,
         handle: Handle,
         step: Program,
-        files: Sequence[File],
+        files: Sequence[PlanFile],
         points: Sequence[Mapping[str, Any]],
         there: Mapping[str, str | None],
     ) -> None:
@@ -240,14 +241,14 @@ class SlurmLauncher:
                 "replaces": there.get(point["run"]),
                 **({"task": number} if len(points) > 1 else {}),
             }
-            entries.append(File(f"{ENTRIES}/{point['run']}.json", json.dumps(entry | dict(point)) + "\n"))
+            entries.append(PlanFile(f"{ENTRIES}/{point['run']}.json", json.dumps(entry | dict(point)) + "\n"))
         result = self._programs.run(step.argv, stdin=archive([*files, *entries]), timeout=_SUBMIT_SECONDS)
         if result.returncode == TAKEN:
-            raise taken(handle, result.stderr.strip())
+            raise being_launched_error(handle, result.stderr.strip())
         self._slurm.submitted(result)
         for line in result.stderr.splitlines():
             if line.startswith(SAYS):
-                tell(line.removeprefix(SAYS))
+                print_notice(line.removeprefix(SAYS))
 
     def _run_directory(self, run: str) -> str:
         # It stays where it is; who follows a run's files asks every second, and need not ask the controller.
@@ -255,14 +256,14 @@ class SlurmLauncher:
             self._directories[run] = posixpath.dirname(str(self._look.find(run).entry["launch_directory"]))
         return self._directories[run]
 
-    def _note_cancelled(self, known: Known) -> None:
+    def _note_cancelled(self, known: SlurmRun) -> None:
         """Leave a word about a run that never began: Slurm forgets its job."""
         told = {"submission": known.job_id, "attempt": "0", "code": 130, "state": "cancelled"}
         text = json.dumps(told | {"reason": "cancelled in the queue", "at": round(time.time())}) + "\n"
         argv = self._host.argv(["sh", "-c", 'exec tar -x -C "$0" -f -', known.entry["launch_directory"]])
-        self._programs.run(argv, stdin=archive([File(ENDED, text)]))
+        self._programs.run(argv, stdin=archive([PlanFile(ENDED, text)]))
 
-    def _over(self, known: Known) -> Callable[[], bool]:
+    def _over(self, known: SlurmRun) -> Callable[[], bool]:
         """Whether a run is over, for who follows it: its own word at once, Slurm's now and then.
 
         A controller or login node that does not answer is waited for.
@@ -281,13 +282,13 @@ class SlurmLauncher:
                     return False
                 asked_at = time.monotonic()
                 answer = self.status(known.handle.run).state.over
-            except NoController as error:
+            except ControllerUnreachable as error:
                 if not away:
-                    tell(f"{str(error).splitlines()[0]}; trying again until it is back")
+                    print_notice(f"{str(error).splitlines()[0]}; trying again until it is back")
                 away = True
                 return False
             if away:
-                tell(f"{self._host.title}: Slurm answers again")
+                print_notice(f"{self._host.title}: Slurm answers again")
             away = False
             return answer
 
@@ -310,6 +311,6 @@ def _lacks_nodes(job: SlurmJob, status: RunStatus) -> bool:
     return lost or job.reason.startswith(("ReqNodeNotAvail", "Resources", "BadConstraints", "NodeDown"))
 
 
-def _is_gone(known: Known) -> bool:
+def _is_gone(known: SlurmRun) -> bool:
     """Whether nothing of the run can be running: Slurm says of a job that ends that it is COMPLETING."""
     return known.job is None or (status_of(known).state.over and known.job.state not in ("RUNNING", "COMPLETING"))

@@ -16,14 +16,14 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
 from drillyard.launch.agent.job import Job
 from drillyard.launch.agent.submit import POINTS
-from drillyard.launch.carrying import CARRIED_LIST, UNPACK_OVER
 from drillyard.launch.handles import parse_handle
 from drillyard.launch.hosts.plan import absolute
-from drillyard.launch.job import Place, Prepared, agent_files, image_of, prepare
-from drillyard.launch.launcher import Request
-from drillyard.launch.plan import Field, File, Plan, Program
+from drillyard.launch.launcher import LaunchRequest
+from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program
+from drillyard.launch.prepared_run import ClusterPaths, PreparedRun, agent_files, image_of, prepare
 from drillyard.launch.programs import Host
-from drillyard.launch.slurm.script import SCRIPT, array_script, job_script, slurm_of
+from drillyard.launch.slurm.job_script import SCRIPT, array_script, job_script, slurm_of
+from drillyard.launch.sync_archive import CARRIED_LIST, UNPACK_OVER
 
 CARRY, SUBMIT = "carry", "submit"
 ARRAY = "array.sbatch"
@@ -48,7 +48,7 @@ def host_of(cluster: ClusterConfig) -> Host:
     return Host(slurm.login_host, config_file=slurm.config_file)
 
 
-def place_of(request: Request) -> Place:
+def place_of(request: LaunchRequest) -> ClusterPaths:
     """Where things are on the cluster. Raises UserError for a path that depends on who logs in."""
     slurm, storage = slurm_of(request), request.cluster.storage.directory
     project = absolute(slurm.directory or request.here, "slurm.directory")
@@ -56,15 +56,15 @@ def place_of(request: Request) -> Place:
     output = posixpath.normpath(posixpath.join(root, request.run.output))
     image = image_of(request.run, request.cluster)
     python = request.cluster.python or ("python3" if image else posixpath.join(project, ".venv/bin/python"))
-    return Place(project, output, python)
+    return ClusterPaths(project, output, python)
 
 
-def plan_of(request: Request) -> Plan:
+def plan_of(request: LaunchRequest) -> Plan:
     """The plan of one run. Raises UserError for every mistake that can be seen without asking Slurm."""
     place, host = place_of(request), host_of(request.cluster)
     prepared = _timed(prepare(request, place), request)
     script, script_fields = job_script(request, prepared, place.agent_python)
-    files = (File(SCRIPT, script, 0o755), *prepared.files)
+    files = (PlanFile(SCRIPT, script, 0o755), *prepared.files)
     job = prepared.job
     return Plan(
         handle=prepared.handle,
@@ -83,7 +83,7 @@ def plan_of(request: Request) -> Plan:
     )
 
 
-def plan_array(requests: list[Request]) -> list[Plan]:
+def plan_array(requests: list[LaunchRequest]) -> list[Plan]:
     """The plans of a sweep. The first one writes the files of all runs and submits them as one array job."""
     plans = [plan_of(request) for request in requests]
     if len(plans) == 1:
@@ -92,12 +92,12 @@ def plan_array(requests: list[Request]) -> list[Plan]:
     points = [{"run": plan.handle.run, "launch_directory": plan.launch_directory} for plan in plans]
     script = array_script(requests[0], [plan.launch_directory for plan in plans])
     files = (
-        File(ARRAY, script, 0o755),
+        PlanFile(ARRAY, script, 0o755),
         *first.files,
-        File(TASKS, json.dumps(points, indent=2) + "\n"),
+        PlanFile(TASKS, json.dumps(points, indent=2) + "\n"),
         *(_of_point(plan, file) for plan in plans[1:] for file in plan.files if not file.path.startswith("agent/")),
     )
-    tasks = Field(
+    tasks = ExplainedField(
         f"{ARRAY}: --array",
         f"0-{len(plans) - 1}",
         "one task per point: Slurm runs as many at a time as there are nodes for",
@@ -120,7 +120,7 @@ def submitting_step(host: Host, cluster: str, launch_directory: str) -> Program:
     return _submit(host, cluster, launch_directory, SCRIPT, agent_files(), None, "submit the job")
 
 
-def _timed(prepared: Prepared, request: Request) -> Prepared:
+def _timed(prepared: PreparedRun, request: LaunchRequest) -> PreparedRun:
     """The job with the times that Slurm gives: a lost node does not come back, and saving has until the limit."""
     stop_seconds = slurm_of(request).signal_seconds * _SAVE_SHARE
     start_seconds = Job.start_seconds if prepared.image else _START_SECONDS
@@ -129,15 +129,17 @@ def _timed(prepared: Prepared, request: Request) -> Prepared:
         dataclasses.replace(file, content=job.as_json()) if file.path == "job.json" else file for file in prepared.files
     )
     fields = (
-        Field("job.json: join_seconds", "0", "a lost node does not come back; Slurm finds another one", "drillyard"),
-        Field(
+        ExplainedField(
+            "job.json: join_seconds", "0", "a lost node does not come back; Slurm finds another one", "drillyard"
+        ),
+        ExplainedField(
             "job.json: start_seconds",
             f"{start_seconds:g}",
             "a node that does not join so long after the one before is left out"
             + (": images take time" if prepared.image else ""),
             "drillyard",
         ),
-        Field(
+        ExplainedField(
             "job.json: stop_seconds",
             f"{stop_seconds:g}",
             f"of the time between the signal and the limit, {_SAVE_SHARE:.0%} are for saving",
@@ -147,7 +149,7 @@ def _timed(prepared: Prepared, request: Request) -> Prepared:
     return dataclasses.replace(prepared, job=job, files=files, fields=(*prepared.fields, *fields))
 
 
-def _carry(host: Host, request: Request, place: Place) -> list[Program]:
+def _carry(host: Host, request: LaunchRequest, place: ClusterPaths) -> list[Program]:
     if not request.sync:
         return []
     if host.name is None and place.project == posixpath.normpath(request.here):
@@ -169,7 +171,7 @@ def _submit(
     cluster: str,
     launch_directory: str,
     script: str,
-    files: Sequence[File],
+    files: Sequence[PlanFile],
     dependency: str | None,
     purpose: str = "",
 ) -> Program:
@@ -185,11 +187,11 @@ def _submit(
     return Program(purpose, argv, sends=sends, stage=SUBMIT)
 
 
-def _of_point(plan: Plan, file: File) -> File:
+def _of_point(plan: Plan, file: PlanFile) -> PlanFile:
     return dataclasses.replace(file, path=f"{POINTS}/{plan.handle.run}/{file.path}")
 
 
-def _code(request: Request, place: Place, prepared: Prepared) -> str:
+def _code(request: LaunchRequest, place: ClusterPaths, prepared: PreparedRun) -> str:
     if request.sync:
         return f"carried (--sync): {request.here}, what git does not ignore, to {place.project}"
     if prepared.image is not None:

@@ -1,4 +1,4 @@
-"""The text of job.sbatch and array.sbatch around what script.py fills in. Bash, for `str.format`.
+"""The text of job.sbatch and array.sbatch around what job_script.py fills in. Bash, for `str.format`.
 
 Slurm opens the file of --output before it starts the script, and fails the job where the storage is not mounted on the
 first node. So Slurm gets /dev/null, and the script opens its log itself, once it has seen the storage. Why a job is

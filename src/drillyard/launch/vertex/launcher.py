@@ -28,19 +28,19 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
 from drillyard.launch import registry
 from drillyard.launch.handles import Handle
-from drillyard.launch.launcher import Cancellation, Launcher, LogsWanted, Request
+from drillyard.launch.launcher import Cancellation, Launcher, LaunchRequest, LogSelection
 from drillyard.launch.plan import Call, Plan
 from drillyard.launch.programs import Programs
-from drillyard.launch.remote import artifacts_of, copy_files, read_file, tell
-from drillyard.launch.sending import names_in, secret_names, secrets_file
-from drillyard.launch.states import RunStatus, State
-from drillyard.launch.vertex.paths import BucketPath
-from drillyard.launch.vertex.request import REQUEST_FILE, UPLOAD, plan_of
-from drillyard.launch.vertex.states import is_over, job_id, status_of
+from drillyard.launch.remote_files import artifacts_of, copy_files, print_notice, read_file
+from drillyard.launch.run_status import RunStatus, State
+from drillyard.launch.submit_secrets import names_in, secret_names, secrets_file
+from drillyard.launch.vertex.bucket_paths import BucketPath
+from drillyard.launch.vertex.custom_job import REQUEST_FILE, UPLOAD, plan_of
+from drillyard.launch.vertex.run_status import is_over, job_id, status_of
 
 if TYPE_CHECKING:
-    from drillyard.launch.vertex.files import BucketFiles
-    from drillyard.launch.vertex.service import Job, Service
+    from drillyard.launch.vertex.bucket_files import BucketFiles
+    from drillyard.launch.vertex.service import CustomJobJson, Service
 
 _PATIENCE_FOR_CANCEL_SECONDS = 600.0
 _POLL_SECONDS = 2.0
@@ -69,11 +69,11 @@ class VertexLauncher:
 
     @cached_property
     def _files(self) -> BucketFiles:
-        from drillyard.launch.vertex.files import BucketFiles
+        from drillyard.launch.vertex.bucket_files import BucketFiles
 
         return BucketFiles(self._cluster)
 
-    def plan(self, request: Request) -> Plan:
+    def plan(self, request: LaunchRequest) -> Plan:
         """The files in the bucket and the one request. Pure."""
         if request.sync:
             registry.require("vertex", "sync", "--sync")
@@ -81,7 +81,7 @@ class VertexLauncher:
             registry.require("vertex", "dependency", "--after")
         return plan_of(request)
 
-    def plan_sweep(self, requests: list[Request]) -> list[Plan]:
+    def plan_sweep(self, requests: list[LaunchRequest]) -> list[Plan]:
         """A job per point: the service has no arrays."""
         return [self.plan(request) for request in requests]
 
@@ -107,7 +107,7 @@ class VertexLauncher:
 
     def runs(self) -> list[RunStatus]:
         """The newest job of each run, newest first."""
-        newest: dict[str, Job] = {}
+        newest: dict[str, CustomJobJson] = {}
         for job in self._service.jobs():
             newest.setdefault(str(job.get("displayName")), job)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -117,9 +117,9 @@ class VertexLauncher:
         """The newest job of a run, with what its agents say."""
         return self._status(self._newest(run))
 
-    def logs(self, run: str, wanted: LogsWanted) -> Iterator[bytes]:
+    def logs(self, run: str, wanted: LogSelection) -> Iterator[bytes]:
         """The nodes' logs from the bucket, merged; the agents put new lines there every few seconds."""
-        from drillyard.launch.logs.run import run_logs
+        from drillyard.launch.logs.reader import run_logs
 
         job = self._newest(run)
         name = str(job["name"])
@@ -190,7 +190,7 @@ class VertexLauncher:
                     raise UserError(f"{handle}: the service has not ended job {job_id(job)} yet; try again in a while")
                 time.sleep(_POLL_SECONDS)
 
-    def _newest(self, run: str) -> Job:
+    def _newest(self, run: str) -> CustomJobJson:
         jobs = self._service.jobs(run)
         if not jobs:
             known = list(dict.fromkeys(str(job.get("displayName")) for job in self._service.jobs()))
@@ -198,7 +198,7 @@ class VertexLauncher:
             raise UserError(f"cluster {self._cluster.name} has no run '{run}'; {names}")
         return jobs[0]
 
-    def _status(self, job: Job) -> RunStatus:
+    def _status(self, job: CustomJobJson) -> RunStatus:
         bare = status_of(job, None, self._cluster.name)
         if bare.state in (State.queued, State.succeeded) or bare.run_directory is None:
             return bare
@@ -211,7 +211,7 @@ class VertexLauncher:
             return told if isinstance(told, dict) else None
         return None
 
-    def _directory(self, job: Job) -> str:
+    def _directory(self, job: CustomJobJson) -> str:
         directory = status_of(job, None, self._cluster.name).run_directory
         if directory is None:
             raise UserError(f"job {job_id(job)} has no directory in a bucket: it was not made by `drillyard launch`")
@@ -242,4 +242,4 @@ def _uninterrupted(done: str) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before)
     if heard:
-        tell(f"{done}; Ctrl-C came too late to prevent it")
+        print_notice(f"{done}; Ctrl-C came too late to prevent it")

@@ -19,8 +19,8 @@ from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
+from drillyard.launch.vertex.custom_job import CLUSTER_LABEL, RUN_LABEL, label_of, parent_of, service_of
 from drillyard.launch.vertex.errors import Refusal, words_of
-from drillyard.launch.vertex.request import CLUSTER_LABEL, RUN_LABEL, label_of, parent_of, service_of
 
 try:
     import google.auth.exceptions
@@ -52,11 +52,11 @@ _TRANSIENT = (
     google.auth.exceptions.TransportError,
 )
 
-Job = dict[str, Any]
+CustomJobJson = dict[str, Any]
 """A CustomJob in protobuf's JSON form."""
 
 
-class Unreachable(UserError):
+class ServiceUnreachable(UserError):
     """The service did not answer, for all our patience: it may later."""
 
 
@@ -75,7 +75,7 @@ class Service:
                 credentials=credentials, transport="rest", client_options={"api_endpoint": endpoint}
             )
 
-    def create(self, body: Job) -> Job:
+    def create(self, body: CustomJobJson) -> CustomJobJson:
         """Create the job that a plan holds. Raises UserError; then no job was made, as far as can be known."""
         request = CreateCustomJobRequest(parent=self._parent, custom_job=checked(body))
         run_label = body["labels"][RUN_LABEL]
@@ -84,7 +84,7 @@ class Service:
             try:
                 with self._words("create the job"):
                     return _plain(self._client.create_custom_job(request, timeout=_CALL_SECONDS))
-            except Unreachable:
+            except ServiceUnreachable:
                 made = [job for job in self._list(f"labels.{RUN_LABEL}={run_label}") if job["name"] not in before]
                 if made:
                     return made[0]
@@ -93,12 +93,12 @@ class Service:
                 time.sleep(2.0**attempt)
         raise AssertionError("unreachable")
 
-    def jobs(self, run: str | None = None) -> list[Job]:
+    def jobs(self, run: str | None = None) -> list[CustomJobJson]:
         """The cluster's jobs, of one run or all, newest first."""
         found = self._list(None if run is None else f"labels.{RUN_LABEL}={label_of(run)}")
         return sorted(found, key=lambda job: str(job.get("createTime", "")), reverse=True)
 
-    def job(self, name: str) -> Job:
+    def job(self, name: str) -> CustomJobJson:
         """One job by its resource name."""
         with self._words("read the job"):
             return _plain(self._client.get_custom_job(name=name, retry=_patient(), timeout=_CALL_SECONDS))
@@ -113,7 +113,7 @@ class Service:
                 if _body(error).get("status") != "FAILED_PRECONDITION":
                     raise
 
-    def _list(self, extra: str | None) -> list[Job]:
+    def _list(self, extra: str | None) -> list[CustomJobJson]:
         wanted = " AND ".join([self._label, *([extra] if extra else [])])
         request = ListCustomJobsRequest(parent=self._parent, filter=wanted, page_size=_PAGE)
         with self._words("list the jobs"):
@@ -127,7 +127,7 @@ class Service:
             yield
         except exceptions.GoogleAPICallError as error:
             words = words_of(doing, _refusal(error), self._cluster)
-            raise (Unreachable if isinstance(error, _TRANSIENT) else UserError)(words) from None
+            raise (ServiceUnreachable if isinstance(error, _TRANSIENT) else UserError)(words) from None
         except google.auth.exceptions.DefaultCredentialsError:
             raise UserError(
                 "Google Cloud: this machine has no credentials; run `gcloud auth application-default login`, or set "
@@ -139,13 +139,13 @@ class Service:
                 "run `gcloud auth application-default login`"
             ) from None
         except _TRANSIENT as error:
-            raise Unreachable(
+            raise ServiceUnreachable(
                 f"{service_of(self._cluster)}: no answer ({_first(error)}) when asked to {doing}; check the network, "
                 "location.region and vertex.endpoint of the cluster config"
             ) from None
 
 
-def checked(body: Job) -> CustomJob:
+def checked(body: CustomJobJson) -> CustomJob:
     """The request as Google's type. Raises UserError where it is none: a field that does not exist, a wrong value."""
     try:
         return CustomJob(json_format.ParseDict(body, CustomJob.pb()(), ignore_unknown_fields=False))
@@ -156,8 +156,8 @@ def checked(body: Job) -> CustomJob:
         ) from None
 
 
-def _plain(job: CustomJob) -> Job:
-    plain: Job = json.loads(json_format.MessageToJson(CustomJob.pb(job)))
+def _plain(job: CustomJob) -> CustomJobJson:
+    plain: CustomJobJson = json.loads(json_format.MessageToJson(CustomJob.pb(job)))
     return plain
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from drillyard.modelspec.block_modules import Tensors, grouped, layer_norm, linear, plain
+from drillyard.modelspec.config_fields import ConfigFields
 from drillyard.modelspec.families.family import Family
-from drillyard.modelspec.fields import Fields
-from drillyard.modelspec.parts import Tensors, grouped, layer_norm, linear, plain
-from drillyard.modelspec.spec import Tensor
+from drillyard.modelspec.spec import TensorSpec
 
 _GPT2_NAMES: Final = {
     "max_position_embeddings": "n_positions",
@@ -17,36 +17,38 @@ _GPT2_NAMES: Final = {
 }
 
 
-def _four_hidden(f: Fields) -> int:
+def _four_hidden(f: ConfigFields) -> int:
     return 4 * f.hidden
 
 
-def _inner(f: Fields) -> int:
+def _inner(f: ConfigFields) -> int:
     return f.integer("n_inner", 4 * f.hidden)
 
 
-def _learned_positions(f: Fields) -> Tensors:
-    return (Tensor("transformer.wpe.weight", (f.integer("n_positions"), f.hidden), "positions"),)
+def _learned_positions(f: ConfigFields) -> Tensors:
+    return (TensorSpec("transformer.wpe.weight", (f.integer("n_positions"), f.hidden), "positions"),)
 
 
-def _falcon_kv_heads(f: Fields) -> int:
+def _falcon_kv_heads(f: ConfigFields) -> int:
     if f.flag("new_decoder_architecture"):
         return f.integer("num_kv_heads", f.heads)
     return 1 if f.flag("multi_query") else f.heads
 
 
-def _falcon_norms(f: Fields) -> tuple[str, ...]:
+def _falcon_norms(f: ConfigFields) -> tuple[str, ...]:
     if not f.flag("parallel_attn"):
         return ("post_attention_layernorm", "input_layernorm")
     number = f.integer("num_ln_in_parallel_attn", 2 if f.flag("new_decoder_architecture") else 1)
     return ("ln_attn", "ln_mlp") if number == 2 else ("input_layernorm",)
 
 
-def _opt_root(f: Fields) -> Tensors:
+def _opt_root(f: ConfigFields) -> Tensors:
     """Two positions are kept for padding; a narrower embedding is projected in and out."""
     hidden, narrow = f.hidden, f.integer("word_embed_proj_dim", f.hidden)
     tensors: Tensors = (
-        Tensor("model.decoder.embed_positions.weight", (f.integer("max_position_embeddings") + 2, hidden), "positions"),
+        TensorSpec(
+            "model.decoder.embed_positions.weight", (f.integer("max_position_embeddings") + 2, hidden), "positions"
+        ),
     )
     if narrow != hidden:
         tensors += linear("model.decoder.project_in", narrow, hidden, "projection")

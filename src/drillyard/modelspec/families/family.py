@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from drillyard.modelspec.fields import Fields
-from drillyard.modelspec.layers import KindsRule, SparseRule, all_full
-from drillyard.modelspec.parts import AttentionPart, MlpPart, NormPart, Tensors, rms_norm
+from drillyard.modelspec.block_modules import AttentionPart, MlpPart, NormPart, Tensors, rms_norm
+from drillyard.modelspec.config_fields import ConfigFields
+from drillyard.modelspec.layer_rules import KindsRule, SparseRule, all_full
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +24,17 @@ class Family:
     defaults: Mapping[str, Any]
     attention: AttentionPart
     mlp: MlpPart
-    block_norms: tuple[str, ...] | Callable[[Fields], tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
+    block_norms: tuple[str, ...] | Callable[[ConfigFields], tuple[str, ...]] = (
+        "input_layernorm",
+        "post_attention_layernorm",
+    )
     norm: NormPart = rms_norm
     norm_weights: bool | str = True
     final_norm: str = "model.norm"
-    final_norm_when: Callable[[Fields], bool] = lambda f: True
+    final_norm_when: Callable[[ConfigFields], bool] = lambda f: True
     embedding: str = "model.embed_tokens"
     embedding_size: str = "hidden_size"
-    root: Callable[[Fields], Tensors] = lambda f: ()
+    root: Callable[[ConfigFields], Tensors] = lambda f: ()
     positions: str | None = None
     """The field that holds the number of learned positions."""
     blocks: str = "model.layers"

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from drillyard.modelspec.families.family import Family
-from drillyard.modelspec.layers import (
-    all_sliding,
-    by_pattern,
-    every_nth_full,
-    from_max_window_layers,
-    listed,
-    without_rope,
-)
-from drillyard.modelspec.parts import (
+from drillyard.modelspec.block_modules import (
     all_heads,
     bare_norm,
     gated,
@@ -25,7 +16,16 @@ from drillyard.modelspec.parts import (
     unbiased_layer_norm,
     weights_of_each_head,
 )
-from drillyard.modelspec.spec import Tensor
+from drillyard.modelspec.families.family import Family
+from drillyard.modelspec.layer_rules import (
+    all_sliding,
+    by_pattern,
+    every_nth_full,
+    from_max_window_layers,
+    listed,
+    without_rope,
+)
+from drillyard.modelspec.spec import TensorSpec
 
 
 def shape(
@@ -308,7 +308,7 @@ LLAMA_LIKE: Final[dict[str, Family]] = {
             "down_proj",
             bias=False,
             activation="xielu",
-            extra=(Tensor("act_fn.alpha_p", (1,), "mlp"), Tensor("act_fn.alpha_n", (1,), "mlp")),
+            extra=(TensorSpec("act_fn.alpha_p", (1,), "mlp"), TensorSpec("act_fn.alpha_n", (1,), "mlp")),
         ),
         block_norms=("attention_layernorm", "feedforward_layernorm"),
         fixed={"qk_norm": (True,), "post_norm": (False,), "mlp_bias": (False,)},

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import Final
 
+from drillyard.modelspec.block_modules import (
+    Tensors,
+    all_heads,
+    experts,
+    gated,
+    gated_delta,
+    grouped,
+    latent,
+    layer_norm,
+    per_head,
+)
+from drillyard.modelspec.config_fields import ConfigFields
 from drillyard.modelspec.families.family import Family
 from drillyard.modelspec.families.llama_like import shape
-from drillyard.modelspec.fields import Fields
-from drillyard.modelspec.layers import (
+from drillyard.modelspec.layer_rules import (
     after_first_dense,
     all_sliding,
     all_sparse,
@@ -20,32 +31,21 @@ from drillyard.modelspec.layers import (
     qwen_sparse,
     without_rope,
 )
-from drillyard.modelspec.parts import (
-    Tensors,
-    all_heads,
-    experts,
-    gated,
-    gated_delta,
-    grouped,
-    latent,
-    layer_norm,
-    per_head,
-)
-from drillyard.modelspec.spec import Mlp, Tensor
+from drillyard.modelspec.spec import Mlp, TensorSpec
 
 _configured = grouped(bias="attention_bias")
 _QWEN_SPARSE: Final = {"decoder_sparse_step": 1, "mlp_only_layers": None}
 _shared_expert = gated("shared_expert", size="shared_expert_intermediate_size")
 
 
-def _deepseek_shared_size(f: Fields) -> int:
+def _deepseek_shared_size(f: ConfigFields) -> int:
     return f.integer("moe_intermediate_size") * f.integer("n_shared_experts")
 
 
 _deepseek_experts = experts(count="n_routed_experts", shared=gated("shared_experts", size=_deepseek_shared_size))
 
 
-def _ernie_shared(f: Fields) -> tuple[Mlp, Tensors] | None:
+def _ernie_shared(f: ConfigFields) -> tuple[Mlp, Tensors] | None:
     number = f.integer("moe_num_shared_experts", minimum=0)
     size = number * f.integer("moe_intermediate_size")
     return gated("shared_experts", size=size, bias="use_bias")(f) if number else None
@@ -286,7 +286,7 @@ MIXTURES: Final[dict[str, Family]] = {
         experts=experts(
             size="intermediate_size",
             router="router",
-            router_extra=lambda number: (Tensor("router.bias", (number,), "router"),),
+            router_extra=lambda number: (TensorSpec("router.bias", (number,), "router"),),
             inputs_first=True,
             bias=True,
         ),
@@ -352,7 +352,9 @@ MIXTURES: Final[dict[str, Family]] = {
         experts=experts(
             count="moe_num_experts",
             chosen="moe_k",
-            router_extra=lambda number: (Tensor("gate.moe_statics.e_score_correction_bias", (1, number), "router"),),
+            router_extra=lambda number: (
+                TensorSpec("gate.moe_statics.e_score_correction_bias", (1, number), "router"),
+            ),
             shared=_ernie_shared,
         ),
         sparse=ernie_sparse,

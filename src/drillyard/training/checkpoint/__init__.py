@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from drillyard.training.checkpoint.listing import (
+from drillyard.training.checkpoint.inventory import (
     CheckpointInfo,
     FileVerdict,
     inspect,
@@ -23,8 +23,8 @@ from drillyard.training.checkpoint.listing import (
 
 if TYPE_CHECKING:
     from drillyard.training.checkpoint.checkpointer import Checkpointer
+    from drillyard.training.checkpoint.dcp_storage import DamagedCheckpoint
     from drillyard.training.checkpoint.loading import LoadedCheckpoint, load_checkpoint
-    from drillyard.training.checkpoint.storage import DamagedCheckpoint
 
 __all__ = [
     "CheckpointInfo",
@@ -42,7 +42,7 @@ __all__ = [
 
 _NEED_TORCH = {
     "Checkpointer": "checkpointer",
-    "DamagedCheckpoint": "storage",
+    "DamagedCheckpoint": "dcp_storage",
     "LoadedCheckpoint": "loading",
     "load_checkpoint": "loading",
 }

@@ -32,21 +32,23 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save as save_state_dict
 
 from drillyard.errors import UserError
-from drillyard.storage import NO_ROOM, describe
-from drillyard.training.checkpoint.listing import (
+from drillyard.safe_files import NO_ROOM, describe_os_error
+from drillyard.training.checkpoint.dcp_planners import RepeatedSavePlanner, StagedState, StagingBuffers, flatten
+from drillyard.training.checkpoint.dcp_storage import CheckpointWriter, DamagedCheckpoint
+from drillyard.training.checkpoint.inventory import (
     HELD_OUT_NAME,
     CheckpointInfo,
-    abandon_checkpoint,
-    later_format,
-    list_directory,
+    later_format_error,
+    list_checkpoints_in,
     lost_checkpoints,
     prunable,
     remove_checkpoint,
+    set_aside_checkpoint,
     step_directory_name,
     write_held_out_loss,
 )
 from drillyard.training.checkpoint.loading import (
-    Accept,
+    AcceptMetadata,
     LoadedCheckpoint,
     StateSource,
     failure_text,
@@ -55,8 +57,6 @@ from drillyard.training.checkpoint.loading import (
     read,
 )
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, json_value
-from drillyard.training.checkpoint.planning import RepeatedSavePlanner, Staged, Staging, flatten
-from drillyard.training.checkpoint.storage import CheckpointWriter, DamagedCheckpoint
 
 OnEvent = Callable[..., None]
 
@@ -68,7 +68,7 @@ class _Save:
     step: int
     path: Path
     flat: dict[str, Any]
-    staged: Staged
+    staged: StagedState
     metadata: Any
     blocking_seconds: float
 
@@ -109,7 +109,7 @@ class Checkpointer:
             self._group = group
         self._world_size = dist.get_world_size(self._group) if self._group is not None else 1
         self._is_coordinator = self._group is None or dist.get_rank(self._group) == 0
-        self._staging = Staging()
+        self._staging = StagingBuffers()
         self._planner = RepeatedSavePlanner()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._in_flight: Future[bool] | None = None
@@ -243,7 +243,7 @@ class Checkpointer:
         error = next((error for error in errors if isinstance(error, OSError)), None)
         if error is None or error.strerror is None:
             return ""
-        text = describe(error).removeprefix(error.strerror).removeprefix(": ")
+        text = describe_os_error(error).removeprefix(error.strerror).removeprefix(": ")
         if error.errno in NO_ROOM:
             kept = self.keep + self.keep_best
             text += f": old checkpoints go when the new one is complete, so keeping {kept} needs room for {kept + 1}"
@@ -269,18 +269,18 @@ class Checkpointer:
         try:
             write_held_out_loss(path, loss)
         except OSError as error:
-            self._on_event("warning", text=f"{path / HELD_OUT_NAME}: not written: {describe(error)}")
+            self._on_event("warning", text=f"{path / HELD_OUT_NAME}: not written: {describe_os_error(error)}")
         else:
             self._tidy_up(step)
 
     def _tidy_up(self, step: int) -> None:
         """After a save: set aside what lies ahead of it (the run went back), then delete what is no longer kept."""
         try:
-            for info in list_directory(self.directory):
+            for info in list_checkpoints_in(self.directory):
                 if info.complete and info.step > step:
-                    abandon_checkpoint(info.path)
+                    set_aside_checkpoint(info.path)
                     self._tell("checkpoint_abandoned", info.step, info.path)
-            checkpoints = list_directory(self.directory)
+            checkpoints = list_checkpoints_in(self.directory)
         except OSError as error:
             self._tell("checkpoint_not_removed", step, self.directory, reason=str(error))
             return
@@ -299,7 +299,7 @@ class Checkpointer:
         if not self._is_coordinator:
             return
         try:
-            checkpoints = list_directory(self.directory)
+            checkpoints = list_checkpoints_in(self.directory)
         except OSError as error:
             self._tell("checkpoint_not_removed", None, self.directory, reason=str(error))
             return
@@ -331,7 +331,7 @@ class Checkpointer:
         return next(iter(self.candidates()), None)
 
     def load(
-        self, state: StateSource, source: int | Path | None = None, *, accept: Accept | None = None
+        self, state: StateSource, source: int | Path | None = None, *, accept: AcceptMetadata | None = None
     ) -> LoadedCheckpoint | None:
         """Fill `state` from a checkpoint: the newest good one, or with `source` that of a step or path. Collective.
 
@@ -355,7 +355,7 @@ class Checkpointer:
         for info in reversed(found):
             reason = f"{info.path}: {info.reason}"
             if info.status == "later-format":
-                raise later_format(info)
+                raise later_format_error(info)
             if info.complete:
                 try:
                     return self._loaded(read(info, state, self._group, accept))
@@ -387,7 +387,7 @@ class Checkpointer:
 
     def _all(self) -> list[CheckpointInfo]:
         try:
-            return from_coordinator(self._group, lambda: list_directory(self.directory))
+            return from_coordinator(self._group, lambda: list_checkpoints_in(self.directory))
         except OSError as error:
             raise UserError(
                 f"{self.directory}: cannot be read: {error.strerror}; check its storage and rights"

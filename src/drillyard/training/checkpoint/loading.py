@@ -21,17 +21,22 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_state_dict
 
 from drillyard.errors import UserError
-from drillyard.training.checkpoint.contents import METADATA_NAME, read_index
-from drillyard.training.checkpoint.listing import (
+from drillyard.training.checkpoint.dcp_planners import PlainLoadPlanner, flatten, unflatten_into
+from drillyard.training.checkpoint.dcp_storage import (
+    CheckpointReader,
+    DamagedCheckpoint,
+    metadata_of,
+    require_undamaged,
+)
+from drillyard.training.checkpoint.index_reader import METADATA_NAME, read_index
+from drillyard.training.checkpoint.inventory import (
     CHECKPOINTS_NAME,
     CheckpointInfo,
     inspect,
-    list_directory,
+    list_checkpoints_in,
     newest_usable,
 )
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
-from drillyard.training.checkpoint.planning import PlainLoadPlanner, flatten, unflatten_into
-from drillyard.training.checkpoint.storage import CheckpointReader, DamagedCheckpoint, metadata_of, require_undamaged
 
 # torch raises a RuntimeError for a key that is missing, a ValueError for another shape or kind of entry, and any of
 # these for an archive whose numbers make no tensor.
@@ -40,7 +45,7 @@ _FROM_CONTENT = (ValueError, RuntimeError, TypeError, AssertionError, OverflowEr
 T = TypeVar("T")
 # The state to fill, or what makes it once the checkpoint's metadata (such as its number of ranks) is known.
 StateSource = dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]
-Accept = Callable[[dict[str, Any]], None]
+AcceptMetadata = Callable[[dict[str, Any]], None]
 
 # A single process is a supported way to load and save, not a mistake.
 warnings.filterwarnings(
@@ -67,7 +72,11 @@ class LoadedCheckpoint:
 
 
 def load_checkpoint(
-    path: Path, state: StateSource, *, process_group: dist.ProcessGroup | None = None, accept: Accept | None = None
+    path: Path,
+    state: StateSource,
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    accept: AcceptMetadata | None = None,
 ) -> LoadedCheckpoint:
     """Fill `state` from the checkpoint at `path`, or the newest complete one of a run directory. Collective.
 
@@ -81,7 +90,7 @@ def load_checkpoint(
 
 
 def read(
-    info: CheckpointInfo, state: StateSource, group: dist.ProcessGroup | None, accept: Accept | None
+    info: CheckpointInfo, state: StateSource, group: dist.ProcessGroup | None, accept: AcceptMetadata | None
 ) -> LoadedCheckpoint:
     """Load one complete checkpoint; `info` must be the same on all ranks. Raises as `load_checkpoint`."""
     assert info.manifest is not None
@@ -155,7 +164,7 @@ def _find(path: Path) -> CheckpointInfo:
         candidates = [info for info in [inspect(path)] if info is not None]
     else:
         inner = path / CHECKPOINTS_NAME
-        candidates = list_directory(inner if inner.is_dir() else path)
+        candidates = list_checkpoints_in(inner if inner.is_dir() else path)
     if (newest := newest_usable(candidates)) is not None:
         return newest
     if not candidates:

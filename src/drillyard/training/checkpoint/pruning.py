@@ -15,28 +15,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from drillyard.errors import UserError
-from drillyard.training.checkpoint.archives import require_plain
-from drillyard.training.checkpoint.contents import RefusedContent
-from drillyard.training.checkpoint.listing import (
+from drillyard.training.checkpoint.archive_check import require_plain
+from drillyard.training.checkpoint.index_reader import UnsafeCheckpoint
+from drillyard.training.checkpoint.inventory import (
     CHECKPOINTS_NAME,
     CheckpointInfo,
     FileVerdict,
     OnRead,
-    best,
+    best_checkpoint,
     inspect,
-    list_directory,
+    list_checkpoints_in,
     prunable,
     step_of,
     verify,
 )
 
-LEFT_OVERS = ("incomplete", "abandoned")
+LEFTOVER_STATUSES = ("incomplete", "abandoned")
 # What is wrong with a complete checkpoint, found by reading it; None when it is good.
-Judge = Callable[[CheckpointInfo], str | None]
+FindProblem = Callable[[CheckpointInfo], str | None]
 
 
 @dataclass(frozen=True)
-class Target:
+class CheckpointSelection:
     """What a path on the command line means: a `checkpoints` directory, and the one of its checkpoints if it names one.
 
     `run_directory` is None where the directory is a copy outside of a run.
@@ -49,7 +49,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifiedCheckpoint:
     """The verdicts on the files of one checkpoint."""
 
     info: CheckpointInfo
@@ -78,7 +78,7 @@ class PrunePlan:
     damaged: list[tuple[CheckpointInfo, str]] = field(default_factory=list)
 
 
-def find_target(path: Path) -> Target:
+def select_checkpoints(path: Path) -> CheckpointSelection:
     """What `path` means: a run directory, its `checkpoints`, or one checkpoint.
 
     Raises UserError when it is none of them or cannot be read.
@@ -86,17 +86,17 @@ def find_target(path: Path) -> Target:
     path = Path(os.path.abspath(path))
     try:
         if step_of(path) is not None and (one := inspect(path)) is not None:
-            return Target(path.parent, _run_directory_of(path.parent), [one], one)
+            return CheckpointSelection(path.parent, _run_directory_of(path.parent), [one], one)
         directory = path / CHECKPOINTS_NAME if (path / CHECKPOINTS_NAME).is_dir() else path
-        checkpoints = list_directory(directory)
+        checkpoints = list_checkpoints_in(directory)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; check its storage and rights") from None
     if directory.name != CHECKPOINTS_NAME and not checkpoints:
         raise UserError(f"{path}: there are no checkpoints; give a run directory (it holds `{CHECKPOINTS_NAME}`)")
-    return Target(directory, _run_directory_of(directory), checkpoints)
+    return CheckpointSelection(directory, _run_directory_of(directory), checkpoints)
 
 
-def choose_step(target: Target, step: int) -> CheckpointInfo:
+def choose_step(target: CheckpointSelection, step: int) -> CheckpointInfo:
     """The checkpoint of `step`. Raises UserError, naming the steps there are, when there is none."""
     for info in target.checkpoints:
         if step_of(info.path) == step:
@@ -105,12 +105,12 @@ def choose_step(target: Target, step: int) -> CheckpointInfo:
     raise UserError(f"{target.directory}: there is no checkpoint of step {step}; there are: {there}")
 
 
-def verify_all_files(info: CheckpointInfo, on_read: OnRead | None = None) -> Verified:
+def verify_all_files(info: CheckpointInfo, on_read: OnRead | None = None) -> VerifiedCheckpoint:
     """Read all of one checkpoint."""
-    return Verified(info, list(verify(info, on_read)))
+    return VerifiedCheckpoint(info, list(verify(info, on_read)))
 
 
-def with_refusals(checkpoints: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
+def mark_unsafe(checkpoints: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
     """The same, with the status `refused` for complete ones whose index or values are not plain. Reads those."""
     return [_with_refusal(info) if info.complete else info for info in checkpoints]
 
@@ -119,7 +119,7 @@ def _with_refusal(info: CheckpointInfo) -> CheckpointInfo:
     assert info.manifest is not None
     try:
         require_plain(info.path, info.manifest)
-    except RefusedContent as refusal:
+    except UnsafeCheckpoint as refusal:
         return replace(info, status="refused", reason=str(refusal))
     except OSError as error:
         return replace(info, status="damaged", reason=f"it cannot be read: {error.strerror}")
@@ -127,7 +127,7 @@ def _with_refusal(info: CheckpointInfo) -> CheckpointInfo:
 
 
 def plan_prune(
-    checkpoints: Sequence[CheckpointInfo], keep: int, keep_best: bool, *, left_overs: bool, problem_with: Judge
+    checkpoints: Sequence[CheckpointInfo], keep: int, keep_best: bool, *, left_overs: bool, problem_with: FindProblem
 ) -> PrunePlan:
     """Keep the newest `keep` good checkpoints and (`keep_best`) the good one with the lowest held-out loss.
 
@@ -136,7 +136,7 @@ def plan_prune(
     """
     assert keep >= 1
     complete = sorted((info for info in checkpoints if info.complete), key=lambda info: info.step, reverse=True)
-    remains = [info for info in checkpoints if left_overs and info.status in LEFT_OVERS]
+    remains = [info for info in checkpoints if left_overs and info.status in LEFTOVER_STATUSES]
     if not prunable(complete, keep, keep_best) and not remains:
         return PrunePlan(keep=complete)
     plan = PrunePlan()
@@ -152,7 +152,7 @@ def plan_prune(
     rest = list(complete)
     while rest and len(plan.keep) < keep:
         is_good(rest.pop(0))
-    while keep_best and (winner := best([*plan.keep, *rest])) in rest:
+    while keep_best and (winner := best_checkpoint([*plan.keep, *rest])) in rest:
         assert winner is not None
         rest.remove(winner)
         is_good(winner)

@@ -11,19 +11,21 @@ from drillyard.launch.agent.contract import (
     AGAIN,
     DONE,
     LEAVE,
-    Counts,
-    Decision,
-    Limits,
-    RoundEnd,
+    AttemptEnd,
+    RestartCounts,
+    RestartDecision,
+    RestartLimits,
     decide,
 )
 
-LIMITS = Limits(max_failures=3, join_seconds=60)
+LIMITS = RestartLimits(max_failures=3, join_seconds=60)
 CODES = st.dictionaries(st.integers(0, 4), st.sampled_from([0, 1, 2, 85, 137, 143]), min_size=1)
 
 
-def after(codes: dict[int, int], counts: Counts | None = None, limits: Limits = LIMITS, **known: object) -> Decision:
-    return decide(RoundEnd(codes=codes, lost=known.pop("lost", {}), **known), counts or Counts(), limits)  # type: ignore[arg-type]
+def after(
+    codes: dict[int, int], counts: RestartCounts | None = None, limits: RestartLimits = LIMITS, **known: object
+) -> RestartDecision:
+    return decide(AttemptEnd(codes=codes, lost=known.pop("lost", {}), **known), counts or RestartCounts(), limits)  # type: ignore[arg-type]
 
 
 def test_all_nodes_with_0_are_done() -> None:
@@ -55,7 +57,7 @@ def test_a_final_failure_is_never_started_again() -> None:
 
 
 def test_other_codes_are_counted_up_to_the_limit() -> None:
-    counts = Counts()
+    counts = RestartCounts()
     for number in (1, 2, 3):
         decision = after({0: 0, 1: 9}, counts, cause="exit code 9")
         assert (decision.what, decision.counted, decision.counts.failures) == (AGAIN, True, number)
@@ -77,17 +79,17 @@ def test_a_command_that_is_not_there_is_not_started_again(code: int) -> None:
 
 
 def test_no_restarts_where_they_are_off() -> None:
-    decision = after({0: 9}, limits=Limits(0, 60))
+    decision = after({0: 9}, limits=RestartLimits(0, 60))
     assert (decision.what, decision.code, decision.reason) == (LEAVE, 1, "exit code 9; restarts are off")
 
 
 def test_85_is_not_counted_with_a_newer_checkpoint_however_often() -> None:
-    counts = Counts()
+    counts = RestartCounts()
     for _ in range(20):
         decision = after({0: 85, 1: 85}, counts, newer_checkpoint=True)
         assert (decision.what, decision.counted) == (AGAIN, False)
         counts = decision.counts
-    assert counts == Counts()
+    assert counts == RestartCounts()
 
 
 def test_85_twice_in_a_row_without_a_newer_checkpoint_is_a_failure() -> None:
@@ -100,7 +102,7 @@ def test_85_twice_in_a_row_without_a_newer_checkpoint_is_a_failure() -> None:
 
 
 def test_85_that_nobody_asked_for_and_that_cannot_be_seen_comes_to_an_end() -> None:
-    counts, rounds = Counts(), 0
+    counts, rounds = RestartCounts(), 0
     while (decision := after({0: 85}, counts)).what == AGAIN:
         counts, rounds = decision.counts, rounds + 1
     assert (rounds, decision.code) == (4, 1)
@@ -116,15 +118,15 @@ def test_stops_from_outside_without_a_newer_checkpoint_count_over_requeues() -> 
     assert (first.code, first.counted) == (85, False)
     second = after({0: 85}, first.counts, asked="SIGTERM", newer_checkpoint=False)
     assert (second.code, second.counts.failures) == (85, 1)
-    last = after({0: 85}, Counts(3, 1), asked="SIGTERM", newer_checkpoint=False)
+    last = after({0: 85}, RestartCounts(3, 1), asked="SIGTERM", newer_checkpoint=False)
     assert (last.code, last.counts.failures) == (1, 3)
 
 
 def test_preemptions_whose_checkpoints_cannot_be_seen_are_never_counted() -> None:
-    counts = Counts()
+    counts = RestartCounts()
     for _ in range(10):
         decision = after({0: 85}, counts, asked="SIGTERM")
-        assert (decision.code, decision.counts) == (85, Counts())
+        assert (decision.code, decision.counts) == (85, RestartCounts())
 
 
 def test_a_foreign_command_has_stopped_when_its_checkpoint_is_there() -> None:
@@ -136,13 +138,13 @@ def test_a_foreign_command_has_stopped_when_its_checkpoint_is_there() -> None:
 
 def test_a_lost_node_is_waited_for_and_not_counted() -> None:
     decision = after({0: 143}, lost={1: "b"})
-    assert (decision.what, decision.counted, decision.counts) == (AGAIN, False, Counts(0, 1, {"b": 1}))
+    assert (decision.what, decision.counted, decision.counts) == (AGAIN, False, RestartCounts(0, 1, {"b": 1}))
     assert decision.reason == "lost node 1 (b); waits for it to come back"
 
 
 @pytest.mark.parametrize("join_seconds", [0, 60])
 def test_losses_in_a_row_without_a_newer_checkpoint_come_to_an_end(join_seconds: float) -> None:
-    counts, limits = Counts(), Limits(3, join_seconds)
+    counts, limits = RestartCounts(), RestartLimits(3, join_seconds)
     codes = []
     for number in range(5):
         decision = after({0: 143}, counts, limits, lost={1: f"host{number}"}, newer_checkpoint=False)
@@ -154,9 +156,9 @@ def test_losses_in_a_row_without_a_newer_checkpoint_come_to_an_end(join_seconds:
 
 
 def test_losses_after_newer_checkpoints_are_never_counted_but_exclude_their_host_the_second_time() -> None:
-    counts = Counts()
+    counts = RestartCounts()
     for number in range(1, 20):
-        decision = after({0: 143}, counts, Limits(3, 0), lost={1: "b"}, newer_checkpoint=True)
+        decision = after({0: 143}, counts, RestartLimits(3, 0), lost={1: "b"}, newer_checkpoint=True)
         assert (decision.code, decision.counted) == (75, False)
         counts = decision.counts
         assert counts.excluded == (["b"] if number > 1 else [])
@@ -164,8 +166,10 @@ def test_losses_after_newer_checkpoints_are_never_counted_but_exclude_their_host
 
 
 def test_hosts_whose_agents_never_start_are_excluded_at_once_and_only_so_often() -> None:
-    limits = Limits(1, 0)
-    first = contract.never_joined({1: "b", 2: ""}, "node 1 (b), node 2 cannot start: no such file", Counts(), limits)
+    limits = RestartLimits(1, 0)
+    first = contract.never_joined(
+        {1: "b", 2: ""}, "node 1 (b), node 2 cannot start: no such file", RestartCounts(), limits
+    )
     assert (first.what, first.code, first.counted, first.counts.excluded) == (LEAVE, 75, False, ["b"])
     assert first.reason == "lost capacity: node 1 (b), node 2 cannot start: no such file"
     second = contract.never_joined({1: "c"}, "", first.counts, limits)
@@ -175,9 +179,9 @@ def test_hosts_whose_agents_never_start_are_excluded_at_once_and_only_so_often()
 
 
 def test_a_killed_leader_is_a_loss_of_its_host_unless_it_was_stopping() -> None:
-    limits = Limits(1, 60)
-    first = contract.leader_killed("a", False, False, Counts(), limits)
-    assert (first.what, first.counted, first.counts) == (AGAIN, False, Counts(0, 1, {"a": 1}))
+    limits = RestartLimits(1, 60)
+    first = contract.leader_killed("a", False, False, RestartCounts(), limits)
+    assert (first.what, first.counted, first.counts) == (AGAIN, False, RestartCounts(0, 1, {"a": 1}))
     saved = contract.leader_killed("a", False, True, first.counts, limits)
     assert (saved.what, saved.counts.failures, saved.counts.excluded) == (AGAIN, 0, ["a"])
     asked = contract.leader_killed("a", True, None, first.counts, limits)
@@ -186,7 +190,7 @@ def test_a_killed_leader_is_a_loss_of_its_host_unless_it_was_stopping() -> None:
 
 
 def test_a_lost_node_ends_the_start_where_none_is_waited_for() -> None:
-    decision = after({0: 143}, lost={1: "b"}, limits=Limits(3, 0))
+    decision = after({0: 143}, lost={1: "b"}, limits=RestartLimits(3, 0))
     assert (decision.what, decision.code) == (LEAVE, 75)
 
 
@@ -194,7 +198,9 @@ def test_a_lost_node_ends_the_start_where_none_is_waited_for() -> None:
 def test_counts_never_shrink_nor_pass_the_limit(
     codes: dict[int, int], asked: bool, newer: bool | None, failures: int, unsaved: int
 ) -> None:
-    decision = after(codes, Counts(failures, unsaved), asked="SIGTERM" if asked else None, newer_checkpoint=newer)
+    decision = after(
+        codes, RestartCounts(failures, unsaved), asked="SIGTERM" if asked else None, newer_checkpoint=newer
+    )
     assert failures <= decision.counts.failures <= 3
     assert decision.what != AGAIN or not asked
     if decision.what == LEAVE:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from drillyard.launch.agent import rank_output, rank_pipes
-from drillyard.launch.agent.output import Sink, open_log
+from drillyard.launch.agent.output_pump import Sink, open_log
 from drillyard.launch.agent.rank_pipes import RankPipes, marks_ranks
-from drillyard.launch.agent.records import last_lines, words_of_all
-from drillyard.launch.logs.ranks import RankFinder
+from drillyard.launch.agent.records import last_lines, merged_rank_output
+from drillyard.launch.logs.ranks import RankFilter
 
 TORCHRUN = """
 E1122 torch/distributed/elastic/multiprocessing/api.py:988] failed (exitcode: 7) local_rank: 1 (pid: 9) of binary: p
@@ -52,7 +52,7 @@ def test_each_rank_prints_into_a_pipe_of_its_own(tmp_path: Path, log: Sink) -> N
     lines = (tmp_path / "node-1.log").read_bytes().splitlines()
     for local in (0, 1):
         marked = [b"[default%d]:%s" % (local, text) for text in (b"out %d" % local, b"and on", b"no end")]
-        finder = RankFinder(2 + local, node=1, per_node=2)
+        finder = RankFilter(2 + local, node=1, per_node=2)
         assert [line[28:] for line in lines if finder(line)] == marked
     assert sorted(os.read(reader, 1 << 16).splitlines()) == sorted(line[28:] for line in lines)
     assert not pipes.directory.exists()
@@ -152,10 +152,10 @@ def test_a_program_that_is_not_there_is_named() -> None:
 
 def test_the_rank_that_failed_first_has_the_last_word_before_torchrun() -> None:
     ranks = ["ValueError: mine\n", "ValueError: the cause", "ConnectionError: late\n"]
-    words = words_of_all(TORCHRUN, ranks, first_rank=2)
+    words = merged_rank_output(TORCHRUN, ranks, first_rank=2)
     assert words.index("mine") < words.index("late") < words.index("the cause") < words.index("Root Cause")
     assert last_lines(words)[-1] == "ValueError: the cause"
-    assert words_of_all("", ["a\n", "", "b"], 0) == "a\nb\n"
+    assert merged_rank_output("", ["a\n", "", "b"], 0) == "a\nb\n"
 
 
 def test_a_command_tells_whether_it_marks_its_ranks() -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from drillyard.launch.agent import index, running
-from drillyard.launch.agent.borrowed import shipped_files
+from drillyard.launch.agent import index, startup
 from drillyard.launch.agent.identity import process_of, this_process
 from drillyard.launch.agent.job import Job, read_job
-from drillyard.launch.agent.node import fill
+from drillyard.launch.agent.node_command import fill
 from drillyard.launch.agent.records import replace_file
+from drillyard.launch.agent.shared_modules import shipped_files
 from drillyard.launch.agent.stopmark import is_cancelled, mark_cancelled
 
 JOB = Job(
@@ -39,8 +39,8 @@ def test_a_file_is_for_python_3_9_and_its_standard_library(name: str) -> None:
             assert all(each.name.split(".")[0] in sys.stdlib_module_names for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             module = (node.module or "").split(".")[0]
-            # borrowed.py names the modules of the source tree, which a node does not look for.
-            assert module in sys.stdlib_module_names or (name == "borrowed.py" and module == "drillyard")
+            # shared_modules.py names the modules of the source tree, which a node does not look for.
+            assert module in sys.stdlib_module_names or (name == "shared_modules.py" and module == "drillyard")
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert f"{node.module}.py" in shipped_files()
 
@@ -61,16 +61,16 @@ def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_job_that_cannot_be_followed_is_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
     path = tmp_path / "job.json"
     path.write_text(json.dumps({**json.loads(JOB.as_json()), **change}))
-    with pytest.raises(running.Mistake, match=words):
-        running.job_of(str(path))
+    with pytest.raises(startup.UsageError, match=words):
+        startup.load_job(str(path))
 
 
 @pytest.mark.parametrize(("rank", "leader"), [(None, "a"), (0, None), (2, "a")])
 def test_a_node_must_know_its_place(monkeypatch: pytest.MonkeyPatch, rank: int | None, leader: str | None) -> None:
     for name in ("SLURM_NODEID", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "CLUSTER_SPEC"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(running.Mistake, match="node"):
-        running.place(JOB, Namespace(node_rank=rank, leader=leader, submission=None, attempt=None))
+    with pytest.raises(startup.UsageError, match="node"):
+        startup.locate_node(JOB, Namespace(node_rank=rank, leader=leader, submission=None, attempt=None))
 
 
 def test_only_the_placeholders_are_replaced() -> None:

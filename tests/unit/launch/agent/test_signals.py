@@ -10,18 +10,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from drillyard.launch.agent import starter
-from drillyard.launch.sending import undivided
+from drillyard.launch.agent import exec_command
+from drillyard.launch.submit_secrets import defer_interrupt
 
 SHOWN = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
-KEPT = "import sys; from drillyard.launch.agent.keeper import _Keeper; sys.exit(_Keeper(sys.argv[1:]).keep())"
+KEPT = "import sys; from drillyard.launch.agent.respawn import _Keeper; sys.exit(_Keeper(sys.argv[1:]).keep())"
 
 
 @pytest.fixture
 def ctrl_c_held_back() -> Iterator[None]:
     """As a launch does it, from a shell's background job, which ignores SIGINT."""
     ignored = signal.getsignal(signal.SIGINT)
-    with undivided("local://c/r"):
+    with defer_interrupt("local://c/r"):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         yield
     signal.signal(signal.SIGINT, ignored)
@@ -36,7 +36,7 @@ def heeds_ctrl_c(*argv: str) -> dict[str, bool]:
 
 @pytest.mark.usefixtures("ctrl_c_held_back")
 def test_a_command_and_a_kept_agent_hear_ctrl_c_again() -> None:
-    command = [starter.__file__, str(os.getpid()), "", ""]
+    command = [exec_command.__file__, str(os.getpid()), "", ""]
     for words in (command, ["-c", KEPT]):
         assert heeds_ctrl_c(*words) == {"SigBlk": True, "SigIgn": True}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.launch.agent.submit import TAKEN
-from drillyard.launch.output import write_plan
+from drillyard.launch.plan_output import write_plan
 from drillyard.launch.slurm.plan import plan_of
 
 

@@ -8,10 +8,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.launch.hosts.checks import Answer, Wanted, judge, unshared
+from drillyard.launch.hosts.checks import HostAnswer, HostRequirements, judge, unshared
 from drillyard.launch.programs import Result
 
-WANTED = Wanted(run="r", launch_directory="/s/r/launch", port=21000, version="1.2.0", machine="a3-megagpu-8g", gpus=8)
+WANTED = HostRequirements(
+    run="r", launch_directory="/s/r/launch", port=21000, version="1.2.0", machine="a3-megagpu-8g", gpus=8
+)
 H100 = ["NVIDIA H100 80GB HBM3"] * 8
 
 
@@ -32,9 +34,9 @@ def facts(**changes: Any) -> dict[str, Any]:
     return well | changes
 
 
-def answer(host: str, **changes: Any) -> Answer:
+def answer(host: str, **changes: Any) -> HostAnswer:
     """What a host said between 1000 and 1001 on this machine's clock."""
-    return Answer(host, Result(("ssh",), 0, "motd\n" + json.dumps(facts(**changes)) + "\n", ""), "", 1000.0, 1001.0)
+    return HostAnswer(host, Result(("ssh",), 0, "motd\n" + json.dumps(facts(**changes)) + "\n", ""), "", 1000.0, 1001.0)
 
 
 def judged(*changes: dict[str, Any]) -> list[str]:
@@ -48,15 +50,15 @@ def test_hosts_that_are_well_have_no_problem() -> None:
 
 def test_a_host_that_ssh_cannot_reach_is_told_in_sshs_own_words() -> None:
     said = "Warning: ...\nssh: connect to host b port 22: Connection refused\n"
-    unreached = Answer("b", Result(("ssh", "b"), 255, "", said))
+    unreached = HostAnswer("b", Result(("ssh", "b"), 255, "", said))
     assert judge([answer("a"), unreached], WANTED) == [
         "b: cannot be reached: ssh: connect to host b port 22: Connection refused (try: ssh b true)"
     ]
 
 
 def test_a_host_that_does_not_answer_or_has_no_python_is_told() -> None:
-    lost = Answer("a", None, "no answer after 180 s")
-    bare = Answer("b", Result(("ssh", "b"), 127, "", "sh: 1: python3: not found\n"))
+    lost = HostAnswer("a", None, "no answer after 180 s")
+    bare = HostAnswer("b", Result(("ssh", "b"), 127, "", "sh: 1: python3: not found\n"))
     told = judge([lost, bare], WANTED)
     assert told[0] == "a: no answer after 180 s"
     assert told[1].startswith("b: has no python3 on its PATH")
@@ -102,7 +104,7 @@ def test_agents_of_the_run_and_other_runs_with_the_gpus_are_told() -> None:
     told = judged({"agents": [{"node": 0}], "runs": [own]}, {"runs": [other]})
     assert told[0].startswith("a: r is still running there: drillyard runs cancel r")
     assert told[1].startswith("b: run other of cluster c is active there and has the GPUs")
-    on_cpus = Wanted(run="r", launch_directory="/s/r/launch", port=1, version="1.2.0")
+    on_cpus = HostRequirements(run="r", launch_directory="/s/r/launch", port=1, version="1.2.0")
     assert judge([answer("a", gpus=0, gpu_models=None, runs=[other])], on_cpus) == []
 
 
@@ -139,7 +141,7 @@ def test_clocks_within_two_seconds_are_never_accused_however_slow_the_connection
     for host, offset, (before, amid, after) in zip("abcdef", offsets, waits, strict=False):
         told = facts(clock=2e4 + before + offset, clock_at_end=2e4 + before + amid + offset)
         result = Result(("ssh",), 0, json.dumps(told), "")
-        answers.append(Answer(host, result, "", 2e4 + here, 2e4 + before + amid + after + here))
+        answers.append(HostAnswer(host, result, "", 2e4 + here, 2e4 + before + amid + after + here))
     assert judge(answers, WANTED) == []
 
 
@@ -151,9 +153,11 @@ def test_a_clock_that_is_further_off_than_the_round_trip_can_hide_is_always_told
     shift = off + 2 * (before + after)
     far = {"clock": 1000 + before + shift, "clock_at_end": 1000 + before + shift}
     result = Result(("ssh",), 0, json.dumps(facts(**far)), "")
-    late = Answer("c", result, "", 1000.0, 1000.0 + before + after)
+    late = HostAnswer("c", result, "", 1000.0, 1000.0 + before + after)
     prompt = [
-        Answer(host, Result(("ssh",), 0, json.dumps(facts(clock=1000.0, clock_at_end=1000.0)), ""), "", 1000.0, 1000.0)
+        HostAnswer(
+            host, Result(("ssh",), 0, json.dumps(facts(clock=1000.0, clock_at_end=1000.0)), ""), "", 1000.0, 1000.0
+        )
         for host in "ab"
     ]
     assert any(line.startswith("c: its clock is") for line in judge([*prompt, late], WANTED))

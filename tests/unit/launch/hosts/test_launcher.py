@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from drillyard.launch import agent
-from drillyard.launch.agent import facts, identity, index
+from drillyard.launch.agent import host_probe, identity, index
 from drillyard.launch.agent.job import Job
 from drillyard.launch.handles import Handle
 from drillyard.launch.hosts.launcher import run_status
-from drillyard.launch.show import next_steps
-from drillyard.launch.states import RunStatus
+from drillyard.launch.run_status import RunStatus
+from drillyard.launch.status_text import next_steps
 
 INSPECT = '#!/bin/sh\ncase "$1" in version) exit {version} ;; image) echo {id}; exit {image} ;; esac\n'
 
@@ -33,14 +33,14 @@ def test_an_image_is_here_has_to_be_pulled_or_cannot_be_run(
     (tmp_path / "docker").write_text(INSPECT.format(version=version, image=image, id="sha256:1"))
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    told = facts.image_facts("some/image:1")
+    told = host_probe.image_facts("some/image:1")
     assert told["id"] == identity
     assert told["error"] == (error and f"{tmp_path}/{error}")
 
 
 def test_without_docker_and_podman_an_image_cannot_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert facts.image_facts("some/image:1")["error"] == "neither docker nor podman is installed"
+    assert host_probe.image_facts("some/image:1")["error"] == "neither docker nor podman is installed"
 
 
 def job_in(directory: Path, platform: str = "ssh") -> Job:
@@ -53,21 +53,21 @@ def job_in(directory: Path, platform: str = "ssh") -> Job:
 
 def test_runs_are_seen_by_the_agents_that_live_here(tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    before = facts.active_runs()
+    before = host_probe.active_runs()
     code = str(Path(agent.__file__).parent)
     words = [sys.executable, code, "run", "--job", f"{job.launch_directory}/job.json", "--quiet"]
     running = subprocess.Popen(words, stderr=subprocess.DEVNULL)
     try:
         mine = {"run": "r", "cluster": "c", "launch_directory": job.launch_directory}
         deadline = time.monotonic() + 30
-        while mine not in facts.active_runs():
+        while mine not in host_probe.active_runs():
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert mine not in before
     finally:
         running.terminate()
         running.wait()
-    assert mine not in facts.active_runs()
+    assert mine not in host_probe.active_runs()
 
 
 def seen_status(directory: Path, platform: str, leader: identity.Process, **changes: object) -> RunStatus:

@@ -15,10 +15,10 @@ from tests.unit.launch.requests import TRAINING, WORKLOAD, request
 
 from drillyard.errors import UserError
 from drillyard.launch.agent.identity import Process, this_process
-from drillyard.launch.claiming import CLAIM_SECONDS, CLAIMED, tell_unlocked
-from drillyard.launch.plan import File, Plan, Program
+from drillyard.launch.plan import Plan, PlanFile, Program
 from drillyard.launch.programs import Programs, Result, archive
 from drillyard.launch.registry import launcher_for
+from drillyard.launch.submit_lock import LOCK_SECONDS, LOCKED_BY_OTHER, print_unlocked_notice
 
 PAIR = """
 name: pair
@@ -231,7 +231,7 @@ def test_an_agent_is_in_a_scope_of_its_users_manager_where_one_stays(tmp_path: P
     assert said().startswith(f"scoped --user --scope --quiet --collect {fakes}/python3")
 
 
-SECRETS = [File("secret", secret) for secret in ("one\n", "two\n")]
+SECRETS = [PlanFile("secret", secret) for secret in ("one\n", "two\n")]
 
 
 def _claimed(tmp_path: Path, which: int, client: Process, stage: str = "claim") -> Result:
@@ -239,7 +239,7 @@ def _claimed(tmp_path: Path, which: int, client: Process, stage: str = "claim") 
     planned = plan(LOCAL.replace("here", "desk") + f"storage: {{directory: {tmp_path}}}\n")
     step = steps(planned, stage)[0]
     agent = [file for file in planned.files if file.path in step.sends]
-    told = File("client", f"{client.machine} {client.pid} {client.started}\n")
+    told = PlanFile("client", f"{client.machine} {client.pid} {client.started}\n")
     words = [sys.executable if word == "/usr/bin/python3" else word for word in remote(step)]
     return Programs().run(words, stdin=archive([*agent, SECRETS[which], told]))
 
@@ -249,10 +249,10 @@ def test_a_claim_keeps_others_out_until_it_is_released(tmp_path: Path) -> None:
     first = _claimed(tmp_path, 0, me)
     assert first.returncode == 0 and json.loads(first.stdout)["agents"] == [], first.stderr
     second = _claimed(tmp_path, 1, me)
-    assert second.returncode == CLAIMED and "submission " in second.stderr
+    assert second.returncode == LOCKED_BY_OTHER and "submission " in second.stderr
     # Who has no claim releases none.
     assert _claimed(tmp_path, 1, me, "release").returncode == 0
-    assert _claimed(tmp_path, 1, me).returncode == CLAIMED
+    assert _claimed(tmp_path, 1, me).returncode == LOCKED_BY_OTHER
     assert _claimed(tmp_path, 0, me, "release").returncode == 0
     assert _claimed(tmp_path, 1, me).returncode == 0
 
@@ -262,10 +262,10 @@ def test_a_claim_ends_with_the_process_that_launches_and_that_of_another_machine
     elsewhere, reused = replace(me, machine="other/1"), replace(me, started=me.started + 1)
     assert _claimed(tmp_path, 0, reused).returncode == 0
     assert _claimed(tmp_path, 1, elsewhere).returncode == 0
-    assert _claimed(tmp_path, 0, me).returncode == CLAIMED
+    assert _claimed(tmp_path, 0, me).returncode == LOCKED_BY_OTHER
     (claim,) = tmp_path.rglob("launch/claim")
     whose, since, rest = claim.read_text().split(" ", 2)
-    claim.write_text(f"{whose} {int(since) - CLAIM_SECONDS} {rest}")
+    claim.write_text(f"{whose} {int(since) - LOCK_SECONDS} {rest}")
     assert _claimed(tmp_path, 0, me).returncode == 0
 
 
@@ -286,11 +286,11 @@ def test_where_a_file_system_has_no_locks_claims_are_kept_all_the_same_and_that_
     me = this_process()
     first = _claimed(tmp_path, 0, me)
     assert first.returncode == 0 and json.loads(first.stdout)["agents"] == []
-    tell_unlocked(first.stderr)
+    print_unlocked_notice(first.stderr)
     (claim,) = tmp_path.rglob("launch/claim")
     told = capsys.readouterr().err
     assert told == f"drillyard: no lock on {claim}: launches of a run at the very same moment are not kept apart\n"
-    assert _claimed(tmp_path, 1, me).returncode == CLAIMED
+    assert _claimed(tmp_path, 1, me).returncode == LOCKED_BY_OTHER
     assert _claimed(tmp_path, 0, me, "release").returncode == 0 and claim.read_text() == ""
 
 

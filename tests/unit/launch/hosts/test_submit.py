@@ -25,7 +25,6 @@ from drillyard import __version__
 from drillyard.errors import UserError
 from drillyard.launch import stopping
 from drillyard.launch.agent.job import Job
-from drillyard.launch.claiming import CLAIMED
 from drillyard.launch.handles import Handle
 from drillyard.launch.hosts.launcher import HostsLauncher, run_status
 from drillyard.launch.hosts.submit import MOST_AT_ONCE, ask_all
@@ -33,7 +32,8 @@ from drillyard.launch.launcher import Launcher
 from drillyard.launch.plan import Plan
 from drillyard.launch.programs import Programs, Result
 from drillyard.launch.registry import launcher_for
-from drillyard.launch.sending import undivided
+from drillyard.launch.submit_lock import LOCKED_BY_OTHER
+from drillyard.launch.submit_secrets import defer_interrupt
 
 CLUSTER = """
 name: many
@@ -167,7 +167,7 @@ def test_an_agent_that_does_not_start_takes_the_others_with_it_and_the_run_is_no
 
 
 def test_a_launch_that_another_one_has_claimed_writes_nothing_and_stops_nothing() -> None:
-    hosts = Hosts(says={("/claim", "n0"): failed("submission 0123, 4 s ago", CLAIMED)})
+    hosts = Hosts(says={("/claim", "n0"): failed("submission 0123, 4 s ago", LOCKED_BY_OTHER)})
     launcher, plan = made(hosts)
     with pytest.raises(UserError, match=r"being launched by another .*0123, 4 s ago.*; nothing was submitted"):
         launcher.submit(plan)
@@ -290,11 +290,11 @@ def test_who_waits_for_a_run_to_end_is_told_for_how_long(
 ) -> None:
     said = threading.Event()
     told = []
-    monkeypatch.setattr(stopping, "tell", lambda text: (told.append(text), said.set()))
-    with stopping.patiently(Handle("ssh", "c", "quick"), 120.0):
+    monkeypatch.setattr(stopping, "print_notice", lambda text: (told.append(text), said.set()))
+    with stopping.cancel_notice(Handle("ssh", "c", "quick"), 120.0):
         pass
     monkeypatch.setattr(stopping, "QUIET_SECONDS", 0.0)
-    with stopping.patiently(Handle("ssh", "c", "slow"), 120.0):
+    with stopping.cancel_notice(Handle("ssh", "c", "slow"), 120.0):
         assert said.wait(60)
     assert told == ["ssh://c/slow: is told to stop, and has 120 s to save; cancel it once more to end it at once"]
 
@@ -369,21 +369,21 @@ def test_hundreds_of_hosts_are_asked_at_the_same_time_within_a_bound_and_answer_
 
 
 def test_ctrl_c_waits_until_the_run_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    with undivided("ssh://c/r"):
+    with defer_interrupt("ssh://c/r"):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
     assert "ssh://c/r is submitted already; drillyard runs cancel ssh://c/r" in capsys.readouterr().err
 
 
 def test_ctrl_c_amid_a_failure_leaves_the_failure_to_be_told() -> None:
-    with pytest.raises(UserError, match="it failed"), undivided("ssh://c/r"):
+    with pytest.raises(UserError, match="it failed"), defer_interrupt("ssh://c/r"):
         os.kill(os.getpid(), signal.SIGINT)
         raise UserError("it failed")
 
 
 def test_programs_that_are_started_meanwhile_do_not_hear_ctrl_c() -> None:
     told = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
-    with undivided("ssh://c/r"):
+    with defer_interrupt("ssh://c/r"):
         (answer,) = ask_all(["here"], [[sys.executable, "-c", told]], Programs(), seconds=60)
     assert answer.result is not None and answer.result.stdout == "True\n"
 

@@ -1,0 +1,112 @@
+"""What settings that are left open (`auto`, null) become where a fixed rule decides: one rule each, for all rooms.
+
+The trainer asks here before it lays out a model, the estimate before anything runs, so the two cannot disagree.
+`activation_checkpointing: auto` is no such setting: it depends on what fits (`estimation/resolved_setup.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypedDict
+
+from drillyard.config.run import ParallelismConfig, TrainingConfig
+
+AttentionKernel = Literal["sdpa", "eager", "varlen", "flex"]
+
+FASTEST_FIRST: Final[tuple[AttentionKernel, ...]] = ("varlen", "sdpa", "flex", "eager")
+LARGEST_CHUNK: Final = 2048
+SMALL_SHARE_OF_MEMORY: Final = 1 / 16
+FLASH_CAPABILITY: Final = (8, 0)
+"""Compute capability of the oldest GPUs that flash attention has kernels for (Ampere): torch
+aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, as are the head sizes below."""
+FLASH_HEAD_MULTIPLE: Final = 8
+LARGEST_FLASH_HEAD: Final = 256
+SMALLEST_FLEX_HEAD: Final = 16
+"""FlexAttention's compiled kernels refuse smaller heads (torch/_inductor/kernel/flex/flex_attention.py)."""
+MASTER_BYTES: Final = {"bf16": 4, "fp32": 4, "fp64": 8}
+"""Bytes of a parameter, and of its gradient, by compute precision: bf16 keeps fp32 masters."""
+
+
+def resolve_shard(parallelism: ParallelismConfig, num_ranks: int) -> int:
+    """Ranks that share one copy of the weights; `auto`: all that `replicate` leaves, so that the most fits.
+
+    `replicate` is a number of the user's, 1 by default, so nothing else would multiply to the number of ranks.
+    """
+    return num_ranks // parallelism.replicate if parallelism.shard == "auto" else parallelism.shard
+
+
+def resolve_compile(training: TrainingConfig, device_type: str) -> bool:
+    """Whether blocks are compiled: as asked for, or on GPUs when it is left open."""
+    return training.compile is True or (training.compile == "auto" and device_type == "cuda")
+
+
+def resolve_loss_chunk(tokens_per_micro_batch: int, configured: int | None) -> int:
+    """Rows of logits in memory at once: as configured, else a quarter of the micro-batch and at most LARGEST_CHUNK."""
+    return configured or max(1, min(LARGEST_CHUNK, -(-tokens_per_micro_batch // 4)))
+
+
+def unsharded_is_small(num_parameters: int, precision: str, memory_bytes: float) -> bool:
+    """Whether the whole model's weights, or gradients, take a small part of a rank's memory.
+
+    Then it is faster to keep them whole within a step: weights from forward to backward, gradients over micro-batches.
+    """
+    return num_parameters * MASTER_BYTES[precision] <= SMALL_SHARE_OF_MEMORY * memory_bytes
+
+
+def kernel_can_train(kernel: str, device_type: str, *, half: bool, capability: tuple[int, int] | None = None) -> bool:
+    """Whether an attention kernel has a backward on the device; `half`: it computes in bf16 (or fp16).
+
+    `capability` is the GPU's compute capability; None stands for one that flash attention supports.
+    """
+    on_gpu = device_type == "cuda"
+    flash = on_gpu and half and (capability is None or capability >= FLASH_CAPABILITY)
+    return {"sdpa": True, "eager": True, "varlen": flash, "flex": on_gpu}[kernel]
+
+
+class AttentionNeeds(TypedDict):
+    """What a model needs from an attention kernel: a cap on scores (None: none), dropout of attention weights
+    (0: none), and the size of a head (None: not known)."""
+
+    softcap: float | None
+    dropout: float
+    head_dim: int | None
+
+
+def kernel_limitation(kernel: str, *, softcap: float | None, dropout: float, head_dim: int | None = None) -> str | None:
+    """Why `kernel` does not compute what a model asks for (see `AttentionNeeds`), and what to use instead; None if it
+    does."""
+    if softcap is not None and kernel in ("sdpa", "varlen"):
+        return "it cannot soft-cap attention scores; use attention: flex on GPUs, else eager"
+    if dropout > 0 and kernel in ("varlen", "flex"):
+        return f"it has no dropout and the model's attention dropout is {dropout}; set that to 0 or use attention: sdpa"
+    if head_dim is None:
+        return None
+    if kernel == "varlen" and (head_dim > LARGEST_FLASH_HEAD or head_dim % FLASH_HEAD_MULTIPLE):
+        return (
+            f"its head sizes are multiples of {FLASH_HEAD_MULTIPLE} up to {LARGEST_FLASH_HEAD} and the model's is "
+            f"{head_dim}; use attention: sdpa"
+        )
+    if kernel == "flex" and head_dim < SMALLEST_FLEX_HEAD:
+        instead = "sdpa" if softcap is None else "eager"
+        return f"its smallest head size is {SMALLEST_FLEX_HEAD} and the model's is {head_dim}; use attention: {instead}"
+    return None
+
+
+def fastest_kernel(
+    device_type: str,
+    *,
+    half: bool,
+    softcap: float | None,
+    dropout: float,
+    head_dim: int | None = None,
+    capability: tuple[int, int] | None = None,
+) -> AttentionKernel:
+    """What `attention: auto` becomes: the fastest kernel that can train here and computes what the model asks for.
+
+    There always is one: eager attention has everything, everywhere.
+    """
+    return next(
+        kernel
+        for kernel in FASTEST_FIRST
+        if kernel_can_train(kernel, device_type, half=half, capability=capability)
+        and kernel_limitation(kernel, softcap=softcap, dropout=dropout, head_dim=head_dim) is None
+    )

@@ -1,0 +1,209 @@
+"""`run.yaml` and `cluster.yaml` to configs, and a config to a file with every default spelled out.
+
+Everything that is wrong with a file is told at once, each mistake with its file, line and key:
+
+    run.yaml:7: training.optimzer: unknown key; did you mean 'optimizer'?
+
+Values are typed by YAML and never coerced: `steps: "3"` and `seed: true` are mistakes, not 3 and 1.
+
+Secrets: a text `${env:NAME}` resolves to the variable's value when the config is loaded, but everything that the config
+shows of itself (a saved file, a repr, `model_dump`, a pickle) has the reference; see `environment.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+from typing import Any, Final, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from drillyard import __version__
+from drillyard.config.cluster import ClusterConfig, cluster_problems, with_absolute_paths
+from drillyard.config.environment import OPENING, reference_problems
+from drillyard.config.overrides import apply_overrides
+from drillyard.config.problems import Problem, raise_all
+from drillyard.config.run import RunConfig
+from drillyard.config.strict_model import ConfigOrigin, StrictModel
+from drillyard.config.validation_errors import describe_value, find_problems, pydantic_problems
+from drillyard.config.workload import WorkloadRunConfig
+from drillyard.config.yaml_document import FLOAT, STANDARD_TAG, YamlDocument, read_document
+from drillyard.errors import UserError
+
+Config = TypeVar("Config", bound=StrictModel)
+PLACEHOLDER_LEARNING_RATE = 1e-4
+"""Stands for a learning rate where nothing depends on it."""
+
+
+def load_run_config(
+    path: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    *,
+    resolve_environment: bool = True,
+    needs_learning_rate: bool = True,
+) -> RunConfig:
+    """The run config in the file at `path`, changed by `overrides` (`training.steps=3`).
+
+    With `needs_learning_rate=False` a config without one gets ANY_LEARNING_RATE: for commands that train nothing.
+    With `resolve_environment=False` references to the environment stay text and need not be set: for commands that
+    read a finished run and use none of its secrets. Contradictions between settings are `checks.require_valid`'s.
+    Raises UserError with every mistake of the file and the overrides.
+    """
+    return _load(RunConfig, path, overrides, resolve_environment, needs_learning_rate)
+
+
+def load_launch_config(
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), *, resolve_environment: bool = True
+) -> RunConfig | WorkloadRunConfig:
+    """The run config at `path`, which trains a model or has a `workload`. Raises UserError as `load_run_config`."""
+    document = apply_overrides(read_document(path), overrides)
+    is_workload = isinstance(document.value, dict) and "workload" in document.value
+    if is_workload:
+        return _load(WorkloadRunConfig, path, overrides, resolve_environment)
+    return _load(RunConfig, path, overrides, resolve_environment)
+
+
+def load_cluster_config(
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), *, resolve_environment: bool = True
+) -> ClusterConfig:
+    """The cluster config in the file at `path`, changed by `overrides`; what its platform needs is there, and
+    `hardware` is an absolute path.
+
+    Raises UserError with every mistake of the file and the overrides.
+    """
+    config = _load(ClusterConfig, path, overrides, resolve_environment)
+    raise_all(cluster_problems(config), config._origin.places)
+    return with_absolute_paths(config, path)
+
+
+def resolve_section_secrets(config: RunConfig, section: str) -> RunConfig:
+    """`config` with the references to the environment in one section resolved: for a config loaded without them.
+
+    Raises UserError, naming the file and the key, for each variable that is not set.
+    """
+    part: StrictModel = getattr(config, section)
+    values = part.model_dump(mode="json")
+    problems = [Problem((section, *each.path), each.message) for each in reference_problems(values)]
+    raise_all(problems, config._origin.places)
+    if OPENING not in (text := json.dumps(values)):
+        return config
+    return config.model_copy(update={section: type(part).model_validate_json(text, strict=True)})
+
+
+def config_from_options(model: type[Config], values: dict[str, Any]) -> Config:
+    """A config made of `values` that a command's options gave. Raises UserError with every mistake in them."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise_all(list(find_problems(model, values)) or pydantic_problems(error))
+        raise
+
+
+def save_resolved(config: StrictModel, path: str | os.PathLike[str]) -> None:
+    """Write `config` to `path` with every default spelled out; loading it gives an equal config.
+
+    Written to a file beside it first and moved into place, so that a reader never sees half of it. References to the
+    environment are written as references. Raises UserError when the file cannot be written.
+    """
+    text = resolved_text(config)
+    target = FilePath(path)
+    try:
+        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        with open(partial, "x", encoding="utf-8") as file:
+            try:
+                file.write(text)
+                file.close()
+                os.replace(partial, target)
+            except BaseException:
+                os.unlink(partial)
+                raise
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written: {error.strerror}") from None
+
+
+def resolved_text(config: StrictModel) -> str:
+    """`config` as YAML with every default spelled out; references to the environment stay references."""
+    header = f"# Resolved by drillyard {__version__}: every default is spelled out.\n"
+    values = config.model_dump(mode="json")
+    return header + yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _load(
+    model: type[Config],
+    path: str | os.PathLike[str],
+    overrides: Sequence[str],
+    resolve_environment: bool,
+    needs_learning_rate: bool = True,
+) -> Config:
+    document = apply_overrides(_with_mapping(read_document(path), model), overrides)
+    _require_kind(document, model)
+    if not needs_learning_rate:
+        _fill_in_learning_rate(document.value)
+    problems = [*document.problems, *reference_problems(document.value, must_be_set=resolve_environment)]
+    try:
+        config = model.model_validate_json(
+            json.dumps(document.value), strict=True, context={"resolve_environment": resolve_environment}
+        )
+    except ValidationError as error:
+        found = list(find_problems(model, document.value))
+        raise_all([*problems, *(found or (() if problems else pydantic_problems(error)))], document.places)
+        raise
+    raise_all(problems, document.places)
+    config._origin = ConfigOrigin(document.places)
+    return config
+
+
+def _fill_in_learning_rate(content: Any) -> None:
+    training = content.get("training")
+    if isinstance(training, dict):
+        optimizer = training.setdefault("optimizer", {})
+        if isinstance(optimizer, dict):
+            optimizer.setdefault("learning_rate", PLACEHOLDER_LEARNING_RATE)
+
+
+_KINDS: Final[dict[type[StrictModel], str]] = {
+    RunConfig: "a run config (what to train)",
+    WorkloadRunConfig: "a run of another program (workload), which only `drillyard launch` starts",
+    ClusterConfig: "a cluster config (where to run), which belongs to --cluster",
+}
+
+
+def _require_kind(document: YamlDocument, model: type[StrictModel]) -> None:
+    """Raise UserError for a file that is evidently another kind of config: one that knows more of its keys."""
+    known = {kind: [key for key in document.value if key in kind.model_fields] for kind in _KINDS}
+    likeliest = max(_KINDS, key=lambda kind: len(known[kind]))
+    if len(known[likeliest]) > len(known[model]):
+        label, needed = document.places[()].label, _KINDS[model].partition(",")[0]
+        raise UserError(
+            f"{label}: is {_KINDS[likeliest]}, as it has {', '.join(known[likeliest])}; needed here is {needed}"
+        )
+
+
+def _with_mapping(document: YamlDocument, model: type[StrictModel]) -> YamlDocument:
+    if isinstance(document.value, dict):
+        return document
+    label = document.places[()].label
+    keys = ", ".join(model.model_fields)
+    found = "is empty" if document.value is None else f"holds {describe_value(document.value)}"
+    raise UserError(f"{label}: {found}; a config is a mapping with the keys {keys}")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that this project's reading or YAML 1.1 would take for something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Text as usual, but escaped where PyYAML would write a line separator plainly and read a line break."""
+    style = '"' if any(separator in text for separator in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar(f"{STANDARD_TAG}str", text, style)
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_implicit_resolver(f"{STANDARD_TAG}float", FLOAT, list("-+.0123456789"))

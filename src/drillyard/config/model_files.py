@@ -1,0 +1,151 @@
+"""What a model's own config says against training it, read without transformers and before anything starts.
+
+The model is named by an inline config, a directory or a hub id. Of a directory and of an id that is in the local
+Hugging Face cache, `config.json` is read; where neither is there (another machine will train), nothing is said here,
+and the ranks look again before they prepare data. Costs one small file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path as FilePath
+from typing import Any
+
+from drillyard.config.problems import Problem, closest_name
+from drillyard.config.run import ModelConfig
+from drillyard.errors import UserError
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+NAMES_SHOWN = 5
+"""Of weights or files that an error lists."""
+
+# transformers' model_type of every architecture whose training is proven here; `models.architectures` says how each is.
+ARCHITECTURES = (
+    "cohere", "cohere2", "gemma2", "gemma3_text", "gpt2", "granite", "llama", "mistral", "mixtral", "olmo2", "olmo3",
+    "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3",
+)  # fmt: skip
+
+# Settings of transformers' configs that this trainer does not follow, and what does what their users want.
+SETTINGS_WITHOUT_EFFECT = {
+    "output_router_logits": "the auxiliary loss that balances a mixture's experts is not computed; remove it",
+    "dtype": "training.precision says in what the model computes; remove it",
+    "torch_dtype": "training.precision says in what the model computes; remove it",
+}
+
+REMOTE_CODE_REFUSED = "needs Python code of its own, which Drillyard never runs: it is named by auto_map"
+
+
+def requires_remote_code(error: Exception) -> bool:
+    """Whether transformers refused to run the code of a model's or tokenizer's repository (trust_remote_code=False)."""
+    return isinstance(error, ValueError) and "trust_remote_code" in str(error)
+
+
+def unsupported_architecture(model_type: str) -> str:
+    """Why a model of this type is refused, with the nearest spelling and all that are supported."""
+    longer = (name for name in ARCHITECTURES if name.startswith(f"{model_type}_"))
+    near = next(longer, None) or closest_name(model_type, ARCHITECTURES, cutoff=0.75)
+    meant = f"did you mean {near}? " if near else ""
+    return (
+        f"architecture '{model_type}' is not supported: neither the isolation of packed documents nor its weight "
+        f"format is proven for it; {meant}supported: {', '.join(ARCHITECTURES)}"
+    )
+
+
+def model_problems(model: ModelConfig) -> Iterator[Problem]:
+    """Why the model cannot be trained: its architecture, and settings of an inline config that would be ignored."""
+    if model.config is not None:
+        model_type = model.config.get("architecture")
+        if isinstance(model_type, str) and model_type not in ARCHITECTURES:
+            yield Problem(("model", "config", "architecture"), unsupported_architecture(model_type))
+        for key, instead in SETTINGS_WITHOUT_EFFECT.items():
+            if model.config.get(key) not in (None, False):
+                yield Problem(("model", "config", key), f"has no effect here: {instead}")
+    elif model.id is not None:
+        model_type = local_model_config(model.id).get("model_type")
+        if isinstance(model_type, str) and model_type not in ARCHITECTURES:
+            yield Problem(("model", "id"), f"{model.id}: {unsupported_architecture(model_type)}")
+
+
+def position_problems(sequence_length: int, content: Mapping[str, Any], name: str) -> Iterator[Problem]:
+    """Why pretrained weights whose config.json is `content` cannot be trained at `sequence_length`."""
+    positions = content.get("max_position_embeddings", content.get("n_positions"))
+    if isinstance(positions, int) and sequence_length > positions:
+        yield Problem(
+            ("data", "sequence_length"),
+            f"{sequence_length} is more than the {positions} positions that {name} was trained for; "
+            f"set data.sequence_length to {positions} or less",
+        )
+
+
+def weight_files(directory: FilePath) -> list[FilePath]:
+    """The safetensors files of a model directory, as its index lists them. Raises UserError when one is missing."""
+    index = directory / INDEX
+    if index.is_file():
+        try:
+            names = sorted({str(name) for name in json.loads(index.read_bytes())["weight_map"].values()})
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            raise UserError(f"{index} is damaged ({error})\nfetch or export the model again") from error
+        outside = [name for name in names if FilePath(name).is_absolute() or ".." in FilePath(name).parts]
+        if outside:
+            raise UserError(
+                f"{index} names {outside[0]!r}, which is not a file of {directory}\nfetch or export the model again"
+            )
+        absent = [name for name in names if not (directory / name).is_file()]
+        if absent:
+            raise UserError(f"{directory} lacks {len(absent)} of {len(names)} weight files, {absent[0]} for one")
+        return [directory / name for name in names]
+    if (directory / WEIGHTS).is_file():
+        return [directory / WEIGHTS]
+    other = sorted(path.name for pattern in ("*.bin", "*.pth", "*.safetensors") for path in directory.glob(pattern))
+    found = f"it has {', '.join(other[:NAMES_SHOWN])}" if other else "it has no weights"
+    raise UserError(
+        f"{directory} has no {WEIGHTS} and no {INDEX}; {found}\n"
+        "give a model in the safetensors format, or set model.init: random"
+    )
+
+
+def require_weight_files(model: ModelConfig) -> None:
+    """Raise UserError where pretrained weights are to come from a directory of this host that lacks their files."""
+    directory = FilePath(model.id or "").expanduser()
+    if model.init == "pretrained" and model.id is not None and directory.is_dir():
+        weight_files(directory)
+
+
+def require_vocabulary(model: ModelConfig, vocab_size: int, num_tokens: int) -> None:
+    """Raise UserError where a model with a vocabulary of `vocab_size` lacks some of a tokenizer's `num_tokens`."""
+    if vocab_size < num_tokens:
+        raise UserError(
+            f"the tokenizer has {num_tokens} entries, the model only {vocab_size}\n"
+            "use the model's own tokenizer, or "
+            + ("leave model.config.vocab_size out" if model.config else "train from an inline model.config")
+        )
+
+
+def configured_vocab_size(model: ModelConfig) -> int | None:
+    """The vocabulary of a model as its config says; None where it follows the tokenizer, or no config is here."""
+    content = model.config if model.config is not None else local_model_config(model.id or "")
+    vocab_size = content.get("vocab_size")
+    return vocab_size if isinstance(vocab_size, int) else None
+
+
+def local_model_config(model_id: str) -> dict[str, Any]:
+    """The config.json of a model directory, or of a hub id from the local cache; empty where there is none to read."""
+    path = FilePath(model_id).expanduser() / "config.json"
+    try:
+        content = json.loads((path if path.is_file() else cached_config_path(model_id)).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        # What is missing or damaged is told by the ranks, in the words of the library that reads all of it.
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def cached_config_path(model_id: str) -> FilePath:
+    """Where huggingface_hub keeps the config.json of an id's main revision (its documented cache layout)."""
+    home = os.environ.get("HF_HOME") or FilePath(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    hub = FilePath(os.environ.get("HF_HUB_CACHE") or FilePath(home, "hub")).expanduser()
+    repository = hub / f"models--{model_id.replace('/', '--')}"
+    commit = (repository / "refs" / "main").read_text(encoding="utf-8").strip()
+    return repository / "snapshots" / commit / "config.json"

@@ -1,0 +1,56 @@
+"""The base of every config model: unknown keys refused, values never changed, secrets never shown.
+
+`validate_default` makes a default obey the constraints that users' values obey. Infinite numbers are refused, since no
+setting means anything there. References to the environment are resolved while validating and restored while
+serialising; `environment.py` tells how and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+)
+
+from drillyard.config.environment import hide_secrets, resolve_secrets
+from drillyard.config.problems import Path, SourceLocation
+
+
+class ConfigOrigin:
+    """Where each value of a loaded config was written. Never part of the config's value: all origins are equal."""
+
+    def __init__(self, places: Mapping[Path, SourceLocation] | None = None) -> None:
+        self.places = places
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ConfigOrigin)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+class StrictModel(BaseModel):
+    """A model that refuses keys it does not know: a mistyped setting is never silently ignored."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True, frozen=True, allow_inf_nan=False)
+
+    _origin: ConfigOrigin = PrivateAttr(default_factory=ConfigOrigin)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _resolve_secrets(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.context is not None and not info.context["resolve_environment"]:
+            return value
+        return resolve_secrets(value)
+
+    @field_serializer("*", mode="wrap")
+    def _hide_secrets(self, value: Any, handler: SerializerFunctionWrapHandler) -> Any:
+        return handler(hide_secrets(value))

@@ -1,0 +1,304 @@
+"""Why a value does not fit a config model, in words that a user can act on.
+
+pydantic decides whether a config is valid; this module is asked only when it is not. It walks the model's annotations
+along the value, so that a union is judged by the branch that the user evidently meant (a mapping is a `SourceConfig`, a
+list is a list of sources) instead of by all branches, and an unknown key is told with the key that was meant.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from drillyard.config.problems import Path, Problem, closest_name, dotted
+
+# Settings as other trainers call them, where the spelling alone does not lead to ours.
+FOREIGN_NAMES = {
+    "lr": "training.optimizer.learning_rate",
+    "max_steps": "training.steps",
+    "max_iters": "training.steps",
+    "num_train_epochs": "training.epochs",
+    "per_device_train_batch_size": "training.micro_batch_size",
+    "batch_size": "training.micro_batch_size",
+    "gradient_accumulation_steps": "training.gradient_accumulation",
+    "max_grad_norm": "training.gradient_clipping",
+    "grad_clip": "training.gradient_clipping",
+    "gradient_checkpointing": "training.activation_checkpointing",
+    "bf16": "training.precision",
+    "dtype": "training.precision",
+    "torch_dtype": "training.precision",
+    "warmup": "training.schedule.warmup_steps",
+    "lr_scheduler_type": "training.schedule.name",
+    "save_steps": "checkpoint.every_steps",
+    "save_total_limit": "checkpoint.keep",
+    "eval_steps": "evaluation.every_steps",
+    "logging_steps": "logging.every_steps",
+    "max_seq_length": "data.sequence_length",
+    "seq_length": "data.sequence_length",
+    "seq_len": "data.sequence_length",
+    "block_size": "data.sequence_length",
+    "dataset": "data.source",
+    "model_name_or_path": "model.id",
+    "resume_from_checkpoint": "checkpoint.resume",
+    "output_dir": "output",
+    "attn_implementation": "model.attention",
+    "gpus": "parallelism",
+}
+
+
+def find_problems(model: type[BaseModel], value: Any) -> Iterator[Problem]:
+    """Every reason why `value` (of a YAML document) is not a `model`."""
+    yield from _walk(model, value, (), model)
+
+
+def pydantic_problems(error: ValidationError) -> Iterator[Problem]:
+    """Where pydantic found problems, for what a walk along the annotations cannot see. Its words are a programmer's."""
+    for detail in error.errors(include_url=False):
+        yield Problem(tuple(detail["loc"]), f"found {describe_value(detail['input'])}, which is not allowed here")
+
+
+def option_problem(error: ValidationError) -> str:
+    """What is wrong with the value of a command-line option, which typer judges by pydantic (from typer 0.29 on)."""
+    detail = error.errors(include_url=False)[0]
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind == "value_error":
+        return str(context["error"])
+    number = next((words for prefix, words in _NUMBERS.items() if kind.startswith(prefix)), None)
+    bound = next((f"{sign} {context[name]:g}" for name, sign in _SIGNS.items() if name in context), None)
+    allowed = number or bound
+    return f"found {describe_value(detail['input'])}" + (f"; allowed: {allowed}" if allowed else "")
+
+
+_NUMBERS = {"int_": "a whole number", "float_": "a number", "bool_": "true or false"}
+_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
+def _walk(annotation: Any, value: Any, path: Path, root: type[BaseModel]) -> Iterator[Problem]:
+    bare = _bare(annotation)
+    if _is_union(bare):
+        yield from _union(annotation, value, path, root)
+    elif isinstance(bare, type) and issubclass(bare, BaseModel) and isinstance(value, dict):
+        yield from _model(bare, value, path, root)
+    elif get_origin(bare) is list and isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _walk(get_args(bare)[0], item, (*path, index), root)
+        yield from _shape(annotation, value, path)
+    elif get_origin(bare) is tuple and isinstance(value, list) and len(value) == len(get_args(bare)):
+        for index, (inner, item) in enumerate(zip(get_args(bare), value, strict=True)):
+            yield from _walk(inner, item, (*path, index), root)
+    elif get_origin(bare) is dict and isinstance(value, dict):
+        for key, item in value.items():
+            yield from _walk(get_args(bare)[1], item, (*path, key), root)
+    elif not _fits(annotation, value):
+        yield _mismatch(annotation, value, path)
+
+
+def _model(model: type[BaseModel], value: dict[str, Any], path: Path, root: type[BaseModel]) -> Iterator[Problem]:
+    fields = model.model_fields
+    mistyped = set()
+    for key in value:
+        if key not in fields:
+            yield Problem((*path, key), f"unknown key; {_meant(key, path, model, root)}")
+            mistyped.add(closest_name(key, fields))
+    for key, field in fields.items():
+        if value.get(key, field) is None and field.is_required() and _is_model(field.annotation):
+            yield Problem((*path, key), f"is empty{_what_to_write(key, field)}")
+        elif key in value:
+            for problem in _walk(_annotation(field), value[key], (*path, key), root):
+                own = (*path, key) in (problem.path, problem.path[:-1])
+                yield _with_meaning(problem, field, len(path) + 1) if own else problem
+        elif field.is_required() and key not in mistyped:
+            yield Problem((*path, key), f"missing{_what_to_write(key, field)}")
+
+
+def _what_to_write(key: str, field: FieldInfo) -> str:
+    """What a missing setting looks like: an example of it, else what it means or holds."""
+    if field.examples:
+        example = yaml.safe_dump({key: field.examples[0]}, default_flow_style=True, sort_keys=False).strip()[1:-1]
+        return f"; write for example `{example}`"
+    return f": {field.description}" if field.description else f"; a mapping with {_keys(_bare(field.annotation))}"
+
+
+def _with_meaning(problem: Problem, field: FieldInfo, depth: int) -> Problem:
+    """A pattern tells a machine what is allowed; the field's description tells the user."""
+    # The patterns of a list are those of its items.
+    if (get_origin(_bare(field.annotation)) is list) != (len(problem.path) > depth):
+        return problem
+    members = [_annotation(field), *get_args(_bare(field.annotation))]
+    if field.description and any(getattr(part, "pattern", None) for member in members for part in _constraints(member)):
+        return Problem(
+            problem.path, f"{problem.message.split('; allowed: ')[0]}; allowed: {field.description.rstrip('.')}"
+        )
+    return problem
+
+
+def _meant(key: str, path: Path, model: type[BaseModel], root: type[BaseModel]) -> str:
+    """What to write instead of the unknown `key`: a near spelling here, the same name elsewhere, or the list."""
+    prefix = dotted(tuple(part for part in path if isinstance(part, str)))
+    settings = _settings(root)
+    alias = FOREIGN_NAMES.get(key.lower())
+    if alias in settings:
+        return f"did you mean '{alias.removeprefix(f'{prefix}.')}'?"
+    elsewhere = [setting for setting in settings if setting.rpartition(".")[2] == key]
+    if len(elsewhere) == 1:
+        return f"it belongs to '{elsewhere[0].rpartition('.')[0] or 'the top level'}'"
+    here = closest_name(key, model.model_fields)
+    if here is not None:
+        return f"did you mean '{here}'?"
+    near = closest_name(key, [setting.rpartition(".")[2] for setting in settings])
+    if near is not None:
+        return f"did you mean '{next(setting for setting in settings if setting.rpartition('.')[2] == near)}'?"
+    return f"allowed: {_keys(model)}"
+
+
+def _settings(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """The dotted names of all settings of a model, sections included."""
+    names = []
+    for key, field in model.model_fields.items():
+        names.append(prefix + key)
+        members = get_args(field.annotation) if _is_union(field.annotation) else (field.annotation,)
+        for member in members:
+            if isinstance(member, type) and issubclass(member, BaseModel):
+                names.extend(_settings(member, f"{prefix}{key}."))
+    return names
+
+
+def _union(annotation: Any, value: Any, path: Path, root: type[BaseModel]) -> Iterator[Problem]:
+    """Judge by the member that has the value's shape; when none has it, by all."""
+    members = get_args(_bare(annotation))
+    if isinstance(value, dict):
+        fitting = [m for m in members if get_origin(_bare(m)) is dict or _is_model(m)]
+    elif isinstance(value, list):
+        fitting = [m for m in members if get_origin(_bare(m)) in (list, tuple)]
+    else:
+        fitting = []
+    if len(fitting) == 1:
+        yield from _walk(fitting[0], value, path, root)
+    elif not _fits(annotation, value):
+        yield _mismatch(annotation, value, path)
+
+
+def _shape(annotation: Any, value: list[Any], path: Path) -> Iterator[Problem]:
+    """Constraints on a list as a whole, such as its least length."""
+    least = max((getattr(part, "min_length", 0) or 0 for part in _constraints(annotation)), default=0)
+    if len(value) < least:
+        yield Problem(path, f"found {describe_value(value)}; allowed: a list of at least {least}")
+
+
+def _mismatch(annotation: Any, value: Any, path: Path) -> Problem:
+    if value is None and _is_model(annotation):
+        return Problem(path, f"is empty; give it settings ({_keys(_bare(annotation))}) or remove the key")
+    message = f"found {describe_value(value)}; allowed: {describe(annotation)}"
+    choices = [choice for choice in _literals(annotation) if isinstance(choice, str)]
+    meant = closest_name(value, choices, cutoff=0.8) if isinstance(value, str) else None
+    if meant is not None:
+        message += f"; did you mean '{meant}'?"
+    elif (
+        isinstance(value, float)
+        and value.is_integer()
+        and not _fits(annotation, value)
+        and _fits(annotation, int(value))
+    ):
+        message += f"; write {int(value)}"
+    elif isinstance(value, bool) and path == ("checkpoint", "resume"):
+        # YAML reads yes, no, on and off so too.
+        message = f"found {describe_value(value)}; allowed: auto, never, or the path of a checkpoint; "
+        message += f"did you mean '{'auto' if value else 'never'}'?"
+    elif isinstance(value, bool | int | float) and _fits(annotation, str(value)):
+        message += "; put it in quotes"
+    return Problem(path, message)
+
+
+def _fits(annotation: Any, value: Any) -> bool:
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    config = (
+        None if _is_model(annotation) or _is_union(_bare(annotation)) else ConfigDict(strict=True, allow_inf_nan=False)
+    )
+    try:
+        TypeAdapter(annotation, config=config).validate_json(json.dumps(value), strict=True)
+    except ValidationError:
+        return False
+    return True
+
+
+def describe(annotation: Any) -> str:
+    """What an annotation allows: `an integer > 0`, `'bf16', 'fp32' or 'fp64'`, `a mapping (rank, alpha) or null`."""
+    bare = _bare(annotation)
+    if _is_union(bare):
+        return " or ".join(describe(member) for member in get_args(bare))
+    if get_origin(bare) is Literal:
+        *most, last = [f"'{choice}'" if isinstance(choice, str) else json.dumps(choice) for choice in get_args(bare)]
+        return f"{', '.join(most)} or {last}" if most else last
+    if get_origin(bare) is list:
+        return f"a list of ({describe(get_args(bare)[0])})"
+    if get_origin(bare) is tuple:
+        return f"a list of {len(get_args(bare))}: {', '.join(describe(inner) for inner in get_args(bare))}"
+    if _is_model(bare):
+        return f"a mapping ({_keys(bare)})"
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "text", type(None): "null"}
+    return names.get(bare, "a mapping") + _bounds(annotation)
+
+
+def describe_value(value: Any) -> str:
+    """What the user wrote, short enough for one line."""
+    if isinstance(value, dict):
+        keys = ", ".join(str(key) for key in list(value)[:4])
+        return f"a mapping ({keys}{', ...' if len(value) > 4 else ''})" if value else "an empty mapping"
+    if isinstance(value, list):
+        return f"a list of {len(value)}" if value else "an empty list"
+    if isinstance(value, str):
+        return repr(value if len(value) <= 60 else f"{value[:57]}...")
+    return json.dumps(value)
+
+
+def _bounds(annotation: Any) -> str:
+    words = []
+    for bound in _constraints(annotation):
+        for kind, (attribute, sign) in zip((Gt, Ge, Lt, Le), _SIGNS.items(), strict=True):
+            if isinstance(bound, kind):
+                words.append(f"{sign} {getattr(bound, attribute):g}")
+    return f" {' and '.join(words)}" if words else ""
+
+
+def _annotation(field: FieldInfo) -> Any:
+    """A field's annotation with the constraints that pydantic has moved to its metadata."""
+    return Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+
+
+def _constraints(annotation: Any) -> list[Any]:
+    """The constraints of an Annotated, those that a `Field` in it holds among them."""
+    parts = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    return [constraint for part in parts for constraint in getattr(part, "metadata", [part])]
+
+
+def _bare(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _is_union(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, types.UnionType)
+
+
+def _is_model(annotation: Any) -> bool:
+    bare = _bare(annotation)
+    return isinstance(bare, type) and issubclass(bare, BaseModel)
+
+
+def _literals(annotation: Any) -> list[Any]:
+    bare = _bare(annotation)
+    if _is_union(bare):
+        return [choice for member in get_args(bare) for choice in _literals(member)]
+    return list(get_args(bare)) if get_origin(bare) is Literal else []
+
+
+def _keys(model: Any) -> str:
+    return ", ".join(model.model_fields)

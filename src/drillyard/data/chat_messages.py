@@ -1,0 +1,293 @@
+"""Conversations in one form, whatever kind of file they come from.
+
+The same row must give the same tokens from JSON Lines, CSV, Parquet and a saved data set. The rules:
+
+- A key whose value is null counts as absent, everywhere in `messages` and `tools`. Arrow stores every row with all
+  keys of the column and fills in nulls, so a null that was written looks like one that was not. Nulls in lists
+  stay. To train a call with a null argument, write its `arguments` as JSON text: those nulls are kept.
+- `messages`, `tools`, their items and `tool_calls` may be JSON text, as in CSV and in many data sets on the hub.
+- ShareGPT's {from, value} is read as {role, content}, and other names of the roles (`ROLE_NAMES`) as the usual ones.
+- `content` is text, or a list of parts of type text; an empty list counts as absent, and a user's message must have
+  content. In a tool's result it may be any JSON value.
+- `weight: 0` on an assistant's message means that the turn is not learnt; 1 is the default.
+
+What no reader can restore: Arrow keeps one order of keys and one type per key for all rows. Where these differ between
+rows (arguments 1 and 1.5, or {x, y} and {y, x}), write `arguments` as JSON text.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from drillyard.data.raw_batches import Row
+from drillyard.errors import UserError
+
+ROLE_NAMES = {
+    "human": "user",
+    "prompter": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "ai": "assistant",
+    "model": "assistant",
+}
+"""Names of the two speakers elsewhere: ShareGPT, OpenAssistant, LangChain, Gemini."""
+_ROLES = ("system", "user", "assistant", "tool")
+_SHAREGPT_KEYS = {"from": "role", "value": "content"}
+CALLS = ("tool_calls", "function_call")
+_TURN_KEYS = {"content", *CALLS, "reasoning_content", "reasoning", "thinking"}
+
+
+def without_nulls(value: Any) -> Any:
+    """The value without the keys that hold null, at any depth; nulls in lists stay."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    return value
+
+
+def normalised_messages(value: Any, where: str) -> list[Row]:
+    """The messages of a row as [{role, content, ...}]. UserError, which names the message, for what is not that."""
+    messages = _parsed(value, "messages", where)
+    if not isinstance(messages, list) or not messages:
+        raise UserError(
+            f"{where}: column 'messages' must be a non-empty list of {{role, content}}; found {value!r:.60}."
+        )
+    return [_message(message, number, where) for number, message in enumerate(messages, 1)]
+
+
+def normalised_tools(value: Any, where: str) -> list[Row] | None:
+    """The tools of a row as a list of JSON schemas, or None where there are none."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    tools = _parsed(value, "tools", where)
+    if tools is None:
+        return None
+    items = [_parsed(tool, "tools", where) for tool in tools] if isinstance(tools, list) else [None]
+    if not all(isinstance(tool, dict) for tool in items):
+        raise UserError(f"{where}: column 'tools' must be a list of JSON schemas (objects); found {value!r:.60}.")
+    return [without_nulls(tool) for tool in items] or None
+
+
+def _message(value: Any, number: int, where: str) -> Row:
+    message = without_nulls(_parsed(value, f"message {number}", where))
+    if isinstance(message, dict) and "role" not in message:
+        message = {_SHAREGPT_KEYS.get(key, key): item for key, item in message.items()}
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise UserError(f"{where}: message {number} is not {{role, content}}: found {value!r:.60}. Fix the row.")
+    message = dict(message)
+    role = message["role"].strip().lower()
+    if role in ROLE_NAMES or role in _ROLES:
+        message["role"] = ROLE_NAMES.get(role, role)
+    calls = _parsed(message.pop("tool_calls", None) or None, f"tool_calls of message {number}", where)
+    if calls:
+        items = calls if isinstance(calls, list) else [calls]
+        message["tool_calls"] = without_nulls(
+            [_parsed(call, f"tool_calls of message {number}", where) for call in items]
+        )
+    _check_json(message, number, where)
+    _check_content(message, number, where)
+    _check_weight(message, number, where)
+    return message
+
+
+def _check_json(message: Row, number: int, where: str) -> None:
+    """UserError for what Arrow has and JSON does not, such as dates, in what templates write as JSON."""
+    try:
+        for key in ("content", *CALLS):
+            if not isinstance(message.get(key), str):
+                json.dumps(message.get(key))
+    except TypeError as error:
+        raise UserError(
+            f"{where}: message {number} cannot be written as JSON ({error}). Write its arguments or content as text."
+        ) from None
+
+
+def _check_content(message: Row, number: int, where: str) -> None:
+    """Remove content that is an empty list of parts; write a tool's result of a single value as JSON text."""
+    role = message["role"]
+    is_result = role not in ("system", "developer", "user", "assistant")
+    if message.get("content") == [] and not is_result:
+        del message["content"]
+    content = message.get("content")
+    if role == "assistant" and not message.keys() & _TURN_KEYS:
+        raise UserError(f"{where}: message {number} of the assistant has no content and no tool_calls. Fix the row.")
+    if role == "user" and "content" not in message:
+        raise UserError(f"{where}: message {number} of the user has no content. Fix the row.")
+    if content is None or isinstance(content, str):
+        return
+    is_parts = isinstance(content, list) and all(isinstance(part, dict) and "type" in part for part in content)
+    if is_result and not (is_parts and content):
+        if not isinstance(content, (dict, list)) or not content:
+            message["content"] = json.dumps(content)
+        return
+    if not is_parts:
+        raise UserError(
+            f"{where}: the content of message {number} is neither text nor a list of parts {{type: text, text: ...}}: "
+            f"found {content!r:.60}. Fix the row."
+        )
+    for part in content:
+        if part["type"] != "text" or not isinstance(part.get("text"), str):
+            raise UserError(
+                f"{where}: message {number} has a content part of type {part['type']!r}; only parts "
+                f"{{type: text, text: ...}} can be trained. Remove the part or the row."
+            )
+
+
+def _check_weight(message: Row, number: int, where: str) -> None:
+    """Keep `weight` only where it switches an assistant's turn off."""
+    if "weight" not in message:
+        return
+    weight = message.pop("weight")
+    if not isinstance(weight, (int, float)) or weight not in (0, 1):
+        raise UserError(
+            f"{where}: message {number} has weight {weight!r}; only 0 (the turn is not learnt) and 1 are supported. "
+            f"Change the weight or remove it."
+        )
+    if weight == 0 and message["role"] == "assistant":
+        message["weight"] = 0
+
+
+def _parsed(value: Any, what: str, where: str) -> Any:
+    """The value, decoded if it is JSON text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(
+            f"{where}: {what}: text is expected to be JSON here, and is not ({error}). Fix the row."
+        ) from None
+
+
+def message_variants(messages: list[Row]) -> Iterator[list[Row]]:
+    """The forms in which a template may expect these messages, the usual one first."""
+    choices: list[tuple[Callable[[Row], Row], ...]] = []
+    if any(_has_data(message) for message in messages):
+        choices.append((_with_objects, _with_json_text))
+    if any(text_parts(message) for message in messages):
+        choices.append((dict, _with_joined_parts))
+    if any("content" not in message for message in messages):
+        choices.append((dict, lambda m: {"content": None, **m}))
+    for steps in itertools.product(*choices):
+        changed = messages
+        for step in steps:
+            changed = [step(message) for message in changed]
+        yield changed
+
+
+def identity_key(messages: list[Row]) -> str:
+    """The same for conversations that say the same, whatever the order of their keys, their weights, and whether
+    content comes in parts and arguments as JSON text."""
+    same = [_with_joined_parts(_with_objects(message)) for message in messages]
+    for message in same:
+        message.pop("weight", None)
+    return json.dumps(same, sort_keys=True, default=repr)
+
+
+def text_parts(message: Row) -> list[Row]:
+    """The parts of type text that a message's content is a list of; none if it is anything else."""
+    content = message.get("content")
+    is_parts = isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content)
+    return content if is_parts and content else []
+
+
+def insert_probes(messages: list[Row]) -> tuple[list[Row], list[str]]:
+    """The messages with every value of a content that is not plain text replaced by a probe, and the probes: a
+    template that renders such content renders them all."""
+    probes: list[str] = []
+
+    def probed(value: Any) -> Any:
+        if isinstance(value, dict) and value:
+            return {key: probed(item) for key, item in value.items()}
+        if isinstance(value, list) and value:
+            return [probed(item) for item in value]
+        probes.append(f"probe-{len(probes)}-text")
+        return probes[-1]
+
+    changed = []
+    for message in messages:
+        if parts := text_parts(message):
+            message = {**message, "content": [{**part, "text": probed(part["text"])} for part in parts]}
+        elif _is_data(message):
+            message = {**message, "content": probed(message["content"])}
+        changed.append(message)
+    return changed, probes
+
+
+def _with_joined_parts(message: Row) -> Row:
+    parts = text_parts(message)
+    return {**message, "content": "".join(part["text"] for part in parts)} if parts else message
+
+
+def _has_data(message: Row) -> bool:
+    return any(_functions(message)) or _is_data(message)
+
+
+def _is_data(message: Row) -> bool:
+    """Whether the content is a tool's result that is neither text nor parts."""
+    return isinstance(message.get("content"), (dict, list)) and not text_parts(message)
+
+
+def _functions(message: Row) -> Iterator[Row]:
+    """The {name, arguments} of the calls of a message."""
+    calls = message.get("tool_calls")
+    for call in [*(calls if isinstance(calls, list) else []), message.get("function_call")]:
+        if isinstance(call, dict):
+            function = call.get("function", call)
+            if isinstance(function, dict) and "arguments" in function:
+                yield function
+
+
+def _own_copy(message: Row) -> Row:
+    """A copy whose calls can be changed."""
+    return copy.deepcopy(message) if any(_functions(message)) else dict(message)
+
+
+def _with_objects(message: Row) -> Row:
+    changed = _own_copy(message)
+    for function in _functions(changed):
+        function["arguments"] = _decoded(function["arguments"])
+    return changed
+
+
+def _with_json_text(message: Row) -> Row:
+    changed = _own_copy(message)
+    for function in _functions(changed):
+        if not isinstance(function["arguments"], str):
+            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+    if _is_data(changed):
+        changed["content"] = json.dumps(changed["content"], ensure_ascii=False)
+    return changed
+
+
+def _decoded(arguments: Any) -> Any:
+    """Arguments given as JSON text as the object they are; other text, such as a program, as it is."""
+    try:
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def objects_in(messages: list[Row]) -> Iterator[Any]:
+    """Everything in the messages whose notation in Python and in JSON differ."""
+    for message in messages:
+        for function in _functions(message):
+            if isinstance(function["arguments"], dict) and function["arguments"]:
+                yield function["arguments"]
+        if isinstance(message.get("content"), (dict, list)):
+            yield message["content"]
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from strings_in(item)

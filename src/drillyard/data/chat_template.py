@@ -1,0 +1,259 @@
+"""Conversations as documents: the tokenizer's own chat template, with loss on the assistant's turns only.
+
+Two ways to find those turns, both exact or an error:
+- a template with `{% generation %}` blocks says itself which characters the assistant wrote;
+- otherwise the conversation is rendered up to each assistant turn, with and without the turn. If both are true
+  prefixes of the whole rendering, the characters between them are the turn (its end-of-turn token included).
+
+Some templates render a turn differently when others follow: Qwen3's writes an empty `<think>` block only into the
+turns after the last question. There a turn in the middle of a conversation is not what the model will be asked to
+write. Such turns are learnt from a document of their own, the conversation up to and including the turn, as it is
+rendered when the model writes it. A conversation becomes as few documents as that takes, each turn is learnt once,
+and most templates need one document.
+
+`loss_on: last` learns the last assistant turn only, from one document that ends with it.
+
+Templates are compiled by transformers, so this is the one format whose workers import it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from drillyard.data.chat_messages import CALLS, insert_probes, message_variants, objects_in, strings_in
+from drillyard.data.raw_batches import Row
+from drillyard.data.row_formats import Segments
+from drillyard.errors import UserError
+
+NO_TURN = "without_assistant_turn"
+TOOLS_IGNORED = "tools_not_rendered"
+BY_TURN = "cut_by_turn"
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as transformers looks for it
+Span = tuple[int, int]
+
+
+@dataclass
+class RenderedChat:
+    """The documents of one conversation, and what is to be counted about it (`NO_TURN`, ...)."""
+
+    documents: list[Segments] = field(default_factory=list)
+    marks: list[str] = field(default_factory=list)
+
+
+class ChatRenderer:
+    """Renders rows {messages, tools}, normalised by chat_messages.py, with one chat template."""
+
+    def __init__(self, template: str, special_tokens: dict[str, str], loss_on: str) -> None:
+        self.template = template
+        self.special_tokens = special_tokens
+        self.loss_on = loss_on
+        self.marks_generation = _GENERATION.search(template) is not None
+
+    def render(self, row: Row, where: str) -> RenderedChat:
+        """Documents of one conversation. UserError if the template refuses it or cannot tell its turns apart."""
+        weights = [message.get("weight", 1) for message in row["messages"]]
+        messages = [{key: value for key, value in message.items() if key != "weight"} for message in row["messages"]]
+        chat = _accepted(_Chat(self, messages, row.get("tools") or None, where))
+        marks = [TOOLS_IGNORED] if _ignores_tools(chat) else []
+        turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        learnt = [turn for turn in turns if weights[turn]]
+        if self.loss_on == "all":
+            masked = [turn for turn in turns if not weights[turn]]
+            spans = [span for turn, span in _spans(chat, turns, len(messages)) if turn in masked] if masked else []
+            return RenderedChat([_segments(chat.text(), spans, learnt=False)], marks)
+        if not turns:
+            return RenderedChat([], [*marks, NO_TURN])
+        stop = len(messages)
+        if self.loss_on == "last":
+            learnt, stop = [turn for turn in learnt if turn == turns[-1]], turns[-1] + 1
+        if self.marks_generation:
+            if learnt == turns:
+                spans = chat.marked(stop)
+            else:
+                spans = [span for turn, span in _spans(chat, turns, stop) if turn in learnt]
+            return RenderedChat([_segments(chat.text(stop), spans)], marks)
+        documents = _by_prefix(chat, learnt, stop)
+        return RenderedChat(documents, [*marks, BY_TURN] if len(documents) > 1 else marks)
+
+
+class _Chat:
+    """One conversation under one template; each part of it is rendered once."""
+
+    def __init__(self, renderer: ChatRenderer, messages: list[Row], tools: list[Row] | None, where: str) -> None:
+        self.renderer, self.messages, self.tools, self.where = renderer, messages, tools, where
+        self._texts: dict[tuple[int, bool], str] = {}
+
+    def text(self, stop: int | None = None, prompt: bool = False) -> str:
+        """The first `stop` messages as text; with `prompt` up to where the assistant begins to write."""
+        key = (len(self.messages) if stop is None else stop, prompt)
+        if key not in self._texts:
+            self._texts[key], _ = self._render(key[0], prompt=prompt)
+        return self._texts[key]
+
+    def marked(self, stop: int) -> list[Span]:
+        """The characters of the first `stop` messages that the template's generation blocks mark."""
+        self._texts[stop, False], spans = self._render(stop, marked=True)
+        if any(end > begin for (_, end), (begin, _) in itertools.pairwise(spans)):
+            raise UserError(f"{self.where}: the template's {{% generation %}} blocks overlap. Correct the template.")
+        return spans
+
+    def turn(self, number: int, text: str) -> Span | None:
+        """The characters of one turn in `text`; None where `text` renders the turn or what is before it otherwise."""
+        before, through = self.text(number, prompt=True), self.text(number + 1)
+        return (len(before), len(through)) if text.startswith(through) and through.startswith(before) else None
+
+    def _render(self, stop: int, prompt: bool = False, marked: bool = False) -> tuple[str, list[Span]]:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        kwargs: dict[str, Any] = {**self.renderer.special_tokens, "tools": self.tools}
+        try:
+            # Annotated as `str` in transformers; it is (texts, character spans of the assistant per text).
+            result: Any = render_jinja_template(
+                [self.messages[:stop]],
+                chat_template=self.renderer.template,
+                add_generation_prompt=prompt,
+                return_assistant_tokens_mask=marked,
+                **kwargs,
+            )
+        except Exception as error:  # a template is a program, which may raise anything
+            reason = str(error).rstrip(".") or type(error).__name__
+            raise UserError(
+                f"{self.where}: the chat template refuses this conversation: {reason}. Correct the row or the template."
+            ) from None
+        rendered, spans = result
+        return rendered[0], [(start, end) for start, end in spans[0]] if marked else []
+
+
+def _segments(text: str, spans: list[Span], learnt: bool = True) -> Segments:
+    """The text cut at the spans, which carry loss if `learnt`, and the rest otherwise."""
+    segments: Segments = []
+    position = 0
+    for start, end in spans:
+        segments += [(text[position:start], not learnt), (text[start:end], learnt)]
+        position = end
+    return [*segments, (text[position:], not learnt)]
+
+
+def _by_prefix(chat: _Chat, turns: list[int], stop: int) -> list[Segments]:
+    """As few documents as it takes to learn each of these turns once, as rendered when nothing follows it."""
+    if not turns:
+        return [_segments(chat.text(stop), [])]
+    documents = []
+    while turns:
+        text = chat.text(stop)
+        found = {turn: span for turn in turns if (span := chat.turn(turn, text)) is not None}
+        if turns[-1] not in found:
+            if stop == turns[-1] + 1:
+                raise _unknown_turn(chat, turns[-1])
+            stop = turns[-1] + 1
+            continue
+        documents.append(_segments(text, list(found.values())))
+        turns = [turn for turn in turns if turn not in found]
+        stop = turns[-1] + 1 if turns else 0
+    return documents[::-1]
+
+
+def _unknown_turn(chat: _Chat, turn: int) -> UserError:
+    follows_itself = turn > 0 and chat.messages[turn - 1]["role"] == "assistant"
+    advice = "Join it with the assistant's message before it, use" if follows_itself else "Use"
+    return UserError(
+        f"{chat.where}: where the assistant's message {turn + 1} begins cannot be found: the chat template's "
+        f"generation prompt is not what it puts before that message. {advice} a template with {{% generation %}} "
+        f"blocks, or data.loss_on: all."
+    )
+
+
+def _spans(chat: _Chat, turns: list[int], stop: int) -> list[tuple[int, Span]]:
+    """The spans of the assistant in the first `stop` messages, each with the number of its message."""
+    if not chat.renderer.marks_generation:
+        found = [(turn, chat.turn(turn, chat.text(stop))) for turn in turns]
+        lost = next((turn for turn, span in found if span is None), None)
+        if lost is not None:
+            raise UserError(
+                f"{chat.where}: the chat template renders message {lost + 1} differently when others follow it, so a "
+                f"weight of 0 cannot be combined with data.loss_on: all. Use data.loss_on: completion."
+            )
+        return [(turn, span) for turn, span in found if span is not None]
+    spans = chat.marked(stop)
+    # A message owns the blocks that it adds; the blocks before it are as many whatever follows.
+    ends = [len(chat.marked(turn + 1)) for turn in turns]
+    if ends != sorted(ends) or ends[-1] != len(spans):
+        raise UserError(
+            f"{chat.where}: it is unclear which {{% generation %}} block of the chat template belongs to which "
+            f"message, so a weight of 0 or data.loss_on: last cannot be applied. Remove it, or fix the template."
+        )
+    owners = [turn for turn, begin, end in zip(turns, [0, *ends], ends, strict=False) for _ in range(begin, end)]
+    return list(zip(owners, spans, strict=True))
+
+
+def _ignores_tools(chat: _Chat) -> bool:
+    """Whether the template leaves the row's tools out. UserError if it leaves out what the assistant called."""
+    without = [{key: value for key, value in message.items() if key not in CALLS} for message in chat.messages]
+    caller = next((n for n, message in enumerate(chat.messages) if message.keys() & set(CALLS)), None)
+    if caller is not None and _same_text(chat, without, chat.tools):
+        raise UserError(
+            f"{chat.where}: the chat template does not render the tool calls of message {caller + 1}, so the turn "
+            f"would be learnt without them. Set data.tokenizer to that of a model that calls tools, or remove the row."
+        )
+    return chat.tools is not None and _same_text(chat, chat.messages, None)
+
+
+def _same_text(chat: _Chat, messages: list[Row], tools: list[Row] | None) -> bool:
+    try:
+        return _Chat(chat.renderer, messages, tools, chat.where).text() == chat.text()
+    except UserError:
+        return False  # the template needs what was left out
+
+
+def _accepted(chat: _Chat) -> _Chat:
+    """The conversation in the form that this template takes.
+
+    Templates differ in what they expect: a call's arguments and a tool's result as objects or as JSON text, content as
+    parts or as text, a message without content without that key (as transformers passes it) or with null. Forms are
+    tried in this order, and the first is taken that the template renders without an error, without Python's notation
+    of an object, and with every value of contents that are not plain text.
+    """
+    candidates = list(message_variants(chat.messages))
+    if len(candidates) == 1:
+        return chat
+    texts = "\n".join(strings_in(chat.messages))
+    taken: list[_Chat] = []
+    failure: UserError | None = None
+    for messages in candidates:
+        form = _Chat(chat.renderer, messages, chat.tools, chat.where)
+        try:
+            text = form.text()
+        except UserError as error:
+            failure = failure or error
+            continue
+        objects = [notation for value in objects_in(messages) if (notation := repr(value)) not in texts]
+        if any(notation in text for notation in objects):
+            continue
+        if _renders_all_content(form):
+            return form
+        taken.append(form)
+    if taken:
+        return taken[-1]
+    if failure is not None:
+        raise failure
+    raise UserError(
+        f"{chat.where}: the chat template prints an object of this conversation in Python's notation. "
+        f"Correct the template, or remove the row."
+    )
+
+
+def _renders_all_content(chat: _Chat) -> bool:
+    """Whether nothing of a content that is not plain text is left out. Qwen3's template, for one, renders an object or
+    a list of parts as nothing."""
+    messages, probes = insert_probes(chat.messages)
+    if not probes:
+        return True
+    try:
+        text = _Chat(chat.renderer, messages, chat.tools, chat.where).text()
+    except UserError:
+        return False
+    return all(probe in text for probe in probes)

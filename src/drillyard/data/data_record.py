@@ -1,0 +1,107 @@
+"""What a run's data were, written into its run directory, so that a later round notices when they are others.
+
+`data.json` holds the content key of every source with the hash of each of its files, the key of the tokenizer, and the
+fingerprint of the sample order. A later round compares before it tokenises anything: what changed is named and
+refused, because it would give other samples in another order. What is merely gone does not stop a run whose tokenised
+cache is whole: the cache holds all that training reads, under the content key that is recorded here.
+
+The checkpoint's own copy of the fingerprint is compared once more when it is loaded (training/resume.py), so a run
+directory without this file, or one on another host, is protected as well; only names are missing there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drillyard.data.sources import DataSource, SourceContents
+from drillyard.errors import UserError
+from drillyard.redaction import redact
+
+DATA_RECORD = "data.json"
+RECORDED_FILES = 10_000
+"""A source of more files is recorded by its key alone: a change is noticed, but no file is named."""
+_NAMED = 3
+CHANGED_DATA_ADVICE = (
+    "Going on would train on other samples in another order: undo the change, or start under another `name`"
+)
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """The data of a run: contents of training and held-out sources by name, tokenizer, sample order."""
+
+    fingerprint: str
+    tokenizer: str
+    training: dict[str, SourceContents] = field(default_factory=dict)
+    held_out: dict[str, SourceContents] = field(default_factory=dict)
+
+
+def read_record(run_directory: Path) -> DataRecord | None:
+    """The record of a run's data; None when there is none that can be read."""
+    try:
+        content = json.loads((run_directory / DATA_RECORD).read_text(encoding="utf-8"))
+        parts = {name: _contents(content[name]) for name in ("training", "held_out")}
+        return DataRecord(str(content["fingerprint"]), str(content["tokenizer"]), **parts)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # not written yet, or torn by a crash: the checkpoint's fingerprint still protects the order
+
+
+def _contents(parts: dict[str, Any]) -> dict[str, SourceContents]:
+    # Earlier versions wrote names as they were.
+    return {redact(name): SourceContents(str(part["key"]), dict(part["files"])) for name, part in parts.items()}
+
+
+def write_record(run_directory: Path, record: DataRecord) -> None:
+    """Write the record where it is not the one that is there. Raises OSError."""
+    kept = _shortened(record)
+    if read_record(run_directory) != kept:
+        text = json.dumps({"version": 1, **asdict(kept)}, indent=1)
+        temporary = run_directory / f"{DATA_RECORD}.tmp"
+        try:
+            temporary.write_text(text + "\n", encoding="utf-8")
+            temporary.replace(run_directory / DATA_RECORD)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+
+def _shortened(record: DataRecord) -> DataRecord:
+    def short(parts: dict[str, SourceContents]) -> dict[str, SourceContents]:
+        return {
+            name: part if len(part.files) <= RECORDED_FILES else SourceContents(part.key, {})
+            for name, part in parts.items()
+        }
+
+    return DataRecord(record.fingerprint, record.tokenizer, short(record.training), short(record.held_out))
+
+
+def describe_change(now: SourceContents, then: SourceContents) -> str:
+    """The files that differ, in words, or that the content does."""
+    changed = [name for name, value in now.files.items() if then.files.get(name, value) != value]
+    new = [name for name in now.files if name not in then.files]
+    gone = [name for name in then.files if name not in now.files]
+    if not (then.files and now.files) or "" in changed:
+        return "its content is not what it was"
+    told = [(changed, "other content"), (new, "new"), (gone, "gone")]
+    return "; ".join(f"{_listed(names)}: {what}" for names, what in told if names)
+
+
+def only_removed_files(now: SourceContents, then: SourceContents) -> bool:
+    """Whether nothing happened to a source but that some of its files are missing now."""
+    return bool(now.files) and now.files.items() < then.files.items()
+
+
+def refuse_change(source: DataSource, now: SourceContents, then: SourceContents, so: str = CHANGED_DATA_ADVICE) -> None:
+    """Raise the UserError for a training source that is not what this run was trained on; `so` says what to do."""
+    what = describe_change(now, then)
+    raise UserError(f"data.source {source.name} ({source.config.path}) changed since this run began: {what}. {so}")
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

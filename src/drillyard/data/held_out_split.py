@@ -1,0 +1,133 @@
+"""Which documents are held out, and rows (not tokens) of them for metrics that generate text.
+
+Held-out data, in this order of precedence: `data.held_out.source`; otherwise a share (`fraction`) of each source's
+documents by hash, and the held-out parts that built-in sets bring along. A set that is a source of its own is named
+by that source, a share of a training source (or a source of its own that has the name of one) by `source/held_out`, a
+built-in part by `source/part`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator, Mapping
+
+import xxhash
+
+from drillyard.config.run import DataConfig, RunConfig
+from drillyard.data.encoder import HELD_OUT, TRAIN, HeldOutSplit
+from drillyard.data.raw_batches import Row
+from drillyard.data.row_formats import RowFormat, row_format
+from drillyard.data.sources import DataSource, SourceContents, resolve_sources, training_sources
+from drillyard.data.tokenizer import TRAINING_BYTES
+from drillyard.errors import UserError
+
+SPLIT_SUFFIX = "/held_out"
+"""What is added to a training source's name to name what is held out of it."""
+
+
+def split_part_name(source: DataSource) -> str:
+    """Name of what is held out of a training source."""
+    return source.name + SPLIT_SUFFIX
+
+
+def find_part(name: str, parts: Collection[str]) -> str | None:
+    """The held-out part that a setting names; a share may be named by its source alone, as it once was."""
+    return next((part for part in (name, name + SPLIT_SUFFIX) if part in parts), None)
+
+
+def split_of(data: DataConfig) -> HeldOutSplit:
+    """How documents are held out of the training sources."""
+    held_out = data.held_out
+    if held_out.split_by is not None and held_out.fraction == 0.0:
+        raise UserError(
+            "data.held_out.split_by needs data.held_out.fraction: the share of its values that is held out."
+        )
+    if held_out.source is not None and held_out.fraction:
+        raise UserError("data.held_out: give either a source or a fraction, not both.")
+    return HeldOutSplit(held_out.fraction, held_out.split_by)
+
+
+def held_out_sources(
+    data: DataConfig, sources: list[DataSource], recorded: Mapping[str, SourceContents] | None = None
+) -> dict[str, DataSource]:
+    """Held-out sets that are read whole: those of `held_out.source`, otherwise the parts of built-in training sets.
+
+    `recorded` as in `resolve_source`.
+    """
+    explicit = data.held_out.source is not None
+    found: dict[str, DataSource] = {}
+    configured = data.held_out.source
+    for source in sources if configured is None else resolve_sources(configured, recorded):
+        if source.builtin is not None:
+            from drillyard.data import builtin
+
+            for part in builtin.held_out_parts(source.builtin, source.config.options):
+                found[f"{source.name}/{part}"] = DataSource(
+                    f"{source.name}/{part}", 1.0, source.config, builtin_part=part
+                )
+        elif explicit:
+            trained = next((other.config.path for other in sources if other.name == source.name), source.config.path)
+            found[source.name if trained == source.config.path else split_part_name(source)] = source
+    return found
+
+
+def held_out_names(config: RunConfig) -> list[str]:
+    """Names of the run's held-out sets, in the order of `PreparedData.held_out`."""
+    sources = training_sources(config.data)
+    shares = [split_part_name(source) for source in sources] if split_of(config.data).fraction else []
+    return [*shares, *held_out_sources(config.data, sources)]
+
+
+def evaluation_rows(config: RunConfig, part_name: str, limit: int) -> list[Row]:
+    """At most `limit` held-out rows with the format's own column names, for metrics that generate text.
+
+    The choice is a fixed pseudo-random one: the rows with the smallest hashes, in the order of these. It depends on
+    the rows alone, not on their order, and a smaller limit gives a prefix of a larger one's.
+    """
+    sources = training_sources(config.data)
+    form, split = row_format(config.data), split_of(config.data)
+    whole = held_out_sources(config.data, sources)
+    shares = {split_part_name(source): source for source in sources} if split.fraction else {}
+    name = find_part(part_name, {**whole, **shares})
+    if name in whole:
+        rows = canonical_rows(whole[name], form, HeldOutSplit(), TRAIN)
+    elif name in shares:
+        rows = canonical_rows(shares[name], form, split, HELD_OUT)
+    else:
+        raise UserError(
+            f"no held-out set is named {part_name!r}; there are: {', '.join(held_out_names(config)) or '(none)'}."
+        )
+    chosen = heapq.nsmallest(
+        limit, ((_row_hash(form, row, where), number, row) for number, (row, where) in enumerate(rows))
+    )
+    if not chosen:
+        raise UserError(f"held-out set {part_name!r} has no rows. Raise data.held_out.fraction.")
+    return [row for _, _, row in chosen]
+
+
+def _row_hash(form: RowFormat, row: Row, where: str) -> int:
+    return xxhash.xxh3_64_intdigest(b"evaluation" + form.identity(row, where).encode("utf-8", "surrogatepass"))
+
+
+def canonical_rows(source: DataSource, form: RowFormat, split: HeldOutSplit, part: int) -> Iterator[tuple[Row, str]]:
+    """Canonical rows of one part of a source and their places."""
+    for batch in source.batches():
+        for number, row in batch.rows():
+            where = batch.where(number)
+            canonical = form.canonical(row, where)
+            if split.fraction == 0.0 or split.part_of(row, form.identity(canonical, where), where) == part:
+                yield canonical, where
+
+
+def training_texts(sources: list[DataSource], form: RowFormat, split: HeldOutSplit) -> Iterator[str]:
+    """Texts of training documents (never held-out ones) to train a tokenizer from; equal shares up to a limit."""
+    if form.name == "chat":
+        raise UserError("data.tokenizer: a trained tokenizer has no chat template. Set a path or id of one that has.")
+    for source in sources:
+        room = TRAINING_BYTES // len(sources)
+        for row, where in canonical_rows(source, form, split, TRAIN):
+            for text, _ in form.segments(row, where):
+                yield text
+                room -= len(text)
+            if room <= 0:
+                break

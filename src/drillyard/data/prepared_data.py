@@ -1,0 +1,354 @@
+"""From a run config to sequences: `prepare`, which the trainer calls once per rank.
+
+For each source: its content key, then the cache under (content, tokenizer, format, settings), opened if it is whole and
+built otherwise. With a warm cache this costs the hashing of changed files and one read of the cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from drillyard.config.load import resolve_section_secrets
+from drillyard.config.model_files import configured_vocab_size, require_vocabulary
+from drillyard.config.run import DataConfig, RunConfig
+from drillyard.data.data_record import (
+    CHANGED_DATA_ADVICE,
+    DataRecord,
+    describe_change,
+    only_removed_files,
+    refuse_change,
+)
+from drillyard.data.encoder import HELD_OUT, TRAIN, Encoded, EncodeSettings, HeldOutSplit
+from drillyard.data.encoding_pool import encode_all
+from drillyard.data.held_out_split import SPLIT_SUFFIX, held_out_sources, split_of, split_part_name, training_texts
+from drillyard.data.mapped_sequences import Sequences
+from drillyard.data.row_formats import RowFormat, row_format
+from drillyard.data.row_warnings import DataReport, overlap_warnings, too_few_sequences
+from drillyard.data.sampler import Mixture
+from drillyard.data.sources import DataSource, SourceContents, training_sources
+from drillyard.data.token_cache import (
+    ENCODING_VERSIONS,
+    FORMAT_VERSION,
+    PART_NAMES,
+    DamagedCache,
+    PartSettings,
+    build_cache,
+    open_cache,
+    remove_cache,
+)
+from drillyard.data.tokenizer import TextTokenizer, is_byte_level, start_ids_key, tokenizer_of
+from drillyard.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+OnProgress = Callable[[str, int, int | None], None]
+"""Called with (what is being done, bytes done, bytes in all or None)."""
+
+
+@dataclass
+class PreparedData:
+    """All that training and evaluation read."""
+
+    train: Mixture
+    held_out: dict[str, Sequences]
+    report: DataReport
+    text_tokenizer: TextTokenizer
+    record: DataRecord
+    paths: dict[str, str]
+    """Path of the source of each training source and held-out part."""
+
+    def before_training(self, config: RunConfig, global_batch_size: int) -> list[str]:
+        """What to know before training on this: rows that held-out data share with it, too little data for a batch.
+
+        Only for held-out parts that a split of the documents does not keep apart. Costs a pass over the hashes of all
+        documents (`row_warnings.py`).
+        """
+        training = [(self.paths[source.name], source) for source in self.train.sources]
+        notes: list[str] = []
+        for name, part in self.held_out.items():
+            if config.data.held_out.source is not None or config.data.held_out.split_by is not None:
+                notes += overlap_warnings(name, self.paths[name], part, training)
+        documents = sum(source.counts.get("documents", 0) for source in self.train.sources)
+        return [*notes, *too_few_sequences(self.train.num_sequences, documents, global_batch_size)]
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The tokenizer as an object of transformers, with save_pretrained."""
+        return self.text_tokenizer.pretrained
+
+
+def cache_root(data: DataConfig) -> Path:
+    """Where tokenised data is kept: `data.cache_directory`, $DRILLYARD_CACHE or ~/.cache/drillyard. Made if absent."""
+    root = Path(data.cache_directory or os.environ.get("DRILLYARD_CACHE") or "~/.cache/drillyard").expanduser()
+    try:
+        for name in ("tokenized", "tokenizers", "hashes"):
+            (root / name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{root}: the cache directory cannot be made ({error.strerror}). Set data.cache_directory."
+        ) from None
+    return root
+
+
+def prepare(
+    config: RunConfig,
+    tokenizer_directory: Path | None = None,
+    on_progress: OnProgress | None = None,
+    *,
+    known: DataRecord | None = None,
+    if_changed: str = CHANGED_DATA_ADVICE,
+    only_open: bool = False,
+    num_workers: int | None = None,
+) -> PreparedData:
+    """Open the run's data, building what is not cached yet.
+
+    Call it on one rank first, which builds and verifies, then on the others with `only_open=True`, which open without
+    verifying checksums again and never build. `tokenizer_directory` is a saved tokenizer (a checkpoint's, say) to be
+    used instead of the config's. `known` is what the data of this run were when it began: data that changed are
+    refused before anything is tokenised (`if_changed` says what that means and what to do), data that are gone are
+    taken from the cache. Raises UserError for every mistake in data or config.
+    """
+    # A finished run's config is read without its references; this is where those of its data are needed.
+    config = resolve_section_secrets(config, "data")
+    return _Preparation(config, tokenizer_directory, on_progress, known, if_changed, only_open, num_workers).run()
+
+
+class _Preparation:
+    """The state of one call of `prepare`."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        tokenizer_directory: Path | None,
+        on_progress: OnProgress | None,
+        known: DataRecord | None,
+        if_changed: str,
+        only_open: bool,
+        num_workers: int | None,
+    ) -> None:
+        self.config, self.data = config, config.data
+        self.tokenizer_directory = tokenizer_directory
+        self.on_progress = on_progress
+        self.known = known or DataRecord("", "")
+        self.if_changed = if_changed
+        self.only_open, self.num_workers = only_open, num_workers
+        self.root = cache_root(config.data)
+        self.format = row_format(config.data)
+        self.split = split_of(config.data)
+        self.report = DataReport()
+
+    def run(self) -> PreparedData:
+        training = [
+            self._settled(source, self.known.training.get(source.name), trains=True)
+            for source in training_sources(self.data, self.known.training)
+        ]
+        sources = [source for source, _ in training]
+        contents = {source.name: found for source, found in training}
+        self.tokenizer = _tokenizer(
+            self.config, self.tokenizer_directory, self.root, sources, list(contents.values()), self.format, self.split
+        )
+        if self.known.tokenizer not in ("", self.tokenizer.key):
+            raise UserError(
+                f"the tokenizer {self.tokenizer.origin} changed since this run began (its files, the version of the "
+                f"tokenizers library, or what this version of drillyard puts before a text): the same text would "
+                f"give other tokens. {self.if_changed}"
+            )
+        if (vocab_size := configured_vocab_size(self.config.model)) is not None:
+            require_vocabulary(self.config.model, vocab_size, len(self.tokenizer.pretrained))
+        self.settings = self._encode_settings(self.tokenizer)
+        trained, held_out, held_out_contents = [], {}, {}
+        paths = {source.name: source.config.path for source in sources}
+        for source in sources:
+            parts = self._sequences(source, contents[source.name], self.split)
+            trained.append(_not_empty(parts[TRAIN], source.name, "training"))
+            self.report.add(source.name, source.config.path, parts[TRAIN])
+            if HELD_OUT in parts:
+                name = split_part_name(source)
+                held_out[name] = _not_empty(parts[HELD_OUT], source.name, "held-out")
+                paths[name] = source.config.path
+        for name, listed in held_out_sources(self.data, sources, self.known.held_out).items():
+            # Recorded under its own name, as it always was.
+            source, found = self._settled(listed, self.known.held_out.get(listed.name), trains=False)
+            held_out_contents[listed.name] = found
+            held_out[name] = _not_empty(self._sequences(source, found, HeldOutSplit())[TRAIN], name, "held-out")
+            paths[name] = source.config.path
+        for name, sequences in held_out.items():
+            self.report.add(name if name.endswith(SPLIT_SUFFIX) else f"{name} (held out)", paths[name], sequences)
+        mixture = Mixture(trained, [source.weight for source in sources], self.config.training.seed)
+        record = DataRecord(mixture.fingerprint, self.tokenizer.key, contents, held_out_contents)
+        return PreparedData(mixture, held_out, self.report, self.tokenizer, record, paths)
+
+    def _settled(
+        self, source: DataSource, then: SourceContents | None, *, trains: bool
+    ) -> tuple[DataSource, SourceContents]:
+        """A source and its contents, as far as this run may use them. UserError where they changed."""
+        now = source.contents(self.root / "hashes")
+        if then is None or (now.key == then.key and source.gone is None):
+            return source, now
+        if source.gone is None and not only_removed_files(now, then):
+            if trains:
+                refuse_change(source, now, then, self.if_changed)
+            self._note(
+                f"the held-out data {source.name} changed since this run began ({describe_change(now, then)}): its "
+                "figures cannot be compared with earlier ones"
+            )
+            return source, now
+        what = "it" if source.gone is not None else describe_change(now, then)
+        if any(metric != "loss" for metric in self.config.evaluation.metrics):
+            raise UserError(
+                f"data.source {source.name} ({source.config.path}): {what} is gone. Training could go on from the "
+                "tokenised cache, but evaluation.metrics needs the rows: put it back, or set `metrics: [loss]`"
+            )
+        self._note(f"{source.config.path} ({source.name}): {what} is gone; the run goes on from its tokenised cache")
+        return replace(source, files=(), gone=then), then
+
+    def _encode_settings(self, tokenizer: TextTokenizer) -> EncodeSettings:
+        data = self.data
+        if data.format == "chat" and tokenizer.chat_template is None:
+            raise UserError(
+                f"data.format: chat needs a tokenizer with a chat template, and {tokenizer.origin} has none. "
+                f"Set data.tokenizer to one that has (an instruct model's), or use prompt-completion."
+            )
+        if data.format not in ("chat", "text") and tokenizer.eos_id is None:
+            raise UserError(
+                f"the tokenizer {tokenizer.origin} has no end-of-sequence token, so a completion would never end. "
+                f"Set data.tokenizer to one that has."
+            )
+        return EncodeSettings(
+            format=self.format,
+            sequence_length=data.sequence_length,
+            too_long=data.too_long or ("split" if data.format == "text" else "drop"),
+            split=self.split,
+            tokenizer_json=tokenizer.json,
+            wide=tokenizer.vocab_size > 1 << 16,
+            start_ids=tokenizer.start_ids,
+            eos_id=tokenizer.eos_id,
+            chat_template=tokenizer.chat_template if data.format == "chat" else None,
+            special_tokens=tokenizer.special_tokens,
+        )
+
+    def _sequences(self, source: DataSource, contents: SourceContents, split: HeldOutSplit) -> dict[int, Sequences]:
+        """The parts of a source, from the cache or built now."""
+        settings = replace(self.settings, split=split)
+        described = {
+            **settings.__dict__,
+            "tokenizer_json": self.tokenizer.key,
+            "format": self.format.__dict__,
+            "split": split.__dict__,
+            "bos_id": start_ids_key(settings.start_ids),
+        }
+        del described["start_ids"]
+        kind = "chat" if self.format.name == "chat" else "" if settings.start_ids else "no start token"
+        version = ENCODING_VERSIONS.get(kind, 1)
+        key = _key([version, contents.key, described, self.data.packing, self.tokenizer.pad_id])
+        # The content of one file says nothing of how it was read, and its name is not part of it.
+        directory = self.root / "tokenized" / f"{key}-{FORMAT_VERSION}{source.kind_of_file}"
+        parts = [TRAIN, HELD_OUT] if split.fraction else [TRAIN]
+        manifest = self._open_or_build(source, contents, directory, settings, parts)
+        return {
+            part: Sequences(directory, PART_NAMES[part], manifest["parts"][PART_NAMES[part]], source.name)
+            for part in parts
+        }
+
+    def _open_or_build(
+        self, source: DataSource, contents: SourceContents, directory: Path, settings: EncodeSettings, parts: list[int]
+    ) -> dict[str, Any]:
+        try:
+            return open_cache(directory, "sizes" if self.only_open else "start")
+        except FileNotFoundError:
+            if self.only_open:
+                raise UserError(
+                    f"{directory}: not there, though another rank made it. "
+                    f"data.cache_directory must be on a disk that all hosts share."
+                ) from None
+        except DamagedCache as damage:
+            if self.only_open:
+                raise UserError(
+                    f"{directory}: the tokenised cache is damaged ({damage}). Start again: it will be made anew."
+                ) from None
+            self._note(f"the tokenised cache of {source.name} was damaged ({damage}); it is made again")
+            remove_cache(directory)
+        part_settings = PartSettings(
+            settings.sequence_length, self.data.packing, self.tokenizer.pad_id, settings.dtype,
+            covers_text=self.format.name == "text"
+            and (bool(settings.start_ids) or is_byte_level(settings.tokenizer_json)),
+        )  # fmt: skip
+        return build_cache(
+            directory, lambda: self._encoded(source, contents, settings), parts, part_settings, self._note
+        )
+
+    def _encoded(self, source: DataSource, contents: SourceContents, settings: EncodeSettings) -> Iterator[Encoded]:
+        done, total = 0, source.nbytes
+        for encoded in encode_all(source.batches(), settings, self.num_workers):
+            encoded.origins = tuple((source.name_of(name), unit) for name, unit in encoded.origins)
+            yield encoded
+            done += encoded.nbytes
+            if self.on_progress is not None:
+                self.on_progress(f"tokenising {source.name}", done, total)
+        # The cache stands under the content that was hashed: what was read must be that.
+        if source.files and source.contents(self.root / "hashes") != contents:
+            raise UserError(
+                f"data.source {source.name} ({source.config.path}) changed while it was tokenised: "
+                f"{describe_change(source.contents(self.root / 'hashes'), contents)}. Start again when it is complete."
+            )
+
+    def _note(self, text: str) -> None:
+        self.report.notes.append(text)
+
+
+def _not_empty(sequences: Sequences, name: str, kind: str) -> Sequences:
+    if len(sequences):
+        return sequences
+    counts = {key: value for key, value in sequences.counts.items() if value}
+    if not counts.get("rows"):
+        advice = (
+            "raise data.held_out.fraction" if kind == "held-out" else "check the source (and data.held_out.fraction)"
+        )
+        raise UserError(f"data.source {name}: the {kind} data set is empty (no rows); {advice}.")
+    became = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items())
+    if counts.get("without_assistant_turn") == counts["rows"]:
+        raise UserError(
+            f"data.source {name}: no {kind} row has a message of the assistant ({became}). Give those messages the "
+            f"role assistant, or learn everything by data.loss_on: all."
+        )
+    raise UserError(
+        f"data.source {name}: no {kind} document is left with a token that carries loss ({became}). "
+        f"Check data.too_long, data.sequence_length and the columns."
+    )
+
+
+def _key(value: Any) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True, default=repr).encode())
+
+
+def load_tokenizer(config: RunConfig, tokenizer_directory: Path | None = None) -> PreTrainedTokenizerFast:
+    """The run's tokenizer alone, trained from its data if it is such a one and not cached."""
+    root, form, split = cache_root(config.data), row_format(config.data), split_of(config.data)
+    sources = training_sources(config.data)
+    contents = [source.contents(root / "hashes") for source in sources]
+    return _tokenizer(config, tokenizer_directory, root, sources, contents, form, split).pretrained
+
+
+def _tokenizer(
+    config: RunConfig,
+    directory: Path | None,
+    root: Path,
+    sources: list[DataSource],
+    contents: list[SourceContents],
+    form: RowFormat,
+    split: HeldOutSplit,
+) -> TextTokenizer:
+    def documents_key() -> str:
+        keys = [found.key + source.kind_of_file for source, found in zip(sources, contents, strict=True)]
+        return _key([keys, split.__dict__, form.__dict__])
+
+    return tokenizer_of(config, directory, root, documents_key, lambda: training_texts(sources, form, split))

@@ -1,0 +1,145 @@
+"""How a row becomes a document: a list of text segments, each with or without loss.
+
+Segments are tokenised one by one and concatenated. So the tokens of a prompt are the same in training, where a
+completion follows, and in generation, where nothing does: no merge ever crosses from prompt to completion.
+
+    text               text                          -> loss on everything
+    prompt-completion  prompt, completion            -> loss on the completion
+    text-to-sql        schema, question, sql         -> loss on the SQL; columns of gretelai/synthetic_text_to_sql
+                                                        (sql_context, sql_prompt, sql) and of Spider are known
+    chat               messages, tools (may be absent) -> loss on the assistant's turns (see chat_messages.py and
+    chat_template.py)
+
+`data.columns` maps a format's own column names to those of the data. `data.loss_on: all` puts loss on every token,
+`last` on the last turn of a chat.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from drillyard.config.run import DataConfig
+from drillyard.data.chat_messages import identity_key, normalised_messages, normalised_tools
+from drillyard.data.raw_batches import Row
+from drillyard.errors import UserError
+
+Segments = list[tuple[str, bool]]
+"""Consecutive pieces of a document and whether their tokens carry loss."""
+
+COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
+    "text": {"text": ("text",)},
+    "prompt-completion": {"prompt": ("prompt",), "completion": ("completion",)},
+    "text-to-sql": {"schema": ("schema", "sql_context"), "question": ("question", "sql_prompt"), "sql": ("sql",)},
+    "chat": {"messages": ("messages", "conversations", "conversation")},
+}
+"""For each format its columns, and under which names they are looked for, in this order."""
+
+OPTIONAL_COLUMNS = {"chat": ("tools",)}
+
+
+def render_prompt(row: Mapping[str, Any]) -> str:
+    """The prompt of a text-to-SQL row {schema, question}; the completion is the bare SQL.
+
+    The schema's CREATE TABLE statements, then the question as an SQL comment on one line: short, and close to what
+    models have seen of SQL files.
+    """
+    return f"{row['schema'].strip()}\n-- {' '.join(row['question'].split())}\n"
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """A format with its column names settled; turns rows into segments. Picklable: workers use it."""
+
+    name: str
+    columns: dict[str, str] = field(default_factory=dict)
+    loss_on: str = "completion"
+
+    def canonical(self, row: Row, where: str) -> Row:
+        """The row with the format's own column names besides the row's others. UserError if one is missing."""
+        settled = dict(row)
+        for own, names in COLUMNS[self.name].items():
+            settled[own] = row[self._column(own, names, row, where)]
+        for own in OPTIONAL_COLUMNS.get(self.name, ()):
+            if own in self.columns:
+                settled[own] = row[self._column(own, (own,), row, where)]
+        if self.name == "chat":
+            settled["messages"] = normalised_messages(settled["messages"], where)
+            settled["tools"] = normalised_tools(settled.get("tools"), where)
+        return settled
+
+    def _column(self, own: str, names: tuple[str, ...], row: Row, where: str) -> str:
+        wanted = (self.columns[own],) if own in self.columns else names
+        # A file that has rows of both names has null in the other column.
+        found = [name for name in wanted if name in row]
+        if found:
+            return next((name for name in found if row[name] is not None), found[0])
+        near = difflib.get_close_matches(wanted[0], list(row), 1, cutoff=0.5)
+        mapping = f"data.columns: {{{own}: {near[0] if near else 'NAME'}}}"
+        hint = f" Did you mean {near[0]!r}? Then set {mapping}." if near else f" Set {mapping}."
+        raise UserError(
+            f"{where}: no column {' or '.join(repr(name) for name in wanted)}, which format {self.name} needs; "
+            f"the columns are: {', '.join(map(str, row)) or '(none)'}.{hint}"
+        )
+
+    def text_of(self, row: Row, own: str, where: str) -> str:
+        """The text in a column. UserError if it is not text."""
+        value = row[own]
+        if not isinstance(value, str):
+            column = self.columns.get(own, own)
+            found = "no value (null)" if value is None else f"a value of type {type(value).__name__}"
+            raise UserError(f"{where}: column {column!r} holds {found}; text is expected. Mend or remove this row.")
+        return value
+
+    def segments(self, row: Row, where: str) -> Segments:
+        """Segments of a canonical row of any format but chat."""
+        if self.name == "text":
+            return [(self.text_of(row, "text", where), True)]
+        everything = self.loss_on == "all"
+        prompt, completion = self.prompt(row, where), self.completion(row, where)
+        return [(prompt, everything), (completion, True)]
+
+    def prompt(self, row: Row, where: str) -> str:
+        """The text before the completion."""
+        if self.name == "prompt-completion":
+            return self.text_of(row, "prompt", where)
+        for own in ("schema", "question"):
+            self.text_of(row, own, where)
+        return render_prompt(row)
+
+    def completion(self, row: Row, where: str) -> str:
+        """The text to be learnt."""
+        if self.name == "prompt-completion":
+            return self.text_of(row, "completion", where)
+        return self.text_of(row, "sql", where).strip()
+
+    def identity(self, row: Row, where: str) -> str:
+        """What decides whether two rows are the same question, so that both land in the same part.
+
+        The prompt where there is one (a prompt never stands in training and held-out data, whatever its answers).
+        """
+        if self.name == "text":
+            return self.text_of(row, "text", where)
+        if self.name == "chat":
+            return identity_key(row["messages"])
+        return self.prompt(row, where)
+
+
+def row_format(data: DataConfig) -> RowFormat:
+    """The format of a run's data. UserError for a column mapping that the format does not have."""
+    known = (*COLUMNS[data.format], *OPTIONAL_COLUMNS.get(data.format, ()))
+    for own in data.columns:
+        if own not in known:
+            near = difflib.get_close_matches(own, known, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise UserError(
+                f"data.columns: format {data.format} has no column {own!r}; it has {', '.join(known)}.{hint}"
+            )
+    loss_on = data.loss_on or ("all" if data.format == "text" else "completion")
+    if data.format == "text" and loss_on == "completion":
+        raise UserError("data.loss_on: format text has no completion; use loss_on: all or another format.")
+    if data.format != "chat" and loss_on == "last":
+        raise UserError(f"data.loss_on: last is for format chat, and this is {data.format}; remove it.")
+    return RowFormat(data.format, dict(data.columns), loss_on)

@@ -1,0 +1,120 @@
+"""What became of the documents, and what a reader of it should know before a GPU is paid for.
+
+Counts come from the caches' manifests, so a warning about a row appears on every start, not only on the one that
+tokenised it. A check that passes over all documents (`shared_rows`: 16 bytes a document) runs only when training
+begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from drillyard.data.file_readers import kind_of
+from drillyard.data.mapped_sequences import Sequences
+from drillyard.data.raw_batches import format_location
+
+_PLAIN_COUNTS = ("split", "empty", "pieces_without_loss", "special_tokens_as_text")
+_WARNINGS = {
+    "without_assistant_turn": "have no assistant turn, so nothing is learnt from them (known roles: system, user, "
+    "assistant, tool)",
+    "without_loss": "have no token that carries loss within the sequence length, so nothing is learnt from them",
+    "dropped": "are longer than data.sequence_length and left out (data.too_long: drop)",
+    "truncated": "are longer than data.sequence_length and cut off (data.too_long: truncate)",
+    "empty": "are empty and left out",
+    "tools_not_rendered": "list tools that the chat template leaves out: the model will not see them",
+    "cut_by_turn": "became several documents, because the chat template renders a turn differently when others follow",
+}
+_ROWS_AT_ONCE = 1 << 22
+
+
+@dataclass
+class DataReport:
+    """What became of the documents: per part its counts, fill rate and sizes; and what a reader should know besides."""
+
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, name: str, path: str, sequences: Sequences) -> None:
+        """Add a part; `path` is its source's, by which places in a single file are named."""
+        self.parts[name] = {
+            "sequences": len(sequences),
+            "tokens": sequences.num_tokens,
+            "loss_tokens": sequences.num_valid_tokens,
+            "fill_rate": sequences.fill_rate,
+            **sequences.counts,
+        }
+        self.notes += row_warnings(name, path, sequences)
+
+    def lines(self) -> list[str]:
+        """One line per part, then the notes."""
+        lines = []
+        for name, part in self.parts.items():
+            line = f"{name}: {part.get('documents', 0):,} documents, {part['tokens']:,} tokens ("
+            line += f"{part['loss_tokens']:,} with loss) in {part['sequences']:,} sequences, "
+            line += f"{100 * part['fill_rate']:.1f} % filled"
+            counted = ("dropped", "truncated", *_PLAIN_COUNTS)
+            counts = [f"{part[key]:,} {key.replace('_', ' ')}" for key in counted if part.get(key)]
+            lines.append(f"{line}; {', '.join(counts)}" if counts else line)
+        return lines + self.notes
+
+
+def row_warnings(name: str, path: str, sequences: Sequences) -> Iterator[str]:
+    """Sentences on the rows of a part that are not trained as a reader may expect, with their count and first place."""
+    rows = sequences.counts.get("rows", 0)
+    for key, what in _WARNINGS.items():
+        if count := sequences.counts.get(key, 0):
+            yield f"{name}: {count:,} of {rows:,} rows {what}; the first is {_place(path, *sequences.firsts[key])}"
+
+
+def overlap_warnings(
+    name: str, path: str, held_out: Sequences, training: Sequence[tuple[str, Sequences]]
+) -> Iterator[str]:
+    """A sentence for each training source, given with its path, that has rows of a held-out part.
+
+    Rows are the same where their prompts are, or the texts or messages of formats without prompts.
+    """
+    hashes, places = held_out.documents[:, 0], held_out.documents[:, 1]
+    for train_path, source in training:
+        shared = np.zeros(len(hashes), np.bool_)
+        first = None
+        for begin in range(0, len(source.documents), _ROWS_AT_ONCE):
+            some = source.documents[begin : begin + _ROWS_AT_ONCE]
+            found = np.isin(some[:, 0], hashes)
+            if found.any():
+                first = first if first is not None else some[np.argmax(found)]
+                shared |= np.isin(hashes, some[found, 0])
+        if first is not None:
+            same = places[np.argmax(hashes == first[0])]
+            yield (
+                f"{name}: {len(np.unique(places[shared])):,} of {len(np.unique(places)):,} held-out rows are in the "
+                f"training source {source.name!r} too, so the figures on them say nothing about new data; the first is "
+                f"{_place(path, *held_out.place_of(int(same)))}, which is "
+                f"{_place(train_path, *source.place_of(int(first[1])))}"
+            )
+
+
+def too_few_sequences(num_sequences: int, num_documents: int, global_batch_size: int) -> Iterator[str]:
+    """A sentence where the training data do not fill one step."""
+    if num_sequences < global_batch_size:
+        yield (
+            f"the training data are {num_sequences:,} sequences ({num_documents:,} documents), fewer than the global "
+            f"batch of {global_batch_size:,}: no step sees a full batch of different sequences. Add data, or lower "
+            "training.global_batch_size (micro_batch_size x ranks x gradient_accumulation)"
+        )
+
+
+def file_of_source(path: str, name: str) -> str:
+    """A file of the source at `path`, by its name there: the source itself, one below it, or what a data set calls
+    itself."""
+    if not name:
+        return path
+    return str(Path(path) / name) if kind_of(Path(name)) is not None else name
+
+
+def _place(path: str, name: str, unit: str, number: int) -> str:
+    return format_location((file_of_source(path, name), unit), number)

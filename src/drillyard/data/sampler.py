@@ -1,0 +1,169 @@
+"""Which sequences a step trains on: a pure function of (seed, epoch, step), the same for every number of ranks.
+
+All samples form one endless stream, and a step takes consecutive numbers of it; ranks and micro-batches only share
+out the numbers of a step. So resuming at a step costs nothing, and another number of ranks, or the same batch in more
+micro-batches, sees the same samples.
+
+- One source: epoch e is a pseudo-random permutation of its sequences (permutation.py), seeded by (seed, source,
+  epoch). Sample g is position g mod n of epoch g div n.
+- Several sources: samples come in blocks of `BLOCK` slots. A source has slots in proportion to its weight (largest
+  remainders, at least one), spread evenly over the block, so the shares are exact to 1/1000 over every block, and
+  nearly so in every step. The k-th slot of a source takes the k-th sample of that source's own endless order; sources
+  pass through their epochs each at its own pace.
+
+How the stream is cut into steps depends on how the length of the run is given (`by_epoch`):
+
+- `training.steps`: step s takes samples s * B to (s + 1) * B, B being the global batch size. Every step is full, and a
+  step that reaches the end of an epoch goes on with the next one.
+- `training.epochs`: each epoch of n samples (those of all sources together) is ceil(n / B) steps, and its last step
+  has what is left. So one epoch of a single source trains each of its sequences once, and a run of more epochs begins
+  with the steps of a shorter one. Up to step n div B both cuts are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from drillyard.data.mapped_sequences import Batch, Sequences, concatenate_batches, padding_batch
+from drillyard.data.permutation import CHUNK, order_chunk
+from drillyard.errors import UserError
+
+BLOCK = 2000
+"""Slots per block of a mixture; rounding to whole slots changes a share by at most 1/2000 (unless it is below that)."""
+
+ORDER_VERSION = 1
+
+SampleRef = tuple[int, int]
+"""(source number, sequence number in it)."""
+
+
+def slot_counts(weights: Sequence[float]) -> npt.NDArray[np.int64]:
+    """Slots of each source in a block: largest remainders, at least one slot each. One source needs a single slot."""
+    if len(weights) == 1:
+        return np.ones(1, np.int64)
+    if len(weights) > BLOCK // 2:
+        raise UserError(
+            f"data.source: {len(weights)} sources with weights, at most {BLOCK // 2} can be mixed. "
+            f"Join some of them in a directory."
+        )
+    exact = np.array(weights, np.float64) / np.sum(weights) * BLOCK
+    counts = np.maximum(1, np.floor(exact)).astype(np.int64)
+    while counts.sum() < BLOCK:
+        counts[np.argmax(exact - counts)] += 1
+    while counts.sum() > BLOCK:
+        counts[np.argmax(np.where(counts > 1, counts - exact, -np.inf))] -= 1
+    return np.asarray(counts, np.int64)
+
+
+def slot_pattern(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Source of each slot, evenly spread: the k-th of c slots of a source aims at (k + 1/2) / c of the block."""
+    sources = np.repeat(np.arange(len(counts)), counts)
+    wanted = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+    return sources[np.argsort(wanted, kind="stable")]
+
+
+class Mixture:
+    """The weighted training sources as one endless, resumable stream of sequences."""
+
+    def __init__(self, sources: Sequence[Sequences], weights: Sequence[float], seed: int) -> None:
+        self.sources = list(sources)
+        self.seed = seed
+        self.num_sequences = sum(len(source) for source in self.sources)
+        """Sequences of all sources together: one epoch, as `training.epochs` counts them."""
+        counts = slot_counts(weights)
+        self._counts = counts
+        self._pattern = slot_pattern(counts)
+        # rank[s]: how many earlier slots of the block belong to the same source.
+        one_hot = self._pattern[:, None] == np.arange(len(counts))
+        self._rank = (np.cumsum(one_hot, axis=0) - 1)[np.arange(len(self._pattern)), self._pattern]
+        parts = [ORDER_VERSION, seed, counts.tolist(), [(source.key, len(source)) for source in self.sources]]
+        self.fingerprint = xxhash.xxh3_128_hexdigest(repr(parts).encode())
+        """Changes when the order or the content of any sample would."""
+
+    def samples_of_step(self, step: int, global_batch_size: int, *, by_epoch: bool = False) -> range:
+        """The sample numbers of a step (0-based); `by_epoch` cuts the stream at the end of each epoch."""
+        if not by_epoch:
+            return range(step * global_batch_size, (step + 1) * global_batch_size)
+        epoch, batch = divmod(step, math.ceil(self.num_sequences / global_batch_size))
+        begin, end = epoch * self.num_sequences, (epoch + 1) * self.num_sequences
+        first = begin + batch * global_batch_size
+        return range(first, min(first + global_batch_size, end))
+
+    def epoch_of(self, step: int, global_batch_size: int, *, by_epoch: bool = False) -> float:
+        """Passes over the data before `step` (0-based): samples drawn so far / `num_sequences`."""
+        return self.samples_of_step(step, global_batch_size, by_epoch=by_epoch).start / self.num_sequences
+
+    def drawn(self, samples: int) -> dict[str, tuple[int, int]]:
+        """Of each source by name, how often the first `samples` samples draw from it, and its number of sequences."""
+        blocks, rest = divmod(samples, len(self._pattern))
+        counts = blocks * self._counts + np.bincount(self._pattern[:rest], minlength=len(self.sources))
+        return {source.name: (int(count), len(source)) for source, count in zip(self.sources, counts, strict=True)}
+
+    def coverage(self, step: int, global_batch_size: int, *, by_epoch: bool = False) -> dict[str, Any]:
+        """What the steps before `step` trained: sequences seen at least once, of how many, in how many passes."""
+        samples = self.samples_of_step(step, global_batch_size, by_epoch=by_epoch).start
+        seen = sum(min(count, size) for count, size in self.drawn(samples).values())
+        return {"seen": seen, "of": self.num_sequences, "epochs": samples / self.num_sequences}
+
+    def indices(self, step: int, global_batch_size: int, *, by_epoch: bool = False) -> list[SampleRef]:
+        """The samples of a step (0-based), in the order in which ranks and micro-batches share them out.
+
+        `global_batch_size` of them, or fewer in the last step of an epoch with `by_epoch`.
+        """
+        numbers = self.samples_of_step(step, global_batch_size, by_epoch=by_epoch)
+        samples = np.arange(numbers.start, numbers.stop, dtype=np.int64)
+        blocks, slots = np.divmod(samples, len(self._pattern))
+        owners = self._pattern[slots]
+        positions = blocks * self._counts[owners] + self._rank[slots]
+        items = np.empty(len(samples), np.int64)
+        for number in range(len(self.sources)):
+            mine = owners == number
+            if mine.any():
+                items[mine] = self._items(number, positions[mine])
+        return list(zip(owners.tolist(), items.tolist(), strict=True))
+
+    def _items(self, number: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Sequence numbers at increasing positions of a source's endless order."""
+        size = len(self.sources[number])
+        items = np.empty(len(positions), np.int64)
+        epochs, within = np.divmod(positions, size)
+        chunks, places = np.divmod(within, CHUNK)
+        begin = 0
+        while begin < len(positions):
+            epoch, chunk = int(epochs[begin]), int(chunks[begin])
+            end = begin + int(np.count_nonzero((epochs[begin:] == epoch) & (chunks[begin:] == chunk)))
+            key = xxhash.xxh3_64_intdigest(f"{self.seed}/{number}/{epoch}".encode())
+            items[begin:end] = order_chunk(size, key, chunk)[places[begin:end]]
+            begin = end
+        return items
+
+    def read_filled(self, refs: Sequence[SampleRef], size: int) -> Batch:
+        """The sequences of `refs` (at most `size`), filled up to `size` rows with padding that carries no loss."""
+        if len(refs) == size:
+            return self.read(refs)
+        first = self.sources[0]
+        padding = padding_batch(size - len(refs), first.sequence_length, first.pad_id)
+        return concatenate_batches([self.read(refs), padding]) if refs else padding
+
+    def read(self, refs: Sequence[SampleRef]) -> Batch:
+        """The sequences of `refs` (at least one) as a batch, in their order."""
+        owners = [owner for owner, _ in refs]
+        rows = np.array([row for _, row in refs], np.int64)
+        if len(set(owners)) == 1:
+            return self.sources[owners[0]].read(rows)
+        numbers = np.array(owners)
+        order = np.argsort(numbers, kind="stable")
+        batches = [self.sources[number].read(rows[numbers == number]) for number in sorted(set(owners))]
+        back = np.argsort(order, kind="stable")
+        whole = concatenate_batches(batches)
+        return Batch(whole.input_ids[back], whole.labels[back], whole.position_ids[back], whole.document_ids[back])
+
+    def valid_tokens(self, refs: Sequence[SampleRef]) -> int:
+        """Tokens that carry loss in these sequences together, without reading them."""
+        return sum(int(self.sources[owner].valid_tokens[row]) for owner, row in refs)

@@ -1,0 +1,344 @@
+"""The tokenised cache: made once, complete or not there, read by every rank through memory maps.
+
+    <cache>/tokenized/<key>/                   key: content of the source, tokenizer, format, settings, version
+        train.tokens train.loss ...            flat files (see mapped_sequences.py)
+        held_out.tokens ...
+        manifest.json                          sizes and xxh3-128 of every file, counts, own checksum; written last
+
+A cache is built in a directory of its own beside the final one and renamed into place, so a reader sees all of it or
+nothing, and of two builders the second finds the first one's and takes that. A damaged cache is reported, moved away
+and made again. What is verified when:
+
+- on every opening, by every rank: the manifest and the size of every file;
+- by the rank that prepares: the checksums of the index (32 bytes a sequence), and of every file when the cache is small
+  (`VERIFIED_WHOLE_BYTES`, a second at most) or when a reader has marked it as damaged;
+- on every reading of a sequence, by the rank that reads it: that sequence (see mapped_sequences.py).
+
+So the cost of opening a cache of 500 GB in sequences of 4,096 tokens is that of reading 2 GB.
+
+Directories of builders that died are removed when that is certain (same boot and process namespace, no such process)
+or when they are a day old.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from drillyard.data.encoder import HELD_OUT, TRAIN, Encoded
+from drillyard.data.mapped_sequences import BULK, DAMAGED_MARK, FILES, ORIGINS, row_checksum
+from drillyard.data.raw_batches import NUMBER_BITS, Origin
+from drillyard.data.sequence_packing import PackedSequences, Packer, padded
+from drillyard.data.sources import hash_bytes_of
+from drillyard.errors import UserError
+from drillyard.safe_files import publish_directory
+
+ENCODING_VERSIONS = {"chat": 3, "no start token": 2}
+"""Counts up when the same source would give other sequences: then runs cannot go on in the same sample order. 1 but for
+these documents."""
+FORMAT_VERSION = 3
+"""Counts up when the same sequences lie otherwise on disk: then caches are made again, and runs go on."""
+PART_NAMES = {TRAIN: "train", HELD_OUT: "held_out"}
+MANIFEST = "manifest.json"
+STALE_SECONDS = 24 * 3600
+VERIFIED_WHOLE_BYTES = 1 << 30
+Verify = Literal["sizes", "start", "all"]
+"""What an opening verifies: manifest and sizes; what the rank that prepares does; every byte."""
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class DamagedCache(Exception):
+    """A cache directory does not hold what its manifest says; the text names the first fault."""
+
+
+@dataclass(frozen=True)
+class PartSettings:
+    """What the files of a part need beyond the pieces."""
+
+    sequence_length: int
+    packing: bool
+    pad_id: int
+    token_dtype: np.dtype[Any]
+    covers_text: bool  # the counted bytes of a document are those of the tokens that carry loss, unless it was cut
+
+
+class _File:
+    """An output file that is hashed while it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self.stream: BinaryIO = path.open("wb")
+        self.digest = xxhash.xxh3_128()
+        self.nbytes = 0
+
+    def write(self, array: npt.NDArray[Any]) -> None:
+        data = array.tobytes()
+        self.stream.write(data)
+        self.digest.update(data)
+        self.nbytes += len(data)
+
+    def finish(self) -> dict[str, Any]:
+        self.stream.flush()
+        os.fsync(self.stream.fileno())
+        self.stream.close()
+        return {"bytes": self.nbytes, "xxh3_128": self.digest.hexdigest()}
+
+
+class _PartWriter:
+    """Packs the pieces of one part and appends the sequences to its files."""
+
+    def __init__(self, directory: Path, part: str, settings: PartSettings) -> None:
+        self.settings = settings
+        self.packer = Packer(settings.sequence_length, settings.packing)
+        self.files = {name: _File(directory / f"{part}.{name}") for name in (*FILES, ORIGINS)}
+        self.counts: Counter[str] = Counter()
+        self.firsts: dict[str, tuple[str, str, int]] = {}
+        self.origins: dict[Origin, int] = {}
+        self.num_sequences = self.num_tokens = self.num_pieces = self.position = 0
+
+    def add(self, encoded: Encoded, part: int) -> None:
+        self.counts.update(encoded.counts.get(part, {}))
+        for what, place in encoded.firsts.get(part, {}).items():
+            name, unit = encoded.origins[place >> NUMBER_BITS]
+            self.firsts.setdefault(what, (name, unit, place & (1 << NUMBER_BITS) - 1))
+        if part in encoded.pieces:
+            pieces = encoded.pieces[part]
+            self.counts["pieces"] += len(pieces.lengths)
+            pieces.places = self._numbered(pieces.places, encoded.origins)
+            documents = np.array(encoded.documents[part], np.uint64)
+            documents[:, 1] = self._numbered(documents[:, 1], encoded.origins)
+            self.files["documents"].write(documents)
+            for packed in self.packer.add(pieces):
+                self._append(packed)
+
+    def _numbered(self, places: npt.NDArray[np.uint64], origins: tuple[Origin, ...]) -> npt.NDArray[np.uint64]:
+        """Places with the cache's numbers of origins instead of the raw batch's."""
+        numbers = np.array([self.origins.setdefault(origin, len(self.origins)) for origin in origins], np.uint64)
+        origin, line = np.divmod(places, np.uint64(1 << NUMBER_BITS))
+        return np.asarray(numbers[origin.astype(np.int64)] << np.uint64(NUMBER_BITS) | line, np.uint64)
+
+    def _append(self, packed: PackedSequences) -> None:
+        loss, starts = np.packbits(packed.loss), np.packbits(packed.starts)
+        self.files["tokens"].write(packed.tokens)
+        self.files["loss"].write(loss)
+        self.files["starts"].write(starts)
+        self.files["lengths"].write(packed.lengths)
+        self.files["valid_tokens"].write(packed.valid_tokens)
+        room = padded(packed.lengths)
+        ends = np.cumsum(room)
+        self.files["offsets"].write(self.position + ends - room)
+        checksums = [
+            row_checksum(packed.tokens[begin:end], loss[begin >> 3 : end >> 3], starts[begin >> 3 : end >> 3])
+            for begin, end in zip((ends - room).tolist(), ends.tolist(), strict=True)
+        ]
+        self.files["checksums"].write(np.array(checksums, np.uint64))
+        self.files["first_piece"].write(self.num_pieces + np.cumsum(packed.pieces) - packed.pieces)
+        self.files["places"].write(packed.places)
+        self.num_pieces += len(packed.places)
+        self.position += int(room.sum())
+        self.num_sequences += len(packed.lengths)
+        self.num_tokens += int(packed.lengths.sum(dtype=np.int64))
+
+    def discard(self) -> None:
+        """Close files that may have bytes which a full disk did not take."""
+        for file in self.files.values():
+            with contextlib.suppress(OSError):
+                file.stream.close()
+
+    def finish(self) -> dict[str, Any]:
+        for packed in self.packer.finish():
+            self._append(packed)
+        self.files[ORIGINS].write(np.frombuffer(json.dumps(list(self.origins)).encode(), np.uint8))
+        exact = self.settings.covers_text and not self.counts["truncated"] and not self.counts["pieces_without_loss"]
+        return {
+            "files": {file.name: file.finish() for file in self.files.values()},
+            "num_sequences": self.num_sequences,
+            "num_tokens": self.num_tokens,
+            "sequence_length": self.settings.sequence_length,
+            "pad_id": self.settings.pad_id,
+            "token_dtype": self.settings.token_dtype.name,
+            "document_bytes": self.counts["bytes"] if exact else None,
+            "counts": dict(sorted(self.counts.items())),
+            "firsts": self.firsts,
+        }
+
+
+def open_cache(directory: Path, verify: Verify) -> dict[str, Any]:
+    """The manifest of a complete cache. DamagedCache if it is not; FileNotFoundError if there is none."""
+    if not directory.is_dir():
+        raise FileNotFoundError(directory)
+    try:
+        manifest = json.loads((directory / MANIFEST).read_text())
+        checksum = manifest.pop("checksum")
+    except FileNotFoundError:
+        raise DamagedCache("there is no manifest: the cache is half-made") from None
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        raise DamagedCache("the manifest is not readable") from None
+    if checksum != _checksum(manifest) or manifest["format_version"] != FORMAT_VERSION:
+        raise DamagedCache("the manifest's own checksum does not fit")
+    files = {name: entry for part in manifest["parts"].values() for name, entry in part["files"].items()}
+    for name, entry in files.items():
+        path = directory / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != entry["bytes"]:
+            raise DamagedCache(f"{name} has {found} bytes, not {entry['bytes']}")
+    mark = directory / DAMAGED_MARK
+    if verify != "sizes":
+        small = sum(entry["bytes"] for entry in files.values()) <= VERIFIED_WHOLE_BYTES
+        whole = verify == "all" or small or mark.exists()
+        _verify_checksums(directory, {n: e for n, e in files.items() if whole or n.rpartition(".")[2] not in BULK})
+        if mark.exists():
+            with contextlib.suppress(OSError):  # a read-only mount
+                mark.unlink()  # what its reader met was not on the disk: memory, or a cable
+    return dict(manifest)
+
+
+def _verify_checksums(directory: Path, files: dict[str, Any]) -> None:
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        hashes = pool.map(hash_bytes_of, [directory / name for name in files])
+        for (name, entry), value in zip(files.items(), hashes, strict=True):
+            if value != entry["xxh3_128"]:
+                raise DamagedCache(f"the checksum of {name} does not fit")
+
+
+def build_cache(
+    directory: Path, encoded: Callable[[], Any], parts: list[int], settings: PartSettings, note: Callable[[str], None]
+) -> dict[str, Any]:
+    """Build the cache at `directory` from `Encoded` items; returns its manifest. Nothing is left on failure."""
+    remove_leftovers(directory.parent)
+    temporary = directory.with_name(f"{directory.name}.building-{_builder_identity()}")
+    writers: dict[int, _PartWriter] = {}
+    try:
+        temporary.mkdir(parents=True)
+        writers |= {part: _PartWriter(temporary, PART_NAMES[part], settings) for part in parts}
+        for item in encoded():
+            for part, writer in writers.items():
+                writer.add(item, part)
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "parts": {PART_NAMES[part]: writer.finish() for part, writer in writers.items()},
+        }
+        _write_manifest(temporary, manifest)
+        return _publish(temporary, directory, manifest, note)
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise UserError(
+                f"{directory.parent}: no room left for the tokenised cache ({error.strerror}); nothing half-made "
+                f"was left. Free space, or set data.cache_directory to another disk."
+            ) from None
+        raise UserError(
+            f"{directory.parent}: the cache cannot be written ({error.strerror}). Set data.cache_directory."
+        ) from error
+    finally:
+        for writer in writers.values():
+            writer.discard()
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
+    with (directory / MANIFEST).open("w") as stream:
+        json.dump({**manifest, "checksum": _checksum(manifest)}, stream, indent=1)
+        stream.flush()
+        os.fsync(stream.fileno())
+    _sync_directory(directory)
+
+
+def _publish(temporary: Path, directory: Path, manifest: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
+    """Rename into place; if another builder was first and its cache is whole, take that one."""
+    while True:
+        try:
+            publish_directory(temporary, directory, last=MANIFEST)
+            _sync_directory(directory.parent)
+            return manifest
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        try:
+            theirs = open_cache(directory, "all")
+        except FileNotFoundError:
+            continue
+        except DamagedCache:
+            remove_cache(directory)
+            continue
+        note(f"another run made the same cache at the same time; it is used ({directory})")
+        return theirs
+
+
+def remove_cache(directory: Path) -> None:
+    """Take a cache away in one step, then delete it: no reader ever sees half of it."""
+    doomed = directory.with_name(f"{directory.name}.building-{_builder_identity()}-removed")
+    try:
+        publish_directory(directory, doomed, last=MANIFEST)
+    except FileNotFoundError:
+        return  # another process was faster
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+_BUILDER = re.compile(r"\.building-([0-9a-f]{16}\d+)-(\d+)-(\d+|None)-\d+(?:-removed)?$")
+"""The end of a directory's name that `_builder_identity` makes."""
+
+
+def remove_leftovers(root: Path) -> None:
+    """Delete what dead builders left. Never what a living one, or one elsewhere, may still be writing."""
+    if not root.is_dir():
+        return
+    here = _builder_identity().rsplit("-", 3)[0]
+    for path in root.glob("*.building-*"):
+        builder = _BUILDER.search(path.name)
+        if builder is None:
+            continue  # not of a builder: the directory of caches may hold other things
+        place, pid, started = builder.groups()
+        dead = place == here and _process_start(int(pid)) != started
+        if dead or _idle_seconds(path) > STALE_SECONDS:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _idle_seconds(path: Path) -> float:
+    """Seconds since anything in a directory was written."""
+    try:
+        newest = max(entry.stat().st_mtime for entry in (path, *path.iterdir()))
+    except FileNotFoundError:
+        return 0.0  # its builder is renaming or deleting it now
+    return time.time() - newest
+
+
+def _builder_identity() -> str:
+    """Boot, process namespace, pid, start time and a moment: from these others can tell whether a builder lives."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    return f"{boot[:16]}{namespace}-{os.getpid()}-{_process_start(os.getpid())}-{time.monotonic_ns()}"
+
+
+def _process_start(pid: int) -> str | None:
+    """Start time of a process in clock ticks since boot, or None when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def _checksum(manifest: dict[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode())
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,137 @@
+"""What a run costs: dollars per step, per million tokens and for the whole run, at a price that says what it is.
+
+Nodes are paid for by the hour, whole nodes also where some of their GPUs are idle. The price is the user's own, or that
+of the catalog for the machine, the way of buying and the region. Where no price is known nothing is guessed: the answer
+is GPU-hours, and which flag gives the price.
+
+Left out: the time in which nodes are up before the first step, storage, network traffic, discounts and taxes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from drillyard.errors import UserError
+from drillyard.estimation.quantity import Quantity, Range, above_zero, given, quantity
+from drillyard.estimation.target import Target
+from drillyard.hardware import Catalog, Fact, Price
+from drillyard.hardware.facts import Number
+
+SECONDS_PER_HOUR = 3600
+PREFERRED = ("on-demand", "flex-start", "flex-start-queued", "calendar", "reservation", "spot")
+"""Which price stands for a machine where nobody has said how it is bought: what anybody can have comes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class PriceOptions:
+    """The price that the user gave, per GPU or per node, whichever it was; neither: that of the catalog."""
+
+    usd_per_gpu_hour: float | None = None
+    usd_per_node_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.usd_per_gpu_hour is not None and self.usd_per_node_hour is not None:
+            raise UserError("a price is per GPU-hour or per node-hour: give one of them")
+        if self.usd_per_gpu_hour is not None:
+            above_zero("the price of a GPU-hour", self.usd_per_gpu_hour)
+        if self.usd_per_node_hour is not None:
+            above_zero("the price of a node-hour", self.usd_per_node_hour)
+
+
+@dataclass(frozen=True, slots=True)
+class HourlyPrice:
+    """What an hour costs: of all nodes (`of_all`), of one, and of one GPU with its share of the host.
+
+    `bought` says how and in which region; empty for a user's own price.
+    """
+
+    of_all: Quantity
+    of_node: Quantity
+    of_gpu: Quantity
+    bought: str
+
+    @property
+    def about(self) -> str:
+        """How it is bought, where the price was read, and when."""
+        return ", ".join(part for part in (self.bought, self.of_gpu.fact.source, self.of_gpu.fact.date) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class RunCost:
+    """Dollars, each a range that follows from the range of times; `of_run` where the length of the run is known."""
+
+    price: HourlyPrice
+    of_step: Range
+    of_million_tokens: Range
+    of_run: Range | None
+
+
+def hourly_price(place: Target, facts: Catalog, own: PriceOptions) -> HourlyPrice | None:
+    """What the nodes of `place` cost an hour; None where no price of this machine, bought so, there, is known."""
+    if own.usd_per_gpu_hour is not None:
+        gpu = given(own.usd_per_gpu_hour)
+        # A made-up node is not sold as a whole: there the GPUs are what is paid for.
+        gpus = place.num_gpus if place.made_up else place.num_nodes * place.gpus_per_node
+        return _hourly(place, gpu, gpu * place.gpus_per_node, gpu * gpus, "")
+    if own.usd_per_node_hour is not None:
+        node = given(own.usd_per_node_hour)
+        return _hourly(place, node / place.gpus_per_node, node, node * place.num_nodes, "")
+    price = None if place.made_up else _listed(place, facts)
+    if price is None:
+        return None
+    bought = ", ".join(part for part in (price.consumption, price.region) if part)
+    node = price.node_hour(place.machine)
+    return _hourly(place, price.gpu_hour(place.machine), node, node * place.num_nodes, bought)
+
+
+def run_cost(price: HourlyPrice, step_seconds: Range, tokens_per_step: float, run_seconds: Range | None) -> RunCost:
+    """What steps of `step_seconds` cost, and a run that takes `run_seconds` of wall time, at `price`."""
+    of_step = _at(price, "cost of a step", step_seconds, "step time / 3600 x price of an hour of all nodes")
+    return RunCost(
+        price,
+        of_step,
+        _scaled(of_step, "cost of a million tokens", 1e6 / tokens_per_step, "cost of a step / tokens in a step x 10^6"),
+        None
+        if run_seconds is None
+        else _at(price, "cost of the run", run_seconds, "wall time / 3600 x price of an hour of all nodes"),
+    )
+
+
+def missing_price_reason(place: Target) -> str:
+    """Why there is no price, for the user."""
+    if place.made_up:
+        return f"a price belongs to a machine, and only the accelerator {place.accelerator.name} is given"
+    how = f" by {place.consumption}" if place.consumption else ""
+    where = f" in {place.region}" if place.region else ""
+    return f"no price of {place.machine.name}{how}{where} is known"
+
+
+def _listed(place: Target, facts: Catalog) -> Price | None:
+    """The catalog's price; without a way of buying the first known one of those that anybody can have."""
+    ways = PREFERRED if place.consumption is None else (place.consumption,)
+    prices = (facts.price(place.machine.name, way, place.region) for way in ways)
+    return next((price for price in prices if price is not None), None)
+
+
+def _hourly(place: Target, gpu: Fact[float], node: Fact[float], total: Fact[float], bought: str) -> HourlyPrice:
+    many = "price of a GPU-hour x GPUs" if place.made_up else "price of a node-hour x nodes"
+    of_gpu, of_node = "as given or listed, or node-hour / GPUs of a node", "as given or listed, or GPU-hour x GPUs"
+    return HourlyPrice(
+        of_all=quantity("price of an hour of all nodes", total.value, "$/h", many, total),
+        of_node=quantity("price of a node-hour", node.value, "$/h", of_node, node),
+        of_gpu=quantity("price of a GPU-hour", gpu.value, "$/h", of_gpu, gpu),
+        bought=bought,
+    )
+
+
+def _at(price: HourlyPrice, name: str, seconds: Range, formula: str) -> Range:
+    return _each(name, seconds, price.of_all.value / SECONDS_PER_HOUR, formula, price.of_all)
+
+
+def _scaled(dollars: Range, name: str, factor: float, formula: str) -> Range:
+    return _each(name, dollars, factor, formula, 1)
+
+
+def _each(name: str, of: Range, factor: float, formula: str, rests_on: Quantity | Number) -> Range:
+    low, high = (quantity(name, end.value * factor, "$", formula, end, rests_on) for end in (of.low, of.high))
+    return replace(of, low=low, high=high)

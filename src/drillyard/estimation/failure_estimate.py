@@ -1,0 +1,373 @@
+"""How often a run will fail, when it should save, and what is left of its time: expected goodput before it starts.
+
+    cost = checkpoint_cost(machine, accelerator, num_nodes=128, bytes_per_gpu=8e9, asynchronous=True)
+    job = Job(machine=machine, num_nodes=128, steps=100_000, step_seconds=given(12.0),
+              checkpoint=cost, restart=restart_time(cost))
+    for outlook in failure_outlooks(job):           # llama3, rsc1, rsc2: the answer is their range
+        outlook.goodput, outlook.schedule.interval_steps, outlook.left_out
+
+Failures are r x (GPUs / 8) x days, r by name. A save costs what it blocks training for (bytes over the storage's
+bandwidth, or over the link to the host where it is asynchronous); the formulas of the interval stand in `interval`.
+Goodput is work over wall time from the first step to the last save on storage: ETTR without queue wait.
+
+Every number is a `Quantity` with formula and sources. Planning is pure and takes microseconds. Limits: those of
+`interval`; planned maintenance, stragglers and evaluation are not in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from drillyard.errors import UserError
+from drillyard.estimation.checkpoint_interval import (
+    DALY,
+    META_ETTR,
+    YOUNG,
+    SaveSchedule,
+    choose_schedule,
+    daly_applies,
+    daly_interval,
+    expected_wall_seconds,
+    first_order_ettr,
+    least_interval_steps,
+    young_interval,
+)
+from drillyard.estimation.failure_rates import GPUS_PER_RATED_NODE, FailureRate, assumption_or_given, failure_rates
+from drillyard.estimation.quantity import Quantity, above_zero, given, quantity, zero_or_above
+from drillyard.hardware import Accelerator, Fact, Machine
+from drillyard.hardware.facts import combine
+
+SECONDS_PER_DAY: Final = 86_400
+GB: Final = 1e9
+GOODPUT_NAME: Final = "expected goodput (ETTR without queue wait)"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCost:
+    """What a save takes, `blocking` training and then in the background (`drain`) until it is stored; and a load."""
+
+    mode: Literal["synchronous", "asynchronous"]
+    blocking: Quantity
+    drain: Quantity
+    load: Quantity
+
+
+def checkpoint_cost(
+    machine: Machine,
+    accelerator: Accelerator,
+    *,
+    num_nodes: int,
+    bytes_per_gpu: float,
+    asynchronous: bool,
+    copies: int = 1,
+    storage_gb_per_s: float | None = None,
+    host_device_gb_per_s: float | None = None,
+) -> CheckpointCost:
+    """What saving `bytes_per_gpu` from every GPU takes, in seconds, at published bandwidths or at the user's own.
+
+    Of a model that is there in several `copies` each GPU holds so many times what it writes, and all of it is copied to
+    the host and loaded. `storage_gb_per_s` is that of all nodes together, `host_device_gb_per_s` that of one GPU. Both
+    are what the hardware allows, so times are lower bounds; loading is taken to be as fast as writing. UserError where
+    a bandwidth that is needed is neither known nor given.
+    """
+    check_nodes(num_nodes)
+    zero_or_above("the checkpoint's bytes per GPU", bytes_per_gpu)
+    storage = _storage(machine, num_nodes, storage_gb_per_s)
+    gpus = machine.fact("num_accelerators") * num_nodes
+    total_gb = gpus * (bytes_per_gpu / GB)
+    to_storage = total_gb.value / storage.value
+    formula = "GPUs x bytes per GPU / storage bandwidth of all nodes"
+    times = f" x {copies} copies" if copies > 1 else ""
+    load = quantity("load", to_storage * copies, "s", f"{formula}{times}, as fast as writing", total_gb, storage)
+    if not asynchronous:
+        blocking = quantity("blocking part of a save", to_storage, "s", formula, total_gb, storage)
+        drain = quantity("drain", 0.0, "s", "0: a synchronous save is on storage when training goes on")
+        return CheckpointCost("synchronous", blocking, drain, load)
+    link = _host_link(accelerator, host_device_gb_per_s)
+    staging = bytes_per_gpu * copies / GB / link.value
+    blocking = quantity("blocking part of a save", staging, "s", f"bytes per GPU{times} / host-device bandwidth", link)
+    drain = quantity("drain", to_storage, "s", formula, total_gb, storage)
+    return CheckpointCost("asynchronous", blocking, drain, load)
+
+
+@dataclass(frozen=True, slots=True)
+class RestartTime:
+    """From a failure to the next step: until it is noticed, until the ranks run again, until the state is loaded."""
+
+    detect: Quantity
+    start: Quantity
+    load: Quantity
+
+    @property
+    def total(self) -> Quantity:
+        """The three together, in seconds."""
+        parts = (self.detect, self.start, self.load)
+        return quantity("restart", sum(part.value for part in parts), "s", "detect + start + load", *parts)
+
+
+def restart_time(
+    checkpoint: CheckpointCost,
+    *,
+    detect_seconds: float | None = None,
+    start_seconds: float | None = None,
+    load_seconds: float | None = None,
+) -> RestartTime:
+    """What a failure costs beside lost work; each part can be overridden (0 or above)."""
+    detect = assumption_or_given("detect_seconds", detect_seconds)
+    start = assumption_or_given("start_seconds", start_seconds)
+    return RestartTime(
+        quantity("detect", detect.value, "s", "until a failure is noticed and the ranks are down", detect),
+        quantity("start", start.value, "s", "new nodes joined, containers, process groups, compiling", start),
+        checkpoint.load
+        if load_seconds is None
+        else quantity("load", zero_or_above("load_seconds", load_seconds), "s", "as given", given(load_seconds)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureInputs:
+    """A run on a cluster. `step_seconds` comes from the prediction of step time, or from the user.
+
+    `preemptions_per_node_day` is for spot; None leaves preemptions out, and the answer says so. `interval_steps` is a
+    user's own interval; None asks for the best.
+    """
+
+    machine: Machine
+    num_nodes: int
+    steps: int
+    step_seconds: Fact[float]
+    checkpoint: CheckpointCost
+    restart: RestartTime
+    spot: bool = False
+    preemptions_per_node_day: float | None = None
+    interval_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        check_nodes(self.num_nodes)
+        above_zero("the number of steps", self.steps)
+        above_zero("the step time in seconds", self.step_seconds.value)
+        if self.preemptions_per_node_day is not None:
+            zero_or_above("preemptions per node-day", self.preemptions_per_node_day)
+        if self.interval_steps is not None:
+            check_interval(self.interval_steps, self.steps, self.step_seconds.value, self.checkpoint.drain.value)
+
+    @property
+    def rated_nodes(self) -> Fact[float]:
+        """The job's GPUs in nodes of 8, which failure rates are per."""
+        return self.machine.fact("num_accelerators") * self.num_nodes / GPUS_PER_RATED_NODE
+
+
+@dataclass(frozen=True, slots=True)
+class FailureEstimate:
+    """What one failure rate means for a job. `terms` are all numbers, in the order in which they follow.
+
+    `notes` are sentences about the choice of the interval, for the user.
+    """
+
+    rate: FailureRate
+    schedule: SaveSchedule
+    mtbf_seconds: float
+    goodput: float
+    wall_seconds: float
+    terms: tuple[Quantity, ...]
+    left_out: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def term(self, name: str) -> Quantity:
+        """The term called `name`."""
+        return next(one for one in self.terms if one.name == name)
+
+    def as_json(self) -> dict[str, Any]:
+        """The rate's name, the main figures, and every term with formula and sources."""
+        return {
+            "rate": self.rate.name,
+            "goodput": self.goodput,
+            "wall_seconds": self.wall_seconds,
+            "checkpoint_interval_steps": self.schedule.interval_steps,
+            "unverified": self.unverified,
+            "left_out": list(self.left_out),
+            "notes": list(self.notes),
+            "terms": [one.as_json() for one in self.terms],
+        }
+
+    @property
+    def unverified(self) -> bool:
+        """Whether the goodput rests on an assumption or an unconfirmed value."""
+        return self.term(GOODPUT_NAME).unverified
+
+
+def failure_estimates(job: FailureInputs, rates: Iterable[FailureRate] | None = None) -> tuple[FailureEstimate, ...]:
+    """The outlook at each of `rates`; at every named rate where none is chosen, so that the answer is their range."""
+    return tuple(failure_estimate(job, rate) for rate in (failure_rates().values() if rates is None else rates))
+
+
+def failure_estimate(job: FailureInputs, rate: FailureRate) -> FailureEstimate:
+    """What failures at `rate` do to `job`. UserError where the run would practically never end."""
+    frequency = _frequency(job, rate)
+    per_day = frequency[-1]
+    mtbf_seconds = SECONDS_PER_DAY / per_day.value if per_day.value else math.inf
+    schedule = _schedule(job, mtbf_seconds)
+    wall_seconds = expected_wall_seconds(schedule, job.restart.total.value, mtbf_seconds)
+    goodput = schedule.work_seconds / wall_seconds
+    if not goodput > 0:
+        raise UserError(
+            f"{job.num_nodes} nodes fail every {mtbf_seconds:.3g} s at {rate.name}, too often for a restart of "
+            f"{job.restart.total.value:.3g} s and saves every {schedule.interval_seconds:.3g} s: the run never ends\n"
+            "shorten the restart, save faster, or use fewer nodes"
+        )
+    saving = _saving_terms(job, schedule, mtbf_seconds, per_day)
+    total = _result_terms(job, schedule, wall_seconds, per_day, saving)
+    return FailureEstimate(
+        rate, schedule, mtbf_seconds, goodput, wall_seconds,
+        (*frequency, *saving, *total), _left_out(job), _notes(job, schedule, mtbf_seconds),
+    )  # fmt: skip
+
+
+def check_nodes(num_nodes: int) -> None:
+    """UserError unless `num_nodes` is a whole number above 0."""
+    if num_nodes < 1:
+        raise UserError(f"the number of nodes is {num_nodes}; at least 1 is needed")
+
+
+def check_interval(interval_steps: int, steps: int, step_seconds: float, drain_seconds: float) -> None:
+    """UserError unless an own interval is between the drain and the run."""
+    if interval_steps < 1:
+        raise UserError(f"the checkpoint interval is {interval_steps} steps; at least 1 is needed")
+    if interval_steps > steps:
+        raise UserError(
+            f"the checkpoint interval of {interval_steps} steps is longer than the run of {steps} steps\n"
+            f"give at most {steps}, which is one save at the end"
+        )
+    least = least_interval_steps(step_seconds, drain_seconds, steps)
+    if interval_steps < least:
+        raise UserError(
+            f"a checkpoint every {interval_steps} steps ({interval_steps * step_seconds:.3g} s) begins before the one "
+            f"before it is on storage ({drain_seconds:.3g} s)\ngive at least {least} steps, or faster storage"
+        )
+
+
+def _storage(machine: Machine, num_nodes: int, own: float | None) -> Fact[float]:
+    if own is not None:
+        return given(above_zero("the storage bandwidth in GB/s", own))
+    known = machine.storage_gb_per_s(num_nodes)
+    if known is None:
+        raise UserError(f"no storage bandwidth of {machine.name} is known: give that of all nodes together, in GB/s")
+    return known
+
+
+def _host_link(accelerator: Accelerator, own: float | None) -> Fact[float]:
+    if own is not None:
+        return given(above_zero("the host-device bandwidth in GB/s", own))
+    known = accelerator.host_device_bandwidth_gb_per_s()
+    if known is None:
+        raise UserError(f"no host-device bandwidth of {accelerator.name} is known: give that of one GPU, in GB/s")
+    return known
+
+
+def _frequency(job: FailureInputs, rate: FailureRate) -> tuple[Quantity, ...]:
+    """Failures, preemptions and both together, per day."""
+    nodes = job.rated_nodes
+    failures = quantity(
+        "failures per day", rate.rate.value * nodes.value / 1000, "1/day",
+        f"r / 1000 x GPUs / {GPUS_PER_RATED_NODE}, r = {rate.rate.value:g} ({rate.name})", rate.rate, nodes,
+    )  # fmt: skip
+    if job.preemptions_per_node_day is None:
+        return (failures, quantity("interruptions per day", failures.value, "1/day", "failures", failures))
+    own = given(job.preemptions_per_node_day)
+    preemptions = quantity(
+        "preemptions per day", own.value * job.num_nodes, "1/day", "preemptions per node-day x nodes", own
+    )
+    both = failures.value + preemptions.value
+    return (
+        failures, preemptions,
+        quantity("interruptions per day", both, "1/day", "failures + preemptions", failures, preemptions),
+    )  # fmt: skip
+
+
+def _schedule(job: FailureInputs, mtbf_seconds: float) -> SaveSchedule:
+    blocking, drain = job.checkpoint.blocking.value, job.checkpoint.drain.value
+    if job.interval_steps is not None:
+        return SaveSchedule(job.steps, job.step_seconds.value, job.interval_steps, blocking, drain)
+    return choose_schedule(
+        steps=job.steps,
+        step_seconds=job.step_seconds.value,
+        blocking_seconds=blocking,
+        drain_seconds=drain,
+        restart_seconds=job.restart.total.value,
+        mtbf_seconds=mtbf_seconds,
+    )
+
+
+def _saving_terms(job: FailureInputs, schedule: SaveSchedule, mtbf_seconds: float, per_day: Quantity) -> list[Quantity]:
+    """When to save and what a failure costs; without failures there is nothing to weigh."""
+    blocking, drain, restart = job.checkpoint.blocking, job.checkpoint.drain, job.restart
+    parts = [blocking, drain, restart.detect, restart.start, restart.load, restart.total]
+    optimum: list[Quantity] = []
+    if not math.isinf(mtbf_seconds):
+        mtbf = quantity("mean time between interruptions", mtbf_seconds, "s", "86400 / interruptions per day", per_day)
+        C, M = blocking.value, mtbf_seconds
+        series = "sqrt(2 C M) (1 + sqrt(C/2M)/3 + (C/2M)/9) - C for C < 2M, else M"
+        optimum = [
+            mtbf,
+            quantity("Young's interval", young_interval(C, M), "s", "sqrt(2 C M), first order", YOUNG, blocking, mtbf),
+            quantity("Daly's interval", daly_interval(C, M), "s", series, DALY, blocking, mtbf),
+        ]
+    chosen = "as given" if job.interval_steps is not None else "max(Daly, drain), at most the run, in whole steps"
+    interval = quantity(
+        "checkpoint interval", schedule.interval_seconds, "s", chosen, *optimum, blocking, drain, job.step_seconds
+    )
+    lost = quantity(
+        "lost work per interruption", interval.value / 2 + drain.value, "s", "interval / 2 + drain", interval, drain
+    )
+    return [
+        *parts, *optimum, interval,
+        quantity("interval in steps", schedule.interval_steps, "steps", "interval / step time", interval),
+        quantity("saves", schedule.saves, "", "steps / interval in steps, rounded up: one at the end", interval), lost,
+    ]  # fmt: skip
+
+
+def _result_terms(
+    job: FailureInputs, schedule: SaveSchedule, wall_seconds: float, per_day: Quantity, saving: list[Quantity]
+) -> list[Quantity]:
+    support = combine(None, *(one.fact for one in saving))
+    formula = "M e^(R/M) [e^(D/M) sum(e^((tau+C)/M) - 1) + e^(D/M) - 1], the sum over all saves"
+    wall = quantity("expected wall time", wall_seconds, "s", formula, DALY, per_day, support, job.step_seconds)
+    count = per_day.value * wall_seconds / SECONDS_PER_DAY
+    per_second = per_day.value / SECONDS_PER_DAY
+    tau, C = schedule.interval_seconds, schedule.blocking_seconds
+    # To first order the drain is lost like restart time, once per interruption.
+    ettr = first_order_ettr(per_second, job.restart.total.value + schedule.drain_seconds, tau, C)
+    return [
+        quantity("failure-free time", schedule.failure_free_seconds, "s", "steps x step time + saves x C + D", support),
+        wall,
+        quantity("expected interruptions", count, "", "interruptions per day x expected wall days", per_day, wall),
+        quantity(
+            GOODPUT_NAME, schedule.work_seconds / wall_seconds, "", "steps x step time / expected wall time", wall
+        ),
+        quantity(
+            "goodput to first order", ettr, "", "(1 - rate (R + D + tau/2)) / (1 + C/tau), a cross check",
+            META_ETTR, per_day, support,
+        ),
+    ]  # fmt: skip
+
+
+def _left_out(job: FailureInputs) -> tuple[str, ...]:
+    left_out = ["queue wait before a start and after a failure", "planned maintenance"]
+    if job.preemptions_per_node_day is None and job.spot:
+        left_out.insert(0, "preemptions, though the nodes are spot")
+    return tuple(left_out)
+
+
+def _notes(job: FailureInputs, schedule: SaveSchedule, mtbf_seconds: float) -> tuple[str, ...]:
+    found = []
+    if not daly_applies(schedule.blocking_seconds, mtbf_seconds):
+        found.append(
+            f"a save blocks for {schedule.blocking_seconds:.3g} s, over twice the {mtbf_seconds:.3g} s between "
+            "interruptions: outside the range of Daly's formula, which then gives tau = M"
+        )
+    if schedule.interval_steps == schedule.steps and job.interval_steps is None:
+        found.append("one save at the end is best: the run is too short for saves on the way to pay")
+    return tuple(found)

@@ -1,0 +1,303 @@
+"""Runs that were measured: published ones as facts (measured_rows.yaml), and a user's own from its run directory.
+
+A row is a `Setup` and a speed, so the predictor says of it what it says of any setup, and the ratio of the two is the
+efficiency that was reached. Figures are converted to tokens/s per GPU by exact arithmetic: tokens/s of all GPUs over
+their number; tokens of a step over its seconds and GPUs; MFU times the dense peak over the FLOPs per token of the
+formula that the publisher names (MFU by another formula is another number, so a row without a formula is no row).
+
+Limits: published figures are their publishers' claims; what a row does not say of its network is not assumed.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import yaml
+
+from drillyard.config.auto_values import AttentionKernel
+from drillyard.errors import UserError
+from drillyard.estimation.setup import Checkpointing, LoraSetup, Precision, Setup
+from drillyard.hardware import Accelerator, Catalog, Fact, FactSource, Machine, catalog
+from drillyard.hardware.facts import CatalogRow, Provenance
+from drillyard.hardware.machines import Nics
+from drillyard.hardware.rows import read_row
+from drillyard.modelspec import FORMULAS, ModelSpec, flops_per_token, model_spec
+
+WARM_UP_LINES: Final = 5
+"""Logged steps at the start of a run that say nothing of its speed: they compile, and caches are cold."""
+LEAST_LINES: Final = 10
+"""Logged steps that a run of one's own must have after those."""
+USUAL_GPUS_PER_NODE: Final = 8
+ROWS_PER_LOSS_CHUNK: Final = 2048
+FIGURES: Final = ("tokens_per_second_per_gpu", "tokens_per_second", "step_seconds", "mfu")
+
+Sharding = Literal["single", "replicated", "sharded"]
+
+
+class RunClass(NamedTuple):
+    """What runs must have in common for the efficiency of one to say something of another.
+
+    FSDP and HSDP are one kind of sharding: they differ by an all-reduce, which is counted.
+    """
+
+    accelerator: str
+    precision: str
+    activation_checkpointing: str
+    sharding: Sharding
+
+    def __str__(self) -> str:
+        return f"{self.accelerator}, {self.precision}, checkpointing {self.activation_checkpointing}, {self.sharding}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredRun:
+    """One measured run. `publisher` names whose it is; rows of one publisher are left out together.
+
+    `machine` is None where nobody has said what joins its nodes. A row equals itself alone.
+    """
+
+    name: str
+    publisher: str
+    accelerator: Accelerator
+    machine: Machine | None
+    setup: Setup
+    tokens_per_second_per_gpu: Fact[float]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step."""
+        return self.setup.tokens_per_step_per_gpu / self.tokens_per_second_per_gpu.value
+
+    @property
+    def run_class(self) -> RunClass:
+        return run_class(self.setup, self.accelerator.name)
+
+    def as_json(self) -> dict[str, Any]:
+        """Name, publisher and speed with its source: what names the row in an answer."""
+        return {
+            "name": self.name,
+            "publisher": self.publisher,
+            "accelerator": self.accelerator.name,
+            "num_gpus": self.setup.world_size,
+            "step_seconds": self.seconds,
+            "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu.as_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRow(CatalogRow):
+    """A row of the data file, as it is written."""
+
+    name: str
+    publisher: str
+    accelerator: str
+    num_gpus: int
+    model: str
+    precision: Precision
+    sequence_length: int
+    micro_batch_size: int
+    activation_checkpointing: Checkpointing
+    compiled: bool
+    kernel: AttentionKernel
+    gradient_accumulation: int = 1
+    gpus_per_node: int = 8
+    replicate: int = 1
+    clips_gradients: bool = True
+    lora_rank: int | None = None
+    machine: str | None = None
+    node_network_gbps: float | None = None
+    tokens_per_second_per_gpu: float | None = None
+    tokens_per_second: float | None = None
+    step_seconds: float | None = None
+    mfu: float | None = None
+    mfu_formula: str | None = None
+
+    def measured(self, spec: ModelSpec) -> MeasuredRun:
+        """The run as a setup of `spec` and a speed."""
+        setup = Setup(
+            spec=spec,
+            precision=self.precision,
+            sequence_length=self.sequence_length,
+            micro_batch_size=self.micro_batch_size,
+            gradient_accumulation=self.gradient_accumulation,
+            activation_checkpointing=self.activation_checkpointing,
+            shard=self.num_gpus // self.replicate,
+            replicate=self.replicate,
+            gpus_per_node=self.gpus_per_node,
+            kernel=self.kernel,
+            compiled=self.compiled,
+            loss_chunk_tokens=ROWS_PER_LOSS_CHUNK,
+            clips_gradients=self.clips_gradients,
+            adapters=None if self.lora_rank is None else LoraSetup(self.lora_rank, "all-linear"),
+        )
+        accelerator = catalog().accelerator(self.accelerator)
+        return MeasuredRun(
+            self.name, self.publisher, accelerator, self._machine(), setup, self._speed(setup, accelerator)
+        )
+
+    def _machine(self) -> Machine | None:
+        """The machine that is named, or a node with the network that is stated."""
+        if self.machine is not None:
+            return catalog().machine(self.machine)
+        if self.node_network_gbps is None:
+            return None
+        return Machine(
+            provenance=Provenance(self.provenance.of("node_network_gbps")),
+            name=f"a node of {self.name}",
+            accelerator=self.accelerator,
+            num_accelerators=self.gpus_per_node,
+            network_stack="infiniband",
+            data_nics=Nics(1, self.node_network_gbps),
+        )
+
+    def _speed(self, setup: Setup, accelerator: Accelerator) -> Fact[float]:
+        """Tokens per second and GPU from the one figure that the row gives."""
+        given = [name for name in FIGURES if getattr(self, name) is not None]
+        assert len(given) == 1, f"{self.name}: exactly one figure is needed, found {given}"
+        figure: Fact[float] = self.fact(given[0])
+        if given[0] == "tokens_per_second":
+            return figure / setup.world_size
+        if given[0] == "step_seconds":
+            return setup.tokens_per_step_per_gpu / figure
+        if given[0] == "mfu":
+            formula = next(known for known in FORMULAS if known == self.mfu_formula)
+            peak = accelerator.peak(self.precision)
+            assert peak is not None, self.name
+            return figure * peak / flops_per_token(setup.spec, formula, self.sequence_length)
+        return figure
+
+
+def run_class(setup: Setup, accelerator: str) -> RunClass:
+    """The class of a setup on `accelerator`."""
+    sharding: Sharding = "single" if setup.world_size == 1 else "replicated" if setup.shard == 1 else "sharded"
+    return RunClass(accelerator, setup.precision, setup.activation_checkpointing, sharding)
+
+
+@cache
+def published_runs() -> dict[str, MeasuredRun]:
+    """The published runs by name, in the order of the data file."""
+    data, known = _data(), {}
+    for key, row in data["sources"].items():
+        known[key] = FactSource(row["text"], str(row["date"]), row.get("unverified", False))
+    rows: dict[str, MeasuredRun] = {}
+    for index, raw in enumerate(data["runs"]):
+        row, mistakes = read_row(PublishedRow, raw, ("runs", index), known)
+        assert row is not None, mistakes
+        rows[row.name] = row.measured(published_model(row.model, row.sequence_length))
+    return rows
+
+
+@cache
+def published_model(model: str, sequence_length: int) -> ModelSpec:
+    """A model of the data file. Learned positions are as many as a sequence has tokens."""
+    config = dict(_data()["models"][model])
+    if config["model_type"] == "gpt2":
+        config["n_positions"] = sequence_length
+    return model_spec(config, source=model)
+
+
+def predicted_runs() -> tuple[str, ...]:
+    """Names of the runs that were settled on for prediction before anything was predicted."""
+    return tuple(_data()["predicted"])
+
+
+def left_out_runs() -> tuple[Mapping[str, str], ...]:
+    """Published runs that are no rows, each with the reason."""
+    return tuple(_data()["left_out"])
+
+
+def read_measured_run(run_directory: Path, facts: Catalog | None = None) -> MeasuredRun:
+    """A run of one's own as a row: its setup from run.yaml, with what `auto` became there, its speed from the median of
+    its logged steps, its machine from cluster.yaml where there is one (else nodes of up to 8 GPUs, joined by something
+    that is not known). `facts` is the catalog that names hardware (default: ours).
+
+    The first WARM_UP_LINES lines of the log, and steps that compiled, are left out. Raises UserError where there is no
+    run, where fewer than LEAST_LINES lines are left, and where the run was on no known accelerator.
+    """
+    from drillyard.config import load_run_config
+    from drillyard.estimation.model_source import ModelOptions, find_model
+    from drillyard.estimation.resolved_setup import resolve_setup
+    from drillyard.telemetry.events import read_events
+    from drillyard.telemetry.metrics import read_metrics
+
+    config_file = run_directory / "run.yaml"
+    if not config_file.is_file():
+        raise UserError(f"{run_directory}: no run.yaml there; give the directory of a run, such as runs/NAME")
+    events = read_events(run_directory)
+    config = load_run_config(config_file, _settled(events), resolve_environment=False)
+    lines = [line for line in read_metrics(run_directory)[WARM_UP_LINES:] if _counts(line)]
+    if len(lines) < LEAST_LINES:
+        raise UserError(
+            f"{run_directory}: {len(lines)} logged steps after {WARM_UP_LINES} of warm-up; at least {LEAST_LINES} are "
+            "needed to know its speed\ngive a longer run, or one with a smaller logging.every_steps"
+        )
+    known = catalog() if facts is None else facts
+    accelerator = _accelerator_of(run_directory, events, known)
+    machine = _machine_of(run_directory, known)
+    num_gpus = int(lines[-1]["num_gpus"])
+    model = find_model(config, ModelOptions())
+    resolved = resolve_setup(
+        config,
+        model.spec,
+        num_gpus=num_gpus,
+        gpus_per_node=min(num_gpus, USUAL_GPUS_PER_NODE if machine is None else machine.num_accelerators),
+        memory_gib=accelerator.memory_gib,
+        device_type="cuda",
+        model_config=model.config,
+    )
+    seconds = statistics.median(line["step_seconds"] for line in lines)
+    source = FactSource(f"your run {run_directory.name}: median of {len(lines)} logged steps", None)
+    speed = Fact(resolved.setup.tokens_per_step_per_gpu / seconds, (source,))
+    return MeasuredRun(run_directory.name, "your own run", accelerator, machine, resolved.setup, speed)
+
+
+def _settled(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the settings that run.yaml leaves open have become, by the last `resolved` event, as overrides."""
+    settled = [one for one in events if one["event"] == "resolved" and isinstance(one.get("settings"), dict)]
+    return [f"{key}={json.dumps(value)}" for key, value in settled[-1]["settings"].items()] if settled else []
+
+
+def _accelerator_of(run_directory: Path, events: Sequence[Mapping[str, Any]], facts: Catalog) -> Accelerator:
+    """What the run was on, by the last `parameters` event."""
+    described = [one for one in events if one["event"] == "parameters"]
+    name = described[-1].get("accelerator") if described else None
+    found = facts.find_accelerator(name) if isinstance(name, str) else None
+    if found is None:
+        raise UserError(
+            f"{run_directory}: the run was on no accelerator that is known, so its speed says nothing of another run\n"
+            "`drillyard hardware` lists the known ones; calibrate by a run on one of them"
+        )
+    return found
+
+
+def _machine_of(run_directory: Path, facts: Catalog) -> Machine | None:
+    """The machine of the run's cluster config, or None where it has none."""
+    from drillyard.config import load_cluster_config
+
+    file = run_directory / "cluster.yaml"
+    if not file.is_file():
+        return None
+    name = load_cluster_config(file, resolve_environment=False).machine
+    return None if name is None else facts.find_machine(name)
+
+
+def _counts(line: Mapping[str, Any]) -> bool:
+    """Whether a line of metrics says how long a step took on how many GPUs, and did not compile."""
+    seconds, num_gpus = line.get("step_seconds"), line.get("num_gpus")
+    timed = isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0
+    return timed and isinstance(num_gpus, int) and num_gpus > 0 and not line.get("compile_seconds")
+
+
+@cache
+def _data() -> dict[str, Any]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    text = files("drillyard.estimation").joinpath("measured_rows.yaml").read_text(encoding="utf-8")
+    data: dict[str, Any] = yaml.load(text, Loader=loader)
+    return data

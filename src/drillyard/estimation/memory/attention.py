@@ -1,0 +1,172 @@
+"""Attention kernels by what they keep. Sizes: queries B*T*H*D, keys and values B*T*K*D, scores B*H*T*T.
+
+- `sdpa` with an explicit mask: torch turns the boolean mask into one of the queries' precision for every layer
+  (aten/src/ATen/native/transformers/attention.cpp, convert_boolean_attn_mask), which the fused kernels save together
+  with queries, keys and values (repeated for their groups), the output and a log-sum-exp per row in fp32.
+- `eager`: probabilities in fp32 and again in compute precision; the mask is fp32, so scores are while it is added.
+- `varlen` and `flex`: queries, keys, values, output, log-sum-exp; no mask and no repetition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from drillyard.estimation.memory.autograd import Gradients, SizedTensor, Tape
+from drillyard.estimation.memory.operators import (
+    FP32,
+    copied,
+    copied_in_backward,
+    joined,
+    piece,
+    plus,
+    pointwise,
+    repeated,
+    scaled,
+    to,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The sizes of one layer's attention."""
+
+    sequences: int
+    length: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+
+    @property
+    def rows(self) -> int:
+        return self.sequences * self.length
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+
+Kernel = Callable[[Tape, SizedTensor, SizedTensor, SizedTensor, AttentionShape], SizedTensor]
+
+
+def rotated(e: Tape, x: SizedTensor, *, in_fp32: bool) -> SizedTensor:
+    """x * cos + rotate_half(x) * sin: saves the tables, which all layers share; x itself is not needed again."""
+    before = x.itemsize
+    if in_fp32:
+        x = to(e, x, FP32)
+    straight = scaled(e, x)
+    turned = scaled(e, _half_rotated(e, x))
+    out = plus(e, straight, turned)
+    del straight, turned
+    return to(e, out, before)
+
+
+def _half_rotated(e: Tape, x: SizedTensor) -> SizedTensor:
+    half = x.elements // 2
+    first = piece(e, x, half)
+    second = piece(e, x, half)
+    return joined(e, scaled(e, second), first)
+
+
+def both_rotated(e: Tape, query: SizedTensor, key: SizedTensor, *, in_fp32: bool) -> tuple[SizedTensor, SizedTensor]:
+    """Queries and keys with their positions."""
+    return rotated(e, query, in_fp32=in_fp32), rotated(e, key, in_fp32=in_fp32)
+
+
+def fused(
+    e: Tape,
+    query: SizedTensor,
+    key: SizedTensor,
+    value: SizedTensor,
+    shape: AttentionShape,
+    mask: SizedTensor | None = None,
+) -> SizedTensor:
+    """A kernel that never holds the scores: keeps its inputs, its output and a log-sum-exp per row and head."""
+    out = e.product(shape.rows * shape.heads * shape.value_dim, query.itemsize, always_kept=True)
+    log_sum = e.product(shape.rows * shape.heads, FP32, always_kept=True)
+    sizes = [(t.elements, t.itemsize) if t.node is not None else None for t in (query, key, value)]
+
+    def backward(g: SizedTensor) -> Gradients:
+        # The kernel writes all three, whether they are wanted or not, before any is used.
+        return [None if size is None else e.empty(*size) for size in sizes]
+
+    return e.made(out, [query, key, value], [query, key, value, out, log_sum, mask], backward)
+
+
+def sdpa(e: Tape, query: SizedTensor, key: SizedTensor, value: SizedTensor, shape: AttentionShape) -> SizedTensor:
+    key = repeated(e, key, shape.group, is_view=shape.kv_heads == 1)
+    value = repeated(e, value, shape.group, is_view=shape.kv_heads == 1)
+    mask = e.empty(shape.sequences * shape.length**2, query.itemsize)
+    return fused(e, query, key, value, shape, mask)
+
+
+def without_mask(
+    e: Tape, query: SizedTensor, key: SizedTensor, value: SizedTensor, shape: AttentionShape
+) -> SizedTensor:
+    """varlen and flex."""
+    return fused(e, query, key, value, shape)
+
+
+def eager(
+    e: Tape, query: SizedTensor, key: SizedTensor, value: SizedTensor, shape: AttentionShape, *, capped: bool = False
+) -> SizedTensor:
+    key_states = repeated(e, key, shape.group, is_view=shape.kv_heads == 1)
+    value_states = repeated(e, value, shape.group, is_view=shape.kv_heads == 1)
+    weights = scaled(e, _scores(e, query, key_states, shape))
+    if capped:
+        weights = scaled(e, weights)
+        weights = pointwise(e, weights, saves="result")
+        weights = scaled(e, weights)
+    weights = _with_fp32_mask(e, weights)
+    weights = to(e, _softmax(e, weights), query.itemsize)
+    output = _weighted(e, weights, value_states, shape)
+    return copied(e, copied_in_backward(e, output))
+
+
+def eager_capped(
+    e: Tape, query: SizedTensor, key: SizedTensor, value: SizedTensor, shape: AttentionShape
+) -> SizedTensor:
+    """With scores kept within bounds by tanh (Gemma 2)."""
+    return eager(e, query, key, value, shape, capped=True)
+
+
+def _batched(e: Tape, x: SizedTensor, shape: AttentionShape, *, is_copy: bool) -> SizedTensor:
+    """Heads laid out for a batched product: a copy where sequences and heads cannot be one dimension as they lie."""
+    return copied(e, x) if shape.sequences > 1 and not is_copy else x
+
+
+def _scores(e: Tape, query: SizedTensor, key: SizedTensor, shape: AttentionShape) -> SizedTensor:
+    query = _batched(e, query, shape, is_copy=False)
+    key = _batched(e, key, shape, is_copy=shape.group > 1 and shape.kv_heads > 1)
+    out = e.product(shape.rows * shape.heads * shape.length, query.itemsize)
+    return _product(e, out, query, key)
+
+
+def _weighted(e: Tape, weights: SizedTensor, value: SizedTensor, shape: AttentionShape) -> SizedTensor:
+    value = _batched(e, value, shape, is_copy=shape.group > 1 and shape.kv_heads > 1)
+    out = e.product(shape.rows * shape.heads * shape.value_dim, weights.itemsize)
+    return _product(e, out, weights, value)
+
+
+def _product(e: Tape, out: SizedTensor, a: SizedTensor, b: SizedTensor) -> SizedTensor:
+    """A batched product: keeps each factor for the gradient of the other."""
+    sizes = [(t.elements, t.itemsize) if t.node is not None else None for t in (a, b)]
+    saved = [a if b.node is not None else None, b if a.node is not None else None]
+    return e.made(out, [a, b], saved, lambda g: [None if size is None else e.empty(*size) for size in sizes])
+
+
+def _with_fp32_mask(e: Tape, weights: SizedTensor) -> SizedTensor:
+    out = e.empty(weights.elements, max(FP32, weights.itemsize))
+    elements, before, after = weights.elements, weights.itemsize, out.itemsize
+    return e.made(out, [weights], [], lambda g: (g if before == after else e.empty(elements, before),))
+
+
+def _softmax(e: Tape, weights: SizedTensor) -> SizedTensor:
+    """In fp32; keeps its result."""
+    out = e.empty(weights.elements, FP32)
+    elements = weights.elements
+    return e.made(out, [weights], [out], lambda g: (e.empty(elements, FP32),))
+
+
+KERNELS: dict[str, Kernel] = {"sdpa": sdpa, "eager": eager, "varlen": without_mask, "flex": without_mask}

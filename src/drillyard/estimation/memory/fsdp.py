@@ -1,0 +1,175 @@
+"""FSDP2's own memory: gathered weights, buffers of gathers and reductions, gradients of shards.
+
+The order of events is that of torch/distributed/fsdp/_fully_shard (torch 2.11 to 2.15):
+
+- A gather copies the shard into compute precision where that is another one (`_get_param_all_gather_inputs`), allocates
+  what all ranks send (`foreach_all_gather`), and copies that into the weights. In forward the buffer is kept until the
+  next unit's gather, so that copy and transfer overlap (`comm_ctx.all_gather_state`).
+- Backward gathers one block ahead (`_backward_prefetch`).
+- A reduction copies a unit's gradients into one buffer of master precision; the buffer is kept until the next unit's
+  (`reduce_scatter_states`, at most one). What comes out is the gradient of the shards, or is added to it.
+
+Before REWRITTEN_IN, three things take more: a gather in forward holds the buffer of the one before until its own
+weights are whole (`prev_all_gather_state` of `wait_for_unshard`); a rank that shares weights with no other divides the
+buffer of a reduction by 1, into another one (`foreach_reduce`); gradients of a later micro-batch lie beside those that
+are kept whole until their unit's backward is over (`accumulate_unsharded_grad_if_needed`). One takes less: see loss.py.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from drillyard.estimation.memory.ledger import Ledger, MemoryKind
+from drillyard.estimation.memory.units import FsdpUnit
+
+REWRITTEN_IN: Final = (2, 15)
+"""The release of torch whose FSDP2 follows a parameter's `grad_dtype`; 2.11 to 2.14 are alike in all of this."""
+
+
+class FsdpMemory:
+    """The units of a model, blocks first and the root last, and what of them is in memory beyond the shards."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        units: list[FsdpUnit],
+        *,
+        compute: int,
+        master: int,
+        keeps: bool,
+        replicate: int,
+        torch_release: tuple[int, int],
+    ) -> None:
+        self.ledger = ledger
+        self.units = units
+        self.compute = compute
+        self.master = master
+        self.keeps = keeps
+        self.replicate = replicate
+        self.is_older = torch_release < REWRITTEN_IN
+        self.whole_gradients = [0] * len(units)
+        """Bytes of gradients of whole weights, by unit."""
+        self._gathered: set[int] = set()
+        self._sharded_gradients: set[int] = set()
+        self._prefetched: dict[int, int] = {}
+        self._all_gather_held = 0
+        self._reduce_held = 0
+        self._replicas_held = [0] * len(units)
+
+    # Gathers
+
+    def gather(self, number: int, *, forward: bool) -> None:
+        """Make the weights of a unit whole; nothing happens where they are."""
+        unit, ledger = self.units[number], self.ledger
+        if number in self._gathered:
+            return
+        self._gathered.add(number)
+        if unit.ranks == 1:
+            cast = unit.largest * self.compute if self.compute != self.master else 0
+            ledger.take(unit.whole * self.compute + cast, MemoryKind.GATHERED)
+            ledger.give(cast, MemoryKind.GATHERED)
+            return
+        buffer = self._prefetched.pop(number, 0) or self._all_gather(unit)
+        if forward and not self.is_older:
+            self.release_all_gather()
+        ledger.take(unit.whole * self.compute, MemoryKind.GATHERED)
+        if forward:
+            self.release_all_gather()
+            self._all_gather_held = buffer
+        else:
+            ledger.give(buffer, MemoryKind.ALL_GATHER)
+
+    def prefetch(self, number: int) -> None:
+        """Start a gather, whose buffer then waits."""
+        unit = self.units[number]
+        if number not in self._gathered and unit.ranks > 1:
+            self._prefetched[number] = self._all_gather(unit)
+
+    def _all_gather(self, unit: FsdpUnit) -> int:
+        cast = unit.shard * self.compute if self.compute != self.master else 0
+        buffer = unit.whole * self.compute
+        self.ledger.take(cast + buffer, MemoryKind.ALL_GATHER)
+        self.ledger.give(cast, MemoryKind.ALL_GATHER)
+        return buffer
+
+    def release_all_gather(self) -> None:
+        """Give back the buffer that forward held for overlap."""
+        self.ledger.give(self._all_gather_held, MemoryKind.ALL_GATHER)
+        self._all_gather_held = 0
+
+    def reshard(self, number: int) -> None:
+        """Give back a unit's whole weights."""
+        if number in self._gathered:
+            self._gathered.remove(number)
+            self.ledger.give(self.units[number].whole * self.compute, MemoryKind.GATHERED)
+
+    def after_forward(self, number: int) -> None:
+        """Blocks give their weights back after forward, unless they are kept."""
+        if not self.keeps:
+            self.reshard(number)
+
+    # Gradients
+
+    def reduce(self, number: int) -> None:
+        """Turn a unit's whole gradients into gradients of its shards."""
+        unit, ledger = self.units[number], self.ledger
+        self.reshard(number)
+        self._add_to_kept(number)
+        self.release_reduction()
+        if not unit.num_trained:
+            return
+        ledger.give(self._replicas_held[number], MemoryKind.TEMPORARIES)
+        self._replicas_held[number] = 0
+        self._reduce_held = unit.whole_trained * self.master
+        ledger.take(self._reduce_held, MemoryKind.REDUCE_SCATTER)
+        ledger.give(self.whole_gradients[number], MemoryKind.WHOLE_GRADIENTS)
+        self.whole_gradients[number] = 0
+        result = unit.trained_shard * self.master
+        if unit.ranks == 1 and self.is_older:
+            ledger.take(result + self._reduce_held, MemoryKind.REDUCE_SCATTER)
+            ledger.give(result + self._reduce_held, MemoryKind.REDUCE_SCATTER)
+        if number not in self._sharded_gradients:
+            self._sharded_gradients.add(number)
+            ledger.take(result, MemoryKind.GRADIENTS)
+            return
+        # Added to what is there. With replicas it is held for their all-reduce until this unit's next reduction, or the
+        # end of the last backward (`_all_reduce_state`).
+        ledger.take(result, MemoryKind.TEMPORARIES)
+        if self.replicate > 1:
+            self._replicas_held[number] = result
+        else:
+            ledger.give(result, MemoryKind.TEMPORARIES)
+
+    def keep_whole(self, number: int) -> None:
+        """Gradients that wait for those of the next micro-batch are cast to master precision, one after the other."""
+        unit, ledger = self.units[number], self.ledger
+        self._add_to_kept(number)
+        wide = self._kept_whole(unit)
+        grows = wide - self.whole_gradients[number]
+        if grows > 0:
+            last = unit.largest_trained * self.compute
+            ledger.take(grows + last, MemoryKind.WHOLE_GRADIENTS)
+            ledger.give(last, MemoryKind.WHOLE_GRADIENTS)
+        self.whole_gradients[number] = wide
+
+    def _kept_whole(self, unit: FsdpUnit) -> int:
+        """Bytes of a unit's gradients that are kept whole, in master precision."""
+        return (unit.whole_trained - unit.padding_trained) * self.master
+
+    def _add_to_kept(self, number: int) -> None:
+        """Add gradients that lie beside those kept whole to these, and give them back."""
+        beside = self.whole_gradients[number] - self._kept_whole(self.units[number])
+        if beside > 0:
+            self.ledger.give(beside, MemoryKind.WHOLE_GRADIENTS)
+            self.whole_gradients[number] -= beside
+
+    def release_reduction(self) -> None:
+        """Give back the buffer of the last reduction."""
+        self.ledger.give(self._reduce_held, MemoryKind.REDUCE_SCATTER)
+        self._reduce_held = 0
+
+    def finish(self) -> None:
+        """The end of a step's last backward: nothing is waited for any longer."""
+        self.release_reduction()
+        self.ledger.give(sum(self._replicas_held), MemoryKind.TEMPORARIES)
+        self._replicas_held = [0] * len(self.units)

@@ -1,0 +1,89 @@
+"""The loss of the trainer by what it keeps: models/loss.py on tensors without contents.
+
+Chunk by chunk: logits in compute precision, their log-softmax in fp32 (whose storage becomes the gradient's), that
+gradient in compute precision, and from it the gradients of the chunk's rows and of the head. The head's gradient comes
+in the precision in which FSDP2 reduces it where the parameter's `grad_dtype` makes the engine cast it (from torch 2.15
+on), else in compute precision. Nothing of a chunk is left when the next one is made, but the sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from drillyard.estimation.memory.autograd import OperatorNode, SizedTensor, Tape, WeightNode
+from drillyard.estimation.memory.ledger import MemoryKind
+from drillyard.estimation.memory.operators import FP32
+
+
+@dataclass(frozen=True, slots=True)
+class LossHead:
+    """What makes logits: their number per row, elements of its trained weights (0 where they are frozen), and `steps`:
+    what is done to logits after the product, a letter each: `s` a scale, `t` a tanh, whose result is kept."""
+
+    vocab_size: int
+    trained: int
+    steps: str
+
+
+@dataclass(slots=True)
+class PendingBackward:
+    """What waits for backward: the gradients of the rows that carry loss and of the head, and the operator that made
+    the hidden states, where backward goes on."""
+
+    rows: SizedTensor | None
+    head: SizedTensor | None
+    hidden: OperatorNode | WeightNode | None = None
+
+
+def loss(
+    e: Tape, head: LossHead, *, rows: int, chunk: int, hidden_size: int, head_gradient_itemsize: int
+) -> PendingBackward:
+    """Forward of the loss over `rows` rows, `chunk` at a time."""
+    before, e.kind = e.kind, MemoryKind.LOSS
+    hidden_gradient = e.empty(rows * hidden_size)
+    of_head_in_all: SizedTensor | None = None
+    while rows > 0:
+        size = min(chunk, rows)
+        rows -= size
+        logits = _logits(e, size * head.vocab_size, head.steps)
+        wide = e.empty(size * head.vocab_size, FP32) if e.itemsize < FP32 else None
+        log_probabilities = e.empty(size * head.vocab_size, max(FP32, e.itemsize))
+        del wide
+        logits_gradient = e.empty(size * head.vocab_size) if e.itemsize < FP32 else log_probabilities
+        del log_probabilities
+        # The model's head returns logits with a dimension for the batch: its backward makes a copy of the gradient.
+        selected = e.empty(size * head.vocab_size)
+        for _ in head.steps:
+            selected = e.empty(size * head.vocab_size)
+        del logits[1:]
+        narrow = _gradient_of_head(e, head.trained, e.itemsize)
+        of_rows = e.empty(size * hidden_size)
+        del selected
+        of_head = (
+            narrow
+            if e.itemsize == head_gradient_itemsize
+            else _gradient_of_head(e, head.trained, head_gradient_itemsize)
+        )
+        of_head_in_all = of_head_in_all or of_head
+        del narrow, logits, logits_gradient, of_rows, of_head
+    e.kind = before
+    return PendingBackward(hidden_gradient, of_head_in_all)
+
+
+def _logits(e: Tape, elements: int, steps: str) -> list[SizedTensor]:
+    """The product with the head and what follows it: what of them stays."""
+    logits, kept = e.empty(elements), []
+    for step in steps:
+        logits = e.empty(elements)
+        if step == "t":
+            kept.append(logits)
+    return [logits, *kept]
+
+
+def _gradient_of_head(e: Tape, elements: int, itemsize: int) -> SizedTensor | None:
+    if not elements:
+        return None
+    before, e.kind = e.kind, MemoryKind.WHOLE_GRADIENTS
+    gradient = e.empty(elements, itemsize)
+    e.kind = before
+    return gradient

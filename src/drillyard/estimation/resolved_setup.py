@@ -1,0 +1,208 @@
+"""From a run config to a `Setup`: every setting that is left open is resolved here, in one function, with its reason.
+
+The trainer and `drillyard estimate` both ask `setup_of`, so what was predicted is what runs:
+
+    resolved = setup_of(config, spec, num_gpus=16, gpus_per_node=8, memory_gib=178.3, device_type="cuda")
+    resolved.setup.activation_checkpointing, resolved.decisions
+
+`activation_checkpointing: auto` is the least recomputation that fits: of none, selective and full the first one whose
+predicted peak, at the high end of its range, is within the memory. Recomputing costs time (full: the whole forward once
+more, a third of the FLOPs of a step) and gains nothing but memory. Without a known memory, or of a model that cannot be
+predicted, it is full: slower is better than a run that ends for lack of memory. `shard: auto` is all ranks that
+`replicate` leaves, never fewer: copies of the model (HSDP) save traffic between nodes and cost memory, and are asked
+for by `replicate`, whose default of 1 is a number like any other. The other settings follow fixed rules
+(`config/auto_values.py`).
+
+The result is a pure function of its arguments, so all ranks of a run get the same where they are given the same memory.
+It does depend on the predictor's code and facts, which change with versions: a run records what it resolved, and a
+resume on the same layout keeps that (`training/auto_settings.py`).
+
+Cost: up to three predictions of memory, 10 to 30 ms in all. Limits: sequences are taken to be full, as packing leaves
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+from drillyard.config.auto_values import (
+    AttentionKernel,
+    fastest_kernel,
+    resolve_compile,
+    resolve_loss_chunk,
+    resolve_shard,
+    unsharded_is_small,
+)
+from drillyard.config.checks import num_data_ranks, resolve_accumulation
+from drillyard.config.run import RunConfig
+from drillyard.errors import UserError
+from drillyard.estimation.formatting import three_digits
+from drillyard.estimation.memory import MemoryEstimate, memory_estimate
+from drillyard.estimation.setup import Checkpointing, LoraSetup, Setup
+from drillyard.modelspec import ModelSpec
+
+GIB: Final = 2**30
+CHECKPOINTING_MODES: Final[tuple[Checkpointing, ...]] = get_args(Checkpointing)
+"""From the least recomputation to the most."""
+
+FIELDS_OF_FAMILIES: Final[Mapping[str, Mapping[str, float]]] = {
+    "gemma2": {"attn_logit_softcapping": 50.0},
+    "gpt2": {"attn_pdrop": 0.1},
+    "gpt_bigcode": {"attn_pdrop": 0.1},
+    "seed_oss": {"attention_dropout": 0.1},
+}
+"""What transformers' config classes take where a config.json does not say it, of the fields that bar a kernel."""
+
+
+class SettingDecision(NamedTuple):
+    """What a setting that was left open became, and why."""
+
+    key: str
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedSetup:
+    """A setup without open settings, and what was decided to get there, in the order of the config's keys.
+
+    `memory` is the prediction that `activation_checkpointing: auto` was decided by, None where nothing was predicted.
+    """
+
+    setup: Setup
+    decisions: tuple[SettingDecision, ...]
+    memory: MemoryEstimate | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """The values of all settings that can be left open, decided or given, by their dotted keys."""
+        setup = self.setup
+        return {
+            "model.attention": setup.kernel,
+            "training.activation_checkpointing": setup.activation_checkpointing,
+            "training.compile": setup.compiled,
+            "training.loss_chunk_tokens": setup.loss_chunk_tokens,
+            "parallelism.shard": setup.shard,
+        }
+
+
+def resolve_setup(
+    config: RunConfig,
+    spec: ModelSpec,
+    *,
+    num_gpus: int,
+    gpus_per_node: int,
+    memory_gib: float | None,
+    device_type: Literal["cuda", "cpu"],
+    kernel: AttentionKernel | None = None,
+    model_config: Mapping[str, Any] | None = None,
+) -> ResolvedSetup:
+    """The training step of `config` on `num_gpus` ranks, each with `memory_gib` (None: not known) of its own.
+
+    `device_type` is `cuda` or `cpu`. `kernel` is the attention kernel where it is settled; otherwise `auto` is decided
+    by the soft cap and dropout of `model_config`, the contents of the model's config.json (default: `model.config`).
+    Raises UserError where the batch or the ranks do not divide.
+    """
+    training = config.training
+    shard = resolve_shard(config.parallelism, num_gpus)
+    if shard < 1 or shard * config.parallelism.replicate != num_gpus:
+        raise UserError(
+            f"parallelism: shard {config.parallelism.shard} x replicate {config.parallelism.replicate} is not the "
+            f"number of GPUs, {num_gpus}; write shard: auto, or choose another number"
+        )
+    tokens = training.micro_batch_size * config.data.sequence_length
+    setup = Setup(
+        spec=spec,
+        precision=training.precision,
+        sequence_length=config.data.sequence_length,
+        micro_batch_size=training.micro_batch_size,
+        gradient_accumulation=resolve_accumulation(config, num_data_ranks(config, num_gpus)),
+        activation_checkpointing="full",
+        shard=shard,
+        replicate=config.parallelism.replicate,
+        gpus_per_node=gpus_per_node,
+        kernel=kernel or _kernel(config, spec, device_type, model_config),
+        compiled=resolve_compile(training, device_type),
+        loss_chunk_tokens=resolve_loss_chunk(tokens, training.loss_chunk_tokens),
+        clips_gradients=training.gradient_clipping is not None,
+        adapters=_adapters(config),
+        keeps_unsharded=(
+            memory_gib is not None and unsharded_is_small(spec.total_parameters, training.precision, memory_gib * GIB)
+        ),
+        device_type=device_type,
+    )
+    asked = training.activation_checkpointing
+    chosen = CheckpointingChoice(asked, "", None) if asked != "auto" else choose_checkpointing(setup, memory_gib)
+    setup = replace(setup, activation_checkpointing=chosen.mode)
+    return ResolvedSetup(setup, tuple(_decisions(config, setup, chosen.reason, device_type)), chosen.memory)
+
+
+class CheckpointingChoice(NamedTuple):
+    """A mode of activation checkpointing, why it was chosen, and the memory that was predicted with it."""
+
+    mode: Checkpointing
+    reason: str
+    memory: MemoryEstimate | None
+
+
+def choose_checkpointing(setup: Setup, memory_gib: float | None) -> CheckpointingChoice:
+    """The first of MODES that fits in `memory_gib` at the high end of what is predicted; `full` where none does."""
+    if memory_gib is None:
+        return CheckpointingChoice("full", "the memory is not known", None)
+    memory, high = None, 0.0
+    for mode in CHECKPOINTING_MODES:
+        try:
+            memory = memory_estimate(replace(setup, activation_checkpointing=mode))
+        except UserError as error:
+            why = f"the memory cannot be predicted: {str(error).splitlines()[0]}"
+            return CheckpointingChoice("full", why, None)
+        high = memory.total.high.value
+        if high <= memory_gib:
+            why = f"the least recomputation that fits: up to {three_digits(high)} of {three_digits(memory_gib)} GiB"
+            return CheckpointingChoice(mode, why, memory)
+    why = f"nothing fits: up to {three_digits(high)} GiB even so, and there are {three_digits(memory_gib)} GiB"
+    return CheckpointingChoice("full", why, memory)
+
+
+def _decisions(config: RunConfig, setup: Setup, why_recomputed: str, device_type: str) -> list[SettingDecision]:
+    training, decisions = config.training, []
+    if config.model.attention == "auto":
+        reason = f"the fastest that can train this model on {device_type} in {training.precision}"
+        decisions.append(SettingDecision("model.attention", setup.kernel, reason))
+    if training.activation_checkpointing == "auto":
+        mode = setup.activation_checkpointing
+        decisions.append(SettingDecision("training.activation_checkpointing", mode, why_recomputed))
+    if training.compile == "auto":
+        decisions.append(SettingDecision("training.compile", setup.compiled, "GPUs only"))
+    if training.loss_chunk_tokens is None:
+        rule = "a quarter of a micro-batch, at most 2048"
+        decisions.append(SettingDecision("training.loss_chunk_tokens", setup.loss_chunk_tokens, rule))
+    if config.parallelism.shard == "auto":
+        reason = "all ranks" if setup.replicate == 1 else f"the ranks of each of {setup.replicate} copies"
+        decisions.append(SettingDecision("parallelism.shard", setup.shard, reason))
+    return decisions
+
+
+def _kernel(
+    config: RunConfig, spec: ModelSpec, device_type: str, model_config: Mapping[str, Any] | None
+) -> AttentionKernel:
+    if config.model.attention != "auto":
+        return config.model.attention
+    given = model_config if model_config is not None else config.model.config or {}
+    inner = given.get("text_config")
+    own = inner if isinstance(inner, Mapping) else given
+    fields = {**FIELDS_OF_FAMILIES.get(spec.model_type, {}), **own}
+    dropout = fields.get("attention_dropout") or fields.get("attn_pdrop") or 0.0
+    return fastest_kernel(
+        device_type,
+        half=config.training.precision == "bf16",
+        softcap=fields.get("attn_logit_softcapping"),
+        dropout=dropout,
+        head_dim=spec.head_dim if spec.blocks else None,
+    )
+
+
+def _adapters(config: RunConfig) -> LoraSetup | None:
+    lora = config.model.lora
+    return None if lora is None else LoraSetup(lora.rank, tuple(lora.target_modules))

@@ -1,0 +1,99 @@
+"""What is predicted, in one value: a model, how it is cut over ranks, and what one rank does in a step.
+
+Memory and step time both depend on exactly these numbers, so both are functions of a `Setup` and of hardware. It is
+made from a run config by `resolve.setup_of`; variations (`--sweep`, the nearest setting that fits) are `replace`d
+fields.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Final, Literal
+
+from drillyard.config.auto_values import AttentionKernel
+from drillyard.modelspec import ModelSpec
+
+Precision = Literal["bf16", "fp32", "fp64"]
+Checkpointing = Literal["none", "selective", "full"]
+COMPUTE_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp32": 4, "fp64": 8}
+"""Bytes of an activation, and of a gathered weight; masters are `config.automatic.MASTER_BYTES`."""
+
+
+NEWEST_TORCH: Final = (2, 15)
+"""The newest torch whose FSDP2 the memory estimate was compared with."""
+
+
+@functools.cache
+def installed_torch() -> tuple[int, int]:
+    """Major and minor release of the torch that is installed here; without one, the newest that is known."""
+    try:
+        major, minor = metadata.version("torch").split(".")[:2]
+    except metadata.PackageNotFoundError:
+        return NEWEST_TORCH
+    return int(major), int(minor)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSetup:
+    """LoRA: adapters of `rank` on the linear layers that `targets` name (or `all-linear`); all else is frozen."""
+
+    rank: int
+    targets: Sequence[str] | Literal["all-linear"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A training step as one rank sees it. Every `auto` of the run config is resolved here.
+
+    `micro_batch_size` sequences of `sequence_length` tokens go through one forward and backward, and
+    `gradient_accumulation` of these make a step. The model is cut over `shard` ranks and there are `replicate` copies.
+    `loss_chunk_tokens`: rows whose logits exist at once. `keeps_unsharded`: a small model's weights stay whole from
+    forward to backward, and its gradients over micro-batches. Documents that are packed together are
+    kept apart by a mask under `sdpa` and `eager`, by offsets under `varlen` and `flex`. `torch_release`: of the torch
+    that trains, as its FSDP2 decides what lies in memory.
+    """
+
+    spec: ModelSpec
+    precision: Precision
+    sequence_length: int
+    micro_batch_size: int
+    gradient_accumulation: int
+    activation_checkpointing: Checkpointing
+    shard: int
+    replicate: int
+    gpus_per_node: int
+    kernel: AttentionKernel
+    compiled: bool
+    loss_chunk_tokens: int
+    clips_gradients: bool = True
+    adapters: LoraSetup | None = None
+    keeps_unsharded: bool = False
+    device_type: Literal["cuda", "cpu"] = "cuda"
+    torch_release: tuple[int, int] = field(default_factory=installed_torch)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all: one per GPU."""
+        return self.shard * self.replicate
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines, the last of which may be partly used."""
+        return -(-self.world_size // self.gpus_per_node)
+
+    @property
+    def tokens_per_micro_batch(self) -> int:
+        """Tokens, padding included, that one rank takes through one forward."""
+        return self.micro_batch_size * self.sequence_length
+
+    @property
+    def tokens_per_step_per_gpu(self) -> int:
+        return self.tokens_per_micro_batch * self.gradient_accumulation
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens, padding included, of one optimizer step over all ranks."""
+        return self.tokens_per_step_per_gpu * self.world_size

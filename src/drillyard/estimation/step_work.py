@@ -1,0 +1,305 @@
+"""What a training step makes a GPU do: floating-point operations, bytes of device memory, bytes between GPUs.
+
+All of it is counted from shapes, per token and per block, so that the work of a step is a sum over the few kinds of
+blocks. Nothing here knows how fast anything is.
+
+FLOPs that are executed, per token (one multiply-add is 2):
+- A matrix takes 2 a parameter forward; backward 2 for the gradient of its input, and 2 for its own unless it is frozen.
+- Fused attention kernels (`varlen`, `flex`) do the causal half, forward 2 products of scores and values, backward 5,
+  because they compute the scores again (FlashAttention-2, arXiv 2307.08691, section 3.1.2). Under `sdpa` and `eager`
+  a mask is given, and all positions are computed; `eager` keeps the scores, so its backward is 4 products.
+- Full checkpointing does a block's forward again, but for the last product, whose output no gradient needs. Selective
+  checkpointing keeps fused attention and every first product of two, and does every second one again
+  (`parallel/parallelize.py`). Products of eager attention count among those: about half of it is done again.
+
+Bytes of elementwise work, which matrix products do not hide: an operation that reads `i` and writes `o` bytes reads and
+writes them forward, and backward reads its input and the gradient of its output and writes that of its input, 2 i + o.
+Compiled, chains of operations are one kernel that reads its inputs and writes its outputs once; eager, each operation
+of transformers' code is a kernel of its own, and RMSNorm goes through fp32.
+
+Limits: with adapters the gradient of the first block's input is counted, before which autograd stops; pointwise work of
+routers, linear attention and dropout is not counted; documents are as long as sequences.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from drillyard.config.auto_values import MASTER_BYTES
+from drillyard.estimation.setup import COMPUTE_BYTES, LoraSetup, Setup
+from drillyard.modelspec import Block, TensorSpec, adapter_layers, attention_flops_per_token
+
+FORWARD_PRODUCTS: Final = 2
+BACKWARD_PRODUCTS: Final = {"varlen": 5, "flex": 5, "sdpa": 5, "eager": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class ElementwiseOperation:
+    """Bytes that an elementwise operation reads and writes per token, forward."""
+
+    reads: float
+    writes: float
+
+    @property
+    def forward(self) -> float:
+        return self.reads + self.writes
+
+    @property
+    def backward(self) -> float:
+        return 2 * self.reads + self.writes
+
+
+@dataclass(frozen=True, slots=True)
+class UnitWork:
+    """What one unit of FSDP (a block, or the root with its head) does. Rates are per token, `count` such units exist.
+
+    `backward_*` include what is computed a second time. `trainable` parameters are those that have gradients.
+    `attention_flops` are scores and values, part of both directions' FLOPs.
+    """
+
+    count: int
+    parameters: int
+    trainable: int
+    forward_flops: float
+    backward_flops: float
+    forward_bytes: float
+    backward_bytes: float
+    attention_flops: float = 0.0
+
+    @property
+    def flops(self) -> float:
+        return self.forward_flops + self.backward_flops
+
+    @property
+    def bytes(self) -> float:
+        return self.forward_bytes + self.backward_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A step's work on one GPU. `blocks` are the kinds of blocks; the head is part of `root`."""
+
+    blocks: tuple[UnitWork, ...]
+    root: UnitWork
+    tokens: int
+    micro_batches: int
+    compute_bytes: int
+    master_bytes: int
+
+    @property
+    def units(self) -> tuple[UnitWork, ...]:
+        return (*self.blocks, self.root)
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of a step that one GPU really executes."""
+        return self.tokens * sum(unit.count * unit.flops for unit in self.units)
+
+    @property
+    def attention_share(self) -> float:
+        """The share of all FLOPs that are scores and values, which grow with the length of sequences."""
+        return self.tokens * sum(unit.count * unit.attention_flops for unit in self.units) / self.flops
+
+    @property
+    def elementwise_bytes(self) -> float:
+        """Bytes of a step that elementwise operations and the loss move."""
+        return self.tokens * sum(unit.count * unit.bytes for unit in self.units)
+
+    @property
+    def parameters(self) -> int:
+        return sum(unit.count * unit.parameters for unit in self.units)
+
+    @property
+    def trainable(self) -> int:
+        return sum(unit.count * unit.trainable for unit in self.units)
+
+
+def count_work(setup: Setup) -> Work:
+    """The work of a step of `setup`. Of a model of which only counts are known, all of it is the root's.
+
+    Cost: in proportion to the kinds of blocks, about 0.1 ms.
+    """
+    blocks = setup.spec.blocks
+    by_id = {id(block): block for block in blocks}
+    counts = Counter(id(block) for block in blocks)
+    return Work(
+        blocks=tuple(_block_work(by_id[key], count, setup) for key, count in counts.items()),
+        root=_root_work(setup),
+        tokens=setup.tokens_per_step_per_gpu,
+        micro_batches=setup.gradient_accumulation,
+        compute_bytes=COMPUTE_BYTES[setup.precision],
+        master_bytes=MASTER_BYTES[setup.precision],
+    )
+
+
+def optimizer_bytes(setup: Setup, trainable: int) -> float:
+    """Bytes that clipping and AdamW move for `trainable` local parameters, in the master precision.
+
+    The fused kernel reads weight, gradient and two moments and writes all but the gradient: 7. The norm of the
+    gradients reads them once, clipping reads and writes them.
+    """
+    passes = 7 + (3 if setup.clips_gradients else 1)
+    return float(passes * MASTER_BYTES[setup.precision] * trainable)
+
+
+def _block_work(block: Block, count: int, setup: Setup) -> UnitWork:
+    products = _products(block, setup.adapters)
+    forward_attention, backward_attention = _attention_flops(block, setup)
+    forward = 2.0 * sum(one.parameters for one in products) + forward_attention
+    backward = sum((2.0 if one.frozen else 4.0) * one.parameters for one in products) + backward_attention
+    again = _recomputed_attention(setup, forward_attention)
+    backward += _recomputed_flops(setup, products) + again
+    operations = _operations(block, setup)
+    forward_bytes = sum(operation.forward for operation in operations)
+    backward_bytes = sum(operation.backward for operation in operations)
+    if setup.activation_checkpointing != "none":
+        backward_bytes += forward_bytes
+    extra = _adapter_parameters(block.tensors, setup.adapters)
+    trainable = extra if setup.adapters else block.parameters
+    attention = forward_attention + backward_attention + again
+    return UnitWork(
+        count, block.parameters + extra, trainable, forward, backward, forward_bytes, backward_bytes, attention
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A product of activations with a matrix of which one token passes so many parameters."""
+
+    parameters: int
+    frozen: bool
+    needed: bool = True
+    """Whether a gradient needs its output."""
+
+
+def _products(block: Block, adapters: LoraSetup | None) -> list[_Product]:
+    """The products of a block in the order in which they are made: each matrix, then the two of its adapter.
+
+    Nothing needs the output of the last one, which is only added to others; that of experts is weighed, and needed.
+    """
+    products: list[_Product] = []
+    for tensor in filter(_multiplies, block.tensors):
+        products.append(_Product(_active(tensor, block), frozen=adapters is not None))
+        if adapters is not None and adapter_layers([tensor], adapters.targets):
+            rows, columns = tensor.shape
+            products += [_Product(adapters.rank * columns, frozen=False), _Product(adapters.rank * rows, frozen=False)]
+    if products and not block.mlp.num_experts:
+        products[-1] = replace(products[-1], needed=False)
+        if not products[-1].frozen and adapters is not None:
+            products[-3] = replace(products[-3], needed=False)
+    return products
+
+
+def _recomputed_attention(setup: Setup, forward: float) -> float:
+    """FLOPs per token of scores and values that backward does again, of `forward` in the forward."""
+    if setup.activation_checkpointing == "full":
+        return forward
+    return forward / 2 if setup.activation_checkpointing == "selective" and setup.kernel == "eager" else 0.0
+
+
+def _recomputed_flops(setup: Setup, products: Sequence[_Product]) -> float:
+    """FLOPs per token of the products that backward does again.
+
+    Eager, a block is run again up to the last output that is needed, so that only the very last product is spared;
+    compiled, all that are not needed are.
+    """
+    if setup.activation_checkpointing == "none":
+        return 0.0
+    spared = [not one.needed for one in products]
+    if not setup.compiled:
+        spared[:-1] = [False] * (len(spared) - 1)
+    again = [0 if free else one.parameters for one, free in zip(products, spared, strict=True)]
+    if setup.activation_checkpointing == "full":
+        return 2.0 * sum(again)
+    return 2.0 * sum(again[1::2])
+
+
+def _root_work(setup: Setup) -> UnitWork:
+    """Head, loss and embedding. The embedding is a lookup; logits are made, read for the loss in fp32, and their
+    gradients written and read by two products: 5 passes in the compute precision and 2 in fp32. The loss is never
+    recomputed; where only counts are known, the root is the whole model and is (by half where that is selective)."""
+    spec, frozen = setup.spec, setup.adapters is not None
+    projections = sum(tensor.parameters for tensor in spec.root if tensor.role == "projection")
+    matrices = spec.head_matrix_parameters + projections - spec.idle_root_parameters
+    extra = _adapter_parameters(spec.root, setup.adapters)
+    low = COMPUTE_BYTES[setup.precision]
+    logits = float(spec.vocab_size * (5 * low + 2 * max(4, low)))
+    again = 0.0 if spec.blocks else {"none": 0.0, "selective": 1.0, "full": 2.0}[setup.activation_checkpointing]
+    return UnitWork(
+        count=1,
+        parameters=spec.root_parameters + extra,
+        trainable=extra if frozen else spec.root_parameters,
+        forward_flops=2.0 * (matrices + extra),
+        backward_flops=(2.0 if frozen else 4.0) * matrices + 4.0 * extra + again * (matrices + extra),
+        forward_bytes=logits / 2,
+        backward_bytes=logits / 2,
+    )
+
+
+def _multiplies(tensor: TensorSpec) -> bool:
+    """Whether activations are multiplied by it; a router is one even where it is no nn.Linear."""
+    return tensor.is_matrix or (tensor.role == "router" and len(tensor.shape) == 2)
+
+
+def _active(tensor: TensorSpec, block: Block) -> int:
+    """The parameters of a matrix that one token passes."""
+    mlp = block.mlp
+    if tensor.role == "expert" and mlp.num_experts:
+        return tensor.parameters * mlp.experts_per_token // mlp.num_experts
+    return tensor.parameters
+
+
+def _adapter_parameters(tensors: Iterable[TensorSpec], adapters: LoraSetup | None) -> int:
+    if adapters is None:
+        return 0
+    return adapters.rank * sum(sum(tensor.shape) for tensor in adapter_layers(tensors, adapters.targets))
+
+
+def _attention_flops(block: Block, setup: Setup) -> tuple[float, float]:
+    """FLOPs per token of scores and values, forward and backward."""
+    causal = setup.kernel in ("varlen", "flex")
+    alone = replace(setup.spec, blocks=(block,))
+    forward = attention_flops_per_token(alone, setup.sequence_length, causal=causal)
+    products = 4 if block.attention.kind == "linear" else BACKWARD_PRODUCTS[setup.kernel]
+    return forward, forward * products / FORWARD_PRODUCTS
+
+
+def _operations(block: Block, setup: Setup) -> list[ElementwiseOperation]:
+    """The elementwise operations of a block, in bytes per token."""
+    low = COMPUTE_BYTES[setup.precision]
+    attention, mlp, hidden = block.attention, block.mlp, setup.spec.hidden_size
+    rotated = 0 if setup.spec.positions is not None else attention.num_heads + attention.num_kv_heads
+    rotated *= attention.rope_head_dim or attention.head_dim
+    width = mlp.intermediate_size + mlp.experts_per_token * mlp.expert_size
+    residuals = 1 if block.parallel else 2
+    if setup.compiled:
+        return [
+            # Each residual sum is made in the kernel of the norm that follows it.
+            ElementwiseOperation(block.num_norms * hidden * low, block.num_norms * hidden * low),
+            ElementwiseOperation(residuals * hidden * low, residuals * hidden * low),
+            ElementwiseOperation(rotated * low, rotated * low),
+            ElementwiseOperation((2 if mlp.gated else 1) * width * low, width * low),
+        ]
+    high = max(4, low)
+    operations = [ElementwiseOperation(residuals * 2 * hidden * low, residuals * hidden * low)]
+    if block.norm == "layer":
+        operations.append(ElementwiseOperation(block.num_norms * hidden * low, block.num_norms * hidden * low))
+    else:
+        # to fp32, square, mean, scale, back, times the weight
+        operations.append(
+            ElementwiseOperation(
+                block.num_norms * hidden * (2 * low + 4 * high), block.num_norms * hidden * (2 * low + 3 * high)
+            )
+        )
+    # times cosine, half of it negated, joined, times sine, added
+    operations.append(ElementwiseOperation(5.5 * rotated * low, 4.5 * rotated * low))
+    activation = ElementwiseOperation(width * low, width * low)
+    operations += [activation, ElementwiseOperation(2 * width * low, width * low)] if mlp.gated else [activation]
+    if setup.kernel == "eager" and attention.kind != "linear":
+        scores = attention.num_heads * setup.sequence_length
+        # scores written, masked, softmax in fp32, back, read for the values
+        operations.append(ElementwiseOperation(scores * (4 * low + high), scores * (3 * low + high)))
+    return operations

@@ -1,0 +1,199 @@
+"""Many predictions at once: every combination of some settings, and which of them are worth having.
+
+Combinations train different numbers of tokens in a step, so all are compared on the same work: the tokens of the run as
+it is written (a billion where its length is not known). A combination is on the Pareto front of cost against time when
+no other that fits is both faster and cheaper. Times and costs are the geometric means of their ranges; what has only a
+bound would win against everything measured and is left out of the front, unless there is nothing else.
+
+A combination that cannot be (a batch that does not divide, a machine not sold so) is told with its reason and does not
+end the sweep; a value that no run config may hold does. Cost: that of a prediction for each point.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from drillyard.config import RunConfig
+from drillyard.config.validation_errors import find_problems
+from drillyard.errors import UserError
+from drillyard.estimation.axes import Axis, points
+from drillyard.estimation.cost import SECONDS_PER_HOUR
+from drillyard.estimation.quantity import Range
+from drillyard.estimation.request import EstimateRequest
+from drillyard.estimation.run_estimate import RunEstimate, estimate_run
+
+SweepRequest = tuple[Mapping[str, Any], EstimateRequest | UserError]
+Progress = Callable[[Sequence[SweepRequest]], Iterable[SweepRequest]]
+TOKENS_OF_NO_RUN = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class SweepEstimate:
+    """One combination: its values by key, its prediction, or why there is none (`refusal`).
+
+    `hours` and `usd` (of GPU-hours where there is no price) are those of the sweep's tokens.
+    """
+
+    values: Mapping[str, Any]
+    prediction: RunEstimate | None
+    refusal: str
+    hours: float | None
+    cost: float | None
+    on_front: bool = False
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether only the better end of its step time is known."""
+        timed = None if self.prediction is None else self.prediction.speed
+        return timed is not None and timed.seconds.is_bound
+
+    @property
+    def unverified(self) -> bool:
+        """Whether one of its figures rests on an assumption or an unconfirmed value."""
+        one = self.prediction
+        if one is None:
+            return False
+        run, cost, memory = one.run, one.cost, one.memory
+        figures = (
+            None if memory is None else memory.total,
+            None if one.speed is None else one.speed.seconds,
+            None if run is None else run.longest,
+            None if cost is None else cost.of_step,
+        )
+        return any(figure.unverified for figure in figures if figure is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult:
+    """All points in the order of the axes. `cost_unit` is `$`, or `GPU-hours` where a price is missing.
+
+    `with_failures`: whether times hold saves and failures; they do where that is known of every point.
+    """
+
+    axes: Sequence[Axis]
+    points: Sequence[SweepEstimate]
+    tokens: float
+    cost_unit: str
+    with_failures: bool
+
+    @property
+    def decides_recomputation(self) -> bool:
+        """Whether `activation_checkpointing: auto` was resolved for a point, each in its own way."""
+        possible = (point.prediction for point in self.points if point.prediction is not None)
+        return any(one.question.config.training.activation_checkpointing == "auto" for one in possible)
+
+    @property
+    def front(self) -> list[SweepEstimate]:
+        """The Pareto front, the fastest first."""
+        return sorted((point for point in self.points if point.on_front), key=lambda point: point.hours or 0.0)
+
+
+def run_sweep(question: EstimateRequest, axes: Sequence[Axis], progress: Progress = iter) -> SweepResult:
+    """The predictions of all combinations of `axes` around `question`; `progress` passes them on, and may show it.
+
+    UserError where the run itself cannot be predicted, or a value is none that its setting may have.
+    """
+    base = estimate_run(question)
+    tokens = TOKENS_OF_NO_RUN if base.run is None else base.run.tokens
+    asked = [(values, _asked(question, axes, values, tokens)) for values in points(axes)]
+    predicted = [(values, *_predicted(one)) for values, one in progress(asked)]
+    timed = [one for _, one, _ in predicted if one is not None and one.run is not None]
+    with_failures = all(one.run is not None and one.run.wall is not None for one in timed)
+    priced = bool(timed) and all(one.cost is not None for one in timed)
+    found = [
+        SweepEstimate(values, one, refusal, *_figures(one, priced=priced, with_failures=with_failures))
+        for values, one, refusal in predicted
+    ]
+    return SweepResult(tuple(axes), tuple(mark_front(found)), tokens, "$" if priced else "GPU-hours", with_failures)
+
+
+def _asked(
+    question: EstimateRequest, axes: Sequence[Axis], values: Mapping[str, Any], tokens: float
+) -> EstimateRequest | UserError:
+    """The question of one combination, or why its place cannot be."""
+    settings = {axis.path: values[axis.key] for axis in axes if axis.path not in ("nodes", "machine")}
+    place = question.place
+    try:
+        if "machine" in values:
+            place = place.with_machine(str(values["machine"]), question.facts)
+        if "nodes" in values:
+            place = place.with_nodes(values["nodes"])
+    except UserError as error:
+        return error
+    return replace(question, config=with_settings(question.config, settings), place=place, tokens=tokens)
+
+
+def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """`config` with other `settings`, by dotted key. UserError for one that it does not have or may not hold."""
+    if not settings:
+        return config
+    content: dict[str, Any] = copy.deepcopy(config.model_dump(mode="json"))
+    for key, value in settings.items():
+        *sections, last = key.split(".")
+        here = content
+        for section in sections:
+            if not isinstance(here.get(section), dict):
+                here[section] = {}
+            here = here[section]
+        here[last] = value
+    try:
+        return RunConfig.model_validate_json(json.dumps(content), strict=True, context={"resolve_environment": False})
+    except ValidationError:
+        found = next(iter(find_problems(RunConfig, content)))
+        raise UserError(f"--sweep: {'.'.join(map(str, found.path))}: {found.message}") from None
+
+
+def _predicted(question: EstimateRequest | UserError) -> tuple[RunEstimate | None, str]:
+    if isinstance(question, UserError):
+        return None, str(question).splitlines()[0]
+    try:
+        return estimate_run(question), ""
+    except UserError as error:
+        return None, str(error).splitlines()[0]
+
+
+def _figures(one: RunEstimate | None, *, priced: bool, with_failures: bool) -> tuple[float | None, float | None]:
+    """Hours and dollars (or GPU-hours) of a prediction, in the middle of their ranges."""
+    if one is None or one.run is None:
+        return None, None
+    times = one.run.wall if with_failures and one.run.wall is not None else one.run.failure_free
+    hours = geometric_mean(times) / SECONDS_PER_HOUR
+    if not priced or one.cost is None:
+        return hours, hours * one.question.place.num_gpus
+    return hours, hours * one.cost.price.of_all.value
+
+
+def geometric_mean(numbers: Range) -> float:
+    """The geometric mean of both ends."""
+    return math.sqrt(numbers.low.value * numbers.high.value)
+
+
+def mark_front(found: Iterable[SweepEstimate]) -> list[SweepEstimate]:
+    """The points with those of the front marked; runs that the trainer refuses are not on it unless all are."""
+    listed = list(found)
+    fitting = [
+        index
+        for index, point in enumerate(listed)
+        if point.hours is not None and point.prediction is not None and point.prediction.verdict in ("fits", "unknown")
+    ]
+    accepted = [index for index in fitting if not _refused(listed[index])]
+    fitting = accepted or fitting
+    measured = [index for index in fitting if not listed[index].is_bound]
+    best = math.inf
+    for index in sorted(measured or fitting, key=lambda index: (listed[index].hours, listed[index].cost)):
+        cost = listed[index].cost
+        if cost is not None and cost < best:
+            best = cost
+            listed[index] = replace(listed[index], on_front=True)
+    return listed
+
+
+def _refused(point: SweepEstimate) -> bool:
+    return point.prediction is not None and bool(point.prediction.refusals)

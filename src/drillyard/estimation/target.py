@@ -1,0 +1,124 @@
+"""Where a run is to be: machines by the cluster config or by flags, or so many of an accelerator and nothing else.
+
+Flags come before the cluster config, so one file answers "and on the other machine?" too. An accelerator without a
+machine is enough for memory and speed within a node; what needs more (networks, storage, prices, quotas) is then
+missing, and the answer says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from drillyard.config import ClusterConfig
+from drillyard.errors import UserError
+from drillyard.estimation.quantity import GIVEN
+from drillyard.hardware import Accelerator, Catalog, Machine, region_of
+from drillyard.hardware.capacity import consumption_problem, machine_of
+from drillyard.hardware.facts import Provenance
+
+USUAL_GPUS_PER_NODE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """So many GPUs of so many machines. `made_up`: only the accelerator is known, the machine is a name for a node.
+
+    `consumption` and `region` are None where nobody has said. `cluster` is the config that quotas are counted for,
+    with the machine and the nodes that flags changed.
+    """
+
+    machine: Machine
+    accelerator: Accelerator
+    num_nodes: int
+    num_gpus: int
+    consumption: str | None = None
+    region: str | None = None
+    cluster: ClusterConfig | None = None
+    made_up: bool = False
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.machine.num_accelerators
+
+    @property
+    def title(self) -> str:
+        """`2 x a4-highgpu-8g (16 b200)`."""
+        if self.made_up:
+            return f"{self.num_gpus} x {self.accelerator.name}"
+        return f"{self.num_nodes} x {self.machine.name} ({self.num_gpus} {self.accelerator.name})"
+
+    def with_nodes(self, num_nodes: int) -> Target:
+        """The same machines in another number. UserError below 1."""
+        check_count("nodes", num_nodes)
+        return replace(
+            self,
+            num_nodes=num_nodes,
+            num_gpus=num_nodes * self.gpus_per_node,
+            cluster=_changed(self.cluster, nodes=num_nodes),
+        )
+
+    def with_machine(self, name: str, facts: Catalog) -> Target:
+        """Another machine in the same number. UserError for one that is not known or not sold in this way."""
+        machine = facts.machine(name)
+        unsold = consumption_problem(self.consumption, machine)
+        if unsold is not None:
+            raise UserError(f"consumption: {unsold}\ngive one of them by --consumption")
+        return replace(
+            self,
+            machine=machine,
+            accelerator=facts.accelerator_of(machine),
+            num_gpus=self.num_nodes * machine.num_accelerators,
+            cluster=_changed(self.cluster, machine=machine.name),
+            made_up=False,
+        )
+
+
+def cluster_target(cluster: ClusterConfig, facts: Catalog, *, machine: str | None = None) -> Target:
+    """The place that a cluster config names, or the same number of another `machine`. UserError as of `machine_of`."""
+    row = machine_of(cluster, facts) if machine is None else facts.machine(machine)
+    place = Target(
+        row,
+        facts.accelerator_of(row),
+        cluster.nodes,
+        cluster.nodes * row.num_accelerators,
+        cluster.consumption,
+        region_of(cluster),
+        cluster,
+    )
+    return place if machine is None else place.with_machine(machine, facts)
+
+
+def machine_target(
+    machine: str, num_nodes: int, facts: Catalog, *, consumption: str | None = None, region: str | None = None
+) -> Target:
+    """`num_nodes` of `machine`. UserError for one that is not known or not sold by `consumption`."""
+    check_count("nodes", num_nodes)
+    row = facts.machine(machine)
+    place = Target(row, facts.accelerator_of(row), num_nodes, num_nodes * row.num_accelerators, consumption, region)
+    return place.with_machine(machine, facts)
+
+
+def accelerator_target(accelerator: str, num_gpus: int, facts: Catalog, *, gpus_per_node: int | None = None) -> Target:
+    """`num_gpus` of `accelerator`, by default 8 in a node. Nothing is known of the nodes but that."""
+    check_count("GPUs", num_gpus)
+    row = facts.accelerator(accelerator)
+    in_node = min(num_gpus, USUAL_GPUS_PER_NODE) if gpus_per_node is None else gpus_per_node
+    check_count("GPUs per node", in_node)
+    machine = Machine(
+        provenance=Provenance(GIVEN),
+        name=f"{in_node} x {row.name}",
+        accelerator=row.name,
+        num_accelerators=in_node,
+        network_stack="ethernet",
+    )
+    return Target(machine, row, -(-num_gpus // in_node), num_gpus, made_up=True)
+
+
+def check_count(what: str, count: int) -> None:
+    """UserError unless `count` is at least 1."""
+    if count < 1:
+        raise UserError(f"the number of {what} is {count}; at least 1 is needed")
+
+
+def _changed(cluster: ClusterConfig | None, **fields: object) -> ClusterConfig | None:
+    return None if cluster is None else cluster.model_copy(update=fields)

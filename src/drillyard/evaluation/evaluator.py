@@ -1,0 +1,216 @@
+"""Everything that is measured on held-out data, in one call that training and `drillyard eval` share.
+
+Each held-out part gives its loss; with the metric sql-execution the model also answers the part's questions, each
+answer is run, and every prediction is written to a file beside the figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from drillyard.config.run import RunConfig
+from drillyard.data import PreparedData, evaluation_rows, prompt_tokens, render_prompt
+from drillyard.data.held_out_split import find_part
+from drillyard.errors import UserError
+from drillyard.evaluation.failures import EvaluationFailed, FailureAgreement
+from drillyard.evaluation.generate import generate
+from drillyard.evaluation.held_out_loss import evaluate_loss
+from drillyard.evaluation.sql_scoring import SqlVerdict, accuracy, judge
+from drillyard.models.loss import LanguageModelLoss
+from drillyard.parallel.ranks import Ranks
+from drillyard.safe_files import describe_os_error
+
+
+def _print_warning(text: str) -> None:
+    print(f"drillyard: {text}", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class MetricFailure:
+    """A metric that could not be measured on a held-out part. `reason`, `stack`: see EvaluationFailed."""
+
+    part: str
+    metric: str
+    reason: str
+    stack: str | None
+
+
+@dataclass(frozen=True)
+class EvaluationResults:
+    """What an evaluation has found: {part: {loss, perplexity, bits_per_byte, tokens, sql_execution, ...}}, and what of
+    it failed."""
+
+    results: dict[str, dict[str, Any]]
+    failures: list[MetricFailure]
+
+
+@dataclass
+class HeldOutEvaluator:
+    """The held-out parts of a run and how to measure a model on them; called on every rank alike.
+
+    Predictions are written to `directory`; `warn(text)` is called when they cannot be. `before_forward`: see Agreement.
+    """
+
+    config: RunConfig
+    data: PreparedData
+    root: LanguageModelLoss
+    ranks: Ranks
+    directory: Path
+    attention: str
+    warn: Callable[[str], None] = _print_warning
+    before_forward: Callable[[], None] = lambda: None
+    parts: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        wanted = list(self.data.held_out) if self.config.evaluation.parts is None else self.config.evaluation.parts
+        self.parts = [find_part(name, self.data.held_out) or name for name in wanted]
+        missing = [name for name in self.parts if name not in self.data.held_out]
+        if missing:
+            raise UserError(
+                f"evaluation.parts: no held-out part is {missing[0]!r}; there are: {', '.join(self.data.held_out)}"
+            )
+        self._agreement = FailureAgreement(self.root, self.ranks)
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences or prompts per rank in one forward: as configured, or what training is known to fit."""
+        return self.config.evaluation.batch_size or self.config.training.micro_batch_size
+
+    def evaluate(self, label: str) -> EvaluationResults:
+        """Every metric of every part; one that fails takes nothing from the others. Raises EvaluationStopped."""
+        found = EvaluationResults({}, [])
+        for name in self.parts:
+            result: dict[str, Any] = {}
+            for metric in self.config.evaluation.metrics:
+                try:
+                    result |= self.loss(name) if metric == "loss" else self.sql_execution(name, label)
+                except EvaluationFailed as failure:
+                    found.failures.append(MetricFailure(name, metric, failure.reason, failure.stack))
+            if result:
+                found.results[name] = result
+        return found
+
+    def loss(self, part: str) -> dict[str, Any]:
+        """Loss and what follows from it, on one held-out part. Raises EvaluationFailed."""
+        return evaluate_loss(
+            self.root,
+            self.data.held_out[part],
+            self.ranks,
+            attention=self.attention,
+            batch_size=self.batch_size,
+            limit=self.config.evaluation.max_sequences,
+            chunk_tokens=self.config.training.loss_chunk_tokens,
+            before_forward=self.before_forward,
+        ).as_dict()
+
+    def sql_execution(self, part: str, label: str) -> dict[str, Any]:
+        """Answer a held-out part's questions and run the answers; predictions go to `directory`/LABEL/PART.jsonl.
+
+        Raises EvaluationFailed.
+        """
+        tokenizer, evaluation = self.data.tokenizer, self.config.evaluation
+
+        def questions() -> tuple[list[dict[str, Any]], list[str], list[list[int]]]:
+            rows = evaluation_rows(self.config, part, evaluation.samples)
+            prompts = [render_prompt(row) for row in rows]
+            return rows, prompts, [prompt_tokens(tokenizer, prompt) for prompt in prompts]
+
+        rows, prompts, tokens = self._agreement.alone(questions)
+        outputs = generate(
+            self.root,
+            tokens,
+            self.ranks,
+            eos_token_id=tokenizer.eos_token_id,
+            max_new_tokens=evaluation.max_new_tokens,
+            batch_size=self.batch_size,
+            before_forward=self.before_forward,
+        )
+        predictions = self._agreement.alone(
+            lambda: [text.strip() for text in tokenizer.batch_decode(outputs, skip_special_tokens=True)]
+        )
+        verdicts = self.judge_shared(rows, predictions)
+        if self.ranks.rank == 0:
+            self.write_predictions(part, label, rows, prompts, predictions, verdicts)
+        figures = accuracy(verdicts)
+        return {
+            "sql_execution": figures["accuracy"] if figures["judged"] else None,
+            "questions": figures["judged"],
+            "unjudged": figures["unjudged"] or None,
+        }
+
+    def judge_shared(self, rows: list[dict[str, Any]], predictions: list[str]) -> list[SqlVerdict]:
+        """Run this rank's share of the predictions, and collect everybody's verdicts in the order of the rows."""
+        rank, size = self.ranks.rank, self.ranks.world_size
+        share = list(zip(rows, predictions, strict=True))[rank::size]
+        mine = self._agreement.alone(lambda: [judge(row, text) for row, text in share])
+        if size == 1:
+            return mine
+        parts: list[Any] = [None] * size
+        dist.all_gather_object(parts, mine)
+        return [parts[index % size][index // size] for index in range(len(rows))]
+
+    def write_predictions(
+        self,
+        part: str,
+        label: str,
+        rows: list[dict[str, Any]],
+        prompts: list[str],
+        predictions: list[str],
+        verdicts: list[SqlVerdict],
+    ) -> None:
+        """One JSON line per question: what was asked, expected, predicted, and the verdict.
+
+        Where they cannot be written the figures are as good: that is only a warning.
+        """
+        path = self.directory / label / f"{part.replace('/', '_')}.jsonl"
+        # Path.exists would raise where the disk cannot be read.
+        if os.path.lexists(path) and not _holds_predictions(path):
+            self.warn(f"{path}: is there already and holds no predictions: it is left, and predictions are not written")
+            return
+        try:
+            self._write_lines(path, rows, prompts, predictions, verdicts)
+        except Exception as error:  # only rank 0 writes: the others would wait for it in vain
+            with contextlib.suppress(OSError):
+                path.unlink()  # part of it would look like all of it
+            cause = describe_os_error(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            self.warn(f"{path}: predictions are not written: {cause}")
+
+    def _write_lines(
+        self,
+        path: Path,
+        rows: list[dict[str, Any]],
+        prompts: list[str],
+        predictions: list[str],
+        verdicts: list[SqlVerdict],
+    ) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8") as file:
+            for row, prompt, predicted, verdict in zip(rows, prompts, predictions, verdicts, strict=True):
+                line = {
+                    **row,
+                    "prompt": prompt,
+                    "max_new_tokens": self.config.evaluation.max_new_tokens,
+                    "predicted": predicted,
+                    "verdict": verdict.outcome,
+                    "reason": verdict.reason,
+                }
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def _holds_predictions(path: Path) -> bool:
+    """Whether a file was written here: its first line is a prediction, or it is empty."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            first = file.readline()
+        return not first or {"predicted", "verdict", "reason"} <= json.loads(first).keys()
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False

@@ -1,0 +1,125 @@
+"""An error in an evaluation is an error on every rank: none ends training, and none leaves ranks waiting for others.
+
+Evaluations are optional, so what goes wrong in one must not end a run. Of several ranks often only one fails (out of
+memory with the longest prompts, a disk of its own), while the others are in a collective that it would never join. So
+everything that can fail in an evaluation runs in one of two ways, after which all ranks go on or all raise
+EvaluationFailed:
+
+- `alone`: the work has no collective in it;
+- `forward`: the work calls the model once. A sharded model gathers its weights block by block, so a rank that failed
+  takes part in the gathers that are left, without computing anything (`gather_rest` in parallel/parallelize.py).
+
+Cost: an all-reduce of one number between CPUs for each. Limits: an error of a collective itself, or in the gathers that
+are left, ends the round like any error in training; so does a rank that is killed.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from drillyard.errors import UserError
+from drillyard.models.loss import LanguageModelLoss
+from drillyard.parallel.parallelize import finished_modules, join_remaining_gathers
+from drillyard.parallel.ranks import Ranks
+
+T = TypeVar("T")
+_RANKS_NAMED = 3
+
+
+class EvaluationStopped(Exception):
+    """All ranks have agreed to stop while they evaluate."""
+
+
+class EvaluationFailed(Exception):
+    """Part of an evaluation raised on at least one rank; raised on all of them, with the same contents.
+
+    `reason` is one line. `stack` is the traceback of the first rank that failed; None where all that failed is the
+    user's to fix.
+    """
+
+    def __init__(self, reason: str, stack: str | None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.stack = stack
+
+
+@dataclass(frozen=True)
+class _Error:
+    """What one rank raised."""
+
+    rank: int
+    text: str
+    stack: str | None
+
+
+class FailureAgreement:
+    """Runs the parts of an evaluation of `root`; all ranks call it alike.
+
+    `before_forward` is called before each forward. It may raise EvaluationStopped, on all ranks at once.
+    """
+
+    def __init__(
+        self, root: LanguageModelLoss, ranks: Ranks, before_forward: Callable[[], None] = lambda: None
+    ) -> None:
+        self._root = root
+        self._ranks = ranks
+        self._before_forward = before_forward
+
+    def alone(self, work: Callable[[], T]) -> T:
+        """The result of `work`, which has no collective in it. Raises EvaluationFailed."""
+        return self._agreed(*self._attempt(work))
+
+    def forward(self, work: Callable[[], T]) -> T:
+        """The result of `work`, which calls the model once. Raises EvaluationFailed, or EvaluationStopped."""
+        self._before_forward()
+        with finished_modules(self._root) as finished:
+            result, error = self._attempt(work)
+        if error is not None:
+            join_remaining_gathers(self._root, finished)
+        return self._agreed(result, error)
+
+    def _attempt(self, work: Callable[[], T]) -> tuple[T | None, _Error | None]:
+        """The result or the error; of that the text alone, as its frames hold the tensors of the failed forward."""
+        try:
+            return work(), None
+        except Exception as error:
+            text = " ".join(str(error).split())
+            if isinstance(error, UserError):
+                return None, _Error(self._ranks.rank, text, None)
+            stack = "".join(traceback.format_exception(error))
+            return None, _Error(self._ranks.rank, f"{type(error).__name__}: {text}", stack)
+
+    def _agreed(self, result: T | None, error: _Error | None) -> T:
+        errors = self._errors_of_all(error)
+        if errors:
+            raise EvaluationFailed(
+                _in_words(errors, self._ranks.world_size), next((e.stack for e in errors if e.stack), None)
+            )
+        return result  # type: ignore[return-value]
+
+    def _errors_of_all(self, own: _Error | None) -> list[_Error]:
+        """What ranks raised, in order of rank; the same on all of them."""
+        everyone: list[Any] = [own]
+        if self._ranks.world_size > 1:
+            failed = torch.tensor([own is not None], dtype=torch.int32)
+            dist.all_reduce(failed, op=dist.ReduceOp.MAX)
+            if not failed.item():
+                return []
+            everyone = [None] * self._ranks.world_size
+            dist.all_gather_object(everyone, own)
+        return [error for error in everyone if error is not None]
+
+
+def _in_words(errors: list[_Error], world_size: int) -> str:
+    """One line; without the ranks where all of them say the same."""
+    texts = {error.text for error in errors}
+    if len(errors) == world_size and len(texts) == 1:
+        return texts.pop()
+    shown = [f"rank {error.rank}: {error.text}" for error in errors[:_RANKS_NAMED]]
+    return "; ".join([*shown, *([f"and {len(errors) - _RANKS_NAMED} more ranks"] if errors[_RANKS_NAMED:] else [])])

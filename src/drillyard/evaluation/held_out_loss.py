@@ -1,0 +1,110 @@
+"""Loss on held-out sequences: nats per token, perplexity, and bits per byte where every byte of the text is covered.
+
+All ranks call the model the same number of times (FSDP2 gathers weights in every call) and with batches of one shape
+(compiled blocks have a graph per shape), so sequences are dealt out in rounds and what a rank lacks of the last one is
+filled with sequences whose labels are all ignored. Sums are taken in fp64 and added over ranks once.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from drillyard.data import Batch, Sequences
+from drillyard.evaluation.failures import FailureAgreement
+from drillyard.models.loss import IGNORED, LanguageModelLoss, loss_inputs
+from drillyard.parallel.parallelize import reshard
+from drillyard.parallel.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """Loss over one held-out source."""
+
+    loss: float
+    tokens: int
+    sequences: int
+    text_bytes: int | None
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); infinity where that is over the largest float."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Summed nats / ln 2 / UTF-8 bytes of the text; None unless every byte carries loss exactly once."""
+        if not self.text_bytes:
+            return None
+        return self.loss * self.tokens / math.log(2) / self.text_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures as they go into metrics and summaries."""
+        return {
+            "loss": self.loss,
+            "perplexity": self.perplexity,
+            "bits_per_byte": self.bits_per_byte,
+            "tokens": self.tokens,
+            "sequences": self.sequences,
+        }
+
+
+@torch.no_grad()
+def evaluate_loss(
+    root: LanguageModelLoss,
+    sequences: Sequences,
+    ranks: Ranks,
+    *,
+    attention: str,
+    batch_size: int,
+    limit: int | None,
+    chunk_tokens: int | None,
+    before_forward: Callable[[], None] = lambda: None,
+) -> HeldOutLoss:
+    """Mean loss per valid token of the first `limit` sequences (all of them when None), the same on every rank.
+
+    `before_forward`: see Agreement. Raises EvaluationFailed.
+    """
+    count = len(sequences) if limit is None else min(limit, len(sequences))
+    covers_all = count == len(sequences)
+    sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
+    was_training = root.training
+    root.eval()
+    round_size = batch_size * ranks.world_size
+    agreement = FailureAgreement(root, ranks, before_forward)
+
+    def add_round(start: int) -> None:
+        first = start + ranks.rank * batch_size
+        indices = np.arange(first, first + batch_size, dtype=np.int64)
+        batch = with_labels_only_in(sequences.read(np.minimum(indices, count - 1)), indices < count)
+        inputs = loss_inputs(batch, root.causal_lm, attention, ranks.device, chunk_tokens)
+        sums[0] += root(**vars(inputs)).double()
+        sums[1] += int((batch.labels != IGNORED).sum())
+
+    try:
+        for start in range(0, count, round_size):
+            agreement.forward(functools.partial(add_round, start))
+        ranks.all_reduce_sum(sums)
+    finally:
+        # Also where the ranks have agreed to stop, or one has failed: training goes on.
+        reshard(root)
+        root.train(was_training)
+    nats, tokens = sums.tolist()
+    return HeldOutLoss(
+        loss=nats / tokens if tokens else math.nan,
+        tokens=int(tokens),
+        sequences=count,
+        text_bytes=sequences.document_bytes if covers_all else None,
+    )
+
+
+def with_labels_only_in(batch: Batch, measured: np.ndarray[Any, Any]) -> Batch:
+    """The same batch, with labels only in the rows where `measured` [B] is True; the others add nothing to a loss."""
+    labels = np.where(measured[:, None], batch.labels, IGNORED)
+    return Batch(batch.input_ids, labels, batch.position_ids, batch.document_ids)

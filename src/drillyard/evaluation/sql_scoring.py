@@ -1,0 +1,224 @@
+"""SQL execution accuracy: does a predicted query return what the reference query returns?
+
+Both run in fresh in-memory sqlite databases built from the row (`sql_database`), which are then read-only. A schema is
+text from a data set and a prediction text from a model: `sql_run` limits what either costs, and no text may raise, hang
+or change anything.
+
+A prediction is correct when its result equals the reference's on every database of the row: for the built-in set the
+shown database and two further fills (test-suite accuracy, Zhong et al. 2020, arXiv:2010.02840), for a row that brings
+its own rows that one database, for a schema without rows several generated fills. Results are equal when they have as
+many columns in the same order and the same multiset of rows; the order of rows counts only under a top-level ORDER BY
+of the reference. Numbers are equal within a relative 1e-6 whatever their type; text never equals a number; NULL equals
+NULL.
+
+Limits: column names are ignored; rows that tie under ORDER BY must come in the reference's order; an answer that is
+right on these databases may be wrong on another.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from drillyard.evaluation.sql_database import databases
+from drillyard.evaluation.sql_sandbox import Row, run_query
+from drillyard.evaluation.sql_text import has_top_level_order_by
+
+RELATIVE_TOLERANCE = 1e-6
+ABSOLUTE_TOLERANCE = 1e-9
+"""Only so that a sum that cancels to 1e-17 equals 0."""
+
+_MAX_PAIRINGS = 300
+
+Outcome = Literal["correct", "wrong", "invalid", "timeout", "unjudged"]
+OUTCOMES: tuple[Outcome, ...] = ("correct", "wrong", "invalid", "timeout", "unjudged")
+
+
+@dataclass(frozen=True)
+class SqlVerdict:
+    """The judgement of one prediction. `unjudged`: the reference itself fails or returns nothing."""
+
+    outcome: Outcome
+    reason: str = ""
+
+
+class QueryJudge:
+    """Judges predictions for one row; builds its databases and runs its reference once.
+
+    Opening costs about a millisecond, a judgement about 20 microseconds per database. Close it to free the databases.
+    """
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.reference = str(row["sql"])
+        self._ordered = has_top_level_order_by(self.reference)
+        self._cases: list[tuple[sqlite3.Connection, list[Row]]] = []
+        self._unjudged = ""
+        problems = []
+        for connection, problem in databases(row):
+            result = _reference_result(connection, self.reference) if connection else problem
+            if isinstance(result, str):
+                problems.append(result)
+            elif connection:
+                self._cases.append((connection, result))
+        if not self._cases:
+            self._unjudged = problems[0] if problems else "no database"
+
+    @property
+    def unjudged(self) -> str:
+        """Why nothing can be said about predictions for this row; empty when they can be judged."""
+        return self._unjudged
+
+    def judge(self, predicted: str) -> SqlVerdict:
+        """Judge one prediction. Never raises, whatever the text."""
+        if self._unjudged:
+            return SqlVerdict("unjudged", self._unjudged)
+        for number, (connection, expected) in enumerate(self._cases):
+            try:
+                found = run_query(connection, predicted)
+            except TimeoutError as error:
+                return SqlVerdict("timeout", str(error))
+            except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
+                return SqlVerdict("invalid", str(error) or "more memory than is allowed")
+            difference = result_difference(expected, found, ordered=self._ordered)
+            if difference:
+                return SqlVerdict("wrong", f"{difference} on database {number + 1} of {len(self._cases)}")
+        return SqlVerdict("correct")
+
+    def close(self) -> None:
+        """Free the databases."""
+        for connection, _ in self._cases:
+            connection.close()
+
+
+def _reference_result(connection: sqlite3.Connection, sql: str) -> list[Row] | str:
+    """The reference's rows, or why they cannot judge anything: it fails, or returns nothing but NULL."""
+    try:
+        rows = run_query(connection, sql)
+    except (sqlite3.Error, sqlite3.Warning, ValueError, TimeoutError, MemoryError) as error:
+        return f"the reference query fails: {str(error) or 'more memory than is allowed'}"
+    return rows if any(value is not None for row in rows for value in row) else "the reference query returns nothing"
+
+
+def judge(row: dict[str, Any], predicted: str) -> SqlVerdict:
+    """Judge one prediction for a row; `QueryJudge` judges many for the same row without rebuilding its databases.
+
+    The row has `sql` (the reference) and `schema` or `sql_context` (CREATE TABLE and possibly INSERT statements); a row
+    of `builtin:text-to-sql` also has `domain` and `fills`. Raises UserError for a row that has neither.
+    """
+    referee = QueryJudge(row)
+    try:
+        return referee.judge(predicted)
+    finally:
+        referee.close()
+
+
+def accuracy(verdicts: Iterable[SqlVerdict]) -> dict[str, float | int]:
+    """Counts per outcome, `judged` (all but unjudged), and `accuracy` = correct / judged (NaN when none was judged)."""
+    counts = Counter(verdict.outcome for verdict in verdicts)
+    judged = sum(counts.values()) - counts["unjudged"]
+    figures: dict[str, float | int] = {outcome: counts[outcome] for outcome in OUTCOMES}
+    return figures | {"judged": judged, "accuracy": counts["correct"] / judged if judged else math.nan}
+
+
+def best_constant_answer(rows: Sequence[dict[str, Any]]) -> tuple[str, float]:
+    """The reference query that, given as the answer to every question, scores best; and its accuracy.
+
+    The floor that a model has to beat. Every distinct reference is tried on every row (rows x references x 1 to 3
+    executions, most of which end at a table that is not there); ties go to the one that occurs first.
+    """
+    referees = [QueryJudge(row) for row in rows]
+    try:
+        judged = [referee for referee in referees if not referee.unjudged]
+        assert judged, "no row can be judged"
+        candidates = dict.fromkeys(referee.reference for referee in judged)
+        scores = {sql: sum(referee.judge(sql).outcome == "correct" for referee in judged) for sql in candidates}
+    finally:
+        for referee in referees:
+            referee.close()
+    best = max(scores, key=lambda sql: scores[sql])
+    return best, scores[best] / len(judged)
+
+
+def result_difference(expected: list[Row], found: list[Row], *, ordered: bool) -> str:
+    """How two results differ, in a few words; empty when they are equal in the sense of this module."""
+    if len(expected) != len(found):
+        return f"{len(found)} rows instead of {len(expected)}"
+    if expected and len(expected[0]) != len(found[0]):
+        return f"{len(found[0])} columns instead of {len(expected[0])}"
+    if all(map(_rows_equal, expected, found)):
+        return ""
+    if ordered:
+        return "other rows, or another order"
+    return "" if _same_multiset(expected, found) else "other rows"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _rows_equal(left: Row, right: Row) -> bool:
+    return all(map(_values_equal, left, right))
+
+
+def _values_equal(left: Any, right: Any) -> bool:
+    if _is_number(left) and _is_number(right):
+        return _close(left, right)
+    return type(left) is type(right) and bool(left == right)
+
+
+def _close(left: float, right: float) -> bool:
+    return left == right or (
+        math.isfinite(left)
+        and math.isfinite(right)
+        and math.isclose(left, right, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
+    )
+
+
+def _same_multiset(expected: list[Row], found: list[Row]) -> bool:
+    """Whether the rows can be paired off so that each pair is equal.
+
+    Rows are grouped by all that is no number, which must agree exactly; equal rows are paired first, and within a group
+    the rest is paired by its numbers. Closeness is not transitive, so that rest is a bipartite matching.
+    """
+    remaining = Counter(expected)
+    remaining.subtract(found)
+    if not any(remaining.values()):
+        return True
+    left_groups, right_groups = _groups(remaining.elements()), _groups((-remaining).elements())
+    return left_groups.keys() == right_groups.keys() and all(
+        len(left) == len(right_groups[key]) and _can_be_paired(left, right_groups[key])
+        for key, left in left_groups.items()
+    )
+
+
+def _groups(rows: Iterable[Row]) -> dict[Row, list[Row]]:
+    groups: dict[Row, list[Row]] = {}
+    for row in rows:
+        key = tuple(None if _is_number(value) else (type(value).__name__, value) for value in row)
+        groups.setdefault(key, []).append(tuple(value for value in row if _is_number(value)))
+    return groups
+
+
+def _can_be_paired(left: list[Row], right: list[Row]) -> bool:
+    """A perfect matching of close rows: in sorted order if that does, else by augmenting paths (Kuhn 1955)."""
+    left, right = sorted(left), sorted(right)
+    if all(map(_rows_equal, left, right)):
+        return True
+    if len(left[0]) < 2 or len(left) > _MAX_PAIRINGS:
+        return False
+    partner: dict[int, int] = {}
+    return all(_augment(i, left, right, partner, set()) for i in range(len(left)))
+
+
+def _augment(i: int, left: list[Row], right: list[Row], partner: dict[int, int], tried: set[int]) -> bool:
+    for j, row in enumerate(right):
+        if j not in tried and _rows_equal(left[i], row):
+            tried.add(j)
+            if j not in partner or _augment(partner[j], left, right, partner, tried):
+                partner[j] = i
+                return True
+    return False

@@ -1,0 +1,221 @@
+"""A directory that holds an exported model: which of its files an export wrote, and how new ones take their place.
+
+An export keeps a record in its directory, `.drillyard-export.json`: the name, size and checksum of each file that it
+wrote. An export goes into a directory that is absent or empty, or replaces an earlier export, and then only if the
+record accounts for everything in the directory. So no file is deleted or replaced that an export did not write, or that
+has been changed since.
+
+New files are written beside the old ones as NAME.incomplete, and the record names them before the first is made. When
+all are complete, config.json is deleted, the others are moved into place, and the new config.json comes last: without
+one, no program takes the directory for a model. An export that was killed at any point is finished by the next one. No
+directory is renamed or deleted, so links, mount points and buckets behave as ordinary directories do.
+
+Cost: checksums are taken while files are written; replacing an export reads the old files once. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+
+import xxhash
+
+from drillyard.errors import UserError
+from drillyard.safe_files import flush
+
+RECORD = ".drillyard-export.json"
+CONFIG = "config.json"
+EARLIER_EXPORT = "holds an earlier export"
+"""The reason of `refusal` that `overwrite` removes."""
+_INCOMPLETE = ".incomplete"
+_VERSION = 1
+_NAMES_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class FileChecksum:
+    """What is in a file: its size and XXH3-128, 32 hexadecimal digits."""
+
+    bytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True)
+class ExportRecord:
+    """What exports wrote into a directory, by path relative to it.
+
+    `files`: the contents that an export gave each file; two while one is being replaced. `writing`: the files of an
+    export that is going on, or was interrupted.
+    """
+
+    files: dict[str, list[FileChecksum]] = field(default_factory=dict)
+    writing: list[str] = field(default_factory=list)
+
+    def accounts_for(self, name: str, size: int | None) -> bool:
+        """Whether an export wrote the file `name` of `size` bytes, or the empty directory `name` (size None)."""
+        if size is None:
+            known = [*self.files, *self.writing]
+            return any(PurePosixPath(name) in PurePosixPath(file).parents for file in known)
+        if name in (RECORD, f"{RECORD}{_INCOMPLETE}"):
+            return True
+        if name.endswith(_INCOMPLETE) and name.removesuffix(_INCOMPLETE) in self.writing:
+            return True
+        return any(content.bytes == size for content in self.files.get(name, []))
+
+
+def incomplete(directory: Path, name: str) -> Path:
+    """Where an export writes the file `name` until it is complete."""
+    return directory / f"{name}{_INCOMPLETE}"
+
+
+def reason_to_refuse(directory: Path, *, overwrite: bool) -> str | None:
+    """Why nothing may be exported to `directory`, for people; None when it may.
+
+    Judged by names and sizes; `first_changed` reads the content. Raises OSError.
+    """
+    if not os.path.lexists(directory):
+        return None
+    if not directory.is_dir():
+        return "is not a directory"
+    entries = dict(_entries(directory, ""))
+    record = read_record(directory)
+    foreign = [name for name, size in entries.items() if not record.accounts_for(name, size)]
+    if foreign:
+        more = f" and {len(foreign) - _NAMES_SHOWN} more" if len(foreign) > _NAMES_SHOWN else ""
+        return f"holds {', '.join(sorted(foreign)[:_NAMES_SHOWN])}{more}, not written by an export or changed since"
+    return EARLIER_EXPORT if record.files and not overwrite else None
+
+
+def first_changed(directory: Path, share: int = 0, num_shares: int = 1) -> str | None:
+    """The first recorded file whose content is not what an export wrote; None when there is none. Raises OSError.
+
+    Reads every `num_shares`-th file, from number `share` on: ranks do this together.
+    """
+    files = sorted(read_record(directory).files.items())[share::num_shares]
+    for name, contents in files:
+        path = directory / name
+        if path.is_file() and _content_of(path) not in contents:
+            return f"holds {name}, which has changed since it was exported"
+    return None
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keep other exports out of a directory that is there. UserError when one is going on. The kernel ends the lock
+    with its process; on file systems without locks there is none."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{directory}: another export is writing it; wait for its end") from None
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def begin(directory: Path, names: list[str]) -> None:
+    """Record that the files `names` will be written, and delete what an interrupted export left. Raises OSError."""
+    record = read_record(directory)
+    _delete_incomplete(directory, record)
+    there = {name: contents for name, contents in record.files.items() if (directory / name).is_file()}
+    _write_record(directory, ExportRecord(there, names))
+
+
+def cancel(directory: Path) -> None:
+    """Delete what has been written since `begin`; an earlier export stays as it was. Raises OSError."""
+    record = read_record(directory)
+    _delete_incomplete(directory, record)
+    if record.files:
+        _write_record(directory, ExportRecord(record.files))
+    else:
+        (directory / RECORD).unlink(missing_ok=True)
+
+
+def complete(directory: Path, contents: Mapping[str, FileChecksum]) -> None:
+    """Record the contents of all files that `begin` named: from here on they can be put in place. Raises OSError."""
+    old = read_record(directory).files
+    both = {name: [*old.get(name, []), content] for name, content in contents.items()}
+    _write_record(directory, ExportRecord({**old, **both}, list(contents)))
+
+
+def put_in_place(directory: Path, contents: Mapping[str, FileChecksum]) -> None:
+    """Replace the files of an earlier export, if any, by the complete ones.
+
+    Raises OSError; then the next export repeats it.
+    """
+    # Without its config the old one is no model, however far this gets.
+    for name in sorted(read_record(directory).files, key=lambda name: name != CONFIG):
+        if name == CONFIG or name not in contents:
+            (directory / name).unlink(missing_ok=True)
+            _remove_empty_parents(directory, name)
+    for name in sorted(contents, key=lambda name: name == CONFIG):
+        incomplete(directory, name).replace(directory / name)
+    _write_record(directory, ExportRecord({name: [content] for name, content in contents.items()}))
+    flush(directory)
+
+
+def read_record(directory: Path) -> ExportRecord:
+    """The record of a directory; an empty one where there is none, or none that can be read: then nothing is known."""
+    try:
+        content = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+        files = {name: [FileChecksum(**entry) for entry in entries] for name, entries in content["files"].items()}
+        record = ExportRecord(files, list(content["writing"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ExportRecord()
+    names = [*record.files, *record.writing]
+    is_inside = all(name and not name.startswith("/") and ".." not in PurePosixPath(name).parts for name in names)
+    return record if is_inside and content.get("version") == _VERSION else ExportRecord()
+
+
+def _content_of(path: Path) -> FileChecksum:
+    with path.open("rb", buffering=0) as file:
+        return FileChecksum(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, xxhash.xxh3_128).hexdigest())
+
+
+def _write_record(directory: Path, record: ExportRecord) -> None:
+    draft = incomplete(directory, RECORD)
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            json.dump({"version": _VERSION, **asdict(record)}, file, indent=1, sort_keys=True)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(directory / RECORD)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+
+
+def _delete_incomplete(directory: Path, record: ExportRecord) -> None:
+    for name in record.writing:
+        incomplete(directory, name).unlink(missing_ok=True)
+        _remove_empty_parents(directory, name)
+
+
+def _remove_empty_parents(directory: Path, name: str) -> None:
+    for parent in PurePosixPath(name).parents[:-1]:
+        with contextlib.suppress(OSError):
+            (directory / parent).rmdir()
+
+
+def _entries(directory: Path, prefix: str) -> Iterator[tuple[str, int | None]]:
+    """(relative path, bytes) of all below a directory; an empty directory has None, what is no regular file -1."""
+    with os.scandir(directory) as found:
+        for entry in found:
+            name = f"{prefix}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                inner = list(_entries(directory / entry.name, f"{name}/"))
+                yield from inner or [(name, None)]
+            elif entry.is_file(follow_symlinks=False):
+                yield name, entry.stat(follow_symlinks=False).st_size
+            else:
+                yield name, -1

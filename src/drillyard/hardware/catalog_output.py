@@ -1,0 +1,250 @@
+"""The catalog as text and as JSON: the list of what there is, and one entry in full with source and date of every
+value.
+
+A value that no primary source confirms is marked `unverified` wherever it stands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from drillyard.errors import UserError
+from drillyard.hardware.accelerators import Accelerator
+from drillyard.hardware.bandwidths import Bandwidth
+from drillyard.hardware.catalog import HARDWARE_FILE_HINT, Catalog, nearest_names
+from drillyard.hardware.facts import CatalogRow, Fact
+from drillyard.hardware.machines import Machine
+from drillyard.hardware.network_stacks import NetworkStack
+from drillyard.hardware.prices import Price
+
+JSON_VERSION = 1
+Entry = Accelerator | Machine | NetworkStack
+NAMES = ("provenance", "name", "title", "aliases")
+"""Fields that are our own words, and so have no source."""
+TITLES = {Accelerator: "accelerator", Machine: "machine", NetworkStack: "network stack"}
+
+
+def find_entry(catalog: Catalog, name: str) -> Entry:
+    """The accelerator, machine or network stack called `name`. UserError with the nearest names when there is none."""
+    found: Entry | None = (
+        catalog.accelerators.get(name)
+        or catalog.find_accelerator(name)
+        or catalog.find_machine(name)
+        or catalog.network_stacks.get(name)
+    )
+    if found is not None:
+        return found
+    known = [*catalog.accelerators, *catalog.machines, *catalog.network_stacks]
+    reported = [device for row in catalog.accelerators.values() for device in row.reported_as]
+    close = nearest_names(name, [*known, *reported])
+    hint = f"did you mean {' or '.join(close)}?" if close else "`drillyard hardware` lists what is known"
+    raise UserError(
+        f"'{name}' is no accelerator, machine or network stack that is known; {hint}\nOr {HARDWARE_FILE_HINT}."
+    )
+
+
+def list_text(catalog: Catalog) -> str:
+    """Everything by name, grouped by kind, with what tells one from another."""
+    accelerators: list[tuple[str, ...]] = [
+        ("accelerator", "bf16 TFLOP/s", "memory GiB", "HBM GB/s", "GPU link GB/s", "what")
+    ]
+    for gpu in catalog.accelerators.values():
+        bf16 = gpu.peak("bf16")
+        peak = None if bf16 is None else Fact(bf16.value / 1e12, bf16.sources)
+        cells = (peak, gpu.fact("memory_gib"), gpu.fact("memory_bandwidth_gb_per_s"), gpu.fact("gpu_link_gb_per_s"))
+        accelerators.append((gpu.name, *(_cell(cell) for cell in cells), gpu.title))
+    machines: list[tuple[str, ...]] = [("machine", "GPUs", "data NICs", "Gb/s", "stack", "host GiB", "cloud")]
+    for one in catalog.machines.values():
+        nics = f"{one.data_nics.count} x {one.data_nics.gbps:g}" if one.data_nics.count else "-"
+        gpus = f"{one.num_accelerators} x {one.accelerator}"
+        rates = (_cell(one.fact("network_gbps")), one.network_stack, _cell(one.fact("host_memory_gib")))
+        machines.append((one.name, gpus, nics, *rates, one.cloud or "-"))
+    stacks: list[tuple[str, ...]] = [
+        ("network stack", "what"),
+        *((stack.name, stack.title) for stack in catalog.network_stacks.values()),
+    ]
+    prices: list[tuple[str, ...]] = [("price of", "bought", "region", "$ per node-hour", "$ per GPU-hour", "date")]
+    for price in catalog.prices:
+        machine = catalog.machines[price.machine]
+        node, gpu_hour = price.node_hour(machine), price.gpu_hour(machine)
+        prices.append(
+            (price.machine, price.consumption, price.region or "any", _cell(node), _cell(gpu_hour), node.date or "-")
+        )
+    tables = [_table(rows) for rows in (accelerators, machines, stacks, prices)]
+    note = f"{len(catalog.bandwidths)} reference bandwidths: see the machine or accelerator by its name.\n? unverified"
+    return "\n\n".join([*tables, note])
+
+
+def entry_text(catalog: Catalog, entry: Entry) -> str:
+    """One entry with every value, its source and its date; then what rests on it: prices, bandwidths, machines."""
+    also = f" (also {', '.join(entry.aliases)})" if not isinstance(entry, NetworkStack) and entry.aliases else ""
+    title = f": {entry.title}" if not isinstance(entry, Machine) else ""
+    lines = [f"{TITLES[type(entry)]} {entry.name}{also}{title}", ""]
+    facts = list(_facts(entry))
+    numbers = {source: index for index, source in enumerate(dict.fromkeys(_told(fact) for _, fact in facts), start=1)}
+    width = max((len(path) for path, _ in facts), default=0)
+    for path, fact in facts:
+        mark = "  unverified" if fact.unverified else ""
+        first, *others = _plain_lines(fact.value)
+        lines.append(f"  {path:<{width}}  {first}  [{numbers[_told(fact)]}]{mark}")
+        lines += [f"  {'':<{width}}  {other}" for other in others]
+    lines += ["", *(f"  [{number}] {source}" for source, number in numbers.items())]
+    for title, rows in _related(catalog, entry):
+        lines += ["", f"  {title}", *(f"    {line}" for line in rows)]
+    return "\n".join(lines)
+
+
+def entry_json(catalog: Catalog, entry: Entry) -> dict[str, Any]:
+    """The same as a value for JSON: each field with value, source, date and `unverified`."""
+    result: dict[str, Any] = {"version": JSON_VERSION, "kind": TITLES[type(entry)], "name": entry.name}
+    result["facts"] = {path: {**fact.as_json(), "value": _json_value(fact.value)} for path, fact in _facts(entry)}
+    if not isinstance(entry, NetworkStack):
+        result["bandwidths"] = [_row_json(row) for row in _bandwidths(catalog, entry)]
+    if isinstance(entry, Machine):
+        result["prices"] = [_row_json(row) for row in catalog.prices if row.machine == entry.name]
+    else:
+        result["machines"] = [machine.name for machine in _machines_with(catalog, entry)]
+    return result
+
+
+def list_json(catalog: Catalog) -> dict[str, Any]:
+    """Everything by kind, each row with its values, its source and what of it is unverified."""
+    return {
+        "version": JSON_VERSION,
+        "accelerators": [_row_json(row) for row in catalog.accelerators.values()],
+        "machines": [_row_json(row) for row in catalog.machines.values()],
+        "network_stacks": [_row_json(row) for row in catalog.network_stacks.values()],
+        "bandwidths": [_row_json(row) for row in catalog.bandwidths],
+        "prices": [_row_json(row) for row in catalog.prices],
+    }
+
+
+def _facts(row: CatalogRow) -> Iterator[tuple[str, Fact[Any]]]:
+    """Every value of a row by its path, a mapping or a group of fields giving one each; defaults state no fact."""
+    for name, value in _fields_of(row):
+        if name not in NAMES:
+            yield from _facts_below(row, name, value)
+
+
+def _facts_below(row: CatalogRow, path: str, value: Any) -> Iterator[tuple[str, Fact[Any]]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _facts_below(row, f"{path}.{key}", item)
+    elif dataclasses.is_dataclass(value):
+        for name, item in _fields_of(value):
+            yield from _facts_below(row, f"{path}.{name}", item)
+    elif value is not None and value != ():
+        yield path, Fact(value, (row.provenance.of(path),))
+
+
+def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """The fields that say more than their default."""
+    for field in dataclasses.fields(value):
+        if getattr(value, field.name) != field.default:
+            yield field.name, getattr(value, field.name)
+
+
+def _row_json(row: CatalogRow) -> dict[str, Any]:
+    """A row as it is, then its source, the sources of single fields that have another one, and what is unverified."""
+    values = {field.name: _json_value(getattr(row, field.name)) for field in dataclasses.fields(row)}
+    del values["provenance"]
+    sources = {path: {"source": one.text, "date": one.date} for path, one in row.provenance.by_field.items()}
+    doubted = [path for path, fact in _facts(row) if fact.unverified]
+    default = row.provenance.row
+    return {**values, "source": default.text, "date": default.date, "sources": sources, "unverified": doubted}
+
+
+def _json_value(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(item) for key, item in value.items()}
+    return [_json_value(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _related(catalog: Catalog, entry: Entry) -> Iterator[tuple[str, list[str]]]:
+    if not isinstance(entry, NetworkStack):
+        bandwidths = [_bandwidth_line(row) for row in _bandwidths(catalog, entry)]
+        if bandwidths:
+            yield "reference bandwidths (busbw, GB/s by MiB)", bandwidths
+    if isinstance(entry, Machine):
+        prices = [_price_line(row, entry) for row in catalog.prices if row.machine == entry.name]
+        if prices:
+            yield "prices", prices
+        else:
+            yield "prices", [f"none known; {HARDWARE_FILE_HINT}"]
+    else:
+        machines = [machine.name for machine in _machines_with(catalog, entry)]
+        if machines:
+            yield "machines", [", ".join(machines)]
+
+
+def _bandwidths(catalog: Catalog, entry: Accelerator | Machine) -> list[Bandwidth]:
+    if isinstance(entry, Accelerator):
+        return [row for row in catalog.bandwidths if row.accelerator == entry.name]
+    return [row for row in catalog.bandwidths if entry.name == row.machine]
+
+
+def _machines_with(catalog: Catalog, entry: Accelerator | NetworkStack) -> list[Machine]:
+    field = "accelerator" if isinstance(entry, Accelerator) else "network_stack"
+    return [machine for machine in catalog.machines.values() if getattr(machine, field) == entry.name]
+
+
+def _bandwidth_line(row: Bandwidth) -> str:
+    per_node = row.num_accelerators // row.nodes
+    sizes = ", ".join(f"{size}: {rate:g}" for size, rate in row.gb_per_s.items())
+    role = "at least" if row.role == "minimum" else "measured"
+    network = ", summed in the switch" if row.in_network else ""
+    source = _told(row.fact("gb_per_s"))
+    return f"{row.collective}, {row.nodes} x {per_node} GPUs, {role}{network}: {sizes}  ({source})"
+
+
+def _price_line(row: Price, machine: Machine) -> str:
+    node, gpu = row.node_hour(machine), row.gpu_hour(machine)
+    dollars = f"${node.value:.2f} per node-hour, ${gpu.value:.2f} per GPU-hour"
+    mark = "  unverified" if node.unverified else ""
+    return f"{row.consumption}, {row.region or 'any region'}: {dollars}  ({_told(node)}){mark}"
+
+
+def _told(fact: Fact[Any]) -> str:
+    return f"{fact.source}, {fact.date}" if fact.date else fact.source
+
+
+def _cell(fact: Fact[Any] | None) -> str:
+    if fact is None or fact.value is None:
+        return "-"
+    return f"{_number(fact.value)}{'?' if fact.unverified else ''}"
+
+
+def _number(value: float) -> str:
+    """At most two decimals, and none that say nothing."""
+    return f"{value:,.2f}".rstrip("0").rstrip(".")
+
+
+def _plain_lines(value: Any) -> list[str]:
+    """One line, or a line for each item of a list of groups or sentences."""
+    if isinstance(value, tuple) and any(not isinstance(item, str) or " " in item for item in value):
+        return [_plain(item) for item in value]
+    return [_plain(value)]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return f"{value:g}" if value < 1e6 else f"{value:,.0f}"
+    if isinstance(value, tuple):
+        return ", ".join(_plain(item) for item in value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items())
+    if dataclasses.is_dataclass(value):
+        return ", ".join(f"{name} {_plain(part)}" for name, part in _fields_of(value) if part is not None)
+    return str(value)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * max(len(line) for line in lines), *lines[1:]])

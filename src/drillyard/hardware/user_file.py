@@ -1,0 +1,138 @@
+"""A user's own hardware file: read with its lines, checked as a whole, laid over our catalog.
+
+    accelerators:
+      - {name: my-gpu, title: My GPU, peak_tflops: {bf16: 400}, memory_gib: 94}
+    machines:
+      - {name: my-node, accelerator: my-gpu, num_accelerators: 8, network_stack: infiniband}
+    prices:
+      - {machine: my-node, consumption: on-demand, usd_per_node_hour: 20}
+
+Sections and fields are those of our data files. A row whose name is known changes only the fields that it gives.
+`source` and `date` may say where a row's values come from; the file itself is named as their source either way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from drillyard.config.problems import Problem, closest_name, raise_all
+from drillyard.config.validation_errors import describe_value
+from drillyard.config.yaml_document import YamlDocument, read_document
+from drillyard.errors import UserError
+from drillyard.hardware.bandwidths import Bandwidth
+from drillyard.hardware.catalog import KINDS, Catalog, merged, raw_rows, sources
+from drillyard.hardware.facts import CatalogRow, FactSource
+from drillyard.hardware.machines import Machine
+from drillyard.hardware.prices import Price
+from drillyard.hardware.rows import read_row
+
+
+def read_user_file(path: str | os.PathLike[str]) -> Catalog:
+    """Our catalog with the rows of the file at `path` laid over it.
+
+    Raises UserError with every mistake of the file, each with its line.
+    """
+    label = os.fspath(path)
+    if not os.path.exists(label):
+        raise UserError(
+            f"{label}: no such file; a hardware file holds {', '.join(KINDS)}, see `drillyard hardware --help`"
+        )
+    document = read_document(path)
+    own_source = FactSource(label, None)
+    problems = [*document.problems, *_shape(document)]
+    raise_all(problems, document.places)
+    sections: dict[str, list[dict[str, Any]]] = document.value
+    read: list[tuple[str, int, CatalogRow]] = []
+    for kind, raws in sections.items():
+        problems += _repeated(kind, raws)
+        for index, raw in enumerate(raws):
+            row, found = _read_one(kind, index, raw, own_source)
+            problems += found
+            if row is not None:
+                read.append((kind, index, row))
+    raise_all(problems, document.places)
+    catalog = Catalog(sections, own_source)
+    raise_all(
+        (
+            Problem((kind, index, field), text)
+            for kind, index, row in read
+            for field, text in contradictions(row, catalog)
+        ),
+        document.places,
+    )
+    return catalog
+
+
+def contradictions(row: CatalogRow, catalog: Catalog) -> Iterator[tuple[str, str]]:
+    """What is wrong between the fields of a row, or between it and other rows: (field, what)."""
+    if isinstance(row, Machine):
+        yield from _known("accelerator", row.accelerator, catalog.accelerators)
+        yield from _known("network_stack", row.network_stack, catalog.network_stacks)
+        nics = row.data_nics.count * row.data_nics.gbps + row.host_nics.count * row.host_nics.gbps
+        if row.network_gbps is not None and abs(nics - row.network_gbps) > 1e-6 * nics:
+            yield "network_gbps", f"found {row.network_gbps:g}, but data and host NICs together have {nics:g} Gb/s"
+        if row.cloud is not None and row.gpu_quota is None:
+            yield "cloud", "a cloud's machine needs gpu_quota, the word for its GPU in the names of the cloud's quotas"
+        if row.cloud == "gcp" and row.gpu_quota_form is None:
+            yield "cloud", "a machine of Google Cloud needs gpu_quota_form: metric for A100, L4 and older, else family"
+    if isinstance(row, Price):
+        yield from _known("machine", row.machine, catalog.machines)
+        if (row.usd_per_node_hour is None) == (row.usd_per_gpu_hour is None):
+            yield "machine", "a price is either usd_per_node_hour or usd_per_gpu_hour: give one of them"
+    if isinstance(row, Bandwidth):
+        if (row.machine is None) == (row.accelerator is None):
+            yield "collective", "a bandwidth is of a machine or, in one node, of an accelerator: give one of them"
+        if row.machine is not None:
+            yield from _known("machine", row.machine, catalog.machines)
+        if row.accelerator is not None:
+            yield from _known("accelerator", row.accelerator, catalog.accelerators)
+            if row.nodes != 1:
+                yield "nodes", f"found {row.nodes}; only within one node is a bandwidth that of the accelerator"
+        if not row.gb_per_s:
+            yield "gb_per_s", "at least one size in MiB with its GB/s is needed"
+
+
+def _known(field: str, name: str, names: Any) -> Iterator[tuple[str, str]]:
+    if name not in names:
+        meant = closest_name(name, names)
+        yield field, f"'{name}' is not known{f'; did you mean {meant}?' if meant else '; give it a row of its own'}"
+
+
+def _shape(document: YamlDocument) -> Iterator[Problem]:
+    """Sections are known and hold lists."""
+    value = document.value
+    if not isinstance(value, dict):
+        found = "is empty" if value is None else f"holds {describe_value(value)}"
+        yield Problem((), f"{found}; a hardware file is a mapping with {', '.join(KINDS)}")
+        return
+    for kind, rows in value.items():
+        if kind not in KINDS:
+            meant = closest_name(kind, KINDS)
+            yield Problem(
+                (kind,), f"unknown section; {f'did you mean {meant}?' if meant else 'known: ' + ', '.join(KINDS)}"
+            )
+        elif not isinstance(rows, list):
+            yield Problem((kind,), f"found {describe_value(rows)}; a list of rows is needed")
+
+
+def _repeated(kind: str, raws: list[Any]) -> Iterator[Problem]:
+    """Rows that mean the same thing twice."""
+    seen: dict[object, int] = {}
+    for index, raw in enumerate(raws):
+        if not isinstance(raw, dict):
+            continue
+        key = KINDS[kind][1](raw)
+        if key in seen:
+            yield Problem((kind, index), f"the same row as number {seen[key] + 1} of {kind}; keep one")
+        seen.setdefault(key, index)
+
+
+def _read_one(kind: str, index: int, raw: Any, own_source: FactSource) -> tuple[CatalogRow | None, list[Problem]]:
+    cls, key = KINDS[kind]
+    if isinstance(raw, dict):
+        ours = raw_rows(kind)
+        raw = merged(raw, ours, [key(row) for row in ours], key)
+    row, mistakes = read_row(cls, raw, (kind, index), sources(), own_source)
+    return row, [Problem(mistake.path, mistake.message) for mistake in mistakes]

@@ -1,0 +1,205 @@
+"""The verb `check`: what a launcher wants to know of a host before it starts anything there, as one JSON object.
+
+Facts only; what is right is the launcher's to judge, which sees all hosts. What cannot be found out is null.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from .identity import process_of
+from .job import read_job
+from .ownership import problem_of
+from .protocol import NUM_PORTS
+from .startup import agents_here
+
+
+def check(options: Namespace) -> int:
+    """Print the facts of this host."""
+    facts: dict[str, Any] = {
+        "hostname": socket.gethostname(),
+        "clock": time.time(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "user": os.getuid(),
+        "gpus": num_gpus(),
+        "gpu_models": gpu_models(),
+        "memory_free_bytes": free_memory_bytes(),
+        "cores": len(os.sched_getaffinity(0)),
+        "systemd_user": systemd_user(),
+    }
+    if options.directory is not None:
+        facts["directory"] = directory_facts(Path(options.directory), options.nonce, options.write_nonce)
+    if options.port is not None:
+        facts["ports_free"] = [port for port in range(options.port, options.port + NUM_PORTS) if can_bind(port)]
+    if options.python is not None:
+        facts["drillyard"] = drillyard_facts(options.python)
+    if options.launch_directory is not None:
+        facts["agents"] = running_agents(Path(options.launch_directory))
+        facts["unsafe"] = unsafe_launch(Path(options.launch_directory))
+    if options.image is not None:
+        facts["image"] = image_facts(options.image)
+    if options.runs:
+        facts["runs"] = active_runs()
+    facts["clock_at_end"] = time.time()
+    print(json.dumps(facts))
+    return 0
+
+
+def num_gpus() -> int:
+    """NVIDIA's device files /dev/nvidia0, /dev/nvidia1, ..."""
+    return sum(re.fullmatch(r"nvidia\d+", name) is not None for name in os.listdir("/dev"))
+
+
+def gpu_models() -> list[str] | None:
+    """The name of each GPU as nvidia-smi has it; null where it is not there or fails."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    told = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+    return None if told is None else told.splitlines()
+
+
+def free_memory_bytes() -> int | None:
+    """MemAvailable of /proc/meminfo."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
+
+
+def systemd_user() -> bool:
+    """Whether `systemd-run --user` would work: there is a manager of this user, and it outlives the login."""
+    if shutil.which("systemd-run") is None or not os.path.exists(f"/run/user/{os.getuid()}/systemd/private"):
+        return False
+    return os.path.exists(f"/var/lib/systemd/linger/{_user_name()}")
+
+
+def _user_name() -> str:
+    import pwd
+
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+def directory_facts(directory: Path, nonce: str | None, write_nonce: str | None) -> dict[str, Any]:
+    """Whether a directory can be written (it is made where it is missing), and what other hosts wrote is seen there.
+
+    `write_nonce` leaves a file `.drillyard-NONCE` for the others to see; `nonce` looks for one, for ten seconds, since
+    network file systems may show it late. Whoever wrote it removes it with `--remove-nonce`.
+    """
+    facts: dict[str, Any] = {"path": str(directory), "writable": False, "error": None, "seen": None, "free_bytes": None}
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / f".drillyard-probe-{socket.gethostname()}-{os.getpid()}"
+        probe.write_text("probe\n", encoding="ascii")
+        probe.unlink()
+        facts["writable"] = True
+        facts["free_bytes"] = shutil.disk_usage(directory).free
+        if write_nonce is not None:
+            (directory / f".drillyard-{write_nonce}").write_text(write_nonce, encoding="ascii")
+    except OSError as error:
+        facts["error"] = f"{error.filename or directory}: {error.strerror}"
+    if nonce is not None:
+        facts["seen"] = _appears(directory, f".drillyard-{nonce}")
+    return facts
+
+
+def _appears(directory: Path, name: str) -> bool:
+    deadline = time.monotonic() + 10.0
+    while True:
+        # Listing makes an NFS client ask its server, where a stat may be answered from its memory.
+        with contextlib.suppress(OSError):
+            if name in os.listdir(directory):
+                return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
+
+
+def can_bind(port: int) -> bool:
+    """Whether a server could listen on a port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def drillyard_facts(python: str) -> dict[str, Any]:
+    """Whether a Python has Drillyard, and which."""
+    try:
+        ran = subprocess.run(
+            [python, "-m", "drillyard", "--version"], capture_output=True, text=True, timeout=120, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"python": python, "version": None, "error": str(error)}
+    words = (ran.stdout.strip() or ran.stderr.strip()).splitlines()
+    if ran.returncode != 0:
+        return {"python": python, "version": None, "error": words[-1] if words else f"exit code {ran.returncode}"}
+    return {"python": python, "version": words[-1] if words else "", "error": None}
+
+
+def running_agents(launch_directory: Path) -> list[dict[str, Any]]:
+    """The agents of a run that live on this host."""
+    living = []
+    for told in agents_here(launch_directory):
+        process = process_of(told["agent"])
+        if process is not None and process.alive:
+            living.append({"node": told["node"], "submission": told["submission"], "pid": process.pid})
+    return living
+
+
+def unsafe_launch(launch_directory: Path) -> str | None:
+    """Why nothing may be executed from a launch directory; null where all is well."""
+    try:
+        return problem_of(launch_directory)
+    except OSError as error:
+        return f"{error.filename or launch_directory}: {error.strerror}"
+
+
+def image_facts(image: str) -> dict[str, Any]:
+    """Which container runtime is here, and the id of an image; null where it has yet to be pulled."""
+    runtime = shutil.which("docker") or shutil.which("podman")
+    if runtime is None:
+        return {"runtime": None, "id": None, "error": "neither docker nor podman is installed"}
+    if _output([runtime, "version"]) is None:
+        return {"runtime": runtime, "id": None, "error": f"{runtime} version: fails; does its service run?"}
+    told = _output([runtime, "image", "inspect", "--format", "{{.Id}}", image])
+    return {"runtime": runtime, "id": told and told.strip(), "error": None}
+
+
+def active_runs() -> list[dict[str, Any]]:
+    """The runs whose agents live on this machine, whoever has started them: by the job on their command lines."""
+    jobs = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if words[2:3] in (["run"], ["keep"]) and "--job" in words[:-1]:
+            jobs.add(words[words.index("--job") + 1])
+    found = []
+    for path in sorted(jobs):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            job = read_job(Path(path))
+            found.append({"run": job.run, "cluster": job.cluster, "launch_directory": job.launch_directory})
+    return found
+
+
+def _output(argv: list[str]) -> str | None:
+    try:
+        ran = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return ran.stdout if ran.returncode == 0 else None

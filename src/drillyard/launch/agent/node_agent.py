@@ -1,0 +1,70 @@
+"""What the agents of all nodes have in common: their part of the fence, and when they must leave the run."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from .fence import Epochs, Lease, report_missing_directory
+from .identity import Process
+from .job import EXIT_FAILED, Job
+from .node_command import NodeCommand
+from .requests import StopRequests
+from .srun import Allocation
+
+
+class AgentExit(Exception):
+    """The agent is to leave the run and exit with a code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class AgentSetup:
+    """One node's place in a start of a run. `address` is the host of node 0 as this node reaches it; `start` names the
+    submission and the attempt."""
+
+    job: Job
+    node: NodeCommand
+    me: Process
+    secret: bytes
+    address: str
+    start: dict[str, str]
+    allocation: Allocation
+
+
+class NodeAgent:
+    """What Leader and Follower have in common; their `run` takes part until the run is over for the node."""
+
+    def __init__(self, setup: AgentSetup) -> None:
+        self._job = job = setup.job
+        self._node = node = setup.node
+        self._me = setup.me
+        self._secret = setup.secret
+        self._address = setup.address
+        self._start = setup.start
+        self._allocation = setup.allocation
+        self._directory = Path(job.launch_directory)
+        self._epochs = Epochs(self._directory)
+        self._lease = Lease(self._epochs, node.rank, setup.me, node.token, job.lease_seconds, node.guardian.renewed)
+        self._stop = StopRequests()
+
+    def _require_directory(self) -> None:
+        """Raises AgentExit, with nothing of this node running, where the launch directory is gone."""
+        if self._lease.directory_gone:
+            report_missing_directory(self._job)
+            self._end_at_once()
+            raise AgentExit(EXIT_FAILED)
+
+    def _end_where_lease_is_old(self) -> None:
+        """End a command that outlived its lease; its guardian does the same."""
+        if self._node.busy and self._lease.silent_seconds > self._job.lease_seconds / 2:
+            self._node.end_for(f"{self._job.launch_directory} could not be written for half of lease_seconds")
+
+    def _end_at_once(self) -> None:
+        while self._node.busy:
+            self._node.kill()
+            time.sleep(0.02)

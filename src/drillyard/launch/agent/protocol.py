@@ -1,0 +1,263 @@
+"""How the agents of a run talk: authenticated JSON lines over TCP, with a heartbeat in both directions.
+
+Node 0 listens on the first free one of 16 ports; the others try them in turn. Every line is `MAC JSON`: HMAC-SHA256
+over the line's number and its JSON, under a key that only those who know the run's secret can derive.
+
+| line | from | its key is derived from the secret and | content |
+|---|---|---|---|
+| hello | node | nothing else | which node this is, and a nonce |
+| answer | leader | the hello | a nonce, and the port that the leader listens on |
+| 0, 1, ... | node | hello and answer | `join`, then messages |
+| 0, 1, ... | leader | hello and answer | the epoch or a refusal, then messages |
+
+So a stranger is turned away by its first line. A line that was changed, repeated, left out, moved, sent back or taken
+from another connection has a wrong MAC: it ends that connection, and the node joins again. A program that has taken an
+earlier port and passes everything on to the leader is recognised by the port in the answer. Nothing is encrypted: what
+travels is round numbers, ports, and how commands ended. (docs/security.md says why this is not TLS.)
+
+Either side that hears nothing for half of `lease_seconds` takes the other for lost. (TCP's own keepalive would wait for
+the retransmissions of what is on its way, many minutes.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .sockets import wait_for
+
+NUM_PORTS = 16
+HANDSHAKE_LINE_BYTES = 4096
+"""The longest line of a peer that is not authenticated yet. A hello has less than 600 bytes."""
+_LONGEST_LINE = 1 << 20
+_READ_BYTES = 1 << 16
+_CONNECT_SECONDS = 3.0
+
+
+class ConnectionLost(Exception):
+    """The other side is gone, or is not of this run."""
+
+
+class JoinRefused(Exception):
+    """The leader of this run does not accept this node; its reason."""
+
+
+class Connection:
+    """Messages over a socket, never waiting for it. Silence of `silence_seconds` is a loss.
+
+    Lines may be long only after the first authentic one.
+    """
+
+    def __init__(self, sock: socket.socket, silence_seconds: float, sending_key: bytes, receiving_key: bytes) -> None:
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        self._silence_seconds = silence_seconds
+        self._sending_key = sending_key
+        self._receiving_key = receiving_key
+        self._num_sent = self._num_received = 0
+        self._received = b""
+        self._unsent = b""
+        self._heard_at = self._beat_at = time.monotonic()
+
+    def fileno(self) -> int:
+        """For `wait_for`."""
+        return self._socket.fileno()
+
+    @property
+    def wants_to_write(self) -> bool:
+        """Whether something waits until the other side reads."""
+        return bool(self._unsent)
+
+    def send(self, **message: Any) -> None:
+        """Send a message. Raises ConnectionLost."""
+        self._unsent += seal(self._sending_key, self._num_sent, message) + b"\n"
+        self._num_sent += 1
+        self.flush()
+
+    def flush(self) -> None:
+        """Send on what waits. Raises ConnectionLost."""
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except BlockingIOError:
+            if len(self._unsent) > _LONGEST_LINE:
+                raise ConnectionLost("the other side reads nothing") from None
+        except OSError as error:
+            raise ConnectionLost(str(error)) from None
+
+    def receive(self) -> list[dict[str, Any]]:
+        """The messages that have come, heartbeats left out. Raises ConnectionLost."""
+        if b"\n" not in self._received:
+            self._read()
+        messages = []
+        while (message := self._next()) is not None:
+            messages.append(message)
+        return [message for message in messages if "beat" not in message]
+
+    def wait_for_message(self, seconds: float) -> dict[str, Any]:
+        """The next message; later ones stay for `receive`. Raises ConnectionLost where none comes in time."""
+        deadline = time.monotonic() + seconds
+        while (message := self._next()) is None:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise ConnectionLost("no answer")
+            wait_for([self], left)
+            self._read()
+        return message
+
+    def beat(self) -> None:
+        """Send a heartbeat when one is due, and check that the other side's come. Raises ConnectionLost."""
+        now = time.monotonic()
+        if now - self._heard_at > self._silence_seconds:
+            raise ConnectionLost(f"silent for {now - self._heard_at:.0f} s")
+        if now - self._beat_at >= self._silence_seconds / 5:
+            self._beat_at = now
+            self.send(beat=1)
+
+    def close(self) -> None:
+        """Send what can be sent at once, and end."""
+        with contextlib.suppress(ConnectionLost):
+            self.flush()
+        self._socket.close()
+
+    def _read(self) -> None:
+        longest = _LONGEST_LINE if self._num_received else HANDSHAKE_LINE_BYTES
+        self._received += read_some(self._socket, min(longest, _READ_BYTES))
+        if len(self._received) > longest and b"\n" not in self._received:
+            raise ConnectionLost(f"a line of more than {longest} bytes")
+
+    def _next(self) -> dict[str, Any] | None:
+        line, newline, rest = self._received.partition(b"\n")
+        if not newline:
+            return None
+        message = unseal(self._receiving_key, self._num_received, line)
+        self._received = rest
+        self._num_received += 1
+        # Only an authentic line is a sign of life.
+        self._heard_at = time.monotonic()
+        return message
+
+
+def read_some(sock: socket.socket, num_bytes: int) -> bytes:
+    """What has come on a socket that does not block; nothing where nothing has. Raises ConnectionLost."""
+    try:
+        data = sock.recv(num_bytes)
+    except BlockingIOError:
+        return b""
+    except OSError as error:
+        raise ConnectionLost(str(error)) from None
+    if not data:
+        raise ConnectionLost("closed by the other side")
+    return data
+
+
+def seal(key: bytes, number: int, message: dict[str, Any]) -> bytes:
+    """A message as line `number` of a connection, without its newline."""
+    text = json.dumps(message).encode()
+    return _mac(key, number, text) + b" " + text
+
+
+def unseal(key: bytes, number: int, line: bytes) -> dict[str, Any]:
+    """The message of line `number`. Raises ConnectionLost where the key's owner did not send it as that line."""
+    mac, _, text = line.partition(b" ")
+    if not hmac.compare_digest(mac, _mac(key, number, text)):
+        raise ConnectionLost("a line that is not from this run, or was changed on its way")
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConnectionLost("not a line of JSON") from None
+    if not isinstance(message, dict):
+        raise ConnectionLost("not a message")
+    return message
+
+
+def _mac(key: bytes, number: int, text: bytes) -> bytes:
+    return hmac.digest(key, number.to_bytes(8, "big") + text, "sha256").hex().encode()
+
+
+def derive_key(secret: bytes, purpose: str, *lines: bytes) -> bytes:
+    """The key for `purpose`, bound to the lines of the handshake so far."""
+    hashes = b"".join(hashlib.sha256(line).digest() for line in lines)
+    return hmac.digest(secret, b"drillyard agent\0" + purpose.encode() + b"\0" + hashes, "sha256")
+
+
+def new_nonce() -> str:
+    """A number that is used once."""
+    return os.urandom(16).hex()
+
+
+def join(
+    leader: str,
+    first_port: int,
+    secret: bytes,
+    described: dict[str, Any],
+    silence_seconds: float,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> tuple[Connection, int]:
+    """Find the leader of this run and join it as the node that is `described`; its connection and epoch.
+
+    A host that answers nothing costs three seconds per port; `interrupted` is called before each.
+    Raises ConnectionLost when the leader is on none of the ports, and Refused.
+    """
+    last = ""
+    for port in range(first_port, first_port + NUM_PORTS):
+        if interrupted():
+            break
+        try:
+            sock = socket.create_connection((leader, port), timeout=_CONNECT_SECONDS)
+        except OSError as error:
+            last = f"{leader}: {error}"
+            if isinstance(error, socket.gaierror):
+                break
+            continue
+        try:
+            return _shake_hands(sock, secret, described, silence_seconds)
+        except (OSError, ConnectionLost) as error:
+            last = f"{leader} port {port}: {error}"
+            sock.close()
+        except JoinRefused:
+            sock.close()
+            raise
+    raise ConnectionLost(last)
+
+
+def _shake_hands(
+    sock: socket.socket, secret: bytes, described: dict[str, Any], silence_seconds: float
+) -> tuple[Connection, int]:
+    hello = seal(derive_key(secret, "hello"), 0, {**described, "nonce": new_nonce()})
+    sock.sendall(hello + b"\n")
+    line = _read_line(sock)
+    port = unseal(derive_key(secret, "answer", hello), 0, line).get("port")
+    if port != sock.getpeername()[1]:
+        # A relay could delay or cut messages at any time.
+        raise ConnectionLost(f"another program listens there and relays to the leader on port {port}")
+    keys = derive_key(secret, "node", hello, line), derive_key(secret, "leader", hello, line)
+    connection = Connection(sock, silence_seconds, *keys)
+    connection.send(join=1)
+    answer = connection.wait_for_message(_CONNECT_SECONDS)
+    if "refused" in answer:
+        raise JoinRefused(str(answer["refused"]))
+    epoch = answer.get("epoch")
+    if not isinstance(epoch, int):
+        raise ConnectionLost("no epoch")
+    return connection, epoch
+
+
+def _read_line(sock: socket.socket) -> bytes:
+    # Byte by byte, so that nothing of the line after it is taken.
+    line = b""
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    while not line.endswith(b"\n"):
+        byte = sock.recv(1)
+        if not byte or len(line) > HANDSHAKE_LINE_BYTES or time.monotonic() > deadline:
+            raise ConnectionLost("no answer")
+        line += byte
+    return line[:-1]

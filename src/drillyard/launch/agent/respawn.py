@@ -1,0 +1,143 @@
+"""Agents that go on after the connection that started them: `start`, and the keeper, which starts a killed agent again.
+
+The keeper does next to nothing, so next to nothing can go wrong with it: it starts the agent, waits, and starts it
+again when a signal has killed it (out of memory, a mistaken kill -9), soon at first and then with longer pauses. An
+agent that exits has its reasons, and so the keeper exits with its code. It leads a session of its own and ignores
+the terminal's hangup, and blocks no signal: a launch holds Ctrl-C back from `start`, which is in its terminal still,
+and what goes on must hear of it again. SIGTERM to the keeper is passed on, and ends both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from types import FrameType
+
+from .identity import RUN_MARK, process_of, run_token
+from .job import EXIT_FAILED
+from .startup import UsageError, agents_here, load_job, locate_node
+
+_SECONDS_TO_APPEAR = 60.0
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 60.0
+_SECONDS_OF_A_GOOD_LIFE = 600.0
+"""An agent that has lived for so long is started again at once when it is killed."""
+
+
+def start(options: Namespace) -> int:
+    """Start an agent with a keeper, detached; prints JSON when it is up. Raises Mistake."""
+    job = load_job(options.job)
+    node, address, told = locate_node(job, options)
+    directory = Path(job.launch_directory)
+    for each in agents_here(directory):
+        agent = process_of(each["agent"])
+        if agent is None or not agent.alive or each["node"] != node:
+            continue
+        if each["submission"] != told["submission"]:
+            raise UsageError(
+                f"node {node} of {job.run} runs here already (submission {each['submission'] or 'without a name'}, "
+                f"process {agent.pid}): stop that one first"
+            )
+        print(json.dumps(_described(each, already=True)))
+        return 0
+    log = directory / f"agent-{node}.log"
+    argv = [sys.executable, str(Path(__file__).resolve().parent), "keep", "--job", options.job]
+    argv += ["--node-rank", str(node), "--leader", address, "--submission", told["submission"]]
+    argv += ["--attempt", told["attempt"], "--quiet"]
+    begun = time.time()
+    with open(log, "ab") as output:
+        keeper = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd="/",
+            start_new_session=True,
+            env={**os.environ, RUN_MARK: run_token(job.launch_directory)},
+        )
+    deadline = time.monotonic() + _SECONDS_TO_APPEAR
+    while time.monotonic() < deadline:
+        for each in agents_here(directory):
+            known = process_of(each["keeper"])
+            if known is not None and known.pid == keeper.pid and each["at"] >= begun - 1:
+                print(json.dumps(_described(each, already=False)))
+                return 0
+        code = keeper.poll()
+        if code is not None:
+            return _ended_at_once(code, log)
+        time.sleep(0.05)
+    keeper.terminate()
+    print(f"error: the agent did not come up within {_SECONDS_TO_APPEAR:.0f} s; see {log}", file=sys.stderr)
+    return EXIT_FAILED
+
+
+def _ended_at_once(code: int, log: Path) -> int:
+    """A run that is cancelled or refused, or one so short that its agent has come and gone between two looks."""
+    if code == 0:
+        print(json.dumps({"ended": True, "exit_code": 0, "already": False}))
+        return 0
+    words = log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:]
+    print("\n".join(words) or f"error: the agent ended at once with exit code {code}; see {log}", file=sys.stderr)
+    return code if code > 0 else EXIT_FAILED
+
+
+def _described(told: dict[str, object], already: bool) -> dict[str, object]:
+    return {**{key: told[key] for key in ("node", "submission", "agent", "keeper")}, "already": already}
+
+
+class _Keeper:
+    """The agent's process, and what the keeper was asked."""
+
+    def __init__(self, argv: list[str]) -> None:
+        self._argv = argv
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._asked: list[int] = []
+
+    def keep(self) -> int:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, self._pass_on)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            begun = time.monotonic()
+            self._agent = subprocess.Popen(self._argv)
+            for asked in self._asked:
+                # It came while the agent was being started.
+                self._agent.send_signal(asked)
+            code = self._agent.wait()
+            if code >= 0:
+                return code
+            if self._asked:
+                return 128 - code
+            if time.monotonic() - begun > _SECONDS_OF_A_GOOD_LIFE:
+                pause = _FIRST_PAUSE_SECONDS
+            again_at = time.monotonic() + pause
+            words = f"the agent was killed by {signal.Signals(-code).name}; it starts again in {pause:.1f} s"
+            print(words, file=sys.stderr, flush=True)
+            while not self._asked and time.monotonic() < again_at:
+                time.sleep(0.1)
+            if self._asked:
+                return 128 + self._asked[-1]
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self._asked.append(number)
+        if self._agent is not None:
+            self._agent.send_signal(number)
+
+
+def keep(options: Namespace) -> int:
+    """Run an agent, and start it again when a signal kills it; the exit code of the agent that exited."""
+    argv = [sys.executable, str(Path(__file__).resolve().parent), "run", "--kept", "--job", options.job]
+    for name in ("node_rank", "leader", "submission", "attempt"):
+        value = getattr(options, name)
+        if value is not None:
+            argv += ["--" + name.replace("_", "-"), str(value)]
+    return _Keeper(argv + (["--quiet"] if options.quiet else [])).keep()

@@ -1,0 +1,191 @@
+"""The verb `run`: an agent from its start to its exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from . import scheduler_env
+from .follower import Follower
+from .identity import Process, process_of, running_process, this_process
+from .job import EXIT_CANCELLED, EXIT_REFUSED, Job, read_job
+from .leader import Leader
+from .node_agent import AgentSetup
+from .node_command import REFERENCE, NodeCommand
+from .records import OVER, last_state, read_secrets, replace_file
+from .requests import START_SECONDS
+from .srun import Allocation
+from .stopmark import is_cancelled
+
+
+class UsageError(Exception):
+    """What the caller has to change: shown as `error: ...`, exit code 2."""
+
+
+def run(options: Namespace) -> int:
+    """Run this node's part of a job in the foreground. Raises Mistake."""
+    job = load_job(options.job)
+    node, address, start = locate_node(job, options)
+    directory = Path(job.launch_directory)
+    if is_cancelled(directory, start["submission"]):
+        return EXIT_CANCELLED
+    over = recorded_exit_code(directory, start)
+    if over is not None:
+        print(f"drillyard: this start of the run is over (exit code {over}): nothing is started", flush=True)
+        return over
+    _require_secrets(job)
+    # What agents write is the user's own; the command gets the user's own umask.
+    umask = os.umask(0o077)
+    os.umask(umask | 0o022)
+    me = this_process()
+    keeper = running_process(os.getppid()) if options.kept else None
+    with (
+        Announcement(directory, node, me, keeper, start),
+        NodeCommand(job, node, me, options.quiet, start["submission"], umask) as command,
+    ):
+        secret = read_secret(directory, make=node == 0) if job.nodes > 1 else b""
+        log = (options.srun_log[0], int(options.srun_log[1])) if options.srun_log else None
+        allocation = Allocation(options.hosts, log)
+        mine = AgentSetup(job, command, me, secret, address, start, allocation)
+        return (Leader(mine) if node == 0 else Follower(mine)).run()
+
+
+def _require_secrets(job: Job) -> None:
+    known = read_secrets(Path(job.launch_directory))
+    named = {name for text in job.environment.values() for name in REFERENCE.findall(text)}
+    if missing := sorted(named - set(known)):
+        path = Path(job.launch_directory) / "secrets.json"
+        raise UsageError(
+            f"{path} has no value of {', '.join(missing)}, which the environment of the run refers to; "
+            f"`drillyard runs resume {job.run}` sends it again"
+        )
+
+
+def recorded_exit_code(directory: Path, start: dict[str, str]) -> int | None:
+    """The code that a start of the run ended with for good; None for another one, or while it goes on.
+
+    A scheduler that starts every program again that ends with an error (Vertex AI: five times a replica, three times
+    the job) must not begin anew what is over. A start that nobody names cannot be told from the next one.
+    """
+    state = last_state(directory) if start["submission"] else {}
+    same = all(state.get(key) == value for key, value in start.items())
+    code = state.get("exit_code")
+    return code if same and state.get("state") in OVER and isinstance(code, int) else None
+
+
+def load_job(path: str) -> Job:
+    """The job in a file. Raises Mistake."""
+    try:
+        job = read_job(Path(path))
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{path}: {error}") from None
+    if job.nodes > 1 and job.port <= 0:
+        raise UsageError(f"{path}: `port` must be the first of 16 ports for the agents of {job.nodes} nodes")
+    return job
+
+
+def locate_node(job: Job, options: Namespace) -> tuple[int, str, dict[str, str]]:
+    """Rank of this node, host of node 0, and which start of the run this is. Raises Mistake."""
+    try:
+        node = options.node_rank if options.node_rank is not None else scheduler_env.node_rank(os.environ)
+        address = options.leader or scheduler_env.leader_host(os.environ)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if job.nodes == 1:
+        node, address = node or 0, address or "127.0.0.1"
+    if node is None or address is None:
+        raise UsageError(
+            "neither the scheduler nor --node-rank and --leader say which node this is and where node 0 is"
+        )
+    if not 0 <= node < job.nodes:
+        raise UsageError(f"there is no node {node} in a job of {job.nodes} nodes")
+    start = {
+        "submission": options.submission if options.submission is not None else scheduler_env.submission(os.environ),
+        "attempt": options.attempt if options.attempt is not None else scheduler_env.restart_count(os.environ),
+    }
+    return node, address, start
+
+
+class Announcement:
+    """While this lasts, the agent is found in LAUNCH_DIR/agents/ by those who stop it or ask whether it lives."""
+
+    def __init__(self, directory: Path, node: int, me: Process, keeper: Process | None, start: dict[str, str]) -> None:
+        self._path = directory / "agents" / f"{me.host}.node-{node}.json"
+        self._told = {
+            "node": node,
+            **start,
+            "agent": me.as_json(),
+            "keeper": None if keeper is None else keeper.as_json(),
+            "at": time.time(),
+        }
+
+    def __enter__(self) -> None:
+        self._path.parent.mkdir(exist_ok=True)
+        replace_file(self._path, json.dumps(self._told, indent=2) + "\n")
+
+    def __exit__(self, *exception: object) -> None:
+        # Only its own: another start of the run may have announced itself on the same host meanwhile.
+        with contextlib.suppress(OSError, ValueError):
+            if json.loads(self._path.read_text(encoding="utf-8"))["agent"] == self._told["agent"]:
+                self._path.unlink()
+
+
+def agents_here(directory: Path) -> list[dict[str, Any]]:
+    """The agents of a run that were announced on this machine, dead or alive."""
+    found = []
+    for path in sorted((directory / "agents").glob("*.json")):
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        agent = process_of(told.get("agent"))
+        if agent is not None and agent.here:
+            found.append({**told, "path": str(path)})
+    return found
+
+
+def read_secret(directory: Path, make: bool) -> bytes:
+    """The run's secret, which submission put there; made by node 0 where it is missing. Raises Mistake."""
+    path = directory / "secret"
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            secret = path.read_bytes().strip()
+        except FileNotFoundError:
+            secret = b""
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}: the agents of a run must be one user's") from None
+        if secret:
+            return secret
+        if make:
+            _make_secret(path)
+        elif time.monotonic() > deadline:
+            raise UsageError(f"{path} is not there: is {directory} the same directory on all nodes?")
+        else:
+            time.sleep(0.5)
+
+
+def _make_secret(path: Path) -> None:
+    """Put a new secret where there is none, or where whoever made it could not write it. Raises OSError."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(descriptor, secrets.token_hex(32).encode())
+        os.replace(draft, path)
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(FileNotFoundError):
+            draft.unlink()
+
+
+def print_usage_error(mistake: UsageError) -> int:
+    """Show what the caller has to change; the exit code."""
+    print(f"error: {mistake}", file=sys.stderr, flush=True)
+    return EXIT_REFUSED

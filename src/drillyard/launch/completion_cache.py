@@ -1,0 +1,59 @@
+"""The names of runs that were seen last, for shell completion, which must answer at once; nothing else reads them.
+
+`$XDG_CACHE_HOME/drillyard/runs/CLUSTER` (default ~/.cache) has a handle a line, newest first. What is there may be gone
+by now and what is new may be missing: a run's truth is with its scheduler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from drillyard.errors import UserError
+from drillyard.launch.handles import Handle, parse_handle
+
+_MOST_NAMES = 1000
+
+
+def remember_runs(cluster: str, handles: Iterable[Handle]) -> None:
+    """Keep a cluster's runs, in place of those kept before. It may fail: nothing depends on it."""
+    kept = list(dict.fromkeys(handles))[:_MOST_NAMES]
+    with contextlib.suppress(OSError):
+        write_atomically(_directory() / cluster, "".join(f"{handle}\n" for handle in kept))
+
+
+def remember_run(handle: Handle) -> None:
+    """Put one run, just launched, before the others of its cluster."""
+    others = [each for each in remembered_runs() if each.cluster == handle.cluster]
+    remember_runs(handle.cluster, [handle, *others])
+
+
+def remembered_runs() -> list[Handle]:
+    """The runs that were seen last on all clusters, newest first within each. Never fails, asks nobody."""
+    handles = []
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        for path in sorted(_directory().iterdir()):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(UserError):
+                    handles.append(parse_handle(line))
+    return handles
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file of this user's, beside it first and moved into place. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, partial = tempfile.mkstemp(prefix=".", dir=path.parent)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
+
+
+def _directory() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "drillyard" / "runs"

@@ -1,0 +1,392 @@
+"""A run's logs, wherever they lie: the nodes' (LAUNCH_DIR/node-K.log, every line stamped by its agent) as one stream in
+order of time, or those of one rank (RUN_DIR/logs/rank-R.log, or its lines in its node's log).
+
+    for piece in run_logs(launch_directory, [files], LogsWanted(follow=True), over=...):
+        sys.stdout.buffer.write(piece)                      # whole lines, one or many
+
+Files are read in pieces where they are (`remote_files.py`), as lines are used up (`merge.py`), so neither their size
+nor their number decides about memory: some 8 MiB of text. `since` is found by bisection and `tail` from the end, so
+neither reads what it does not show; only a rank's lines in its node's log are looked for from the start.
+
+Following reads all files at once, four times a second or, where that takes long, in a quarter of the time. Lines older
+than five seconds are given out at once, newer ones half a second after they were read: others may come before them.
+"""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import json
+import math
+import posixpath
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+from drillyard.errors import UserError
+from drillyard.launch.launcher import LogSelection
+from drillyard.launch.logs.merge import KEY_BYTES, LAST_KEY, LogMerge, LogSource, all_stamped, key_of
+from drillyard.launch.logs.ranks import RankFilter
+from drillyard.launch.logs.seeking import offsets_of_tail, offsets_since
+from drillyard.launch.remote_files import Files, ReadRequest, ReadResult, print_notice
+
+HELD_BYTES: Final = 8 << 20
+"""Of all files together, in memory at a time (as text: as lists of lines about ten times as much, at worst)."""
+_PIECE_BYTES: Final = (8 << 10, 512 << 10)
+POLL_SECONDS: Final = 0.25
+HOLD_SECONDS: Final = 0.5
+_OLD_SECONDS: Final = 5.0
+ASK_SECONDS: Final = 2.0
+"""Between two questions whether the run is over."""
+_UNKNOWN_TIME_BYTES: Final = 256 << 10
+_SUBMISSION_SECONDS: Final = 1.0
+"""Schedulers tell whole seconds, and a node's clock may be a little behind that of the host that submitted."""
+
+
+@dataclass
+class _Log:
+    """One file that is read."""
+
+    path: str
+    files: Files
+    source: LogSource
+    offset: int = 0
+    head: bytes = b""
+    fed: int = 0
+    """Lines that were waiting after the last piece."""
+    size: int = 0
+    read: int = 0
+    """Bytes."""
+
+    @property
+    def hungry(self) -> bool:
+        """Whether more is to be read: in good time, so that one request fetches the pieces of many files."""
+        return not self.source.ended and 2 * self.source.held_lines <= self.fed
+
+    def take(self, piece: ReadResult | None, length: int) -> None:
+        """Feed what was read; less than asked for is the end, for now."""
+        data = b"" if piece is None else piece.data
+        if piece is not None:
+            if piece.anew:
+                self.source.cut()
+                self.offset = 0
+            self.head = piece.head
+        self.offset += len(data)
+        self.read += len(data)
+        self.source.paused = len(data) < length
+        self.source.feed(data)
+        self.fed = self.source.held_lines
+
+
+def run_logs(
+    launch_directory: str,
+    places: Sequence[Files],
+    wanted: LogSelection,
+    *,
+    over: Callable[[], bool],
+) -> Iterator[bytes]:
+    """The lines of a run's logs, `NODE: STAMP TEXT` or `[rankR]: ...`, in pieces of whole lines.
+
+    `places`: one that sees the logs of all nodes, or one per node in their order. `over`: whether the run is, so that
+    following ends; it is asked every few seconds, beside the reading. Nothing comes where nothing was written yet.
+    Raises UserError for a node or rank that the run does not have, and where the logs cannot be read.
+    """
+    for place in places:
+        place.patient = wanted.follow
+    reader = _Reader(launch_directory, places, wanted)
+    with ThreadPoolExecutor(max(2, min(32, len(places)))) as threads:
+        reader.threads = threads
+        if wanted.follow:
+            yield from _follow(reader, over)
+        else:
+            yield from _tailed(_until_end(reader), wanted.tail)
+
+
+def _until_end(reader: _Reader) -> Iterator[bytes]:
+    reader.look()
+    while any(not log.source.ended for log in reader.logs):
+        reader.fill()
+        for log in reader.logs:
+            if log.source.paused:
+                log.source.finish()
+        if piece := reader.merge.final():
+            yield piece
+    if piece := reader.merge.final():
+        yield piece
+
+
+def _follow(reader: _Reader, over: Callable[[], bool]) -> Iterator[bytes]:
+    asking = _Asking(over)
+    yield from _tailed(_caught_up(reader), reader.wanted.tail)
+    marks: deque[tuple[float, bytes]] = deque()
+    """When which key was the last one read: what is held back becomes free by that."""
+    ends, free = math.inf, b""
+    while True:
+        began = time.monotonic()
+        reader.look()
+        if ends == math.inf and asking.says_yes():
+            # What was written until now is still read.
+            ends = began + 2 * HOLD_SECONDS
+        reader.fill(all_of_them=True)
+        marks.append((began, reader.merge.newest()))
+        while marks and began - marks[0][0] >= HOLD_SECONDS:
+            free = max(free, marks.popleft()[1])
+        old = key_of(round((time.time() - _OLD_SECONDS) * 1e6))
+        if piece := reader.merge.final(max(free, old)):
+            yield piece
+        if reader.at_end:
+            if began >= ends:
+                break
+            time.sleep(max(POLL_SECONDS, 3 * (time.monotonic() - began)))
+    for log in reader.logs:
+        log.source.finish()
+    if piece := reader.merge.final():
+        yield piece
+
+
+class _Asking:
+    """Asks every few seconds whether the run is over, beside the reading; a scheduler that does not answer is asked
+    again. The thread ends with the answer yes, or with the process."""
+
+    def __init__(self, over: Callable[[], bool]) -> None:
+        self._over = over
+        self._yes = threading.Event()
+        threading.Thread(target=self._ask, daemon=True).start()
+
+    def says_yes(self) -> bool:
+        """Whether the answer was yes."""
+        return self._yes.is_set()
+
+    def _ask(self) -> None:
+        in_trouble = False
+        while True:
+            try:
+                if self._over():
+                    self._yes.set()
+                    return
+                in_trouble = False
+            except UserError as error:
+                if not in_trouble:
+                    print_notice(f"{str(error).splitlines()[0]}; following goes on")
+                in_trouble = True
+            time.sleep(ASK_SECONDS)
+
+
+def _caught_up(reader: _Reader) -> Iterator[bytes]:
+    """What is there when following begins."""
+    reader.look()
+    while True:
+        reader.fill()
+        if reader.at_end:
+            break
+        if piece := reader.merge.final():
+            yield piece
+    # The newest lines are held back, as later ones are; but the last N are given out in one go.
+    if reader.wanted.tail is not None and (piece := reader.merge.upto(LAST_KEY)):
+        yield piece
+
+
+def _tailed(pieces: Iterator[bytes], tail: int | None) -> Iterator[bytes]:
+    if tail is None:
+        yield from pieces
+        return
+    last: deque[bytes] = deque(maxlen=tail)
+    for piece in pieces:
+        last.extend(piece.split(b"\n")[:-1])
+    if last:
+        yield b"\n".join(last) + b"\n"
+
+
+class _Reader:
+    """The files of the logs that are wanted, as far as they are there."""
+
+    def __init__(self, launch_directory: str, places: Sequence[Files], wanted: LogSelection) -> None:
+        self.wanted = wanted
+        self.merge = LogMerge()
+        self.logs: list[_Log] = []
+        self.threads: ThreadPoolExecutor
+        self._places = places
+        self._launch_directory = launch_directory
+        job = _job_of(places[0], posixpath.join(launch_directory, "job.json"))
+        self._nodes, self._ranks = job["nodes"], job["nodes"] * job["processes_per_node"]
+        self._per_node: int = job["processes_per_node"]
+        self._run_directory: str = job["run_directory"]
+        begins = None if wanted.submitted_at is None else wanted.submitted_at - _SUBMISSION_SECONDS
+        since = begins if wanted.since is None else wanted.since
+        self._since = b"" if since is None else key_of(round(since * 1e6))
+        self._keeps_untimed = wanted.since is None
+        self._require_known()
+
+    def _require_known(self) -> None:
+        rank, node = self.wanted.rank, self.wanted.node
+        if node is not None and not 0 <= node < self._nodes:
+            raise UserError(f"--node {node}: the run has nodes 0 to {self._nodes - 1}")
+        if rank is not None and not 0 <= rank < self._ranks:
+            raise UserError(f"--rank {rank}: the run has ranks 0 to {self._ranks - 1}")
+        if rank is not None and node is not None and rank // self._per_node != node:
+            raise UserError(f"--rank {rank}: is on node {rank // self._per_node}; leave --node {node} out")
+
+    @property
+    def _all_known(self) -> bool:
+        if self.wanted.rank is not None:
+            return any(log.path == self._rank_log for log in self.logs)
+        return len(self.logs) == (self._nodes if self.wanted.node is None else 1)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all that is there has been read."""
+        return all(log.source.paused or log.source.ended for log in self.logs)
+
+    def look(self) -> None:
+        """Take up files that have appeared, as long as not all of them have."""
+        if self._all_known:
+            return
+        known = {(id(log.files), log.path) for log in self.logs}
+        asked = [(place, patterns) for number, place in enumerate(self._places) if (patterns := self._patterns(number))]
+        told = self.threads.map(lambda row: row[0].find(row[1]), asked)
+        fresh = [
+            self._log(path, size, place)
+            for (place, _), found in zip(asked, told, strict=True)
+            for path, size in found
+            if (id(place), path) not in known
+        ]
+        if self.wanted.rank is not None:
+            fresh = self._of_rank(fresh)
+        self._begin(fresh)
+        for log in fresh:
+            self.logs.append(log)
+            self.merge.add(log.source)
+
+    def _patterns(self, number: int) -> list[str]:
+        """The files that a place may have; of one place per node, only that node's."""
+        wanted = self.wanted
+        node = wanted.node if wanted.rank is None else wanted.rank // self._per_node
+        own = number if len(self._places) > 1 else None
+        if own is not None and node is not None and own != node:
+            return []
+        which = own if node is None else node
+        patterns = [glob.escape(self._launch_directory) + f"/node-{'*' if which is None else which}.log"]
+        return [*patterns, glob.escape(self._rank_log)] if wanted.rank is not None else patterns
+
+    @property
+    def _rank_log(self) -> str:
+        return posixpath.join(self._run_directory, "logs", f"rank-{self.wanted.rank}.log")
+
+    def _log(self, path: str, size: int, place: Files) -> _Log:
+        rank = self.wanted.rank
+        if rank is not None:
+            node = rank // self._per_node
+            finder = None if path == self._rank_log else RankFilter(rank, node, self._per_node)
+            return _Log(path, place, self._source(node, b"[rank%d]: " % rank, finder), size=size)
+        node = int(posixpath.basename(path)[len("node-") : -len(".log")])
+        width = len(str(self._nodes - 1))
+        return _Log(path, place, self._source(node, b"%*d: " % (width, node)), size=size)
+
+    def _source(self, node: int, prefix: bytes, keep: Callable[[bytes], bool] | None = None) -> LogSource:
+        return LogSource(node, prefix, keep=keep, since=self._since, keep_untimed=self._keeps_untimed)
+
+    def _of_rank(self, fresh: list[_Log]) -> list[_Log]:
+        """A rank's own log is all that is wanted where there is one; its node's is searched until then."""
+        own = [log for log in [*self.logs, *fresh] if log.path == self._rank_log]
+        if not own:
+            return fresh
+        for log in self.logs:
+            if log.path != self._rank_log:
+                log.source.finish()
+        return [log for log in fresh if log.path == self._rank_log]
+
+    def _begin(self, fresh: list[_Log]) -> None:
+        """Where reading begins: what was written before `since` or the `tail` is passed over unread."""
+        for _, group in itertools.groupby(fresh, key=lambda log: id(log.files)):
+            logs = list(group)
+            sizes = [(log.path, log.size) for log in logs]
+            if self._since:
+                for log, begin in zip(logs, offsets_since(logs[0].files, sizes, self._since), strict=True):
+                    log.offset = begin
+            if self.wanted.tail is not None and not any(log.source.chooses for log in logs):
+                for log, begin in zip(logs, offsets_of_tail(logs[0].files, sizes, self.wanted.tail), strict=True):
+                    log.offset = max(log.offset, begin)
+
+    def fill(self, *, all_of_them: bool = False) -> None:
+        """Read on where lines are used up; `all_of_them`: in every file, as followers do."""
+        hungry = [
+            log for log in self.logs if log.hungry or (all_of_them and not log.source.ended and log.source.paused)
+        ]
+        least, most = _PIECE_BYTES
+        length = min(max(HELD_BYTES // (len(self.logs) or 1), least), most)
+        by_place: dict[int, list[_Log]] = {}
+        for log in hungry:
+            by_place.setdefault(id(log.files), []).append(log)
+        groups = list(by_place.values())
+
+        def read(logs: list[_Log]) -> list[ReadResult | None]:
+            return logs[0].files.read([ReadRequest(log.path, log.offset, length, log.head) for log in logs])
+
+        for logs, pieces in zip(groups, self.threads.map(read, groups), strict=True):
+            for log, piece in zip(logs, pieces, strict=True):
+                log.take(piece, length)
+                self._require_times(log)
+
+    def _require_times(self, log: _Log) -> None:
+        enough = log.source.paused or log.read > _UNKNOWN_TIME_BYTES
+        if not self._keeps_untimed and log.read and enough and not log.source.last_key:
+            raise UserError(f"{log.path}: its lines carry no time, so --since cannot choose among them; use --tail N")
+
+
+def _job_of(files: Files, path: str) -> dict[str, Any]:
+    (piece,) = files.read([ReadRequest(path, 0, 16 << 20)])
+    if piece is None:
+        raise UserError(f"{path}: is not there on {files.title}; without it the run's logs cannot be found")
+    job: dict[str, Any] = json.loads(piece.data)
+    return job
+
+
+def plain(piece: bytes, *, stamps: bool, prefixes: bool) -> bytes:
+    """A piece of a merged log without its stamps, or without its prefixes."""
+    if stamps and prefixes:
+        return piece
+    lines = piece.split(b"\n")
+    lines.pop()
+    text = lines[0].find(b": ") + 2
+    end = text + KEY_BYTES
+    begins = [line[text - 2 : end] for line in lines] if not stamps and all_stamped([lines[0][text:end]]) else []
+    if begins and all_stamped(begins, b": "):
+        shown = [line[:text] + line[end:] for line in lines] if prefixes else [line[end:] for line in lines]
+    else:
+        # Most lines of a program that writes stamps of its own have a prefix as wide as the first one's, and no other.
+        begin, ends = (0 if prefixes else text), (b"" if stamps else b"Z ")
+        shown = [
+            line[begin:]
+            if line[text - 2 : text] == b": " and line[end - 2 : end] != ends
+            else _plain_line(line, stamps, prefixes)
+            for line in lines
+        ]
+    return b"\n".join(shown) + b"\n"
+
+
+def _plain_line(line: bytes, stamps: bool, prefixes: bool) -> bytes:
+    text = line.find(b": ") + 2
+    end = text if stamps or not all_stamped([line[text : text + KEY_BYTES]]) else text + KEY_BYTES
+    return line[:text] + line[end:] if prefixes else line[end:]
+
+
+def as_json_lines(piece: bytes) -> bytes:
+    """A piece of a merged log as JSON, an object a line: `node` or `rank`, `time` (RFC 3339, null before the first) and
+    `text`; bytes that are no UTF-8 are replaced."""
+    lines = []
+    for line in piece.split(b"\n")[:-1]:
+        prefix, _, rest = line.partition(b": ")
+        rank = prefix[len(b"[rank") : -1] if prefix.startswith(b"[rank") else None
+        stamped = all_stamped([rest[:KEY_BYTES]])
+        told = {
+            "node": None if rank is not None else int(prefix),
+            "rank": None if rank is None else int(rank),
+            "time": rest[: KEY_BYTES - 1].decode() if stamped else None,
+            "text": rest[KEY_BYTES if stamped else 0 :].decode("utf-8", "replace"),
+        }
+        lines.append(json.dumps(told, ensure_ascii=False))
+    return "".join(f"{line}\n" for line in lines).encode()

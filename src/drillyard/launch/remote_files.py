@@ -1,0 +1,304 @@
+"""Files of a host, read in pieces: of this machine directly, of another over one ssh connection.
+
+    files = open_files(host, programs)                    # a launcher keeps it: the connection is made once
+    read_file(files, path, offset)                        # for `Launcher.read`
+    artifacts_of(files, run_directory)                    # for `Launcher.artifacts`
+    copy_files(files, run_directory, paths, destination)  # for `Launcher.fetch`
+
+The program at the other end is `file_server.py`, which is sent along and needs a Python there, nothing else. It keeps
+nothing between requests, so one that was lost is replaced and the request made again; with `patient` for as long as it
+takes, once it has worked: a follower outlives a login node that restarts. A request for many files is one round trip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import importlib.resources
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO, Final, NamedTuple, Protocol
+
+from drillyard.errors import UserError
+from drillyard.launch import file_server
+from drillyard.launch.launcher import READ_BYTES
+from drillyard.launch.programs import Host, Programs, shell_line
+from drillyard.safe_files import new_file_below, require_plain_name
+
+_BOOTSTRAP: Final = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))"
+_LONGEST_PAUSE: Final = 15.0
+_LINE_BYTES: Final = 64 << 20
+"""Of one answer: the names of about half a million files. A host that sends more would fill this machine's memory."""
+_NO_ARTIFACTS: Final = (
+    "launch/agent/",
+    "launch/agents/",
+    "launch/cancelled",
+    "launch/claim",
+    "launch/epochs/",
+    "launch/secret",
+)
+"""Begins of paths in a run directory: the agents' code, what they and launches keep order with, and secrets."""
+
+
+class ReadRequest(NamedTuple):
+    """Bytes of a file: at most `length` from `offset` on. `head`: its first bytes as they were seen last. `top`: the
+    directory below which links are not followed; by default the file's own, so that only the file itself is no link."""
+
+    path: str
+    offset: int
+    length: int
+    head: bytes = b""
+    top: str = ""
+
+
+class ReadResult(NamedTuple):
+    """What was there. `anew`: the file was truncated or replaced, and `data` is from its beginning."""
+
+    head: bytes
+    anew: bool
+    data: bytes
+
+
+class UnreadableFile(UserError):
+    """A host was reached and one of its files could not be read: no permission, a failing disk."""
+
+
+class Files(Protocol):
+    """Files of one host. Every method raises UserError where the host cannot be read, UnreadableFile for a file."""
+
+    title: str
+    patient: bool
+    """Wait for a host that has answered before."""
+
+    def find(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
+        """Path and size of the files that glob patterns match."""
+
+    def tree(self, directory: str) -> list[tuple[str, int]]:
+        """Path, relative to the directory, and size of all files below it; none where it is not there."""
+
+    def read(self, wishes: Sequence[ReadRequest]) -> list[ReadResult | None]:
+        """A piece of each file; None for one that is not there, or is a link or no regular file."""
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+def open_files(host: Host, programs: Programs, *, python: str = "python3") -> Files:
+    """The files of `host`; nothing is connected before the first request."""
+    return LocalFiles() if host.name is None else RemoteFiles(host, programs, python)
+
+
+class LocalFiles:
+    """Files of this machine."""
+
+    title = "this machine"
+    patient = False
+
+    def find(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
+        """Path and size of the files that glob patterns match."""
+        return [(path, size) for path, size in file_server.matching_files(patterns)]
+
+    def tree(self, directory: str) -> list[tuple[str, int]]:
+        """Path, relative to the directory, and size of all files below it; none where it is not there."""
+        return [(path, size) for path, size in file_server.tree(directory) or ()]
+
+    def read(self, wishes: Sequence[ReadRequest]) -> list[ReadResult | None]:
+        """A piece of each file; None for one that is not there."""
+        return [self._read(wish) for wish in wishes]
+
+    def _read(self, wish: ReadRequest) -> ReadResult | None:
+        try:
+            told = file_server.read(*wish)
+        except OSError as error:
+            raise UnreadableFile(f"{wish.path}: cannot be read: {error.strerror}") from None
+        return None if told is None else ReadResult(*told)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class RemoteFiles:
+    """Files of another host."""
+
+    def __init__(self, host: Host, programs: Programs, python: str = "python3") -> None:
+        self.title = host.title
+        self._programs = programs
+        self._source = importlib.resources.files(file_server.__package__).joinpath("file_server.py").read_bytes()
+        self._argv = host.argv([python, "-u", "-c", _BOOTSTRAP, str(len(self._source))])
+        self.patient = False
+        self._has_answered = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def find(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
+        """Path and size of the files that glob patterns match."""
+        return self._sizes({"list": list(patterns)})
+
+    def tree(self, directory: str) -> list[tuple[str, int]]:
+        """Path, relative to the directory, and size of all files below it; none where it is not there."""
+        return self._sizes({"tree": directory})
+
+    def read(self, wishes: Sequence[ReadRequest]) -> list[ReadResult | None]:
+        """A piece of each file; None for one that is not there."""
+        if not wishes:
+            return []
+        request = {"read": [(w.path, w.offset, w.length, w.head.hex(), w.top) for w in wishes]}
+        return self._ask(request, len(wishes), most_bytes=max(wish.length for wish in wishes))
+
+    def close(self) -> None:
+        """End the connection; the program at the other end ends with it."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError):
+            process.stdin.close()  # type: ignore[union-attr]
+        try:
+            process.wait(2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for stream in (process.stdout, process.stderr):
+            stream.close()  # type: ignore[union-attr]
+
+    def _sizes(self, request: dict[str, Any]) -> list[tuple[str, int]]:
+        (told,) = self._ask(request, 1)
+        try:
+            return [(str(path), int(size)) for path, size in told or ()]
+        except (TypeError, ValueError):
+            raise UserError(
+                f"{self.title}: its list of files cannot be read; is {self._argv[0]} asking the right host?"
+            ) from None
+
+    def _ask(self, request: dict[str, Any], answers: int, most_bytes: int = 0) -> list[Any]:
+        """The answers to a request, asked again over a new connection where this one is lost."""
+        with self._lock:
+            return self._ask_alone(request, answers, most_bytes)
+
+    def _ask_alone(self, request: dict[str, Any], answers: int, most_bytes: int) -> list[Any]:
+        pause, tries = 1.0, 0
+        while True:
+            with contextlib.suppress(EOFError, OSError, ValueError):
+                told = list(self._answers(request, answers, most_bytes))
+                if tries > 1:
+                    print_notice(f"{self.title}: connected again")
+                self._has_answered = True
+                return told
+            tries += 1
+            why = self._last_words()
+            if not self._has_answered or (tries > 1 and not self.patient):
+                raise UserError(f"{self.title}: its files cannot be read: {why}\ncommand: {shell_line(self._argv)}")
+            if tries == 2:
+                print_notice(f"{self.title}: the connection is lost ({why}); trying again until it is back")
+            if tries > 1:
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _answers(self, request: dict[str, Any], answers: int, most_bytes: int) -> Iterator[Any]:
+        if self._process is None:
+            self._process = self._programs.stream(self._argv, asked=True)
+            self._send(self._source)
+        self._send(json.dumps(request).encode() + b"\n")
+        out = self._process.stdout
+        assert out is not None
+        for _ in range(answers):
+            line = out.readline(_LINE_BYTES)
+            if not line.endswith(b"\n"):
+                raise EOFError
+            told = json.loads(line)
+            if isinstance(told, dict) and "error" in told:
+                self.close()
+                raise UnreadableFile(f"{self.title}: {told['error']}")
+            if isinstance(told, dict):
+                size = told.get("bytes")
+                if not isinstance(size, int) or not 0 <= size <= most_bytes:
+                    raise ValueError(f"{size} bytes, and at most {most_bytes} were asked for")
+                data = out.read(size)
+                if len(data) < size:
+                    raise EOFError
+                yield ReadResult(bytes.fromhex(str(told.get("head"))), told.get("anew") is True, data)
+            elif told is None or isinstance(told, list):
+                yield told
+            else:
+                raise ValueError(f"{type(told).__name__} is no answer")
+
+    def _send(self, data: bytes) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(data)
+        self._process.stdin.flush()
+
+    def _last_words(self) -> str:
+        """What the program said when it ended; the connection is closed then."""
+        process = self._process
+        if process is None:
+            return "no connection"
+        with contextlib.suppress(OSError):
+            process.stdin.close()  # type: ignore[union-attr]
+        try:
+            code = process.wait(2)
+            said = process.stderr.read().decode(errors="replace").strip()  # type: ignore[union-attr]
+        except subprocess.TimeoutExpired:
+            code, said = None, "no answer"
+        self.close()
+        return said.splitlines()[-1] if said else f"exit code {code}"
+
+
+def read_file(files: Files, path: str, offset: int) -> bytes:
+    """The bytes of a file from `offset` on, at most READ_BYTES; below 0: its last ones. None where it is not there."""
+    if offset < 0:
+        found = files.find([glob.escape(path)])
+        offset = max(0, found[0][1] + offset) if found else 0
+    (piece,) = files.read([ReadRequest(path, offset, READ_BYTES)])
+    return b"" if piece is None or piece.anew else piece.data
+
+
+def artifacts_of(files: Files, run_directory: str) -> list[tuple[str, int]]:
+    """What a run has made and was made from: path, relative to its directory, and size; nothing that is secret."""
+    return [(path, size) for path, size in files.tree(run_directory) if not path.startswith(_NO_ARTIFACTS)]
+
+
+def copy_files(files: Files, directory: str, paths: Sequence[str], destination: str) -> None:
+    """Copy files, named relative to `directory`, to a directory here. A file is complete when it has its name.
+
+    Nothing outside of `destination` is written, whatever names the other side gives and whatever links are in the way;
+    links there are not followed either. Raises UserError for a name that leaves the destination, with nothing copied,
+    for a file that is not there, and where one cannot be written here.
+    """
+    for path in paths:
+        require_plain_name(path, files.title)
+    for path in paths:
+        try:
+            with new_file_below(destination, path) as out:
+                _copy(files, directory, path, out)
+        except OSError as error:
+            target = os.path.join(destination, path)
+            linked = error.errno in (errno.ENOTDIR, errno.ELOOP)
+            why = "a directory on the way is a link or a file; fetch to a new directory" if linked else error.strerror
+            raise UserError(f"{target}: cannot be written: {why}") from None
+
+
+def _copy(files: Files, directory: str, path: str, out: BinaryIO) -> None:
+    head, offset, source = b"", 0, os.path.join(directory, path)
+    while True:
+        (piece,) = files.read([ReadRequest(source, offset, READ_BYTES, head, directory)])
+        if piece is None:
+            raise UserError(f"{source}: is not there on {files.title} (any more), or is a link, which is not followed")
+        if piece.anew:
+            offset = 0
+            out.seek(0)
+            out.truncate()
+        head = piece.head
+        if not piece.data:
+            return
+        out.write(piece.data)
+        offset += len(piece.data)
+
+
+def print_notice(text: str) -> None:
+    """Say something beside the lines that are shown: on standard error."""
+    print(f"drillyard: {text}", file=sys.stderr, flush=True)

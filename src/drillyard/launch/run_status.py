@@ -1,0 +1,92 @@
+"""One language for what a run is doing, whichever scheduler has it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from drillyard.launch.handles import Handle
+
+
+class State(StrEnum):
+    """What a run is doing."""
+
+    queued = "queued"
+    starting = "starting"
+    running = "running"
+    restarting = "restarting"
+    succeeded = "succeeded"
+    failed = "failed"
+    cancelled = "cancelled"
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will happen by itself."""
+        return self in (State.succeeded, State.failed, State.cancelled)
+
+
+@dataclass(frozen=True)
+class RunFailure:
+    """Why a run, or its last round, failed: the rank that failed first, where known."""
+
+    reason: str
+    """In words: `time limit`, `lost capacity`, `refused`, `exit code 1`, `killed by SIGKILL (exit code 137)`, ..."""
+    rank: int | None = None
+    node: str | None = None
+    exit_code: int | None = None
+    lines: tuple[str, ...] = ()
+    """The last lines that tell why."""
+
+
+def beyond_failure(reason: str | None, failure: RunFailure | None) -> str:
+    """What a run's reason says beyond its failure, which names rank and host apart: `all 3 restarts are used`."""
+    if not reason or failure is None:
+        return reason or ""
+    before, found, after = reason.partition(failure.reason)
+    if not found:
+        return reason
+    # As agents name a node where there are several (agent/final_status.py).
+    parts = (re.sub(r"node \d+ \([^)]*\): $", "", before), after)
+    return "; ".join(part for part in (each.strip("; ") for each in parts) if part)
+
+
+def failure_of(state: Mapping[str, Any]) -> RunFailure | None:
+    """The failure of which a run's state.json tells, as its leader wrote it; None where it tells of none."""
+    told = state.get("failure")
+    if not isinstance(told, Mapping):
+        return None
+    return RunFailure(
+        reason=str(told.get("reason") or "unknown"),
+        rank=told.get("rank"),
+        node=told.get("node"),
+        exit_code=told.get("exit_code"),
+        lines=tuple(told.get("lines") or ()),
+    )
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run as its scheduler and its own files show it. Times are Unix seconds, None where not known."""
+
+    handle: Handle
+    state: State
+    nodes: int
+    reason: str | None = None
+    """Why it waits or restarts, in the scheduler's words and ours."""
+    since: float | None = None
+    """When it came into this state."""
+    submitted_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    round: int | None = None
+    """Rounds begun before this one; 0 for the first."""
+    failures: int = 0
+    """Restarts that counted against the limit."""
+    failure: RunFailure | None = None
+    run_directory: str | None = None
+    hosts: tuple[str, ...] = ()
+    native: dict[str, Any] = field(default_factory=dict)
+    """The scheduler's own names: job id, state, ..."""

@@ -1,0 +1,262 @@
+"""job.sbatch: the script that Slurm runs on the first node of an allocation, and why each of its lines is there.
+
+One task per node, and each is an agent, which keeps the contract with the trainer. What is left for the script is what
+only a batch script can do: find the first host, pass on that the time limit comes near, and queue the job again
+(`scontrol` is not in containers, https://github.com/NVIDIA/pyxis/issues/129).
+"""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from drillyard.config.cluster import SlurmConfig
+from drillyard.errors import UserError
+from drillyard.hardware.capacity import machine_of
+from drillyard.launch.handles import Handle
+from drillyard.launch.launcher import LaunchRequest
+from drillyard.launch.plan import ExplainedField
+from drillyard.launch.prepared_run import PreparedRun
+from drillyard.launch.programs import comment_safe
+from drillyard.launch.slurm.template import ARRAY_TEMPLATE, TEMPLATE
+
+SCRIPT = "job.sbatch"
+ENDED = "ended.json"
+"""How the newest start of the job ended, where the agents could not write that: see run_status.py."""
+_SBATCH = "https://slurm.schedmd.com/sbatch.html"
+_SRUN = "https://slurm.schedmd.com/srun.html"
+_OURS = "drillyard"
+_RESERVED = {
+    "--nodes": "`nodes`",
+    "-N": "`nodes`",
+    "--ntasks": "`nodes`",
+    "-n": "`nodes`",
+    "--ntasks-per-node": "`processes_per_node`",
+    "--array": "--sweep",
+    "-a": "--sweep",
+    "--comment": "no other: drillyard finds its runs by it",
+    "--signal": "`slurm.signal_seconds`",
+    "--requeue": "`slurm.max_requeues`",
+    "--no-requeue": "`slurm.max_requeues`",
+    "--open-mode": "no other: the script appends to the log of its run",
+    "--output": "no other: the log is in the run's launch directory",
+    "-o": "no other: the log is in the run's launch directory",
+    "--error": "no other: the log is in the run's launch directory",
+    "-e": "no other: the log is in the run's launch directory",
+    "--job-name": "`name`",
+    "-J": "`name`",
+    "--time": "`slurm.time_limit`",
+    "-t": "`slurm.time_limit`",
+    "--wrap": "no other: the script is drillyard's",
+    "--export": "`environment`",
+}
+"""Options of `slurm.arguments` that would undo what the script relies on, and the setting to use instead."""
+
+
+class Directive(NamedTuple):
+    """One #SBATCH line."""
+
+    option: str
+    reason: str
+    source: str
+
+
+def directives(request: LaunchRequest, handle: Handle) -> list[Directive]:
+    """The #SBATCH lines of a run. Raises UserError for settings that contradict each other."""
+    return [
+        *_named(handle),
+        *_resources(request),
+        *_times(request),
+        Directive(
+            "--output=/dev/null",
+            "the script writes launch/slurm-JOB.log itself: Slurm fails a job whose log it cannot open, and one node "
+            "without the storage would end the run",
+            _OURS,
+        ),
+        *_extra(request),
+    ]
+
+
+def job_script(request: LaunchRequest, prepared: PreparedRun, agent_python: str) -> tuple[str, list[ExplainedField]]:
+    """The text of job.sbatch and the reason of each of its parts. Raises UserError."""
+    lines = directives(request, prepared.handle)
+    srun = list(_srun(request, prepared))
+    text = TEMPLATE.format(
+        handle=prepared.handle,
+        nodes=_count(prepared.job.nodes, "node"),
+        processes=_count(prepared.job.processes_per_node, "process", "processes"),
+        launch=shlex.quote(prepared.job.launch_directory),
+        shown=comment_safe(shlex.quote(prepared.job.launch_directory)),
+        directives="\n".join(f"#SBATCH {each.option}" for each in lines),
+        max_requeues=slurm_of(request).max_requeues,
+        max_failures=prepared.job.max_failures,
+        setup=_setup(slurm_of(request).setup),
+        srun=" \\\n        ".join(option for option, _, _ in srun),
+        python=shlex.quote(agent_python),
+        ended=ENDED,
+    )
+    fields = [_field(each.option, each.reason, each.source) for each in lines]
+    fields += [_field(f"srun {option}", reason, source) for option, reason, source in srun]
+    return text, [*fields, *_flow(request, agent_python)]
+
+
+def array_script(request: LaunchRequest, launches: Sequence[str]) -> str:
+    """The script of an array job: task I becomes the job.sbatch in `launches[I]`. `request`: the first point's."""
+    first = Handle(request.cluster.platform, request.cluster.name, request.run.name)
+    lines = [each.option for each in directives(request, first)]
+    lines.append(f"--array=0-{len(launches) - 1}")
+    return ARRAY_TEMPLATE.format(
+        count=len(launches),
+        handle=first,
+        max_requeues=slurm_of(request).max_requeues,
+        max_failures=request.max_failures,
+        here=comment_safe(shlex.quote(posixpath.join(launches[0], "array.sbatch"))),
+        directives="\n".join(f"#SBATCH {line}" for line in lines),
+        points="\n".join(f"    {shlex.quote(launch)}" for launch in launches),
+    )
+
+
+def slurm_of(request: LaunchRequest) -> SlurmConfig:
+    """The cluster's `slurm` section, with defaults where it has none."""
+    return request.cluster.slurm or SlurmConfig()
+
+
+def enroot_image(image: str) -> str:
+    """An image as enroot names it: `registry#path:tag`; files and names without a registry stay as they are.
+
+    https://github.com/NVIDIA/enroot/blob/master/doc/cmd/import.md
+    """
+    name = image.removeprefix("docker://")
+    registry, slash, path = name.partition("/")
+    is_file = name.startswith(("/", "./")) or name.endswith(".sqsh")
+    if is_file or "#" in name or not slash or not ("." in registry or ":" in registry or registry == "localhost"):
+        return name
+    return f"{registry}#{path}"
+
+
+def _named(handle: Handle) -> Iterator[Directive]:
+    yield Directive(_option("job-name", handle.run), "the run's name", "run.yaml: name")
+    yield Directive(_option("comment", str(handle)), "by this `drillyard runs` knows its jobs", _OURS)
+
+
+def _resources(request: LaunchRequest) -> Iterator[Directive]:
+    cluster, slurm = request.cluster, slurm_of(request)
+    for option in ("partition", "account", "qos"):
+        value = getattr(slurm, option)
+        if value is not None:
+            yield Directive(_option(option, value), "as set", f"cluster.yaml: slurm.{option}")
+    yield Directive(f"--nodes={cluster.nodes}", "as set", "cluster.yaml: nodes")
+    yield Directive("--ntasks-per-node=1", "one agent per node; it starts the ranks", _OURS)
+    yield from _gpus(request)
+    if slurm.exclusive:
+        yield Directive("--exclusive", "nobody else takes cores, memory or NICs", "cluster.yaml: slurm.exclusive")
+        yield Directive("--mem=0", "all memory of the nodes; the default may be a share", _SBATCH)
+    if slurm.exclude:
+        yield Directive(_option("exclude", ",".join(slurm.exclude)), "nodes not to use", "cluster.yaml: slurm.exclude")
+    for option in ("constraint", "segment"):
+        value = getattr(slurm, option)
+        if value is not None:
+            yield Directive(_option(option, str(value)), "as set", f"cluster.yaml: slurm.{option}")
+
+
+def _gpus(request: LaunchRequest) -> Iterator[Directive]:
+    cluster, slurm = request.cluster, slurm_of(request)
+    if slurm.gres is not None:
+        yield Directive(_option("gres", slurm.gres), "GPUs as this cluster types them", "cluster.yaml: slurm.gres")
+    elif cluster.machine is not None:
+        gpus = machine_of(cluster, request.facts).num_accelerators
+        if gpus:
+            source = f"cluster.yaml: machine {cluster.machine}"
+            yield Directive(f"--gpus-per-node={gpus}", "all GPUs of the machine", source)
+
+
+def _times(request: LaunchRequest) -> Iterator[Directive]:
+    slurm = slurm_of(request)
+    if slurm.time_limit is not None:
+        yield Directive(f"--time={slurm.time_limit}", "as set", "cluster.yaml: slurm.time_limit")
+    yield Directive(
+        f"--signal=B:USR1@{slurm.signal_seconds}",
+        "this script hears of the time limit ahead of it (up to 60 s earlier), and has the run save",
+        "cluster.yaml: slurm.signal_seconds",
+    )
+    yield Directive("--requeue", "after a lost node or preemption Slurm queues the job again", _SBATCH)
+
+
+def _extra(request: LaunchRequest) -> Iterator[Directive]:
+    for argument in slurm_of(request).arguments:
+        name = argument.split("=")[0].split(" ")[0]
+        if not argument.startswith("-") or not argument.isprintable():
+            raise UserError(f"cluster config: slurm.arguments: '{argument}' is no option like --mail-type=END")
+        if name in _RESERVED:
+            raise UserError(f"cluster config: slurm.arguments: {name} is set by drillyard; use {_RESERVED[name]}")
+        yield Directive(argument, "as set", "cluster.yaml: slurm.arguments")
+
+
+def _srun(request: LaunchRequest, prepared: PreparedRun) -> Iterator[tuple[str, str, str]]:
+    job = prepared.job
+    yield f"--nodes={job.nodes} --ntasks={job.nodes} --ntasks-per-node=1", "one agent on each node", _OURS
+    yield (
+        '--cpus-per-task="$cpus"',
+        "srun does not take it over from sbatch since 22.05; without it all ranks of a node share one core",
+        _SRUN,
+    )
+    yield "--kill-on-bad-exit=0", "the agents end together by themselves, with time to save", _OURS
+    yield "--wait=60", "agents end together, once the ranks have: one that does not answer is killed then", _SRUN
+    yield "--label", "lines in this log begin with the node's rank", _SRUN
+    if prepared.image is not None:
+        yield (
+            f"--container-image={shlex.quote(enroot_image(prepared.image))}",
+            "pyxis starts each agent in the image; enroot separates registry and path by '#'",
+            "https://github.com/NVIDIA/pyxis",
+        )
+        mounts = ",".join(prepared.mounts)
+        reason = "the run's directory, the project, the network stack's libraries, and what is set"
+        yield f"--container-mounts={shlex.quote(mounts)}", reason, "cluster.yaml: mounts"
+
+
+def _flow(request: LaunchRequest, agent_python: str) -> list[ExplainedField]:
+    """The parts of the script that are no option."""
+    slurm = slurm_of(request)
+    said = [
+        ("leader", "first name of scontrol show hostnames", "a name, as a host may have many addresses", _SBATCH),
+        ("agent", f"{agent_python} LAUNCH_DIR/agent run", "runs the node's part; needs no packages", _OURS),
+        ("trap USR1", "scancel --signal=TERM", "the whole step saves and ends with 85, as on preemption", _SBATCH),
+        (
+            "code 85, 75",
+            "scontrol requeue",
+            "all is saved, or a node was lost: again, without that node the second time",
+            _OURS,
+        ),
+        (
+            "max_requeues",
+            str(slurm.max_requeues),
+            "a run that is queued again more often has failed",
+            "cluster.yaml: slurm.max_requeues",
+        ),
+    ]
+    said += [("setup", line, "as set", "cluster.yaml: slurm.setup") for line in slurm.setup]
+    return [_field(name, reason, source, value) for name, value, reason, source in said]
+
+
+def _field(place: str, reason: str, source: str, value: str | None = None) -> ExplainedField:
+    option, equals, rest = place.partition("=")
+    if value is None:
+        place, value = option, rest if equals else "set"
+    return ExplainedField(f"{SCRIPT}: {place}", value, reason, source)
+
+
+def _option(name: str, value: str) -> str:
+    if not value.isprintable():
+        raise UserError(f"cluster config: slurm.{name}: {value!r} has a control character; write it without")
+    return f"--{name}={shlex.quote(value)}"
+
+
+def _setup(lines: Sequence[str]) -> str:
+    # Scripts that `module load` and the like source use unset variables.
+    return "\n".join(["set +u", *lines, "set -u", "", ""]) if lines else ""
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

@@ -1,0 +1,323 @@
+"""What people and programs read about plans and runs: texts that are functions of their values.
+
+    plan_text(plan)         what would be executed: steps in order, files with their contents
+    explain_text(plan)      each generated field, its reason and its source
+    status_text(status)     one run on one screen
+    runs_table(statuses)    many runs, a line each
+    status_json(status)     the fields that `--json` prints
+
+Plan texts depend on the plan alone, byte for byte; status texts also on `now`, for ages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from rich.table import Table
+from rich.text import Text
+
+from drillyard.launch.plan import Plan, PlanFile, Program, Step
+from drillyard.launch.programs import comment_safe
+from drillyard.launch.run_status import RunFailure, RunStatus, State, beyond_failure
+from drillyard.supervise.rules import FINAL_EXIT_CODES
+
+STATE_STYLES: Final = {
+    State.queued: "yellow",
+    State.starting: "cyan",
+    State.running: "green",
+    State.restarting: "yellow",
+    State.succeeded: "bold green",
+    State.failed: "bold red",
+    State.cancelled: "dim",
+}
+_AGENT: Final = "agent/"
+_LABEL: Final = 15
+_TOLD_ELSEWHERE: Final = ("agent", "launch_directory")
+_TITLES: Final = ("STATE", "FOR", "NODES")
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan as `--dry-run` prints it: every file that is written, a job script first, then what is executed.
+
+    The agent's own source is told by size and checksum; `--output DIR` writes it out.
+    """
+    ranks = plan.nodes * plan.processes_per_node
+    lines = [
+        f"# {plan.handle}: {_plural(plan.nodes, 'node')} x {_plural(plan.processes_per_node, 'rank')} = {ranks}",
+        f"# run directory:    {comment_safe(plan.run_directory)}",
+        f"# launch directory: {comment_safe(plan.launch_directory)}",
+        f"# code:             {comment_safe(plan.code)}",
+        *(f"# warning: {line}" for warning in plan.warnings for line in warning.splitlines()),
+        "",
+        f"# {_plural(len(plan.files), 'file')} in {comment_safe(plan.launch_directory)}:",
+    ]
+    agents = [file for file in plan.files if file.path.startswith(_AGENT)]
+    for file in plan.files:
+        if file not in agents:
+            lines += ["", f"----- {file.path} (mode {file.mode:04o})", *_content(file.content)]
+    lines += ["", f"# {_plural(len(plan.steps), 'step')}, executed in this order:"]
+    for number, step in enumerate(plan.steps, 1):
+        lines += ["", *_step_lines(number, step, _joins_the_one_before(plan.steps, number - 1))]
+    if agents:
+        lines += ["", "----- agent/ (the node's agent, drillyard's own; --output DIR writes it out)"]
+        lines += [_checksum_line(file) for file in agents]
+    return "\n".join(lines) + "\n"
+
+
+def explain_text(plan: Plan) -> str:
+    """Every generated field of the plan as `--explain` prints it: where it is, its value, why, and by whose word."""
+    lines = [f"# {plan.handle}: why every generated field is as it is"]
+    for field in plan.fields:
+        first, *more = field.value.splitlines() or [""]
+        lines += ["", f"{field.place} = {first}", *(f"    | {line}" for line in more)]
+        lines += [f"    why:    {field.reason}", f"    source: {field.source}"]
+    return "\n".join(lines) + "\n"
+
+
+def _joins_the_one_before(steps: Sequence[Step], index: int) -> bool:
+    both = [step for step in (steps[index - 1 : index + 1] if index else ()) if isinstance(step, Program)]
+    return len(both) == 2 and both[0].stage == both[1].stage and all(step.parallel for step in both)
+
+
+def _step_lines(number: int, step: Step, together: bool) -> list[str]:
+    beside = " (at the same time as the one before)" if together else ""
+    lines = [f"{number}. {step.purpose}{beside}"]
+    if isinstance(step, Program):
+        lines.append(f"   $ {shlex.join(step.argv)}")
+        if step.sends_directory is not None:
+            lines.append(f"   < a tar archive of the files in {step.sends_directory} that git does not ignore")
+    else:
+        lines.append(f"   {step.method} {step.target}")
+        body = json.dumps(step.body, indent=2, ensure_ascii=False) if step.body else ""
+        lines += [f"   {line}" for line in body.splitlines()]
+    if step.sends:
+        lines.append(f"   < a tar archive of {_sent(step.sends)}")
+    return lines
+
+
+def _sent(paths: Sequence[str]) -> str:
+    others = [path for path in paths if not path.startswith(_AGENT)]
+    return ", ".join([*others, *([f"{_AGENT}*"] if len(others) < len(paths) else [])])
+
+
+def _content(text: str) -> list[str]:
+    lines = text.split("\n")
+    return lines[:-1] if lines[-1] == "" else [*lines[:-1], f"{lines[-1]}\\ no newline at the end"]
+
+
+def _checksum_line(file: PlanFile) -> str:
+    data = file.content.encode()
+    return f"{hashlib.sha256(data).hexdigest()}  {len(data):>7}  {file.path}"
+
+
+def status_text(status: RunStatus, *, progress: str | None = None, where: str = "", now: float | None = None) -> str:
+    """A run on one screen: its state, since when and why, where it runs, what went wrong, and what to do next.
+
+    `progress` is a line about its steps, `where` the host of its run directory, for people.
+    """
+    now = time.time() if now is None else now
+    rows = [("", f"{status.handle}  {headline(status, now)}")]
+    if (reason := _reason_beyond_headline(status)) and status.state is not State.queued:
+        rows.append(("reason", reason))
+    times = (("submitted", status.submitted_at), ("started", status.started_at), ("ended", status.ended_at))
+    rows += [(label, f"{moment(at)}  ({age(now - at)} ago)") for label, at in times if at is not None]
+    rows.append(("nodes", f"{status.nodes}" + (f": {_hosts(status.hosts)}" if status.hosts else "")))
+    if status.round:
+        rows.append(("restarts", f"{status.round}, {status.failures or 'none'} of them counted as failures"))
+    if progress:
+        rows.append(("progress", progress))
+    if status.failure is not None:
+        if status.state is not State.failed:
+            rows.append(("failure", failure_line(status.failure)))
+        lines = status.failure.lines
+        rows += [("last lines" if not index else "", f"| {line}") for index, line in enumerate(lines)]
+    if status.run_directory:
+        rows.append(("run directory", status.run_directory + (f"  (on {where})" if where else "")))
+    if (agent := status.native.get("agent")) and not status.state.over:
+        rows.append(("agent", agent))
+    if native := _native(status):
+        rows.append(("scheduler", native))
+    rows += [("next" if not index else "", line) for index, line in enumerate(next_steps(status))]
+    (_, title), *others = rows
+    return "\n".join([title, *(f"  {label:<{_LABEL}}{_one_line(text)}" for label, text in others)]) + "\n"
+
+
+def _one_line(text: str) -> str:
+    """A reason may have several lines, and must not look like lines of ours."""
+    return " ".join(text.splitlines())
+
+
+def headline(status: RunStatus, now: float) -> str:
+    """State and age in words: `queued for 5 min (Priority)`, `running for 2 h`, `failed 3 h ago: time limit`."""
+    return _one_line(_headline(status, now))
+
+
+def _headline(status: RunStatus, now: float) -> str:
+    since = None if status.since is None else age(now - status.since)
+    if status.state.over:
+        ago = f" {since} ago" if since else ""
+        # A cancelled run may have had a failed round before: that is not why it is over.
+        failed = status.failure is not None and status.state is State.failed
+        return f"{status.state}{ago}{f': {failure_line(status.failure)}' if failed and status.failure else ''}"
+    lasting = f" for {since}" if since else ""
+    reason = f" ({status.reason})" if status.reason and status.state is State.queued else ""
+    return f"{status.state}{lasting}{reason}"
+
+
+def failure_line(failure: RunFailure) -> str:
+    """`rank 3 on n2: exit code 1`: as much of it as is known."""
+    parts = [f"rank {failure.rank}"] if failure.rank is not None else []
+    parts += [f"on {failure.node}" if parts else failure.node] if failure.node else []
+    code = failure.exit_code
+    reason = failure.reason.removeprefix(f"rank {failure.rank}: ")
+    told = reason if code is None or str(code) in reason else f"{reason} (exit code {code})"
+    return f"{' '.join(parts)}: {told}" if parts else told
+
+
+def next_steps(status: RunStatus) -> list[str]:
+    """What a person may do with a run in this state, as commands."""
+    handle = status.handle
+    if status.state is State.succeeded:
+        return [f"drillyard runs artifacts {handle} --fetch DIR"]
+    if status.state is State.failed and status.failure is not None and status.failure.exit_code in FINAL_EXIT_CODES:
+        return [
+            f"drillyard runs logs {handle} --tail 20",
+            "fix the cause first: the same start would fail again; then launch again, or with the same config:",
+            f"drillyard runs resume {handle}",
+        ]
+    if status.state.over:
+        logs = [f"drillyard runs logs {handle} --tail 100"] if status.state is State.failed else []
+        return [*logs, f"drillyard runs resume {handle}   (from its last checkpoint)"]
+    if status.state is State.queued:
+        return [f"drillyard runs logs -f {handle}   (waits for its first line)", f"drillyard runs cancel {handle}"]
+    return [f"drillyard runs watch {handle}", f"drillyard runs logs -f {handle}"]
+
+
+def _native(status: RunStatus) -> str:
+    """The scheduler's own names; hosts that have none tell of the agent that leads the run."""
+    return ", ".join(f"{name} {value}" for name, value in status.native.items() if name not in _TOLD_ELSEWHERE)
+
+
+def _hosts(hosts: Sequence[str], most: int = 8) -> str:
+    shown = ", ".join(hosts[:most])
+    return shown if len(hosts) <= most else f"{shown} and {len(hosts) - most} more"
+
+
+def runs_table(statuses: Sequence[RunStatus], *, width: int | None = None, now: float | None = None) -> Table:
+    """A line for each run: with `width`, in so many columns, runs under their cluster, long names and reasons cut.
+
+    Without a width every line is whole and begins with its handle: for other programs.
+    """
+    now = time.time() if now is None else now
+    clusters = list(dict.fromkeys(_cluster(status) for status in statuses))
+    names = [status.handle.run if width is not None else str(status.handle) for status in statuses]
+    rows = [_row(status, now) for status in statuses]
+    # The titles of clusters stand in the same column.
+    name_width, why_width = _widths([*names, *(clusters if width is not None else ())], rows, width)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("RUN", no_wrap=True)
+    table.add_column("STATE", no_wrap=True)
+    table.add_column("FOR", no_wrap=True, justify="right")
+    table.add_column("NODES", no_wrap=True, justify="right")
+    table.add_column("WHY", no_wrap=True)
+    for cluster in clusters if width is not None else ():
+        table.add_row(Text(cut_middle(cluster, name_width), style="dim"))
+        _add_rows(table, statuses, names, rows, name_width, why_width, cluster)
+    if width is None:
+        _add_rows(table, statuses, names, rows, name_width, why_width, None)
+    return table
+
+
+def _add_rows(
+    table: Table,
+    statuses: Sequence[RunStatus],
+    names: Sequence[str],
+    rows: Sequence[tuple[str, str, str, str]],
+    name_width: int,
+    why_width: int,
+    cluster: str | None,
+) -> None:
+    for status, name, (state, since, nodes, why) in zip(statuses, names, rows, strict=True):
+        if cluster is None or _cluster(status) == cluster:
+            shown = why if len(why) <= why_width else why[: why_width - 1] + "…"
+            styled = Text(state, style=STATE_STYLES[status.state])
+            table.add_row(Text(cut_middle(name, name_width)), styled, since, nodes, Text(shown))
+
+
+def _row(status: RunStatus, now: float) -> tuple[str, str, str, str]:
+    since = "-" if status.since is None else age(now - status.since)
+    return str(status.state), since, str(status.nodes), _one_line(_why(status))
+
+
+def _widths(names: Sequence[str], rows: Sequence[tuple[str, str, str, str]], width: int | None) -> tuple[int, int]:
+    """How wide names and reasons may be: reasons give way first, down to 20 columns, then names, down to 20."""
+    longest = max(map(len, names), default=0)
+    reason = max((len(row[3]) for row in rows), default=0)
+    if width is None:
+        return longest, reason
+    between = sum(max([len(title), *(len(row[column]) for row in rows)]) for column, title in enumerate(_TITLES)) + 8
+    left = width - between
+    name = min(longest, max(left - min(reason, 20), 20))
+    return name, max(left - name, 4)
+
+
+def _cluster(status: RunStatus) -> str:
+    return f"{status.handle.platform}://{status.handle.cluster}"
+
+
+def cut_middle(text: str, width: int) -> str:
+    """`text` in at most `width` columns: names of a sweep differ at their ends, so the middle goes."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def _why(status: RunStatus) -> str:
+    if status.failure is not None and status.state in (State.failed, State.restarting):
+        return failure_line(status.failure)
+    return _reason(status) or ""
+
+
+def _reason(status: RunStatus) -> str | None:
+    """A reason that says more than the state does."""
+    return None if status.reason == status.state else status.reason
+
+
+def _reason_beyond_headline(status: RunStatus) -> str:
+    """The reason without what the headline of a failed run says of its failure."""
+    shown = status.failure if status.state is State.failed else None
+    return beyond_failure(_reason(status), shown)
+
+
+def status_json(status: RunStatus) -> dict[str, Any]:
+    """A run for programs: the fields of `RunStatus`, the handle as text and in parts. Times are Unix seconds."""
+    told = asdict(status)
+    handle = status.handle
+    parts = {"handle": str(handle), "platform": handle.platform, "cluster": handle.cluster, "run": handle.run}
+    return {**parts, **{name: value for name, value in told.items() if name != "handle"}, "over": status.state.over}
+
+
+def moment(seconds: float) -> str:
+    """`2026-11-21 22:55:10 UTC`."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def age(seconds: float) -> str:
+    """A length of time in its largest unit of which there are two: 45 s, 12 min, 5 h, 3 d. Not below zero."""
+    whole = max(0, int(seconds))
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if whole >= 2 * size:
+            return f"{whole // size} {unit}"
+    return f"{whole} s"
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

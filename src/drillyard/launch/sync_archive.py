@@ -1,0 +1,132 @@
+"""What `--sync` carries: the files of the working directory that git does not ignore, as a tar archive.
+
+Files keep their modes, so that a private file stays private. A link is carried as a link, and only where it leads to
+somewhere below the directory: what it leads to outside was never meant to be carried. Files that look like credentials
+are carried too, since programs may need them, and named.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import stat
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from drillyard.launch.programs import Programs
+from drillyard.launch.remote_files import print_notice
+
+EDITED = "drillyard: edited on the cluster: "
+"""Begins what `UNPACK_OVER` says of files that were changed there."""
+CARRIED_LIST = ".drillyard-carried"
+"""In a carried directory: what was carried, so that what is gone here is removed there the next time."""
+UNPACK_OVER = f"""\
+d=$(mktemp -d) && trap 'rm -rf "$d"' EXIT && cat >"$d/tar" && mkdir -p "$0" && cd "$0" && touch "$1" &&
+LC_ALL=C.UTF-8 tar -t --quoting-style=escape -f "$d/tar" >"$d/new" && LC_ALL=C sort -o "$d/new" "$d/new" || exit
+cat "$1" "$d/new" | LC_ALL=C sort -u | sed 's,^,./,' |
+    xargs -r -d '\\n' sh -c 'find "$@" -maxdepth 0 -type f -newermt 1970-01-02 2>"$0"' "$d/missing" >"$d/edited"
+if [ -s "$d/edited" ]; then
+    kept=.drillyard-replaced-$(date -u +%Y%m%dT%H%M%SZ).tar.gz
+    (umask 077 && tar -czf "$kept" --verbatim-files-from -T "$d/edited") || exit
+    echo "{EDITED}$(wc -l <"$d/edited") files in $0, replaced or removed by --sync; as they were: $kept" >&2
+fi
+tar -x --no-same-permissions --no-same-owner -f "$d/tar" &&
+LC_ALL=C comm -23 "$1" "$d/new" | xargs -r -d '\\n' rm -f -- && cp "$d/new" "$1"
+"""
+"""Unpacks the archive on standard input in the directory "$0". The archive's files have no times, so a file there that
+has one was not left by this script: such files are kept before they are replaced."""
+
+_CREDENTIALS = re.compile(
+    r"\.env(\..+)?|[._]netrc|\.git-credentials|\.pypirc|\.npmrc|\.pgpass|\.dockercfg|id_(rsa|dsa|ecdsa|ed25519)(_sk)?"
+    r"|.+\.(pem|p12|pfx|key|ppk|kdbx)|credentials(\.json)?|application_default_credentials\.json|kubeconfig"
+)
+_HARMLESS = re.compile(r"\.env\.(example|sample|template|dist)")
+_PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY( BLOCK)?-----")
+_HEAD_BYTES = 4096
+_MOST_SHOWN = 5
+
+
+def archive_of_directory(directory: Path, programs: Programs) -> bytes:
+    """A tar archive of what `--sync` carries, sorted, without times or owners. Says on standard error which files look
+    like credentials, and which links lead out of the directory and are left out."""
+    buffer = io.BytesIO()
+    credentials, left_out = [], []
+    root = os.path.realpath(directory)
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name in working_files(directory, programs):
+            path, member = directory / name, tarfile.TarInfo(str(name))
+            target = os.readlink(path) if path.is_symlink() else None
+            if not _is_below(os.path.realpath(path), root) or (target and not _stays(name, target)):
+                left_out.append(str(name))
+                continue
+            if target is not None:
+                member.type, member.linkname, member.mode = tarfile.SYMTYPE, target, 0o777
+                tar.addfile(member)
+                continue
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+                content = file.read()
+                member.size, member.mode = len(content), os.fstat(file.fileno()).st_mode & 0o777
+            if _is_credential(name.name, content):
+                credentials.append(str(name))
+            tar.addfile(member, io.BytesIO(content))
+    if credentials:
+        print_notice(
+            f"--sync carries what looks like credentials: {_some(credentials)}; files that git ignores stay here"
+        )
+    if left_out:
+        print_notice(f"--sync leaves out links that lead out of {directory}: {_some(left_out)}")
+    return buffer.getvalue()
+
+
+def working_files(directory: Path, programs: Programs) -> Iterator[Path]:
+    """The files and links of a directory that git does not ignore, relative to it; all but .git where it is no
+    repository."""
+    listed = programs.run(
+        ["git", "-C", str(directory), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"]
+    )
+    if listed.returncode == 0:
+        names = [Path(name) for name in listed.stdout.split("\0") if name]
+    else:
+        names = [
+            Path(root, file).relative_to(directory)
+            for root, directories, files in os.walk(directory)
+            for file in [*files, *(name for name in directories if Path(root, name).is_symlink())]
+            if ".git" not in Path(root).relative_to(directory).parts
+        ]
+    for name in sorted(names):
+        try:
+            mode = (directory / name).lstat().st_mode
+        except OSError:
+            # A deleted file is still listed by git.
+            continue
+        if stat.S_ISREG(mode) or stat.S_ISLNK(mode):
+            yield name
+
+
+def print_edited_notice(said: str) -> None:
+    """Pass on what `UNPACK_OVER` said on standard error of files that it replaced."""
+    for line in said.splitlines():
+        if line.startswith(EDITED):
+            print_notice(line.removeprefix("drillyard: "))
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def _stays(name: Path, target: str) -> bool:
+    """Whether a link's text leads to somewhere below the directory wherever that is carried to."""
+    landed = os.path.normpath(name.parent / target)
+    return not os.path.isabs(target) and landed.split("/")[0] != ".."
+
+
+def _is_credential(name: str, content: bytes) -> bool:
+    named = _CREDENTIALS.fullmatch(name) is not None and _HARMLESS.fullmatch(name) is None
+    return named or _PRIVATE_KEY.search(content[:_HEAD_BYTES]) is not None
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    return ", ".join(map(repr, names[:_MOST_SHOWN])) + more

@@ -1,0 +1,252 @@
+"""The run directories of Vertex AI jobs from this machine: objects of a bucket, under the paths that containers see.
+
+`BucketFiles` is `remote_files.py: Files` over a bucket, so logs are merged and followed, and artifacts copied, by the
+code
+that does it for hosts. A node's log comes as parts there (`node-0.log`, `node-0.log.0001`, ...: agent/parts.py), which
+are shown as the one log that they are. What is read is what the bucket holds: no cache of a mount stands in between.
+
+Cost: a listing per directory and request, then one range request for each file that has grown, 10 at a time.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import posixpath
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+from drillyard.config.cluster import ClusterConfig
+from drillyard.errors import UserError
+from drillyard.launch.file_server import HEAD_BYTES
+from drillyard.launch.remote_files import ReadRequest, ReadResult, print_notice
+from drillyard.launch.vertex.bucket_paths import BucketPath, bucket_of
+
+try:
+    from google.api_core import exceptions
+    from google.auth.credentials import AnonymousCredentials
+    from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
+    from google.cloud import storage
+    from google.cloud.storage.retry import DEFAULT_RETRY
+except ImportError as _error:
+    raise UserError(f"platform vertex needs Google's client ({_error.name}): pip install 'drillyard[gcp]'") from None
+
+PART = re.compile(r"(?P<log>.*/node-\d+\.log)\.(?P<number>\d{4,})")
+_AT_ONCE = 10
+"""As many connections as Google's client keeps."""
+_SECONDS = 60.0
+_LONGEST_PAUSE = 15.0
+_LISTED = "items(name,size),nextPageToken"
+# Safe for all that is done here: an object is written whole or not, and twice the same content is the same object.
+_RETRY = DEFAULT_RETRY.with_timeout(30.0)
+_T = TypeVar("_T")
+
+
+class BucketUnreachable(UserError):
+    """The bucket does not answer now."""
+
+
+class BucketFiles:
+    """Files of a cluster's bucket."""
+
+    def __init__(self, cluster: ClusterConfig) -> None:
+        assert cluster.location is not None
+        self._name = bucket_of(cluster)
+        self.title = f"gs://{self._name}"
+        self.patient = False
+        self._has_answered = False
+        # Google's own variable, by which its client finds a server for tests: it has no accounts.
+        emulated = "STORAGE_EMULATOR_HOST" in os.environ
+        with self._words():
+            credentials = AnonymousCredentials() if emulated else None  # type: ignore[no-untyped-call]
+            client = storage.Client(project=cluster.location.project, credentials=credentials)
+            self._bucket = client.bucket(self._name)
+
+    def find(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
+        """Path and size of the files that glob patterns match."""
+        found: dict[str, int] = {}
+        for pattern in patterns:
+            for path, size in self._whole(_fixed_part(pattern)).items():
+                if _matches(path, pattern):
+                    found[path] = size
+        return sorted(found.items())
+
+    def tree(self, directory: str) -> list[tuple[str, int]]:
+        """Path, relative to the directory, and size of all files below it; none where it is not there."""
+        top = directory.rstrip("/") + "/"
+        return sorted((path.removeprefix(top), size) for path, size in self._whole(top).items())
+
+    def read(self, wishes: Sequence[ReadRequest]) -> list[ReadResult | None]:
+        """A piece of each file; None for one that is not there. A file that got shorter is taken for a new one."""
+        directories = {posixpath.dirname(wish.path) + "/" for wish in wishes}
+        parts: dict[str, list[tuple[str, int]]] = {}
+        for directory in directories:
+            parts.update(_logs(self._objects(directory)))
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(lambda wish: self._piece(wish, parts.get(wish.path)), wishes))
+
+    def close(self) -> None:
+        """Nothing stays open between requests."""
+
+    def text(self, path: BucketPath) -> str | None:
+        """An object as text; None where it is not there."""
+
+        def content() -> bytes | None:
+            try:
+                found: bytes = self._bucket.blob(path.key).download_as_bytes(timeout=_SECONDS, retry=_RETRY)
+            except exceptions.NotFound as error:
+                _require_object(error)
+                return None
+            return found
+
+        told = self._asked(content)
+        return None if told is None else told.decode("utf-8", errors="replace")
+
+    def remove(self, path: BucketPath) -> None:
+        """Remove an object, where it is there."""
+
+        def removed() -> None:
+            try:
+                self._bucket.blob(path.key).delete(timeout=_SECONDS, retry=_RETRY)
+            except exceptions.NotFound as error:
+                _require_object(error)
+
+        self._asked(removed)
+
+    def write(self, directory: BucketPath, contents: Mapping[str, bytes]) -> None:
+        """Write objects below a directory. The directories themselves become objects as well, for mounts that know no
+        others."""
+        made = {posixpath.join(directory.key, path): content for path, content in contents.items()}
+        made.update({f"{parent}/": b"" for parent in {p for name in made for p in _parents(name, directory.key)}})
+        with self._words(), ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(self._put, made, made.values()))
+
+    def _put(self, name: str, content: bytes) -> None:
+        kind = "application/octet-stream"
+        self._bucket.blob(name).upload_from_string(content, content_type=kind, timeout=_SECONDS, retry=_RETRY)
+
+    def _objects(self, prefix: str) -> dict[str, int]:
+        """Mounted path and size of the objects whose path begins so."""
+
+        def listed() -> dict[str, int]:
+            blobs = self._bucket.list_blobs(prefix=self._key(prefix), fields=_LISTED, timeout=_SECONDS, retry=_RETRY)
+            return {BucketPath(self._name, b.name).mounted: int(b.size) for b in blobs if not b.name.endswith("/")}
+
+        return self._asked(listed)
+
+    def _whole(self, prefix: str) -> dict[str, int]:
+        """Like `_objects`, with parts added up."""
+        return {path: sum(size for _, size in parts) for path, parts in _logs(self._objects(prefix)).items()}
+
+    def _piece(self, wish: ReadRequest, parts: Sequence[tuple[str, int]] | None) -> ReadResult | None:
+        if parts is None:
+            return None
+        anew = sum(size for _, size in parts) < wish.offset
+        begin = 0 if anew else wish.offset
+        data = self._range(parts, begin, wish.length)
+        head = data[:HEAD_BYTES] if begin == 0 else wish.head or self._range(parts, 0, HEAD_BYTES)
+        return ReadResult(head, anew, data)
+
+    def _range(self, parts: Sequence[tuple[str, int]], begin: int, length: int) -> bytes:
+        data = b""
+        for path, size in parts:
+            if begin < size and len(data) < length:
+                last = min(size, begin + length - len(data)) - 1
+                data += self._asked(partial(self._slice, path, begin, last))
+            begin = max(0, begin - size)
+        return data
+
+    def _slice(self, path: str, first: int, last: int) -> bytes:
+        blob = self._bucket.blob(self._key(path))
+        try:
+            data: bytes = blob.download_as_bytes(start=first, end=last, timeout=_SECONDS, retry=_RETRY)
+        except (exceptions.NotFound, exceptions.RequestRangeNotSatisfiable) as error:
+            # Replaced by a shorter one, or removed, since it was listed: seen by the next listing.
+            _require_object(error)
+            return b""
+        return data
+
+    def _key(self, path: str) -> str:
+        return path.removeprefix(BucketPath(self._name, "").mounted + "/")
+
+    def _asked(self, ask: Callable[[], _T]) -> _T:
+        """The answer; where `patient`, however long a bucket that has answered before is not to be reached."""
+        pause = 1.0
+        while True:
+            try:
+                with self._words():
+                    answer = ask()
+            except BucketUnreachable as error:
+                if not (self.patient and self._has_answered):
+                    raise
+                if pause == 1.0:
+                    print_notice(f"{str(error).splitlines()[0]}; trying again until it is back")
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                continue
+            self._has_answered = True
+            return answer
+
+    @contextmanager
+    def _words(self) -> Iterator[None]:
+        try:
+            yield
+        except exceptions.NotFound as error:
+            raise UserError(
+                f"storage.bucket: there is no bucket {self._name}, or it is not yours to see ({_first(error)})\n"
+                f"Make it: gcloud storage buckets create {self.title} --location REGION"
+            ) from None
+        except (exceptions.Forbidden, exceptions.Unauthorized) as error:
+            raise UserError(
+                f"storage.bucket: {self.title} may not be used ({_first(error)})\nYou, and the job's service account, "
+                f"need roles/storage.objectAdmin: gcloud storage buckets add-iam-policy-binding {self.title} ..."
+            ) from None
+        except DefaultCredentialsError:
+            raise UserError(
+                f"{self.title}: this machine has no credentials of Google Cloud; run "
+                "`gcloud auth application-default login`"
+            ) from None
+        except (exceptions.GoogleAPIError, GoogleAuthError, OSError) as error:
+            raise BucketUnreachable(f"{self.title}: cannot be reached ({_first(error)}); check the network") from None
+
+
+def _require_object(error: Exception) -> None:
+    """Tell a missing bucket, which is a mistake, from a missing object."""
+    if "bucket does not exist" in str(error).lower() or "bucket not found" in str(error).lower():
+        raise error
+
+
+def _logs(objects: Mapping[str, int]) -> dict[str, list[tuple[str, int]]]:
+    """Files and the objects that they are made of, in order."""
+    files: dict[str, list[tuple[str, int]]] = {}
+    for path in sorted(objects):
+        part = PART.fullmatch(path)
+        files.setdefault(part["log"] if part else path, []).append((path, objects[path]))
+    return files
+
+
+def _parents(name: str, top: str) -> Iterator[str]:
+    parent = posixpath.dirname(name)
+    while parent and len(parent) >= len(top):
+        yield parent
+        parent = posixpath.dirname(parent)
+
+
+def _fixed_part(pattern: str) -> str:
+    return re.split(r"[*?\[]", pattern, maxsplit=1)[0]
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """As glob does it: a star never stands for a slash."""
+    names, patterns = path.split("/"), pattern.split("/")
+    pairs = zip(names, patterns, strict=False)
+    return len(names) == len(patterns) and all(fnmatch.fnmatchcase(name, each) for name, each in pairs)
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,364 @@
+"""A run on Vertex AI: the one request that makes it a CustomJob, and the files that its containers read.
+
+The container's command is the agent, on every replica alike; who is node 0 it learns from CLUSTER_SPEC, which the
+service sets. So the request says where, on what and for how long, and the run itself is in job.json, in the bucket,
+where `${env:NAME}` stays text: nothing of a run's environment is in the request, which all who may see the job can
+read, and the service's limit of 100 variables is no limit of a run's.
+
+The request is a plain dict in the JSON form of google.cloud.aiplatform.v1.CustomJob; planning needs no library of
+Google's. Before it is sent it is parsed into that very type, which refuses every field it does not know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import drillyard
+from drillyard.config.cluster import ClusterConfig, VertexConfig
+from drillyard.config.workload import WorkloadRunConfig
+from drillyard.hardware.machines import Machine
+from drillyard.launch.launcher import LaunchRequest
+from drillyard.launch.plan import Call, ExplainedField, Plan, PlanFile
+from drillyard.launch.prepared_run import ClusterPaths, PreparedRun, prepare
+from drillyard.launch.submit_secrets import secret_names
+from drillyard.launch.vertex.bucket_paths import BucketPath, output_of, project_of
+from drillyard.launch.vertex.checks import MAX_DISPLAY_NAME, MAX_ENVIRONMENT, MAX_LABEL_LETTERS, require_possible
+
+RUN_LABEL, CLUSTER_LABEL, VERSION_LABEL = "drillyard-run", "drillyard-cluster", "drillyard-version"
+REQUEST_FILE = "custom-job.json"
+UPLOAD = "upload"
+
+JOIN_SECONDS = 3600.0
+LEASE_SECONDS = 120.0
+_SECONDS_PER_HOUR = 3600
+_RESERVATION_KEY = "compute.googleapis.com/reservation-name"
+_STRATEGIES = {"on-demand": "STANDARD", "reservation": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
+_BOOT_DISKS = ("pd-ssd", "hyperdisk-balanced")
+"""Boot disks of machines.yaml that Vertex AI has too (it has pd-standard beside them)."""
+
+_SPEC = "google.cloud.aiplatform.v1.CustomJobSpec"
+_SCHEDULING = "google.cloud.aiplatform.v1.Scheduling"
+_SERVICE = "https://cloud.google.com/vertex-ai/docs/training/understanding-training-service"
+_FUSE = "https://cloud.google.com/storage/docs/cloud-storage-fuse/caching"
+_OURS = "drillyard"
+
+
+def plan_of(request: LaunchRequest) -> Plan:
+    """The plan of a run on Vertex AI. Pure. Raises UserError for what breaks a rule of the service or of the run."""
+    cluster = request.cluster
+    assert cluster.location is not None
+    output = output_of(request.run.output, cluster)
+    project = project_of(cluster)
+    place = ClusterPaths(project.mounted, output.mounted, cluster.python or "python3")
+    prepared = _as_vertex_needs(prepare(request, place), request)
+    machine = require_possible(cluster, request.facts, prepared.image or "")
+    launch = output.below(f"{prepared.job.run}/launch")
+    body, fields = custom_job(prepared, cluster, machine, launch)
+    sent = (*prepared.files, PlanFile(REQUEST_FILE, json.dumps(body, indent=2) + "\n"))
+    paths = tuple(file.path for file in sent)
+    return Plan(
+        handle=prepared.handle,
+        nodes=prepared.job.nodes,
+        processes_per_node=prepared.job.processes_per_node,
+        run_directory=prepared.job.run_directory,
+        launch_directory=prepared.job.launch_directory,
+        code=f"in the image {prepared.image}",
+        files=sent,
+        steps=(
+            Call("put the run's files into the bucket", UPLOAD, f"{launch.uri}/", {}, paths),
+            Call(
+                "create the custom job",
+                "POST",
+                f"{service_of(cluster)}/v1/{parent_of(cluster)}/customJobs",
+                body,
+            ),
+        ),
+        fields=(*fields, *prepared.fields),
+        warnings=(*prepared.warnings, *_warnings(cluster, prepared, launch)),
+    )
+
+
+def service_of(cluster: ClusterConfig) -> str:
+    """Address of the service: jobs are made and found in their region alone."""
+    assert cluster.location is not None
+    own = cluster.vertex.endpoint if cluster.vertex else None
+    address = (own or f"{cluster.location.region}-aiplatform.googleapis.com").rstrip("/")
+    return address if "://" in address else f"https://{address}"
+
+
+def parent_of(cluster: ClusterConfig) -> str:
+    """The resource below which the cluster's jobs are."""
+    assert cluster.location is not None
+    return f"projects/{cluster.location.project}/locations/{cluster.location.region}"
+
+
+def label_of(name: str) -> str:
+    """A run's name as a label's value: as it is where it can be, else changed and with a digest of it.
+
+    Labels have no dots, and at most 63 letters (https://cloud.google.com/resource-manager/docs/labels-overview).
+    """
+    if re.fullmatch(r"[a-z0-9_-]{1,63}", name):
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{re.sub('[^a-z0-9_-]', '_', name)[: MAX_LABEL_LETTERS - 9]}-{digest}"
+
+
+def custom_job(
+    prepared: PreparedRun, cluster: ClusterConfig, machine: Machine, launch: BucketPath
+) -> tuple[dict[str, Any], list[ExplainedField]]:
+    """The CustomJob, and why each of its fields has its value."""
+    vertex = cluster.vertex or VertexConfig()
+    entries = [
+        _Entry("displayName", prepared.job.run, "the run's name", "run.yaml: name"),
+        *_label_entries(prepared, vertex),
+        *_scheduling(cluster, vertex),
+        *_identity(vertex, launch),
+    ]
+    pool = [*_machine(cluster, machine), *_disk(vertex, machine), *_container(prepared)]
+    body = _assembled(entries)
+    shared = _assembled(pool)
+    pools = [{**shared, "replicaCount": "1"}]
+    told = [ExplainedField("workerPoolSpecs[0].replicaCount", "1", "the chief, which is node 0: exactly one", _SPEC)]
+    if cluster.nodes > 1:
+        rest = str(cluster.nodes - 1)
+        pools.append({**shared, "replicaCount": rest})
+        why = "all other nodes: node K is replica K-1 of this pool"
+        told.append(ExplainedField("workerPoolSpecs[1].replicaCount", rest, why, "cluster.yaml: nodes"))
+    body["jobSpec"] = {"workerPoolSpecs": pools, **body["jobSpec"]}
+    assert len(body["displayName"]) <= MAX_DISPLAY_NAME
+    assert len(shared["containerSpec"].get("env", [])) <= MAX_ENVIRONMENT
+    fields = [entry.field() for entry in entries]
+    fields += [*told, *(entry.field("workerPoolSpecs[*].") for entry in pool)]
+    return body, fields
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A value of the request at a dotted path, and why."""
+
+    path: str
+    value: Any
+    reason: str
+    source: str
+
+    def field(self, prefix: str = "") -> ExplainedField:
+        value = self.value if isinstance(self.value, str) else json.dumps(self.value)
+        return ExplainedField(f"{prefix}{self.path.removeprefix('jobSpec.')}", value, self.reason, self.source)
+
+
+def _assembled(entries: list[_Entry]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for entry in entries:
+        *parents, last = entry.path.split(".")
+        place = made
+        for part in parents:
+            place = place.setdefault(part, {})
+        place[last] = entry.value
+    return made
+
+
+def _label_entries(prepared: PreparedRun, vertex: VertexConfig) -> list[_Entry]:
+    ours = "by which `drillyard runs` finds it again, from any machine"
+    return [
+        _Entry(f"labels.{RUN_LABEL}", label_of(prepared.job.run), f"the run's name, {ours}", _OURS),
+        _Entry(f"labels.{CLUSTER_LABEL}", label_of(prepared.job.cluster), f"the cluster's name, {ours}", _OURS),
+        _Entry(
+            f"labels.{VERSION_LABEL}", re.sub("[^a-z0-9_-]", "-", drillyard.__version__), "what submitted it", _OURS
+        ),
+        *(
+            _Entry(f"labels.{key}", value, "as set", "cluster.yaml: vertex.labels")
+            for key, value in vertex.labels.items()
+        ),
+    ]
+
+
+def _scheduling(cluster: ClusterConfig, vertex: VertexConfig) -> list[_Entry]:
+    bought = cluster.consumption or ""
+    where = "jobSpec.scheduling"
+    entries = [
+        _Entry(f"{where}.strategy", _STRATEGIES[bought], f"consumption {bought}", "cluster.yaml: consumption"),
+        _Entry(
+            f"{where}.timeout",
+            _duration(vertex.timeout_hours),
+            "the longest time that the job may run; then it has failed: time limit",
+            "cluster.yaml: vertex.timeout_hours",
+        ),
+        _Entry(
+            f"{where}.restartJobOnWorkerRestart",
+            False,
+            "a worker that the service starts again joins the others by itself, and they go on from the checkpoint; "
+            "no need to give up the other nodes",
+            _SCHEDULING,
+        ),
+        _Entry(
+            f"{where}.disableRetries",
+            False,
+            "lost and preempted nodes come back of themselves; an agent of a run that is over ends at once",
+            _SERVICE,
+        ),
+    ]
+    if bought == "flex-start":
+        limit = "without end" if not vertex.max_wait_hours else "then it has expired: no capacity"
+        reason = f"the longest wait for capacity, {limit}"
+        source = "cluster.yaml: vertex.max_wait_hours"
+        entries.append(_Entry(f"{where}.maxWaitDuration", _duration(vertex.max_wait_hours), reason, source))
+    return entries
+
+
+def _identity(vertex: VertexConfig, launch: BucketPath) -> list[_Entry]:
+    entries = []
+    if vertex.service_account is not None:
+        entries.append(_set("jobSpec.serviceAccount", vertex.service_account, "service_account"))
+    if vertex.network is not None:
+        entries.append(_set("jobSpec.network", vertex.network, "network"))
+    if vertex.reserved_ip_ranges:
+        entries.append(_set("jobSpec.reservedIpRanges", list(vertex.reserved_ip_ranges), "reserved_ip_ranges"))
+    if vertex.tensorboard is not None:
+        entries.append(_set("jobSpec.tensorboard", vertex.tensorboard, "tensorboard"))
+    if vertex.web_access:
+        entries.append(_set("jobSpec.enableWebAccess", True, "web_access"))
+    output = BucketPath(launch.bucket, launch.key.rpartition("/")[0]).uri + "/"
+    reason = "AIP_TENSORBOARD_LOG_DIR and the like point into the run's directory"
+    return [*entries, _Entry("jobSpec.baseOutputDirectory.outputUriPrefix", output, reason, _SPEC)]
+
+
+def _set(path: str, value: Any, setting: str) -> _Entry:
+    return _Entry(path, value, "as set", f"cluster.yaml: vertex.{setting}")
+
+
+def _machine(cluster: ClusterConfig, machine: Machine) -> list[_Entry]:
+    entries = [
+        _Entry("machineSpec.machineType", machine.name, "as set", "cluster.yaml: machine"),
+        _Entry(
+            "machineSpec.acceleratorType",
+            machine.vertex_accelerator_type,
+            f"the GPU of {machine.name}",
+            _cited(machine, "vertex_accelerator_type"),
+        ),
+        _Entry(
+            "machineSpec.acceleratorCount",
+            machine.num_accelerators,
+            f"GPUs of one {machine.name}",
+            _cited(machine, "num_accelerators"),
+        ),
+    ]
+    where = "machineSpec.reservationAffinity"
+    if cluster.consumption != "reservation":
+        reason = f"consumption {cluster.consumption} takes nothing that is reserved for others"
+        return [
+            *entries,
+            _Entry(f"{where}.reservationAffinityType", "NO_RESERVATION", reason, "cluster.yaml: consumption"),
+        ]
+    source = "cluster.yaml: reservation"
+    return [
+        *entries,
+        _Entry(f"{where}.reservationAffinityType", "SPECIFIC_RESERVATION", "only the named reservation", source),
+        _Entry(f"{where}.key", _RESERVATION_KEY, "a reservation is found by its name", "google.cloud.aiplatform.v1"),
+        _Entry(f"{where}.values", [_reservation(cluster)], "its full name", source),
+    ]
+
+
+def _cited(machine: Machine, path: str) -> str:
+    source = machine.provenance.of(path)
+    return f"{source.text}, {source.date}{' (unverified)' if source.unverified else ''}"
+
+
+def _reservation(cluster: ClusterConfig) -> str:
+    assert cluster.location is not None
+    name = cluster.reservation or ""
+    whole = f"projects/{cluster.location.project}/zones/{cluster.location.zone}/reservations/{name}"
+    return name if "/" in name else whole
+
+
+def _disk(vertex: VertexConfig, machine: Machine) -> list[_Entry]:
+    size = _Entry(
+        "diskSpec.bootDiskSizeGb",
+        vertex.boot_disk_gb,
+        "holds the image and caches",
+        "cluster.yaml: vertex.boot_disk_gb",
+    )
+    if vertex.boot_disk_type is not None:
+        return [_set("diskSpec.bootDiskType", vertex.boot_disk_type, "boot_disk_type"), size]
+    if machine.boot_disk in _BOOT_DISKS:
+        return [
+            _Entry(
+                "diskSpec.bootDiskType",
+                machine.boot_disk,
+                f"what {machine.name} boots from",
+                _cited(machine, "boot_disk"),
+            ),
+            size,
+        ]
+    return [size]
+
+
+def _container(prepared: PreparedRun) -> list[_Entry]:
+    launch = prepared.job.launch_directory
+    command = ["python3", "-B", f"{launch}/agent", "run", "--job", f"{launch}/job.json"]
+    where = "containerSpec"
+    return [
+        _Entry(
+            f"{where}.imageUri", prepared.image, "the run's image", "run.yaml: workload.image or cluster.yaml: image"
+        ),
+        _Entry(
+            f"{where}.command",
+            command,
+            "the agent: it takes its rank and the chief's address from CLUSTER_SPEC, waits for the other nodes, sets "
+            "the environment of job.json and runs the command; -B: writes no bytecode into the bucket",
+            _OURS,
+        ),
+    ]
+
+
+def _as_vertex_needs(prepared: PreparedRun, request: LaunchRequest) -> PreparedRun:
+    """The job with the waits that the service and its mounts need."""
+    job = dataclasses.replace(prepared.job, join_seconds=JOIN_SECONDS, lease_seconds=LEASE_SECONDS, log_parts=True)
+    fields = [
+        ExplainedField(
+            "job.json: join_seconds",
+            f"{JOIN_SECONDS:g}",
+            "replicas start when each has its machine and image",
+            _SERVICE,
+        ),
+        ExplainedField(
+            "job.json: lease_seconds",
+            f"{LEASE_SECONDS:g}",
+            "a bucket's mount may show another node's file 60 s late; a lease that is renewed must not look ended",
+            _FUSE,
+        ),
+        ExplainedField("job.json: log_parts", "true", "a bucket shows what is appended once the file is closed", _FUSE),
+    ]
+    run = request.run
+    if not (isinstance(run, WorkloadRunConfig) and run.workload.working_directory):
+        job = dataclasses.replace(job, working_directory=None)
+        fields.append(
+            ExplainedField(
+                "job.json: working_directory", "null", "the code is in the image: where the image starts", _OURS
+            )
+        )
+    files = tuple(PlanFile("job.json", job.as_json()) if file.path == "job.json" else file for file in prepared.files)
+    return dataclasses.replace(prepared, job=job, files=files, fields=(*prepared.fields, *fields))
+
+
+def _warnings(cluster: ClusterConfig, prepared: PreparedRun, launch: BucketPath) -> list[str]:
+    warnings = []
+    if secret_names(prepared.files):
+        warnings.append(
+            f"secrets of the run go to {launch.uri}/secrets.json: whoever may read the bucket can read them "
+            "(a bucket knows no file modes)"
+        )
+    if cluster.consumption == "spot":
+        warnings.append(
+            "spot: the service brings preempted machines back a limited number of times; "
+            "afterwards the run has failed, and `drillyard runs resume` goes on from its checkpoint"
+        )
+    return warnings
+
+
+def _duration(hours: float) -> str:
+    return f"{round(hours * _SECONDS_PER_HOUR)}s"

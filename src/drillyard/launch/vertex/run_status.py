@@ -1,0 +1,178 @@
+"""A CustomJob's state, and what the run's own agents say in state.json, as one status. Pure.
+
+The service knows about machines: whether the job waits, runs or has ended. What happens inside (which round, why a rank
+failed) the agents know. Each is asked for what it knows; a state.json of an earlier submission of the run is not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from drillyard.launch.handles import Handle
+from drillyard.launch.run_status import RunFailure, RunStatus, State, failure_of
+from drillyard.launch.vertex.bucket_paths import BucketPath
+
+CustomJobJson = Mapping[str, Any]
+AgentState = Mapping[str, Any]
+
+_OVER = {
+    "JOB_STATE_SUCCEEDED": State.succeeded,
+    "JOB_STATE_FAILED": State.failed,
+    "JOB_STATE_EXPIRED": State.failed,
+    "JOB_STATE_PARTIALLY_SUCCEEDED": State.failed,
+    "JOB_STATE_CANCELLED": State.cancelled,
+}
+_DEADLINE_EXCEEDED, _RESOURCE_EXHAUSTED = 4, 8
+"""google.rpc.Code."""
+_NO_CAPACITY = re.compile(r"resources are insufficient|stockout|out of (capacity|stock)|no (available )?capacity", re.I)
+_TIME_LIMIT = re.compile(r"timed? ?out|timeout|deadline|maximum (run|running|job)", re.I)
+_PREEMPTED = re.compile(r"preempt", re.I)
+_SECONDS_OF_DOUBT = 120.0
+"""The service ends a job that reached its time limit some time after it."""
+_HOUR = 3600.0
+
+
+def is_over(job: CustomJobJson) -> bool:
+    """Whether the service will do nothing more for the job."""
+    return job.get("state") in _OVER
+
+
+def job_id(job: CustomJobJson) -> str:
+    """The last part of its resource name; containers have it as CLOUD_ML_JOB_ID."""
+    return str(job.get("name", "")).rpartition("/")[2]
+
+
+def status_of(job: CustomJobJson, told: AgentState | None, cluster: str) -> RunStatus:
+    """What a job is doing. `told` is the run's state.json, if it could be read."""
+    told = told if told and told.get("submission") in ("", None, job_id(job)) else {}
+    handle = Handle("vertex", cluster, str(job.get("displayName", "")))
+    native = {
+        "job": job.get("name"),
+        "state": job.get("state"),
+        "strategy": _scheduling(job).get("strategy"),
+        "logs": f'resource.type="ml_job" resource.labels.job_id="{job_id(job)}"',
+    }
+    state, reason, since = _state(job, told)
+    return RunStatus(
+        handle=handle,
+        state=state,
+        nodes=nodes_of(job),
+        reason=reason,
+        since=since,
+        submitted_at=moment(job.get("createTime")),
+        started_at=moment(job.get("startTime")),
+        ended_at=moment(job.get("endTime")),
+        round=told.get("round"),
+        failures=int(told.get("failures") or 0),
+        failure=_failure(job, told, state),
+        run_directory=told.get("run_directory") or _run_directory(job),
+        hosts=tuple(told.get("hosts") or ()),
+        native={name: value for name, value in native.items() if value is not None},
+    )
+
+
+def nodes_of(job: CustomJobJson) -> int:
+    """All replicas of all pools."""
+    return sum(int(pool.get("replicaCount", 1)) for pool in job.get("jobSpec", {}).get("workerPoolSpecs", ()))
+
+
+def moment(text: object) -> float | None:
+    """An RFC 3339 time as Unix seconds."""
+    if not isinstance(text, str):
+        return None
+    # Nanoseconds are more digits than Python reads.
+    shortened = re.sub(r"(\.\d{6})\d+", r"\1", text).replace("Z", "+00:00")
+    return datetime.fromisoformat(shortened).timestamp()
+
+
+def seconds_of(duration: object) -> float | None:
+    """A Duration in protobuf's JSON form, such as 86400s, in seconds."""
+    return float(duration[:-1]) if isinstance(duration, str) and duration.endswith("s") else None
+
+
+def _state(job: CustomJobJson, told: AgentState) -> tuple[State, str | None, float | None]:
+    native = str(job.get("state", "JOB_STATE_UNSPECIFIED"))
+    created, started = moment(job.get("createTime")), moment(job.get("startTime"))
+    updated = moment(job.get("updateTime"))
+    if native in _OVER:
+        return _OVER[native], _end_reason(job, native), moment(job.get("endTime")) or updated
+    match native:
+        case "JOB_STATE_PENDING":
+            waits = _wait_words(job)
+            return State.starting, f"machines are being prepared{waits and f', or waited for: {waits}'}", updated
+        case "JOB_STATE_RUNNING" | "JOB_STATE_UPDATING":
+            return _running(told, started)
+        case "JOB_STATE_CANCELLING":
+            return (State.running if started else State.queued), "is being cancelled", updated
+        case "JOB_STATE_PAUSED":
+            return State.queued, "paused by the service", updated
+        case _:
+            return State.queued, _wait_words(job) or "the service has not begun with it, or quota is missing", created
+
+
+def _running(told: AgentState, started: float | None) -> tuple[State, str | None, float | None]:
+    if not told:
+        return State.starting, "all replicas run; the agents have not met yet", started
+    own = str(told.get("state", ""))
+    state = State(own) if own in ("starting", "running", "restarting") else State.running
+    # The agents have said how it ended; the service has yet to take note.
+    reason = told.get("reason") if own == state else f"{own}; the service ends the job"
+    return state, reason, told.get("since")
+
+
+def _wait_words(job: CustomJobJson) -> str:
+    scheduling = _scheduling(job)
+    if scheduling.get("strategy") != "FLEX_START":
+        return ""
+    limit = seconds_of(scheduling.get("maxWaitDuration"))
+    return "flex-start capacity" + (f", for {limit / _HOUR:g} h at most" if limit else ", without limit")
+
+
+def _end_reason(job: CustomJobJson, native: str) -> str | None:
+    error = job.get("error") or {}
+    message = str(error.get("message") or "").strip()
+    if native == "JOB_STATE_EXPIRED":
+        limit = seconds_of(_scheduling(job).get("maxWaitDuration"))
+        return "no capacity" + (f" within {limit / _HOUR:g} h" if limit else "") + (f": {message}" if message else "")
+    if native == "JOB_STATE_PARTIALLY_SUCCEEDED":
+        return f"only a part of it succeeded: {message}"
+    if native in ("JOB_STATE_SUCCEEDED", "JOB_STATE_CANCELLED"):
+        return message or None
+    code = int(error.get("code") or 0)
+    started = job.get("startTime") is not None
+    if _NO_CAPACITY.search(message) or code == _RESOURCE_EXHAUSTED:
+        return f"{'lost' if started else 'no'} capacity: {message}"
+    if _PREEMPTED.search(message):
+        return f"lost capacity: {message}"
+    if _reached_limit(job) or code == _DEADLINE_EXCEEDED or _TIME_LIMIT.search(message):
+        return "time limit" + (f": {message}" if message else "")
+    return message or "the service gives no reason"
+
+
+def _reached_limit(job: CustomJobJson) -> bool:
+    limit = seconds_of(_scheduling(job).get("timeout"))
+    started, ended = moment(job.get("startTime")), moment(job.get("endTime"))
+    return None not in (limit, started, ended) and 0 <= (ended or 0) - (started or 0) - (limit or 0) < _SECONDS_OF_DOUBT
+
+
+def _failure(job: CustomJobJson, told: AgentState, state: State) -> RunFailure | None:
+    own = failure_of(told)
+    if own is not None and state is not State.cancelled:
+        return own
+    if state is not State.failed:
+        return None
+    reason = _end_reason(job, str(job.get("state"))) or ""
+    return RunFailure(reason.partition(":")[0] if reason.startswith(("time limit", "no cap", "lost cap")) else reason)
+
+
+def _scheduling(job: CustomJobJson) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = job.get("jobSpec", {}).get("scheduling", {})
+    return found
+
+
+def _run_directory(job: CustomJobJson) -> str | None:
+    prefix = job.get("jobSpec", {}).get("baseOutputDirectory", {}).get("outputUriPrefix")
+    return BucketPath.of_uri(prefix).mounted if isinstance(prefix, str) else None

@@ -1,0 +1,208 @@
+"""What was read of each source -> the RunLog of one run.
+
+Where the same run was logged in several formats, the steps come from the first of registry.PREFERENCE that has at least
+half as many as any other; facts and marks are taken from the others too. Every source is listed in `RunLog.sources`,
+with the reason if its steps were not used.
+"""
+
+from __future__ import annotations
+
+from datetime import tzinfo
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from drillyard.errors import UserError
+from drillyard.measurement.attempts import assign_marks, find_attempts, goes_back, split_at_starts
+from drillyard.measurement.formats.drillyard import Drillyard
+from drillyard.measurement.formats.registry import CLOCK_OF_START, PREFERENCE, WINDOWED
+from drillyard.measurement.joining import join
+from drillyard.measurement.reading import Found, Reading
+from drillyard.measurement.records import FORMATS, Clock, RunLog, empty_run_log
+from drillyard.measurement.starts import start_rows
+
+RUN_FILES: Final = ("metrics.jsonl", "events.jsonl")
+"""Of a Drillyard run directory, what is read."""
+
+
+def assemble(readings: list[Reading], zone: tzinfo | None, *, last: bool = False) -> RunLog:
+    """One run from all that was read; nothing may be read on after the `last` time."""
+    sources = [reading.source for reading in readings]
+    chosen = _best_format([found for reading in readings for found in reading.found])
+    log = empty_run_log(sources)
+    log.format = chosen
+    lanes = []
+    for reading in readings:
+        mine = next((found for found in reading.found if found.format == chosen and found.lanes), None)
+        _describe(reading, mine, chosen)
+        if mine is not None:
+            lanes += [(lane, reading.source.name) for lane in mine.lanes]
+            log.warnings += mine.warnings
+        for found in sorted(reading.found, key=lambda found: found.format != chosen):
+            for name, place in found.facts.places.items():
+                log.facts.learn(place, **{name: getattr(found.facts, name)})
+    lanes = _without_echo(lanes)
+    marks = _marks(readings, chosen)
+    # Drillyard's own lines number their rounds.
+    starts = None if chosen == Drillyard.name else start_rows([lane for lane, _ in lanes], marks)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        # Figures that are not finite are data here.
+        joined = join(
+            lanes,
+            windowed=chosen in WINDOWED,
+            starts=starts,
+            clock_of_start=chosen in CLOCK_OF_START,
+            taking=last,
+        )
+    log.steps, log.ranks, log.folding_error = joined.steps, joined.ranks, joined.folding_error
+    log.warnings += joined.warnings
+    for copy, original in joined.copies.items():
+        sources[copy].used = False
+        sources[copy].note = f"repeats {sources[original].name}"
+    log.clock = _clock(readings, zone)
+    if chosen == Drillyard.name and len(log.steps):
+        begun = [mark.time_us for _, mark in marks if mark.kind in ("run_start", "round_start")]
+        log.steps = split_at_starts(log.steps, [time for time in begun if time is not None])
+    log.marks = assign_marks(marks, log.steps)
+    times = {number: (reading.first_time_us, reading.last_time_us) for number, reading in enumerate(readings)}
+    log.attempts = find_attempts(log.steps, log.marks, times, clock_of_start=chosen in CLOCK_OF_START)
+    _widen(log)
+    _warn(log)
+    return log
+
+
+def _best_format(found: list[Found]) -> str | None:
+    """The format to take the steps from."""
+    records: dict[str, int] = {}
+    for one in found:
+        records[one.format] = records.get(one.format, 0) + one.records
+    most = max(records.values(), default=0)
+    if not most:
+        return None
+    return next(name for name in PREFERENCE if records.get(name, 0) * 2 >= most)
+
+
+def _without_echo(lanes: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
+    """Without the step events of events.jsonl where metrics.jsonl has the steps."""
+    full = [(lane, name) for lane, name in lanes if lane.column("loss") is not None]
+    return full if full and any(Path(name).name in RUN_FILES for _, name in lanes) else lanes
+
+
+def _describe(reading: Reading, mine: Found | None, chosen: str | None) -> None:
+    """Say of a source what it is and whether its steps are used."""
+    source = reading.source
+    steps = {found.format: found for found in reading.found if found.lanes}
+    if mine is not None:
+        source.format, source.used, source.note = chosen, True, ""
+        source.steps = sum(lane.length for lane in mine.lanes)
+        ranks = {lane.origin.rank for lane in mine.lanes} - {None}
+        source.ranks = tuple(sorted(rank for rank in ranks if rank is not None))
+        others = [FORMATS[name] for name in steps if name != chosen]
+        if others:
+            source.note = f"also holds {', '.join(others)}"
+    elif steps:
+        other = max(steps.values(), key=lambda found: found.records)
+        source.format, source.used = other.format, False
+        source.steps = sum(lane.length for lane in other.lanes)
+        source.note = f"taken for the same run; {FORMATS[chosen or other.format]} has more to say"
+    elif source.format is None and not source.note:
+        source.used = any(found.marks for found in reading.found)
+        source.note = "no steps"
+
+
+def _marks(readings: list[Reading], chosen: str | None) -> list[Any]:
+    """The marks of the chosen format, and of others in other sources those kinds that it does not have."""
+    own = [mark for reading in readings for found in reading.found if found.format == chosen for mark in found.marks]
+    kinds = {mark.kind for _, mark in own}
+    seen = {(mark.file, mark.line) for _, mark in own}
+    for reading in readings:
+        for found in reading.found:
+            for origin, mark in found.marks:
+                if found.format != chosen and mark.kind not in kinds and (mark.file, mark.line) not in seen:
+                    own.append((origin, mark))
+                    seen.add((mark.file, mark.line))
+    return own
+
+
+def _clock(readings: list[Reading], zone: tzinfo | None) -> Clock:
+    """What the time stamps of the sources that count are worth."""
+    used = [reading for reading in readings if reading.source.used]
+    firsts = [reading.first_time_us for reading in used if reading.first_time_us is not None]
+    lasts = [reading.last_time_us for reading in used if reading.last_time_us is not None]
+    zoneless = any(reading.stamps.zoneless for reading in used)
+    zoned = any(reading.stamps.zoned for reading in used)
+    clock = Clock(first_time_us=min(firsts, default=None), last_time_us=max(lasts, default=None))
+    clock.resolution_us = max((reading.stamps.coarsest_us for reading in used), default=1)
+    if zoneless:
+        clock.zone = "given" if zone is not None else "assumed"
+    elif zoned:
+        clock.zone = "stated"
+    return clock
+
+
+def _widen(log: RunLog) -> None:
+    """Let the clock reach over all attempts: the first lines of a file may have no stamps."""
+    clock = log.clock
+    if goes_back(log.steps.time_us) and log.attempts:
+        # The lowest stamp is not the earliest one, nor the highest the latest.
+        clock.first_time_us, clock.last_time_us = log.attempts[0].first_time_us, log.attempts[-1].last_time_us
+        return
+    firsts = [clock.first_time_us, *(attempt.first_time_us for attempt in log.attempts)]
+    lasts = [clock.last_time_us, *(attempt.last_time_us for attempt in log.attempts)]
+    clock.first_time_us = min((time for time in firsts if time is not None), default=None)
+    clock.last_time_us = max((time for time in lasts if time is not None), default=None)
+
+
+def _warn(log: RunLog) -> None:
+    """What people should know of how the log was read."""
+    for source in log.sources:
+        if source.damaged_lines:
+            log.warnings.append(f"{source.name}: {source.damaged_lines} damaged lines or records were passed over")
+    log.warnings += _begun_again(log)
+    if log.clock.zone == "assumed":
+        log.warnings.append("time stamps carry no zone: UTC was assumed (--timezone)")
+
+
+def _begun_again(log: RunLog) -> list[str]:
+    """Files in which a run begins anew: a restart without a checkpoint, or another run that is no part of this one."""
+    steps, doubts = log.steps, []
+    for row in (np.flatnonzero(np.diff(steps.attempt)) + 1).tolist():
+        if steps.step[row] <= steps.step[0] and steps.file[row] != steps.file[row - 1]:
+            name = log.sources[int(steps.file[row])].name
+            doubts.append(
+                f"{name} begins at step {steps.step[row]} again and counts as a restart that did all steps once more;"
+                " for a run of its own, use --compare"
+            )
+    return doubts
+
+
+def add_directory(log: RunLog, directory: Path | None) -> None:
+    """What the resolved run.yaml of a run directory says."""
+    if directory is None:
+        return
+    log.run_directory = directory
+    path = directory / "run.yaml"
+    # It brings pydantic, which logs of other programs do not need.
+    from drillyard.config.yaml_document import read_document
+
+    try:
+        config = read_document(path).value
+    except UserError:
+        return
+    sections = config if isinstance(config, dict) else {}
+
+    def value(section: str, name: str, kind: type) -> Any:
+        found = sections.get(section)
+        setting = found.get(name) if isinstance(found, dict) else None
+        return setting if isinstance(setting, kind) else None
+
+    log.facts.learn(
+        str(path),
+        model=value("model", "id", str),
+        sequence_length=value("data", "sequence_length", int),
+        micro_batch_size=value("training", "micro_batch_size", int),
+        total_steps=value("training", "steps", int),
+        precision=value("training", "precision", str),
+        log_interval=value("logging", "every_steps", int),
+    )

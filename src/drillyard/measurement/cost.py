@@ -1,0 +1,86 @@
+"""What a run cost, from its step time and the price that the user gives.
+
+    $ per step             = seconds of the median step / 3600 x $ per GPU-hour x GPUs
+    $ per million tokens   = $ per GPU-hour / 3600 / tokens per second per GPU x 1e6
+    $ of the run so far    = (wall time - waiting) / 3600 x $ per GPU-hour x GPUs
+
+The first two are the price of a typical step; the third also pays for start-up, saves and failures, and
+for whatever time is unknown. Waiting, which only logs that say so have, is free: what is queued is not billed. No price
+is taken from the catalog: a log does not say how its capacity was bought. A price per node is divided by the GPUs of a
+node: `--gpus-per-node`, or the catalog's number where all machines with this accelerator have the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from drillyard.hardware import Catalog
+from drillyard.measurement.asked import Asked, Missing
+from drillyard.measurement.speed import Speed
+
+SECONDS_PER_HOUR = 3600
+
+
+@dataclass(slots=True, kw_only=True)
+class Cost:
+    """US dollars; None where it is not known (then `missing` says why)."""
+
+    usd_per_gpu_hour: float | None = None
+    per_step: float | None = None
+    per_million_tokens: float | None = None
+    so_far: float | None = None
+    missing: list[Missing] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def lacks(self, name: str, reason: str, *flags: str) -> None:
+        self.missing.append(Missing(name, flags, reason))
+
+
+def cost(
+    speed: Speed, asked: Asked, catalog: Catalog, *, step_seconds: float | None, billed_seconds: float | None
+) -> Cost:
+    """The cost of a run of this speed; `step_seconds` is that of a typical step, `billed_seconds` that of the run
+    without waiting."""
+    found = Cost()
+    price = found.usd_per_gpu_hour = _gpu_hour(found, speed, asked, catalog)
+    if price is None:
+        if not found.missing:
+            for name in ("cost_per_step", "cost_per_million_tokens"):
+                found.lacks(name, "the price is not known", "--price-per-gpu-hour", "--price-per-node-hour")
+        return found
+    per_second = price / SECONDS_PER_HOUR
+    if speed.num_gpus is None:
+        found.lacks("cost_per_step", "the log does not say on how many GPUs it ran", "--num-gpus")
+    elif step_seconds is None:
+        found.lacks("cost_per_step", "no step has a duration")
+    else:
+        found.per_step = step_seconds * per_second * speed.num_gpus
+    if speed.num_gpus is not None and billed_seconds is not None:
+        found.so_far = billed_seconds * per_second * speed.num_gpus
+    if speed.tokens_per_second_per_gpu:
+        found.per_million_tokens = per_second / speed.tokens_per_second_per_gpu * 1e6
+    else:
+        flags = next((m.flags for m in speed.missing if m.field == "tokens_per_second_per_gpu"), ())
+        found.lacks("cost_per_million_tokens", "tokens per second are not known", *flags)
+    return found
+
+
+def _gpu_hour(found: Cost, speed: Speed, asked: Asked, catalog: Catalog) -> float | None:
+    """The price of a GPU-hour with its share of the host."""
+    if asked.price_per_node_hour is None:
+        return asked.price_per_gpu_hour
+    gpus = asked.gpus_per_node
+    if gpus is None:
+        gpus = _gpus_of_nodes_with(speed.accelerator, catalog)
+        if gpus is None:
+            for name in ("cost_per_step", "cost_per_million_tokens"):
+                found.lacks(name, "the price is that of a node, of a size that is not known", "--gpus-per-node")
+            return None
+        found.notes.append(f"a node has {gpus} GPUs, as every machine with {speed.accelerator} in the catalog")
+    return asked.price_per_node_hour / gpus
+
+
+def _gpus_of_nodes_with(accelerator: str | None, catalog: Catalog) -> int | None:
+    """The number of GPUs of a node, where the catalog leaves no doubt."""
+    sizes = {machine.num_accelerators for machine in catalog.machines.values() if machine.accelerator == accelerator}
+    return sizes.pop() if len(sizes) == 1 else None

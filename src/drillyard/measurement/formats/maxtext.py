@@ -1,0 +1,88 @@
+"""MaxText's step lines.
+
+    completed step: 11, seconds: 28.294, TFLOP/s/device: 1520.276, Tokens/s/device: 579.059, total_weights: 4194304,
+    loss: 13.652
+
+Each line is one step, counted from 0. JAX dispatches asynchronously: the time of step 1 is that of putting it into the
+queue, and step 2 pays for it. `total_weights` counts the tokens that carry loss, not all tokens. A line may have more
+losses (`main_model_loss`); the first one is read. Source: AI-Hypercomputer/maxtext metric_logger.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from drillyard.measurement.formats.layout import ENDS, NUMBER, Message, TextFormat
+from drillyard.measurement.formats.notes import Note, NoteBook
+from drillyard.measurement.formats.values import Value, decode_values
+
+_PATTERN: Final = (
+    rb"completed step: (\d{1,18}), seconds: %s, TFLOP/s/device: %s%s(?:, Tokens/s/device: %s%s)?"
+    rb"(?:, total_weights: \d+)?(?:,[ \t]+[^\n]*?loss: %s%s)?" % (NUMBER, NUMBER, ENDS, NUMBER, ENDS, NUMBER, ENDS)
+)
+_LINE: Final = re.compile(_PATTERN)
+_VALUES: Final = (
+    Value("step", integer=True),
+    Value("seconds"),
+    Value("printed_tflops_per_gpu"),
+    Value("printed_tokens_per_second_per_gpu"),
+    Value("loss"),
+)
+_CONFIG: Final[dict[bytes, tuple[str, Callable[[bytes], Any]]]] = {
+    b"max_target_length": ("sequence_length", int),
+    b"steps": ("total_steps", int),
+    b"global_batch_size_to_train_on": ("global_batch_size", int),
+    b"model_name": ("model", bytes.decode),
+    b"dtype": ("precision", bytes.decode),
+    b"tokenizer_path": ("tokenizer", bytes.decode),
+}
+
+
+class MaxText(TextFormat):
+    """The format."""
+
+    name = "maxtext"
+    anchor = b"completed step: "
+
+    def message(self, line: bytes) -> Message | None:
+        """See TextFormat."""
+        match = _LINE.search(line)
+        return None if match is None else Message(match.start(), _PATTERN, decode_values(_VALUES, {}))
+
+    def notes(self) -> tuple[Note, ...]:
+        """What else the log says."""
+        return (
+            Note(b"number parameters: ", rb"number parameters: ([\d.]+) billion", _parameters, once=True),
+            Note(b"Num_devices: ", rb"Num_devices: (\d+)", _devices),
+            Note(b"Config param ", rb"Config param (\w+): (\S+)", _config),
+            Note(
+                b"restoring from this run's directory",
+                rb"restoring from this run's directory (?:latest )?step +(?P<step>\d+)",
+                NoteBook.mark("resume"),
+            ),
+            Note(
+                b"saved a checkpoint at step", rb"saved a checkpoint at step (?P<step>\d+)", NoteBook.mark("checkpoint")
+            ),
+            Note(b"eval metrics after step", rb"eval metrics after step: (\d+), loss=([-+.\deE]+)", _evaluation),
+        )
+
+
+def _parameters(book: NoteBook, match: re.Match[bytes]) -> None:
+    book.learn(parameters=float(match[1]) * 1e9)
+
+
+def _devices(book: NoteBook, match: re.Match[bytes]) -> None:
+    book.begin_round(match)
+    book.learn(num_gpus=int(match[1]))
+
+
+def _config(book: NoteBook, match: re.Match[bytes]) -> None:
+    known = _CONFIG.get(match[1])
+    if known is not None and (known[1] is not int or match[2].isdigit()):
+        book.learn(**{known[0]: known[1](match[2])})
+
+
+def _evaluation(book: NoteBook, match: re.Match[bytes]) -> None:
+    book.add("evaluation", match, step=int(match[1]), values={"loss": float(match[2])})

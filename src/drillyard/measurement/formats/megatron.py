@@ -1,0 +1,148 @@
+"""Megatron-LM's log lines, and those of its descendants (MindSpeed, Megatron-DeepSpeed, Primus, FlagScale,
+GPT-NeoX, whose loss is `lm_loss`).
+
+     [2026-08-01 12:00:00.123456] iteration       10/     100 | consumed samples:         1280 | elapsed time per
+     iteration (ms): 14530.1 | throughput per GPU (TFLOP/s/GPU): 954.0 | learning rate: 1.5E-06 | global batch size:
+     128 | lm loss: 1.103E+01 | ... | number of skipped iterations:   0 | number of nan iterations:   0 |
+
+The time is a mean over `log_interval` iterations. A loss that is NaN or negative is not printed at all
+(`training_supervisor.py`: only if `avg >= 0.0`), so where other lines have a loss, a line without one is taken for
+non-finite. Source of the fields: NVIDIA/Megatron-LM megatron/training/training.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from drillyard.measurement.columns import Lane
+from drillyard.measurement.formats.keyed import BAR, keyed_pattern
+from drillyard.measurement.formats.layout import Message, Place, TextFormat
+from drillyard.measurement.formats.notes import Note, NoteBook
+from drillyard.measurement.formats.values import Columns, Value, Values, decode_values
+from drillyard.measurement.records import NONFINITE, SKIPPED
+
+_HEADER: Final = rb"iteration[ \t]++(\d{1,18}+)[ \t]*+/[ \t]*+\d++"
+_LINE: Final = re.compile(rb"iteration[ \t]+\d{1,18}[ \t]*/[ \t]*(\d{1,18})[ \t]*\|[ \t]*(?=[A-Za-z][^|]*:)")
+_KEYS: Final = {
+    b"elapsed time per iteration (ms)": Value("seconds", 1e-3),
+    b"throughput per GPU (TFLOP/s/GPU)": Value("printed_tflops_per_gpu"),
+    b"TFLOPs": Value("printed_tflops_per_gpu"),
+    b"tokens per second per GPU": Value("printed_tokens_per_second_per_gpu"),
+    b"tokens per GPU (tokens/s/GPU)": Value("printed_tokens_per_second_per_gpu"),
+    b"tokens-per-second-per-gpu": Value("printed_tokens_per_second_per_gpu"),
+    b"learning rate": Value("learning_rate"),
+    b"global batch size": Value("samples"),
+    b"gloabl batch size": Value("samples"),
+    b"consumed samples": Value("_samples_so_far"),
+    b"consumed tokens": Value("_tokens_so_far"),
+    b"lm loss": Value("loss"),
+    b"lm_loss": Value("loss"),
+    b"loss": Value("loss"),
+    b"grad norm": Value("grad_norm"),
+    b"grad_norm": Value("grad_norm"),
+    b"number of skipped iterations": Value("_skipped"),
+    b"number of nan iterations": Value("_nan"),
+}
+
+
+class Megatron(TextFormat):
+    """The format."""
+
+    name = "megatron"
+    anchor = b"iteration "
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._prints_loss = False
+
+    def message(self, line: bytes) -> Message | None:
+        """See TextFormat."""
+        header = _LINE.search(line)
+        if header is None or b"Training epoch" in line[: header.start()]:
+            return None
+        # The count so far is needed only where a step's own is not printed.
+        keys = _KEYS if b"batch size:" not in line else {**_KEYS, b"consumed samples": None}
+        pattern, values = keyed_pattern(line[header.end() :], keys)
+        if not values:
+            return None
+        self.found["total_steps"] = int(header[1])
+        decode = decode_values([Value("step", integer=True), *values], {})
+        has_loss = any(value.column == "loss" for value in values)
+        self._prints_loss |= has_loss
+
+        def columns(groups: Sequence[Values], place: Place) -> Columns:
+            read = decode(groups, place)
+            flags = read["flags"] if has_loss else np.full(place.count, NONFINITE, np.uint8)
+            flags[np.nan_to_num(read.pop("_skipped", np.zeros(len(flags)))) > 0] |= SKIPPED
+            flags[np.nan_to_num(read.pop("_nan", np.zeros(len(flags)))) > 0] |= SKIPPED | NONFINITE
+            return {**read, "flags": flags}
+
+        begins = _HEADER + BAR if b"\t" in line else (_HEADER + BAR).replace(rb"[ \t]", b" ")
+        return Message(header.start(), begins + pattern, columns)
+
+    def notes(self) -> tuple[Note, ...]:
+        """What else the log says."""
+        begun = NoteBook.mark
+        return (
+            Note(b"using world size: ", rb"using world size: (\d+)", _world),
+            Note(b" ......", rb"[ \t](\w+) \.{3,} (\S+)", _argument),
+            Note(b" checkpoint ", rb"saving checkpoint at iteration +(?P<step>\d+)", begun("checkpoint_begin")),
+            Note(
+                b" checkpoint ",
+                rb"successfully saved checkpoint (?:at|from) iteration +(?P<step>\d+)",
+                begun("checkpoint_end"),
+            ),
+            Note(
+                b"validation loss at iteration",
+                rb"validation loss at iteration +(\d+)[^|\n]{0,200}\|[^|\n]{0,200}?value: ([-+.\deE]+)",
+                _validation,
+            ),
+            Note(
+                b" checkpoint ",
+                rb"successfully loaded checkpoint from [^\n]{0,4096}at iteration +(?P<step>\d+)",
+                begun("resume"),
+            ),
+            Note(b"] after training is done", rb"after training is done", begun("end")),
+        )
+
+    def settle(self, lane: Lane) -> None:
+        """A log that never prints a loss says nothing by leaving it out."""
+        flags = lane.column("flags")
+        if flags is not None and not self._prints_loss:
+            lane.replace("flags", flags & ~np.uint8(NONFINITE))
+
+
+def _world(book: NoteBook, match: re.Match[bytes]) -> None:
+    book.begin_round(match)
+    book.learn(num_gpus=int(match[1]))
+
+
+_ARGUMENTS: Final = {
+    b"seq_length": "sequence_length",
+    b"micro_batch_size": "micro_batch_size",
+    b"global_batch_size": "global_batch_size",
+    b"world_size": "num_gpus",
+    b"train_iters": "total_steps",
+    b"log_interval": "log_interval",
+}
+
+
+def _argument(book: NoteBook, match: re.Match[bytes]) -> None:
+    name, value = match[1], match[2]
+    if name in _ARGUMENTS and value.isdigit():
+        book.learn(**{_ARGUMENTS[name]: int(value)})
+    elif name == b"fp8" and value != b"None":
+        book.learn(precision="fp8")
+    elif name == b"params_dtype":
+        dtype = {b"torch.bfloat16": "bf16", b"torch.float16": "fp16", b"torch.float32": "fp32"}.get(value)
+        book.learn(precision=dtype)
+    elif name in (b"tokenizer_model", b"tokenizer_type") and value != b"None":
+        book.learn(tokenizer=value.decode("utf-8", "replace"))
+
+
+def _validation(book: NoteBook, match: re.Match[bytes]) -> None:
+    book.add("evaluation", match, step=int(match[1]), values={"loss": float(match[2])})

@@ -1,0 +1,108 @@
+"""torchtitan's metric lines, one every `log_freq` steps.
+
+    [titan] 2026-08-01 12:00:00,123 - root - INFO - step: 10  loss:  8.12345  grad_norm:  1.2345  memory:
+    45.12GiB(57.01%)  tps: 5,762  tflops: 333.75  mfu: 33.75%
+
+The line has no step time: it follows from the time stamps. `tps` is tokens per second of the steps since the line
+before, per device (divided by the degrees of parallelism that are not data parallel); that of step 1 is divided by
+`log_freq` and means nothing. `mfu: N/A` is printed for quantised training. Source: pytorch/torchtitan
+torchtitan/components/metrics.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from drillyard.measurement.formats.layout import NUMBER, Message, TextFormat
+from drillyard.measurement.formats.notes import Note, NoteBook, count_of
+from drillyard.measurement.formats.values import Value, decode_values
+
+_GAP: Final = rb"[ \t]++"
+_LINE: Final = re.compile(rb"step:[ \t]*(\d+)(?=[ \t]+\w+:[ \t])")
+_ITEM: Final = re.compile(rb"[ \t]+([A-Za-z_]\w*):[ \t]*([^ \t\n]+)")
+_VALUES: Final = {
+    b"loss": (Value("loss"), NUMBER),
+    b"grad_norm": (Value("grad_norm"), NUMBER),
+    b"lr": (Value("learning_rate"), rb"([-+.\deE]{1,64}+)"),
+    b"memory": (Value("memory_gib"), rb"([\d.]{1,64})GiB\([\d.]+%\)"),
+    b"tps": (Value("printed_tokens_per_second_per_gpu", commas=True), rb"([\d,.]{1,64}+)"),
+    b"wps": (Value("printed_tokens_per_second_per_gpu", commas=True), rb"([\d,.]{1,64}+)"),
+    b"tflops": (Value("printed_tflops_per_gpu", commas=True), rb"([\d,.]{1,64}+)"),
+    b"mfu": (Value("printed_mfu", 0.01), rb"(?:([\d.]{1,64})%|N/A)"),
+}
+
+
+class TorchTitan(TextFormat):
+    """The format."""
+
+    name = "torchtitan"
+    anchor = b"GiB("
+
+    def message(self, line: bytes) -> Message | None:
+        """See TextFormat."""
+        header = _LINE.search(line)
+        if header is None or line[: header.start()].endswith(b"validate "):
+            return None
+        pieces, values, position = [rb"step:[ \t]*+(\d{1,18}+)"], [Value("step", integer=True)], header.end()
+        while item := _ITEM.match(line, position):
+            value, pattern = _VALUES.get(item[1], (None, rb"[^ \t\n]++"))
+            pieces.append(item[1] + rb":[ \t]*+" + pattern)
+            if value is not None:
+                values.append(value)
+            position = item.end()
+        if not {"loss", "printed_tokens_per_second_per_gpu"} & {value.column for value in values}:
+            return None
+        return Message(header.start(), _GAP.join(pieces) + rb"(?=[ \t\n]|\Z)", decode_values(values, {}))
+
+    def notes(self) -> tuple[Note, ...]:
+        """What else the log says."""
+        return (
+            Note(b"Starting job: ", rb"Starting job: ", NoteBook.begin_round),
+            Note(b"total parameters", rb"Model (.{1,200}?) size: ([\d,]+) total parameters", _model, once=True),
+            Note(b"Peak FLOPS used", rb"Peak FLOPS used for computing MFU: ([\d.eE+]+)", _peak, once=True),
+            Note(b"capacity: ", rb"capacity: (.{1,200}) with [\d.]+GiB memory", _accelerator, once=True),
+            Note(b"global batch size", rb"local batch size:? (\d+), global batch size:? (\d+)", _batch, once=True),
+            Note(b"total steps", rb"sequence length:? (\d+), total steps:? (\d+)", _length, once=True),
+            Note(b"device mesh with", rb"\[([\d, ]{1,100})\]", _mesh, once=True),
+            Note(b"ing the checkpoint", rb"Saving the checkpoint", NoteBook.mark("checkpoint_begin")),
+            Note(
+                b"ing the checkpoint",
+                rb"Finished saving the checkpoint.{0,500}?\bin (?P<seconds>[\d.]+) seconds",
+                NoteBook.mark("checkpoint_end"),
+            ),
+            Note(b"ing the checkpoint", rb"Finished loading the checkpoint", NoteBook.mark("resume")),
+            Note(b"validate step:", rb"validate step:[ \t]*(\d+)[ \t]+loss:[ \t]*([-+.\deE]+)", _validation),
+            Note(b"Training completed", rb"Training completed", NoteBook.mark("end")),
+        )
+
+
+def _model(book: NoteBook, match: re.Match[bytes]) -> None:
+    book.learn(model=match[1].decode("utf-8", "replace"), parameters=count_of(match[2]))
+
+
+def _peak(book: NoteBook, match: re.Match[bytes]) -> None:
+    book.learn(peak_flops=float(match[1]))
+
+
+def _accelerator(book: NoteBook, match: re.Match[bytes]) -> None:
+    book.learn(accelerator=match[1].decode("utf-8", "replace"))
+
+
+def _batch(book: NoteBook, match: re.Match[bytes]) -> None:
+    book.learn(micro_batch_size=int(match[1]), global_batch_size=int(match[2]))
+
+
+def _length(book: NoteBook, match: re.Match[bytes]) -> None:
+    book.learn(sequence_length=int(match[1]), total_steps=int(match[2]))
+
+
+def _mesh(book: NoteBook, match: re.Match[bytes]) -> None:
+    size = 1
+    for axis in match[1].split(b","):
+        size *= int(axis)
+    book.learn(num_gpus=size)
+
+
+def _validation(book: NoteBook, match: re.Match[bytes]) -> None:
+    book.add("evaluation", match, step=int(match[1]), values={"loss": float(match[2])})

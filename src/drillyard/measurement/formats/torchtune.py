@@ -1,0 +1,94 @@
+"""torchtune's metric lines, of StdoutLogger and DiskLogger (and of its copies: torchforge and others print the same).
+
+    Step 2 | loss:1.8745 lr:2e-05 tokens_per_second_per_gpu:405.04 peak_memory_active:11.2 peak_memory_alloc:11.2
+    peak_memory_reserved:12.9 grad_norm:3.1
+
+A line is one optimizer step, every `log_every_n_steps`; the count goes on over epochs and restarts. It has no step
+time: that follows from a launcher's time stamps, or from the progress bar before it (`1|2|Loss: 1.8745:   3%|3 | 2/65
+[00:05<02:40,  2.5s/it]`) where both are in one stream; the bar's clock begins anew with each epoch. The rate is that of
+this step alone and counts tokens that carry loss only: neither padding nor masked ones. Memory is in GiB (before 0.5 in
+units of 1e9 bytes). Lines with other keys alone are passed over but for `val_loss`. Source: pytorch/torchtune
+torchtune/training/metric_logging.py, recipes/full_finetune_distributed.py, torchtune/training/memory.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from drillyard.measurement.formats.layout import ENDS, NUMBER, Message, Place, TextFormat
+from drillyard.measurement.formats.nemo1 import clock_seconds
+from drillyard.measurement.formats.notes import Note, NoteBook
+from drillyard.measurement.formats.values import Columns, Value, Values, decode_values
+
+_BAR: Final = rb"(?:(?<!\d)\d++\|\d++\|Loss: [^\n\[]{0,1000}+\[([\d:]{1,20})<[^\]\n]{0,200}\][ \t]*)?"
+_HEADER: Final = _BAR + rb"Step (\d{1,18}) \|"
+_LINE: Final = re.compile(_HEADER + rb"(?= [^\s:|]+:)")
+_ITEM: Final = re.compile(rb" +([^\s:|]+):([^ \n]+)")
+_IS_NUMBER: Final = re.compile(rb"[-+]?(?:\d|\.\d|nan|inf)[-+.\dea-z]*", re.IGNORECASE)
+_VALUES: Final = {
+    b"loss": Value("loss"),
+    b"lr": Value("learning_rate"),
+    b"grad_norm": Value("grad_norm"),
+    b"tokens_per_second_per_gpu": Value("printed_tokens_per_second_per_gpu"),
+    b"peak_memory_alloc": Value("memory_gib"),
+}
+
+
+class TorchTune(TextFormat):
+    """The format."""
+
+    name = "torchtune"
+    anchor = b"Step "
+
+    def message(self, line: bytes) -> Message | None:
+        """See TextFormat."""
+        header = _LINE.search(line)
+        if header is None:
+            return None
+        pieces, values, position = [_HEADER], [], header.end()
+        while item := _ITEM.match(line, position):
+            value = _VALUES.get(item[1])
+            if value is not None and _IS_NUMBER.fullmatch(item[2]):
+                pieces.append(re.escape(item[1]) + b":" + NUMBER + ENDS)
+                values.append(value)
+            else:
+                pieces.append(re.escape(item[1]) + rb":[^ \n]++")
+            position = item.end()
+        if not any(value.column == "loss" for value in values):
+            return None
+        decode = decode_values([Value("step", integer=True), *values], {})
+
+        def columns(groups: Sequence[Values], place: Place) -> Columns:
+            clocks, *numbers = groups
+            read = decode(numbers, place)
+            read["elapsed_seconds"] = np.array([clock_seconds(text) if text else np.nan for text in clocks])
+            return read
+
+        # Without the end a line with fewer keys would match one that has more.
+        whole = rb"[ \t\r]*+(?=\n)" if not line[position:].strip() else b""
+        return Message(header.start(), rb" ++".join(pieces) + whole, columns)
+
+    def notes(self) -> tuple[Note, ...]:
+        """What else the log says."""
+        return (
+            Note(b" with resolved config:", rb"Running \w+ with resolved config:", NoteBook.begin_round),
+            Note(b"dtype: ", rb"(?<!\w)dtype: (bf16|fp16|fp32)\s*$", _precision, once=True),
+            Note(b"| val_loss:", rb"Step (\d+) \| val_loss:([-+.\deE]+|[-+]?nan|[-+]?inf)", _validation),
+            Note(
+                b"Saving checkpoint took ",
+                rb"Saving checkpoint took (?P<seconds>[\d.]+) secs",
+                NoteBook.mark("checkpoint_end"),
+            ),
+        )
+
+
+def _precision(book: NoteBook, match: re.Match[bytes]) -> None:
+    book.learn(precision=match[1].decode())
+
+
+def _validation(book: NoteBook, match: re.Match[bytes]) -> None:
+    book.add("evaluation", match, step=int(match[1]), values={"loss": float(match[2])})

@@ -1,0 +1,243 @@
+"""Goodput of any framework's log: its steps and marks as the moments of `drillyard.goodput`, where the sum is.
+
+A Drillyard run directory is taken by its events, as the trainer does for summary.json, so both give the same figures.
+For other logs steps and marks are merged in the order of their lines (of their time stamps, where they come from
+different files), and what a log says less clearly than our events is read as follows:
+
+- Wall time is from the first time stamp to the last, or `job_start` to `job_end`. What comes before the first line
+  belongs to start-up, what comes after the last step is unknown unless marks say more.
+- An attempt starts with its first time stamp. Where the log shows no failure before it, the gap is unknown.
+- A failure without a time stamp of its own (a traceback between stamped lines) is put at the last stamp of its attempt.
+- A save or evaluation of which only the end is logged has taken the seconds that the line says. One of which only the
+  beginning is logged before the next step is not counted: nobody knows when it ended.
+- The first step of an attempt follows on the step that its resume names, else on the one a logging interval before.
+- A duration that is a moving average says nothing about one step: the time stamps alone do.
+
+Limits: no time stamps, no goodput. With time stamps in whole seconds each category is off by up to a second per mark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from drillyard.errors import UserError
+from drillyard.goodput import Goodput, Kind, Moment, Overlay, StepRows, account
+from drillyard.measurement.records import NO_TIME, Mark, RunLog, Steps
+from drillyard.measurement.waits import LONGEST_SECONDS
+from drillyard.telemetry.goodput import goodput as goodput_of_events
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MEANING: Final[dict[str, tuple[Kind, Overlay | None]]] = {
+    "checkpoint_begin": ("begin", "checkpoint"),
+    "checkpoint_end": ("end", "checkpoint"),
+    "evaluation_begin": ("begin", "evaluation"),
+    "evaluation_end": ("end", "evaluation"),
+    "export_begin": ("begin", "checkpoint"),
+    "export_end": ("end", "checkpoint"),
+    "failure": ("failure", None),
+    "restart": ("failure", None),
+    "waiting": ("waiting", None),
+    "end": ("over", None),
+}
+"""What marks mean to the sum. Starts are those of the attempts; `resume` is read together with the steps after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobTimes:
+    """When the job began and ended by other witnesses (the scheduler), UTC microseconds; None: by the log."""
+
+    start_us: int | None = None
+    end_us: int | None = None
+
+
+def goodput(log: RunLog, job: JobTimes | None = None) -> Goodput | None:
+    """The account of a run; None where its steps carry no time stamps.
+
+    Raises UserError for a job that starts after the log's first time stamp, or ends before its last.
+    """
+    job = job or JobTimes()
+    if log.run_directory is not None and job == JobTimes():
+        from drillyard.telemetry.events import read_events
+
+        if events := read_events(log.run_directory):
+            return goodput_of_events(events)
+    if not log.steps.has("time_us"):
+        return None
+    first, last = _wall(log, job)
+    found = account(_moments(log, first, last), tick_microseconds=_tick(log))
+    return replace(found, restarts=max(len(log.attempts) - 1, 0))
+
+
+def _tick(log: RunLog) -> int:
+    return log.clock.resolution_us if log.clock.resolution_us > 1 else 0
+
+
+def _wall(log: RunLog, job: JobTimes) -> tuple[int, int]:
+    """The first and the last moment. The last may be the earlier one where the clock was set back."""
+    stamped = log.steps.time_us[log.steps.time_us != NO_TIME]
+    first = int(stamped[0]) if log.clock.first_time_us is None else log.clock.first_time_us
+    last = int(stamped[-1]) if log.clock.last_time_us is None else log.clock.last_time_us
+    if job.start_us is not None and job.start_us > first:
+        raise UserError("--job-start is after the first time stamp of the log; is its time zone right (--timezone)?")
+    if job.end_us is not None and job.end_us < last:
+        raise UserError("--job-end is before the last time stamp of the log; is its time zone right (--timezone)?")
+    return first if job.start_us is None else job.start_us, last if job.end_us is None else job.end_us
+
+
+def _moments(log: RunLog, first: int, last: int) -> Iterator[Moment | StepRows]:
+    """All that happened, in order, from the start of the run to its last time stamp."""
+    yield Moment(first, "run_start")
+    stamped = log.steps.time_us != NO_TIME
+    steps = log.steps if stamped.all() else log.steps.select(stamped)
+    marks: dict[int, list[Mark]] = {}
+    for mark in log.marks:
+        marks.setdefault(mark.attempt, []).append(mark)
+    starts = {attempt.number: attempt for attempt in log.attempts}
+    interval = _logging_interval(steps)
+    lowest = min(int(steps.step.min()) - 1, 0) if len(steps) else 0
+    latest = first
+    for number in sorted({*marks, *starts, *np.unique(steps.attempt).tolist()}):
+        start = starts.get(number)
+        first_row, last_row = np.searchsorted(steps.attempt, [number, number + 1])
+        rows = steps.select(slice(int(first_row), int(last_row)))
+        ours = marks.get(number, [])
+        placed = _placed(ours, None if start is None else start.last_time_us)
+        begun = None if start is None else start.first_time_us
+        if number > 0 and not _start_is_told(rows, placed, begun) and (begun is not None or len(rows)):
+            yield Moment(_beginning(latest, begun, rows), "round_start")
+        for item in _attempt(rows, placed, _position(rows, ours, interval, lowest)):
+            latest = int(item.at[-1]) if isinstance(item, StepRows) else item.at
+            yield item
+    yield Moment(max(last, latest), "over")
+
+
+def _start_is_told(rows: Steps, placed: list[tuple[int, Mark]], begun: int | None) -> bool:
+    """Whether marks that come no later than the beginning of an attempt say how the one before ended."""
+    return any(
+        place == 0 and mark.kind in ("restart", "failure", "waiting") and (begun is None or time_us <= begun)
+        for place, (time_us, mark) in zip(_places(rows, placed), placed, strict=True)
+    )
+
+
+def _beginning(latest: int, begun: int | None, rows: Steps) -> int:
+    """When an attempt began. Not before the last that is known of the one before, whose other ranks may have gone on,
+    unless its steps tell of a clock that was set back. Where no line comes before its first step: when that began."""
+    if not len(rows):
+        assert begun is not None
+        return begun
+    first = int(rows.time_us[0])
+    if begun is None or begun >= first:
+        seconds = _columns(rows.select(slice(0, 1))).seconds[0] * max(int(rows.window_steps[0]), 1)
+        begun = first if math.isnan(seconds) else first - round(seconds * 1e6)
+    return latest if begun < latest <= first else begun
+
+
+def _placed(marks: Sequence[Mark], at_failure: int | None) -> list[tuple[int, Mark]]:
+    """The marks of an attempt that mean something and have a time, each with it; those of several files by time."""
+    placed = []
+    for mark in marks:
+        time_us = at_failure if mark.time_us is None and mark.kind == "failure" else mark.time_us
+        if time_us is not None and mark.kind in _MEANING:
+            placed.append((time_us, mark))
+    if len({mark.file for _, mark in placed}) > 1:
+        placed.sort(key=lambda one: one[0])
+    return placed
+
+
+def _logging_interval(steps: Steps) -> int:
+    """How many steps apart neighbouring rows of an attempt usually are."""
+    gaps = np.diff(steps.step)[np.diff(steps.attempt) == 0]
+    return max(int(np.median(gaps)), 1) if len(gaps) else 1
+
+
+def _position(rows: Steps, marks: Sequence[Mark], interval: int, lowest: int) -> int | None:
+    """The step on which the first row of an attempt follows."""
+    if not len(rows):
+        return None
+    first = int(rows.step[0])
+    before = max(first - max(int(rows.window_steps[0]), int(rows.stands_for[0]), interval), lowest)
+    resumed = [mark.step for mark in marks if mark.kind == "resume" and mark.step is not None]
+    return next((step for step in reversed(resumed) if before <= step < first), before)
+
+
+def _attempt(rows: Steps, marks: list[tuple[int, Mark]], position: int | None) -> Iterator[Moment | StepRows]:
+    """The rows and marks of one attempt in the order in which they happened."""
+    columns, done = _columns(rows), 0
+
+    def up_to(until: int) -> Iterator[Moment | StepRows]:
+        if done == 0 and until > 0 and position is not None:
+            yield Moment(int(rows.time_us[0]), "resume", position)
+        if until > done:
+            yield columns.part(done, until)
+
+    for until, moment in _without_doubles(zip(_places(rows, marks), marks, strict=True), len(rows)):
+        yield from up_to(until)
+        done = max(done, until)
+        yield moment
+    yield from up_to(len(rows))
+
+
+def _columns(rows: Steps) -> StepRows:
+    usable = (rows.window_steps != 0) & (rows.seconds >= 0) & (rows.seconds < LONGEST_SECONDS)
+    if usable.all():
+        return StepRows(rows.time_us, rows.step, rows.seconds, rows.seconds_precision)
+    seconds = np.where(usable, rows.seconds, math.nan)
+    return StepRows(rows.time_us, rows.step, seconds, np.where(usable, rows.seconds_precision, 0))
+
+
+def _places(rows: Steps, marks: list[tuple[int, Mark]]) -> list[int]:
+    """For each mark, how many rows come before it: by line within a file, by time between files."""
+    places, place = [], 0
+    in_order = bool((np.diff(rows.line) > 0).all())
+    for time_us, mark in marks:
+        if in_order and len(rows) and bool((rows.file == mark.file).all()):
+            before = int(np.searchsorted(rows.line, mark.line))
+        else:
+            before = int(np.searchsorted(rows.time_us, time_us, "left" if mark.kind == "restart" else "right"))
+        place = max(place, before)
+        places.append(place)
+    return places
+
+
+def _without_doubles(placed: Iterable[tuple[int, tuple[int, Mark]]], num_rows: int) -> list[tuple[int, Moment]]:
+    """The marks as moments with the number of rows before each. Of what several ranks say the first beginning and the
+    last end are kept; a beginning whose end nobody says before the next step is dropped."""
+    kept: list[tuple[int, Moment] | None] = []
+    begun: dict[Overlay, int] = {}
+    ended: dict[Overlay, tuple[int, int | None]] = {}
+    for place, (time_us, mark) in placed:
+        kind, overlay = _MEANING[mark.kind]
+        seconds = mark.seconds if mark.seconds is not None and 0 <= mark.seconds < LONGEST_SECONDS else None
+        for name, index in list(begun.items()):
+            item = kept[index]
+            if item is not None and item[0] < place:
+                kept[begun.pop(name)] = None
+        if overlay is None:
+            begun.clear()
+            ended.clear()
+        elif kind == "begin":
+            if overlay in begun:
+                continue
+            begun[overlay] = len(kept)
+            ended.pop(overlay, None)
+        else:
+            earlier, of_step = ended.get(overlay, (-1, None))
+            item = None if earlier < 0 else kept[earlier]
+            if item is not None and item[0] == place and of_step == mark.step and overlay not in begun:
+                kind, kept[earlier] = item[1].kind, None
+            elif begun.pop(overlay, None) is None:
+                kind = "done"
+            ended[overlay] = len(kept), mark.step
+        kept.append((place, Moment(time_us, kind, None, seconds, overlay)))
+    for index in begun.values():
+        item = kept[index]
+        if item is not None and item[0] < num_rows:
+            kept[index] = None
+    return [item for item in kept if item is not None]

@@ -1,0 +1,381 @@
+"""From the lanes of all sources to one table of steps: ranks joined, restarts told apart, repeated steps marked.
+
+The idea: each rank's lines are a sequence of its own, whatever order they were interleaved in. In such a sequence a
+step number that does not rise begins a new attempt. Rows of all ranks with the same attempt and step are one step that
+took as long as its slowest rank; everything else is the lowest rank's. So any interleaving gives the same result.
+
+Where nothing tells ranks apart (several print the same step without a prefix, or behind that of their node), a repeated
+step close in time to its first print is another rank's; without times, if nearly all steps are repeated.
+Ranks whose restarts are not seen by themselves are aligned to the lowest rank's by time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drillyard.goodput import STALL_FACTOR
+from drillyard.loglines.prefixes import Origin, rank_of
+from drillyard.measurement.columns import Lane
+from drillyard.measurement.records import COLUMN_DEFAULTS, NO_TIME, SKIPPED, Steps
+
+# Of a source's name: `rank-3.log`, `nemo_log_globalrank-3_localrank-3.txt`, torchrun's `attempt_0/3/stdout.log`.
+_RANK_IN_NAME: Final = re.compile(r"rank[-_.]?(\d+)[^/]*$|/(\d+)/(?:stdout|stderr)\.log$", re.IGNORECASE)
+_SKEW_STEPS: Final = 2
+_SKEW_US: Final = 2_000_000
+_SKEW_SECONDS: Final = 1.0
+_SLOWEST: Final[dict[str, np.ufunc]] = {"seconds": np.fmax, "time_us": np.maximum, "elapsed_seconds": np.fmax}
+"""What the figures of several ranks become: fmax leaves NaN out; NO_TIME is the smallest of all times."""
+_NO_ROWS: Final = np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class Track:
+    """The rows of one rank in one source, with the attempt of each."""
+
+    origin: Origin
+    file: int
+    columns: dict[str, NDArray[Any]]
+    attempt: NDArray[np.int64]
+    folding_error: float = 0.0
+    begun: bool = False
+    """Whether its source tells of a start before the first row."""
+
+    @property
+    def times(self) -> NDArray[np.int64] | None:
+        """Times of its rows; None if one of them has none."""
+        times = self.columns.get("time_us")
+        return None if times is None or (times == NO_TIME).any() else times
+
+
+@dataclass(slots=True)
+class Joined:
+    """The result: the table, the origins in order, and what was noticed."""
+
+    steps: Steps
+    ranks: tuple[int, ...] = ()
+    folding_error: float = 0.0
+    copies: dict[int, int] = field(default_factory=dict)
+    """File -> the file whose rows it repeats."""
+    warnings: list[str] = field(default_factory=list)
+
+
+def join(
+    lanes: Sequence[tuple[Lane, str]],
+    *,
+    windowed: bool,
+    starts: Sequence[NDArray[np.int64]] | None = None,
+    clock_of_start: bool = False,
+    taking: bool = False,
+) -> Joined:
+    """One table from lanes, each with the name of its source; `windowed` formats log means since the line before.
+
+    `starts` has for each lane the rows with which a later start begins; `clock_of_start`: `elapsed_seconds` begins anew
+    only then. With `taking` the lanes give their columns away, which saves memory, and are of no use afterwards.
+    """
+    begun = starts or [_NO_ROWS] * len(lanes)
+    tracks = [
+        track
+        for (lane, name), rows in zip(lanes, begun, strict=True)
+        if lane.length
+        for track in _tracks(lane, lane.take() if taking else lane.columns(), name, rows, clock_of_start)
+    ]
+    if not tracks:
+        return Joined(Steps.of())
+    chains, copies = _chains(tracks)
+    ordered = sorted(chains, key=lambda chain: _order(chain.origin))
+    _align(ordered)
+    warnings: list[str] = []
+    error = max(chain.folding_error for chain in ordered)
+    if error and len(ordered) > 1:
+        warnings.append(f"more than a million steps on {len(ordered)} ranks: only the lowest rank's lines are used")
+        ordered = ordered[:1]
+    columns = _merge(ordered)
+    _again(columns)
+    if windowed:
+        columns["window_steps"] = _windows(columns)
+    ranks = tuple(rank for rank in _ranks(ordered) if rank >= 0)
+    return Joined(Steps.of(**columns), ranks, error, copies, warnings)
+
+
+def _order(origin: Origin) -> tuple[bool, int, tuple[tuple[int, str], ...]]:
+    return origin.rank is None, origin.rank or 0, origin.names
+
+
+def _tracks(
+    lane: Lane, columns: dict[str, NDArray[Any]], source: str, starts: NDArray[np.int64], clock_of_start: bool
+) -> list[Track]:
+    """The columns of a lane as one track, or as one for each rank that its lines do not name."""
+    origin = lane.origin
+    if origin.rank is None and not origin.names and (named := _RANK_IN_NAME.search(source)):
+        origin = Origin(rank_of(named[1] or named[2]))
+    _derive(columns)
+    step = columns["step"]
+    rises = step[1:] > step[:-1]
+    rounds = columns.pop("_round", None)
+    changes = np.zeros(len(step) - 1, np.bool_) if rounds is None else rounds[1:] != rounds[:-1]
+    changes[starts[starts > 0] - 1] = True
+    begun = bool(len(starts)) and int(starts[0]) == 0
+    if clock_of_start and "elapsed_seconds" in columns:
+        changes |= rises & (np.diff(columns["elapsed_seconds"]) < -_SKEW_SECONDS)
+    attempt = np.append(0, np.cumsum(~rises | changes))
+    times = columns.get("time_us")
+    timed = times is not None and not (times == NO_TIME).any()
+    if rises.all() or rounds is not None or (origin.rank is not None and not timed):
+        return [Track(origin, lane.file, columns, attempt, lane.folding_error, begun)]
+    attempt, copy = _repeated(columns, timed, changes)
+    if not copy.any():
+        return [Track(origin, lane.file, columns, attempt, lane.folding_error, begun)]
+    tracks = []
+    for number in range(int(copy.max()) + 1):
+        chosen = copy == number
+        rows = {name: values[chosen] for name, values in columns.items()}
+        own = Origin(None, (*origin.names, (number, "copy"))) if origin.rank is None or number else origin
+        tracks.append(Track(own, lane.file, rows, attempt[chosen], lane.folding_error, begun))
+    return tracks
+
+
+def _repeated(
+    columns: dict[str, NDArray[Any]], timed: bool, changes: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where a step is printed again: the attempt of each row, and the how-manieth print of its step it is. `changes`
+    tells of each row but the first whether another attempt begins with it."""
+    steps = columns["step"].tolist()
+    moments = columns["time_us"].tolist() if timed else [0] * len(steps)
+    seconds = np.nan_to_num(columns.get("seconds", np.zeros(len(steps)))).tolist()
+    distinct = len(set(steps))
+    often = timed or len(steps) - distinct >= 0.9 * distinct
+    attempts, copies = [], []
+    attempt, highest = 0, -1
+    seen: dict[int, tuple[int, int]] = {}
+    stride = 1
+    begins = [False, *changes.tolist()]
+    for step, moment, took, begin in zip(steps, moments, seconds, begins, strict=True):
+        if begin:
+            attempt, highest, seen = attempt + 1, -1, {}
+        known = seen.get(step)
+        close = known is not None and abs(moment - known[1]) <= max(_SKEW_US, took * 250_000)
+        if step > highest:
+            stride = step - highest if highest >= 0 else stride
+            highest = step
+            seen[step] = (1, moment)
+            copies.append(0)
+        elif known is not None and often and close and highest - step <= _SKEW_STEPS * stride:
+            seen[step] = (known[0] + 1, known[1])
+            copies.append(known[0])
+        else:
+            attempt, highest = attempt + 1, step
+            seen = {step: (1, moment)}
+            copies.append(0)
+        attempts.append(attempt)
+        if len(seen) > 4096:
+            seen = {number: value for number, value in seen.items() if highest - number <= _SKEW_STEPS * stride}
+    return np.array(attempts, np.int64), np.array(copies, np.int64)
+
+
+def _derive(columns: dict[str, NDArray[Any]]) -> None:
+    """Figures of one step from counts over the run so far."""
+    step = columns["step"]
+    gap = np.diff(step).astype(np.float64)
+    gap[gap <= 0] = np.nan
+    for running, column in (("_samples_so_far", "samples"), ("_tokens_so_far", "tokens")):
+        total = columns.pop(running, None)
+        if total is not None and column not in columns and len(step) > 1:
+            each = np.diff(total) / gap
+            each[~(each > 0)] = np.nan
+            columns[column] = np.append(each[:1], each)
+    skipped = columns.pop("_skipped_so_far", None)
+    if skipped is not None:
+        more = np.append(skipped[0] > 0, np.diff(skipped) > 0)
+        columns["flags"] = columns.get("flags", np.zeros(len(step), np.uint8)) | (more * np.uint8(SKIPPED))
+
+
+def _chains(tracks: list[Track]) -> tuple[list[Track], dict[int, int]]:
+    """Tracks of one rank from several files put one behind the other; files that repeat others are left out."""
+    chains: dict[Origin, list[Track]] = {}
+    copies: dict[int, int] = {}
+    for track in sorted(tracks, key=_begin):
+        group = chains.setdefault(track.origin, [])
+        other = next((known for known in group if _overlap(known, track)), None)
+        if other is None:
+            group.append(track)
+        elif _same(other, track):
+            keep, drop = (other, track) if len(other.attempt) >= len(track.attempt) else (track, other)
+            copies[drop.file] = keep.file
+            group[group.index(other)] = keep
+        else:
+            unnamed = Origin(None, (*track.origin.names, (track.file, "file")))
+            chains.setdefault(unnamed, []).append(track)
+            track.origin = unnamed
+    return [_chain(group) for group in chains.values() if group], copies
+
+
+def _begin(track: Track) -> tuple[int, int]:
+    times = track.times
+    return (0 if times is None else int(times[0])), track.file
+
+
+def _overlap(first: Track, second: Track) -> bool:
+    """Whether two tracks of one rank are of the same time; without times, whether they have the same steps and loss."""
+    if first.file == second.file:
+        return False
+    times, others = first.times, second.times
+    if times is not None and others is not None:
+        both = min(times[-1], others[-1]) - max(times[0], others[0])
+        return bool(both > 0 and both >= 0.5 * min(times[-1] - times[0], others[-1] - others[0]))
+    return _same(first, second)
+
+
+def _same(first: Track, second: Track) -> bool:
+    """Whether nearly all steps that both have show the same loss and seconds."""
+    common, here, there = np.intersect1d(first.columns["step"], second.columns["step"], return_indices=True)
+    if len(common) < 0.9 * min(len(np.unique(first.columns["step"])), len(np.unique(second.columns["step"]))):
+        return False
+    equal = np.ones(len(common), np.bool_)
+    compared = False
+    for name in ("loss", "seconds"):
+        if name in first.columns and name in second.columns:
+            mine, theirs = first.columns[name][here], second.columns[name][there]
+            equal &= (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))
+            compared = True
+    return compared and bool(equal.mean() >= 0.9)
+
+
+def _goes_on(before: Track, track: Track) -> bool:
+    """Whether a file goes on where another ended (a log that was rotated or cut): at the next step, in its usual time,
+    and without a word of a start."""
+    times, later = before.times, track.times
+    steps, next_step = before.columns["step"], int(track.columns["step"][0])
+    if track.begun or times is None or later is None or len(steps) < 3:
+        return False
+    taken, done = np.diff(times), np.diff(steps)
+    gap = next_step - int(steps[-1])
+    usual = float(np.median(taken[done > 0] / done[done > 0])) if (done > 0).any() else 0.0
+    return 0 < gap <= np.median(done) and 0 <= int(later[0]) - int(times[-1]) <= STALL_FACTOR * usual * gap
+
+
+def _chain(group: list[Track]) -> Track:
+    if len(group) == 1:
+        return group[0]
+    attempts = [group[0].attempt]
+    for before, track in itertools.pairwise(group):
+        latest = int(attempts[-1][-1])
+        attempts.append(track.attempt + (latest if _goes_on(before, track) else latest + 1))
+    return Track(
+        group[0].origin,
+        group[0].file,
+        _concatenate([{**track.columns, "file": np.full(len(track.attempt), track.file)} for track in group]),
+        np.concatenate(attempts),
+        max(track.folding_error for track in group),
+    )
+
+
+def _align(chains: list[Track]) -> None:
+    """Give ranks that show fewer or more attempts than the lowest rank its attempts, by time."""
+    reference = chains[0]
+    times = reference.times
+    if times is None:
+        return
+    starts = np.flatnonzero(np.append(True, np.diff(reference.attempt) > 0))
+    boundaries = (times[starts[1:]] + times[starts[1:] - 1]) // 2
+    for chain in chains[1:]:
+        if chain.attempt[-1] != reference.attempt[-1] and (own := chain.times) is not None:
+            chain.attempt = np.searchsorted(boundaries, own, side="right")
+
+
+def _merge(chains: list[Track]) -> dict[str, NDArray[Any]]:
+    """Rows ordered by attempt and step, those of several ranks joined."""
+    if len(chains) == 1:
+        only = chains[0]
+        columns = {**only.columns, "attempt": only.attempt}
+        columns.setdefault("file", np.full(len(only.attempt), only.file))
+        if only.origin.rank is not None:
+            columns["rank"] = np.full(len(only.attempt), only.origin.rank)
+        return columns
+    parts: list[dict[str, NDArray[Any]]] = []
+    for chain, rank in zip(chains, _ranks(chains), strict=True):
+        each: dict[str, NDArray[Any]] = {"file": np.full(len(chain.attempt), chain.file)}
+        each |= chain.columns
+        each["attempt"], each["rank"] = chain.attempt, np.full(len(chain.attempt), rank, np.int32)
+        parts.append(each)
+        chain.columns.clear()
+    order, begins = _by_step(parts)
+    several = len(begins) < len(order)
+    firsts = order[begins] if several else order
+    merged = {}
+    # Column by column, each forgotten as it is done: of millions of rows there are never two whole tables. The steps
+    # come last: they tell how many rows a part without a column has.
+    for name in [*(name for name in _names(parts) if name != "step"), "step"]:
+        column = _together(name, parts)
+        slowest = _SLOWEST.get(name) if several else None
+        merged[name] = column[firsts] if slowest is None else slowest.reduceat(column[order], begins)
+        for part in parts:
+            part.pop(name, None)
+    return merged
+
+
+def _by_step(parts: list[dict[str, NDArray[Any]]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The order of rows by attempt and step, those of one step as the ranks are, and where in it each step begins."""
+    step, attempt = _together("step", parts), np.concatenate([part["attempt"] for part in parts])
+    order = np.lexsort((step, attempt))
+    step, attempt = step[order], attempt[order]
+    changes = (step[1:] != step[:-1]) | (attempt[1:] != attempt[:-1])
+    return order, np.flatnonzero(np.append(True, changes))
+
+
+def _ranks(chains: Sequence[Track]) -> list[int]:
+    """The ranks of tracks in order: those that they name, else their places among all; -1 for a single one."""
+    named = [chain.origin.rank for chain in chains]
+    if len(chains) == 1:
+        return [-1 if named[0] is None else named[0]]
+    known = [rank for rank in named if rank is not None]
+    return known if len(known) == len(chains) else list(range(len(chains)))
+
+
+def _concatenate(parts: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    """All columns of the parts, see `_together`."""
+    return {name: _together(name, parts) for name in _names(parts)}
+
+
+def _names(parts: list[dict[str, NDArray[Any]]]) -> list[str]:
+    return list(dict.fromkeys(name for part in parts for name in part))
+
+
+def _together(name: str, parts: list[dict[str, NDArray[Any]]]) -> NDArray[Any]:
+    """A column of the parts, one behind the other; a part that lacks it has its default there."""
+    dtype, default = COLUMN_DEFAULTS.get(name, (np.int64, 0))
+    rows = [part[name] if name in part else np.full(len(part["step"]), default, dtype) for part in parts]
+    return np.concatenate(rows, dtype=dtype, casting="same_kind")
+
+
+def _again(columns: dict[str, NDArray[Any]]) -> None:
+    """Mark steps that an earlier attempt had done."""
+    step, attempt = columns["step"], columns["attempt"]
+    if not attempt[-1]:
+        return
+    again = np.zeros(len(step), np.bool_)
+    highest = -1
+    starts = np.append(np.flatnonzero(np.append(True, np.diff(attempt) > 0)), len(step))
+    for begin, end in itertools.pairwise(starts.tolist()):
+        again[begin:end] = step[begin:end] <= highest
+        highest = max(highest, int(step[begin:end].max()))
+    columns["again"] = again
+
+
+def _windows(columns: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
+    """How many steps each line is the mean of: those since the line before it, in each attempt."""
+    step, attempt = columns["step"], columns["attempt"]
+    windows = np.diff(step, prepend=step[:1])
+    starts = np.append(0, np.flatnonzero(attempt[1:] > attempt[:-1]) + 1)
+    usual = np.delete(windows, starts)
+    stride = int(np.median(usual, overwrite_input=True)) if len(usual) else 1
+    # The first line of an attempt: a whole window, or the steps that there were until then.
+    rest = step[starts] % stride
+    windows[starts] = np.where(rest == 0, stride, rest)
+    return np.maximum(windows, 1, out=windows)

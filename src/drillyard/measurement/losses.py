@@ -1,0 +1,97 @@
+"""The loss of a run: where it began and ended, how low it came, what evaluations found, and the steps that were
+skipped or not finite.
+
+Of a step that was done again its last occurrence counts: that one led to the model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drillyard.measurement.records import NONFINITE, SKIPPED, RunLog
+from drillyard.measurement.statistics import last_rows
+from drillyard.telemetry.console import flatten
+
+
+class Flagged(NamedTuple):
+    """A step that stands out, and where its line is."""
+
+    step: int
+    place: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Losses:
+    """`step` and `loss` are the finite losses of the steps that led to the model, by step."""
+
+    step: NDArray[np.int64]
+    loss: NDArray[np.float64]
+    skipped: tuple[Flagged, ...]
+    nonfinite: tuple[Flagged, ...]
+
+    @property
+    def first(self) -> float | None:
+        return float(self.loss[0]) if len(self.loss) else None
+
+    @property
+    def last(self) -> float | None:
+        return float(self.loss[-1]) if len(self.loss) else None
+
+    @property
+    def lowest(self) -> float | None:
+        return float(self.loss.min()) if len(self.loss) else None
+
+    @property
+    def lowest_step(self) -> int | None:
+        return int(self.step[int(self.loss.argmin())]) if len(self.loss) else None
+
+    def curve(self, points: int) -> list[tuple[int, float]]:
+        """At most `points` of the losses, evenly along the steps, the first and the last among them."""
+        if len(self.loss) <= points:
+            chosen = np.arange(len(self.loss))
+        else:
+            chosen = np.rint(np.linspace(0, len(self.loss) - 1, points)).astype(np.intp)
+        return list(zip(self.step[chosen].tolist(), self.loss[chosen].tolist(), strict=True))
+
+
+class HeldOut(NamedTuple):
+    """A figure of the evaluations: its last value and, for a loss, its lowest, each with its step if that is known."""
+
+    last: float
+    last_step: int | None
+    lowest: float | None
+    lowest_step: int | None
+
+
+def held_out(log: RunLog) -> dict[str, HeldOut]:
+    """What the evaluations found, by dotted names such as `rows.loss`; values that are not finite are left out."""
+    found: dict[str, HeldOut] = {}
+    for mark in log.marks:
+        if mark.kind != "evaluation":
+            continue
+        for name, value in flatten(dict(mark.values)).items():
+            if not math.isfinite(value):
+                continue
+            lowest, step = (found[name].lowest, found[name].lowest_step) if name in found else (None, None)
+            if "loss" in name.split(".")[-1] and (lowest is None or value <= lowest):
+                lowest, step = value, mark.step
+            found[name] = HeldOut(value, mark.step, lowest, step)
+    return found
+
+
+def losses(log: RunLog) -> Losses:
+    """The losses of a run."""
+    steps = log.steps
+    rows = last_rows(steps)
+    rows = rows[np.isfinite(steps.loss[rows])]
+    return Losses(steps.step[rows], steps.loss[rows], _flagged(log, SKIPPED), _flagged(log, NONFINITE))
+
+
+def _flagged(log: RunLog, bit: int) -> tuple[Flagged, ...]:
+    rows = np.flatnonzero(log.steps.flags & bit)
+    return tuple(Flagged(int(log.steps.step[row]), log.place(row)) for row in rows.tolist())

@@ -1,0 +1,363 @@
+"""How fast a run was by one ruler: tokens per second per GPU, TFLOP/s per GPU and MFU from the typical step time.
+
+    tokens/s/GPU = tokens of a step per GPU / seconds of the median step
+    TFLOP/s/GPU  = FLOPs per token under the named formula x tokens/s/GPU / 1e12
+    MFU          = TFLOP/s/GPU / the accelerator's dense peak at the run's precision
+
+Tokens of a step are taken from, in this order: the flags (batch size x sequence length), the lines of the steps, what
+the log says of batch and sequence, and as a last resort the rate that the lines print. FLOPs per token: --config or
+--params under --formula (6N), what a Drillyard run says of itself, the number of parameters that the log names, else
+the TFLOP/s that the lines print, under the label "as printed". The peak is that of --accelerator, or of the device that
+the log names where it is known; at bf16 unless --precision or the log says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drillyard.errors import UserError
+from drillyard.hardware import Accelerator, Catalog
+from drillyard.measurement.asked import Asked, Missing
+from drillyard.measurement.differences import PRECISIONS, differences
+from drillyard.measurement.records import FORMATS, RunLog, Steps
+from drillyard.measurement.statistics import Durations, Timing
+from drillyard.modelspec import (
+    Formula,
+    flops_per_token,
+    formula_label,
+    model_spec,
+    read_config,
+    spec_from_counts,
+    utilisation,
+)
+from drillyard.telemetry.console import count
+
+DEFAULT_FORMULA: Final[Formula] = "6N"
+DEFAULT_PRECISION: Final = "bf16"
+PRINTED_RATE: Final = "the rate as printed"
+AS_PRINTED: Final = "as printed"
+_LARGEST: Final = 1e18
+"""Rates and counts beyond this are damage."""
+_CONTRADICTS: Final = 0.01
+_CHUNK_ROWS: Final = 1 << 16
+_IDLE_EXPERTS: Final = 1.5
+"""Where 6N over the parameters that a log names exceeds the TFLOP/s that it prints by this factor, they are not all
+active: between the formulas for dense models lies less."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Speed:
+    """The rates of a run with everything they rest on; None where that is not known (then `missing` says why)."""
+
+    num_gpus: int | None = None
+    sequence_length: int | None = None
+    tokens_per_step: float | None = None
+    tokens_per_step_per_gpu: float | None = None
+    tokens_per_second_per_gpu: float | None = None
+    tokens_from: str | None = None
+    parameters: float | None = None
+    flops_per_token: float | None = None
+    formula: str | None = None
+    tflops_per_gpu: float | None = None
+    accelerator: str | None = None
+    precision: str = DEFAULT_PRECISION
+    precision_from: str = "default"
+    peak_flops: float | None = None
+    mfu: float | None = None
+    printed_tokens_per_second_per_gpu: float | None = None
+    printed_tflops_per_gpu: float | None = None
+    printed_mfu: float | None = None
+    missing: list[Missing] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def lacks(self, name: str, reason: str, *flags: str) -> None:
+        self.missing.append(Missing(name, flags, reason))
+
+
+def speed(log: RunLog, timing: Timing, asked: Asked, catalog: Catalog) -> Speed:
+    """The speed of a run. Raises UserError for flags that contradict each other or name what is not known."""
+    found = Speed(
+        num_gpus=asked.num_gpus or log.facts.num_gpus,
+        sequence_length=asked.sequence_length or log.facts.sequence_length,
+    )
+    _printed(found, log, timing)
+    _tokens(found, log, timing, asked)
+    _flops(found, log, asked)
+    found.warnings[:0] = differences(log, asked, catalog, found.parameters)
+    accelerator = _peak(found, log, asked, catalog)
+    _rates(found, log, timing, asked, accelerator)
+    known = None if found.tokens_from == PRINTED_RATE else found.tokens_per_step_per_gpu
+    found.warnings += contradictions(log, timing, known)
+    return found
+
+
+def _median_printed(log: RunLog, timing: Timing, column: str) -> float | None:
+    """The median of a printed rate over the steps that count (over all, where no step has a duration); None where
+    none is in the range asked for."""
+    values = getattr(log.steps, column)
+    if timing.kept is not None:
+        values = values[timing.kept.rows]
+    elif timing.all is not None:
+        return None
+    values = values[(values >= 0) & (values < _LARGEST)]
+    return float(np.median(values)) if len(values) else None
+
+
+def _printed(found: Speed, log: RunLog, timing: Timing) -> None:
+    for name in ("printed_tokens_per_second_per_gpu", "printed_tflops_per_gpu", "printed_mfu"):
+        setattr(found, name, _median_printed(log, timing, name))
+
+
+def _tokens(found: Speed, log: RunLog, timing: Timing, asked: Asked) -> None:
+    """Tokens of a step, of all GPUs and of one, and where that is known from."""
+    facts, gpus, length = log.facts, found.num_gpus, found.sequence_length
+    batch, of_gpu = asked.global_batch_size, asked.batch_size_per_gpu
+    if None not in (batch, of_gpu, gpus) and batch != (of_gpu or 0) * (gpus or 0):
+        raise UserError(
+            f"--global-batch-size {batch} is not --batch-size-per-gpu {of_gpu} x {gpus} GPUs: give one of them."
+        )
+    by_line = _median_printed(log, timing, "tokens")
+    samples = _median_printed(log, timing, "samples")
+    if batch is not None or of_gpu is not None:
+        found.tokens_from = "flags"
+        if length is None:
+            found.lacks("tokens_per_step", "the batch is given in sequences", "--sequence-length")
+        elif of_gpu is not None:
+            found.tokens_per_step_per_gpu = float(of_gpu * length)
+        elif batch is not None:
+            found.tokens_per_step = float(batch * length)
+    elif by_line is not None or facts.tokens_per_step is not None:
+        found.tokens_from = "the log's tokens"
+        found.tokens_per_step = by_line if by_line is not None else float(facts.tokens_per_step or 0)
+    elif length is not None and (facts.global_batch_size is not None or samples is not None):
+        found.tokens_from = "the log's batch size"
+        found.tokens_per_step = length * (samples if samples is not None else float(facts.global_batch_size or 0))
+    elif length is not None and facts.batch_size_per_gpu is not None:
+        found.tokens_from = "the log's batch size"
+        found.tokens_per_step_per_gpu = float(length * facts.batch_size_per_gpu)
+    if gpus is not None and found.tokens_per_step_per_gpu is not None:
+        found.tokens_per_step = found.tokens_per_step_per_gpu * gpus
+    elif gpus is not None and found.tokens_per_step is not None:
+        found.tokens_per_step_per_gpu = found.tokens_per_step / gpus
+
+
+def _flops(found: Speed, log: RunLog, asked: Asked) -> None:
+    """FLOPs per token, and under which formula."""
+    facts, formula = log.facts, asked.formula or DEFAULT_FORMULA
+    if asked.config is not None:
+        spec = model_spec(read_config(asked.config), source=str(asked.config), published=True)
+        found.warnings += spec.notes
+    elif asked.params is not None:
+        spec = spec_from_counts(asked.params, asked.active_params)
+    elif facts.flops_per_token is not None and facts.formula is not None and asked.formula in (None, facts.formula):
+        found.flops_per_token, found.formula, found.parameters = facts.flops_per_token, facts.formula, facts.parameters
+        return
+    elif formula != DEFAULT_FORMULA:
+        found.lacks("tflops_per_gpu", f"formula {formula} needs the model's layers", "--config")
+        return
+    elif facts.parameters is not None:
+        spec = spec_from_counts(round(facts.parameters))
+    else:
+        return
+    if formula != DEFAULT_FORMULA and spec.blocks and found.sequence_length is None:
+        found.lacks("tflops_per_gpu", f"formula {formula} counts attention", "--sequence-length")
+        return
+    found.parameters = float(spec.total_parameters)
+    trained = None if asked.params or asked.config else facts.trainable_parameters
+    frozen = trained is not None and facts.parameters is not None and trained < facts.parameters
+    if frozen and trained is not None and facts.parameters is not None:
+        spec = spec_from_counts(round(facts.parameters - trained))
+    found.formula = formula_label(formula, adapters=frozen)
+    found.flops_per_token = flops_per_token(
+        spec, formula, found.sequence_length or 1, adapter_parameters=round(trained or 0) if frozen else None
+    )
+
+
+def _peak(found: Speed, log: RunLog, asked: Asked, catalog: Catalog) -> Accelerator | None:
+    """The accelerator, the precision, and the peak of the one at the other."""
+    facts = log.facts
+    stated = asked.precision or facts.precision
+    if stated is not None:
+        found.precision = PRECISIONS.get(stated.lower(), stated.lower())
+        found.precision_from = "flag" if asked.precision else "log"
+    if asked.precision is not None:
+        precisions = sorted({name for one in catalog.accelerators.values() for name in one.peak_tflops})
+        if found.precision not in precisions:
+            raise UserError(f"--precision {asked.precision}: not known; choose one of {', '.join(precisions)}.")
+    if asked.accelerator is not None:
+        accelerator = catalog.accelerator(asked.accelerator)
+    else:
+        known = None if facts.accelerator is None else catalog.find_accelerator(facts.accelerator)
+        if known is None:
+            found.accelerator, found.peak_flops = facts.accelerator, facts.peak_flops
+            if facts.peak_flops is None:
+                reason = "the log does not say on which accelerator it ran"
+                if facts.accelerator:
+                    reason = f"the log names {facts.accelerator!r}, of which no peak is known"
+                found.lacks("mfu", reason, "--accelerator")
+                found.lacks("peak_tflops", reason, "--accelerator")
+            return None
+        accelerator = known
+    found.accelerator = accelerator.name
+    peak = accelerator.peak(found.precision)
+    if peak is not None:
+        found.peak_flops = peak.value
+        if peak.unverified:
+            found.warnings.append(f"the {found.precision} peak of {accelerator.name} is not confirmed by its vendor")
+    else:
+        reason = f"no {found.precision} peak of {accelerator.name} is known"
+        flags = ("--precision", "--hardware") if accelerator.peak_tflops else ("--accelerator",)
+        found.lacks("mfu", reason, *flags)
+        found.lacks("peak_tflops", reason, *flags)
+    return accelerator
+
+
+def _rates(found: Speed, log: RunLog, timing: Timing, asked: Asked, accelerator: Accelerator | None) -> None:
+    typical = timing.times.typical
+    if found.tokens_per_step_per_gpu is None and found.tokens_from in (None, "the log's tokens"):
+        _tokens_of_printed_rate(found, log, timing)
+    if typical is not None and found.tokens_per_step_per_gpu is not None:
+        found.tokens_per_second_per_gpu = found.tokens_per_step_per_gpu / typical
+    _say_what_is_missing(found, typical)
+    rate = found.tokens_per_second_per_gpu
+    _set_aside_idle_experts(found, rate, asked)
+    if found.flops_per_token is None and found.printed_tflops_per_gpu is not None and found.formula is None:
+        found.formula, found.tflops_per_gpu = AS_PRINTED, found.printed_tflops_per_gpu
+        if found.peak_flops:
+            found.mfu = found.tflops_per_gpu * 1e12 / found.peak_flops
+    if found.flops_per_token is None or rate is None:
+        return
+    reached = accelerator.achievable(found.precision) if accelerator is not None else None
+    used = utilisation(
+        formula=found.formula or "",
+        flops_per_token=found.flops_per_token,
+        tokens_per_second_per_gpu=rate,
+        accelerator=found.accelerator,
+        precision=found.precision,
+        peak_flops_per_second=found.peak_flops,
+        achievable_flops_per_second=None if reached is None else reached.value,
+    )
+    found.tflops_per_gpu, found.mfu = used.flops_per_second / 1e12, used.mfu
+    if used.warning is not None:
+        found.warnings.append(f"MFU {used.warning}")
+
+
+def _tokens_of_printed_rate(found: Speed, log: RunLog, timing: Timing) -> None:
+    """Tokens of a step per GPU from the rates that the lines print beside their durations."""
+    if found.printed_tokens_per_second_per_gpu is None:
+        return
+    found.tokens_from = PRINTED_RATE
+    found.tokens_per_second_per_gpu = found.printed_tokens_per_second_per_gpu
+    if timing.kept is None:
+        return
+    rates = log.steps.printed_tokens_per_second_per_gpu[timing.kept.rows]
+    usable = (rates >= 0) & (rates < _LARGEST)
+    found.tokens_per_step_per_gpu = float(np.median(rates[usable] * timing.kept.seconds[usable]))
+    if found.num_gpus is not None:
+        found.tokens_per_step = found.tokens_per_step_per_gpu * found.num_gpus
+
+
+def _set_aside_idle_experts(found: Speed, rate: float | None, asked: Asked) -> None:
+    """6N over all parameters of a mixture of experts is no measure; then what the lines print is a better one."""
+    printed = found.printed_tflops_per_gpu
+    if asked.params or asked.config or rate is None or printed is None or found.flops_per_token is None:
+        return
+    tflops = found.flops_per_token * rate / 1e12
+    if tflops > _IDLE_EXPERTS * printed:
+        found.warnings.append(
+            f"{found.formula} over the {count(found.parameters or 0)} parameters that the log names would be"
+            f" {tflops:.4g} TFLOP/s, and it prints {printed:.4g}: a mixture of experts? Give --params, --active-params."
+        )
+        found.flops_per_token = found.formula = found.parameters = None
+
+
+def _say_what_is_missing(found: Speed, typical: float | None) -> None:
+    known = {missing.field for missing in found.missing}
+    if found.tokens_per_second_per_gpu is None:
+        if typical is None:
+            found.lacks("tokens_per_second_per_gpu", "no step has a duration")
+        elif found.tokens_per_step is not None:
+            found.lacks("tokens_per_second_per_gpu", "the log does not say on how many GPUs it ran", "--num-gpus")
+        else:
+            batch = () if found.tokens_from == "flags" else ("--batch-size-per-gpu", "--global-batch-size")
+            wanted = batch if found.sequence_length else (*batch, "--sequence-length")
+            found.lacks("tokens_per_second_per_gpu", "the log does not say how many tokens a step has", *wanted)
+    lacking = found.flops_per_token is None and found.printed_tflops_per_gpu is None
+    if lacking and "tflops_per_gpu" not in known:
+        found.lacks("tflops_per_gpu", "the log does not say how many parameters the model has", "--params", "--config")
+    elif found.tokens_per_second_per_gpu is None and found.flops_per_token is not None:
+        found.lacks("tflops_per_gpu", "tokens per second are not known", *_flags(found, "tokens_per_second_per_gpu"))
+    for name, flags, reason in list(found.missing):
+        if name == "tflops_per_gpu":
+            found.lacks("mfu", reason, *flags)
+
+
+def _flags(found: Speed, name: str) -> tuple[str, ...]:
+    return next((missing.flags for missing in found.missing if missing.field == name), ())
+
+
+def contradictions(log: RunLog, timing: Timing, tokens_per_gpu: float | None) -> Iterator[str]:
+    """Printed rates that the durations on the same lines contradict by over 1 %, beyond what rounding explains.
+
+    A rate times its duration is the work of a step: it must be the known number of tokens, or else the same on
+    every line.
+    """
+    found = timing.all
+    if found is None or found.basis not in ("steps", "windows"):
+        return
+    shown = FORMATS.get(log.format or "", "the log")
+    for column, name, work in (
+        ("printed_tokens_per_second_per_gpu", "tokens/s/GPU", tokens_per_gpu),
+        ("printed_tflops_per_gpu", "TFLOP/s/GPU", None),
+    ):
+        if not log.steps.has(column):
+            continue
+        expected = _median_work(log, found, column) if work is None else work
+        if not expected:
+            continue
+        wrong, worst, largest = 0, -1, 0.0
+        for first in range(0, len(found.rows), _CHUNK_ROWS):
+            part = slice(first, first + _CHUNK_ROWS)
+            off = _excess(log.steps, found.rows[part], found.seconds[part], column, expected)
+            wrong += int((off > 0).sum())
+            if off.max(initial=0) > largest:
+                largest, worst = float(off.max()), first + int(off.argmax())
+        if wrong:
+            row, seconds = int(found.rows[worst]), float(found.seconds[worst])
+            whose = f"1 line prints {name} that its" if wrong == 1 else f"{wrong} lines print {name} that their"
+            yield (
+                f"{whose} own step time contradicts by over 1 %: at {log.place(row)}"
+                f" {getattr(log.steps, column)[row]:g}, where {seconds:g} s make {expected / seconds:.5g}"
+                f" ({shown} may count otherwise)"
+            )
+
+
+def _median_work(log: RunLog, found: Durations, column: str) -> float | None:
+    """The median of rate x duration; None where fewer than three lines have both."""
+    done = getattr(log.steps, column)[found.rows] * found.seconds
+    usable = (done > 0) & (done < _LARGEST)
+    return float(np.median(done[usable])) if usable.sum() >= 3 else None
+
+
+def _excess(
+    steps: Steps, rows: NDArray[np.intp], seconds: NDArray[np.float64], column: str, expected: float
+) -> NDArray[np.float64]:
+    """By how much each row's rate is further off than 1 % and rounding explain, as a fraction; 0 where it is not."""
+    rates = getattr(steps, column)[rows]
+    usable = (rates > 0) & (rates < _LARGEST)
+    rates = np.where(usable, rates, 1.0)
+    allowed = _CONTRADICTS + steps.seconds_precision[rows] / seconds + _half_digit(rates)
+    off: NDArray[np.float64] = np.abs(rates * seconds / expected - 1) - allowed
+    return np.where(usable & (off > 0), off, 0.0)
+
+
+def _half_digit(rates: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Half a unit of the last digit that a rate can be printed with, as a fraction: integers at the coarsest."""
+    whole = rates == np.rint(rates)
+    tenths = ~whole & (rates * 10 == np.rint(rates * 10))
+    return np.where(whole, 0.5, np.where(tenths, 0.05, 0.005)) / rates

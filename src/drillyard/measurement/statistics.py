@@ -1,0 +1,371 @@
+"""How long steps took, as honestly as a log allows: which durations to trust, which to leave out, and their spread.
+
+Where durations come from, the first that there is (`Basis`):
+
+| basis | what it is | what it can say |
+|---|---|---|
+| steps | each logged step's own duration | mean, percentiles, jitter |
+| windows | means over N steps (log_interval) | mean and median, not how single steps vary |
+| time stamps | the time between lines, saves and evaluations in between taken off | as steps or windows |
+| progress clock | the same from the seconds since the start that a progress bar shows | as steps or windows |
+| moving averages | NeMo's timing without stamps: each value repeats those before it | mean and median |
+| whole run | the training loop's time over its steps | the mean |
+
+A moving average is replaced by time stamps where lines have them. So are durations printed to fewer than two digits,
+such as 0.06 s (which stands for 0.055 to 0.065, or 8 %), where the stamps are finer.
+
+Warm-up: the first step of every attempt is left out (it compiles, allocates, opens files), and then leading steps until
+one is no longer than is usual in the second half of the attempt: its median and 2 %, or 4 robust standard deviations if
+that is more. Drillyard's own log says which steps compiled: those and the first of every attempt are left out and no
+others, as in summary.json. A range of steps that the user names is taken as it is. The headline is the median of what
+is left.
+
+Percentiles are those of the steps, linear between neighbours; in logs of more than a million steps rows stand for
+several steps each and count as many. Cost: a few sorts of numpy columns; about 0.3 s for a million steps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drillyard.goodput import STALL_FACTOR
+from drillyard.measurement.formats.drillyard import Drillyard
+from drillyard.measurement.records import COMPILED, NO_TIME, RunLog, Steps
+from drillyard.measurement.waits import LONGEST_SECONDS, Wait, overlap_microseconds, waits
+
+Floats = NDArray[np.float64]
+Basis = Literal["steps", "windows", "time stamps", "progress clock", "moving averages", "whole run"]
+
+COARSE: Final = 0.01
+"""A duration that is known to no better than this fraction is replaced by a better one where there is one, and its
+precision is reported."""
+SHORTEST_SECONDS: Final = 1e-7
+"""No step takes less: such numbers are damage."""
+USUAL_MARGIN: Final = 0.02
+USUAL_DEVIATIONS: Final = 4.0
+_MAD_TO_DEVIATION: Final = 1.4826
+_SLOW_FACTOR: Final = 1.5
+_FEWEST_TO_DETECT: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Seconds per step of rows of a log. `rows` are indices into its steps; `weight` is how many steps each counts for.
+
+    `window_steps` is how many steps each is the mean of, usually; `precision_seconds` how far off one may be.
+    """
+
+    basis: Basis
+    rows: NDArray[np.intp]
+    seconds: Floats
+    weight: NDArray[np.int64]
+    window_steps: int
+    precision_seconds: float
+
+    def select(self, kept: NDArray[np.bool_]) -> Durations:
+        rows = self.rows[kept]
+        # Where each row is one step, the weights are a view of a single 1.
+        alike = self.weight.strides == (0,)
+        weight = np.broadcast_to(self.weight[:1].max(initial=1), rows.shape) if alike else self.weight[kept]
+        return Durations(self.basis, rows, self.seconds[kept], weight, self.window_steps, self.precision_seconds)
+
+    @property
+    def single(self) -> bool:
+        """Whether each value is the duration of one step."""
+        return self.window_steps == 1 and self.basis not in ("moving averages", "whole run")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """The spread of step times in seconds; None for what the log cannot say (see the module's table).
+
+    `jitter` is the robust standard deviation (1.4826 x median absolute deviation) over the median; `slow_fraction` the
+    share of steps that took over 1.5 times the median. `steps` counts the steps that the figures rest on, `left_out`
+    those set aside as warm-up or outside of the range.
+    """
+
+    basis: Basis | None
+    p50: float | None = None
+    mean: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    lowest: float | None = None
+    highest: float | None = None
+    jitter: float | None = None
+    slow_fraction: float | None = None
+    window_steps: int = 1
+    steps: int = 0
+    left_out: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    precision_seconds: float = 0.0
+
+    @property
+    def typical(self) -> float | None:
+        """The headline: the median, or the mean where only that is known."""
+        return self.mean if self.p50 is None else self.p50
+
+    @property
+    def relative_precision(self) -> float:
+        """How far off the typical step time may be, as a fraction, by rounding alone."""
+        return self.precision_seconds / self.typical if self.typical else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A step, or a window of steps, that took over three times the median per step."""
+
+    step: int
+    seconds: float
+    place: str
+    time_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Step times with what they rest on: all durations of the log, and those that were kept."""
+
+    times: StepTimes
+    all: Durations | None
+    kept: Durations | None
+    stalls: tuple[Stall, ...] = ()
+
+
+def timing(log: RunLog, *, start_step: int | None = None, end_step: int | None = None) -> Timing:
+    """The step times of a run, warm-up left out, or those of `start_step` to `end_step` (both included)."""
+    found = durations(log)
+    if found is None:
+        return Timing(_whole_run(log), None, None)
+    step = log.steps.step[found.rows]
+    if start_step is None and end_step is None:
+        chosen = told(log.steps, found) if log.format == Drillyard.name else settled(log.steps, found)
+    else:
+        chosen = (step >= (-math.inf if start_step is None else start_step)) & (
+            step <= (math.inf if end_step is None else end_step)
+        )
+    kept = found.select(chosen)
+    left_out = int(found.weight[~chosen].sum())
+    if not len(kept.rows):
+        return Timing(StepTimes(basis=None, left_out=left_out), found, None)
+    times = _spread(log.steps, kept, left_out)
+    return Timing(times, found, kept, tuple(_stalls(log, found, times)))
+
+
+def durations(log: RunLog) -> Durations | None:
+    """The most trustworthy durations that the log has for single rows; None where it has none."""
+    printed = _printed(log.steps)
+    trusted = printed is not None and printed.basis != "moving averages"
+    if printed is not None and trusted and _relative_precision(printed) <= COARSE:
+        return printed
+    stamped = _between_stamps(log) or _between_progress(log)
+    if stamped is None or (
+        printed is not None and trusted and _relative_precision(stamped) > _relative_precision(printed)
+    ):
+        return printed
+    return stamped
+
+
+def _relative_precision(found: Durations) -> float:
+    return found.precision_seconds / float(np.median(found.seconds))
+
+
+def _printed(steps: Steps) -> Durations | None:
+    """Durations as the lines give them."""
+    rows = np.flatnonzero((steps.seconds > SHORTEST_SECONDS) & (steps.seconds < LONGEST_SECONDS))
+    if not len(rows):
+        return None
+    windows = steps.window_steps[rows]
+    basis: Basis = "steps"
+    if np.median(windows) < 1:
+        basis = "moving averages"
+    elif np.median(windows) > 1:
+        basis = "windows"
+    usable = rows if basis == "moving averages" else rows[windows > 0]
+    return Durations(
+        basis,
+        usable,
+        steps.seconds if len(usable) == len(steps) else steps.seconds[usable],
+        _weights(steps, usable),
+        max(int(np.median(windows)), 1),
+        # Kept in 32 bits: 0.005 would come back as 0.004999999888.
+        float(f"{np.median(steps.seconds_precision[usable]):.6g}"),
+    )
+
+
+def _weights(steps: Steps, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """How many steps each of the rows stands for; a view of a single 1 where that is all."""
+    if steps.stands_for.strides == (0,):
+        return np.broadcast_to(np.int64(1), rows.shape)
+    return steps.stands_for[rows].astype(np.int64)
+
+
+def _between_stamps(log: RunLog) -> Durations | None:
+    steps = log.steps
+    rows = np.flatnonzero(steps.time_us != NO_TIME)
+    return _between(log, rows, steps.time_us[rows], max(log.clock.resolution_us, 1), "time stamps", waits(log))
+
+
+def _between_progress(log: RunLog) -> Durations | None:
+    """Where a bar shows seconds since the start. Saves and evaluations in between cannot be taken off."""
+    elapsed = log.steps.elapsed_seconds
+    rows = np.flatnonzero((elapsed >= 0) & (elapsed < LONGEST_SECONDS))
+    whole = bool((elapsed[rows] == np.rint(elapsed[rows])).all())
+    times = np.rint(elapsed[rows] * 1e6).astype(np.int64)
+    return _between(log, rows, times, 1_000_000 if whole else 1_000, "progress clock", [])
+
+
+def _between(
+    log: RunLog, rows: NDArray[np.intp], times: NDArray[np.int64], tick: int, basis: Basis, waited: list[Wait]
+) -> Durations | None:
+    """Durations from the times of neighbouring rows of an attempt; of rows further apart where ticks are coarse."""
+    steps = log.steps
+    if len(rows) < 2:
+        return None
+    pace = float(np.median(np.diff(times)))
+    if pace < tick / COARSE:
+        mean = max((int(times[-1]) - int(times[0])) / (len(times) - 1), 1.0)
+        stride = min(max(math.ceil(tick / COARSE / mean), 1), max(len(rows) // 4, 1))
+        rows, times = rows[::stride], times[::stride]
+        if len(rows) < 2:
+            return None
+    after = rows[1:]
+    advance = np.diff(steps.step[rows])
+    took = np.diff(times) - overlap_microseconds(waited, times)
+    good = (np.diff(steps.attempt[rows]) == 0) & (advance > 0) & (took > 0)
+    if not good.any():
+        return None
+    window = max(int(np.median(advance[good])), 1)
+    # A folded row stands for several steps of one length: its window is not a mean over different ones.
+    weight = _weights(steps, after[good])
+    window = 1 if bool((weight == advance[good]).all()) else window
+    seconds = took[good] / 1e6 / advance[good]
+    return Durations(basis, after[good], seconds, weight, window, tick / 1e6 / float(np.median(advance[good])))
+
+
+def told(steps: Steps, found: Durations) -> NDArray[np.bool_]:
+    """Which durations are no warm-up in a log that says itself which steps compiled. All, where nothing would be left.
+
+    The same steps as telemetry/summary.py leaves out, so that both give one figure.
+    """
+    first = np.diff(steps.attempt[found.rows], prepend=-1) != 0
+    kept: NDArray[np.bool_] = ~first & (steps.flags[found.rows] & COMPILED == 0)
+    return kept if kept.any() else np.ones(len(found.rows), dtype=bool)
+
+
+def settled(steps: Steps, found: Durations) -> NDArray[np.bool_]:
+    """Which durations are no warm-up. All of them, where nothing would be left."""
+    kept = np.ones(len(found.rows), dtype=bool)
+    attempts = steps.attempt[found.rows]
+    printed = found.basis not in ("time stamps", "progress clock")
+    for attempt in np.unique(attempts):
+        own = np.flatnonzero(attempts == attempt)
+        lead = 1 if printed else 0
+        lead += _unsettled(found.seconds[own[lead:]])
+        kept[own[:lead]] = False
+    return kept if kept.any() else np.ones(len(found.rows), dtype=bool)
+
+
+def _unsettled(seconds: Floats) -> int:
+    """How many leading values are longer than is usual in the second half; never more than the first half."""
+    if len(seconds) < _FEWEST_TO_DETECT:
+        return 0
+    later = seconds[len(seconds) // 2 :]
+    median = float(np.median(later))
+    deviation = _MAD_TO_DEVIATION * float(np.median(np.abs(later - median)))
+    usual = seconds[: len(seconds) // 2] <= median + max(USUAL_MARGIN * median, USUAL_DEVIATIONS * deviation)
+    return int(usual.argmax()) if usual.any() else len(usual)
+
+
+def _spread(steps: Steps, kept: Durations, left_out: int) -> StepTimes:
+    seconds, weight = kept.seconds, kept.weight
+    p50, p95, p99 = quantiles(seconds, weight, (0.5, 0.95, 0.99))
+    deviation = _MAD_TO_DEVIATION * quantiles(np.abs(seconds - p50), weight, (0.5,))[0]
+    total = int(weight.sum())
+    step = steps.step[kept.rows]
+    single = kept.single
+    return StepTimes(
+        basis=kept.basis,
+        p50=p50,
+        mean=float((seconds * weight).sum() / total),
+        p95=p95 if single else None,
+        p99=p99 if single else None,
+        lowest=float(seconds.min()),
+        highest=float(seconds.max()),
+        jitter=deviation / p50 if single and total > 1 else None,
+        slow_fraction=float(weight[seconds > _SLOW_FACTOR * p50].sum() / total) if single else None,
+        window_steps=kept.window_steps,
+        steps=total,
+        left_out=left_out,
+        first_step=int(step.min()),
+        last_step=int(step.max()),
+        precision_seconds=kept.precision_seconds,
+    )
+
+
+def quantiles(values: Floats, weight: NDArray[np.int64], shares: tuple[float, ...]) -> list[float]:
+    """The quantiles of `values`, each counted `weight` times: what numpy's linear method gives for all of them."""
+    if int(weight.max()) == 1:
+        return [float(value) for value in np.quantile(values, shares)]
+    order = np.argsort(values, kind="stable")
+    ordered, counted = values[order], np.cumsum(weight[order])
+    places = []
+    for share in shares:
+        place = share * (int(counted[-1]) - 1)
+        below, above = (
+            float(ordered[np.searchsorted(counted, side, "right")]) for side in (math.floor(place), math.ceil(place))
+        )
+        places.append(below + (above - below) * (place - math.floor(place)))
+    return places
+
+
+def _stalls(log: RunLog, found: Durations, times: StepTimes) -> list[Stall]:
+    """Every duration over three medians, in the order of the log; not the first of an attempt, which is warm-up."""
+    assert times.p50 is not None
+    if found.basis == "moving averages":
+        return []
+    first = np.diff(log.steps.attempt[found.rows], prepend=-1) != 0
+    printed = found.basis in ("steps", "windows")
+    long = np.flatnonzero((found.seconds > STALL_FACTOR * times.p50) & ~(first & printed))
+    stalls = []
+    for index in long.tolist():
+        row = int(found.rows[index])
+        time_us = int(log.steps.time_us[row])
+        stalls.append(
+            Stall(
+                int(log.steps.step[row]),
+                float(found.seconds[index]),
+                log.place(row),
+                None if time_us == NO_TIME else time_us,
+            )
+        )
+    return stalls
+
+
+def _whole_run(log: RunLog) -> StepTimes:
+    """The mean step of a log that has no time but that of its training loop."""
+    facts, steps = log.facts, log.steps
+    last = int(steps.step.max()) if len(steps) else facts.total_steps
+    if facts.train_runtime_seconds is None or not last:
+        return StepTimes(basis=None)
+    resumed = max((mark.step or 0 for mark in log.marks if mark.kind == "resume"), default=0)
+    count = last - resumed
+    if count <= 0:
+        return StepTimes(basis=None)
+    mean = facts.train_runtime_seconds / count
+    return StepTimes(
+        basis="whole run", mean=mean, window_steps=count, steps=count, first_step=resumed + 1, last_step=last
+    )
+
+
+def last_rows(steps: Steps) -> NDArray[np.intp]:
+    """The rows that led to the model, by step: of a step that was done again the last one."""
+    if bool((np.diff(steps.step) > 0).all()):
+        return np.arange(len(steps))
+    reverse: NDArray[Any] = steps.step[::-1]
+    _, first = np.unique(reverse, return_index=True)
+    return (len(steps) - 1 - first).astype(np.intp)

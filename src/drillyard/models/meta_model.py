@@ -1,0 +1,244 @@
+"""A causal language model on the meta device from a run config: architecture and shapes, no weights, no memory.
+
+The model comes from an id or a directory, or from an inline config. What fits neither the tokenizer nor the sequence
+length is said here, before anything is allocated. Its weights are then made by `initialise` or read by `pretrained`,
+after the trainer has sharded it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging as transformers_logging
+
+from drillyard.config.model_files import ARCHITECTURES, REMOTE_CODE_REFUSED, require_vocabulary, requires_remote_code
+from drillyard.config.run import ModelConfig
+from drillyard.errors import UserError
+from drillyard.models.architectures import architecture, refuse_unproven_settings
+from drillyard.models.attention import TRANSFORMERS_NAMES, refuse_unfit_kernel
+
+# Keys that config classes of transformers take besides their fields, by the field that they turn them into.
+LEGACY_KEYS = {"rope_parameters": ("rope_theta", "rope_scaling"), "layer_types": ("sliding_window_pattern",)}
+
+
+def build_model(
+    model_config: ModelConfig,
+    *,
+    vocab_size: int | None,
+    dtype: torch.dtype,
+    attention: str,
+    sequence_length: int,
+    bos_token_id: int | None = None,
+    eos_token_id: int | None = None,
+    pad_token_id: int | None = None,
+) -> PreTrainedModel:
+    """The model of a run config on the meta device, parameters in `dtype` (the master precision), ready to be sharded.
+
+    `vocab_size` is the tokenizer's number of entries and `attention` a kernel that `resolve_attention` returned.
+    Raises UserError for a model that is not there, a key or value that its config does not take, an architecture that
+    is not proven, a vocabulary smaller than the tokenizer's or positions fewer than the sequence length.
+    """
+    config = load_config(model_config)
+    _fit_vocabulary(config, model_config, vocab_size)
+    _fit_positions(config, model_config, sequence_length)
+    refuse_unproven_settings(config, sequence_length)
+    refuse_unfit_kernel(config, attention)
+    if getattr(config, "output_router_logits", False):
+        # The router's logits would be kept for an auxiliary loss that nobody adds.
+        config.output_router_logits = False
+    _set_special_tokens(config, model_config, bos_token_id, eos_token_id, pad_token_id)
+
+    options: dict[str, Any] = {"attn_implementation": TRANSFORMERS_NAMES[attention]}
+    if architecture(config.model_type).mixture and dtype == torch.float64:
+        # The grouped matrix product of torch has no fp64; one expert after the other has.
+        options["experts_implementation"] = "eager"
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, trust_remote_code=False, **options
+            )  # type: ignore[no-untyped-call]
+    except Exception as error:  # a foreign class fails in its own way at each value that it cannot take
+        raise UserError(
+            f"{'model.config' if model_config.config else model_config.id}: no {config.model_type} model can be built "
+            f"from these values: {type(error).__name__}: {_last_line(error)}"
+        ) from error
+    # Recorded now: sharding replaces the class by one of another name.
+    model.config.architectures = [type(model).__name__]
+    model.config.use_cache = False
+    _train_shared_padding_row(model)
+    _set_generation_config(model, model_config, bos_token_id, eos_token_id, pad_token_id)
+    return model
+
+
+def load_config(model_config: ModelConfig) -> PreTrainedConfig:
+    """The transformers config of `model.id` or of the inline `model.config`; its architecture is one of the table."""
+    if model_config.config is not None:
+        return _inline_config(model_config.config)
+    assert model_config.id is not None
+    directory = Path(model_config.id).expanduser()
+    looks_local = model_config.id.startswith((".", "/", "~")) or model_config.id.count("/") > 1
+    if looks_local and not directory.is_dir():
+        raise UserError(
+            f"model.id: no directory {model_config.id}\ngive the path of a model directory or a Hugging Face id"
+        )
+    if directory.is_dir() and not (directory / "config.json").is_file():
+        raise UserError(f"model.id: {model_config.id} has no config.json\ngive a directory in the Hugging Face format")
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            directory if directory.is_dir() else model_config.id, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, RecursionError, StrictDataclassError) as error:
+        if requires_remote_code(error):
+            raise UserError(
+                f"model.id: {model_config.id} {REMOTE_CODE_REFUSED} in its config.json\n"
+                f"give a model of an architecture that transformers has; supported: {', '.join(ARCHITECTURES)}"
+            ) from error
+        raise UserError(
+            f"model.id: {model_config.id} cannot be read: {_first_line(error)}\n"
+            "check the id or path, the network, and access to the model (hf auth login)"
+        ) from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    architecture(config.model_type)
+    return config
+
+
+def load_generation_config(model_config: ModelConfig) -> GenerationConfig | None:
+    """The generation settings that come with the pretrained model `model.id`; None where there are none."""
+    if model_config.id is None or model_config.init != "pretrained":
+        return None
+    directory = Path(model_config.id).expanduser()
+    try:
+        found: GenerationConfig = GenerationConfig.from_pretrained(
+            str(directory) if directory.is_dir() else model_config.id
+        )
+    except OSError:
+        return None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"model.id: {model_config.id}: its generation_config.json cannot be read: {_first_line(error)}\n"
+            "fetch the model again, or delete that file: it holds defaults of text generation alone"
+        ) from error
+    return found
+
+
+def _inline_config(inline: dict[str, Any]) -> PreTrainedConfig:
+    fields = dict(inline)
+    model_type = fields.pop("architecture", None)
+    if not isinstance(model_type, str):
+        raise UserError("model.config: `architecture` is missing; for example {architecture: llama, hidden_size: 256}")
+    undeclared = architecture(model_type).undeclared
+    config_class = CONFIG_MAPPING[model_type]
+    fields_of_class = {*config_class().to_dict(), *config_class.attribute_map}
+    legacy = {key for field, keys in LEGACY_KEYS.items() if field in fields_of_class for key in keys}
+    allowed = (fields_of_class | legacy | set(undeclared)) - {"model_type"}
+    for key in fields:
+        if key not in allowed:
+            near = difflib.get_close_matches(key, allowed, n=1)
+            hint = f"did you mean {near[0]}?" if near else "its keys: " + ", ".join(sorted(_plain(allowed)))
+            raise UserError(f"model.config.{key}: {model_type} has no such setting\n{hint}")
+    try:
+        return config_class(**fields)
+    except Exception as error:  # as in build_model
+        raise UserError(f"model.config: not a valid {model_type} config: {_last_line(error)}") from error
+
+
+def _plain(keys: set[str]) -> set[str]:
+    generic = set(PreTrainedConfig().to_dict()) - {"tie_word_embeddings"}
+    return {key for key in keys if not key.startswith("_") and key not in generic}
+
+
+def _fit_vocabulary(config: PreTrainedConfig, model_config: ModelConfig, vocab_size: int | None) -> None:
+    if vocab_size is None:
+        return
+    if model_config.config is not None and "vocab_size" not in model_config.config:
+        config.vocab_size = vocab_size
+    else:
+        require_vocabulary(model_config, config.vocab_size, vocab_size)
+
+
+def _fit_positions(config: PreTrainedConfig, model_config: ModelConfig, sequence_length: int) -> None:
+    positions = config.max_position_embeddings
+    if positions >= sequence_length:
+        return
+    if model_config.init == "pretrained":
+        raise UserError(
+            f"data.sequence_length {sequence_length} is more than the {positions} positions that {model_config.id} was "
+            f"trained for\nset data.sequence_length to {positions} or less"
+        )
+    config.max_position_embeddings = sequence_length
+
+
+def _set_special_tokens(
+    config: PreTrainedConfig,
+    model_config: ModelConfig,
+    bos_token_id: int | None,
+    eos_token_id: int | None,
+    pad_token_id: int | None,
+) -> None:
+    """Take the tokenizer's special tokens where the weights do not come with their own.
+
+    An inline config's defaults (such as llama's bos 1, eos 2) name arbitrary tokens of a trained vocabulary.
+    """
+    if model_config.init == "pretrained":
+        return
+    explicit = model_config.config if model_config.config is not None else {}
+    shared = pad_token_id in (bos_token_id, eos_token_id)
+    own_pad_token_id = None if shared else pad_token_id
+    tokens = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": own_pad_token_id}
+    for name, value in tokens.items():
+        if name not in explicit:
+            setattr(config, name, value)
+
+
+def _train_shared_padding_row(model: PreTrainedModel) -> None:
+    """Let the embedding of a padding token learn when it is the end or start token too.
+
+    An `nn.Embedding` gives its padding row no gradient; many models reuse their end token for padding.
+    """
+    ends = model.config.eos_token_id
+    shared = {model.config.bos_token_id, *(ends if isinstance(ends, list) else [ends])}
+    embedding: Any = model.get_input_embeddings()
+    if embedding.padding_idx is not None and embedding.padding_idx in shared:
+        embedding.padding_idx = None
+
+
+def _set_generation_config(
+    model: PreTrainedModel,
+    model_config: ModelConfig,
+    bos_token_id: int | None,
+    eos_token_id: int | None,
+    pad_token_id: int | None,
+) -> None:
+    """Keep the generation settings that come with a model; fill in special tokens that nothing names yet."""
+    # A model without generation_config.json keeps what its config implies.
+    if (found := load_generation_config(model_config)) is not None:
+        model.generation_config = found
+    tokens = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
+    for name, value in tokens.items():
+        if value is not None and getattr(model.generation_config, name) is None:
+            setattr(model.generation_config, name, value)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

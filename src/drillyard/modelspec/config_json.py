@@ -1,0 +1,178 @@
+"""From a config.json to a ModelSpec, without torch.
+
+Cost: well under a millisecond. Limits: decoder-only models of the families in families/; any other is refused with what
+to do, rather than approximated.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from drillyard.errors import UserError
+from drillyard.modelspec.block_modules import Tensors, bare_norm, linear, rms_norm
+from drillyard.modelspec.config_fields import REMEDY, ConfigFields
+from drillyard.modelspec.families import FAMILIES, TEXT_PARTS, Family
+from drillyard.modelspec.layer_rules import LayerKind, window_of
+from drillyard.modelspec.spec import Attention, Block, ModelSpec, TensorSpec
+
+_MOST: Final = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000}
+"""Beyond any model: a typing error there would keep the machine busy instead of giving an answer."""
+
+_PUBLISHED: Final = ("hidden_size", "num_hidden_layers")
+"""What every config.json of a model names, whatever else it leaves to defaults."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The contents of a config.json, or of the one in a directory.
+
+    Raises UserError where there is none or it is not a JSON object.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}\nGive the config.json of a model.") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        where = "nested too deeply" if isinstance(error, RecursionError) else "not UTF-8"
+        if isinstance(error, json.JSONDecodeError):
+            where = f"line {error.lineno}: {error.msg}"
+        raise UserError(f"{file}: not JSON: {where}\nGive the config.json of a model.") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{file}: not a JSON object\nGive the config.json of a model.")
+    return config
+
+
+def model_spec(
+    config: Mapping[str, Any], *, source: str = "model config", built: bool = False, published: bool = False
+) -> ModelSpec:
+    """The spec of the model that a config.json describes.
+
+    An inline `model.config` with `architecture` in place of `model_type` is taken too. Of a multimodal config the text
+    part counts. `source` names the config in errors. `built` says that transformers has built this very model: then a
+    field that no family knows is ignored, as transformers did. `published` says that it comes from a config.json: one
+    without a hidden size or a number of layers is a part of a file, for which no default is meant.
+
+    Raises UserError for a family that is not known, a field that may change shapes and is not known, and a field of a
+    wrong type or value.
+    """
+    config, notes = _text_part(config)
+    model_type = config.get("model_type") or config.get("architecture")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None or not isinstance(model_type, str):
+        raise _unknown_family(model_type, source)
+    for encoder in ("is_encoder_decoder", "add_cross_attention"):
+        if config.get(encoder):
+            raise UserError(f"{source}: {encoder} is set; only decoders are known.{REMEDY}")
+    fields = ConfigFields(
+        config,
+        model_type,
+        defaults=family.defaults,
+        aliases=family.aliases,
+        harmless=family.harmless,
+        fixed=family.fixed,
+        source=source,
+        built=built,
+    )
+    cut = [name for name in fields.left_out if name in _PUBLISHED]
+    if published and cut:
+        raise fields.error(f"{' and '.join(cut)} missing: is this the whole config.json of a model?")
+    _check(fields, family)
+    return ModelSpec(
+        model_type=model_type,
+        hidden_size=fields.hidden,
+        vocab_size=fields.vocab,
+        tied=fields.flag("tie_word_embeddings"),
+        blocks=_blocks(family, fields),
+        root=_root(family, fields),
+        blocks_path=family.blocks,
+        positions=fields.integer(family.positions) if family.positions else None,
+        notes=(*notes, *_notes(family, fields, config)),
+    )
+
+
+def _text_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """The text part of a multimodal config, with a note; any other config as it is."""
+    text = config.get("text_config")
+    if not isinstance(text, Mapping) or config.get("model_type") in FAMILIES:
+        return config, ()
+    outer = config.get("model_type")
+    inner = {"model_type": TEXT_PARTS.get(str(outer))} | dict(text)
+    if isinstance(config.get("tie_word_embeddings"), bool):
+        inner["tie_word_embeddings"] = config["tie_word_embeddings"]
+    return inner, (f"only the text part of this {outer} model is counted",)
+
+
+def _unknown_family(model_type: Any, source: str) -> UserError:
+    if model_type is None:
+        return UserError(f"{source}: model_type is missing; give it, for example llama.{REMEDY}")
+    near = difflib.get_close_matches(str(model_type), FAMILIES, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    return UserError(f"{source}: model_type {model_type!r} is not one whose shapes are known{hint}{REMEDY}")
+
+
+def _check(f: ConfigFields, family: Family) -> None:
+    for name, most in _MOST.items():
+        if f.integer(name) > most:
+            raise f.error(f"{name} is {f.integer(name)}, more than {most}")
+    if family.hidden_divides_by_heads and f.hidden % f.heads:
+        raise f.error(f"the hidden size {f.hidden} does not divide by {f.heads} attention heads")
+    if family.head_dim_is_derived and f.head_dim * f.heads != f.hidden:
+        raise f.error(
+            f"head_dim is {f.head_dim}, but {f.model_type} takes {f.hidden} / {f.heads} (hidden size / heads)"
+        )
+
+
+def _blocks(family: Family, f: ConfigFields) -> tuple[Block, ...]:
+    """The blocks in order. Layers of the same kind, with or without experts, share one object."""
+    sparse = family.sparse(f) if family.experts else frozenset()
+    layers = [(kind, layer in sparse) for layer, kind in enumerate(family.kinds(f))]
+    made = {layer: _block(family, f, *layer) for layer in dict.fromkeys(layers)}
+    return tuple(made[layer] for layer in layers)
+
+
+def _block(family: Family, f: ConfigFields, kind: LayerKind, sparse: bool) -> Block:
+    is_linear = kind == "linear_attention"
+    if is_linear and family.linear_attention is None:
+        raise f.error(f"layer_types: {f.model_type} has no linear attention")
+    attend = family.linear_attention if is_linear and family.linear_attention else family.attention
+    shape, attention = attend(f)
+    mlp, feed_forward = (family.experts if sparse and family.experts else family.mlp)(f)
+    names = family.block_norms if isinstance(family.block_norms, tuple) else family.block_norms(f)
+    return Block(
+        attention=Attention(**shape, window=window_of(f, kind), chunked=kind == "chunked_attention"),
+        mlp=mlp,
+        norm="rms" if family.norm is rms_norm else "layer",
+        num_norms=len(names),
+        parallel=f.switch(family.parallel),
+        tensors=(*attention, *feed_forward, *(t for name in names for t in _norm(family, f, name))),
+    )
+
+
+def _norm(family: Family, f: ConfigFields, name: str) -> Tensors:
+    return (family.norm if f.switch(family.norm_weights) else bare_norm)(name, f.hidden)
+
+
+def _root(family: Family, f: ConfigFields) -> Tensors:
+    """Embedding, learned positions, final norm, and the head where it is not tied."""
+    width = f.integer(family.embedding_size, f.hidden)
+    embedding = TensorSpec(f"{family.embedding}.weight", (f.vocab, width), "embedding")
+    final_norm = _norm(family, f, family.final_norm) if family.final_norm_when(f) else ()
+    head = linear(family.head, width, f.vocab, "head", bias=f.switch(family.head_bias))
+    if f.flag("tie_word_embeddings"):
+        head = head[1:]  # the matrix is the embedding's; a bias stays
+    return (embedding, *family.root(f), *final_norm, *head)
+
+
+def _notes(family: Family, f: ConfigFields, config: Mapping[str, Any]) -> tuple[str, ...]:
+    notes = []
+    if f.left_out:
+        notes.append(f"{', '.join(f.left_out)} not in the config: the defaults of transformers count")
+    if family.extra_prediction_layers and f.integer(family.extra_prediction_layers, 0, minimum=0):
+        notes.append("the layers for multi-token prediction are not counted: transformers does not build them")
+    if config.get("quantization_config"):
+        notes.append("the weights are quantised on disk; parameters are counted as before quantisation")
+    return tuple(notes)

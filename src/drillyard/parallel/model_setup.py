@@ -1,0 +1,180 @@
+"""From a run config to a model that can train: built on meta, sharded, materialised, filled.
+
+No rank ever holds the whole model: parameters exist as this rank's shards only, drawn module by module or read slice by
+slice.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from drillyard.config.auto_values import AttentionKernel, unsharded_is_small
+from drillyard.config.run import RunConfig
+from drillyard.errors import UserError
+from drillyard.estimation.alternatives import find_alternatives
+from drillyard.estimation.resolved_setup import ResolvedSetup, resolve_setup
+from drillyard.estimation.setup import Setup
+from drillyard.models import blocks, build_model, init_random, load_config, load_pretrained, resolve_attention
+from drillyard.models.architectures import settings_without_effect
+from drillyard.models.loss import LanguageModelLoss
+from drillyard.models.pretrained import require_matching_weights
+from drillyard.models.random_init import init_buffers
+from drillyard.modelspec import model_spec, spec_from_counts
+from drillyard.parallel.memory import GIB, least_memory_bytes, require_state_fits
+from drillyard.parallel.parallelize import COMPUTE_DTYPE, MASTER_DTYPE, fsdp_modules, parallelize_model
+from drillyard.parallel.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class ShardedModel:
+    """A sharded model in memory, and what was decided on the way; `notes` are for the user to read.
+
+    `resolved` has the step as it can be predicted, and what the settings that were left open became.
+    """
+
+    root: LanguageModelLoss
+    attention: str
+    num_parameters: int
+    small: bool
+    notes: list[str]
+    resolved: ResolvedSetup
+
+    @property
+    def causal_lm(self) -> PreTrainedModel:
+        return self.root.causal_lm
+
+
+def require_trainable(config: RunConfig, device: torch.device, *, needs_weights: bool = False) -> None:
+    """Raise UserError when no model can be built from the config, or it cannot be trained as asked for on this device.
+
+    The model is tried on the meta device: no memory, no data, no tokenizer. Ranks ask before they prepare data.
+    `needs_weights`: nothing was trained yet, so that its pretrained weights, if any, must be there too.
+    """
+    model = build_model(
+        config.model,
+        vocab_size=None,
+        dtype=MASTER_DTYPE[config.training.precision],
+        attention=attention_kernel(config, device),
+        sequence_length=config.data.sequence_length,
+    )
+    if needs_weights and config.model.init == "pretrained":
+        assert config.model.id is not None, "checked before start"
+        require_matching_weights(model, config.model.id)
+
+
+def attention_kernel(config: RunConfig, device: torch.device) -> AttentionKernel:
+    """The attention kernel that the model trains with on this device. UserError when the one asked for cannot."""
+    compute_dtype = COMPUTE_DTYPE[config.training.precision]
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    return resolve_attention(config.model.attention, device.type, compute_dtype, load_config(config.model), capability)
+
+
+def build_sharded_model(
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerFast,
+    ranks: Ranks,
+    *,
+    for_training: bool = True,
+    memory_gib: float | None = None,
+) -> ShardedModel:
+    """Build, shard and materialise the model of `config`; its parameters are for `fill_weights` or a checkpoint to
+    fill.
+
+    What fits is decided by `memory_gib` per rank, which must be the same on all; default: the least any has. Raises
+    UserError when the model does not fit, or cannot train as asked for on this device.
+    """
+    training = config.training
+    attention = attention_kernel(config, ranks.device)
+    model = build_model(
+        config.model,
+        vocab_size=len(tokenizer),
+        dtype=MASTER_DTYPE[training.precision],
+        attention=attention,
+        sequence_length=config.data.sequence_length,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    memory_gib = least_memory_bytes(ranks) / GIB if memory_gib is None else memory_gib
+    resolved = resolve_settings(config, model, attention, ranks, memory_gib)
+    try:
+        require_state_fits(num_parameters, training.precision, ranks, memory_gib * GIB, training=for_training)
+    except UserError as error:
+        advice = describe_nearest_fit(resolved.setup, memory_gib) if for_training else ""
+        raise UserError(f"{error}{advice}") from None
+    small = unsharded_is_small(num_parameters, training.precision, memory_gib * GIB)
+    root = LanguageModelLoss(model)
+    recomputation = {"activation_checkpointing": resolved.setup.activation_checkpointing}
+    parallelize_model(root, blocks(model), ranks, training.model_copy(update=recomputation), keep_unsharded=small)
+    root.to_empty(device=ranks.device)
+    init_buffers(model)
+    materialise(root)
+    root.train()
+    notes = settings_without_effect(load_config(config.model))
+    return ShardedModel(root, attention, num_parameters, small, notes, resolved)
+
+
+def resolve_settings(
+    config: RunConfig, model: PreTrainedModel, attention: AttentionKernel, ranks: Ranks, memory_gib: float
+) -> ResolvedSetup:
+    """The step that `config` asks for with the `model` that transformers has built, every setting resolved.
+
+    A model that cannot be predicted trains all the same: then only its number of parameters is known.
+    """
+    try:
+        spec = model_spec(model.config.to_dict(), built=True)
+    except UserError:
+        spec = spec_from_counts(sum(parameter.numel() for parameter in model.parameters()))
+    return resolve_setup(
+        config,
+        spec,
+        num_gpus=ranks.world_size,
+        gpus_per_node=ranks.local_world_size,
+        memory_gib=memory_gib,
+        device_type="cuda" if ranks.device.type == "cuda" else "cpu",
+        kernel=attention,
+    )
+
+
+def describe_nearest_fit(setup: Setup, memory_gib: float) -> str:
+    """A line that names the nearest settings that fit, to end an error with; empty where nothing is known to."""
+    try:
+        changes = find_alternatives(setup, memory_gib)
+    except UserError:
+        return ""
+    return "".join(f"\nwhat would fit: {change.in_words()}, at the price of {change.costs}" for change in changes[:1])
+
+
+def fill_weights(config: RunConfig, model: PreTrainedModel) -> None:
+    """Fill the parameters: from the files of `model.id`, or with the model's own random scheme."""
+    if config.model.init == "random":
+        init_random(model, config.training.seed)
+        return
+    assert config.model.id is not None, "checked before start"
+    load_pretrained(model, config.model.id)
+
+
+def materialise(root: torch.nn.Module) -> None:
+    """Let FSDP2 take hold of the shards now, so that the tensors it uses from here on are the final ones."""
+    for module in fsdp_modules(root):
+        module.unshard()
+        module.reshard()
+
+
+def set_determinism(config: RunConfig) -> None:
+    """`deterministic: true`: only kernels that give the same bits every time; an error where there is none."""
+    if config.training.deterministic:
+        # cuBLAS is deterministic only with workspaces of fixed size; it reads this when it starts.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        backends: Any = torch.backends
+        backends.cudnn.benchmark = False
+        # PyTorch gives cuDNN's attention no deterministic backward, and `varlen_attn` takes cuDNN without regard to the
+        # setting (torch 2.15, Hopper and Blackwell); FlashAttention has one.
+        backends.cuda.enable_cudnn_sdp(False)

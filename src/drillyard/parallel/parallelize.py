@@ -1,0 +1,159 @@
+"""What is applied to a model before it trains, in the order in which it is applied.
+
+1. Activation checkpointing, per block: the block's forward is wrapped, so no parameter changes its name.
+2. torch.compile, per block: collectives stay outside of the graphs and compile time does not grow with depth.
+3. FSDP2, per block and then the root: parameters rest as fp32 (or fp64) shards, are gathered in the compute precision,
+and
+   gradients are summed in the precision of the parameters.
+
+Gradients are summed, not averaged, over ranks (divide factor 1): the loss is already divided by the valid tokens of the
+whole global batch, so a rank that holds more of them weighs more. gloo has no pre-multiplied sum, hence the forced
+plain SUM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from drillyard.config.auto_values import resolve_compile
+from drillyard.config.run import TrainingConfig
+from drillyard.parallel.ranks import Ranks
+
+COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+MASTER_DTYPE = {"bf16": torch.float32, "fp32": torch.float32, "fp64": torch.float64}
+
+
+def parallelize_model(
+    root: nn.Module, blocks: list[nn.Module], ranks: Ranks, training: TrainingConfig, *, keep_unsharded: bool
+) -> FSDPModule:
+    """Apply checkpointing, compile and FSDP2 to `root`, whose transformer blocks are `blocks`; in place.
+
+    `keep_unsharded` leaves a block's gathered weights in memory from forward to backward: one gather per step instead
+    of two, at the price of the whole model in compute precision.
+    """
+    for block in blocks:
+        checkpoint_activations(block, training.activation_checkpointing)
+    if compiles_blocks(training, ranks.device):
+        for block in blocks:
+            compile_block(block)
+    policy = MixedPrecisionPolicy(
+        param_dtype=COMPUTE_DTYPE[training.precision],
+        reduce_dtype=MASTER_DTYPE[training.precision],
+        cast_forward_inputs=False,
+    )
+    for block in blocks:
+        fully_shard(block, mesh=ranks.fsdp_mesh, mp_policy=policy, reshard_after_forward=not keep_unsharded)
+    fully_shard(root, mesh=ranks.fsdp_mesh, mp_policy=policy, reshard_after_forward=False)
+    for module in fsdp_modules(root):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+        vars(module)["gather_each"] = _gather_each
+        register_fsdp_forward_method(cast(nn.Module, module), "gather_each")
+    register_fsdp_forward_method(root, "next_logits")
+    return cast(FSDPModule, root)
+
+
+def fsdp_modules(root: nn.Module) -> list[FSDPModule]:
+    """Every module of `root` that FSDP2 shards, the root included."""
+    return [module for module in root.modules() if isinstance(module, FSDPModule)]
+
+
+def reshard(root: nn.Module) -> None:
+    """Give gathered weights back, as a backward would: after a forward without one they would stay, and in the compute
+    precision, where the next reader expects the master weights."""
+    for module in fsdp_modules(root):
+        module.reshard()
+
+
+@contextlib.contextmanager
+def finished_modules(root: nn.Module) -> Iterator[set[nn.Module]]:
+    """The modules of `root` that FSDP2 shards and whose forward ended in the meantime, as they come."""
+    finished: set[nn.Module] = set()
+    sharded = [module for module in root.modules() if isinstance(module, FSDPModule)]
+    hooks = [module.register_forward_hook(lambda module, *_: finished.add(module)) for module in sharded]
+    try:
+        yield finished
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def join_remaining_gathers(root: nn.Module, finished: Collection[nn.Module]) -> None:
+    """Take part in what is left of a forward of `root` that failed on this rank alone, and compute nothing.
+
+    Other ranks wait in the gathers of its modules, all but the `finished` ones. Each passes through FSDP2's hooks, so
+    its state is afterwards that of the other ranks, and that of a module whose forward raised is put right.
+    """
+    if isinstance(root, FSDPModule) and root not in finished:
+        vars(root)["gather_each"](
+            [m for m in root.modules() if isinstance(m, FSDPModule) and m not in {root, *finished}]
+        )
+
+
+def _gather_each(modules: Collection[Any] = ()) -> None:
+    """A forward that computes nothing: FSDP2 gathers its module's weights, and here those of `modules` in turn."""
+    for module in modules:
+        module.gather_each()
+
+
+def compiles_blocks(training: TrainingConfig, device: torch.device) -> bool:
+    """Whether blocks are compiled: as asked for, or on GPUs when it is left open."""
+    return resolve_compile(training, device.type)
+
+
+def compile_block(block: nn.Module) -> None:
+    """Compile a block's forward, as one graph: a break would leave part of it uncompiled without a word.
+
+    Blocks of one class share their code, and torch counts graphs by code: two kinds of layer, with gradients and
+    without, and each further size of batch need one each, so 8, its default limit, ends runs. What one function may
+    have in all is limited by `accumulated_recompile_limit` (256) anyway.
+    """
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, limits.accumulated_recompile_limit)
+    block.forward = torch.compile(block.forward, fullgraph=True)
+
+
+def checkpoint_activations(block: nn.Module, mode: str) -> None:
+    """Make `block` recompute its activations in backward: all of them (`full`), or the cheap ones (`selective`)."""
+    assert mode != "auto", "resolved before (estimation/resolved_setup.py)"
+    if mode == "none":
+        return
+    options: dict[str, Any] = {}
+    if mode == "selective":
+        options = {"context_fn": lambda: create_selective_checkpoint_contexts(_save_expensive())}  # type: ignore[no-untyped-call]
+    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, **options)
+
+
+def _save_expensive() -> Callable[..., CheckpointPolicy]:
+    """Selective policy: keep outputs of attention and experts and every second matrix product, recompute the rest."""
+    aten = torch.ops.aten
+    expensive = {
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+    }
+    # Kernels that a torch or a build may lack: flash attention over packed documents, and experts of a mixture.
+    for namespace, name in (("torch_attn", "_varlen_attn"), ("aten", "_grouped_mm")):
+        if hasattr(getattr(torch.ops, namespace), name):
+            expensive.add(getattr(getattr(torch.ops, namespace), name).default)
+    products = {aten.mm.default, aten.bmm.default, aten.addmm.default}
+    seen = {False: 0, True: 0}
+
+    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if operator in expensive:
+            return CheckpointPolicy.MUST_SAVE
+        if operator in products:
+            seen[context.is_recompute] += 1
+            return CheckpointPolicy.MUST_SAVE if seen[context.is_recompute] % 2 else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    return policy

@@ -1,0 +1,298 @@
+"""The charts of a report as values: which curves, marks and levels, and the table that says the same in words.
+
+A chart is drawn by the page's script from its JSON (`as_json`), and is a table for whoever has no script or no eyes for
+it. Curves are thinned to their peaks and dips (thinning.py); what is drawn has the full precision of the log.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drillyard.goodput import STALL_FACTOR
+from drillyard.reporting import words
+from drillyard.reporting.content import Content, Curves, Floats, Point, Table
+from drillyard.reporting.happenings import measure_label
+from drillyard.reporting.tables import Unit, cell, curve_table, loss_table, step_time_table, unit_of
+from drillyard.reporting.thinning import centred_mean, thin
+
+SMOOTH_FROM = 100
+"""Logged steps from which a loss is drawn with its mean over a fiftieth of the run."""
+MOST_MARKED = 500
+NOTABLE_WAIT = 0.05
+"""The share of the median step from which the longest wait for data is worth a curve."""
+LOGARITHMIC_FROM = 8.0
+"""A step time whose largest value is so many medians is drawn on a logarithmic scale: the rest would be a flat line."""
+
+OF_LOSS = frozenset({"perplexity", "bits_per_byte"})
+"""Measures that are the held-out loss in another unit: they are in the table of evaluations."""
+
+Style = Literal["line", "faint", "joined", "points"]
+
+
+class Line(NamedTuple):
+    """A curve by its own steps. `colour` is a custom property of the style sheet."""
+
+    label: str
+    values: dict[int, float]
+    colour: str
+    style: Style = "line"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A curve as the page's script takes it: values at the chart's x (None: nothing there).
+
+    `line` and `faint` are curves, `joined` a curve with its points shown, `points` points alone.
+    """
+
+    label: str
+    values: list[float | None]
+    colour: str
+    style: Style = "line"
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A horizontal line."""
+
+    label: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart over steps. `summary` says in a sentence what it shows, `note` under which conditions."""
+
+    name: str
+    title: str
+    x: list[int]
+    series: list[Series]
+    table: Table
+    summary: str
+    note: str = ""
+    unit: Unit = "number"
+    logarithmic: bool = False
+    levels: list[Level] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
+    """Steps at which a later round of ranks went on: vertical lines."""
+
+    def as_json(self) -> dict[str, Any]:
+        """What the page's script draws."""
+        return {
+            "name": self.name,
+            "x": self.x,
+            "series": [
+                {"label": item.label, "values": item.values, "colour": item.colour, "style": item.style}
+                for item in self.series
+            ],
+            "unit": self.unit,
+            "logarithmic": self.logarithmic,
+            "levels": [{"label": level.label, "value": level.value} for level in self.levels],
+            "marks": self.marks,
+        }
+
+
+def charts(content: Content) -> list[Chart]:
+    """All charts for which the run has values, in the order in which they are shown."""
+    curves = content.curves
+    found: list[Chart | None] = [_loss(content), *_measures(content), _step_time(content)]
+    rate = f"Tokens per second per {content.device}"
+    found.append(_plain(content, "tokens", rate, curves.tokens_per_second_per_gpu, "--series-2"))
+    if np.isfinite(curves.mfu).any():
+        found.append(_plain(content, "mfu", "MFU", curves.mfu, "--series-3", note=content.mfu_note, unit="fraction"))
+    else:
+        title = f"TFLOP/s per {content.device}"
+        found.append(_plain(content, "tflops", title, curves.tflops_per_gpu, "--series-3", note=content.mfu_note))
+    found += [
+        _plain(content, "memory", f"Memory, GiB per {content.device}", curves.memory_gib, "--series-4"),
+        _plain(content, "gradient", "Gradient norm", curves.grad_norm, "--series-5"),
+        _plain(content, "rate", "Learning rate", curves.learning_rate, "--series-6"),
+    ]
+    return [chart for chart in found if chart is not None]
+
+
+def _loss(content: Content) -> Chart | None:
+    """Training loss, its mean where there are many steps, the held-out losses, and the steps that were not finite."""
+    curves = content.curves
+    if not np.isfinite(curves.loss).any():
+        return None
+    rows = thin(curves.loss)
+    held_out = {name: points for name, points in content.evaluations.items() if name.rpartition(".")[2] == "loss"}
+    skipped = int(np.count_nonzero(~curves.finite))
+    told = f"{words.plural(skipped, 'logged step')} skipped, as loss or gradient was not finite." if skipped else ""
+    x, series = _aligned([*_loss_lines(curves, rows), *_held_out_lines(held_out), *_skipped_line(curves)])
+    return Chart(
+        name="loss",
+        title="Loss",
+        x=x,
+        series=series,
+        table=loss_table(curves, held_out),
+        summary=_course("Loss", curves, curves.loss),
+        note=_drawn(curves, rows) + told,
+        marks=content.resumed,
+    )
+
+
+def _loss_lines(curves: Curves, rows: NDArray[np.intp]) -> Iterator[Line]:
+    """The loss; faint under its mean where there are many steps."""
+    if len(curves.step) < SMOOTH_FROM:
+        yield Line("Loss", _at(curves, rows, curves.loss), "--series-1")
+        return
+    window = len(curves.step) // 50 | 1
+    mean = centred_mean(curves.loss, window)
+    yield Line("Loss", _at(curves, rows, curves.loss), "--series-1-faint", "faint")
+    yield Line(f"Mean of {window} steps", _at(curves, rows, mean), "--series-1")
+
+
+def _held_out_lines(parts: Mapping[str, Sequence[Point]]) -> Iterator[Line]:
+    for number, (name, points) in enumerate(parts.items()):
+        part = name.rpartition(".")[0] or "loss"
+        yield Line(f"Held out: {part}", dict(points), _held_out_colour(number), "joined")
+
+
+def _held_out_colour(number: int) -> str:
+    return f"--held-out-{number % 4 + 1}"
+
+
+def _skipped_line(curves: Curves) -> Iterator[Line]:
+    """Marks at the bottom of the chart."""
+    skipped = curves.step[~curves.finite][:MOST_MARKED].tolist()
+    if skipped:
+        floor = float(curves.loss[np.isfinite(curves.loss)].min())
+        yield Line("Skipped, not finite", dict.fromkeys(skipped, floor), "--bad", "points")
+
+
+def _measures(content: Content) -> Iterator[Chart]:
+    """A chart for each measure of the evaluations but the loss: accuracies and the like, a curve per part."""
+    measures: dict[str, dict[str, list[Point]]] = {}
+    for name, points in content.evaluations.items():
+        part, _, measure = name.rpartition(".")
+        if measure != "loss" and not (measure in OF_LOSS and f"{part}.loss" in content.evaluations):
+            measures.setdefault(measure, {})[part or measure] = points
+    for number, (measure, parts) in enumerate(measures.items(), start=1):
+        label = measure_label(measure)
+        label = label[0].upper() + label[1:]
+        x, series = _aligned(
+            Line(part, dict(points), _held_out_colour(place), "joined")
+            for place, (part, points) in enumerate(parts.items())
+        )
+        if not x:
+            continue
+        unit = unit_of(measure)
+        rows = [(f"{step:,}", *(cell(dict(points).get(step), unit) for points in parts.values())) for step in x]
+        last = ", ".join(f"{part} {cell(points[-1].value, unit)}" for part, points in parts.items())
+        yield Chart(
+            name=f"evaluation-{number}",
+            title=f"{label}, held out",
+            x=x,
+            series=series,
+            table=Table(("Step", *parts), rows),
+            summary=f"{label} after step {max(x):,}: {last}.",
+            unit=unit,
+            marks=content.resumed,
+        )
+
+
+def _step_time(content: Content) -> Chart | None:
+    """Step time with its stalls, the median and the limit of a stall; and the wait for data where it shows."""
+    curves = content.curves
+    times, median = curves.step_seconds, curves.median_seconds
+    if not np.isfinite(times).any():
+        return None
+    rows = thin(times)
+    lines = list(_step_time_lines(curves, rows))
+    x, series = _aligned(lines)
+    shown = [value for line in lines for value in line.values.values()]
+    logarithmic = min(shown) > 0 and max(shown) > LOGARITHMIC_FROM * median
+    levels = [Level("median", median), Level(f"{STALL_FACTOR} x median", STALL_FACTOR * median)]
+    return Chart(
+        name="step-time",
+        title="Step time",
+        x=x,
+        series=series,
+        table=step_time_table(curves),
+        summary=_course("Step time", curves, times, "seconds"),
+        note=_drawn(curves, rows) + ("Logarithmic scale. " if logarithmic else "") + _step_time_note(curves),
+        unit="seconds",
+        logarithmic=logarithmic,
+        levels=levels if np.isfinite(median) else [],
+        marks=content.resumed,
+    )
+
+
+def _step_time_lines(curves: Curves, rows: NDArray[np.intp]) -> Iterator[Line]:
+    times, waits, stalls = curves.step_seconds, curves.data_seconds, curves.stalls
+    yield Line("Step time", _at(curves, rows, times), "--series-1")
+    if np.isfinite(waits).any() and np.nanmax(waits) > NOTABLE_WAIT * curves.median_seconds:
+        yield Line("Waiting for data", _at(curves, thin(waits), waits), "--series-4")
+    if len(stalls):
+        longest = stalls[np.argsort(-times[stalls], kind="stable")][:MOST_MARKED]
+        yield Line("Stall", _at(curves, longest, times), "--bad", "points")
+
+
+def _step_time_note(curves: Curves) -> str:
+    window = f"Means of {curves.window_steps} steps each. " if curves.window_steps > 1 else ""
+    if not np.isfinite(curves.median_seconds):
+        return window
+    warm_up = int(curves.warm_up.sum())
+    left_out = f"{words.plural(warm_up, 'first or compiling step')} left out of the median. " if warm_up else ""
+    return f"{window}{left_out}{words.plural(len(curves.stalls), 'stall')} (over {STALL_FACTOR} x the median)."
+
+
+def _plain(
+    content: Content, name: str, title: str, values: Floats, colour: str, *, note: str = "", unit: Unit = "number"
+) -> Chart | None:
+    """A chart of one curve; None where it has no value."""
+    curves = content.curves
+    if not np.isfinite(values).any():
+        return None
+    rows = thin(values)
+    label = title.partition(",")[0]
+    x, series = _aligned([Line(label, _at(curves, rows, values), colour)])
+    return Chart(
+        name=name,
+        title=title,
+        x=x,
+        series=series,
+        table=curve_table(curves, {label: values}, unit),
+        summary=_course(label, curves, values, unit),
+        note=_drawn(curves, rows) + (f"{note}." if note else ""),
+        unit=unit,
+        marks=content.resumed,
+    )
+
+
+def _at(curves: Curves, rows: Iterable[Any], values: Floats) -> dict[int, float]:
+    """Values by step at these rows; those that are not finite are left out."""
+    return {int(curves.step[row]): float(values[row]) for row in rows if np.isfinite(values[row])}
+
+
+def _aligned(lines: Iterable[Line]) -> tuple[list[int], list[Series]]:
+    """Curves of their own steps on the steps of all of them; what is not finite is not drawn."""
+    drawn = [(line, {step: value for step, value in line.values.items() if math.isfinite(value)}) for line in lines]
+    x = sorted({step for _, values in drawn for step in values})
+    return x, [Series(line.label, [values.get(step) for step in x], line.colour, line.style) for line, values in drawn]
+
+
+def _course(label: str, curves: Curves, values: Floats, unit: Unit = "number") -> str:
+    """`Loss over 40 logged steps: first 6.1, last 3.08, lowest 3.07 at step 37, highest 6.1 at step 1.`"""
+    finite = np.flatnonzero(np.isfinite(values))
+    low, high = finite[np.argmin(values[finite])], finite[np.argmax(values[finite])]
+    texts = [cell(float(values[row]), unit) for row in (finite[0], finite[-1], low, high)]
+    return (
+        f"{label} over {words.plural(len(finite), 'logged step')}: first {texts[0]}, last {texts[1]},"
+        f" lowest {texts[2]} at step {curves.step[low]:,}, highest {texts[3]} at step {curves.step[high]:,}."
+    )
+
+
+def _drawn(curves: Curves, rows: NDArray[np.intp]) -> str:
+    """What a thinned curve shows; nothing where every step is drawn."""
+    if len(rows) == len(curves.step):
+        return ""
+    return f"Drawn: the highs and lows of {len(curves.step):,} logged steps ({len(rows):,} of them). "

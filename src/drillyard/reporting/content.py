@@ -1,0 +1,141 @@
+"""What a report says, as one value: the page is a function of it, and knows nothing of where it came from.
+
+`run_directory.py` fills it from a run of ours, `measured.py` from the log of any framework. What is not known is NaN in
+a curve and absent elsewhere, never zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drillyard.goodput import STALL_FACTOR
+from drillyard.reporting.happenings import Happening, Level
+
+Floats = NDArray[np.float64]
+
+CATEGORIES: Final = {
+    "productive": "steps that led to the model",
+    "startup": "until the first step, and its excess over the median",
+    "checkpoint": "training waited for a save",
+    "evaluation": "training waited for an evaluation",
+    "stalled": f"what steps took beyond {STALL_FACTOR} x the median",
+    "recomputation": "steps done again after a failure",
+    "restart": "from a failure to the next step",
+    "waiting": "nothing could run: queued, or between two starts",
+    "unknown": "not told by the log, never counted as productive",
+}
+"""The categories of goodput in the order in which they are drawn, with what each holds."""
+
+COUNTS: Final = frozenset({"tokens", "sequences", "samples", "judged", "correct", "wrong", "invalid", "timeout"})
+"""Figures of an evaluation that say how much was evaluated, and no result."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Curves:
+    """The logged steps that led to the model: columns of one length N, `step` rising; NaN where a value is not known.
+
+    With windows (`window_steps` > 1) times and rates are means over so many steps. `warm_up` marks the first logged
+    step of each start and those that compiled: they are drawn, and are no stalls. `finite` is False where loss or
+    gradient were not, so that the step changed nothing.
+    """
+
+    step: NDArray[np.int64]
+    loss: Floats
+    step_seconds: Floats
+    data_seconds: Floats
+    tokens_per_second_per_gpu: Floats
+    tflops_per_gpu: Floats
+    mfu: Floats
+    memory_gib: Floats
+    learning_rate: Floats
+    grad_norm: Floats
+    warm_up: NDArray[np.bool_]
+    finite: NDArray[np.bool_]
+    window_steps: int = 1
+
+    @property
+    def median_seconds(self) -> float:
+        """The median time of a step, warm-up left out; NaN where no step has a time."""
+        times = self.step_seconds[~self.warm_up]
+        times = times[np.isfinite(times)]
+        return float(np.median(times)) if len(times) else float("nan")
+
+    @property
+    def stalls(self) -> NDArray[np.intp]:
+        """Indices of the steps, warm-up left out, that took over `STALL_FACTOR` times the median."""
+        limit = STALL_FACTOR * self.median_seconds
+        return np.flatnonzero(~self.warm_up & (self.step_seconds > limit))
+
+
+class Tile(NamedTuple):
+    """A headline figure and the conditions under which it holds."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+class Point(NamedTuple):
+    """The value of a figure at a step."""
+
+    step: int
+    value: float
+
+
+class Document(NamedTuple):
+    """A text that belongs to the run, such as its run.yaml."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of texts under headers; the columns from `numbers_from` on are aligned as numbers."""
+
+    headers: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    numbers_from: int = 1
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Content:
+    """Everything that the report of one run shows.
+
+    `device` is "GPU", or "rank" where nobody knows an accelerator. `begin_us` is the run's first sign of life (UTC,
+    microseconds since 1970), None in logs without time stamps. `resumed` are the steps from which later rounds of
+    ranks went on. `evaluations` has the values of each figure by its dotted name (`rows.loss`). `goodput` are seconds
+    by category, empty where the log carries no time stamps. `mfu_note` says what MFU or TFLOP/s rest on, and why there
+    is no MFU. `missing` says what could not be shown and how to have it, `warnings` what
+    is doubtful.
+    """
+
+    title: str
+    source: str
+    subtitle: str
+    status: str
+    status_level: Level
+    device: str
+    begin_us: int | None
+    end_us: int | None
+    curves: Curves
+    tiles: list[Tile]
+    mfu_note: str
+    goodput: dict[str, float] = field(default_factory=dict)
+    goodput_notes: list[str] = field(default_factory=list)
+    resumed: list[int] = field(default_factory=list)
+    evaluations: dict[str, list[Point]] = field(default_factory=dict)
+    happenings: list[Happening] = field(default_factory=list)
+    checkpoints: Table | None = None
+    estimate: Table | None = None
+    environment: list[tuple[str, str]] = field(default_factory=list)
+    resolved: Table | None = None
+    documents: list[Document] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)

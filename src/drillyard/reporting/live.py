@@ -1,0 +1,227 @@
+"""A run as it stands: what the watch shows, built up line by line from metrics.jsonl and events.jsonl.
+
+`LiveRun` is all that the screen needs; whoever has the two kinds of lines (files here, a cluster's log elsewhere) can
+fill it. Speed is that of the last logged steps, so that a run that slows down is seen to.
+
+Cost: about 10 microseconds a line, some 150 bytes a step; goodput is summed anew at times (`refresh_goodput`).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from drillyard.goodput import Goodput, Moment, account
+from drillyard.reporting.cost import GpuPrice
+from drillyard.reporting.happenings import Event, Happening, happening
+from drillyard.telemetry.console import HEADLINES, flatten
+from drillyard.telemetry.events import event_microseconds
+from drillyard.telemetry.goodput import moment
+
+RECENT_STEPS: Final = 100
+KEPT_HAPPENINGS: Final = 100
+SILENT_SECONDS: Final = 60.0
+"""A run that says nothing for so long, and for ten steps' time, is called silent."""
+GOODPUT_SHARE: Final = 0.02
+"""The most of a core that summing goodput again and again may take."""
+
+PHASES: Final = {
+    "run_start": "starting",
+    "round_start": "starting",
+    "first_step": "running",
+    "step": "running",
+    "evaluation_begin": "evaluating",
+    "evaluation_end": "running",
+    "checkpoint_begin": "saving",
+    "checkpoint_end": "running",
+    "export_begin": "exporting",
+    "export_end": "running",
+    "signal": "stopping",
+    "failure": "failed",
+    "restart": "restarting",
+    "waiting": "waiting",
+}
+
+
+class Recent(NamedTuple):
+    """A logged step of the current round: when, and what it measured."""
+
+    time_us: int
+    step: int
+    step_seconds: float
+    tokens_per_second_per_gpu: float
+    tflops_per_gpu: float
+    mfu: float | None
+
+
+@dataclass(slots=True)
+class LiveRun:
+    """What is known of a run so far. `add_metrics` and `add_event` take the lines in the order they were written."""
+
+    name: str
+    total_steps: int | None = None
+    price: GpuPrice | None = None
+    phase: str = "starting"
+    over: bool = False
+    """The last event was an end: `phase` is then completed, interrupted or failed."""
+    begin_us: int | None = None
+    last_us: int | None = None
+    num_gpus: int | None = None
+    accelerator: str | None = None
+    formula: str | None = None
+    tokens: int = 0
+    """Of the steps that led to the model, those between two logged ones taken to be like the later."""
+    memory_gib: float | None = None
+    failures: int = 0
+    rounds: int = 0
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    losses: array[float] = field(default_factory=lambda: array("d"))
+    """The losses of `steps`; a step done again replaces what came after the step it went on from."""
+    recent: deque[Recent] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    happenings: deque[Happening] = field(default_factory=lambda: deque(maxlen=KEPT_HAPPENINGS))
+    held_out: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """The last headline figures of evaluations by dotted name, each with its step."""
+    account: Goodput | None = None
+    _moments: list[Moment] = field(default_factory=list)
+    _summed_moments: int = 0
+    _next_sum: float = 0.0
+    _round: int = 0
+    _tokens_at: array[int] = field(default_factory=lambda: array("q"))
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done, as far as they were logged."""
+        return self.steps[-1] if self.steps else 0
+
+    @property
+    def device(self) -> str:
+        return "GPU" if self.accelerator else "rank"
+
+    @property
+    def restarts(self) -> int:
+        return max(0, self.rounds - 1)
+
+    def add_metrics(self, record: Event) -> None:
+        """Take a line of metrics.jsonl."""
+        step, loss = int(record["step"]), record.get("loss")
+        while self.steps and self.steps[-1] >= step:
+            self.steps.pop(), self.losses.pop(), self._tokens_at.pop()
+        covered = step - self.steps[-1] if self.steps else record.get("window_steps", 1)
+        before = self._tokens_at[-1] if self._tokens_at else 0
+        self.steps.append(step)
+        self.losses.append(float("nan") if loss is None else loss)
+        self.tokens = before + record.get("tokens", 0) * covered
+        self._tokens_at.append(self.tokens)
+        self.num_gpus = record.get("num_gpus", self.num_gpus)
+        self.formula = record.get("formula", self.formula)
+        if record.get("memory_gib") is not None:
+            self.memory_gib = record["memory_gib"]
+        if record.get("round", 0) != self._round:
+            # Another round may be on other hardware, and its first step is no measure of speed.
+            self._round = record.get("round", 0)
+            self.recent.clear()
+        rates = (float(record["tokens_per_second_per_gpu"]), float(record["tflops_per_gpu"]), record.get("mfu"))
+        self.recent.append(Recent(event_microseconds(record), step, float(record["step_seconds"]), *rates))
+
+    def add_event(self, event: Event) -> None:
+        """Take a line of events.jsonl."""
+        name = event["event"]
+        self._moments.append(moment(event))
+        at = self._moments[-1].at
+        self.begin_us = at if self.begin_us is None else self.begin_us
+        self.last_us = at
+        self.over = name == "end"
+        self.phase = str(event.get("status", "ended")) if self.over else PHASES.get(name, self.phase)
+        self.failures += name == "failure"
+        if name == "round_start":
+            self.rounds += 1
+        elif name == "parameters":
+            self.accelerator, self.formula = event.get("accelerator"), event.get("formula")
+        elif name == "order":
+            self.total_steps = event.get("total_steps") or self.total_steps
+        elif name == "evaluation":
+            for figure, value in flatten(event.get("results", {})).items():
+                if figure.rpartition(".")[2] in HEADLINES:
+                    self.held_out[figure] = (int(event.get("step") or 0), value)
+        found = happening(event)
+        if found is not None and name != "checkpoint_removed":
+            self.happenings.append(found)
+
+    def refresh_goodput(self) -> None:
+        """Sum goodput anew where there are new events, now and then only: the sum takes the longer the run is."""
+        started = time.monotonic()
+        if self._summed_moments == len(self._moments) or (started < self._next_sum and not self.over):
+            return
+        self.account = account(self._moments)
+        self._summed_moments = len(self._moments)
+        ended = time.monotonic()
+        self._next_sum = ended + (ended - started) / GOODPUT_SHARE
+
+    @property
+    def speed(self) -> list[Recent]:
+        """The last logged steps of this round, without its first."""
+        return list(self.recent)[1:] if len(self.recent) < RECENT_STEPS else list(self.recent)
+
+    def median(self, name: str) -> float | None:
+        """The median of a measure over the last logged steps; None where no step has it."""
+        values = [value for value in (getattr(step, name) for step in self.speed) if value is not None]
+        return statistics.median(values) if values else None
+
+    def percentile_95(self) -> float | None:
+        """The 95th percentile of the last steps' times."""
+        times = [step.step_seconds for step in self.speed]
+        return statistics.quantiles(times, n=20, method="inclusive")[18] if len(times) > 1 else None
+
+    def seconds_left(self, now_us: int) -> float | None:
+        """Seconds to the last step at the pace of the last logged steps, saves and evaluations among them included.
+
+        None while it cannot be told: no end is known, fewer than three steps of this round were logged, or the run
+        has gone silent.
+        """
+        if self.over or not self.total_steps or len(self.recent) < 3 or self.silent_seconds(now_us) is not None:
+            return None
+        first, last = self.recent[1], self.recent[-1]
+        if last.step <= first.step:
+            return None
+        pace = max(0, last.time_us - first.time_us) / 1e6 / (last.step - first.step)
+        return max(0, self.total_steps - self.step) * pace
+
+    def wall_seconds(self, now_us: int) -> float | None:
+        """Seconds since the run began: until its last event where it is over or has gone silent, else until now."""
+        if self.begin_us is None or self.last_us is None:
+            return None
+        ended = self.over or self.silent_seconds(now_us) is not None
+        end = self.last_us if ended else max(now_us, self.last_us)
+        return max(0, end - self.begin_us) / 1e6
+
+    def silent_seconds(self, now_us: int) -> float | None:
+        """For how long a run that is not over has said nothing, where that is unusual; else None."""
+        if self.over or self.last_us is None or self.phase == "waiting":
+            return None
+        usual = 10 * (self.median("step_seconds") or 0.0)
+        silence = (now_us - self.last_us) / 1e6
+        return silence if silence > max(SILENT_SECONDS, usual) else None
+
+    def dollars(self, now_us: int) -> float | None:
+        """What the run has cost so far, waiting left out; None without a price."""
+        wall = self.wall_seconds(now_us)
+        if self.price is None or not self.num_gpus or wall is None:
+            return None
+        waited = self.account.times.waiting / 1e6 if self.account else 0.0
+        return self.price.cost(self.num_gpus, max(0.0, wall - waited))
+
+
+def live_run(name: str, metrics: Iterable[dict[str, Any]], events: Iterable[dict[str, Any]]) -> LiveRun:
+    """A run from all its lines so far."""
+    run = LiveRun(name)
+    for event in events:
+        run.add_event(event)
+    for record in metrics:
+        run.add_metrics(record)
+    run.refresh_goodput()
+    return run

@@ -1,0 +1,185 @@
+"""The page: a report's content as one HTML file that needs nothing else, neither network nor other files.
+
+Charts are drawn by uPlot (MIT, 50 KB, embedded; `assets/vendored.json` names version, origin and checksums). Everything
+is on the page as text and tables too, for readers without JavaScript, on paper or with a screen reader. A policy in the
+page's head forbids every request. The same content gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from drillyard import __version__
+from drillyard.reporting import words
+from drillyard.reporting.charts import Chart, charts
+from drillyard.reporting.content import CATEGORIES, Content, Table
+from drillyard.reporting.happenings import Happening
+from drillyard.reporting.tables import evaluation_table
+
+GROUPS: Final = {
+    "learning": ("Learning", ("loss", "evaluation-")),
+    "speed": ("Speed", ("step-time", "tokens", "mfu", "tflops", "memory")),
+    "optimizer": ("Optimizer", ("gradient", "rate")),
+}
+"""Sections of charts: their title, and how the names of their charts begin."""
+MOST_HAPPENINGS: Final = 200
+MOST_ROUTINE: Final = 8
+"""Checkpoints and evaluations are listed among the events of a short run only; each has a table of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A section of charts."""
+
+    name: str
+    title: str
+    charts: list[Chart]
+    table_title: str = ""
+    table: Table | None = None
+
+    @property
+    def wide(self) -> set[str]:
+        """Charts over the whole width: the loss, and the last one where it would stand beside nothing."""
+        others = [chart.name for chart in self.charts if chart.name != "loss"]
+        return {"loss", *(others[-1:] if len(others) % 2 else ())}
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A category of goodput as it is shown."""
+
+    name: str
+    label: str
+    fraction: float
+    time: str
+    percent: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A happening as it is shown: how long after the run began, and the moment itself."""
+
+    level: str
+    since: str
+    iso: str
+    step: str
+    text: str
+
+
+def render(content: Content) -> str:
+    """The page."""
+    drawn = charts(content)
+    data = json.dumps([chart.as_json() for chart in drawn], allow_nan=False, separators=(",", ":"))
+    shares = _shares(content.goodput)
+    events, note = _events(content)
+    environment = Environment(
+        loader=FunctionLoader(_asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("page.html").render(
+        c=content,
+        version=__version__,
+        assets={
+            "css": Markup(_asset("report.css")),
+            "js": Markup(_asset("report.js")),
+            "uplot_css": Markup(_asset("uplot.min.css")),
+            "uplot_js": Markup(_asset("uplot.min.js")),
+            "uplot_license": Markup(_asset("uplot.LICENSE")),
+            "uplot_version": json.loads(_asset("vendored.json"))["version"],
+        },
+        # Texts from logs stand in the JSON: a `</script>` among them must not end it.
+        data=Markup(data.replace("<", "\\u003c")),
+        groups=_groups(drawn, evaluation_table(content)),
+        tile_columns=_columns(len(content.tiles)),
+        shares=shares,
+        bar_label=", ".join(f"{share.label} {share.percent}" for share in shares if share.fraction),
+        wall=words.duration(sum(content.goodput.values())),
+        times=_times(content),
+        events=events,
+        events_note=note,
+    )
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files("drillyard.reporting") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _columns(tiles: int) -> int:
+    """Columns of equal rows: one row of up to five tiles, else two."""
+    return max(1, tiles if tiles <= 5 else math.ceil(tiles / 2))
+
+
+def _groups(drawn: Sequence[Chart], evaluations: Table | None) -> list[Group]:
+    found = []
+    for name, (title, prefixes) in GROUPS.items():
+        members = [chart for chart in drawn if chart.name.startswith(prefixes)]
+        table = evaluations if name == "learning" else None
+        if members or table:
+            found.append(Group(name, title, members, "Evaluation on held-out data", table))
+    return found
+
+
+def _shares(seconds: dict[str, float]) -> list[Share]:
+    """The categories in the order in which they are drawn, those without any time too."""
+    wall = math.fsum(seconds.values())
+    if not wall:
+        return []
+    return [
+        Share(
+            name,
+            name.replace("startup", "start-up").capitalize(),
+            seconds.get(name, 0.0) / wall,
+            words.duration(seconds[name]) if seconds.get(name) else "0 s",
+            words.percent(seconds.get(name, 0.0) / wall),
+            meaning,
+        )
+        for name, meaning in CATEGORIES.items()
+    ]
+
+
+def _times(content: Content) -> str:
+    if content.begin_us is None or content.end_us is None:
+        return ""
+    begin, end = _moment(content.begin_us), _moment(content.end_us)
+    last = f"{end:%H:%M:%S}" if end.date() == begin.date() else f"{end:%Y-%m-%d %H:%M:%S}"
+    length = words.duration((content.end_us - content.begin_us) / 1e6)
+    return f"{begin:%Y-%m-%d %H:%M:%S} to {last} UTC, {length}"
+
+
+def _moment(microseconds: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+
+
+def _events(content: Content) -> tuple[list[Row], str]:
+    """What is shown of what happened, and a word on what is not: routine first, then the oldest of the notes."""
+    shown, note = content.happenings, ""
+    routine = [one for one in shown if one.routine]
+    if len(routine) > MOST_ROUTINE:
+        shown = [one for one in shown if not one.routine]
+        note = f"{words.plural(len(routine), 'event')} of checkpoints and evaluations not listed. "
+    left_out = len(shown) - MOST_HAPPENINGS
+    if left_out > 0:
+        shown = [*shown[: MOST_HAPPENINGS // 2], *shown[-MOST_HAPPENINGS // 2 :]]
+        note += f"{words.plural(left_out, 'event')} in the middle not listed."
+    begin = content.begin_us if content.begin_us is not None else 0
+    return [_row(one, begin) for one in shown], note
+
+
+def _row(one: Happening, begin_us: int) -> Row:
+    step = "" if one.step is None else f"step {one.step:,}"
+    if one.time_us is None:
+        return Row(one.level, "", "", step, one.text)
+    hours, rest = divmod(max(0, one.time_us - begin_us) // 1_000_000, 3600)
+    iso = _moment(one.time_us).isoformat().replace("+00:00", "Z")
+    return Row(one.level, f"+{hours}:{rest // 60:02}:{rest % 60:02}", iso, step, one.text)

@@ -1,0 +1,253 @@
+"""The watch's screen: a run as it stands, in a window of 80 x 24 or more. A pure function of the run and the time.
+
+screen(run, now_us, width=80, height=24)     # a rich renderable of exactly that size
+text_lines(run, now_us)                      # the same figures as plain lines
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from rich.align import Align
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from drillyard.reporting import words
+from drillyard.reporting.happenings import Happening, figure_text
+from drillyard.reporting.live import LiveRun
+from drillyard.reporting.sketch import sketch
+
+MOST_HEIGHT: Final = 48
+FIGURE_ROWS: Final = 4
+STYLES: Final = {"good": "green", "note": "dim", "warning": "yellow", "failure": "bold red"}
+PHASE_STYLES: Final = {
+    "completed": "bold green",
+    "running": "bold green",
+    "interrupted": "bold yellow",
+    "stopping": "bold yellow",
+    "failed": "bold red",
+    "restarting": "bold yellow",
+}
+
+
+def screen(
+    run: LiveRun, now_us: int, *, width: int, height: int, hint: str = "", unicode: bool = True
+) -> RenderableType:
+    """The run in `height` (at least 20) lines of `width` (at least 60) characters, `hint` in the last one."""
+    height = min(max(height, 20), MOST_HEIGHT)
+    room = height - 3 - FIGURE_ROWS - 1
+    loss_height = max(6, room // 2 + room % 2)
+    return Group(
+        _header(run, now_us),
+        _progress(run, now_us),
+        _loss(run, width, loss_height, unicode),
+        Text(""),
+        _figures(run, now_us),
+        _happenings(run, room - loss_height),
+        Text(hint, style="dim", no_wrap=True, overflow="ellipsis"),
+    )
+
+
+def text_lines(run: LiveRun, now_us: int) -> list[str]:
+    """The figures of the screen as lines of `label  value`."""
+    rows = [("Run", f"{run.name}: {run.phase}, {_steps(run)}"), *figures(run, now_us)]
+    width = max(len(label) for label, _ in rows) + 2
+    return [f"{label:<{width}}{value}" for label, value in rows]
+
+
+def figures(run: LiveRun, now_us: int) -> list[tuple[str, str]]:
+    """Label and value of every figure, eight of them; a dash where nothing is known."""
+    return [
+        ("Step time", _step_time(run)),
+        ("Tokens/s", _tokens_per_second(run)),
+        _mfu(run),
+        ("Memory", f"{words.number(run.memory_gib)} GiB per {run.device}" if run.memory_gib is not None else "-"),
+        ("Goodput", _goodput(run)),
+        ("Cost", _cost(run, now_us)),
+        ("Held out", _held_out(run)),
+        ("Restarts", f"{run.restarts} ({words.plural(run.failures, 'failure')})"),
+    ]
+
+
+def progress_line(run: LiveRun, now_us: int) -> str:
+    """One line for logs: `step 40 of 100 | loss 3.078 | 37.9 ms | 3,375 tokens/s/GPU | 2:05 min left`."""
+    parts = [_steps(run)]
+    if run.losses:
+        parts.append(f"loss {words.number(run.losses[-1])}")
+    seconds, rate = run.median("step_seconds"), run.median("tokens_per_second_per_gpu")
+    if seconds is not None and rate is not None:
+        parts += [f"{words.duration(seconds)} a step", f"{words.number(rate)} tokens/s/{run.device}"]
+    mfu = run.median("mfu")
+    if mfu is not None:
+        parts.append(f"MFU {words.percent(mfu)}")
+    dollars = run.dollars(now_us)
+    if dollars is not None:
+        parts.append(words.dollars(dollars))
+    left = run.seconds_left(now_us)
+    if left is not None:
+        parts.append(f"{words.duration(left)} left")
+    return " | ".join(parts)
+
+
+def happening_line(one: Happening) -> str:
+    """`2026-01-31 12:00:00 step 40: Evaluation: rows: loss 3.036`, in UTC."""
+    step = "" if one.step is None else f"step {one.step:,}: "
+    time = "" if one.time_us is None else f"{_moment(one.time_us):%Y-%m-%d %H:%M:%S} "
+    return f"{time}{step}{one.text}"
+
+
+def _header(run: LiveRun, now_us: int) -> RenderableType:
+    devices = words.plural(run.num_gpus, run.device) if run.num_gpus else ""
+    hardware = f"{devices} ({run.accelerator})" if run.accelerator else devices
+    name = Text.assemble((run.name, "bold"), "  ", (run.phase, PHASE_STYLES.get(run.phase, "bold cyan")))
+    silent = run.silent_seconds(now_us)
+    if silent is not None:
+        name.append(f"  silent for {words.duration(silent)}", style="bold yellow")
+    wall = run.wall_seconds(now_us)
+    right = "  ".join(part for part in (hardware, words.duration(wall) if wall is not None else "") if part)
+    row = Table.grid(expand=True)
+    row.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    row.add_column(no_wrap=True, justify="right")
+    row.add_row(name, Text(right, style="dim"))
+    return row
+
+
+def _progress(run: LiveRun, now_us: int) -> RenderableType:
+    left = run.seconds_left(now_us)
+    parts = [_steps(run)]
+    if run.total_steps:
+        parts.append(words.percent(min(1.0, run.step / run.total_steps)))
+    if left is not None:
+        parts.append(f"{words.duration(left)} left, until {_clock(now_us, left)}")
+    text = "  ".join(parts)
+    row = Table.grid(expand=True, padding=(0, 2, 0, 0))
+    row.add_column(ratio=1)
+    row.add_column(no_wrap=True, justify="right")
+    bar = ProgressBar(total=run.total_steps or 1, completed=run.step if run.total_steps else 0, width=None)
+    row.add_row(bar, Text(text))
+    return row
+
+
+def _loss(run: LiveRun, width: int, height: int, unicode: bool) -> RenderableType:
+    """The loss over all logged steps; its range stands at the left."""
+    finite = [loss for loss in run.losses if math.isfinite(loss)]
+    if not finite:
+        waiting = Align.center(Text("no step yet", style="dim"), vertical="middle")
+        return Panel(waiting, title="loss", title_align="left", height=height, border_style="dim")
+    last, low = run.losses[-1], min(finite)
+    labels = [words.number(max(finite)), words.number(low)]
+    margin = max(map(len, labels)) + 1
+    inner = height - 2
+    lines = sketch(run.losses, max(10, width - 4 - margin), inner, unicode=unicode)
+    body = Text(no_wrap=True)
+    for number, line in enumerate(lines):
+        label = labels[0] if number == 0 else labels[1] if number == inner - 1 else ""
+        body.append(f"{label:>{margin - 1}} ", style="dim").append(line, style="cyan")
+        body.append("\n" if number < inner - 1 else "")
+    lowest = run.steps[run.losses.index(low)]
+    return Panel(
+        body,
+        title=Text.assemble("loss ", (words.number(last), "bold")),
+        title_align="left",
+        subtitle=Text(f"lowest {words.number(low)} at step {lowest:,}", style="dim"),
+        subtitle_align="right",
+        height=height,
+        border_style="dim",
+    )
+
+
+def _figures(run: LiveRun, now_us: int) -> RenderableType:
+    rows = figures(run, now_us)
+    grid = Table.grid(expand=True, padding=(0, 1, 0, 0))
+    for _ in range(2):
+        grid.add_column(no_wrap=True, style="dim")
+        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    for left, right in zip(rows[:FIGURE_ROWS], rows[FIGURE_ROWS:], strict=True):
+        grid.add_row(*(Text(cell) for cell in (*left, *right)))
+    return grid
+
+
+def _happenings(run: LiveRun, height: int) -> RenderableType:
+    """The last events, the newest at the bottom."""
+    shown = list(run.happenings)[-(height - 2) :]
+    grid = Table.grid(expand=True, padding=(0, 1, 0, 0))
+    for style in ("dim", "dim"):
+        grid.add_column(no_wrap=True, style=style)
+    grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    for one in shown:
+        step = "" if one.step is None else f"step {one.step:,}"
+        time = "" if one.time_us is None else f"{_moment(one.time_us):%H:%M:%S}"
+        grid.add_row(time, step, Text(one.text, style=STYLES[one.level]))
+    return Panel(grid, title="events (UTC)", title_align="left", height=height, border_style="dim")
+
+
+def _steps(run: LiveRun) -> str:
+    return f"step {run.step:,}" + (f" of {run.total_steps:,}" if run.total_steps else "")
+
+
+def _step_time(run: LiveRun) -> str:
+    median, p95 = run.median("step_seconds"), run.percentile_95()
+    if median is None:
+        return "-"
+    return words.duration(median) + (f" (p95 {words.duration(p95)})" if p95 is not None else "")
+
+
+def _tokens_per_second(run: LiveRun) -> str:
+    rate = run.median("tokens_per_second_per_gpu")
+    if rate is None or not run.num_gpus:
+        return "-"
+    return f"{words.number(rate)} per {run.device}, {words.number(rate * run.num_gpus)} in all"
+
+
+def _mfu(run: LiveRun) -> tuple[str, str]:
+    """MFU; TFLOP/s where no peak is known."""
+    mfu, tflops = run.median("mfu"), run.median("tflops_per_gpu")
+    formula = f" ({run.formula})" if run.formula else ""
+    if mfu is not None:
+        return "MFU", words.percent(mfu) + formula
+    return "TFLOP/s", "-" if tflops is None else f"{words.number(tflops)} per {run.device}{formula}"
+
+
+def _goodput(run: LiveRun) -> str:
+    if run.account is None or run.account.goodput is None:
+        return "-"
+    seconds = run.account.seconds()
+    lost = {name: spent for name, spent in seconds.items() if name != "productive" and spent}
+    most = max(lost, key=lambda name: lost[name], default=None)
+    note = f", {most} {words.percent(lost[most] / math.fsum(seconds.values()))}" if most is not None else ""
+    return words.percent(run.account.goodput) + note
+
+
+def _cost(run: LiveRun, now_us: int) -> str:
+    dollars = run.dollars(now_us)
+    if dollars is None:
+        return "- (--price-per-gpu-hour)" if run.price is None else "-"
+    per_million = f", {words.dollars(dollars / run.tokens * 1e6)}/M tokens" if run.tokens else ""
+    return f"{words.dollars(dollars)}{per_million}"
+
+
+def _held_out(run: LiveRun) -> str:
+    """The last figure of each kind, SQL execution accuracy first."""
+    names = sorted(run.held_out, key=lambda name: (not name.endswith("sql_execution"), not name.endswith(".loss")))
+    if not names:
+        return "-"
+    part, _, measure = names[0].rpartition(".")
+    step, value = run.held_out[names[0]]
+    written = f"SQL {words.percent(value)}" if measure == "sql_execution" else figure_text(measure, value)
+    return f"{written}, {part}" if part else f"{written} at step {step:,}"
+
+
+def _moment(microseconds: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+
+
+def _clock(now_us: int, seconds: float) -> str:
+    """When that many seconds are over, in local time: with the day where it is not today."""
+    end = _moment(now_us + round(seconds * 1e6)).astimezone()
+    same_day = end.date() == _moment(now_us).astimezone().date()
+    return f"{end:%H:%M}" if same_day else f"{end:%d %b %H:%M}"

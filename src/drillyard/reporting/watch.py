@@ -1,0 +1,206 @@
+"""Watching a run: its files are followed, and the screen is drawn anew every second; plain lines without a terminal.
+
+The watch only reads, so any number of people may watch a run, from any host that sees its directory. It ends with the
+run, or by q or Ctrl-C, and then leaves the last screen behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.live import Live
+
+from drillyard.errors import UserError
+from drillyard.loglines.follow import Follower
+from drillyard.reporting.cost import GpuPrice
+from drillyard.reporting.happenings import Happening
+from drillyard.reporting.live import LiveRun
+from drillyard.reporting.screen import happening_line, progress_line, screen, text_lines
+from drillyard.safe_files import describe_os_error
+from drillyard.telemetry.events import EVENTS_FILE, is_event, refusing_odd_values
+from drillyard.telemetry.jsonlines import decode
+from drillyard.telemetry.metrics import METRICS_FILE, is_step
+
+SETTLED_SECONDS: Final = 2.0
+"""After an `end` the supervisor may have something to add, such as a new round."""
+LINES_OF_THE_PAST: Final = 5
+HINT: Final = "q leaves; the run goes on"
+
+
+class _NewRecords:
+    """The records that a growing file of JSON lines has gained since they were asked for last."""
+
+    def __init__(self, path: Path) -> None:
+        self._follower = Follower(path)
+        self._torn = b""
+
+    def poll(self) -> Iterator[dict[str, Any]]:
+        """Whole lines only: a last one without a newline waits. Raises OSError."""
+        for piece in self._follower.poll():
+            if piece is None:
+                self._torn = b""
+                continue
+            *lines, self._torn = (self._torn + piece).split(b"\n")
+            yield from (record for line in lines if (record := decode(line)) is not None)
+
+
+class FollowedRun:
+    """A run directory whose lines go into a `LiveRun` as they come."""
+
+    def __init__(self, run_directory: Path, price: GpuPrice | None = None) -> None:
+        if run_directory.is_file():
+            raise UserError(
+                f"{run_directory}: is a file, and watch shows run directories; follow any log with"
+                f" drillyard metrics -f {run_directory}"
+            )
+        if not (run_directory / EVENTS_FILE).is_file():
+            raise UserError(f"{run_directory}: no {EVENTS_FILE}: this is not the directory of a run that has started.")
+        self.run = LiveRun(run_directory.resolve().name, price=price)
+        self._directory = run_directory
+        self._events = _NewRecords(run_directory / EVENTS_FILE)
+        self._metrics = _NewRecords(run_directory / METRICS_FILE)
+        self._heard = time.monotonic()
+
+    def poll(self) -> None:
+        """Take what is new. Raises UserError when the directory cannot be read any more."""
+        news = False
+        with refusing_odd_values(self._directory):
+            try:
+                for event in self._events.poll():
+                    if is_event(event):
+                        self.run.add_event(event)
+                        news = True
+                for record in self._metrics.poll():
+                    if is_step(record):
+                        self.run.add_metrics(record)
+                        news = True
+            except OSError as error:
+                raise UserError(f"{self._directory}: cannot be read: {describe_os_error(error)}") from error
+            self.run.refresh_goodput()
+        if news:
+            self._heard = time.monotonic()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over, and was so for long enough that nothing is to follow."""
+        quiet = time.monotonic() - self._heard
+        since = (_now_us() - (self.run.last_us or 0)) / 1e6
+        return self.run.over and (quiet >= SETTLED_SECONDS or since >= SETTLED_SECONDS)
+
+
+def watch(followed: FollowedRun, console: Console, interval_seconds: float | None = None) -> LiveRun:
+    """Show the run until it ends or the reader leaves; returns it as it stood then.
+
+    `interval_seconds` between two looks at the files: by default 1 on a terminal, 10 elsewhere.
+    """
+    if console.is_terminal:
+        _watch_screen(followed, console, interval_seconds or 1.0)
+    else:
+        _watch_lines(followed, console, interval_seconds or 10.0)
+    return followed.run
+
+
+def _watch_screen(followed: FollowedRun, console: Console, interval: float) -> None:
+    followed.poll()
+    try:
+        with _Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+            while not followed.ended:
+                live.update(_screen(followed.run, console, HINT), refresh=True)
+                if keys.asks_to_leave(interval):
+                    break
+                followed.poll()
+    except KeyboardInterrupt:
+        console.print(_screen(followed.run, console, ""))
+        raise
+    console.print(_screen(followed.run, console, ""))
+
+
+def _screen(run: LiveRun, console: Console, hint: str) -> Any:
+    return screen(
+        run,
+        _now_us(),
+        width=console.width,
+        # The last line of a window is left to the cursor.
+        height=console.height - 1,
+        hint=hint,
+        unicode=console.encoding.lower().startswith("utf"),
+    )
+
+
+def _watch_lines(followed: FollowedRun, console: Console, interval: float) -> None:
+    run = followed.run
+    told: Happening | None = None
+    step = -1
+    followed.poll()
+    while True:
+        for one in _untold(run, told):
+            _print(console, happening_line(one))
+            told = one
+        if run.step != step:
+            step = run.step
+            _print(console, progress_line(run, _now_us()))
+        if followed.ended:
+            break
+        time.sleep(min(interval, SETTLED_SECONDS) if run.over else interval)
+        followed.poll()
+    for line in text_lines(run, _now_us()):
+        _print(console, line)
+
+
+def _untold(run: LiveRun, told: Happening | None) -> list[Happening]:
+    """Happenings after the one told last (by identity); at first only the last few."""
+    shown = list(run.happenings)
+    if told is None:
+        return shown[-LINES_OF_THE_PAST:]
+    places = [place for place, one in enumerate(shown) if one is told]
+    return shown[places[-1] + 1 :] if places else shown
+
+
+def _print(console: Console, line: str) -> None:
+    """One line as it is: neither wrapped nor coloured."""
+    console.file.write(line + "\n")
+    console.file.flush()
+
+
+class _Keys:
+    """Single key presses from a terminal, without echo; none where standard input is something else."""
+
+    def __init__(self) -> None:
+        self._before: list[Any] | None = None
+
+    def __enter__(self) -> _Keys:
+        if sys.stdin.isatty():
+            import termios
+            import tty
+
+            self._before = termios.tcgetattr(sys.stdin)
+            tty.setcbreak(sys.stdin)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._before is not None:
+            import termios
+
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+
+    def asks_to_leave(self, seconds: float) -> bool:
+        """Wait for so long; True at once when q is pressed."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self._before is None:
+                time.sleep(left)
+            elif select.select([sys.stdin], [], [], left)[0] and sys.stdin.read(1) in ("q", "Q", ""):
+                return True
+        return False
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

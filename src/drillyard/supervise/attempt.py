@@ -1,0 +1,384 @@
+"""One round of ranks: start them, sleep until something happens, end them, and say how it went.
+
+The round sleeps in one `select` on the ranks' process descriptors, rank 0's output and the supervisor's signals. What
+is to happen later (send SIGTERM, then SIGKILL, ...) is a single pending transition with its time; each one replaces
+the last:
+
+    a rank fails         -> a moment for its peers' own last words -> SIGTERM to the rest -> SIGKILL to all groups
+    a rank ends well     -> the others finish; if the run has ended (summary, exit 85), only for so long -> SIGKILL
+    a stop signal        -> forwarded, the ranks save and exit; a second request -> SIGKILL
+    no sign of life      -> stack dumps are asked for, also of stopped ranks -> once more -> SIGTERM -> SIGKILL
+    SIGKILL              -> a rank that outlives it, in a call of the kernel, is named and left behind
+
+A rank that leaves with 85 takes the others along: they are asked to stop as well. When a rank gives up waiting in a
+collective, the one it waited for is the one to look at: what the others do is noted, and their stacks are asked for.
+
+Cost: nothing while nothing happens. Rank 0's pipe holds 1 MiB and is read at most 50 times per second, so a rank that
+prints 100,000 lines costs a few reads and not 100,000 wake-ups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drillyard.safe_files import close_quietly
+from drillyard.supervise import cause, hang
+from drillyard.supervise.console_output import LineForwarder, Output, attempt_header, log_path, open_log
+from drillyard.supervise.heartbeat import TRAINING, HeartbeatBoard
+from drillyard.supervise.progress_files import ProgressFiles
+from drillyard.supervise.rank_process import Rank
+from drillyard.supervise.signals import (
+    FORWARDED_AS,
+    INSISTING_STACKS_SIGNAL,
+    SECONDS_OF_ONE_REQUEST,
+    STACKS_SIGNAL,
+    SignalInbox,
+)
+from drillyard.supervise.standby import Standby
+
+EXIT_CHECKPOINTED = 85
+EXIT_NOT_SAVED = 86
+"""Between a rank and its supervisor: stopped on request, and that moment could not be saved. The run's code is 1."""
+EXIT_USER_ERROR = 2
+
+_PIPE_BYTES = 1 << 20
+_READ_PAUSE_SECONDS = 0.02
+_STANDBY_LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class GracePeriods:
+    """How long each wait may take, in seconds."""
+
+    settle: float = 0.2
+    """After a rank's own error, before its peers are ended: one of them may know the cause better."""
+    terminate: float = 0.5
+    """From SIGTERM to SIGKILL after a crash. Nothing that a survivor could still do is of use to the next round."""
+    finish: float = 60.0
+    """For the other ranks once the run has ended well on one."""
+    watchdog: float | None = None
+    """Without progress on any rank (heartbeat.py), a round counts as hung after this; None: never."""
+    kill: float = 30.0
+    """From SIGKILL until a rank that is still there counts as unkillable. Memory of many GiB takes seconds to free."""
+    stacks: float = 1.0
+    """For the stack dumps of a hung round; as long again for those of ranks that were asked twice."""
+
+
+@dataclass(frozen=True)
+class AttemptPlan:
+    """What a round starts: the same command once per environment, the lowest rank first."""
+
+    number: int
+    command: Sequence[str]
+    environments: Sequence[Mapping[str, str]]
+    run_directory: Path
+    patience: GracePeriods
+    first_rank: int = 0
+    """The rank of the first environment: on the second of two nodes of 8 ranks, 8."""
+    standby: Standby | None = None
+    """Processes that may have been started for this round already; they are started for the next one once it trains."""
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """The end of one rank: its code (negative: a signal), and whether the supervisor had asked it to end."""
+
+    rank: int
+    pid: int
+    returncode: int
+    asked: bool
+
+
+@dataclass
+class AttemptResult:
+    """How a round went. `exits` are in order of time; `log_offsets`: by rank, where its words of this round begin."""
+
+    number: int
+    exits: list[RankExit] = field(default_factory=list)
+    log_offsets: dict[int, int] = field(default_factory=dict)
+    last_step: int | None = None
+    summary_written: bool = False
+    hung: bool = False
+    silent: list[str] = field(default_factory=list)
+    """What each rank that others waited for was doing when the round was given up, in words."""
+    left_behind: list[str] = field(default_factory=list)
+    """Each rank that SIGKILL did not end, in words: the kernel lets a process go only when its call returns."""
+    stop_signal: signal.Signals | None = None
+    forced: bool = False
+    seconds_to_end: float = 0.0
+
+
+class Attempt:
+    """One round of ranks; `run` returns when none of them is left. `on_stop` is told of the first stop signal."""
+
+    def __init__(
+        self, plan: AttemptPlan, output: Output, signals: SignalInbox, on_stop: Callable[[signal.Signals], None]
+    ) -> None:
+        self._plan = plan
+        self._output = output
+        self._signals = signals
+        self._on_stop = on_stop
+        self._patience = plan.patience
+        self._result = AttemptResult(plan.number)
+        self._ranks: list[Rank] = []
+        self._selector = selectors.DefaultSelector()
+        self._pending: tuple[float, Callable[[], None]] | None = None
+        self._asked_to_stop_at = 0.0
+        self._asked_to_end = False
+        self._asked_for_stacks = False
+        self._first_end: float | None = None
+        self._resume_reading: float | None = None
+        self._last_trace = time.monotonic()
+        self._traces = ProgressFiles(plan.run_directory)
+        self._wants_standby = plan.standby is not None
+
+    def run(self) -> AttemptResult:
+        """Start the ranks and watch them until all have ended. Raises UserError when they cannot be started."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._selector.close)
+            self._board = stack.enter_context(HeartbeatBoard(len(self._plan.environments)))
+            self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
+            try:
+                self._start(stack)
+                while self._running():
+                    happened = self._sleep()
+                    for action in happened:
+                        if not isinstance(action, Rank):
+                            action()
+                    self._reap([rank for rank in happened if isinstance(rank, Rank)])
+                    self._on_time()
+            finally:
+                for rank in self._running():
+                    rank.kill_group()
+                    rank.reap()
+            self._drain()
+            if self._output.refresh_seconds is not None:
+                self._output.refresh(self._board.read()[0])
+            self._result.last_step = self._last_step()
+        self._result.summary_written = self._traces.summary_written()
+        if self._first_end is not None:
+            self._result.seconds_to_end = time.monotonic() - self._first_end
+        return self._result
+
+    def _start(self, stack: contextlib.ExitStack) -> None:
+        self._pipe, write_end = os.pipe()
+        stack.callback(os.close, self._pipe)
+        os.set_blocking(self._pipe, False)
+        with contextlib.suppress(OSError):
+            # Above this user's limit for pipes: the default size does, with more wake-ups.
+            fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        with contextlib.ExitStack() as ours:
+            ours.callback(os.close, write_end)
+            plan = self._plan
+            for local, environment in enumerate(plan.environments):
+                number = plan.first_rank + local
+                header = attempt_header(plan.number, number, int(environment["WORLD_SIZE"]))
+                log, offset = open_log(log_path(plan.run_directory, number), header)
+                self._result.log_offsets[number] = offset
+                if local == 0:
+                    stack.callback(close_quietly, log)
+                    self._forwarder = LineForwarder(log, self._output)
+                else:
+                    ours.callback(close_quietly, log)
+                told = {**environment, **self._board.environment}
+                stdout = write_end if local == 0 else log
+                ready = plan.standby.take(local, told, stdout, log) if plan.standby is not None else None
+                rank = Rank(number, plan.command, told, stdout, log, ready)
+                self._ranks.append(rank)
+                self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
+        self._selector.register(self._pipe, selectors.EVENT_READ, self._on_output)
+
+    def _last_step(self) -> int | None:
+        """The last step done in this round; None when it did not get to its first."""
+        told = self._traces.last_step()
+        signs = self._board.read()
+        shown = [sign.step for sign in signs if sign.step is not None]
+        # A disk that takes no more keeps events from being told; the phase of training begins with a step done.
+        trained = told is not None or any(sign.phase == TRAINING for sign in signs)
+        return max([told or 0, *shown]) if trained else None
+
+    def _sleep(self) -> list[Callable[[], None] | Rank]:
+        """Wait until something happens or is due; returns who is to act."""
+        started, wait = time.monotonic(), self._seconds_to_wait()
+        happened = [key.data for key, _ in self._selector.select(wait)]
+        watchdog = self._patience.watchdog
+        if watchdog is not None and wait is not None and time.monotonic() - started > wait + watchdog / 2:
+            # The supervisor was stopped itself, and perhaps the whole job with it: ranks begin anew to be silent.
+            self._last_trace = time.monotonic()
+        return happened
+
+    def _last_sign_of_life(self) -> float:
+        return max([self._last_trace, *(sign.at for sign in self._board.read())])
+
+    def _seconds_to_wait(self) -> float | None:
+        now = time.monotonic()
+        moments = [self._resume_reading, self._pending[0] if self._pending else None]
+        if self._patience.watchdog is not None and not self._asked_to_end:
+            moments.append(self._last_sign_of_life() + self._patience.watchdog)
+        if self._output.refresh_seconds is not None:
+            moments.append(now + self._output.refresh_seconds)
+        if self._wants_standby:
+            moments.append(now + _STANDBY_LOOK_SECONDS)
+        waits = [max(0.0, moment - now) for moment in moments if moment is not None]
+        return min(waits) if waits else None
+
+    def _on_time(self) -> None:
+        now = time.monotonic()
+        if self._output.refresh_seconds is not None:
+            self._output.refresh(self._board.read()[0])
+        if self._resume_reading is not None and now >= self._resume_reading:
+            self._resume_reading = None
+            self._selector.register(self._pipe, selectors.EVENT_READ, self._on_output)
+        if self._pending is not None and now >= self._pending[0]:
+            action, self._pending = self._pending[1], None
+            action()
+        watchdog = self._patience.watchdog
+        if watchdog is not None and not self._asked_to_end and now >= self._last_sign_of_life() + watchdog:
+            self._last_trace = now
+            if not self._traces.changed():
+                self._on_hang()
+
+        if self._wants_standby and self._plan.standby is not None and self._trains():
+            self._wants_standby = False
+            if (reason := self._plan.standby.start()) is not None:
+                self._output.say(f"no ranks stand by for a restart: {reason}")
+
+    def _trains(self) -> bool:
+        """Whether all ranks have done their first step and none has been asked to end."""
+        return not self._asked_to_end and all(sign.phase == TRAINING for sign in self._board.read())
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        self._pending = (time.monotonic() + seconds, action)
+
+    def _reap(self, ended: list[Rank]) -> None:
+        """Reap ranks that have ended. Of several at once, those ended by a signal count as first: the others follow."""
+        exits = []
+        for rank in ended:
+            self._selector.unregister(rank.pidfd)
+            exits.append(RankExit(rank.number, rank.pid, rank.reap(), self._asked_to_end or self._asked_for_stacks))
+        for end in sorted(exits, key=lambda end: (end.returncode >= 0, end.rank)):
+            self._first_end = self._first_end or time.monotonic()
+            self._result.exits.append(end)
+            self._after_exit(end)
+
+    def _after_exit(self, end: RankExit) -> None:
+        if self._asked_to_end or self._asked_for_stacks:
+            return
+        stopped = end.returncode in (EXIT_CHECKPOINTED, EXIT_NOT_SAVED)
+        if stopped or self._traces.summary_written():
+            if self._pending is None:
+                if stopped and self._result.stop_signal is None:
+                    self._send(signal.SIGTERM)
+                self._later(self._patience.finish, self._kill)
+        elif end.returncode < 0 and not (end.returncode == -signal.SIGABRT and self._gave_up_waiting(end)):
+            self._terminate()
+        elif end.returncode != 0 and self._pending is None:
+            if self._gave_up_waiting(end):
+                self._ask_for_stacks()
+            else:
+                self._later(self._patience.settle, self._terminate)
+
+    def _gave_up_waiting(self, end: RankExit) -> bool:
+        return cause.speaks_of_timeout(cause.last_words(self._words_of(end.rank)))
+
+    def _words_of(self, rank: int) -> str:
+        """What a rank's log holds of this round."""
+        return cause.read_from(log_path(self._plan.run_directory, rank), self._result.log_offsets[rank])
+
+    def _running(self) -> list[Rank]:
+        return [rank for rank in self._ranks if rank.returncode is None and not rank.left_behind]
+
+    def _send(self, number: signal.Signals) -> None:
+        for rank in self._running():
+            rank.send(number)
+
+    def _terminate(self) -> None:
+        """Ask the remaining ranks to end, and end them soon after."""
+        self._asked_to_end = True
+        self._send(signal.SIGTERM)
+        self._later(self._patience.terminate, self._kill)
+
+    def _kill(self) -> None:
+        self._asked_to_end = True
+        for rank in self._running():
+            rank.kill_group()
+        self._later(self._patience.kill, self._leave_behind)
+
+    def _leave_behind(self) -> None:
+        """Wait no longer for ranks that SIGKILL does not end: nobody could end them but what they wait for."""
+        for rank in self._running():
+            rank.left_behind = True
+            self._selector.unregister(rank.pidfd)
+            self._result.left_behind.append(hang.unkillable(rank.number, rank.pid))
+
+    def _on_hang(self) -> None:
+        self._result.hung = True
+        self._first_end = self._first_end or time.monotonic()
+        self._asked_to_end = True
+        self._ask_for_stacks()
+
+    def _ask_for_stacks(self) -> None:
+        """Note what the remaining ranks do, let them write their stacks, and end them then."""
+        now, signs = time.monotonic(), self._board.read()
+        first = self._plan.first_rank
+        self._result.silent = [hang.silence(r.number, r.pid, signs[r.number - first], now) for r in self._running()]
+        self._asked_for_stacks = True
+        self._send(STACKS_SIGNAL)
+        # A stopped rank runs its handler only when it goes on.
+        self._send(signal.SIGCONT)
+        self._later(self._patience.stacks, self._insist_on_stacks)
+
+    def _insist_on_stacks(self) -> None:
+        """Ask ranks that have not written their stacks once more, in a way that needs nothing of their interpreter."""
+        silent = [rank for rank in self._running() if hang.innermost_frame(self._words_of(rank.number)) is None]
+        for rank in silent:
+            rank.send(INSISTING_STACKS_SIGNAL)
+        if silent:
+            self._later(self._patience.stacks, self._terminate)
+        else:
+            self._terminate()
+
+    def _on_signal(self) -> None:
+        for number in self._signals.take():
+            if self._result.stop_signal is not None:
+                if time.monotonic() - self._asked_to_stop_at > SECONDS_OF_ONE_REQUEST:
+                    self._result.forced = True
+                    self._kill()
+                continue
+            self._result.stop_signal, self._asked_to_stop_at = number, time.monotonic()
+            # First the ranks: whoever reads what is said may be what went away.
+            self._send(FORWARDED_AS.get(number, number))
+            self._on_stop(number)
+            self._output.say(
+                f"{number.name}: the ranks will finish their step, save and stop; another signal, "
+                f"{SECONDS_OF_ONE_REQUEST:.0f} s from now or later, ends them at once"
+            )
+
+    def _on_output(self) -> None:
+        try:
+            chunk = os.read(self._pipe, _PIPE_BYTES)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self._selector.unregister(self._pipe)
+            return
+        self._forwarder.feed(chunk)
+        if len(chunk) < _PIPE_BYTES // 2:
+            # Let lines gather instead of waking up for each.
+            self._selector.unregister(self._pipe)
+            self._resume_reading = time.monotonic() + _READ_PAUSE_SECONDS
+
+    def _drain(self) -> None:
+        """What rank 0 wrote before its end, without waiting for others that may still hold its pipe."""
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._pipe, _PIPE_BYTES):
+                self._forwarder.feed(chunk)
+        self._forwarder.finish()

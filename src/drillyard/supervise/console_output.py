@@ -1,0 +1,267 @@
+"""Where the ranks' words go: one log per rank, rank 0's lines to the console, a progress bar where a person watches.
+
+Ranks write straight into their logs (opened for appending), which costs the supervisor nothing; only rank 0's standard
+output comes through a pipe, is appended to its log as it is and forwarded in whole lines, many per write. On a terminal
+the lines scroll above a bar with the time that is left; elsewhere they are passed on unchanged, and the supervisor's
+own messages go to standard error so that rank 0's JSON lines stay clean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from drillyard.errors import UserError
+from drillyard.safe_files import describe_os_error
+from drillyard.supervise.heartbeat import Heartbeat
+from drillyard.telemetry.console import parse_step_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_LONGEST_LINE_BYTES = 1 << 20
+
+
+class Output(Protocol):
+    """What the supervisor shows to whoever started it."""
+
+    refresh_seconds: float | None
+
+    def lines(self, text: str) -> None:
+        """Whole lines of rank 0's standard output."""
+
+    def say(self, text: str) -> None:
+        """A message of the supervisor itself."""
+
+    def error(self, text: str) -> None:
+        """A rank's message to the user, as it is."""
+
+    def refresh(self, sign: Heartbeat) -> None:
+        """Called about every `refresh_seconds`, if that is not None, with rank 0's last sign of life."""
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+
+class PlainOutput:
+    """Rank 0's lines to `stream`, the supervisor's own to standard error: for files, pipes and other programs."""
+
+    refresh_seconds: float | None = None
+
+    def __init__(self, stream: IO[str]) -> None:
+        _show_any_text(stream)
+        self._stream: IO[str] | None = stream
+
+    def lines(self, text: str) -> None:
+        """Pass on lines; when the reader is gone (`| head`) the run goes on and its logs hold everything."""
+        if self._stream is None:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            _let_go_of(self._stream)
+            self._stream = None
+
+    def say(self, text: str) -> None:
+        """Print to standard error; a reader that is gone ends no run."""
+        print_message(text)
+
+    def error(self, text: str) -> None:
+        """Print to standard error; a reader that is gone ends no run."""
+        print_error(text)
+
+    def refresh(self, sign: Heartbeat) -> None:
+        """Nothing moves here."""
+
+    def close(self) -> None:
+        """Nothing to take down."""
+
+
+def _show_any_text(stream: IO[str]) -> None:
+    """Letters that the stream's encoding lacks are shown by number: what ranks print ends no run."""
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace")
+
+
+def print_message(text: str) -> None:
+    """A message of the supervisor itself where nothing is shown yet; a reader that is gone ends no run."""
+    print_error(f"drillyard: {text}")
+
+
+def print_error(text: str) -> None:
+    """Print to standard error; a reader that is gone ends no run."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        _let_go_of(sys.stderr)
+
+
+def _let_go_of(stream: IO[str]) -> None:
+    """Nobody reads this stream any more: later flushes, the interpreter's at exit among them, must not fail on it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+class TerminalOutput:
+    """Rank 0's lines above a progress bar with the phase, the steps done, the time elapsed and the time left."""
+
+    refresh_seconds: float | None = 0.5
+
+    def __init__(self, console: Console, name: str, total_steps: int | None) -> None:
+        # rich takes 50 ms to import its bars: only where somebody watches.
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import TimeRemainingColumn as TimeLeft
+
+        _show_any_text(console.file)
+        columns = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn())
+        # No thread of rich's: ranks are forked from this process. Steps may take minutes, and the time left is guessed
+        # from those of the last ten.
+        self._progress = Progress(
+            *columns,
+            TextColumn("left"),
+            TimeLeft(compact=True),
+            console=console,
+            auto_refresh=False,
+            expand=True,
+            speed_estimate_period=600.0,
+        )
+        self._name = name
+        self._task = self._progress.add_task(name, total=total_steps)
+        self._is_placed = False
+        self._is_watched = True
+        self._show(self._progress.start)
+
+    def _show(self, action: Callable[[], object]) -> None:
+        """A terminal that was closed is shown nothing more, and ends no run. rich makes a closed pipe a SystemExit."""
+        if self._is_watched:
+            try:
+                action()
+            except (OSError, SystemExit):
+                self._is_watched = False
+                for stream in (sys.stdout, sys.stderr):
+                    _let_go_of(stream)
+
+    def lines(self, text: str) -> None:
+        """Print lines above the bar and move it to the last step that they tell of."""
+        for line in reversed(text.splitlines()):
+            step = parse_step_line(line)
+            if step is not None:
+                self._move(step.step, step.total_steps)
+                break
+        self._print(text, end="")
+
+    def say(self, text: str) -> None:
+        """Print a message of the supervisor above the bar."""
+        self._print(f"drillyard: {text}", style="yellow")
+
+    def error(self, text: str) -> None:
+        """Print above the bar."""
+        self._print(text, style="red")
+
+    def _print(self, text: str, style: str | None = None, end: str = "\n") -> None:
+        options: dict[str, Any] = {"style": style, "end": end, "markup": False, "highlight": False, "soft_wrap": True}
+        self._show(lambda: self._progress.console.print(text, **options))
+
+    def refresh(self, sign: Heartbeat) -> None:
+        """Show how far rank 0 is and what it does, and let the clock of the bar move."""
+        doing = "" if sign.phase in ("training", "between steps") else sign.phase
+        self._progress.update(self._task, description=f"{self._name} | {doing}" if doing else self._name)
+        if sign.step is not None:
+            self._move(sign.step, sign.total_steps)
+        self._show(self._progress.refresh)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        self._progress.update(self._task, description=self._name)
+        self._show(self._progress.refresh)
+        self._show(self._progress.stop)
+
+    def time_left(self) -> float | None:
+        """Seconds until the last step, as the bar shows them; None while that is not known."""
+        return self._progress.tasks[0].time_remaining
+
+    def _move(self, step: int, total_steps: int | None) -> None:
+        """To a step. Where a round resumes, the steps of others are no part of its speed.
+
+        A printed line may be a step ahead of the sign of life.
+        """
+        task = self._progress.tasks[0]
+        total = total_steps or task.total
+        if step == task.completed - 1:
+            return
+        if not self._is_placed or step < task.completed:
+            elapsed_from, self._is_placed = task.start_time, True
+            self._progress.reset(self._task, completed=step, total=None if total is None else int(total))
+            task.start_time = elapsed_from
+        else:
+            self._progress.update(self._task, completed=step, total=total)
+
+
+class LineForwarder:
+    """Bytes of rank 0's standard output, in whole lines: unchanged into its log, as text to the console.
+
+    Whole lines, because the rank writes its standard error into the same log meanwhile.
+    """
+
+    def __init__(self, log: int, output: Output) -> None:
+        self._log = log
+        self._output = output
+        self._rest = b""
+        self._log_failed = False
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes, cut anywhere. A line without an end is passed on when it reaches 1 MiB."""
+        whole, newline, self._rest = (self._rest + chunk).rpartition(b"\n")
+        if newline:
+            self._append(whole + newline)
+            self._output.lines((whole + newline).decode(errors="replace"))
+        if len(self._rest) >= _LONGEST_LINE_BYTES:
+            self.finish()
+
+    def finish(self) -> None:
+        """The pipe has ended: pass on a last line that has no end."""
+        if self._rest:
+            self._append(self._rest)
+            self._output.lines(self._rest.decode(errors="replace") + "\n")
+            self._rest = b""
+
+    def _append(self, chunk: bytes) -> None:
+        try:
+            while chunk:
+                chunk = chunk[os.write(self._log, chunk) :]
+        except OSError as error:
+            if not self._log_failed:
+                self._output.say(f"logs/rank-0.log: {error.strerror}; the run goes on without it")
+            self._log_failed = True
+
+
+def log_path(run_directory: Path, rank: int) -> Path:
+    """The log of one rank, over all rounds."""
+    return run_directory / "logs" / f"rank-{rank}.log"
+
+
+def open_log(path: Path, header: str) -> tuple[int, int]:
+    """A descriptor for appending to a rank's log, and the offset at which this round begins, just after its header."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be opened: {describe_os_error(error)}, then start again") from None
+    size = os.fstat(descriptor).st_size
+    torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+    with contextlib.suppress(OSError):  # a full disk: the ranks will say so
+        os.write(descriptor, (b"\n" if torn else b"") + header.encode() + b"\n")
+    return descriptor, os.fstat(descriptor).st_size
+
+
+def attempt_header(round_number: int, rank: int, num_ranks: int) -> str:
+    """The line that opens a round in a rank's log."""
+    moment = datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f"=== round {round_number} | {moment} | rank {rank} of {num_ranks}"

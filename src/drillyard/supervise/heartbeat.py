@@ -1,0 +1,118 @@
+"""Signs of life: what each rank is doing and when it last got further, on a board that its supervisor reads.
+
+Life is progress: a step, a forward, a phase begun, work done in a phase that one rank does alone
+(progress_monitor.py). Output is none: a rank whose collective hangs may still have a thread that prints.
+
+The board is a memfd, one slot per local rank: no file to leave behind, and it goes with its last user. Ranks open it
+as /proc/<supervisor>/fd/<n> (in DRILLYARD_LIFE_BOARD), so it need not be inherited through a wrapper. A sign is one
+store to shared memory, about a microsecond; times are CLOCK_MONOTONIC, which all processes of a host share.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+BOARD: Final = "DRILLYARD_LIFE_BOARD"
+TRAINING: Final = "training"
+"""The phase from the first step of a round on."""
+
+_NUMBERS: Final = struct.Struct("<qqq")
+"""Nanoseconds of the last sign, steps completed, steps in all; the last two are -1 while unknown."""
+_PHASE: Final = struct.Struct("<32s")
+_SLOT_BYTES: Final = 64
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """What a rank showed last. `at`: seconds of time.monotonic, 0.0 before the first; `step`: steps completed."""
+
+    at: float
+    step: int | None
+    total_steps: int | None
+    phase: str
+
+
+class HeartbeatBoard:
+    """The signs of all ranks of a round on this host, as the supervisor sees them. Use it with `with`."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._descriptor = os.memfd_create("drillyard-life", os.MFD_CLOEXEC)
+        os.ftruncate(self._descriptor, num_ranks * _SLOT_BYTES)
+        self._memory = mmap.mmap(self._descriptor, num_ranks * _SLOT_BYTES)
+        for rank in range(num_ranks):
+            _NUMBERS.pack_into(self._memory, rank * _SLOT_BYTES, 0, -1, -1)
+
+    def __enter__(self) -> HeartbeatBoard:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._memory.close()
+        os.close(self._descriptor)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What tells ranks where the board is."""
+        return {BOARD: f"/proc/{os.getpid()}/fd/{self._descriptor}"}
+
+    def read(self) -> list[Heartbeat]:
+        """The last sign of every rank, by local rank."""
+        return [_sign(self._memory, rank * _SLOT_BYTES) for rank in range(self._num_ranks)]
+
+
+class HeartbeatWriter:
+    """One rank's own slot: shown to its supervisor where there is one, and known to the rank itself."""
+
+    def __init__(self, memory: mmap.mmap | bytearray | None = None, offset: int = 0) -> None:
+        self._memory = bytearray(_SLOT_BYTES) if memory is None else memory
+        self._offset = offset
+        self._step = self._total = -1
+        self.begin("start")
+
+    def show(self) -> None:
+        """This rank has got further."""
+        _NUMBERS.pack_into(self._memory, self._offset, time.monotonic_ns(), self._step, self._total)
+
+    def begin(self, phase: str) -> None:
+        """A phase begins, named in at most 32 ASCII characters; that is progress too."""
+        _PHASE.pack_into(self._memory, self._offset + _NUMBERS.size, phase.encode())
+        self.show()
+
+    def step(self, steps_done: int, total_steps: int) -> None:
+        """So many optimizer steps are completed."""
+        self._step, self._total = steps_done, total_steps
+        self.show()
+
+    def last(self) -> Heartbeat:
+        """What was shown last."""
+        return _sign(self._memory, self._offset)
+
+
+def heartbeat_writer(environment: Mapping[str, str]) -> HeartbeatWriter:
+    """The signs of this rank, on its supervisor's board if `environment` names one."""
+    path = environment.get(BOARD)
+    if path is None:
+        return HeartbeatWriter()
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        print(f"drillyard: {path}: {error.strerror}; the watchdog sees only logged steps", file=sys.stderr, flush=True)
+        return HeartbeatWriter()
+    try:
+        return HeartbeatWriter(mmap.mmap(descriptor, 0), int(environment["LOCAL_RANK"]) * _SLOT_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _sign(memory: mmap.mmap | bytearray, offset: int) -> Heartbeat:
+    nanoseconds, step, total = _NUMBERS.unpack_from(memory, offset)
+    (phase,) = _PHASE.unpack_from(memory, offset + _NUMBERS.size)
+    name = phase.rstrip(b"\0").decode(errors="replace")
+    return Heartbeat(nanoseconds / 1e9, None if step < 0 else step, None if total < 0 else total, name)

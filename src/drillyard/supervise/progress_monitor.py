@@ -1,0 +1,185 @@
+"""A rank's watch over itself: signs of life for work done alone, and its own end where no supervisor watches.
+
+Three kinds of time in a rank's life:
+
+- strict: training. Only steps and forwards count; whoever waits in a collective gives no sign;
+- working: what takes long without steps (imports, tokenising, loading, compiling, saving, exporting). The process's
+  own work counts: a twentieth of a core, or 1 MB/s read or written, since the last look. A read that hangs, or a
+  collective, does neither. (A GPU rank may spin while it waits; there the collective timeout is the limit.)
+- waiting: for another rank, which is watched itself.
+
+Under a supervisor this thread only shows signs, and the supervisor judges (attempt.py): a round is hung when no rank of
+it has got further for `watchdog_seconds`. Without one, as under torchrun, the rank judges itself: it writes the Python
+stacks of all its threads to logs/rank-N.log and exits with 1, so that its launcher ends and restarts the others. A rank
+that was stopped (SIGSTOP) cannot judge; its peers, which wait for it, do. A rank that is asked to stop because another
+gave up waiting for it writes its stacks too, if it gets no further: it is the one to look at. Should a thread hold the
+interpreter's lock, a process beside the rank ends it a little later (watchdog_process.py).
+
+Time in which the rank was suspended counts for nothing: when it goes on, it is judged anew.
+
+Cost: a wake-up every few seconds; 5 file reads while `working`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Literal
+
+from drillyard.supervise import watchdog_process
+from drillyard.supervise.heartbeat import HeartbeatWriter
+
+Kind = Literal["strict", "working", "waiting"]
+
+_LEAST_CORES = 0.05
+_LEAST_BYTES_PER_SECOND = 1e6
+_LONGEST_TICK_SECONDS = 5.0
+_SECONDS_TO_STOP = 5.0
+"""Without progress for so long after a stop signal, a rank without a supervisor tells where it is."""
+
+
+class ProgressMonitor:
+    """What this rank is doing, and whether it gets further. `judge_seconds`: end it after this long; 0: never."""
+
+    def __init__(
+        self, signs: HeartbeatWriter, tick_seconds: float, judge_seconds: float, on_hang: Callable[[str, bool], IO[str]]
+    ):
+        """`on_hang(message, ends)` tells of a hang, which may end this rank, and returns the file for its stacks."""
+        self.signs = signs
+        self._kind: Kind = "working"
+        self._tick_seconds = tick_seconds
+        self._judge_seconds = judge_seconds
+        self._on_hang = on_hang
+        self._asked_at: float | None = None
+        self._dog = _Dog(judge_seconds + 10 * tick_seconds, tick_seconds) if judge_seconds else None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    def begin(self, phase: str, kind: Kind) -> None:
+        """A new phase begins and lasts until the next."""
+        self._kind = kind
+        self.signs.begin(phase)
+
+    @contextlib.contextmanager
+    def during(self, phase: str, kind: Kind = "working") -> Iterator[None]:
+        """A phase within another, which goes on afterwards."""
+        outer, outer_kind = self.signs.last().phase, self._kind
+        self.begin(phase, kind)
+        try:
+            yield
+        finally:
+            self.begin(outer, outer_kind)
+
+    def asked_to_stop(self) -> None:
+        """A stop signal was noted: this rank should now finish its step."""
+        self._asked_at = time.monotonic()
+
+    def close(self) -> None:
+        """Nothing more is to be watched: the rank is leaving."""
+        self._closed.set()
+        self._thread.join()
+        if self._dog is not None:
+            self._dog.close()
+
+    def _run(self) -> None:
+        looked = time.monotonic()
+        work = work_done()
+        while not self._closed.wait(self._tick_seconds):
+            now = time.monotonic()
+            if now - looked > 3 * self._tick_seconds + 1:
+                # This process was stopped meanwhile, or starved: what it has not done then says nothing.
+                self.signs.show()
+            elif self._kind == "working":
+                before, work = work, work_done()
+                if did_work(before, work, now - looked):
+                    self.signs.show()
+            looked = now
+            if self._dog is not None:
+                self._dog.tell()
+                self._judge(now)
+
+    def _judge(self, now: float) -> None:
+        sign = self.signs.last()
+        where = f"({sign.phase}, after step {sign.step or 0})"
+        if self._asked_at is not None and now - max(self._asked_at, sign.at) > _SECONDS_TO_STOP:
+            self._asked_at = None
+            self._tell_stacks(f"asked to stop, and no progress {where}: this is where the rank is", ends=False)
+        if self._kind != "waiting" and now - sign.at > self._judge_seconds:
+            self._tell_stacks(
+                f"watchdog: no progress for {now - sign.at:.0f} s {where}: this rank ends; the limit is "
+                "timeouts.watchdog_seconds",
+                ends=True,
+            )
+            os._exit(1)
+
+    def _tell_stacks(self, message: str, *, ends: bool) -> None:
+        file = self._on_hang(message, ends)
+        faulthandler.dump_traceback(file=file, all_threads=True)
+        file.flush()
+
+
+class _Dog:
+    """The process that ends this one after `limit_seconds` without a `tell`."""
+
+    def __init__(self, limit_seconds: float, tick_seconds: float) -> None:
+        read_end, self._write_end = os.pipe()
+        os.set_blocking(self._write_end, False)
+        script = str(Path(watchdog_process.__file__))
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", script, str(os.getpid()), str(limit_seconds), str(tick_seconds)],
+            stdin=read_end,
+            stdout=subprocess.DEVNULL,
+        )
+        os.close(read_end)
+
+    def tell(self) -> None:
+        """This process runs Python."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._write_end, b".")
+
+    def close(self) -> None:
+        """Let it go."""
+        os.close(self._write_end)
+        self._process.kill()
+        self._process.wait()
+
+
+def work_done() -> tuple[float, int]:
+    """CPU seconds of this process and its ended children, and bytes that it has read and written, files or sockets."""
+    times = os.times()
+    counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return sum(times[:4]), int(counts["rchar"]) + int(counts["wchar"])
+
+
+def did_work(before: tuple[float, int], after: tuple[float, int], seconds: float) -> bool:
+    """Whether a process worked between two looks at `work_done`, `seconds` apart."""
+    cores = (after[0] - before[0]) / seconds
+    return cores >= _LEAST_CORES or (after[1] - before[1]) / seconds >= _LEAST_BYTES_PER_SECOND
+
+
+def tick_seconds(watchdog_seconds: float) -> float:
+    """How often a rank looks at itself: 20 times within the limit, and at least every 5 s."""
+    return min(_LONGEST_TICK_SECONDS, max(0.05, watchdog_seconds / 20)) if watchdog_seconds else _LONGEST_TICK_SECONDS
+
+
+def stacks_file(run_directory: Path, rank: int, message: str) -> IO[str]:
+    """Where a rank without a supervisor puts its stacks: logs/rank-N.log, or standard error if that cannot be."""
+    print(f"[rank {rank}] {message}", file=sys.stderr, flush=True)
+    path = run_directory / "logs" / f"rank-{rank}.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (the process ends with it)
+        file.write(f"{message}\n")
+        file.flush()
+    except OSError:
+        return sys.stderr
+    print(f"[rank {rank}] watchdog: stacks are in {path}", file=sys.stderr, flush=True)
+    return file

@@ -1,0 +1,158 @@
+"""What the settings that a run leaves open (`auto`) have become: kept over restarts, recorded, told with the estimate.
+
+What `auto` becomes follows from the config, the layout and the memory (`estimation/resolved_setup.py`), but also from
+the
+predictor's code and facts, which change with versions, and it can decide how a step is rounded. So a run keeps what it
+has: `resolved.json` in the run directory holds the settings of every layout that the run has been on, and a start on
+one of these takes them from there. A start on another layout (ranks, micro-batch, kind of device, or another setting
+that was written down) resolves anew, and the event `resolved` says what changed. Nothing that the user has set is
+touched, and run.yaml keeps saying `auto`, so that the same file starts a run anywhere.
+
+All ranks must agree: rank 0 reads the record, and what fits is judged by the least memory that any rank has. Cost: one
+small collective and a few predictions, once per round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from drillyard.config import num_data_ranks, resolve_accumulation
+from drillyard.config.run import RunConfig
+from drillyard.estimation.resolved_setup import ResolvedSetup
+from drillyard.estimation.startup_estimate import startup_estimate
+from drillyard.hardware import find_accelerator
+from drillyard.parallel.memory import GIB, memory_bytes_per_rank
+from drillyard.parallel.model_setup import describe_nearest_fit
+from drillyard.parallel.ranks import Ranks
+from drillyard.telemetry import RunLog
+from drillyard.training.checkpoint.loading import on_all_ranks
+from drillyard.training.run_directory import holds_training
+
+RESOLVED_RECORD: Final = "resolved.json"
+AUTO_KEYS: Final[tuple[str, ...]] = (
+    "model.attention",
+    "training.activation_checkpointing",
+    "training.compile",
+    "training.loss_chunk_tokens",
+)
+"""Settings that may be left open and that decide how a step is rounded; `parallelism.shard` is part of the layout."""
+
+
+@dataclass(frozen=True)
+class AutoSettings:
+    """A config with the settings that its run has had on this layout so far in place of what it leaves open.
+
+    `layout`, `settings`: the layout of this start, and what is kept there. `before`: all settings at the newest layout,
+    for a start on another one. `hardware`, `memory_gib`: what ranks compute on, and the least memory of any of them.
+    """
+
+    config: RunConfig
+    layout: dict[str, Any]
+    settings: dict[str, Any]
+    before: dict[str, Any]
+    hardware: str
+    memory_gib: float
+
+
+def load_auto_settings(config: RunConfig, ranks: Ranks, directory: Path) -> AutoSettings:
+    """What this run's earlier starts have resolved, put into `config`. Collective."""
+    hardware = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu"
+    layout = layout_of(config, ranks, hardware)
+
+    def known() -> tuple[float, dict[str, Any], dict[str, Any]]:
+        memory_gib = memory_bytes_per_rank(ranks) / GIB
+        if ranks.rank != 0 or not holds_training(directory):
+            return memory_gib, {}, {}
+        entries = read_layouts(directory)
+        here: dict[str, Any] = next((entry["settings"] for entry in entries if entry["layout"] == layout), {})
+        return memory_gib, here, entries[-1]["settings"] if entries else {}
+
+    told = on_all_ranks(None, known)
+    _, here, newest = told[0]
+    kept = {key: here[key] for key in AUTO_KEYS if key in here and _value(config, key) in ("auto", None)}
+    memory_gib = min(memory for memory, _, _ in told)
+    return AutoSettings(_with_settings(config, kept), layout, kept, {} if here else newest, hardware, memory_gib)
+
+
+def layout_of(config: RunConfig, ranks: Ranks, hardware: str) -> dict[str, Any]:
+    """All that decides what the open settings become, and that a resume may change."""
+    return {
+        "world_size": ranks.world_size,
+        "ranks_per_node": ranks.local_world_size,
+        "shard": ranks.mesh.size(1),
+        "device": hardware,
+        "micro_batch_size": config.training.micro_batch_size,
+        "gradient_accumulation": resolve_accumulation(config, num_data_ranks(config, ranks.world_size)),
+        **{key: _value(config, key) for key in AUTO_KEYS},
+    }
+
+
+def save_auto_settings(kept: AutoSettings, resolved: ResolvedSetup, directory: Path, log: RunLog) -> None:
+    """Write the settings of this layout down, where that has not been done. A disk that takes no more ends no run."""
+    entries = read_layouts(directory) if holds_training(directory) else []
+    if any(entry["layout"] == kept.layout for entry in entries):
+        return
+    content = {"version": 1, "layouts": [*entries, {"layout": kept.layout, "settings": resolved.settings()}]}
+    path = directory / RESOLVED_RECORD
+    temporary = directory / f"{RESOLVED_RECORD}.tmp"
+    try:
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        log.warn(f"{path}: not written ({error.strerror}): a restart resolves what the config leaves open anew")
+
+
+def read_layouts(directory: Path) -> list[dict[str, Any]]:
+    """The layouts of a run and their settings, oldest first; none where no record can be read."""
+    try:
+        content = json.loads((directory / RESOLVED_RECORD).read_text(encoding="utf-8"))
+        return [{"layout": dict(entry["layout"]), "settings": dict(entry["settings"])} for entry in content["layouts"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []  # not written yet, or torn by a crash: resolved anew
+
+
+def report_auto_settings(kept: AutoSettings, resolved: ResolvedSetup, log: RunLog) -> None:
+    """Write the event `resolved`, and tell the user what is other than on the layout before."""
+    settings = resolved.settings()
+    changed = {key: [old, settings[key]] for key, old in kept.before.items() if settings.get(key, old) != old}
+    log.event(
+        "resolved",
+        settings=settings,
+        reasons={decision.key: decision.reason for decision in resolved.decisions},
+        kept=sorted(kept.settings) or None,
+        changed=changed or None,
+    )
+    if changed:
+        words = "; ".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items())
+        log.message(f"Another layout than before, so settings that are left open were resolved anew: {words}")
+
+
+def report_estimate(kept: AutoSettings, resolved: ResolvedSetup, log: RunLog) -> None:
+    """The event `estimate`, one line for people, and a warning with what would fit where it is not sure to."""
+    told = startup_estimate(resolved.setup, kept.memory_gib, find_accelerator(kept.hardware), hardware=kept.hardware)
+    log.event("estimate", **told.fields())
+    log.message(told.line())
+    if told.verdict in ("may not fit", "does not fit"):
+        advice = describe_nearest_fit(resolved.setup, kept.memory_gib) or "\nno change of its settings is known to fit"
+        log.warn(f"the run may end for lack of memory{advice}")
+
+
+def _value(config: RunConfig, key: str) -> Any:
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
+
+
+def _with_settings(config: RunConfig, settings: dict[str, Any]) -> RunConfig:
+    for key, value in settings.items():
+        section, name = key.split(".")
+        part = getattr(config, section).model_copy(update={name: value})
+        config = config.model_copy(update={section: part})
+    return config

@@ -1,0 +1,104 @@
+"""The batch of a step, computed again from the run directory: which samples it saw, from where, on which rank.
+
+The order of samples is a pure function of seed, epoch and step, so nothing but the step is needed, for any step of the
+run, logged or not, done or still to come. Torch is not needed. What the run wrote down (data.json, and the event
+`order` of each round) says how many samples a step takes, how they were dealt out, and that the data are still the
+same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drillyard.config import load_run_config
+from drillyard.config.checks import normalized_sources
+from drillyard.data.data_record import read_record
+from drillyard.data.prepared_data import OnProgress, PreparedData, prepare
+from drillyard.data.row_warnings import file_of_source
+from drillyard.data.sampler import SampleRef
+from drillyard.errors import UserError
+from drillyard.telemetry.events import read_events, refusing_odd_values
+from drillyard.training.run_directory import SAVED_CONFIG
+from drillyard.training.step_history import order_event_of_step
+
+OTHER_BATCHES = "Its batches cannot be told from what is there now: undo the change"
+
+
+@dataclass(frozen=True)
+class BatchSample:
+    """One sequence of a global batch: its number in it (from 0), and the rank and micro-batch (from 0) that read it."""
+
+    number: int
+    rank: int
+    micro_batch: int
+    ref: SampleRef
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """The global batch of a step, and the data to read it from; `paths`: of the sources, as configured."""
+
+    step: int
+    data: PreparedData
+    samples: list[BatchSample]
+    world_size: int
+    paths: list[str]
+
+    def of_rank(self, rank: int) -> list[BatchSample]:
+        """The samples of one rank. UserError when there was no such rank."""
+        if not 0 <= rank < self.world_size:
+            raise UserError(f"--rank {rank}: step {self.step} was dealt out to ranks 0 to {self.world_size - 1}")
+        return [sample for sample in self.samples if sample.rank == rank]
+
+    def places(self, sample: BatchSample) -> list[str]:
+        """Where each document of a sample comes from: `data/rows.jsonl, line 7`."""
+        source, index = sample.ref
+        path = self.paths[source]
+        return [
+            ", ".join(part for part in (file_of_source(path, name), line) if part)
+            for name, line in self.data.train.sources[source].places(index)
+        ]
+
+
+def batch_of_step(run_directory: Path, step: int, on_progress: OnProgress | None = None) -> StepBatch:
+    """The batch of a step (from 1) of the run in `run_directory`.
+
+    A tokenised cache that is gone is made again. Raises UserError when there is no such run or step, or when the data
+    are not those of the run any more.
+    """
+    if not (run_directory / SAVED_CONFIG).is_file():
+        raise UserError(f"{run_directory}: no {SAVED_CONFIG}: give the directory of a run, such as runs/NAME")
+    with refusing_odd_values(run_directory):
+        order = order_of_step(run_directory, step)
+        if not 1 <= step <= order["total_steps"]:
+            raise UserError(f"--step {step}: the run has steps 1 to {order['total_steps']}")
+    config = load_run_config(run_directory / SAVED_CONFIG, resolve_environment=False)
+    loss_only = config.evaluation.model_copy(update={"metrics": ["loss"]})  # rows are not needed to show tokens
+    config = config.model_copy(update={"evaluation": loss_only})
+    data = prepare(config, on_progress=on_progress, known=read_record(run_directory), if_changed=OTHER_BATCHES)
+    if data.train.fingerprint != order["data"]:
+        raise UserError(
+            f"{run_directory}: the data are not what this run was trained on (fingerprint {data.train.fingerprint}, "
+            f"it had {order['data']}): its batches cannot be told from them"
+        )
+    refs = data.train.indices(step - 1, order["global_batch_size"], by_epoch=order.get("by_epoch", False))
+    paths = [source.path for source in normalized_sources(config.data.source)]
+    return StepBatch(step, data, list(_dealt_out(refs, order)), order["world_size"], paths)
+
+
+def order_of_step(run_directory: Path, step: int) -> Mapping[str, Any]:
+    """The event `order` of the start that did the step last, or of the newest one. UserError when there is none."""
+    order = order_event_of_step(read_events(run_directory), step)
+    if order is None:
+        raise UserError(f"{run_directory}: events.jsonl names no order of samples: the run has not begun to train")
+    return order
+
+
+def _dealt_out(refs: list[SampleRef], order: Mapping[str, Any]) -> Iterator[BatchSample]:
+    """Rank r takes micro-batches r, r + ranks, ... of the global batch (training/trainer.py)."""
+    for number, ref in enumerate(refs):
+        micro_batch, rank = divmod(number // order["micro_batch_size"], order["world_size"])
+        yield BatchSample(number, rank, micro_batch, ref)

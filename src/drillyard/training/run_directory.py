@@ -1,0 +1,227 @@
+"""The run directory at the start of a run: is it this run's, may it be written, and what is already in it.
+
+A directory that holds another run is never touched: the saved run.yaml is compared with the config that is about to
+start, and what differs in a way that matters is said. A start that failed before its first logged step, as on a
+mistake in the config, has left nothing to protect: the corrected config takes its place.
+
+A run that has ended goes on when it is given more steps or epochs. Its summary is removed when it does, since a run
+with a summary counts as complete, and is written again with `final/` at the new end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from drillyard import export_directory
+from drillyard.config import differences, load_run_config, num_data_ranks, resolve_global_batch, save_resolved
+from drillyard.config.run import RunConfig
+from drillyard.config.run_identity import changed_settings, describe_changes, recorded_settings
+from drillyard.errors import UserError
+from drillyard.safe_files import describe_os_error
+from drillyard.telemetry.metrics import METRICS_FILE
+from drillyard.training.checkpoint import CheckpointInfo, inspect, list_checkpoints
+from drillyard.training.sample_order import require_order_of
+
+SAVED_CONFIG = "run.yaml"
+SAVED_TOKENIZER = "tokenizer"
+SUMMARY_FILE = "summary.json"
+SUMMARY_TEXT = "summary.txt"
+
+
+def run_directory_of(config: RunConfig) -> Path:
+    """`<output>/<name>`."""
+    return Path(config.output) / config.name
+
+
+def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = False) -> Path:
+    """Create or reuse the run directory of `config` and save the resolved config there; returns its path.
+
+    A finished run is left as it is, unless the config makes it longer. Raises UserError when the directory cannot be
+    written, holds a different run (one of another global batch, too) or checkpoints that `resume: never` would pass
+    over, or when the checkpoint to resume from is not there. `goes_on`: what is in the directory is of this very run,
+    whose launcher starts it again, so that `resume: never`, which is about how a run begins, is over.
+    """
+    directory = run_directory_of(config)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{directory}: cannot be created ({error.strerror}); choose another `output`") from None
+    _require_writable(directory)
+    saved = directory / SAVED_CONFIG
+    old = None
+    if saved.is_file() and holds_training(directory):
+        old = load_run_config(saved, resolve_environment=False)
+        require_same_run(directory, old, config)
+    if config.checkpoint.resume == "never" and not goes_on and list_checkpoints(directory):
+        raise UserError(
+            f"{directory}: holds checkpoints, and checkpoint.resume is never; "
+            "set `resume: auto` to go on from them, or choose another name"
+        )
+    _require_resumable(config, num_ranks)
+    finished = is_finished(config)
+    if old is not None and (finished or _is_done(config, directory)):
+        _require_no_idle_change(directory, old, config)
+    if not finished:
+        _require_room_for_model(directory / "final")
+    if not finished and not _is_saved(config, saved):
+        save_resolved(config, saved)
+    return directory
+
+
+def is_finished(config: RunConfig) -> bool:
+    """Whether the run of `config` has nothing left to do: its summary, its model and its last checkpoint are there.
+
+    One that is given more steps or epochs than it ended with has.
+    """
+    directory, training = run_directory_of(config), config.training
+    steps, newest = _completed_steps(directory), _newest_checkpoint(directory)
+    if steps is None or newest is None or newest.step != steps:
+        return False
+    if not (directory / "final" / "config.json").is_file():
+        return False
+    if training.epochs is not None:
+        ended_with = newest.metadata.get("settings") or _saved_settings(directory)
+        is_long_enough = training.epochs == ended_with.get("training.epochs")
+    else:
+        is_long_enough = training.steps == steps
+    # A checkpoint that the user names is where the run began, or is to begin.
+    return is_long_enough and config.checkpoint.resume in ("auto", newest.metadata.get("resume"))
+
+
+def remove_summary(directory: Path) -> None:
+    """Remove what says that the run of `directory` is complete, as it goes on. Raises OSError."""
+    for name in (SUMMARY_FILE, SUMMARY_TEXT):
+        (directory / name).unlink(missing_ok=True)
+
+
+def _newest_checkpoint(directory: Path) -> CheckpointInfo | None:
+    return next((info for info in reversed(list_checkpoints(directory)) if info.complete), None)
+
+
+def _completed_steps(directory: Path) -> int | None:
+    """The steps of the run whose summary says that it is complete; None where there is no such summary."""
+    try:
+        summary = json.loads((directory / SUMMARY_FILE).read_text(encoding="utf-8"))
+        return int(summary["steps"]) if summary["status"] == "completed" else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _saved_settings(directory: Path) -> dict[str, Any]:
+    """The recorded settings of run.yaml, for checkpoints of earlier versions, which have none."""
+    try:
+        return recorded_settings(load_run_config(directory / SAVED_CONFIG, resolve_environment=False))
+    except UserError:
+        return {}
+
+
+def _is_done(config: RunConfig, directory: Path) -> bool:
+    """Whether the last step is saved, so that only the summary or `final/` may be missing."""
+    newest = _newest_checkpoint(directory)
+    return config.checkpoint.resume == "auto" and newest is not None and newest.step == config.training.steps
+
+
+def _require_no_idle_change(directory: Path, old: RunConfig, new: RunConfig) -> None:
+    """Raise UserError for a change to a run that has ended: no step is left that it could change."""
+    newest = _newest_checkpoint(directory)
+    ended_with = newest.metadata.get("settings") if newest is not None else None
+    changes = changed_settings(ended_with or recorded_settings(old), recorded_settings(new))
+    idle = {key: values for key, values in changes.items() if key not in ("training.steps", "training.epochs")}
+    if idle:
+        length = "training.steps" if new.training.epochs is None else "training.epochs"
+        raise UserError(
+            f"{directory}: this run has ended, and the change would train nothing ({describe_changes(idle)}); raise "
+            f"{length} to go on from its end, undo the change, or choose another `name`"
+        )
+
+
+def holds_training(directory: Path) -> bool:
+    """Whether there are logged steps, checkpoints or a model: what two different runs must not share."""
+    metrics = directory / METRICS_FILE
+    return (
+        (metrics.is_file() and metrics.stat().st_size > 0)
+        or (directory / "final").exists()
+        or bool(list_checkpoints(directory))
+    )
+
+
+def _require_resumable(config: RunConfig, num_ranks: int) -> None:
+    """Raise UserError when the checkpoint that the run would go on from is not there or was of other samples.
+
+    Said before anything is written, so that the saved config stays the one that the checkpoints belong to.
+    """
+    wanted = config.checkpoint.resume
+    if wanted not in ("auto", "never") and not Path(wanted).is_dir():
+        raise UserError(
+            f"checkpoint.resume: there is no directory {wanted}; "
+            "give a checkpoint (RUN_DIR/checkpoints/step-N), auto or never"
+        )
+    newest = _newest_checkpoint(run_directory_of(config))
+    if wanted not in ("auto", "never") and (newest is None or newest.metadata.get("resume") != wanted):
+        newest = inspect(Path(wanted))
+    if newest is None or not newest.complete or wanted == "never":
+        return
+    saved = newest.metadata.get("global_batch_size")
+    batch = resolve_global_batch(config, num_data_ranks(config, num_ranks))
+    if saved is not None and saved != batch:
+        ranks = newest.metadata.get("world_size", num_ranks)
+        as_before = "" if ranks == num_ranks else f"start {ranks} ranks as before (this start has {num_ranks}), or "
+        raise UserError(
+            f"{newest.path}: was trained with {saved} sequences per step, and this start has {batch}; {as_before}"
+            f"set training.global_batch_size: {saved}, or choose another `name`"
+        )
+    if not is_finished(config):
+        known = {"global_batch_size": batch, **newest.metadata, "step": newest.step, "path": str(newest.path)}
+        require_order_of(known, config, batch)
+
+
+def require_same_run(directory: Path, old: RunConfig, new: RunConfig) -> None:
+    """Raise UserError where `new` is another run than `old`, the one that `directory` holds."""
+    changed = differences(old, new)
+    if changed:
+        shown = "; ".join(changed[:5]) + (f"; and {len(changed) - 5} more" if len(changed) > 5 else "")
+        raise UserError(f"{directory}: holds a different run ({shown}); choose another `name`, or undo the change")
+
+
+def _require_writable(directory: Path) -> None:
+    """Raise UserError unless a file can really be made: root passes every permission check, also on a read-only mount.
+
+    A disk without room for content is good enough: what an interrupted save has left there is deleted first.
+    """
+    probe = directory / f".probe-{os.getpid()}"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"{directory}: the run directory cannot be written ({describe_os_error(error)}), or choose another `output`"
+        ) from None
+
+
+def _require_room_for_model(final: Path) -> None:
+    """Raise UserError when the model that is to be trained could not be written at the end: `final` holds anything but
+    an earlier export."""
+    try:
+        refused = export_directory.reason_to_refuse(Path(os.path.realpath(final)), overwrite=True)
+    except OSError as error:
+        raise UserError(f"{final}: cannot be read: {describe_os_error(error)}") from None
+    if refused is not None:
+        raise UserError(
+            f"{final}: {refused}, so the model could not be written there at the end; move it away: "
+            f"mv {shlex.quote(str(final))} {shlex.quote(f'{final}-before')}"
+        )
+
+
+def _is_saved(config: RunConfig, saved: Path) -> bool:
+    """Whether `saved` says the same already: a start on a full disk need not write what is there."""
+    if not saved.is_file():
+        return False
+    try:
+        old = load_run_config(saved, resolve_environment=False)
+    except UserError:
+        return False  # of another version, or damaged: written anew
+    return old.model_dump(mode="json") == config.model_dump(mode="json")

@@ -1,0 +1,192 @@
+"""`drillyard eval`: measure a saved model on held-out data, as one rank of however many there are.
+
+What needs torch is imported by `evaluate_saved` alone: a request is checked before that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drillyard.config import load_run_config, require_valid
+from drillyard.config.load import config_from_options
+from drillyard.config.run import DataConfig, ParallelismConfig, RunConfig
+from drillyard.data.data_record import DataRecord, read_record
+from drillyard.errors import UserError
+from drillyard.training.saved_model import SavedModel, as_pretrained, find_saved_model, run_directory_above
+
+if TYPE_CHECKING:
+    from drillyard.evaluation.evaluator import MetricFailure
+
+OTHER_FIGURES = (
+    "What is held out of it is not what the run's own figures are of: undo the change, or name what to measure on by "
+    "--data"
+)
+DEFAULT_SEQUENCE_LENGTH = 1024
+CONFIG_SUFFIXES = (".yaml", ".yml")
+FLAGS = {
+    "data.source": "--data",
+    "data.format": "--format",
+    "data.sequence_length": "--sequence-length",
+    "evaluation.metrics": "--metric",
+    "evaluation.parts": "--part",
+    "evaluation.samples": "--samples",
+}
+"""The flags of `drillyard eval` by the settings that they stand for."""
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """What is to be measured. `data`: a run config (*.yaml), a source of held-out documents; None: the run's own."""
+
+    model: Path
+    output: Path
+    data: str | None = None
+    format: str | None = None
+    metrics: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+    samples: int | None = None
+    sequence_length: int | None = None
+
+
+def evaluate_saved(request: EvaluationRequest, tell: Callable[[str], None]) -> dict[str, dict[str, Any]] | None:
+    """All figures by held-out part on rank 0, None on the others; predictions are written below `request.output`.
+
+    `tell` gets what there is to know about the data, once. Raises UserError for a model, data or metric that cannot be
+    used.
+    """
+    from drillyard.data import prepare
+    from drillyard.evaluation.evaluator import HeldOutEvaluator
+    from drillyard.parallel.ranks import start_ranks, stop_ranks
+    from drillyard.training.saved_weights import load_saved_model, without_training_layout
+
+    saved, config = check_request(request)
+    config = without_training_layout(config)
+    ranks = start_ranks(config.training, config.parallelism)
+    try:
+        known = known_data(request, saved)
+        data = ranks.in_turn(
+            lambda first: prepare(
+                config, saved.tokenizer_directory, known=known, if_changed=OTHER_FIGURES, only_open=not first
+            )
+        )
+        if ranks.rank == 0:
+            for note in data.report.notes:
+                tell(note)
+        if not data.held_out:
+            raise UserError(f"{request.model}: its run held no data out; name a source of documents by --data")
+        model = load_saved_model(saved, config, data.tokenizer, ranks)
+        held_out = HeldOutEvaluator(config, data, model.root, ranks, request.output, attention=model.attention)
+        evaluated = held_out.evaluate(request.model.name)
+        for failure in evaluated.failures:
+            raise error_of_failure(failure)
+        return evaluated.results if ranks.rank == 0 else None
+    finally:
+        stop_ranks()
+
+
+def error_of_failure(failure: MetricFailure) -> Exception:
+    """What ends the command where a metric could not be measured: a user's mistake, or an error of the program."""
+    text = f"{failure.metric} of {failure.part}: {failure.reason}"
+    return UserError(text) if failure.stack is None else RuntimeError(f"{text}\n\n{failure.stack}")
+
+
+def known_data(request: EvaluationRequest, saved: SavedModel) -> DataRecord | None:
+    """What the run's own data were when it trained; None for other data, or a model from elsewhere."""
+    owner = run_directory_above(saved.path)
+    known = read_record(owner) if owner is not None and request.data is None else None
+    # Its tokens are made by the tokenizer that was saved with the model, not by what the config names.
+    return None if known is None else replace(known, tokenizer="")
+
+
+def check_request(request: EvaluationRequest) -> tuple[SavedModel, RunConfig]:
+    """The model, and the config to measure it under, without torch. UserError for what shows before data is read."""
+    saved = find_saved_model(request.model)
+    config = evaluation_config(request, saved)
+    require_valid(config)
+    return saved, config
+
+
+def evaluation_config(request: EvaluationRequest, saved: SavedModel) -> RunConfig:
+    """The run config under which the model is measured: the run's own, with what the request names put in."""
+    own = saved.config
+    names_config = request.data is not None and Path(request.data).suffix in CONFIG_SUFFIXES
+    base = load_run_config(Path(str(request.data))) if names_config else own or config_without_run(request)
+    data = base.data
+    if request.data is not None and not names_config:
+        data = config_of_source(request, base.data, saved)
+    elif request.format or request.sequence_length:
+        raise UserError("--format and --sequence-length belong to a source of documents: name it by --data")
+    evaluation = base.evaluation.model_copy(
+        update={
+            "metrics": list(request.metrics) or base.evaluation.metrics,
+            "parts": list(request.parts) or (None if request.data else base.evaluation.parts),
+            "samples": request.samples or base.evaluation.samples,
+        }
+    )
+    # How training was laid out over ranks says nothing about how many there are now.
+    config = base.model_copy(update={"data": data, "evaluation": evaluation, "parallelism": ParallelismConfig()})
+    if saved.is_checkpoint:
+        own = saved.config_from_run()
+        return config.model_copy(update={"model": own.model, "training": own.training})
+    return as_pretrained(config, saved.path)
+
+
+def config_of_source(request: EvaluationRequest, data: DataConfig, saved: SavedModel) -> DataConfig:
+    """`data` with the request's source as the only and held-out one, tokenised and packed as in training."""
+    assert request.data is not None
+    changes: dict[str, Any] = {
+        "source": request.data,
+        "held_out": {} if request.data.startswith("builtin:") else {"source": request.data},
+        "sequence_length": request.sequence_length or data.sequence_length,
+        "tokenizer": str(saved.tokenizer_directory),
+    }
+    if request.format not in (None, data.format):
+        changes |= {"format": request.format, "columns": {}, "loss_on": None, "too_long": None}
+    return config_from_options(DataConfig, data.model_dump() | changes)
+
+
+def config_without_run(request: EvaluationRequest) -> RunConfig:
+    """A config for a model that no run of ours made: its own precision does not matter, it is only measured."""
+    if request.data is None:
+        raise UserError(f"{request.model}: no run made it, so none says what to measure it on; name a source by --data")
+    return config_from_options(
+        RunConfig,
+        {
+            "name": "evaluation",
+            "model": {"id": str(request.model)},
+            "data": {
+                "source": request.data,
+                "format": request.format or "text",
+                "sequence_length": request.sequence_length or min(DEFAULT_SEQUENCE_LENGTH, positions_of(request.model)),
+            },
+            "training": {"steps": 1, "precision": "fp32", "optimizer": {"learning_rate": 1e-3}},
+        },
+    )
+
+
+def positions_of(model: Path) -> int:
+    """The positions that a model's config.json names, under any of the names in use; without one, no limit is known."""
+    try:
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        found = [config[key] for key in ("max_position_embeddings", "n_positions") if isinstance(config.get(key), int)]
+    except (OSError, ValueError, AttributeError, RecursionError):
+        found = []  # what is wrong with it is said where the model is built
+    return min(found, default=DEFAULT_SEQUENCE_LENGTH)
+
+
+def flags_for(message: str, request: EvaluationRequest) -> str:
+    """A line that says by which flags the settings in an error message are given; empty where run.yaml has them."""
+    if request.data is None or Path(request.data).suffix in CONFIG_SUFFIXES:
+        return ""
+    found = [f"{key} is {flag} here" for key, flag in FLAGS.items() if key in message]
+    if "data.columns" in message and request.format is None:
+        found.append("rows are read as text: --format names another one (chat, prompt-completion, text-to-sql)")
+    others = re.findall(r"\b(?:data|evaluation)\.[a-z_]+", message)
+    if any(key not in FLAGS for key in others):
+        found.append("other settings: write them into a run.yaml and give --data run.yaml")
+    return f"\n{'; '.join(found)}" if found else ""

@@ -1,0 +1,346 @@
+"""What loading a run.yaml gives, and what it says of a wrong one."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from drillyard.config import RunConfig, load_run_config, save_resolved
+from drillyard.config.yaml_document import parse_document
+from drillyard.errors import UserError
+
+from .conftest import RUN, Load, Refuse
+
+FULL = yaml.safe_dump(
+    {
+        "name": "full",
+        "output": "runs",
+        "model": {"id": "some/model", "init": "pretrained", "lora": {"rank": 4, "alpha": 8.0, "dropout": 0.1}},
+        "data": {
+            "source": [{"path": "a.jsonl", "weight": 2.0, "name": "a", "split": "train"}, "b.jsonl"],
+            "format": "text",
+            "sequence_length": 128,
+            "packing": True,
+            "held_out": {"fraction": 0.1, "split_by": "db_id"},
+            "tokenizer": {"train": "bpe", "vocab_size": 1024},
+        },
+        "training": {
+            "steps": 10,
+            "micro_batch_size": 2,
+            "gradient_accumulation": 2,
+            "precision": "fp32",
+            "optimizer": {"name": "adamw", "learning_rate": 0.001, "betas": [0.9, 0.95], "weight_decay": 0.1},
+            "schedule": {"name": "cosine", "warmup_steps": 2, "final_fraction": 0.1},
+            "gradient_clipping": 1.0,
+            "activation_checkpointing": "none",
+            "threads_per_rank": 1,
+        },
+        "parallelism": {"shard": "auto", "replicate": 1},
+        "checkpoint": {"every_steps": 5, "resume": "auto", "asynchronous": True},
+        "evaluation": {"every_steps": 5, "metrics": ["loss"], "batch_size": 4},
+        "logging": {"every_steps": 1, "tensorboard": False},
+    },
+    sort_keys=False,
+)
+KEY_LINES = [number for number, line in enumerate(FULL.splitlines()) if ":" in line]
+
+
+@st.composite
+def mistyped(draw: st.DrawFn) -> tuple[int, str, str, str]:
+    """A line of FULL, its key, one slip of the finger in it, and the whole text with that."""
+    lines = FULL.splitlines()
+    number = draw(st.sampled_from(KEY_LINES))
+    head, colon, rest = lines[number].partition(":")
+    key = head.lstrip(" -")
+    at = draw(st.integers(0, len(key) - 1))
+    letter = draw(st.sampled_from(string.ascii_lowercase))
+    wrong = draw(
+        st.sampled_from(
+            [
+                key[:at] + key[at + 1 :],
+                key[:at] + letter + key[at:],
+                key[:at] + letter + key[at + 1 :],
+                key[:at] + key[at + 1 : at + 2] + key[at] + key[at + 2 :],
+            ]
+        )
+    )
+    assume(wrong and wrong != key and wrong.strip("_"))
+    lines[number] = f"{head[: len(head) - len(key)]}{wrong}{colon}{rest}"
+    return number + 1, key, wrong, "\n".join(lines)
+
+
+@given(case=mistyped())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+def test_any_mistyped_key_is_named_with_its_line_and_the_key_that_was_meant(
+    case: tuple[int, str, str, str], refuse: Refuse
+) -> None:
+    line, key, wrong, text = case
+    told = refuse(text)
+    assert len(told) == 1
+    assert told[0].startswith(f"run.yaml:{line}: ")
+    assert f"{wrong}: unknown key; " in told[0]
+    if len(key) > 4:
+        assert f"{key}'?" in told[0]
+
+
+def test_the_full_config_is_valid(load: Load) -> None:
+    assert load(FULL).training.optimizer.betas == (0.9, 0.95)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2e-5", 2e-5),
+        ("1E3", 1000.0),
+        (".5", 0.5),
+        ("1_000", 1000),
+        ("0x10", 16),
+        ("-3", -3),
+        ("yes", True),
+        ("Off", False),
+        ("~", None),
+        ("", None),
+        ("010", "010"),
+        ("12:30:00", "12:30:00"),
+        ("2024-01-31", "2024-01-31"),
+        ("1.2.3", "1.2.3"),
+        ("'2e-5'", "2e-5"),
+        ('"null"', "null"),
+        ("e5", "e5"),
+    ],
+)
+def test_scalars_mean_what_an_engineer_expects(text: str, value: object) -> None:
+    found = parse_document(f"key: {text}\n", "x").value["key"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_number_in_scientific_notation_is_a_learning_rate(load: Load) -> None:
+    assert load().training.optimizer.learning_rate == 4e-3
+
+
+def test_anchors_and_merge_keys_work_and_own_keys_win(load: Load) -> None:
+    text = RUN.replace(
+        "source: builtin:text-to-sql", "source:\n    - &a {path: a.jsonl, weight: 2}\n    - {<<: *a, path: b.jsonl}"
+    )
+    source = load(text.replace("format: text-to-sql", "format: text")).data.source
+    assert [(item.path, item.weight) for item in source] == [("a.jsonl", 2.0), ("b.jsonl", 2.0)]  # type: ignore[union-attr]
+
+
+def test_a_mistake_in_a_merged_mapping_is_told_where_it_is_written(refuse: Refuse) -> None:
+    text = RUN.replace(
+        "source: builtin:text-to-sql", "source:\n    - &a {path: a.jsonl,\n       wieght: 2}\n    - {<<: *a, path: b}"
+    )
+    assert [line.split(": ")[0] for line in refuse(text)] == ["run.yaml:8", "run.yaml:8"]
+
+
+def test_all_mistakes_of_a_file_are_told_at_once_in_its_order(refuse: Refuse) -> None:
+    text = RUN.replace("init: random", "init: randon").replace("steps: 100", "stps: 1").replace("fp32", "fp16")
+    assert refuse(text) == [
+        "run.yaml:4: model.init: found 'randon'; allowed: 'pretrained' or 'random'; did you mean 'random'?",
+        "run.yaml:11: training.stps: unknown key; did you mean 'steps'?",
+        "run.yaml:12: training.precision: found 'fp16'; allowed: 'bf16', 'fp32' or 'fp64'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("steps: 100", "steps: '100'", "11: training.steps: found '100'; allowed: an integer > 0 or null"),
+        ("steps: 100", "steps: true", "11: training.steps: found true; allowed: an integer > 0 or null"),
+        ("steps: 100", "steps: 1e2", "11: training.steps: found 100.0; allowed: an integer > 0 or null; write 100"),
+        ("steps: 100", "steps: -1", "11: training.steps: found -1; allowed: an integer > 0 or null"),
+        ("4e-3", ".inf", "14: training.optimizer.learning_rate: found Infinity; allowed: a number > 0"),
+        ("4e-3", "fast", "14: training.optimizer.learning_rate: found 'fast'; allowed: a number > 0"),
+        (
+            "name: small",
+            "name: 7",
+            "1: name: found 7; allowed: Name of the run: at most 63 lower case letters, digits, '.', '_' and '-'",
+        ),
+        ("  steps: 100", "  max_steps: 9", "11: training.max_steps: unknown key; did you mean 'steps'?"),
+        ("  steps: 100", "  lr: 9", "11: training.lr: unknown key; did you mean 'optimizer.learning_rate'?"),
+        (
+            "  steps: 100",
+            "  learning_rate: 9",
+            "11: training.learning_rate: unknown key; it belongs to 'training.optimizer'",
+        ),
+        (
+            "  steps: 100",
+            "  sequence_lenght: 9",
+            "11: training.sequence_lenght: unknown key; did you mean 'data.sequence_length'?",
+        ),
+        (
+            "  optimizer:\n    learning_rate: 4e-3\n",
+            "  seed: 0\n",
+            "10: training.optimizer: missing; write for example `optimizer: {learning_rate: 2.0e-05}`",
+        ),
+        (
+            "    learning_rate: 4e-3",
+            "",
+            "13: training.optimizer: is empty; write for example `optimizer: {learning_rate: 2.0e-05}`",
+        ),
+        (
+            "source: builtin:text-to-sql",
+            "source: 5",
+            "6: data.source: found 5; allowed: text or a mapping (path, weight, name, split, options) "
+            "or a list of (text or a mapping (path, weight, name, split, options)); put it in quotes",
+        ),
+        (
+            "source: builtin:text-to-sql",
+            "source: [a, {path: b, weight: 0}]",
+            "6: data.source.1.weight: found 0; allowed: a number > 0",
+        ),
+        (
+            "source: builtin:text-to-sql",
+            "source: {weight: 2}",
+            "6: data.source.path: missing; write for example `path: documents.jsonl`",
+        ),
+        ("vocab_size: 1024", "vocab_size: 8", "9: data.tokenizer.vocab_size: found 8; allowed: an integer >= 260"),
+        (
+            "  precision: fp32",
+            "  compile: maybe",
+            "12: training.compile: found 'maybe'; allowed: 'auto' or true or false",
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_line_key_what_was_found_and_what_is_allowed(
+    old: str, new: str, told: str, refuse: Refuse
+) -> None:
+    assert old in RUN
+    assert refuse(RUN.replace(old, new)) == [f"run.yaml:{told}"]
+
+
+@pytest.mark.parametrize(("value", "meant"), [("true", "auto"), ("no", "never")])
+def test_a_resume_of_yes_or_no_is_told_what_it_means(value: str, meant: str, refuse: Refuse, load: Load) -> None:
+    (problem,) = refuse(f"{RUN}checkpoint:\n  resume: {value}\n")
+    assert "quotes" not in problem
+    assert problem.endswith(f"allowed: auto, never, or the path of a checkpoint; did you mean '{meant}'?")
+    assert load(RUN, f"checkpoint.resume={meant}").checkpoint.resume == meant
+
+
+def test_a_whole_section_that_is_missing_is_told_with_an_example(refuse: Refuse) -> None:
+    text = RUN.replace("model:\n  config: {architecture: llama, hidden_size: 64}\n  init: random\n", "")
+    assert refuse(text) == ["run.yaml: model: missing; write for example `model: {id: Qwen/Qwen3-0.6B}`"]
+
+
+def test_a_list_of_the_wrong_length_is_told(refuse: Refuse) -> None:
+    text = RUN + "    betas: [0.9]\n"
+    assert refuse(text) == [
+        "run.yaml:15: training.optimizer.betas: found a list of 1; allowed: a list of 2: "
+        "a number >= 0 and < 1, a number >= 0 and < 1"
+    ]
+
+
+def test_an_error_never_shows_pydantic(refuse: Refuse) -> None:
+    text = RUN.replace("source: builtin:text-to-sql", "source: [[1], {pth: 3}, null]").replace(
+        "steps: 100", "steps: []"
+    )
+    told = "\n".join(refuse(text))
+    for word in ("pydantic", "validation error", "SourceConfig", "Input should", "union", "int_type"):
+        assert word not in told
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "run.yaml: is empty; a config is a mapping with the keys name, output, model"),
+        (b"# only a comment\n", "run.yaml: is empty"),
+        (b"- a\n- b\n", "run.yaml: holds a list of 2; a config is a mapping"),
+        (b"just text\n", "run.yaml: holds 'just text'; a config is a mapping"),
+        (b"name: a\nmodel: \xff\n", "run.yaml:2: not UTF-8 (byte 0xff)"),
+        (b"name: a\nmodel: {init: [random}\n", "run.yaml:2: not valid YAML"),
+        (b"name: a\nmodel:\n\tinit: random\n", "run.yaml:3: not valid YAML"),
+        (b"name: a\n\x00\n", "run.yaml:2: not valid YAML"),
+        (b"name: a\n---\nname: b\n", "run.yaml:2: not valid YAML"),
+        (b"name: *unknown\n", "run.yaml:1: not valid YAML"),
+        (b"name: !secret x\n", "run.yaml:1: name: the YAML tag !secret has no meaning here"),
+        (b"name: &a [*a]\n", "run.yaml:1: name.0: an alias that contains itself"),
+        (b"? [a, b]\n: 1\n", "run.yaml:1: ?: a key must be a word"),
+    ],
+)
+def test_what_is_no_config_is_told_in_a_line(
+    content: bytes, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        load_run_config("run.yaml")
+    assert any(line.startswith(told) for line in str(caught.value).splitlines())
+
+
+def test_a_missing_file_and_a_directory_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^run\.yaml: no such file; `drillyard init`"):
+        load_run_config("run.yaml")
+    with pytest.raises(UserError, match="is a directory"):
+        load_run_config(".")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key(load: Load) -> None:
+    assert load("\ufeff" + RUN).name == "small"
+
+
+def test_a_key_given_twice_is_an_error_that_names_both_lines(refuse: Refuse) -> None:
+    text = RUN.replace("  steps: 100\n", "  steps: 100\n  seed: 1\n  steps: 5\n")
+    assert refuse(text) == ["run.yaml:13: training.steps: given twice, on lines 11 and 13; keep one"]
+
+
+# Saving ---------------------------------------------------------------------------------------------------------------
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(lambda text: "${env:" not in text)
+TRICKY = st.sampled_from(
+    ["2e-5", "010", "yes", "null", "<<", "=", "~", "12:30", "2024-01-31", "1_0", "- a", "#", "", ".inf"]
+)
+SCALARS = st.one_of(
+    TEXT,
+    TRICKY,
+    st.booleans(),
+    st.none(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT | TRICKY, inner, max_size=3)
+)
+
+
+@given(config=st.dictionaries(TEXT | TRICKY, VALUES, max_size=4))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+def test_whatever_a_config_holds_survives_saving_and_saving_again_changes_nothing(
+    config: dict[str, Any], tmp_path: Path, load: Load
+) -> None:
+    base = load()
+    changed = base.model_copy(update={"model": base.model.model_copy(update={"config": config})})
+    save_resolved(changed, tmp_path / "first.yaml")
+    loaded = load_run_config(tmp_path / "first.yaml")
+    assert loaded == changed
+    save_resolved(loaded, tmp_path / "second.yaml")
+    assert (tmp_path / "first.yaml").read_bytes() == (tmp_path / "second.yaml").read_bytes()
+
+
+def test_a_saved_config_spells_out_every_default(load: Load, tmp_path: Path) -> None:
+    save_resolved(load(), tmp_path / "saved.yaml")
+    saved = yaml.safe_load((tmp_path / "saved.yaml").read_text())
+    assert set(saved) == set(RunConfig.model_fields)
+    assert saved["training"]["optimizer"]["betas"] == [0.9, 0.95]
+    assert saved["checkpoint"]["keep"] == 3
+
+
+def test_saving_leaves_no_half_made_file_and_replaces_the_old_one(load: Load, tmp_path: Path) -> None:
+    target = tmp_path / "out" / "run.yaml"
+    target.parent.mkdir()
+    target.write_text("old")
+    save_resolved(load(), target)
+    assert [path.name for path in target.parent.iterdir()] == ["run.yaml"]
+    assert load_run_config(target) == load()
+
+
+def test_saving_where_nothing_can_be_written_is_told(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be written: No such file or directory"):
+        save_resolved(load(), tmp_path / "missing" / "run.yaml")

@@ -1,0 +1,101 @@
+"""How rows become documents, and what is said about rows that cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drillyard.config.run import RunConfig
+from drillyard.data import prepare, render_prompt
+from drillyard.data.row_formats import RowFormat, row_format
+from drillyard.errors import UserError
+
+MakeConfig = Callable[..., RunConfig]
+WriteRows = Callable[..., Path]
+
+SQL_ROW = {"schema": "CREATE TABLE t (a);", "question": "How many?", "sql": "SELECT count(*) FROM t"}
+
+
+def segments(form: RowFormat, row: dict[str, Any]) -> list[tuple[str, bool]]:
+    return form.segments(form.canonical(row, "here"), "here")
+
+
+def test_text_carries_loss_throughout() -> None:
+    assert segments(RowFormat("text", loss_on="all"), {"text": " a ", "b": 1}) == [(" a ", True)]
+
+
+def test_a_completion_carries_loss_and_its_prompt_does_not() -> None:
+    row = {"prompt": "p", "completion": "c"}
+    assert segments(RowFormat("prompt-completion"), row) == [("p", False), ("c", True)]
+    assert segments(RowFormat("prompt-completion", loss_on="all"), row) == [("p", True), ("c", True)]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        SQL_ROW,
+        {"db_id": "d", **SQL_ROW},
+        {
+            "sql_context": SQL_ROW["schema"],
+            "sql_prompt": SQL_ROW["question"],
+            "sql": SQL_ROW["sql"],
+            "sql_explanation": "x",
+        },
+    ],
+    ids=["built-in", "Spider", "gretelai"],
+)
+def test_text_to_sql_knows_the_columns_of_the_common_sets(row: dict[str, Any]) -> None:
+    assert segments(RowFormat("text-to-sql"), row) == [(render_prompt(SQL_ROW), False), (SQL_ROW["sql"], True)]
+
+
+def test_columns_can_be_mapped() -> None:
+    form = RowFormat("text-to-sql", {"question": "q", "sql": "query"})
+    row = {"schema": SQL_ROW["schema"], "q": SQL_ROW["question"], "query": SQL_ROW["sql"]}
+    assert segments(form, row) == segments(RowFormat("text-to-sql"), SQL_ROW)
+
+
+def test_a_question_stays_on_its_comment_line() -> None:
+    assert (
+        render_prompt({"schema": "CREATE TABLE t (a);\n", "question": "one\ntwo"})
+        == "CREATE TABLE t (a);\n-- one two\n"
+    )
+
+
+def test_a_column_that_is_not_there_is_told_with_those_that_are() -> None:
+    with pytest.raises(UserError) as caught:
+        segments(RowFormat("prompt-completion"), {"promt": "p", "completion": "c"})
+    assert str(caught.value) == (
+        "here: no column 'prompt', which format prompt-completion needs; the columns are: promt, completion. "
+        "Did you mean 'promt'? Then set data.columns: {prompt: promt}."
+    )
+    with pytest.raises(UserError, match="no column 'schema' or 'sql_context'"):
+        segments(RowFormat("text-to-sql"), {"question": "q", "sql": "s"})
+
+
+@pytest.mark.parametrize(("value", "told"), [(3, "type int"), (None, "no value"), (["a"], "type list")])
+def test_a_value_that_is_no_text_is_told(value: Any, told: str, make_config: MakeConfig, write_rows: WriteRows) -> None:
+    path = write_rows([{"text": "fine"}, {"text": value}])
+    with pytest.raises(UserError, match=rf"data.jsonl, line 2: column 'text' holds .*{told}"):
+        prepare(make_config(path))
+
+
+def test_half_of_a_surrogate_pair_is_told(make_config: MakeConfig, write_rows: WriteRows) -> None:
+    path = write_rows([{"text": "fine"}, {"text": "bad \ud800"}])
+    with pytest.raises(UserError, match="line 2: the text holds a lone surrogate"):
+        prepare(make_config(path))
+
+
+def test_settings_that_do_not_fit_the_format_are_told(make_config: MakeConfig) -> None:
+    with pytest.raises(UserError, match=r"no column 'promt'; it has prompt, completion. Did you mean 'prompt'\?"):
+        row_format(make_config("x", format="prompt-completion", columns={"promt": "a"}).data)
+    with pytest.raises(UserError, match="format text has no completion"):
+        row_format(make_config("x", loss_on="completion").data)
+
+
+def test_a_held_out_column_that_is_not_there_is_told(make_config: MakeConfig, write_rows: WriteRows) -> None:
+    path = write_rows([{"text": "fine"}])
+    with pytest.raises(UserError, match=r"line 1: no column 'db' \(data.held_out.split_by\); the columns are: text"):
+        prepare(make_config(path, held_out={"fraction": 0.5, "split_by": "db"}))

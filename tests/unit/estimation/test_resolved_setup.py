@@ -1,0 +1,169 @@
+"""What `auto` becomes: the least recomputation that fits, the same wherever it is asked, and a reason for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drillyard.config.run import RunConfig
+from drillyard.errors import UserError
+from drillyard.estimation import resolved_setup
+from drillyard.estimation.memory import MemoryEstimate, memory_estimate
+from drillyard.estimation.quantity import Range, quantity
+from drillyard.estimation.resolved_setup import CHECKPOINTING_MODES, ResolvedSetup, choose_checkpointing, resolve_setup
+from drillyard.estimation.setup import Setup
+from drillyard.modelspec import model_spec, spec_from_counts
+
+LLAMA = {
+    "architecture": "llama",
+    "vocab_size": 32_000,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+}
+PEAKS = {"none": 30.0, "selective": 20.0, "full": 10.0}
+
+
+def run_config(**changes: Any) -> RunConfig:
+    """A run of a 1.1B Llama; `changes` are settings with __ for the dot."""
+    settings: dict[str, Any] = {
+        "name": "x",
+        "model": {"config": LLAMA, "init": "random"},
+        "data": {"source": "x.jsonl", "sequence_length": 2048},
+        "training": {"steps": 1, "micro_batch_size": 4, "optimizer": {"learning_rate": 1e-3}},
+    }
+    for dotted, value in changes.items():
+        section, name = dotted.split("__")
+        settings.setdefault(section, {})[name] = value
+    return RunConfig.model_validate(settings)
+
+
+def resolved(config: RunConfig, **options: Any) -> ResolvedSetup:
+    given = {"num_gpus": 8, "gpus_per_node": 8, "memory_gib": 80.0, "device_type": "cuda", **options}
+    return resolve_setup(config, given.pop("spec", model_spec(LLAMA)), **given)
+
+
+def of_peak(high_gib: float) -> Any:
+    """A prediction of memory of which only the high end says anything."""
+    return SimpleNamespace(total=Range(quantity("low", 0.0, "GiB", ""), quantity("high", high_gib, "GiB", "")))
+
+
+@pytest.fixture
+def peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The predicted peak depends on the mode alone: 30, 20 and 10 GiB."""
+    monkeypatch.setattr(resolved_setup, "memory_estimate", lambda setup: of_peak(PEAKS[setup.activation_checkpointing]))
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "mode"), [(80, "none"), (30, "none"), (29.9, "selective"), (19, "full"), (5, "full"), (None, "full")]
+)
+def test_auto_is_the_least_recomputation_that_fits(peaks: None, memory_gib: float | None, mode: str) -> None:
+    assert resolved(run_config(), memory_gib=memory_gib).setup.activation_checkpointing == mode
+
+
+def test_the_reason_names_the_figures(peaks: None) -> None:
+    reasons = {d.key: d.reason for d in resolved(run_config(), memory_gib=25.0).decisions}
+    expected = "the least recomputation that fits: up to 20 of 25 GiB"
+    assert reasons["training.activation_checkpointing"] == expected
+    setup = resolved(run_config()).setup
+    assert choose_checkpointing(setup, 5.0).reason == "nothing fits: up to 10 GiB even so, and there are 5 GiB"
+
+
+def test_the_prediction_that_auto_was_decided_by_comes_with_the_answer() -> None:
+    for memory_gib in (80.0, 30.0, 1.0):
+        found = resolved(run_config(), memory_gib=memory_gib)
+        assert found.memory == memory_estimate(found.setup)
+    assert resolved(run_config(), memory_gib=None).memory is None
+    assert resolved(run_config(training__activation_checkpointing="full")).memory is None
+
+
+def test_what_the_user_set_is_neither_changed_nor_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolved_setup, "memory_estimate", lambda setup: pytest.fail("asked"))
+    explicit = {
+        "training__activation_checkpointing": "selective",
+        "training__compile": False,
+        "training__loss_chunk_tokens": 77,
+        "model__attention": "eager",
+        "parallelism__shard": 4,
+        "parallelism__replicate": 2,
+    }
+    found = resolved(run_config(**explicit))
+    assert found.decisions == ()
+    assert found.settings() == {
+        "model.attention": "eager",
+        "training.activation_checkpointing": "selective",
+        "training.compile": False,
+        "training.loss_chunk_tokens": 77,
+        "parallelism.shard": 4,
+    }
+
+
+def test_every_setting_that_is_left_open_is_decided_with_a_reason(peaks: None) -> None:
+    found = resolved(run_config(parallelism__replicate=2), memory_gib=80.0)
+    assert [(d.key, d.value) for d in found.decisions] == list(found.settings().items())
+    assert all(d.reason for d in found.decisions)
+    assert found.settings()["parallelism.shard"] == 4
+    assert found.setup.world_size == 8
+
+
+def test_the_setup_has_the_numbers_of_the_config(peaks: None) -> None:
+    config = run_config(
+        training__global_batch_size=64, training__precision="fp32", training__gradient_clipping=None,
+        model__lora={"rank": 8, "target_modules": ["q_proj"]},
+    )  # fmt: skip
+    setup = resolved(config, device_type="cpu").setup
+    assert (setup.micro_batch_size, setup.gradient_accumulation, setup.tokens_per_step) == (4, 2, 64 * 2048)
+    assert (setup.kernel, setup.compiled, setup.clips_gradients, setup.precision) == ("sdpa", False, False, "fp32")
+    assert setup.adapters is not None
+    assert (setup.adapters.rank, setup.adapters.targets) == (8, ("q_proj",))
+
+
+def test_small_models_keep_their_weights_whole_as_the_trainer_does(peaks: None) -> None:
+    # 1.1B parameters in fp32 are 4.1 GiB: a sixteenth of 66 GiB.
+    assert resolved(run_config(), memory_gib=80.0).setup.keeps_unsharded
+    assert not resolved(run_config(), memory_gib=60.0).setup.keeps_unsharded
+    assert not resolved(run_config(), memory_gib=None).setup.keeps_unsharded
+
+
+def test_a_model_that_cannot_be_predicted_recomputes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(setup: Setup) -> MemoryEstimate:
+        raise UserError("linear attention has no formula here\nsecond line")
+
+    monkeypatch.setattr(resolved_setup, "memory_estimate", refuse)
+    decisions = {d.key: d for d in resolved(run_config()).decisions}
+    told = decisions["training.activation_checkpointing"]
+    assert told.value == "full"
+    assert told.reason == "the memory cannot be predicted: linear attention has no formula here"
+    counted = resolved(run_config(), spec=spec_from_counts(10**9))
+    assert counted.setup.activation_checkpointing == "full"
+
+
+def test_ranks_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(UserError, match="shard auto x replicate 3 is not the number of GPUs, 8"):
+        resolved(run_config(parallelism__replicate=3))
+    with pytest.raises(UserError, match="shard 4 x replicate 1 is not the number of GPUs, 8"):
+        resolved(run_config(parallelism__shard=4))
+    with pytest.raises(UserError, match="not a multiple of micro_batch_size 4 x 8"):
+        resolved(run_config(training__global_batch_size=33))
+
+
+@given(st.permutations(CHECKPOINTING_MODES), st.floats(0.1, 100), st.lists(st.floats(0.1, 100), min_size=3, max_size=3))
+def test_no_mode_with_less_recomputation_would_have_fitted(order: Any, memory: float, sizes: list[float]) -> None:
+    highs = dict(zip(order, sizes, strict=True))
+    found = with_peaks(highs, lambda: resolved(run_config(), memory_gib=memory).setup.activation_checkpointing)
+    before = CHECKPOINTING_MODES[: CHECKPOINTING_MODES.index(found)]
+    assert all(highs[mode] > memory for mode in before)
+    assert highs[found] <= memory or found == "full"
+
+
+def with_peaks(highs: dict[str, float], ask: Callable[[], Any]) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resolved_setup, "memory_estimate", lambda setup: of_peak(highs[setup.activation_checkpointing]))
+        return ask()

@@ -1,0 +1,228 @@
+"""A user's own hardware is laid over the catalog, and every mistake in its file is told with its line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drillyard.errors import UserError
+from drillyard.hardware import catalog, load_catalog
+from drillyard.hardware.catalog import sources
+from drillyard.hardware.facts import FactSource
+from drillyard.hardware.machines import Machine
+from drillyard.hardware.rows import read_row
+
+NODE = """
+machines:
+  - name: my-node
+    accelerator: my-gpu
+    num_accelerators: 8
+    network_stack: infiniband
+    data_nics: {count: 8, gbps: 400}
+    network_gbps: 3200
+accelerators:
+  - {name: my-gpu, title: My GPU, reported_as: [My GPU 9000], peak_tflops: {bf16: 400}, memory_gib: 94}
+prices:
+  - {machine: my-node, consumption: on-demand, usd_per_node_hour: 20, source: contract, date: 2026-10-01}
+bandwidths:
+  - {machine: my-node, collective: all_reduce, nodes: 2, num_accelerators: 16, gb_per_s: {1024: 400.5}}
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(text):
+        path = tmp_path / "own.yaml"
+        path.write_text(text)
+        return load_catalog(path)
+
+    return load
+
+
+@pytest.fixture
+def mistakes(load):
+    def mistakes(text):
+        with pytest.raises(UserError) as error:
+            load(text)
+        return [line.rsplit("own.yaml", 1)[1] for line in str(error.value).splitlines()]
+
+    return mistakes
+
+
+def test_own_rows_are_looked_up_like_ours(load):
+    own = load(NODE)
+    node = own.machine("my-node")
+    gpu = own.accelerator_of(node)
+    assert own.find_accelerator("my gpu 9000") is gpu
+    assert gpu.peak("bf16").value == 400e12
+    assert own.price("my-node", "on-demand", "anywhere").gpu_hour(node).value == 2.5
+    assert own.bus_bandwidth(node, "all_reduce", 2, 2**30).gb_per_s.value == 400.5
+    assert own.bus_bandwidth_bound(node, "all_reduce", 2).value == 750
+    assert own.machine("a4-highgpu-8g") == catalog().machine("a4-highgpu-8g")
+    assert catalog().find_machine("my-node") is None
+
+
+def test_the_file_is_the_source_of_what_it_says(load):
+    own = load(NODE)
+    assert own.accelerator("my-gpu").fact("memory_gib").source.endswith("own.yaml")
+    price = own.price("my-node", "on-demand").node_hour(own.machine("my-node"))
+    assert (price.source.rsplit("own.yaml", 1)[1], price.date) == (": contract", "2026-10-01")
+
+
+def test_a_known_name_changes_only_what_is_given(load):
+    own = load("machines: [{name: a4-highgpu-8g, host_memory_gib: 2000}]").machine("a4-highgpu-8g")
+    ours = catalog().machine("a4-highgpu-8g")
+    assert own.host_memory_gib == 2000
+    assert own.fact("host_memory_gib").source.endswith("own.yaml")
+    assert own.fact("vcpus") == ours.fact("vcpus")
+    assert own.fact("data_nics") == ours.fact("data_nics")
+    assert own.fact("storage.aggregate_gb_per_s").unverified
+
+
+def test_of_a_mapping_only_the_given_values_change(load):
+    own = load("accelerators: [{name: b200, peak_tflops: {bf16: 2000, fp4: 8000}}]").accelerator("b200")
+    ours = catalog().accelerator("b200")
+    assert own.peak_tflops == {**ours.peak_tflops, "bf16": 2000, "fp4": 8000}
+    assert own.fact("peak_tflops.fp8") == ours.fact("peak_tflops.fp8")
+    assert own.fact("peak_tflops.fp16") == ours.fact("peak_tflops.fp16")
+    assert own.fact("peak_tflops.bf16").source.endswith("own.yaml")
+    assert not own.fact("peak_tflops.fp4").unverified
+
+
+def test_a_doubt_about_a_value_that_was_not_given_stays(load):
+    own = load("accelerators: [{name: b200, memory_gb: 192, unverified: [memory_gb]}]").accelerator("b200")
+    assert own.fact("peak_tflops.fp4").unverified
+    assert own.fact("memory_gb").unverified
+    assert not own.fact("peak_tflops.bf16").unverified
+    everything = load("accelerators: [{name: b200, memory_gb: 192, unverified: true}]").accelerator("b200")
+    assert everything.fact("memory_gb").unverified
+    assert not everything.fact("peak_tflops.bf16").unverified
+
+
+def test_an_own_price_comes_before_ours(load):
+    prices = "prices: [{machine: p5.48xlarge, consumption: on-demand, region: us-east-1, usd_per_gpu_hour: 3}]"
+    own = load(prices)
+    p5 = own.machine("p5.48xlarge")
+    assert own.price("p5.48xlarge", "on-demand", "us-east-1").node_hour(p5).value == 24
+    anywhere = load(prices.replace(" region: us-east-1,", ""))
+    assert anywhere.price("p5.48xlarge", "on-demand", "us-east-1").gpu_hour(p5).value == 3
+    assert own.price("p5en.48xlarge", "on-demand", "us-east-1") == catalog().price(
+        "p5en.48xlarge", "on-demand", "us-east-1"
+    )
+
+
+def test_every_mistake_is_told_with_its_line(mistakes):
+    assert mistakes(
+        """machines:
+  - name: my-node
+    acelerator: h100
+    num_accelerators: "8"
+    network_stack: infiniband
+    data_nics: {count: -1, gbps: 400}
+  - name: two
+    accelerator: h100
+    num_accelerators: 0
+    network_stack: infiniband
+    consumption: [on-demnd]
+    date: yesterday
+prices:
+  - {machine: my-node, consumption: on-demand, usd_per_node_hour: 0}
+  - 17
+"""
+    ) == [
+        ":2: machines.0: 'accelerator' is missing; text is needed",
+        ":3: machines.0.acelerator: 'acelerator' is not known here; did you mean 'accelerator'?",
+        ":4: machines.0.num_accelerators: found '8'; a whole number above 0 is needed",
+        ":6: machines.0.data_nics.count: found -1; a whole number above 0 or 0 is needed",
+        ":9: machines.1.num_accelerators: found 0; a whole number above 0 is needed",
+        ":11: machines.1.consumption.0: found 'on-demnd'; one of on-demand, reservation, spot, flex-start,"
+        " flex-start-queued, calendar is needed",
+        ":12: machines.1.date: found 'yesterday'; a day such as 2026-11-21 is needed",
+        ":14: prices.0.usd_per_node_hour: found 0; a number above 0 is needed",
+        ":15: prices.1: found 17; a row is a mapping",
+    ]
+
+
+def test_rows_that_do_not_fit_each_other_are_told_with_what_was_meant(mistakes):
+    assert mistakes(
+        """machines:
+  - name: my-node
+    accelerator: h10
+    num_accelerators: 8
+    network_stack: infinband
+    data_nics: {count: 8, gbps: 400}
+    network_gbps: 3000
+prices:
+  - {machine: my-nod, consumption: on-demand, usd_per_gpu_hour: 1, usd_per_node_hour: 8}
+bandwidths:
+  - {accelerator: h100, collective: all_reduce, nodes: 2, num_accelerators: 16, gb_per_s: {}}
+"""
+    ) == [
+        ":3: machines.0.accelerator: 'h10' is not known; did you mean h100?",
+        ":5: machines.0.network_stack: 'infinband' is not known; did you mean infiniband?",
+        ":7: machines.0.network_gbps: found 3000, but data and host NICs together have 3200 Gb/s",
+        ":9: prices.0.machine: 'my-nod' is not known; did you mean my-node?",
+        ":9: prices.0.machine: a price is either usd_per_node_hour or usd_per_gpu_hour: give one of them",
+        ":11: bandwidths.0.nodes: found 2; only within one node is a bandwidth that of the accelerator",
+        ":11: bandwidths.0.gb_per_s: at least one size in MiB with its GB/s is needed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "",
+            ": is empty; a hardware file is a mapping with accelerators, machines, network_stacks, bandwidths, prices",
+        ),
+        ("[1, 2]", ": holds a list of 2; a hardware file is a mapping with"),
+        ("acelerators: []", ":1: acelerators: unknown section; did you mean accelerators?"),
+        ("machines: {name: x}", ":1: machines: found a mapping (name); a list of rows is needed"),
+        ("machines:\n  - {name: b200\n", ":3: not valid YAML"),
+        (
+            "prices:\n  - &a {machine: p5.48xlarge, consumption: spot, usd_per_gpu_hour: 1}\n  - *a\n",
+            "prices.1: the same row as number 1 of prices; keep one",
+        ),
+        ("accelerators:\n  - {name: g, title: G, title: H}", ":2: accelerators.0.title: given twice"),
+        ("accelerators: [{name: g, title: G, memory_gib: .inf}]", "memory_gib: found Infinity; a number above 0"),
+        ("accelerators: [{name: g, title: G, sources: 3}]", "sources: found 3; a mapping of fields to sources"),
+        ("accelerators: [{name: g, title: G, sources: {peak: 'x'}}]", "sources.peak: 'peak' is not known here"),
+        ("accelerators: [{name: g, title: G, unverified: [memory]}]", "'memory' is not known here"),
+        (
+            "machines: [{name: m, cloud: gcp, accelerator: h100, num_accelerators: 8, network_stack: gib}]",
+            "cloud: a cloud's machine needs gpu_quota",
+        ),
+        ("accelerators: [{name: [g], title: G}]", "accelerators.0.name: found a list of 1; text is needed"),
+        ("accelerators: [{name: g, title: G, source: []}]", "source: found an empty list; text that says where"),
+        ("accelerators: [{name: g, title: G, source: 4}]", "source: found 4; text that says where"),
+        (
+            "bandwidths: [{accelerator: h100, collective: alltoall, nodes: 1, num_accelerators: 8, gb_per_s: {1G: 2}}]",
+            "whole",
+        ),
+    ],
+)
+def test_what_is_no_hardware_file_is_refused(mistakes, text, told):
+    assert told in "\n".join(mistakes(text))
+
+
+def test_a_file_that_is_not_there_is_told_as_such(tmp_path):
+    with pytest.raises(UserError, match=r"none\.yaml: no such file; a hardware file holds accelerators"):
+        load_catalog(tmp_path / "none.yaml")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from(
+    ["name", "accelerator", "data_nics", "storage", "vcpus", "consumption", "source", "sources", "x"]
+)
+
+
+@given(st.dictionaries(FIELDS, VALUES, max_size=6))
+def test_any_row_is_either_read_or_told_what_is_wrong(raw):
+    row, mistakes = read_row(Machine, raw, ("machines", 0), sources(), FactSource("own.yaml", None))
+    assert (row is None) == bool(mistakes)
+    assert all(mistake.message and mistake.path[:2] == ("machines", 0) for mistake in mistakes)

@@ -1,0 +1,35 @@
+"""Stopping a run whose launch directory no longer names its processes."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+
+import pytest
+
+from drillyard.launch.agent import host_cleanup
+
+
+@dataclass
+class Exiting:
+    """A process that answers SIGTERM and loses its environment two looks before it is gone."""
+
+    pid: int = 4711
+    looks: int = 3
+    signals: list[int] = field(default_factory=list)
+
+    @property
+    def alive(self) -> bool:
+        if self.signals:
+            self.looks -= 1
+        return self.looks > 0
+
+
+def test_a_process_that_takes_a_moment_to_exit_was_asked_and_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Exiting()
+    monkeypatch.setattr(host_cleanup.guardian, "marked_processes", lambda *_: [] if process.signals else [process.pid])
+    monkeypatch.setattr(host_cleanup, "running_process", lambda _: process)
+    monkeypatch.setattr(host_cleanup, "_parent", lambda _: 1)
+    monkeypatch.setattr(host_cleanup, "_signal", lambda each, number: each.signals.append(number))
+    told = host_cleanup._end_unannounced("token", 60.0)
+    assert told == [{"node": None, "process": 4711, "ended": "asked"}] and process.signals == [signal.SIGTERM]

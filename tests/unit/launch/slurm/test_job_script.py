@@ -1,0 +1,165 @@
+"""job.sbatch and the plan around it: what each setting becomes, and what is refused before anything is sent."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+
+import pytest
+from tests.unit.launch.requests import WORKLOAD, cluster, request
+
+from drillyard.errors import UserError
+from drillyard.launch.plan import Plan, Program
+from drillyard.launch.slurm.job_script import enroot_image
+from drillyard.launch.slurm.plan import plan_array, plan_of
+from drillyard.launch.status_text import plan_text
+
+SHARED = {"storage": "{directory: /shared}"}
+
+
+def made(run: str = WORKLOAD, **settings: str) -> Plan:
+    """The plan of a run on a Slurm cluster with these settings."""
+    return plan_of(request(cluster(**(SHARED | settings)), run))
+
+
+def options(plan: Plan, file: str = "job.sbatch") -> dict[str, str]:
+    """The #SBATCH options as sbatch reads them."""
+    lines = [line for line in plan.file(file).content.splitlines() if line.startswith("#SBATCH ")]
+    words = [word for line in lines for word in shlex.split(line.removeprefix("#SBATCH "))]
+    return dict(word.partition("=")[::2] for word in words)
+
+
+def argv(plan: Plan, stage: str) -> tuple[str, ...]:
+    return next(step.argv for step in plan.steps if isinstance(step, Program) and step.stage == stage)
+
+
+def test_settings_become_options_of_sbatch():
+    slurm = (
+        "{partition: a3mega, account: research, qos: high, time_limit: '1-12:00:00', exclude: [n1, 'n[7-9]'], "
+        "segment: 16, constraint: 'h100&ib', signal_seconds: 600, "
+        "arguments: ['--mail-type=END', '--mail-user=me@example.org']}"
+    )
+    told = options(made(slurm=slurm, nodes="32"))
+    assert told["--partition"] == "a3mega" and told["--account"] == "research" and told["--qos"] == "high"
+    assert told["--nodes"] == "32" and told["--ntasks-per-node"] == "1" and told["--gpus-per-node"] == "8"
+    assert told["--time"] == "1-12:00:00" and told["--signal"] == "B:USR1@600" and told["--exclude"] == "n1,n[7-9]"
+    assert told["--constraint"] == "h100&ib" and told["--segment"] == "16" and told["--mail-user"] == "me@example.org"
+    assert {"--exclusive", "--requeue"} <= told.keys() and told["--mem"] == "0"
+    assert told["--comment"] == "slurm://c/nccl" and told["--output"] == "/dev/null"
+
+
+def test_typed_gpus_take_the_place_of_counted_ones():
+    told = options(made(slurm="{gres: 'gpu:nvidia_h100_80gb_hbm3:8', exclusive: false}"))
+    assert told["--gres"] == "gpu:nvidia_h100_80gb_hbm3:8" and "--gpus-per-node" not in told
+    assert "--exclusive" not in told and "--mem" not in told
+
+
+def test_every_option_is_explained():
+    plan = made(slurm="{partition: p, setup: ['module load cuda']}", image="nvcr.io/nvidia/pytorch:25.12-py3")
+    explained = {field.place.removeprefix("job.sbatch: ") for field in plan.fields}
+    assert options(plan).keys() <= explained
+    script = plan.file("job.sbatch").content
+    assert {"leader", "trap USR1", "max_requeues", "setup", "srun --container-image"} <= explained
+    assert "module load cuda" in script and all(field.reason and field.source for field in plan.fields)
+
+
+@pytest.mark.parametrize(
+    ("slurm", "words"),
+    [
+        ("{time_limit: '4', signal_seconds: 240}", "would be told to stop at once"),
+        ("{arguments: ['--nodes=4']}", "use `nodes`"),
+        ("{arguments: ['-t 10']}", "use `slurm.time_limit`"),
+        ("{arguments: ['mail-type=END']}", "no option like --mail-type=END"),
+        ("{directory: project}", "is not an absolute path"),
+    ],
+)
+def test_what_would_undo_the_script_is_refused(slurm: str, words: str):
+    with pytest.raises(UserError, match=re.escape(words)):
+        made(slurm=slurm)
+
+
+@pytest.mark.parametrize(
+    ("image", "named"),
+    [
+        ("docker://nvcr.io/nvidia/pytorch:25.12-py3", "nvcr.io#nvidia/pytorch:25.12-py3"),
+        ("us-docker.pkg.dev/p/r/i:1", "us-docker.pkg.dev#p/r/i:1"),
+        ("localhost:5000/i", "localhost:5000#i"),
+        ("nvcr.io#nvidia/pytorch", "nvcr.io#nvidia/pytorch"),
+        ("ubuntu:24.04", "ubuntu:24.04"),
+        ("nvidia/cuda:12.8", "nvidia/cuda:12.8"),
+        ("/shared/images/run.sqsh", "/shared/images/run.sqsh"),
+    ],
+)
+def test_an_image_is_named_as_enroot_wants_it(image: str, named: str):
+    assert enroot_image(image) == named
+
+
+def test_a_container_sees_the_runs_directories_and_what_is_mounted():
+    script = made(image="ubuntu:24.04", mounts="[/data, '/raw:/raw:ro']").file("job.sbatch").content
+    (mounts,) = re.findall(r"--container-mounts=(\S+)", script)
+    assert {"/shared/runs", "/home/me/project", "/data", "/raw:/raw:ro"} <= set(mounts.strip("'").split(","))
+
+
+def test_the_signal_leaves_less_time_to_the_ranks_than_slurm_leaves_to_the_job():
+    job = json.loads(made(slurm="{signal_seconds: 1000}").file("job.json").content)
+    assert 120 < job["stop_seconds"] < 1000 and job["join_seconds"] == 0
+
+
+def test_values_cannot_break_out_of_their_line():
+    plan = made(slurm="""{constraint: "a' #&b", arguments: [--prefer=x]}""")
+    assert options(plan)["--constraint"] == "a' #&b"
+    with pytest.raises(UserError, match="control character"):
+        made(slurm='{constraint: "a\\n#SBATCH --nice=0"}')
+
+
+def test_a_login_node_gets_the_same_commands_by_ssh():
+    here, there = made(slurm="{directory: /p}"), made(slurm="{directory: /p, login_host: login, config_file: /c}")
+    words = argv(there, "submit")
+    assert words[0] == "ssh" and words[words.index("-F") + 1] == "/c" and words[-2] == "login"
+    assert shlex.split(words[-1]) == list(argv(here, "submit"))
+    told = ("submit", "--cluster", "c", "--launch-directory", "/shared/runs/nccl/launch", "--script", "job.sbatch")
+    assert argv(here, "submit")[4:] == told
+
+
+def test_the_plan_begins_with_the_job_script_and_is_one_program():
+    plan = made()
+    assert plan.files[0].path == "job.sbatch"
+    (step,) = plan.steps
+    assert isinstance(step, Program) and {file.path for file in plan.files} < set(step.sends)
+    text = plan_text(plan)
+    assert text.index("----- job.sbatch") < min(text.index(f"----- {name}") for name in ("job.json", "run.yaml"))
+    assert text.index("----- job.sbatch") < text.index("# 1 step, executed") and "flock" not in text
+
+
+def test_a_run_after_another_asks_slurm_for_its_job():
+    plan = plan_of(request(cluster(**SHARED), WORKLOAD, dependency="slurm://c/first"))
+    assert argv(plan, "submit")[-2:] == ("--after", "slurm://c/first")
+
+
+def test_a_sweep_writes_all_runs_before_one_array_is_submitted():
+    asked = [request(cluster(**SHARED), WORKLOAD.replace("nccl", f"nccl-{size}")) for size in ("8m", "1g", "4g")]
+    plans = plan_array(asked)
+    assert [[step.stage for step in plan.steps] for plan in plans] == [["submit"], [], []]
+    assert plans[0].files[0].path == "array.sbatch"
+    array = plans[0].file("array.sbatch").content
+    assert options(plans[0], "array.sbatch")["--array"] == "0-2"
+    for plan in plans[1:]:
+        written = plans[0].file(f"points/{plan.handle.run}/job.sbatch").content
+        assert written == plan.file("job.sbatch").content
+    points = [point["launch_directory"] for point in json.loads(plans[0].file("points.json").content)]
+    assert points == [plan.launch_directory for plan in plans]
+    positions = [array.index(f"    {launch}\n") for launch in points]
+    assert positions == sorted(positions)
+    assert {*options(plans[0])} | {"--array"} == {*options(plans[0], "array.sbatch")}
+    assert subprocess.run(["bash", "-n"], input=array, text=True).returncode == 0
+
+
+def test_a_sweep_carries_the_code_once():
+    slurm = "{directory: /elsewhere}"
+    asked = [request(cluster(**SHARED, slurm=slurm), WORKLOAD.replace("nccl", f"r{n}"), sync=True) for n in range(3)]
+    stages = [[step.stage for step in plan.steps] for plan in plan_array(asked)]
+    assert stages == [["carry", "submit"], [], []]
+    with pytest.raises(UserError, match="is this directory itself"):
+        plan_of(request(cluster(**SHARED), WORKLOAD, sync=True))

@@ -1,0 +1,176 @@
+"""What a run on Slurm is said to be doing, from the queue, the accounts, state.json and ended.json."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from drillyard.launch.handles import Handle
+from drillyard.launch.run_status import State
+from drillyard.launch.slurm.commands import SlurmJob
+from drillyard.launch.slurm.run_status import SlurmRun, needs_accounts, status_of
+from drillyard.launch.status_text import status_text
+
+HANDLE = Handle("slurm", "c", "run")
+ENTRY = {"run": "run", "job_id": "12", "nodes": 2, "submitted_at": 100.0, "run_directory": "/shared/runs/run"}
+FAILURE = {"reason": "rank 9: out of memory", "rank": 9, "node": "n2", "exit_code": 1, "lines": ["CUDA out of memory"]}
+
+
+def job(state: str, reason: str = "", **changes: Any) -> SlurmJob:
+    made = SlurmJob("12", state, reason, 100.0, 110.0, 200.0, 2, "n[1-2]", "main", "/s", "slurm://c/run")
+    return replace(made, **changes)
+
+
+def own(state: str, reason: str | None = None, **changes: Any) -> dict[str, Any]:
+    """state.json of job 12."""
+    common = {"submission": "12", "nodes": 2, "since": 150.0, "started_at": 120.0, "ended_at": None, "round": 1}
+    return (
+        common | {"state": state, "reason": reason, "failures": 1, "hosts": ["n1", "n2"], "exit_code": None} | changes
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("Resources", "waits for nodes to become free (Resources)"),
+        ("Priority", "others are before it in the queue (Priority)"),
+        (
+            "(ReqNodeNotAvail, UnavailableNodes:n[1-2])",
+            "nodes that it needs are down, drained or reserved (ReqNodeNotAvail",
+        ),
+        ("Dependency", "waits for another run to succeed"),
+        ("JobHeldUser", "is held: scontrol release 12"),
+        ("BadConstraints", "can never start: no node has what it asks for (BadConstraints)"),
+        ("DependencyNeverSatisfied", "can never start: the run that it waits for has not succeeded"),
+        ("QOSMaxGRESPerUser", "a limit of its account or QOS is reached (QOSMaxGRESPerUser)"),
+        ("SomethingNew", "SomethingNew"),
+        ("", "waits in the queue"),
+    ],
+)
+def test_a_queued_run_tells_why_in_words_and_since_when(reason: str, words: str):
+    told = status_of(SlurmRun(HANDLE, ENTRY, job("PENDING", reason)))
+    assert told.state is State.queued and told.reason is not None and told.reason.startswith(words)
+    assert told.since == 100.0 and told.started_at is None and told.failure is None
+
+
+def test_a_run_that_has_begun_before_is_restarting_while_it_waits_again():
+    told = status_of(SlurmRun(HANDLE, ENTRY, job("PENDING", "Resources"), own("restarting", "stopped by SIGTERM")))
+    assert told.state is State.restarting and told.failures == 1
+    assert told.reason == "is queued again: waits for nodes to become free (Resources)"
+
+
+def test_state_json_of_another_submission_says_nothing_about_this_one():
+    other = own("failed", "exit code 1", submission="11", failure=FAILURE)
+    told = status_of(SlurmRun(HANDLE, ENTRY, job("RUNNING"), other))
+    assert (told.state, told.failure, told.hosts) == (State.starting, None, ())
+
+
+@pytest.mark.parametrize("state", ["starting", "running", "restarting"])
+def test_while_the_job_runs_the_leader_says_what_the_run_does(state: str):
+    told = status_of(SlurmRun(HANDLE, ENTRY, job("RUNNING"), own(state, "because")))
+    assert (told.state, told.reason, told.round, told.hosts) == (State(state), "because", 1, ("n1", "n2"))
+
+
+def test_a_leader_that_was_killed_leaves_a_run_that_restarts_for_as_long_as_its_job_runs():
+    dead = own("failed", "agent gone: the agent of node 0 was killed", failure=FAILURE)
+    assert status_of(SlurmRun(HANDLE, ENTRY, job("RUNNING"), dead)).state is State.restarting
+
+
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [
+        ("TIMEOUT", "time limit"),
+        ("NODE_FAIL", "lost capacity"),
+        ("PREEMPTED", "lost capacity: preempted"),
+        ("OUT_OF_MEMORY", "out of memory"),
+        ("BOOT_FAIL", "lost capacity"),
+        ("DEADLINE", "time limit"),
+    ],
+)
+def test_what_slurm_ended_for_good_has_failed_with_that_word(state: str, word: str):
+    told = status_of(SlurmRun(HANDLE, ENTRY, job(state), own("running")))
+    assert told.state is State.failed and told.failure is not None
+    assert told.failure.reason.startswith(word) and told.ended_at == 200.0
+
+
+@pytest.mark.parametrize("known", [job("FAILED"), None])
+def test_a_run_that_could_not_save_before_its_time_limit_has_failed_with_that_word(known: SlurmJob | None):
+    end = {
+        "submission": "12",
+        "attempt": "0",
+        "code": 1,
+        "state": "failed",
+        "reason": "time limit: exit code 1",
+        "at": 1,
+    }
+    told = status_of(SlurmRun(HANDLE, ENTRY, known, own("failed", "stopped by SIGTERM without a checkpoint"), end))
+    assert told.failure is not None
+    assert told.failure.reason == "time limit; stopped by SIGTERM without a checkpoint"
+    in_time = status_of(SlurmRun(HANDLE, ENTRY, job("TIMEOUT"), own("failed", "exit code 1")))
+    assert in_time.reason == "time limit; exit code 1"
+
+
+def test_a_failure_names_rank_node_code_and_last_lines():
+    told = status_of(SlurmRun(HANDLE, ENTRY, job("FAILED"), own("failed", FAILURE["reason"], failure=FAILURE)))
+    assert told.failure is not None and told.failure.lines == ("CUDA out of memory",)
+    assert (told.failure.rank, told.failure.node, told.failure.exit_code) == (9, "n2", 1)
+
+
+def test_a_rank_is_not_named_again_in_the_reason_nor_blamed_for_what_slurm_did():
+    said = "node 1 (n2): rank 9: out of memory; all 3 restarts are used"
+    told = status_of(SlurmRun(HANDLE, ENTRY, job("FAILED"), own("failed", said, failure=FAILURE)))
+    assert told.failure is not None and told.failure.reason == FAILURE["reason"]
+    screen = status_text(told, now=300.0)
+    assert screen.count("rank 9") == 1 and screen.count("n2:") == 1
+    assert "  reason         all 3 restarts are used\n" in screen
+    limit = status_of(SlurmRun(HANDLE, ENTRY, job("TIMEOUT"), own("running", failure=FAILURE)))
+    assert limit.failure is not None and limit.failure.lines == ("CUDA out of memory",)
+    assert (limit.failure.reason, limit.failure.rank, limit.failure.node) == ("time limit", None, None)
+    assert status_text(limit, now=300.0).count("time limit") == 1
+    lost = status_of(
+        SlurmRun(HANDLE, ENTRY, job("NODE_FAIL"), own("failed", "lost capacity: node 1 (n2) did not come"))
+    )
+    assert lost.reason is not None and lost.reason.count("lost capacity") == 1 and "node 1 (n2)" in lost.reason
+    forgotten = status_of(SlurmRun(HANDLE, ENTRY, None, own("running")))
+    assert forgotten.reason is not None and forgotten.reason.count("running") == 1
+
+
+def test_cancelled_in_slurm_is_cancelled_whatever_the_run_wrote_last():
+    assert (
+        status_of(SlurmRun(HANDLE, ENTRY, job("CANCELLED"), own("restarting", "all is saved"))).state is State.cancelled
+    )
+
+
+@pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
+def test_a_forgotten_job_is_what_its_files_say(state: str):
+    by_leader = status_of(SlurmRun(HANDLE, ENTRY, None, own(state, "so", ended_at=180.0)))
+    assert (by_leader.state, by_leader.ended_at) == (State(state), 180.0)
+    end = {"submission": "12", "attempt": "0", "code": 1, "state": state, "reason": "so", "at": 190}
+    by_script = status_of(SlurmRun(HANDLE, ENTRY, None, own("restarting"), end))
+    assert (by_script.state, by_script.ended_at) == (State(state), 190.0)
+    assert not needs_accounts(SlurmRun(HANDLE, ENTRY, None, own("restarting"), end))
+
+
+def test_a_forgotten_job_without_a_last_word_is_lost_and_never_queued():
+    never = status_of(SlurmRun(HANDLE, ENTRY))
+    assert never.state is State.failed and never.reason is not None and "never started" in never.reason
+    midway = SlurmRun(HANDLE, ENTRY, None, own("running"))
+    assert needs_accounts(midway)
+    told = status_of(midway)
+    assert told.state is State.failed and told.reason is not None and "last seen running" in told.reason
+
+
+def test_the_accounts_tell_the_end_of_a_job_that_the_queue_has_forgotten():
+    told = status_of(SlurmRun(HANDLE, ENTRY, job("TIMEOUT", exit_code=0), own("running")))
+    assert told.failure is not None and told.failure.reason == "time limit"
+
+
+def test_a_run_was_submitted_at_the_earlier_of_two_clocks_times_as_a_requeue_moves_the_controllers():
+    told = status_of(SlurmRun(HANDLE, ENTRY, job("RUNNING", submitted_at=170.0)))
+    assert told.submitted_at == 100.0
+    ahead = status_of(SlurmRun(HANDLE, ENTRY | {"submitted_at": 105.0}, job("RUNNING")))
+    assert ahead.submitted_at == 100.0
+    by_hand = status_of(SlurmRun(HANDLE, ENTRY, job("RUNNING", job_id="13", submitted_at=170.0)))
+    assert by_hand.submitted_at == 170.0

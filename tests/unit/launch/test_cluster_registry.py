@@ -1,0 +1,75 @@
+"""The address book of clusters, and the names that completion knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.unit.launch.requests import cluster, request
+
+from drillyard.launch.cluster_registry import clusters_directory, known_clusters, remember_cluster
+from drillyard.launch.completion_cache import remember_run, remember_runs, remembered_runs
+from drillyard.launch.handles import Handle
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_a_cluster_that_is_remembered_is_known_with_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = request(cluster(environment="{TOKEN: '${env:MY_TOKEN}'}")).cluster
+
+    remember_cluster(config)
+    monkeypatch.setenv("MY_TOKEN", "secret")
+
+    (known,), unreadable = known_clusters()
+    assert known == config and unreadable == []
+    text = (clusters_directory() / "c.yaml").read_text()
+    assert "${env:MY_TOKEN}" in text and "secret" not in text
+
+
+def test_what_was_remembered_is_taken_back() -> None:
+    take_back = remember_cluster(request(cluster(nodes=2)).cluster)
+    take_back_the_second = remember_cluster(request(cluster(nodes=4)).cluster)
+    take_back_the_second()
+    assert [known.nodes for known in known_clusters()[0]] == [2]
+    take_back()
+    assert known_clusters() == ([], [])
+
+
+def test_a_later_config_of_the_name_takes_the_place_of_the_earlier() -> None:
+    remember_cluster(request(cluster(nodes=2)).cluster)
+    remember_cluster(request(cluster(nodes=4)).cluster)
+
+    assert [known.nodes for known in known_clusters()[0]] == [4]
+
+
+def test_an_address_book_that_cannot_be_written_keeps_nobody_from_launching(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config").write_text("a file where a directory should be")
+
+    remember_cluster(request(cluster()).cluster)
+
+    assert "will need --cluster FILE" in capsys.readouterr().err
+
+
+def test_a_new_run_comes_first_and_others_stay() -> None:
+    old, new, other = (Handle("slurm", name, run) for name, run in (("a", "old"), ("a", "new"), ("b", "other")))
+    remember_runs("a", [old])
+    remember_runs("b", [other])
+
+    remember_run(new)
+    remember_run(new)
+
+    assert remembered_runs() == [new, old, other]
+
+
+def test_completion_without_a_cache_knows_nothing(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where a directory should be")
+
+    remember_runs("a", [Handle("slurm", "a", "run")])
+
+    assert remembered_runs() == []

@@ -1,0 +1,109 @@
+"""Charts show what the log says, to the bit, and what they leave out is said."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from tests.unit.reporting import runs
+
+from drillyard.reporting.charts import charts
+from drillyard.reporting.content import Point
+from drillyard.reporting.page import render
+from drillyard.reporting.run_directory import read_run_directory
+from drillyard.reporting.tables import evaluation_table
+from drillyard.reporting.thinning import MOST_POINTS
+
+
+@pytest.fixture(scope="module")
+def content(run_directory):
+    return read_run_directory(run_directory)
+
+
+@pytest.fixture(scope="module")
+def drawn(content):
+    return {chart.name: chart for chart in charts(content)}
+
+
+def values(chart, label):
+    series = next(series for series in chart.series if series.label == label)
+    return {step: value for step, value in zip(chart.x, series.values, strict=True) if value is not None}
+
+
+def long(content, length):
+    """The same run with `length` steps, each like its predecessor but one peak and one dip."""
+    step = np.arange(1, length + 1)
+    generator = np.random.default_rng(0)
+    columns = {
+        field.name: generator.normal(10.0, 1.0, length)
+        for field in dataclasses.fields(content.curves)
+        if field.name not in ("step", "warm_up", "finite", "window_steps")
+    }
+    columns["loss"][777], columns["loss"][length // 2] = 99.0, -99.0
+    none = np.zeros(length, dtype=bool)
+    curves = dataclasses.replace(content.curves, step=step, warm_up=none, finite=~none, **columns)
+    return dataclasses.replace(content, curves=curves)
+
+
+def test_all_that_a_run_measured_is_drawn(drawn):
+    assert list(drawn) == [
+        *("loss", "evaluation-1", "step-time", "tokens", "mfu", "memory", "gradient", "rate"),
+    ]
+
+
+def test_the_loss_is_the_log_s_with_its_mean_and_the_held_out_losses(drawn):
+    loss = values(drawn["loss"], "Loss")
+    assert loss == {step: runs.loss_of(step) for step in range(1, 161) if step != runs.NOT_FINITE}
+    assert values(drawn["loss"], "Mean of 3 steps")[50] == pytest.approx(sum(map(runs.loss_of, (49, 50, 51))) / 3)
+    assert values(drawn["loss"], "Held out: questions")[40] == runs.loss_of(40) + 0.1
+    assert list(values(drawn["loss"], "Skipped, not finite")) == [runs.NOT_FINITE]
+    assert drawn["loss"].marks == [runs.RESUMED_FROM]
+
+
+def test_stalls_are_marked_and_levels_drawn(drawn):
+    chart = drawn["step-time"]
+    assert values(chart, "Stall") == runs.STALLS
+    assert {level.label: level.value for level in chart.levels} == {
+        "median": pytest.approx(14.53),
+        "3 x median": pytest.approx(3 * 14.53),
+    }
+    assert "2 stalls" in chart.note
+    stalls = [row for row in chart.table.rows if row[2] == "stall"]
+    assert [row[0] for row in stalls] == [f"{step}" for step in sorted(runs.STALLS)]
+
+
+def test_a_summary_says_in_words_what_a_chart_shows(drawn):
+    assert drawn["step-time"].summary == (
+        "Step time over 160 logged steps: first 60.00 s, last 14.56 s,"
+        " lowest 14.50 s at step 7, highest 80.00 s at step 130."
+    )
+
+
+def test_a_long_run_is_drawn_by_its_highs_and_lows_and_the_page_says_so(content):
+    (loss, *_) = charts(long(content, 100_000))
+    shown = values(loss, "Loss")
+    assert len(shown) <= MOST_POINTS
+    assert shown[778] == 99.0 and shown[50_001] == -99.0
+    assert loss.note.startswith("Drawn: the highs and lows of 100,000 logged steps")
+    assert len(loss.table.rows) <= 21 + 4
+
+
+def test_a_measure_of_evaluations_alone_has_a_chart_too(content):
+    only = {"f1": [Point(10, 0.25), Point(20, 0.5)]}
+    titles = [chart.title for chart in charts(dataclasses.replace(content, evaluations=only))]
+    assert "F1, held out" in titles
+
+
+def test_figures_that_are_not_finite_stand_in_the_table_and_are_not_drawn(content):
+    nan = float("nan")
+    figures = {"rows.loss": [Point(10, nan), Point(20, 1.0)], "rows.f1": [Point(10, nan)]}
+    changed = dataclasses.replace(content, evaluations=figures)
+    loss, *others = charts(changed)
+    assert values(loss, "Held out: rows") == {20: 1.0}
+    assert "F1, held out" not in [chart.title for chart in others]
+    assert [row[1:] for row in evaluation_table(changed).rows] == [
+        ("nan (step 10)", "1.0000 (step 20)", "1.0000 (step 20)", "1.0000 (step 20)"),
+        ("nan (step 10)",) * 4,
+    ]
+    assert "Held out: rows" in render(changed)

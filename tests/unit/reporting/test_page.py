@@ -1,0 +1,132 @@
+"""The page: one file that needs nothing else and says everything in HTML too."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+
+import pytest
+from tests.unit.reporting import runs
+from tests.unit.reporting.test_charts import long
+
+from drillyard.errors import UserError
+from drillyard.reporting.content import Document
+from drillyard.reporting.page import render
+from drillyard.reporting.run_directory import read_run_directory
+from drillyard.reporting.write import write_report
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+ASSETS = files("drillyard.reporting") / "assets"
+
+
+class Reader(HTMLParser):
+    """Collects tags and texts, and insists that every tag is closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] not in (["script"], ["style"]):
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def content(run_directory):
+    return read_run_directory(run_directory)
+
+
+@pytest.fixture(scope="module")
+def page(content):
+    return render(content)
+
+
+def test_the_same_run_gives_the_same_bytes(content, page):
+    assert render(content) == page
+
+
+def test_nothing_outside_of_the_page_is_named(page):
+    reader = Reader(page)
+    for tag, attributes in reader.tags:
+        assert tag not in ("img", "iframe", "object", "embed")
+        assert "src" not in attributes
+        assert attributes.get("href", "data:,") == "data:,"
+    assert "@import" not in page and not re.search(r"url\(", page)
+    policy = next(a["content"] for _, a in reader.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'")
+
+
+def test_every_chart_has_a_place_a_sentence_and_a_table(page):
+    specs = json.loads(re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.S)[1])
+    reader = Reader(page)
+    places = {a["data-chart"]: a for tag, a in reader.tags if "data-chart" in a}
+    assert [spec["name"] for spec in specs] == list(places)
+    assert all(place["role"] == "img" and place["aria-label"] for place in places.values())
+    assert sum(tag == "table" for tag, _ in reader.tags) >= len(specs) + 3
+
+
+def test_figures_stand_in_the_text(page):
+    text = " ".join(Reader(page).text.split())
+    for part in ("16 GPUs (b200)", "rank 11 died by SIGKILL", "Recomputation", "questions: SQL execution accuracy"):
+        assert part in text
+    assert "training: {steps: 160}" in text
+
+
+def test_texts_of_the_run_cannot_become_markup(content):
+    evil = "</script><script>alert(1)</script><b>"
+    changed = dataclasses.replace(content, title=evil, documents=[Document(evil, evil)])
+    changed.evaluations[f"{evil}.loss"] = content.evaluations["questions.loss"]
+    page = render(changed)
+    del changed.evaluations[f"{evil}.loss"]
+    assert "<script>alert" not in page and "<b>" not in page
+    Reader(page)
+
+
+def test_a_run_without_a_step_has_a_page(tmp_path):
+    page = render(read_run_directory(runs.write_run(tmp_path / "trial", steps=0)))
+    assert "No step has been logged yet." in Reader(page).text
+
+
+def test_a_run_of_100_000_steps_is_a_small_file(content):
+    assert len(render(long(content, 100_000)).encode()) < 1_500_000
+
+
+def test_the_library_in_the_page_is_the_one_that_is_named():
+    record = json.loads((ASSETS / "vendored.json").read_text())
+    for name, file in record["files"].items():
+        assert hashlib.sha256((ASSETS / name).read_bytes()).hexdigest() == file["sha256"], name
+    assert f"v{record['version']}" in (ASSETS / "uplot.min.js").read_text()[:100]
+    assert "Permission is hereby granted" in (ASSETS / record["licence_file"]).read_text()
+
+
+def test_the_licence_of_the_library_is_in_the_page(page):
+    assert "Copyright (c) 2022 Leon Sorokin" in page
+
+
+def test_a_report_replaces_the_one_before_and_leaves_nothing_beside_it(tmp_path):
+    one, two = (f"<title>{name} · run report</title>" for name in ("one", "two"))
+    write_report(tmp_path / "report.html", one)
+    assert write_report(tmp_path / "report.html", two) == len(two.encode())
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert (tmp_path / "report.html").read_text().startswith(two + "\n<!--")
+
+
+def test_a_place_that_cannot_be_written_is_the_users_to_change(tmp_path):
+    with pytest.raises(UserError, match="--output"):
+        write_report(tmp_path / "missing" / "report.html", "page")

@@ -1,0 +1,59 @@
+"""Thinned curves keep their ends, their peaks and their dips."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drillyard.reporting.thinning import centred_mean, evenly, thin
+
+FLOATS = st.floats(-1e6, 1e6) | st.just(float("nan"))
+
+
+@given(st.lists(FLOATS, min_size=1, max_size=400), st.integers(4, 60))
+def test_a_thinned_curve_has_the_same_ends_and_the_same_range(values, most):
+    curve = np.array(values)
+    rows = thin(curve, most)
+    assert len(rows) <= max(most, 4)
+    assert rows[0] == 0 and rows[-1] == len(curve) - 1
+    assert (np.diff(rows) > 0).all()
+    if np.isfinite(curve).any():
+        assert np.nanmax(curve[rows]) == np.nanmax(curve)
+        assert np.nanmin(curve[rows]) == np.nanmin(curve)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=50, max_size=400), st.integers(8, 40))
+def test_every_bucket_keeps_its_peak_and_its_dip(values, most):
+    curve = np.array(values)
+    rows = set(thin(curve, most).tolist())
+    edges = np.linspace(0, len(curve), (most - 2) // 2 + 1).astype(int)
+    if len(curve) > most:
+        for start, end in itertools.pairwise(edges):
+            kept = [curve[row] for row in range(start, end) if row in rows]
+            assert max(kept) == curve[start:end].max() and min(kept) == curve[start:end].min()
+
+
+def test_a_short_curve_is_kept_whole():
+    assert thin(np.arange(3000.0)).tolist() == list(range(3000))
+
+
+def test_rows_of_a_table_are_at_equal_distances_and_have_both_ends():
+    assert evenly(5, 21).tolist() == [0, 1, 2, 3, 4]
+    rows = evenly(1001, 21)
+    assert rows.tolist() == list(range(0, 1001, 50))
+
+
+@given(st.lists(FLOATS, min_size=1, max_size=80), st.integers(0, 10).map(lambda half: 2 * half + 1))
+def test_the_mean_is_that_of_the_finite_neighbours(values, window):
+    means = centred_mean(np.array(values), window)
+    for place, mean in enumerate(means.tolist()):
+        share = [v for v in values[max(0, place - window // 2) : place + window // 2 + 1] if v == v]
+        if share:
+            assert mean == pytest.approx(sum(share) / len(share), abs=1e-4)
+        else:
+            assert mean != mean

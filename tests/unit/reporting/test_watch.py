@@ -1,0 +1,60 @@
+"""Following a run directory: whatever moment a file is looked at, no line is lost, halved or taken twice."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.reporting import runs
+from tests.unit.reporting.test_live import followed
+
+from drillyard.errors import UserError
+from drillyard.reporting.watch import FollowedRun
+
+NAMES = ("events.jsonl", "metrics.jsonl")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return runs.write_run(tmp_path_factory.mktemp("whole") / "trial", steps=40)
+
+
+@settings(max_examples=25)
+@given(cuts=st.lists(st.floats(0, 1), max_size=6).map(sorted))
+def test_a_file_that_grows_in_any_pieces_gives_the_same_run(tmp_path_factory, whole, cuts):
+    growing = tmp_path_factory.mktemp("growing")
+    for name in NAMES:
+        (growing / name).touch()
+    following = FollowedRun(growing)
+    for begin, end in zip([0.0, *cuts], [*cuts, 1.0], strict=True):
+        for name in NAMES:
+            data = (whole / name).read_bytes()
+            with (growing / name).open("ab") as file:
+                file.write(data[round(begin * len(data)) : round(end * len(data))])
+        following.poll()
+    run, expected = following.run, followed(whole)
+    assert run.steps == expected.steps
+    assert list(map(repr, run.losses)) == list(map(repr, expected.losses))
+    assert list(run.happenings) == list(expected.happenings)
+    assert (run.tokens, run.phase, run.account) == (expected.tokens, "completed", expected.account)
+
+
+def test_a_run_has_ended_when_its_last_word_is_its_end(whole, tmp_path):
+    following = FollowedRun(whole)
+    following.poll()
+    assert following.ended
+    going = FollowedRun(runs.write_run(tmp_path / "trial", steps=10, end=None))
+    going.poll()
+    assert not going.ended
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"no events\.jsonl"):
+        FollowedRun(tmp_path)
+
+
+def test_a_log_is_no_run_directory_and_the_error_says_what_follows_it(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text("Step: 1\n")
+    with pytest.raises(UserError, match="drillyard metrics -f"):
+        FollowedRun(log)

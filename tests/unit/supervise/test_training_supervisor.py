@@ -1,0 +1,55 @@
+"""What `drillyard train` hands to the supervisor."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from drillyard.config.run import RunConfig
+from drillyard.launch.agent import records
+from drillyard.supervise import launched, training_supervisor
+from drillyard.supervise.training_supervisor import supervise_training, threads_per_rank
+
+
+def run_config(**training: object) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "name": "small",
+            "model": {"config": {"architecture": "llama"}, "init": "random"},
+            "data": {"source": "a.txt", "sequence_length": 64},
+            "training": {"steps": 1, "optimizer": {"learning_rate": 1e-3}, **training},
+        }
+    )
+
+
+def test_the_cores_of_the_host_are_shared_among_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    assert [threads_per_rank(run_config(), ranks) for ranks in (1, 8, 32)] == [16, 2, 1]
+
+
+def test_configured_threads_are_taken_as_they_are() -> None:
+    assert threads_per_rank(run_config(threads_per_rank=3), 8) == 3
+
+
+def test_a_finished_run_that_lacks_a_required_metric_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its model is complete: the launcher hears that this end is final."""
+    run = run_config().model_copy(update={"output": str(tmp_path)})
+    run = run.model_copy(update={"evaluation": run.evaluation.model_copy(update={"required": True})})
+    failed = {"step": 1, "part": "rows/held_out", "metric": "sql-execution", "reason": "KeyError: 'table'"}
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "summary.json").write_text(
+        json.dumps({"status": "completed", "failed_evaluations": [failed]})
+    )
+    record = tmp_path / "exit.json"
+    monkeypatch.setenv(launched.EXIT_RECORD, str(record))
+    monkeypatch.setattr(training_supervisor, "supervise", lambda *_, **__: 0)
+    assert supervise_training(["train"], run, num_ranks=1, max_restarts=3) == 1
+    report = records.make_report(0, "host", 1, json.loads(record.read_text()), "", False, None)
+    assert report["final"] and "sql-execution of rows/held_out" in report["reason"]
+    # Any other end is for the launcher to judge.
+    assert not records.make_report(0, "host", 1, {}, "", False, None)["final"]

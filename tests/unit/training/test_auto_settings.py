@@ -1,0 +1,234 @@
+"""What a run's open settings became is recorded for each layout, kept there, and resolved anew elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drillyard.config.run import RunConfig
+from drillyard.errors import UserError
+from drillyard.estimation.resolved_setup import ResolvedSetup, resolve_setup
+from drillyard.modelspec import model_spec
+from drillyard.parallel.ranks import Ranks
+from drillyard.training import auto_settings
+from drillyard.training.auto_settings import (
+    RESOLVED_RECORD,
+    load_auto_settings,
+    read_layouts,
+    report_auto_settings,
+    report_estimate,
+    save_auto_settings,
+)
+from drillyard.training.saved_weights import without_training_layout
+
+LLAMA = {
+    "architecture": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}  # fmt: skip
+
+
+class Log:
+    """Keeps what is told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.messages: list[str] = []
+        self.warnings: list[str] = []
+
+    def event(self, name: str, **fields: Any) -> None:
+        self.events.append((name, fields))
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+@dataclasses.dataclass
+class Mesh:
+    shard: int
+
+    def size(self, axis: int) -> int:
+        return (1, self.shard)[axis]
+
+
+def ranks(count: int = 2) -> Ranks:
+    mesh: Any = Mesh(count)
+    return Ranks(0, count, 0, count, torch.device("cpu"), mesh, 1)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "name": "run",
+            "model": {"config": LLAMA, "init": "random"},
+            "data": {"source": "x.jsonl", "sequence_length": 64},
+            "training": {"steps": 10, "global_batch_size": 4, "optimizer": {"learning_rate": 1e-3}},
+        }
+    )
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A run directory that holds training."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    return tmp_path
+
+
+def resolve(config: RunConfig, count: int = 2, mode: str | None = None) -> ResolvedSetup:
+    found = resolve_setup(
+        config, model_spec(LLAMA), num_gpus=count, gpus_per_node=count, memory_gib=None, device_type="cpu"
+    )
+    changes = {} if mode is None else {"activation_checkpointing": mode}
+    return dataclasses.replace(found, setup=dataclasses.replace(found.setup, **changes))
+
+
+def record(config: RunConfig, directory: Path, count: int = 2, mode: str = "selective") -> None:
+    log: Any = Log()
+    save_auto_settings(
+        load_auto_settings(config, ranks(count), directory), resolve(config, count, mode), directory, log
+    )
+
+
+def test_nothing_is_kept_of_a_run_that_has_recorded_nothing(config: RunConfig, trained: Path) -> None:
+    kept = load_auto_settings(config, ranks(), trained)
+    assert kept.config == config
+    assert (kept.settings, kept.before) == ({}, {})
+    assert kept.memory_gib > 0
+
+
+def test_a_start_on_the_same_layout_has_what_the_first_one_had(config: RunConfig, trained: Path) -> None:
+    record(config, trained)
+    kept = load_auto_settings(config, ranks(), trained)
+    assert kept.config.training.activation_checkpointing == "selective"
+    assert kept.config.model.attention == "sdpa"
+    assert kept.config.training.compile is False
+    assert kept.config.training.loss_chunk_tokens == 16
+    assert kept.before == {}
+    assert config.training.activation_checkpointing == "auto", "the config of the caller is left as it is"
+
+
+def test_the_first_record_of_a_layout_stays(config: RunConfig, trained: Path) -> None:
+    record(config, trained, mode="selective")
+    before = (trained / RESOLVED_RECORD).read_bytes()
+    record(config, trained, mode="none")
+    assert (trained / RESOLVED_RECORD).read_bytes() == before
+
+
+def test_another_layout_is_resolved_anew_and_the_first_one_is_found_again(config: RunConfig, trained: Path) -> None:
+    record(config, trained, 2, "selective")
+    elsewhere = load_auto_settings(config, ranks(4), trained)
+    assert elsewhere.settings == {}
+    assert elsewhere.config == config
+    assert elsewhere.before["training.activation_checkpointing"] == "selective"
+    record(config, trained, 4, "none")
+    assert len(read_layouts(trained)) == 2
+    assert load_auto_settings(config, ranks(2), trained).config.training.activation_checkpointing == "selective"
+    assert load_auto_settings(config, ranks(4), trained).config.training.activation_checkpointing == "none"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"activation_checkpointing": "full"},
+        {"compile": True},
+        {"loss_chunk_tokens": 3},
+        {"micro_batch_size": 2},
+    ],
+)
+def test_what_the_user_sets_is_never_overruled_and_is_another_layout(
+    config: RunConfig, trained: Path, change: dict[str, Any]
+) -> None:
+    record(config, trained)
+    changed = config.model_copy(update={"training": config.training.model_copy(update=change)})
+    kept = load_auto_settings(changed, ranks(), trained)
+    assert kept.config == changed
+    assert kept.settings == {}
+
+
+def test_what_a_failed_start_left_is_not_kept(config: RunConfig, tmp_path: Path) -> None:
+    record(config, tmp_path, mode="selective")
+    assert load_auto_settings(config, ranks(), tmp_path).settings == {}
+    record(config, tmp_path, mode="none")
+    (entry,) = read_layouts(tmp_path)
+    assert entry["settings"]["training.activation_checkpointing"] == "none"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"layouts": [{"layout": 3}]}', '{"version": 1}'])
+def test_a_damaged_record_is_as_none(config: RunConfig, trained: Path, text: str) -> None:
+    (trained / RESOLVED_RECORD).write_text(text)
+    assert read_layouts(trained) == []
+    assert load_auto_settings(config, ranks(), trained).settings == {}
+
+
+def test_a_disk_that_takes_no_more_ends_no_run(
+    config: RunConfig, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any, **kwargs: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    log: Any = Log()
+    monkeypatch.setattr(Path, "write_text", full)
+    save_auto_settings(load_auto_settings(config, ranks(), trained), resolve(config), trained, log)
+    assert log.warnings == [
+        f"{trained / RESOLVED_RECORD}: not written (No space left on device): a restart resolves what the config "
+        "leaves open anew"
+    ]
+
+
+def test_the_event_has_every_setting_with_its_reason_or_that_it_was_kept(config: RunConfig, trained: Path) -> None:
+    first, again, elsewhere = (Log() for _ in range(3))
+    report_auto_settings(load_auto_settings(config, ranks(), trained), resolve(config), first)  # type: ignore[arg-type]
+    ((name, fields),) = first.events
+    assert name == "resolved"
+    assert fields["settings"]["training.activation_checkpointing"] == "full"
+    assert fields["reasons"].keys() == fields["settings"].keys()
+    assert (fields["kept"], fields["changed"], first.messages) == (None, None, [])
+
+    record(config, trained, mode="selective")
+    kept = load_auto_settings(config, ranks(), trained)
+    report_auto_settings(kept, resolve(kept.config), again)  # type: ignore[arg-type]
+    ((_, fields),) = again.events
+    assert fields["kept"] == sorted(auto_settings.AUTO_KEYS)
+    assert list(fields["reasons"]) == ["parallelism.shard"]
+
+    kept = load_auto_settings(config, ranks(4), trained)
+    report_auto_settings(kept, resolve(kept.config, 4), elsewhere)  # type: ignore[arg-type]
+    ((_, fields),) = elsewhere.events
+    assert fields["changed"] == {
+        "training.activation_checkpointing": ["selective", "full"],
+        "parallelism.shard": [2, 4],
+    }
+    assert elsewhere.messages == [
+        "Another layout than before, so settings that are left open were resolved anew: "
+        "training.activation_checkpointing: selective -> full; parallelism.shard: 2 -> 4"
+    ]
+    json.dumps(fields)
+
+
+def test_where_it_may_not_fit_the_user_is_warned_and_told_what_would(config: RunConfig, trained: Path) -> None:
+    kept = load_auto_settings(config, ranks(), trained)
+    calm, warned = Log(), Log()
+    report_estimate(kept, resolve(kept.config), calm)  # type: ignore[arg-type]
+    ((name, fields),) = calm.events
+    assert (name, fields["verdict"]) == ("estimate", "fits")
+    (line,) = calm.messages
+    assert line.startswith("Estimate: it fits: ")
+    assert line.endswith("the step time is not known (no speed of cpu is on record)")
+    tight = dataclasses.replace(kept, memory_gib=1e-6)
+    report_estimate(tight, resolve(kept.config), warned)  # type: ignore[arg-type]
+    assert warned.events[0][1]["verdict"] == "does not fit"
+    assert warned.warnings == ["the run may end for lack of memory\nno change of its settings is known to fit"]
+
+
+def test_a_model_is_brought_up_on_ranks_that_its_batch_does_not_divide_by(config: RunConfig) -> None:
+    with pytest.raises(UserError, match="not a multiple"):
+        resolve(config, 3)
+    assert resolve(without_training_layout(config), 3).setup.activation_checkpointing == "none"

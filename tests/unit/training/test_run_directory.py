@@ -1,0 +1,190 @@
+"""What a run may go on with from a checkpoint, what is refused, and that the advice of a refusal works."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from drillyard.config import load_run_config, save_resolved
+from drillyard.config.run import RunConfig
+from drillyard.errors import UserError
+from drillyard.training import resume
+from drillyard.training.checkpoint.manifest import Manifest, write_manifest
+from drillyard.training.replay import plan_replay
+from drillyard.training.run_directory import claim_run_directory, is_finished
+from drillyard.training.sample_order import require_same_order
+
+MakeRun = Callable[..., Path]
+
+
+def changed(config: RunConfig, *overrides: str) -> RunConfig:
+    """The config with settings as `--set` gives them."""
+    given = Path(config.output) / "given.yaml"
+    given.parent.mkdir(exist_ok=True)
+    save_resolved(config, given)
+    return load_run_config(given, list(overrides))
+
+
+@pytest.fixture
+def ended(make_run: MakeRun) -> Path:
+    """A run directory after its 40 steps of 4 sequences."""
+    directory = make_run((2, 40, 1), checkpoints=(38,))
+    path = directory / "checkpoints" / "step-00000040"
+    path.mkdir()
+    settings = {"training.steps": 40, "training.epochs": None, "training.optimizer.learning_rate": 1e-3}
+    metadata = {"global_batch_size": 4, "settings": settings}
+    write_manifest(path, Manifest(40, 1, "2.11.0", "2026-01-01T00:00:00.000Z", {}, metadata=metadata))
+    (directory / "final").mkdir()
+    (directory / "final" / "config.json").write_text("{}")
+    # What an export leaves, so that the next one may replace it.
+    written = {"config.json": [{"bytes": 2, "xxh3_128": xxhash.xxh3_128_hexdigest(b"{}")}]}
+    record = {"version": 1, "files": written, "writing": []}
+    (directory / "final" / ".drillyard-export.json").write_text(json.dumps(record))
+    (directory / "summary.json").write_text(json.dumps({"status": "completed", "steps": 40}))
+    (directory / "summary.txt").write_text("completed")
+    return directory
+
+
+def batch_of_four(config: RunConfig) -> RunConfig:
+    return changed(config, "training.global_batch_size=4")
+
+
+def test_an_ended_run_is_left_as_it_is(ended: Path, config: RunConfig) -> None:
+    before = {path: path.read_bytes() for path in ended.rglob("*") if path.is_file()}
+    claim_run_directory(batch_of_four(config), 1)
+    assert is_finished(config)
+    assert {path: path.read_bytes() for path in ended.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("longer", [["training.steps=60"], ["training.steps=null", "training.epochs=99"]])
+def test_an_ended_run_goes_on_with_more(ended: Path, config: RunConfig, longer: list[str]) -> None:
+    wanted = changed(batch_of_four(config), *longer, "training.optimizer.learning_rate=5e-4")
+    assert not is_finished(wanted)
+    claim_run_directory(wanted, 1)
+    assert not is_finished(wanted)
+    # A start that is refused later leaves what is there; one that trains removes the summary first.
+    assert (ended / "summary.json").exists()
+    assert load_run_config(ended / "run.yaml").training == wanted.training
+    assert (ended / "final" / "config.json").exists()
+
+
+def test_fewer_steps_than_are_done_are_refused(ended: Path, config: RunConfig) -> None:
+    before = (ended / "run.yaml").read_bytes()
+    with pytest.raises(UserError, match=r"has done 40 steps.*give training\.steps=40 or more"):
+        claim_run_directory(changed(batch_of_four(config), "training.steps=39"), 1)
+    assert (ended / "run.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("by_epoch", "overrides", "words"),
+    [
+        (True, ["training.steps=null", "training.epochs=1"], r"has done 40 steps.* raise training\.epochs"),
+        (True, ["training.steps=60"], r"give training\.epochs instead of training\.steps"),
+        (False, ["training.steps=null", "training.epochs=9"], r"set training\.epochs=null and training\.steps=40"),
+        (
+            True,
+            ["training.steps=null", "training.epochs=9", "training.schedule.warmup_steps=99"],
+            r"99 warmup steps of 63 steps",
+        ),
+    ],
+)
+def test_a_refused_length_leaves_the_saved_config(
+    ended: Path, config: RunConfig, by_epoch: bool, overrides: list[str], words: str
+) -> None:
+    """26 sequences, 4 per step: an epoch is 7 steps, and its last step is short."""
+    metadata = {"global_batch_size": 4, "total_steps": 40, "by_epoch": by_epoch, "num_sequences": 26}
+    manifest = Manifest(40, 1, "2.11.0", "2026-01-01T00:00:00.000Z", {}, metadata=metadata)
+    write_manifest(ended / "checkpoints" / "step-00000040", manifest)
+    before = (ended / "run.yaml").read_bytes()
+    with pytest.raises(UserError, match=words):
+        claim_run_directory(changed(batch_of_four(config), *overrides), 1)
+    assert (ended / "run.yaml").read_bytes() == before
+
+
+def test_another_rate_for_an_ended_run_is_refused_and_its_advice_works(ended: Path, config: RunConfig) -> None:
+    rate = changed(batch_of_four(config), "training.optimizer.learning_rate=5e-4")
+    with pytest.raises(UserError, match=r"has ended.*learning_rate: 0\.001 -> 0\.0005.*raise training\.steps"):
+        claim_run_directory(rate, 1)
+    assert (ended / "summary.json").exists()
+    claim_run_directory(changed(rate, "training.steps=41"), 1)
+
+
+@pytest.mark.parametrize("override", ["training.seed=1", "data.sequence_length=32", "data.packing=false"])
+def test_what_would_change_samples_is_refused_by_name(ended: Path, config: RunConfig, override: str) -> None:
+    key = override.partition("=")[0]
+    with pytest.raises(UserError, match=f"a different run.*{key}"):
+        claim_run_directory(changed(batch_of_four(config), override, "training.steps=60"), 1)
+
+
+IDENTITY = {
+    "data": "d",
+    "global_batch_size": 4,
+    "total_steps": 42,
+    "by_epoch": True,
+    "num_sequences": 166,
+    "seed": 0,
+    "sequence_length": 64,
+}
+
+
+def saved(step: int, **changes: Any) -> dict[str, Any]:
+    """A checkpoint's metadata."""
+    return {**IDENTITY, "step": step, "path": "runs/a/checkpoints/step-1", **changes}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        (saved(3, seed=1, data="e"), r"training\.seed: 1.*set training\.seed=1"),
+        (saved(3, sequence_length=32, data="e"), r"set data\.sequence_length=32"),
+        (saved(3, data="e"), "the data .* are not what it was trained on"),
+        (saved(3, global_batch_size=8), r"set training\.global_batch_size=8"),
+        (saved(50), r"has done 50 steps.* ends after 42; raise training\.epochs"),
+    ],
+)
+def test_a_checkpoint_of_other_samples_is_refused_by_name(metadata: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        require_same_order(metadata, IDENTITY)
+
+
+def test_other_lengths_are_gone_on_with() -> None:
+    for total in (10, 41, 42, 90):
+        require_same_order(saved(10, total_steps=total), IDENTITY)
+
+
+def test_a_run_of_epochs_begun_by_an_earlier_version_keeps_its_order_or_is_refused() -> None:
+    """Its batches go over the ends of epochs, and it ended after whole batches."""
+    old = {key: saved(0)[key] for key in ("data", "global_batch_size", "path")} | {"total_steps": 124}
+    three_epochs = IDENTITY | {"total_steps": 126}
+    # Up to the last whole batch of the first epoch both are the same.
+    require_same_order(old | {"step": 41}, three_epochs)
+    with pytest.raises(UserError, match=r"set training\.epochs=null and training\.steps=124"):
+        require_same_order(old | {"step": 42}, three_epochs)
+    # The advice: its own order and its own length.
+    require_same_order(old | {"step": 42}, IDENTITY | {"by_epoch": False, "total_steps": 124})
+    with pytest.raises(UserError, match=r"give training\.epochs instead of training\.steps"):
+        require_same_order(saved(42), IDENTITY | {"by_epoch": False, "total_steps": 90})
+    # Where batches divide an epoch there is only one order.
+    even = IDENTITY | {"num_sequences": 168}
+    require_same_order(old | {"step": 100}, even | {"total_steps": 126})
+
+
+def test_what_changed_is_told_with_old_and_new_values(config: RunConfig) -> None:
+    now = changed(config, "training.steps=60")
+    settings = {"training.steps": 40, "training.schedule.name": "cosine", "training.optimizer.epsilon": 1e-8}
+    identity = IDENTITY | {"total_steps": 60}
+    assert resume.settings_changed({"settings": settings}, identity, now) == {"training.steps": [40, 60]}
+    assert resume.settings_changed({"total_steps": 40}, identity, now) == {"total_steps": [40, 60]}
+    assert resume.settings_changed({"total_steps": 60}, identity, now) == {}
+
+
+def test_a_step_is_replayed_under_the_settings_that_it_was_done_with(ended: Path, config: RunConfig) -> None:
+    longer = changed(batch_of_four(config), "training.steps=60", "training.optimizer.learning_rate=5e-4")
+    claim_run_directory(longer, 1)
+    # That start recorded no settings but its 40 steps.
+    assert plan_replay(ended, 40).config.training.steps == 40
