@@ -1,7 +1,7 @@
-"""At least 100 faults on a small model and two ranks, with real processes, and the table of what became of them.
+"""At least 100 faults on a small model and two ranks, with real processes, and a table of the verdicts.
 
-What `make soak` runs: kills of any rank and of the supervisor in steps, in saves, in the cache build, in the export and
-in the first second of a resumed round, stopped ranks, SIGTERM, full disks and flipped bits, drawn from a seed. Every
+`make soak` runs it: kills of any rank and of the supervisor in steps, in saves, in the cache build, in the export and
+in the first second of a resumed attempt, stopped ranks, SIGTERM, full disks and flipped bits, drawn from a seed. Every
 loss and gradient norm, redone steps included, and the final weights must equal the undisturbed run's to the bit.
 
     python benchmarks/soak.py [--count 100] [--seed 0] [--markdown build/soak.md] [--directory DIR]
@@ -52,12 +52,12 @@ def main() -> None:
             num_ranks=2,
             keep=arguments.directory is not None,
         )
-        outcome = run_campaign(campaign, load_run_config(config), tell)
+        result = run_campaign(campaign, load_run_config(config), tell)
     arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
-    arguments.markdown.write_text(as_markdown(outcome), encoding="utf-8")
-    print_campaign(outcome, Console(highlight=False))
+    arguments.markdown.write_text(as_markdown(result), encoding="utf-8")
+    print_campaign(result, Console(highlight=False))
     print(f"written: {arguments.markdown}")
-    sys.exit(0 if outcome.passed else 1)
+    sys.exit(0 if result.passed else 1)
 
 
 def tell(text: str) -> None:

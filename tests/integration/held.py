@@ -66,43 +66,31 @@ class Held:
 
     def arm(self) -> None:
         """Replace what leads to a moment by the same with a wait before it."""
-        from drillyard.faults.monkeypatch import patch_function, step_of
+        from drillyard.faults.injection_points import patch_function, step_of
 
-        def before_step(train_step: Any) -> Any:
-            def held(trainer: Any, step: int, *arguments: Any) -> Any:
-                self.wait(f"step-{step + 1}")
-                return train_step(trainer, step, *arguments)
+        def before_step(train_step: Any, trainer: Any, step: int, *arguments: Any) -> Any:
+            self.wait(f"step-{step + 1}")
+            return train_step(trainer, step, *arguments)
 
-            return held
+        def before_manifest(write_manifest: Any, directory: Path, *arguments: Any) -> Any:
+            self.wait(f"manifest-{step_of(directory)}")
+            return write_manifest(directory, *arguments)
 
-        def before_manifest(write_manifest: Any) -> Any:
-            def held(directory: Path, *arguments: Any) -> Any:
-                self.wait(f"manifest-{step_of(directory)}")
-                return write_manifest(directory, *arguments)
+        def during_tokenising(prepare: Any, *arguments: Any, on_progress: Callable[..., None], **options: Any) -> Any:
+            def progress(*done: Any) -> None:
+                on_progress(*done)
+                self.wait("tokenising")
 
-            return held
+            return prepare(*arguments, on_progress=progress, **options)
 
-        def amid_tokenising(prepare: Any) -> Any:
-            def held(*arguments: Any, on_progress: Callable[..., None], **options: Any) -> Any:
-                def progress(*done: Any) -> None:
-                    on_progress(*done)
-                    self.wait("tokenising")
-
-                return prepare(*arguments, on_progress=progress, **options)
-
-            return held
-
-        def before_forwards(show_forwards: Any) -> Any:
-            def held(model: Any, *arguments: Any) -> None:
-                show_forwards(model, *arguments)
-                for module in (model.root, model.causal_lm):
-                    module.register_forward_pre_hook(self._before_forward, prepend=True)
-
-            return held
+        def before_forwards(show_forwards: Any, model: Any, *arguments: Any) -> None:
+            show_forwards(model, *arguments)
+            for module in (model.root, model.causal_lm):
+                module.register_forward_pre_hook(self._before_forward, prepend=True)
 
         patch_function("drillyard.training.trainer", "Trainer.train_step", before_step)
         patch_function("drillyard.training.checkpoint.dcp_storage", "write_manifest", before_manifest)
-        patch_function("drillyard.training.run", "prepare", amid_tokenising)
+        patch_function("drillyard.training.run", "prepare", during_tokenising)
         patch_function("drillyard.training.run", "show_forwards", before_forwards)
 
     def wait(self, moment: str) -> None:

@@ -1,4 +1,4 @@
-"""`drillyard chaos` before it disturbs anything: what it refuses, and that it touches nothing then."""
+"""`drillyard chaos` before it starts a run: what it refuses, without touching anything."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 from tests.integration.tiny_run import contents, drillyard, write_config
 
-from drillyard.faults.small_disk import can_mount
+from drillyard.faults.disturbed_run import can_mount
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "checkpoint.every_steps=null"], "checkpoint.every_steps is not set: a run without checkpoints"),
+        (["--set", "checkpoint.every_steps=null"], "checkpoint.every_steps is not set"),
         (["--set", "checkpoint.every_steps=10"], "40 steps and saves every 10: faults need at least 6 saves"),
         (["--faults", "kill,quake"], "--faults kill,quake: quake is no kind; name kill, stop, term, disk-full, flip"),
         (["--count", "3"], "--count 3 is less than the 5 kinds of --faults"),
         (["--set", "training.stps=3"], "unknown key; did you mean 'steps'?"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_done_is_said_before_anything_runs(
+def test_bad_settings_are_refused_before_anything_runs(
     workplace: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     config = write_config(workplace, "refused", checkpoint={"every_steps": 4})
@@ -43,7 +43,7 @@ def test_a_directory_with_anything_in_it_is_refused(workplace: Path, tmp_path: P
     assert (tmp_path / "precious").read_text() == "data"
 
 
-def test_a_run_that_fails_undisturbed_is_told_with_its_own_words(workplace: Path, tmp_path: Path) -> None:
+def test_a_run_that_fails_undisturbed_is_reported_with_its_error(workplace: Path, tmp_path: Path) -> None:
     config = write_config(workplace, "refused", checkpoint={"every_steps": 4})
     ended = drillyard("chaos", config, "--directory", tmp_path / "chaos", "--set", "data.source=/nowhere/rows.jsonl")
     assert ended.returncode == 2
@@ -54,7 +54,7 @@ def test_a_run_that_fails_undisturbed_is_told_with_its_own_words(workplace: Path
 SMALL_DISK = """
 import errno, os, sys
 from pathlib import Path
-from drillyard.faults.small_disk import can_mount, mounted_tmpfs
+from drillyard.faults.disturbed_run import can_mount, mounted_tmpfs
 directory = Path(sys.argv[1])
 assert can_mount(1 << 20)
 with mounted_tmpfs(directory, 1 << 20):
@@ -66,7 +66,7 @@ with mounted_tmpfs(directory, 1 << 20):
 """
 
 
-def test_a_small_disk_is_full_soon_and_gone_with_its_process_however_that_ends(tmp_path: Path) -> None:
+def test_a_small_tmpfs_fills_up_and_disappears_with_its_killed_process(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     ended = subprocess.run([sys.executable, "-c", SMALL_DISK, str(disk)], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "ENOSPC\n"), ended.stderr
@@ -74,5 +74,5 @@ def test_a_small_disk_is_full_soon_and_gone_with_its_process_however_that_ends(t
     assert str(disk) not in Path("/proc/self/mounts").read_text()
 
 
-def test_more_memory_than_there_is_makes_no_small_disk() -> None:
+def test_a_tmpfs_larger_than_the_memory_is_refused() -> None:
     assert not can_mount(1 << 60)

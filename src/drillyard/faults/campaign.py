@@ -1,30 +1,33 @@
-"""A whole campaign: the undisturbed run, then run after run under faults, each compared with the first to the bit.
+"""A campaign: the undisturbed run, then one run after another under faults, each compared with the first to the bit.
 
-It works in a directory of its own (`DIRECTORY/reference`, `DIRECTORY/chaos-01`, ... and their logs): the run directory
-of the config is never touched. The config is changed where the comparison needs it, and only there: every step is
-logged, two checkpoints are kept, trackers are off, and on GPUs `training.deterministic` is switched on, since an
-atomic addition in another order would look like a fault. Data is tokenised once, in the config's own cache; runs that
-are struck in the cache build get an empty cache each.
+It works in a directory of its own (`DIRECTORY/reference`, `DIRECTORY/chaos-01`, ... and their logs) and never touches
+the run directory of the config. It changes settings only where the comparison needs it: every step is logged, two
+checkpoints are kept, trackers are off, and on GPUs `training.deterministic` is on, because an atomic addition in
+another order would look like a fault. Data is tokenised once, in the config's cache; runs with a fault in the cache
+build get an empty cache each.
 
-Cost: a start of the ranks per fault, about 5 to 10 s of imports on a small host, besides the steps themselves.
+Cost: one start of the ranks per fault, about 5 to 10 s of imports on a small host, besides the steps themselves.
 """
 
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import json
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from drillyard.errors import UserError
 from drillyard.faults.disturbed_run import (
     RunHistory,
+    can_mount,
     disturbed_command,
+    mounted_tmpfs,
     new_mark,
     plain_command,
     run_once,
@@ -44,7 +47,6 @@ from drillyard.faults.plan import (
     require_count,
     require_saves,
 )
-from drillyard.faults.small_disk import can_mount, mounted_tmpfs
 from drillyard.supervise.cause import last_words
 from drillyard.telemetry.events import event_microseconds, read_events, utc_now
 from drillyard.telemetry.jsonlines import read_records
@@ -62,11 +64,11 @@ _ROUNDING_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Campaign:
-    """What is asked for: the config with its overrides, the faults, and where to work.
+    """The config with its overrides, the faults, and where to work.
 
-    `watchdog_seconds`: timeouts.watchdog_seconds of the runs in which ranks are stopped; None: four times what a start
-    took undisturbed, and at least 30 s, so that a start is never taken for a hang. `on_gpus`: the ranks compute there,
-    and only deterministic kernels can give the same bits twice.
+    `watchdog_seconds`: timeouts.watchdog_seconds of the runs with `stop` faults; None: four times what an undisturbed
+    start took, and at least 30 s, so that a start is never mistaken for a hang. `on_gpus`: the ranks compute on GPUs,
+    where only deterministic kernels give the same bits twice.
     """
 
     config: Path
@@ -83,9 +85,9 @@ class Campaign:
 
 @dataclass
 class CampaignResult:
-    """What came of a campaign. `runs` is the number of disturbed runs, `reference_seconds` the undisturbed one's."""
+    """The verdict on every fault. `runs`: disturbed runs; `reference_seconds`: duration of the undisturbed run."""
 
-    findings: list[FaultVerdict] = field(default_factory=list)
+    verdicts: list[FaultVerdict] = field(default_factory=list)
     runs: int = 0
     steps: int = 0
     reference_seconds: float = 0.0
@@ -95,15 +97,15 @@ class CampaignResult:
     @property
     def passed(self) -> bool:
         """Whether every fault passed."""
-        return all(finding.passed for finding in self.findings)
+        return all(verdict.passed for verdict in self.verdicts)
 
 
 @dataclass(frozen=True)
 class UndisturbedRun:
-    """The undisturbed run, as far as others are measured by it."""
+    """What disturbed runs are compared with, and what their settings depend on."""
 
     directory: Path
-    figures: dict[int, LossAndNorm]
+    losses_and_norms: dict[int, LossAndNorm]
     seconds: float
     start_seconds: float
     step_seconds: float
@@ -112,10 +114,10 @@ class UndisturbedRun:
 
 
 def run_campaign(campaign: Campaign, run: RunConfig, on_progress: OnProgress) -> CampaignResult:
-    """Run `campaign`, of which `run` is the loaded config with the overrides; tells `on_progress` what it is at.
+    """Run `campaign`; `run` is its config, loaded with the overrides. Reports its progress to `on_progress`.
 
-    Its directory must be empty or not there; afterwards it is removed unless `campaign.keep`, or a fault failed.
-    Raises UserError when the run takes too few checkpoints, or fails undisturbed.
+    Its directory must be empty or missing, and is removed at the end unless `campaign.keep` or a fault failed.
+    Raises UserError if the run takes too few checkpoints, or fails undisturbed.
     """
     begun = time.monotonic()
     require_count(campaign.kinds, campaign.count)
@@ -124,34 +126,34 @@ def run_campaign(campaign: Campaign, run: RunConfig, on_progress: OnProgress) ->
     if directory.exists() and any(directory.iterdir()):
         raise UserError(f"{directory}: is not empty; chaos works in a directory of its own, name another --directory")
     directory.mkdir(parents=True, exist_ok=True)
-    outcome = CampaignResult(on_gpus=campaign.on_gpus)
+    result = CampaignResult(on_gpus=campaign.on_gpus)
     try:
         on_progress("the undisturbed run")
         reference = _undisturbed(campaign)
-        outcome.steps, outcome.reference_seconds = len(reference.figures), reference.seconds
+        result.steps, result.reference_seconds = len(reference.losses_and_norms), reference.seconds
         disk_bytes = (KEPT_CHECKPOINTS + 2) * reference.checkpoint_bytes + _ROUNDING_BYTES
         limit: DiskLimit = "tmpfs" if "disk-full" in campaign.kinds and can_mount(disk_bytes) else "file-size"
-        shape = RunShape(max(reference.figures), run.checkpoint.every_steps or 0, campaign.num_ranks, limit)
-        cases = draw_faults(campaign.kinds, campaign.count, campaign.seed, shape)
-        outcome.runs = len(cases)
-        for number, case in enumerate(cases, start=1):
-            failed = sum(not finding.passed for finding in outcome.findings)
-            done = f"{len(outcome.findings)} of {campaign.count} faults done"
-            on_progress(f"run {number} of {len(cases)}: {done}, {failed} failed")
-            on_disk = disk_bytes if case.has("disk-full") and limit == "tmpfs" else None
-            outcome.findings += _disturbed(campaign, case, reference, on_disk)
+        shape = RunShape(max(reference.losses_and_norms), run.checkpoint.every_steps or 0, campaign.num_ranks, limit)
+        planned_runs = draw_faults(campaign.kinds, campaign.count, campaign.seed, shape)
+        result.runs = len(planned_runs)
+        for number, planned in enumerate(planned_runs, start=1):
+            failed = sum(not verdict.passed for verdict in result.verdicts)
+            done = f"{len(result.verdicts)} of {campaign.count} faults done"
+            on_progress(f"run {number} of {len(planned_runs)}: {done}, {failed} failed")
+            on_tmpfs = disk_bytes if planned.has("disk-full") and limit == "tmpfs" else None
+            result.verdicts += _disturbed(campaign, planned, reference, on_tmpfs)
     finally:
-        outcome.seconds = time.monotonic() - begun
-        if not campaign.keep and (outcome.passed or not outcome.findings):
+        result.seconds = time.monotonic() - begun
+        if not campaign.keep and (result.passed or not result.verdicts):
             shutil.rmtree(directory, ignore_errors=True)
-    return outcome
+    return result
 
 
 def _require_checkpoints(run: RunConfig) -> None:
     every, steps = run.checkpoint.every_steps, run.training.steps
     if every is None:
         raise UserError(
-            "checkpoint.every_steps is not set: a run without checkpoints loses everything with every fault; "
+            "checkpoint.every_steps is not set: without checkpoints a run loses everything with every fault; "
             f"set it (--set checkpoint.every_steps=N), for at least {MIN_SAVES} saves"
         )
     if steps is not None:
@@ -159,7 +161,7 @@ def _require_checkpoints(run: RunConfig) -> None:
 
 
 def run_settings(campaign: Campaign, name: str) -> list[str]:
-    """What this campaign's run `name` sets besides the user's own overrides."""
+    """The settings of this campaign's run `name`: the user's overrides and those of the campaign."""
     settings = [
         *campaign.overrides,
         f"name={name}",
@@ -171,13 +173,11 @@ def run_settings(campaign: Campaign, name: str) -> list[str]:
         "logging.wandb=null",
         "logging.mlflow=null",
     ]
-    if campaign.on_gpus:
-        settings.append("training.deterministic=true")
-    return settings
+    return [*settings, "training.deterministic=true"] if campaign.on_gpus else settings
 
 
 def _undisturbed(campaign: Campaign) -> UndisturbedRun:
-    """Run the config once, through the command as it is."""
+    """Run the config once with the plain command."""
     directory = campaign.directory / _REFERENCE
     train = train_command(campaign.config, run_settings(campaign, _REFERENCE), campaign.num_ranks, 0)
     output = campaign.directory / f"{_REFERENCE}.log"
@@ -186,16 +186,15 @@ def _undisturbed(campaign: Campaign) -> UndisturbedRun:
         start = run_once(plain_command(train), new_mark(), log)
     seconds = time.monotonic() - begun
     if start.exit_code != 0:
-        said = "\n".join(last_words(output.read_text(errors="replace")))
+        words = "\n".join(last_words(output.read_text(errors="replace")))
         raise UserError(
-            f"the undisturbed run failed with exit code {start.exit_code}; chaos needs one that ends well\n{said}"
+            f"the undisturbed run failed with exit code {start.exit_code}; chaos needs one that ends well\n{words}"
         )
     metrics = list(read_records(directory / METRICS_FILE))
     events = read_events(directory)
     first = {name: event_microseconds(e) for e in reversed(events) if (name := e["event"]) in ("run_start", "step")}
     newest = [info for info in list_checkpoints(directory) if info.complete][-1]
     assert newest.manifest is not None
-    shards = [record.bytes for name, record in newest.manifest.files.items() if name.endswith(".distcp")]
     return UndisturbedRun(
         directory,
         losses_and_norms(metrics),
@@ -203,105 +202,83 @@ def _undisturbed(campaign: Campaign) -> UndisturbedRun:
         (first["step"] - first["run_start"]) / 1e6,
         statistics.median(record["step_seconds"] for record in metrics),
         newest.bytes,
-        min(shards),
+        min(record.bytes for name, record in newest.manifest.files.items() if name.endswith(".distcp")),
     )
 
 
 def _disturbed(
-    campaign: Campaign, case: PlannedRun, reference: UndisturbedRun, disk_bytes: int | None
+    campaign: Campaign, planned: PlannedRun, reference: UndisturbedRun, disk_bytes: int | None
 ) -> list[FaultVerdict]:
-    """One run under the faults of `case`, judged; its directory is removed unless it is wanted or of use."""
-    directory = campaign.directory / case.name
-    cache = campaign.directory / f"{case.name}-cache" if case.has_place("cache") else None
-    marks = MarkFiles(campaign.directory / f"{case.name}-marks")
+    """One run under the faults of `planned`, judged. Its directory is removed if all passed, unless `keep`."""
+    directory = campaign.directory / planned.name
+    cache = campaign.directory / f"{planned.name}-cache" if planned.has_place("cache") else None
+    marks = MarkFiles(campaign.directory / f"{planned.name}-marks")
     checkpoints = directory / "checkpoints"
-    marks.write_orders(
-        FaultSettings(
-            case=case,
-            checkpoints=checkpoints,
-            step_seconds=reference.step_seconds,
-            shard_bytes=reference.shard_bytes,
-            ballast=None if disk_bytes is None else checkpoints / "ballast",
-        )
-    )
-    # More than the faults ask for: a restart that they did not ask for is found by counting, not by running out.
-    max_restarts = case.restarts + 3
-    settings = run_settings(campaign, case.name)
+    ballast = None if disk_bytes is None else checkpoints / "ballast"
+    marks.write_settings(FaultSettings(planned, checkpoints, reference.step_seconds, reference.shard_bytes, ballast))
+    settings = run_settings(campaign, planned.name)
     if cache is not None:
         settings.append(f"data.cache_directory={json.dumps(str(cache))}")
-    if case.has("stop"):
-        settings.append(f"timeouts.watchdog_seconds={_watchdog(campaign, reference):g}")
-    train = train_command(campaign.config, settings, campaign.num_ranks, max_restarts)
-    output = campaign.directory / f"{case.name}.log"
-    patience = 600 + 20 * (case.restarts + 1) * reference.seconds
+    if planned.has("stop"):
+        watchdog_seconds = campaign.watchdog_seconds or max(30.0, 4 * reference.start_seconds)
+        settings.append(f"timeouts.watchdog_seconds={watchdog_seconds:g}")
+    # More restarts than the faults need: an extra restart must be counted, not end the run.
+    train = train_command(campaign.config, settings, campaign.num_ranks, planned.restarts + 3)
+    output = campaign.directory / f"{planned.name}.log"
+    timeout = 600 + 20 * (planned.restarts + 1) * reference.seconds
     with contextlib.nullcontext() if disk_bytes is None else mounted_tmpfs(checkpoints, disk_bytes):
-        course = run_until_done(disturbed_command(train, marks), case, marks, output, patience)
-        findings = judge_faults(
-            case, reference.figures, _evidence(case, course, directory, reference, marks, cache, output)
-        )
-    if not campaign.keep and all(finding.passed for finding in findings):
+        history = run_until_done(disturbed_command(train, marks), planned, marks, output, timeout)
+        evidence = _evidence(planned, history, directory, reference, marks, cache, output)
+        verdicts = judge_faults(planned, reference.losses_and_norms, evidence)
+    if not campaign.keep and all(verdict.passed for verdict in verdicts):
         for path in (directory, marks.directory, cache):
             if path is not None:
                 shutil.rmtree(path, ignore_errors=True)
-    return findings
-
-
-def _watchdog(campaign: Campaign, reference: UndisturbedRun) -> float:
-    return campaign.watchdog_seconds or max(30.0, 4 * reference.start_seconds)
+    return verdicts
 
 
 def _evidence(
-    case: PlannedRun,
-    course: RunHistory,
+    planned: PlannedRun,
+    history: RunHistory,
     directory: Path,
     reference: UndisturbedRun,
     marks: MarkFiles,
     cache: Path | None,
     output: Path,
 ) -> Evidence:
-    stopped = course.stopped
-    if stopped and (said := last_words(output.read_text(errors="replace"))):
-        stopped += f": {said[-1].strip()} (see {output})"
-    found: dict[tuple[int, str], dict[str, Any]] = {}
-    for fault in case.faults:
-        for phase in (*fault.phases, "after"):
-            if (mark := marks.get(fault, phase)) is not None:
-                found[fault.number, phase] = mark
+    stopped = history.stopped
+    if stopped and (words := last_words(output.read_text(errors="replace"))):
+        stopped += f": {words[-1].strip()} (see {output})"
+    phases = [(fault, phase) for fault in planned.faults for phase in (*fault.phases, "after")]
     return Evidence(
         events=read_events(directory),
         metrics=[record for record in read_records(directory / METRICS_FILE) if "step" in record],
-        marks=found,
+        marks={(fault.number, phase): mark for fault, phase in phases if (mark := marks.get(fault, phase)) is not None},
         stopped=stopped,
-        problems=list(_problems_at_the_end(course, directory, reference, cache)),
+        problems=list(_problems_at_end(history, directory, reference, cache)),
         end=event_microseconds({"time": utc_now()}),
     )
 
 
-def _problems_at_the_end(
-    course: RunHistory, directory: Path, reference: UndisturbedRun, cache: Path | None
-) -> list[str]:
-    """What is wrong with what the run left on disk and in memory."""
-    problems = [f"left running: {command}" for start in course.starts for command in start.left_running]
-    if course.stopped:
-        return problems
+def _problems_at_end(
+    history: RunHistory, directory: Path, reference: UndisturbedRun, cache: Path | None
+) -> Iterator[str]:
+    """Processes left running, and differences in the files that the run left."""
+    yield from (f"left running: {command}" for start in history.starts for command in start.left_running)
+    if history.stopped:
+        return
     if different := _different_files(reference.directory / "final", directory / "final"):
-        problems.append(f"final/ is not the undisturbed run's to the bit: {', '.join(different)}")
+        yield f"final/ differs from the undisturbed run's: {', '.join(different)}"
     for info in list_checkpoints(directory):
-        bad = [found.name for found in verify(info) if not found.harmless]
-        if info.complete and bad:
-            problems.append(f"checkpoint {info.step} is damaged at the end: {', '.join(bad)}")
-    if cache is not None and (half_made := list(cache.rglob("*.building-*"))):
-        problems.append(f"a half-made cache was left: {half_made[0].name}")
-    return problems
+        damaged = [problem.name for problem in verify(info) if not problem.harmless]
+        if info.complete and damaged:
+            yield f"checkpoint {info.step} is damaged at the end: {', '.join(damaged)}"
+    if cache is not None and (incomplete := list(cache.rglob("*.building-*"))):
+        yield f"an incomplete cache is left: {incomplete[0].name}"
 
 
 def _different_files(left: Path, right: Path) -> list[str]:
     """Names of files that are not in both directories with the same bytes."""
     names = {path.relative_to(top) for top in (left, right) for path in top.rglob("*") if path.is_file()}
-    return sorted(str(name) for name in names if not _same_bytes(left / name, right / name))
-
-
-def _same_bytes(left: Path, right: Path) -> bool:
-    import filecmp
-
-    return left.is_file() and right.is_file() and filecmp.cmp(left, right, shallow=False)
+    both = {name for name in names if (left / name).is_file() and (right / name).is_file()}
+    return sorted(str(n) for n in names if n not in both or not filecmp.cmp(left / n, right / n, shallow=False))

@@ -1,7 +1,4 @@
-"""A campaign's findings for people (a table of at most 100 columns), for programs (JSON) and for a document (Markdown).
-
-The sentence on GPUs belongs to the verdict: bits can only be compared where the same sums give the same bits.
-"""
+"""The verdicts of a campaign as a table of at most 100 columns, as JSON, and as Markdown for a document."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 ON_GPUS = (
-    "Deterministic kernels were switched on (training.deterministic) for the undisturbed run and all others; the "
-    "verdict holds for them. A difference is a fault of the recovery, or of a kernel that is not deterministic all the "
-    "same: `drillyard diff` of two undisturbed runs tells which."
+    "Deterministic kernels were on (training.deterministic) for all runs, and the verdict holds for them only. A "
+    "difference is a fault of the recovery, or a kernel that is not deterministic in spite of the setting: compare two "
+    "undisturbed runs with `drillyard diff` to find out which."
 )
 
 
-def print_campaign(outcome: CampaignResult, console: Console) -> None:
-    """Print the table, what was wrong, and the sums."""
+def print_campaign(result: CampaignResult, console: Console) -> None:
+    """Print the table, the problems and the totals."""
     from rich.table import Table
     from rich.text import Text
 
@@ -40,100 +37,95 @@ def print_campaign(outcome: CampaignResult, console: Console) -> None:
     table.add_column("redone", justify="right")
     table.add_column("lost", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for finding in outcome.findings:
-        verdict = Text("pass", style="green") if finding.passed else Text("FAIL", style="bold red")
-        fault = finding.fault
+    for verdict in result.verdicts:
+        fault, lost = verdict.fault, verdict.seconds_lost
         table.add_row(
-            str(fault.number), fault.name.replace("flip, kill", "flip,"), finding.moment, finding.happened,
-            str(finding.steps_redone), _lost(finding), verdict,
+            str(fault.number), fault.name.replace("flip, kill", "flip,"), verdict.moment, verdict.reaction,
+            str(verdict.steps_redone), "-" if lost is None else f"{lost:.1f} s",
+            Text("pass", style="green") if verdict.passed else Text("FAIL", style="bold red"),
         )  # fmt: skip
     console.print(table)
-    for finding in outcome.findings:
-        for problem in finding.problems:
-            console.print(Text(f"{finding.fault.number}: {problem}", style="red"), soft_wrap=True)
+    for verdict in result.verdicts:
+        for problem in verdict.problems:
+            console.print(Text(f"{verdict.fault.number}: {problem}", style="red"), soft_wrap=True)
     console.print()
-    for line in summary_lines(outcome):
+    for line in summary_lines(result):
         console.print(Text(line))
-    if outcome.on_gpus:
+    if result.on_gpus:
         console.print(Text(ON_GPUS, style="dim"))
 
 
-def _lost(finding: FaultVerdict) -> str:
-    return "-" if finding.seconds_lost is None else f"{finding.seconds_lost:.1f} s"
-
-
-def summary_lines(outcome: CampaignResult) -> Iterator[str]:
-    """The campaign in a few lines."""
-    findings = outcome.findings
-    passed = sum(finding.passed for finding in findings)
-    hit = sum(finding.hit for finding in findings)
+def summary_lines(result: CampaignResult) -> Iterator[str]:
+    """The totals of the campaign."""
+    verdicts = result.verdicts
+    passed = sum(verdict.passed for verdict in verdicts)
+    hit = sum(verdict.hit for verdict in verdicts)
     yield (
-        f"{len(findings)} faults in {outcome.runs} runs of {outcome.steps} steps: {passed} passed, "
-        f"{len(findings) - passed} failed; {hit} of {len(findings)} struck at their place"
+        f"{len(verdicts)} faults in {result.runs} runs of {result.steps} steps: {passed} passed, "
+        f"{len(verdicts) - passed} failed; {hit} of {len(verdicts)} struck at their place"
     )
-    lost = [f.seconds_lost for f in findings if f.seconds_lost is not None and f.hit and f.fault.kind != "stop"]
-    redone = sum(finding.steps_redone for finding in findings)
+    lost = [v.seconds_lost for v in verdicts if v.seconds_lost is not None and v.hit and v.fault.kind != "stop"]
     per_restart = f", {statistics.median(lost):.1f} s lost per fault (median, stops left out)" if lost else ""
-    yield f"{redone} steps redone{per_restart}; {timedelta(seconds=round(outcome.seconds))} in all"
+    duration = timedelta(seconds=round(result.seconds))
+    yield f"{sum(verdict.steps_redone for verdict in verdicts)} steps redone{per_restart}; {duration} in all"
 
 
-def as_json(outcome: CampaignResult) -> dict[str, Any]:
+def as_json(result: CampaignResult) -> dict[str, Any]:
     """The campaign as JSON values."""
     return {
         "version": 1,
-        "passed": outcome.passed,
-        "runs": outcome.runs,
-        "steps": outcome.steps,
-        "seconds": round(outcome.seconds, 3),
-        "reference_seconds": round(outcome.reference_seconds, 3),
+        "passed": result.passed,
+        "runs": result.runs,
+        "steps": result.steps,
+        "seconds": round(result.seconds, 3),
+        "reference_seconds": round(result.reference_seconds, 3),
         "faults": [
             {
-                "number": finding.fault.number,
-                "kind": finding.fault.kind,
-                "place": finding.fault.place,
-                "target": "supervisor" if finding.fault.target is None else finding.fault.target,
-                "moment": finding.moment,
-                "happened": finding.happened,
-                "hit": finding.hit,
-                "steps_redone": finding.steps_redone,
-                "seconds_lost": finding.seconds_lost,
-                "passed": finding.passed,
-                "problems": finding.problems,
+                "number": verdict.fault.number,
+                "kind": verdict.fault.kind,
+                "place": verdict.fault.place,
+                "target": "supervisor" if verdict.fault.target is None else verdict.fault.target,
+                "moment": verdict.moment,
+                "happened": verdict.reaction,
+                "hit": verdict.hit,
+                "steps_redone": verdict.steps_redone,
+                "seconds_lost": verdict.seconds_lost,
+                "passed": verdict.passed,
+                "problems": verdict.problems,
             }
-            for finding in outcome.findings
+            for verdict in result.verdicts
         ],
     }
 
 
-def as_markdown(outcome: CampaignResult) -> str:
-    """For a document: one row per kind and place, the sums, then what failed."""
+def as_markdown(result: CampaignResult) -> str:
+    """One row per kind and injection point, the totals, then the problems."""
     rows: dict[tuple[FaultKind, InjectionPoint], list[FaultVerdict]] = {}
-    for finding in outcome.findings:
-        rows.setdefault((finding.fault.kind, finding.fault.place), []).append(finding)
+    for verdict in result.verdicts:
+        rows.setdefault((verdict.fault.kind, verdict.fault.place), []).append(verdict)
     lines = [
         "| fault | place | struck | times | hit | passed | steps redone | seconds lost, median |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for (kind, place), found in sorted(rows.items(), key=_in_order):
-        lost = [finding.seconds_lost for finding in found if finding.seconds_lost is not None and finding.hit]
-        seconds = f"{statistics.median(lost):.1f}" if lost else "-"
+    order = [(kind, place) for kind in FAULT_KINDS for place in INJECTION_POINTS]
+    for kind, place in sorted(rows, key=order.index):
+        found = rows[kind, place]
+        lost = [verdict.seconds_lost for verdict in found if verdict.seconds_lost is not None and verdict.hit]
         lines.append(
-            f"| {kind} | {INJECTION_POINTS[place]} | {_targets(found)} | {len(found)} | {sum(f.hit for f in found)} "
-            f"| {sum(f.passed for f in found)} | {sum(f.steps_redone for f in found)} | {seconds} |"
+            f"| {kind} | {INJECTION_POINTS[place]} | {_targets(found)} | {len(found)} | {sum(v.hit for v in found)} "
+            f"| {sum(v.passed for v in found)} | {sum(v.steps_redone for v in found)} "
+            f"| {f'{statistics.median(lost):.1f}' if lost else '-'} |"
         )
     failed = [
-        f"- fault {f.fault.number} ({f.fault.name}, {f.moment}): {p}" for f in outcome.findings for p in f.problems
+        f"- fault {v.fault.number} ({v.fault.name}, {v.moment}): {problem}"
+        for v in result.verdicts
+        for problem in v.problems
     ]
-    return "\n".join([*lines, "", *summary_lines(outcome), *([""] if failed else []), *failed]) + "\n"
-
-
-def _in_order(row: tuple[tuple[FaultKind, InjectionPoint], list[FaultVerdict]]) -> tuple[int, int]:
-    (kind, place), _ = row
-    return FAULT_KINDS.index(kind), list(INJECTION_POINTS).index(place)
+    return "\n".join([*lines, "", *summary_lines(result), *([""] if failed else []), *failed]) + "\n"
 
 
 def _targets(found: Sequence[FaultVerdict]) -> str:
-    """`rank 0: 5, rank 1: 4, supervisor: 5`; a full disk strikes nobody."""
-    counts = Counter(finding.fault.target for finding in found if finding.fault.kind != "disk-full")
-    known = sorted(counts, key=lambda target: (target is None, target or 0))
-    return ", ".join(f"{'supervisor' if t is None else f'rank {t}'}: {counts[t]}" for t in known) or "-"
+    """`rank 0: 5, rank 1: 4, supervisor: 5`; a full disk has no target."""
+    counts = Counter(verdict.fault.target for verdict in found if verdict.fault.kind != "disk-full")
+    targets = sorted(counts, key=lambda target: (target is None, target or 0))
+    return ", ".join(f"{'supervisor' if t is None else f'rank {t}'}: {counts[t]}" for t in targets) or "-"

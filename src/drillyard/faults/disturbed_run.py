@@ -1,12 +1,16 @@
-"""One disturbed run from its first start to its end: what a patient user would do, and nothing more.
+"""One disturbed run, from its first start to its end, restarted as a user would restart it.
 
-The run is `drillyard train` with its usual options. Where a fault kills the supervisor, or SIGTERM makes the run save
-and exit with 85, the same command is given again; every other end is the run's own, and is told. After each end
-nothing may be left running: processes are known by a mark in their environment, wherever they have gone.
+The run is `drillyard train` with its usual options. If a fault kills the supervisor, or SIGTERM makes the run save and
+exit with code 85, the same command is started again; any other end is final and reported. After each start no process
+may be left: they are found by a mark in their environment.
+
+A full disk is simulated by a tmpfs in a mount namespace of this process and its children: it disappears when they end.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import secrets
 import signal
@@ -14,26 +18,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from drillyard.errors import UserError
 from drillyard.faults.mark_files import MarkFiles
 from drillyard.faults.plan import PlannedRun
 from drillyard.supervise import EXIT_CHECKPOINTED
-from drillyard.telemetry.events import utc_now
 
 MARK_VARIABLE = "DRILLYARD_CHAOS"
 _GONE_WITHIN_SECONDS = 15.0
 _POLL_SECONDS = 0.05
+_LARGEST_TMPFS_BYTES = 4 * 1024**3
+_CLONE_NEWNS = 0x00020000
+_MS_REC_PRIVATE = 0x4000 | 0x40000
+_MNT_DETACH = 2
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
 class ProcessRun:
-    """One start of the command: when, how it ended (negative: a signal), what it left running."""
+    """One start of the command: its exit code (negative: a signal) and the command lines of processes it left."""
 
-    time: str
     exit_code: int
     left_running: list[str]
     hung: bool = False
@@ -41,74 +48,56 @@ class ProcessRun:
 
 @dataclass
 class RunHistory:
-    """How a run went, seen from outside. `stopped` says why it was given up, if it was."""
+    """All starts of a run. `stopped`: why it was given up; empty if it ended well."""
 
     starts: list[ProcessRun] = field(default_factory=list)
-    seconds: float = 0.0
     stopped: str = ""
-
-    @property
-    def exit_code(self) -> int:
-        """That of the last start."""
-        return self.starts[-1].exit_code
 
 
 def run_until_done(
-    command: Sequence[str], case: PlannedRun, marks: MarkFiles, output: Path, patience_seconds: float
+    command: Sequence[str], planned: PlannedRun, marks: MarkFiles, output: Path, timeout_seconds: float
 ) -> RunHistory:
-    """Run `command` under the faults of `case`, starting it again where a fault asks for that.
+    """Run `command` under the faults of `planned`; start it again when a fault explains its end.
 
-    A start that takes longer than `patience_seconds` is ended and told as hanging.
+    A start that takes longer than `timeout_seconds` is killed and reported as hanging.
     """
-    course = RunHistory()
-    begun = time.monotonic()
-    answered: set[int] = set()
+    history = RunHistory()
+    handled: set[tuple[int, str]] = set()
     with output.open("ab") as log:
         while True:
-            start = run_once(command, new_mark(), log, patience_seconds)
-            course.starts.append(start)
+            start = run_once(command, new_mark(), log, timeout_seconds)
+            history.starts.append(start)
             if start.exit_code == 0:
-                break
+                return history
             if start.hung:
-                course.stopped = f"no end within {patience_seconds:.0f} s"
-                break
-            if not _asked_for(start.exit_code, case, marks, answered):
-                course.stopped = f"the command ended with exit code {start.exit_code}"
-                break
-    course.seconds = time.monotonic() - begun
-    return course
+                history.stopped = f"no end within {timeout_seconds:.0f} s"
+                return history
+            explained = set(_phases_that_explain(start.exit_code, planned, marks))
+            if explained <= handled:
+                history.stopped = f"the command ended with exit code {start.exit_code}"
+                return history
+            handled |= explained
 
 
-def _asked_for(exit_code: int, case: PlannedRun, marks: MarkFiles, answered: set[int]) -> bool:
-    """Whether a fault that has struck since the last start explains this end."""
-    if exit_code == EXIT_CHECKPOINTED:
-        wanted = [fault for fault in case.faults if fault.kind == "term" and marks.get(fault, "hit")]
-        phases = [fault.number * 10 for fault in wanted]
-    elif exit_code == -signal.SIGKILL:
-        phases = [
-            fault.number * 10 + number
-            for fault in case.faults
-            for number, phase in enumerate(fault.phases)
-            if fault.target is None and fault.kind == "kill" and marks.get(fault, phase)
-        ]
-    else:
-        return False
-    new = set(phases) - answered
-    answered |= new
-    return bool(new)
+def _phases_that_explain(exit_code: int, planned: PlannedRun, marks: MarkFiles) -> Iterator[tuple[int, str]]:
+    """(number, phase) of each fault that has struck and ends the command with this exit code."""
+    for fault in planned.faults:
+        if exit_code == EXIT_CHECKPOINTED and fault.kind == "term" and marks.get(fault, "hit"):
+            yield fault.number, "hit"
+        if exit_code == -signal.SIGKILL and fault.kind == "kill" and fault.target is None:
+            yield from ((fault.number, phase) for phase in fault.phases if marks.get(fault, phase))
 
 
 def new_mark() -> str:
-    """A mark for the processes of one start that nothing else on this host has."""
+    """A mark for the processes of one start that no other process on this host has."""
     return f"{os.getpid()}-{secrets.token_hex(8)}"
 
 
-def run_once(command: Sequence[str], mark: str, log: IO[bytes], patience_seconds: float | None = None) -> ProcessRun:
-    """One start of `command`, to its end and to that of everything it has started, which all inherit `mark`."""
-    started = utc_now()
+def run_once(command: Sequence[str], mark: str, log: IO[bytes], timeout_seconds: float | None = None) -> ProcessRun:
+    """Run `command` to its end, then wait for the processes it started and kill those that are left."""
     with _started(command, mark, log) as process:
         try:
-            process.wait(patience_seconds)
+            process.wait(timeout_seconds)
             hung = False
         except subprocess.TimeoutExpired:
             process.kill()
@@ -116,12 +105,12 @@ def run_once(command: Sequence[str], mark: str, log: IO[bytes], patience_seconds
         code = process.wait()
     left = [] if hung else _still_running(mark)
     kill_marked(mark)
-    return ProcessRun(started, code, left, hung)
+    return ProcessRun(code, left, hung)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _started(command: Sequence[str], mark: str, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """The process of `command`, which does not outlive the body: an interrupted chaos leaves no run behind."""
+    """The process of `command`, killed at the end of the body: an interrupted campaign leaves no run behind."""
     process = subprocess.Popen(
         list(command),
         env={**os.environ, MARK_VARIABLE: mark},
@@ -140,7 +129,7 @@ def _started(command: Sequence[str], mark: str, log: IO[bytes]) -> Iterator[subp
 
 
 def _still_running(mark: str) -> list[str]:
-    """What is left of a run after a moment for its guardian, as command lines."""
+    """Command lines of the processes that are left once the watchdog has had time to kill them."""
     deadline = time.monotonic() + _GONE_WITHIN_SECONDS
     while (left := processes_with(mark)) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -148,28 +137,26 @@ def _still_running(mark: str) -> list[str]:
 
 
 def processes_with(mark: str) -> list[int]:
-    """Ids of the other processes whose environment carries exactly this mark, which `new_mark` made."""
+    """Ids of the other processes whose environment has exactly this mark of `new_mark`."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [pid for pid in pids if pid != os.getpid() and is_marked(pid, mark)]
 
 
 def is_marked(pid: int, mark: str) -> bool:
-    """Whether process `pid` is there and carries exactly this mark."""
-    assert len(mark) >= 16, "an empty or short mark could be anybody's"
+    """Whether process `pid` exists and has exactly this mark."""
+    assert len(mark) >= 16, "an empty or short mark could belong to any process"
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
-        return False  # it has ended, or is another user's
+        return False  # it has ended, or belongs to another user
     return os.fsencode(f"{MARK_VARIABLE}={mark}") in environment.split(b"\0")
 
 
 def kill_marked(mark: str) -> None:
-    """SIGKILL whatever is left of the start with this mark, and nothing else."""
+    """SIGKILL the processes that have this mark, and no others."""
     for pid in processes_with(mark):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
 
 
 def _command_line(pid: int) -> str:
@@ -180,9 +167,9 @@ def _command_line(pid: int) -> str:
 
 
 def train_command(config: Path, settings: Sequence[str], num_ranks: int, max_restarts: int) -> list[str]:
-    """What follows `drillyard`: `train`, its options, and the settings that make this run one of a campaign."""
+    """The arguments of `drillyard` that train the config with these settings."""
     sets = [argument for setting in settings for argument in ("--set", setting)]
-    # Faults are armed when a process starts, and those that stand by do not know their round then.
+    # Faults are installed when a process starts, and a standby does not know its attempt yet.
     return [
         "train", str(config), "--nproc-per-node", str(num_ranks), "--max-restarts", str(max_restarts), "--no-standby",
         "--console", "none", *sets,
@@ -190,10 +177,34 @@ def train_command(config: Path, settings: Sequence[str], num_ranks: int, max_res
 
 
 def plain_command(train: Sequence[str]) -> list[str]:
-    """`drillyard train ...` as it is."""
+    """`drillyard train ...`."""
     return [sys.executable, "-m", "drillyard", *train]
 
 
 def disturbed_command(train: Sequence[str], marks: MarkFiles) -> list[str]:
-    """The same, through the way in that arms the faults."""
+    """`drillyard train ...` through the entry point that installs the faults."""
     return [sys.executable, "-m", "drillyard.faults.entry_point", str(marks.directory), "--", *train]
+
+
+def can_mount(size_bytes: int) -> bool:
+    """Whether this process may mount a tmpfs of this size. If so, it is in its own mount namespace from now on."""
+    memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size_bytes > min(_LARGEST_TMPFS_BYTES, memory // 4) or _libc.unshare(_CLONE_NEWNS) != 0:
+        return False
+    return _mount(b"none", b"/", None, _MS_REC_PRIVATE, None) == 0
+
+
+@contextlib.contextmanager
+def mounted_tmpfs(directory: Path, size_bytes: int) -> Iterator[None]:
+    """Create `directory` and mount a tmpfs of `size_bytes` there; call `can_mount` first. Raises UserError."""
+    directory.mkdir(parents=True)
+    if _mount(b"tmpfs", os.fsencode(directory), b"tmpfs", 0, f"size={size_bytes}".encode()) != 0:
+        raise UserError(f"{directory}: cannot mount a small file system: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield
+    finally:
+        _libc.umount2(os.fsencode(directory), _MNT_DETACH)  # even if a process still uses it
+
+
+def _mount(source: bytes, target: bytes, kind: bytes | None, flags: int, data: bytes | None) -> int:
+    return int(_libc.mount(source, target, kind, ctypes.c_ulong(flags), data))

@@ -1,15 +1,15 @@
-"""What became of each fault: from what the run wrote about itself, the marks and the end of each start. Pure.
+"""The verdict on each fault, from the logs of the run, the marks and the end of each start. Pure.
 
-A fault owns the time from its mark to the next fault's. It has passed when
+The time of a fault reaches from its mark to that of the next fault. A fault passes if
 
-- it struck at its place, and the run ended as that kind of fault must make it end, and for no other reason;
-- the ranks were started again exactly as often as it asked for;
-- no checkpoint that was complete when it struck was lost: the run went on from that one or a newer one (after a flip:
+- it struck at its injection point, and the run reacted as that kind of fault requires, and for no other reason;
+- the ranks were started again exactly as often as it requires;
+- no checkpoint that was complete when it struck was lost: the run resumed from that one or a newer one (after a flip:
   from the one before, with an event that names the damaged one);
-- every loss and gradient norm logged in its time, redone steps included, is the undisturbed run's to the bit.
+- every loss and gradient norm logged in its time, redone steps included, equals the undisturbed run's to the bit.
 
-What only the end shows (missing steps, other weights, damaged checkpoints, a process left behind) is told of the run,
-and its last fault counts as failed.
+Problems that only the end shows (missing steps, other weights, damaged checkpoints, a process left running) fail the
+last fault of the run.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LossAndNorm = tuple[Any, Any]
 
 @dataclass
 class FaultVerdict:
-    """One fault: when it struck, what happened, what it cost, and what was wrong (nothing: it passed)."""
+    """One fault: when it struck, the reaction of the run, its cost, and what was wrong (nothing: it passed)."""
 
     fault: Fault
     moment: str
-    happened: str
+    reaction: str
     hit: bool
     steps_redone: int = 0
     seconds_lost: float | None = None
@@ -46,182 +46,154 @@ class FaultVerdict:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a disturbed run left: its logs, the marks by (fault number, phase), what was seen from outside."""
+    """The traces of a disturbed run: its logs, the marks by (fault number, phase), and its end.
+
+    `stopped`: why the run was given up; empty if it ended well. `problems`: what the end shows (other weights, damaged
+    checkpoints, processes left running). `end`: when it ended, in microseconds.
+    """
 
     events: Records
     metrics: Records
     marks: Mapping[tuple[int, str], Mapping[str, Any]]
     stopped: str
-    """Why the run was given up; empty: it ended well."""
     problems: Sequence[str]
-    """What its end shows: other weights, damaged checkpoints, processes left running."""
     end: int
-    """When it ended, in microseconds."""
 
 
 def losses_and_norms(metrics: Records) -> dict[int, LossAndNorm]:
-    """Step to (loss, gradient norm), the last record of each step."""
+    """Step to (loss, gradient norm), from the last record of each step."""
     return {int(record["step"]): (record["loss"], record["grad_norm"]) for record in metrics}
 
 
-def judge_faults(case: PlannedRun, reference: Mapping[int, LossAndNorm], evidence: Evidence) -> list[FaultVerdict]:
-    """One finding per fault of `case`, in order."""
-    times = [_microseconds(evidence, fault) for fault in case.faults]
-    findings = []
-    for index, (fault, began) in enumerate(zip(case.faults, times, strict=True)):
-        if began is None:
-            findings.append(_not_hit(fault, evidence))
-            continue
-        ended = next((time for time in times[index + 1 :] if time is not None), evidence.end + 1)
-        findings.append(_Judged(fault, reference, evidence, began, ended).finding())
-    _judge_end(findings, case, reference, evidence)
-    return findings
+def judge_faults(planned: PlannedRun, reference: Mapping[int, LossAndNorm], evidence: Evidence) -> list[FaultVerdict]:
+    """One verdict per fault of `planned`, in order."""
+    hits = {number: event_microseconds(mark) for (number, phase), mark in evidence.marks.items() if phase == "hit"}
+    verdicts = []
+    for index, fault in enumerate(planned.faults):
+        if fault.number in hits:
+            later = [hits[other.number] for other in planned.faults[index + 1 :] if other.number in hits]
+            time = (hits[fault.number], later[0] if later else evidence.end + 1)
+            verdicts.append(_StruckFault(fault, reference, evidence, *time).verdict())
+        else:
+            why = "the run had ended before" if evidence.stopped else "the run passed this point without a strike"
+            moment = f"{INJECTION_POINTS[fault.place]}, from step {fault.step}"
+            verdicts.append(FaultVerdict(fault, moment, "not hit", False, problems=[why]))
+    _judge_end(verdicts, reference, evidence)
+    return verdicts
 
 
-def _microseconds(evidence: Evidence, fault: Fault) -> int | None:
-    mark = evidence.marks.get((fault.number, "hit"))
-    return None if mark is None else event_microseconds(mark)
-
-
-def _not_hit(fault: Fault, evidence: Evidence) -> FaultVerdict:
-    why = "the run had ended before" if evidence.stopped else "the run went past the place without being struck"
-    return FaultVerdict(
-        fault, f"{INJECTION_POINTS[fault.place]}, from step {fault.step}", "not hit", False, problems=[why]
-    )
-
-
-class _Judged:
-    """One fault that struck, and what lies between its mark and the next."""
+class _StruckFault:
+    """A fault that struck, with the events and metrics of its time."""
 
     def __init__(
-        self, fault: Fault, reference: Mapping[int, LossAndNorm], evidence: Evidence, began: int, ended: int
+        self, fault: Fault, reference: Mapping[int, LossAndNorm], evidence: Evidence, begin: int, end: int
     ) -> None:
         self.fault = fault
         self.reference = reference
         self.evidence = evidence
-        self.began = began
+        self.begin = begin
         self.mark = evidence.marks[(fault.number, "hit")]
-        self.events = [event for event in evidence.events if began <= event_microseconds(event) < ended]
-        self.records = [record for record in evidence.metrics if began <= event_microseconds(record) < ended]
-        self.reached = max((int(r["step"]) for r in evidence.metrics if event_microseconds(r) < began), default=0)
+        self.newest = max(self.mark["complete"], default=0)
+        self.events = [event for event in evidence.events if begin <= event_microseconds(event) < end]
+        self.records = [record for record in evidence.metrics if begin <= event_microseconds(record) < end]
+        self.reached = max((int(r["step"]) for r in evidence.metrics if event_microseconds(r) < begin), default=0)
+        resumes = self.named("resume")
+        self.resume_step = int(resumes[-1]["step"]) if resumes else 0
+        self.resumed = f"resumed at step {self.resume_step}" if self.resume_step else "restarted at step 0"
         self.problems: list[str] = []
 
     def named(self, *names: str) -> list[Mapping[str, Any]]:
+        """The events with these names."""
         return [event for event in self.events if event["event"] in names]
 
-    def finding(self) -> FaultVerdict:
+    def verdict(self) -> FaultVerdict:
+        restarts = self.fault.restarts
         starts = len(self.named("run_start", "restart"))
-        if starts != self.fault.restarts:
-            self.problems.append(f"{starts} new starts of the ranks instead of {self.fault.restarts}")
+        if starts != restarts:
+            self.problems.append(f"{starts} new starts of the ranks instead of {restarts}")
         for phase in self.fault.phases[1:]:
             if (self.fault.number, phase) not in self.evidence.marks:
                 self.problems.append(f"the second part ({phase}) did not take place")
-        if self.fault.restarts and not starts:
-            happened = "the run did not go on"
-        else:
-            happened = getattr(self, "after_" + self.fault.kind.replace("-", "_"))()
-        self.compare_figures()
-        return FaultVerdict(
-            self.fault,
-            self.moment(),
-            happened,
-            True,
-            self.steps_redone(),
-            self.seconds_lost() if self.fault.restarts else None,
-            self.problems,
-        )
+        judge = getattr(self, "after_" + self.fault.kind.replace("-", "_"))
+        reaction = judge() if starts or not restarts else "the run did not continue"
+        self.problems += _first_difference(self.records, self.reference)
+        seconds_lost = self.seconds_lost() if restarts else None
+        return FaultVerdict(self.fault, self.moment(), reaction, True, self.steps_redone(), seconds_lost, self.problems)
 
-    # -- what must follow each kind ------------------------------------------------------------------------------------
+    # -- what each kind requires ---------------------------------------------------------------------------------------
 
     def after_kill(self) -> str:
         failures = self.named("failure")
-        wanted = 0 if self.fault.target is None else self.fault.restarts
+        expected = 0 if self.fault.target is None else self.fault.restarts
         killed = [event for event in failures if event.get("failed_rank") == self.fault.target]
-        if len(failures) != wanted or len(killed) != wanted:
-            told = "; ".join(str(event.get("reason")) for event in failures) or "none"
-            self.problems.append(f"{wanted} failures of {self.fault.name.removeprefix('kill ')} expected, told: {told}")
-        self.require_newest(max(self.mark["complete"], default=0))
-        return f"{'started again' if self.fault.target is None else 'restarted'}, {self.resumed()}"
+        if len(failures) != expected or len(killed) != expected:
+            found = "; ".join(str(event.get("reason")) for event in failures) or "none"
+            victim = self.fault.name.removeprefix("kill ")
+            self.problems.append(f"{expected} failures of {victim} expected, reported: {found}")
+        self.require_newest(self.newest)
+        return f"{'started again' if self.fault.target is None else 'restarted'}, {self.resumed}"
 
     def after_stop(self) -> str:
         failures = self.named("failure")
         if len(failures) != 1:
-            self.problems.append(f"{len(failures)} failures told instead of one hang")
-            return self.resumed()
-        self.require_newest(max(self.mark["complete"], default=0))
-        seconds = (event_microseconds(failures[0]) - self.began) / 1e6
-        return f"given up after {seconds:.0f} s, {self.resumed()}"
+            self.problems.append(f"{len(failures)} failures reported instead of one hang")
+            return self.resumed
+        self.require_newest(self.newest)
+        return f"given up after {(event_microseconds(failures[0]) - self.begin) / 1e6:.0f} s, {self.resumed}"
 
     def after_term(self) -> str:
-        if self.named("failure"):
-            self.problems.append(f"told as a failure: {self.named('failure')[0].get('reason')}")
+        if failures := self.named("failure"):
+            self.problems.append(f"reported as a failure: {failures[0].get('reason')}")
         stopped = [event for event in self.named("signal") if isinstance(event.get("step"), int)]
         if not stopped and not self.in_training():
-            # There was nothing to save yet, so the ranks leave at once.
-            self.require_newest(max(self.mark["complete"], default=0))
-            return f"left at once, exit code 85, {self.resumed()}"
+            # Nothing to save yet, so the ranks exit at once.
+            self.require_newest(self.newest)
+            return f"exit at once with code 85, {self.resumed}"
         if len(stopped) != 1:
-            self.problems.append("no event tells of the signal and the step at which the run stopped")
-            return self.resumed()
+            self.problems.append("no event reports the signal and the step at which the run stopped")
+            return self.resumed
         step = stopped[0]["step"]
         self.require_newest(step)
-        return f"saved step {step}, exit code 85, resumed there" if self.resume_step() == step else self.resumed()
+        return f"saved step {step}, exit code 85, resumed there" if self.resume_step == step else self.resumed
 
     def after_disk_full(self) -> str:
         failed, after = self.named("checkpoint_failed"), self.evidence.marks.get((self.fault.number, "after"))
         if not failed or after is None:
-            self.problems.append("no event tells of a failed save")
+            self.problems.append("no event reports a failed save")
             return "the save did not fail"
         if after["damaged"]:
             self.problems.append(f"checkpoint {after['newest']} was damaged: {', '.join(after['damaged'])}")
-        if self.named("failure"):
-            self.problems.append(f"the run failed: {self.named('failure')[0].get('reason')}")
+        if failures := self.named("failure"):
+            self.problems.append(f"the run failed: {failures[0].get('reason')}")
         reason = str(failed[0].get("reason", ""))
         system_error = re.search(r"\[Errno \d+\] ([^:;]+)", reason)
         short = system_error[1] if system_error else reason
-        return f"save of step {failed[0].get('step')} failed ({short}); went on, step {after['newest']} whole"
+        return f"save of step {failed[0].get('step')} failed ({short}); continued, step {after['newest']} intact"
 
     def after_flip(self) -> str:
         flipped = self.evidence.marks.get((self.fault.number, "flipped"))
         if flipped is None:
-            return "nothing was flipped"
+            return "no bit was flipped"
         step, file = flipped["checkpoint"], flipped["file"]
-        told = [event for event in self.named("checkpoint_damaged") if event.get("step") == step]
-        if not told or file not in str(told[0].get("reason")):
+        reported = [event for event in self.named("checkpoint_damaged") if event.get("step") == step]
+        if not reported or file not in str(reported[0].get("reason")):
             self.problems.append(f"no warning names the damaged file {file} of checkpoint {step}")
         older = max((saved for saved in self.mark["complete"] if saved < step), default=0)
-        if self.resume_step() != older:
-            self.problems.append(f"resumed at step {self.resume_step()} instead of the older checkpoint {older}")
-        return f"byte {flipped['offset']} of {file} ({step}) flipped: told, {self.resumed()}"
+        if self.resume_step != older:
+            self.problems.append(f"resumed at step {self.resume_step} instead of the older checkpoint {older}")
+        return f"byte {flipped['offset']} of {file} ({step}) flipped: reported, {self.resumed}"
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
     def in_training(self) -> bool:
-        """Whether the round that was struck had done its first step."""
-        before = [event["event"] for event in self.evidence.events if event_microseconds(event) < self.began]
-        told = [name for name in before if name in ("first_step", "run_start", "restart")]
-        return bool(told) and told[-1] == "first_step"
-
-    def resume_step(self) -> int:
-        """The step from which the run went on at last; 0: from the beginning."""
-        resumes = self.named("resume")
-        return int(resumes[-1]["step"]) if resumes else 0
-
-    def resumed(self) -> str:
-        return f"resumed at step {self.resume_step()}" if self.resume_step() else "began again at step 0"
+        """Whether the attempt that was struck had completed its first step."""
+        before = [event["event"] for event in self.evidence.events if event_microseconds(event) < self.begin]
+        return [name for name in before if name in ("first_step", "run_start", "restart")][-1:] == ["first_step"]
 
     def require_newest(self, step: int) -> None:
-        """The run went on from the checkpoint of `step`, which was complete, or a newer one."""
-        if self.resume_step() < step:
-            self.problems.append(f"{self.resumed()}, though the checkpoint of step {step} was complete")
-
-    def compare_figures(self) -> None:
-        for record in self.records:
-            step, found = int(record["step"]), (record["loss"], record["grad_norm"])
-            wanted = self.reference.get(step)
-            if wanted is None or repr(found) != repr(wanted):
-                self.problems.append(f"step {step}: loss and gradient norm {found}, undisturbed {wanted}")
-                return
+        """The run must resume from the complete checkpoint of `step` or a newer one."""
+        if self.resume_step < step:
+            self.problems.append(f"{self.resumed}, though the checkpoint of step {step} was complete")
 
     def steps_redone(self) -> int:
         """Steps logged in this fault's time that had been logged before."""
@@ -233,51 +205,49 @@ class _Judged:
         return redone
 
     def seconds_lost(self) -> float:
-        """From the fault until the run stood again where it was, or until the next fault, or the end."""
-        if self.fault.place == "cache":
-            back = [event_microseconds(event) for event in self.named("round_start")]
-        elif self.fault.place == "export":
-            back = [event_microseconds(event) for event in self.named("export_begin")]
+        """From the strike until the run is back where it was, or else until its last event of this time."""
+        if self.fault.place in ("cache", "export"):
+            back = self.named("round_start" if self.fault.place == "cache" else "export_begin")
         else:
-            back = [event_microseconds(r) for r in self.records if int(r["step"]) >= max(1, self.reached)]
             starts = [event_microseconds(event) for event in self.named("run_start", "restart")]
-            back = [moment for moment in back if starts and moment > starts[0]]
-        last = max((event_microseconds(event) for event in self.events), default=self.began)
-        return ((back[0] if back else last) - self.began) / 1e6
+            redone = [record for record in self.records if int(record["step"]) >= max(1, self.reached)]
+            back = [record for record in redone if starts and event_microseconds(record) > starts[0]]
+        times = [event_microseconds(event) for event in (back[:1] or self.events)]
+        return (max(times, default=self.begin) - self.begin) / 1e6
 
     def moment(self) -> str:
-        """Where and when it struck, in words."""
+        """Where and when it struck, for people."""
         step, place = self.mark["step"], self.fault.place
         if place == "cache":
             return INJECTION_POINTS[place]
         if place == "resume":
             again = self.evidence.marks.get((self.fault.number, "again"))
-            return f"step {step}, and {self.fault.fraction:.2f} s into the next round" if again else f"step {step}"
+            return f"step {step}, and {self.fault.fraction:.2f} s into the next attempt" if again else f"step {step}"
         if place == "step":
             return f"{self.fault.fraction:.0%} into step {step}"
         saved = (self.mark.get("detail") or {}).get("save")
         return f"step {max(step, self.reached) if saved is None else saved}, {INJECTION_POINTS[place]}"
 
 
-def _judge_end(
-    findings: Sequence[FaultVerdict], case: PlannedRun, reference: Mapping[int, LossAndNorm], evidence: Evidence
-) -> None:
-    """Tell the run's last fault that struck what only its end shows."""
-    last = next((finding for finding in reversed(findings) if finding.hit), findings[-1])
+def _judge_end(verdicts: Sequence[FaultVerdict], reference: Mapping[int, LossAndNorm], evidence: Evidence) -> None:
+    """Add the problems that only the end shows to the last fault that struck."""
+    last = next((verdict for verdict in reversed(verdicts) if verdict.hit), verdicts[-1])
     last.problems += evidence.problems
     if evidence.stopped:
         last.problems.append(evidence.stopped)
         return
-    found = losses_and_norms(evidence.metrics)
-    missing = sorted(reference.keys() - found.keys())
-    if missing:
+    if missing := sorted(reference.keys() - losses_and_norms(evidence.metrics).keys()):
         last.problems.append(f"{len(missing)} steps were never logged, the first of them {missing[0]}")
-    # Before the first fault nothing owns a record.
-    first_mark = min((event_microseconds(mark) for mark in evidence.marks.values()), default=evidence.end)
-    for record in evidence.metrics:
-        step = int(record["step"])
-        if event_microseconds(record) < first_mark and repr((record["loss"], record["grad_norm"])) != repr(
-            reference.get(step)
-        ):
-            findings[0].problems.append(f"step {step} differs from the undisturbed run before any fault struck")
-            break
+    # Records before the first mark belong to no fault.
+    first_mark = min(map(event_microseconds, evidence.marks.values()), default=evidence.end)
+    early = [record for record in evidence.metrics if event_microseconds(record) < first_mark]
+    verdicts[0].problems += [f"before any fault struck, {problem}" for problem in _first_difference(early, reference)]
+
+
+def _first_difference(records: Records, reference: Mapping[int, LossAndNorm]) -> list[str]:
+    """The first record that differs from the undisturbed run, as a problem; none if all are equal to the bit."""
+    for record in records:
+        found, expected = (record["loss"], record["grad_norm"]), reference.get(int(record["step"]))
+        if repr(found) != repr(expected):
+            return [f"step {record['step']}: loss and gradient norm {found}, undisturbed {expected}"]
+    return []

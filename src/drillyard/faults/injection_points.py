@@ -1,25 +1,27 @@
-"""Where faults strike: functions of the trainer that a rank replaces by its own before it begins.
+"""Where faults strike: functions of the trainer that a rank replaces before it starts.
 
-Each place wraps the function whose work it means, and strikes from inside: before it, after it, or in the middle of
-its own system calls. A function that is not there any more is an error at once (`replace`), so a place cannot silently
-cease to exist. A mark is written before every strike; a fault without its mark counts as not hit.
+Each injection point wraps one function and strikes before it, or in the middle of what it writes. `patch_function`
+raises if the function has been renamed, so an injection point cannot disappear unnoticed. A mark is written before
+every strike; a fault without its mark counts as not hit.
 
-    place            replaced                              the process is struck
-    step, resume     Trainer.train_step, run.run_rank      by a timer, at a drawn part of the median step or second
+    point            replaced                              when it strikes
+    step, resume     Trainer.train_step, run.run_rank      after a drawn part of the median step, or of a second
     shards           _HashingStream._write_now             with half of a shard's bytes written
-    before-manifest  storage.write_manifest                with all shards durable
+    before-manifest  dcp_storage.write_manifest            with all shards durable
     manifest         manifest.write_durably                with half of the manifest's bytes written
     deletion         checkpointer.remove_checkpoint        with the manifest and a drawn part of the files deleted
-    cache            cache._PartWriter, _write_manifest    with the cache built in part, or without its manifest
-    export           export._finish, _publish              with the weights written, or all of it but not in place
+    cache            _PartWriter, _write_manifest          with part of the cache built, or all but its manifest
+    export           export._finish, _publish              with the weights written, or before the export is published
 
-Where another process than this one is struck, this one goes no further, so that the run dies at the place and not
-somewhat later.
+A rank that strikes another process stops there, so that the run dies at this point and not later.
 """
 
 from __future__ import annotations
 
+import errno
+import importlib
 import os
+import resource
 import signal
 import threading
 import time
@@ -28,72 +30,101 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.faults.disturbed_run import MARK_VARIABLE, is_marked
-from drillyard.faults.full_disk import fill_disk
 from drillyard.faults.mark_files import FaultSettings, MarkFiles
-from drillyard.faults.monkeypatch import patch_function, step_of
 from drillyard.faults.plan import Fault
-from drillyard.training.checkpoint.inventory import CheckpointInfo, list_checkpoints_in
+from drillyard.training.checkpoint.inventory import CheckpointInfo, list_checkpoints_in, verify
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
 
 _SIGNALS = {"kill": signal.SIGKILL, "flip": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
-_CHECKPOINT = "drillyard.training.checkpoint"
+_CHECKPOINTER = "drillyard.training.checkpoint.checkpointer"
+_STORAGE = "drillyard.training.checkpoint.dcp_storage"
+_LEFT_BYTES = 4096
+"""What a full disk still takes while shards are written."""
+
+
+def find_attribute(module: str, name: str) -> tuple[Any, str, Any]:
+    """Owner, last part of the name, and value of `name` (or `Class.name`) of a module; AttributeError if missing."""
+    owner: Any = importlib.import_module(module)
+    *parents, last = name.split(".")
+    try:
+        for parent in parents:
+            owner = getattr(owner, parent)
+        return owner, last, getattr(owner, last)
+    except AttributeError:
+        raise AttributeError(f"fault injection replaces {module}.{name}, which does not exist any more") from None
+
+
+def patch_function(module: str, name: str, wrapper: Callable[..., Any]) -> None:
+    """Make calls of a function or method call `wrapper(original, *arguments)` instead."""
+    owner, last, original = find_attribute(module, name)
+
+    def replacement(*arguments: Any, **options: Any) -> Any:
+        return wrapper(original, *arguments, **options)
+
+    setattr(owner, last, replacement)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step in the name of a checkpoint's directory."""
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def install_faults(marks: MarkFiles, rank: int) -> None:
-    """Replace what this rank's faults of this round need. Raises AttributeError where a place has ceased to exist."""
+    """Patch the functions in which this rank strikes during this attempt. AttributeError if one does not exist."""
     marks.put_pid(rank)
-    armed = RankFaults(marks, marks.orders(), rank)
-    armed.follow_steps()
+    faults = RankFaults(marks, marks.settings(), rank)
+    faults.track_steps()
     if rank == 0:
-        armed.flip_between_rounds()
-    for fault in marks.pending(armed.orders.case):
+        faults.flip_bits()
+    for fault in marks.pending(faults.settings.planned):
         if fault.actor == rank:
-            armed.place(fault)
+            faults.install(fault)
 
 
 def _send(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process of this very start; ProcessLookupError when the id is another process's by now."""
+    """Send a signal to a process of this run; ProcessLookupError if the id belongs to another process by now."""
     descriptor = os.pidfd_open(pid)
     try:
         if not is_marked(pid, os.environ[MARK_VARIABLE]):
-            raise ProcessLookupError(f"process {pid} is not of this run")
+            raise ProcessLookupError(f"process {pid} is not part of this run")
         signal.pidfd_send_signal(descriptor, number)
     finally:
         os.close(descriptor)
 
 
 class RankFaults:
-    """This rank's faults of this round, and what it takes to strike."""
+    """The faults of one rank in this attempt."""
 
-    def __init__(self, marks: MarkFiles, orders: FaultSettings, rank: int) -> None:
+    def __init__(self, marks: MarkFiles, settings: FaultSettings, rank: int) -> None:
         self.marks = marks
-        self.orders = orders
+        self.settings = settings
         self.rank = rank
         self.step = 0
         self.supervisor = os.getppid()
         self._begun: set[tuple[int, str]] = set()
         self._lock = threading.Lock()
+        self._disk_is_full = False
+        self._soft_limit = 0
 
     # -- striking ------------------------------------------------------------------------------------------------------
 
-    def due(self, fault: Fault) -> bool:
-        """Whether it is this fault's turn: its step reached, all earlier ones struck, its checkpoints there."""
+    def is_due(self, fault: Fault) -> bool:
+        """Whether `fault` is next: its step reached, earlier faults complete, its checkpoints saved."""
         if self.step < fault.step and fault.place not in ("cache", "export"):
             return False
-        earlier = self.orders.case.faults[: self.orders.case.faults.index(fault)]
-        if not all(self.marks.struck(other) for other in earlier):
-            return False
-        return len(self.complete()) >= fault.checkpoints_needed
+        faults = self.settings.planned.faults
+        earlier = faults[: faults.index(fault)]
+        return all(map(self.marks.is_complete, earlier)) and len(self.complete()) >= fault.checkpoints_needed
 
     def begin(self, fault: Fault, phase: str = "hit") -> bool:
-        """Claim a phase of a fault; only once per process."""
+        """Whether this is the first call for this phase of the fault in this process."""
         with self._lock:
-            new = (fault.number, phase) not in self._begun
+            is_new = (fault.number, phase) not in self._begun
             self._begun.add((fault.number, phase))
-            return new
+            return is_new
 
     def strike(self, fault: Fault, phase: str = "hit", **detail: Any) -> None:
-        """Mark and strike. Returns only when the run is to go on from here (SIGTERM)."""
+        """Write the mark and send the signal. Returns only if the run continues from here (SIGTERM)."""
         if not self.begin(fault, phase):
             return
         self.mark(fault, phase, **detail)
@@ -106,27 +137,27 @@ class RankFaults:
         while number != signal.SIGTERM:
             time.sleep(1)
 
-    def mark(self, fault: Fault, phase: str, **detail: Any) -> None:
-        """Note that a phase is reached, at which step, and which checkpoints were complete."""
-        complete = [info.step for info in self.complete()]
-        self.marks.put(fault, phase, step=self.step, complete=complete, detail=detail or None)
-
-    def later(self, seconds: float, fault: Fault, phase: str = "hit") -> None:
-        """Strike after a time, wherever the process is then."""
+    def strike_after(self, seconds: float, fault: Fault, phase: str = "hit") -> None:
+        """Strike after a delay, wherever the process is then."""
         timer = threading.Timer(seconds, self.strike, (fault, phase))
         timer.daemon = True
         timer.start()
 
+    def mark(self, fault: Fault, phase: str, **detail: Any) -> None:
+        """Record that a phase is reached, at which step, and which checkpoints are complete."""
+        complete = [info.step for info in self.complete()]
+        self.marks.put(fault, phase, step=self.step, complete=complete, detail=detail or None)
+
     def complete(self) -> list[CheckpointInfo]:
         """The complete checkpoints now."""
-        return [info for info in list_checkpoints_in(self.orders.checkpoints) if info.complete]
+        return [info for info in list_checkpoints_in(self.settings.checkpoints) if info.complete]
 
-    # -- places --------------------------------------------------------------------------------------------------------
+    # -- injection points ----------------------------------------------------------------------------------------------
 
-    def place(self, fault: Fault) -> None:
-        """Replace what `fault` needs."""
+    def install(self, fault: Fault) -> None:
+        """Patch what `fault` needs."""
         if fault.kind == "disk-full":
-            fill_disk(self, fault)
+            self._in_save_on_full_disk(fault)
         elif fault.place == "resume" and self.marks.get(fault, "hit") is not None:
             self._in_first_second(fault)
         elif fault.place in ("step", "resume"):
@@ -134,135 +165,158 @@ class RankFaults:
         else:
             getattr(self, "_in_" + fault.place.replace("-", "_"))(fault)
 
-    def follow_steps(self) -> None:
-        """Know the step that is being done."""
+    def track_steps(self) -> None:
+        """Record the step in progress."""
 
-        def make(train_step: Any) -> Any:
-            def followed(trainer: Any, step: int, *arguments: Any) -> Any:
-                self.step = step + 1
-                return train_step(trainer, step, *arguments)
+        def train_step(original: Any, trainer: Any, step: int, *arguments: Any) -> Any:
+            self.step = step + 1
+            return original(trainer, step, *arguments)
 
-            return followed
-
-        patch_function("drillyard.training.trainer", "Trainer.train_step", make)
+        patch_function("drillyard.training.trainer", "Trainer.train_step", train_step)
 
     def _in_step(self, fault: Fault) -> None:
         timed = False
 
-        def make(train_step: Any) -> Any:
-            def struck(trainer: Any, step: int, *arguments: Any) -> Any:
-                nonlocal timed
-                self.step = step + 1
-                if not timed and self.due(fault):
-                    timed = True
-                    self.later(fault.fraction * self.orders.step_seconds, fault)
-                return train_step(trainer, step, *arguments)
+        def train_step(original: Any, trainer: Any, step: int, *arguments: Any) -> Any:
+            nonlocal timed
+            self.step = step + 1
+            if not timed and self.is_due(fault):
+                timed = True
+                self.strike_after(fault.fraction * self.settings.step_seconds, fault)
+            return original(trainer, step, *arguments)
 
-            return struck
-
-        patch_function("drillyard.training.trainer", "Trainer.train_step", make)
+        patch_function("drillyard.training.trainer", "Trainer.train_step", train_step)
 
     def _in_first_second(self, fault: Fault) -> None:
-        def make(run_rank: Any) -> Any:
-            def struck(*arguments: Any) -> Any:
-                self.later(fault.fraction, fault, "again")
-                return run_rank(*arguments)
+        def run_rank(original: Any, *arguments: Any) -> Any:
+            self.strike_after(fault.fraction, fault, "again")
+            return original(*arguments)
 
-            return struck
-
-        patch_function("drillyard.training.run", "run_rank", make)
+        patch_function("drillyard.training.run", "run_rank", run_rank)
 
     def _in_shards(self, fault: Fault) -> None:
-        def make(write_now: Any) -> Any:
-            def half_written(stream: Any, view: memoryview) -> None:
-                path = Path(stream._file.name)
-                if path.suffix == ".distcp" and view and self.due(fault):
+        def write_now(original: Any, stream: Any, view: memoryview) -> None:
+            path = Path(stream._file.name)
+            if path.suffix == ".distcp" and view and self.is_due(fault):
+                # After SIGTERM the save continues and its digest must see every byte, so strike before the write.
+                if fault.kind != "term":
                     stream._file.write(view[: len(view) // 2])
-                    self.strike(fault, save=step_of(path.parent))
-                write_now(stream, view)
+                self.strike(fault, save=step_of(path.parent))
+            original(stream, view)
 
-            return half_written
-
-        # After SIGTERM the save goes on and its digest must see every byte: that one strikes before the write.
-        whole = self._before(fault, lambda stream: Path(stream._file.name).parent) if fault.kind == "term" else make
-        patch_function(f"{_CHECKPOINT}.dcp_storage", "_HashingStream._write_now", whole)
+        patch_function(_STORAGE, "_HashingStream._write_now", write_now)
 
     def _in_before_manifest(self, fault: Fault) -> None:
-        patch_function(f"{_CHECKPOINT}.dcp_storage", "write_manifest", self._before(fault, lambda directory: directory))
+        def write_manifest(original: Any, directory: Path, *arguments: Any) -> Any:
+            if self.is_due(fault):
+                self.strike(fault, save=step_of(directory))
+            return original(directory, *arguments)
+
+        patch_function(_STORAGE, "write_manifest", write_manifest)
 
     def _in_manifest(self, fault: Fault) -> None:
-        def make(write_durably: Any) -> Any:
-            def half_written(path: Path, data: bytes) -> None:
-                if not self.due(fault):
-                    write_durably(path, data)
-                    return
-                open_file = Path.open
+        def write_durably(original: Any, path: Path, data: bytes) -> None:
+            if self.is_due(fault):
+                path.with_name(f"{path.name}.tmp").write_bytes(data[: len(data) // 2])
+                self.strike(fault, save=step_of(path.parent))
+            original(path, data)
 
-                def opened(self_: Path, *arguments: Any, **options: Any) -> Any:
-                    file = open_file(self_, *arguments, **options)
-                    if self_.parent != path.parent:
-                        return file
-                    return _HalfWritten(file, lambda: self.strike(fault, save=step_of(path.parent)))
-
-                Path.open = opened  # type: ignore[assignment, method-assign]
-                write_durably(path, data)
-
-            return half_written
-
-        patch_function(f"{_CHECKPOINT}.manifest", "write_durably", make)
+        patch_function("drillyard.training.checkpoint.manifest", "write_durably", write_durably)
 
     def _in_deletion(self, fault: Fault) -> None:
-        def make(remove_checkpoint: Any) -> Any:
-            def half_deleted(path: Path) -> None:
-                if not self.due(fault) or not (path / MANIFEST_NAME).exists():
-                    remove_checkpoint(path)
-                    return
+        def remove_checkpoint(original: Any, path: Path) -> None:
+            if self.is_due(fault) and (path / MANIFEST_NAME).exists():
                 left = 1 + int(fault.fraction * (len(os.listdir(path)) - 1))
-                unlink = os.unlink
 
-                def counted(*arguments: Any, **options: Any) -> None:
+                def unlink(delete: Any, *arguments: Any, **options: Any) -> None:
                     nonlocal left
-                    unlink(*arguments, **options)
+                    delete(*arguments, **options)
                     left -= 1
                     if left == 0:
                         self.strike(fault, save=step_of(path))
 
-                os.unlink = counted
-                remove_checkpoint(path)
+                patch_function("os", "unlink", unlink)
+            original(path)
 
-            return half_deleted
-
-        patch_function(f"{_CHECKPOINT}.checkpointer", "remove_checkpoint", make)
+        patch_function(_CHECKPOINTER, "remove_checkpoint", remove_checkpoint)
 
     def _in_cache(self, fault: Fault) -> None:
-        if fault.fraction < 0.5:
-            patch_function("drillyard.data.token_cache", "_PartWriter.finish", self._before(fault))
-        else:
-            patch_function("drillyard.data.token_cache", "_write_manifest", self._before(fault))
+        name = "_PartWriter.finish" if fault.fraction < 0.5 else "_write_manifest"
+        patch_function("drillyard.data.token_cache", name, self._before(fault))
 
     def _in_export(self, fault: Fault) -> None:
         patch_function(
             "drillyard.models.export", "_finish" if fault.fraction < 0.5 else "_publish", self._before(fault)
         )
 
-    def _before(self, fault: Fault, checkpoint: Callable[[Any], Path] | None = None) -> Callable[[Any], Any]:
-        """Strike when the function is called, before it does anything; `checkpoint` finds it in the first argument."""
+    def _before(self, fault: Fault) -> Callable[..., Any]:
+        """A wrapper that strikes before it calls the function."""
 
-        def make(function: Any) -> Any:
-            def struck(*arguments: Any, **options: Any) -> Any:
-                if self.due(fault):
-                    self.strike(fault, save=None if checkpoint is None else step_of(checkpoint(arguments[0])))
-                return function(*arguments, **options)
+        def wrapper(original: Any, *arguments: Any, **options: Any) -> Any:
+            if self.is_due(fault):
+                self.strike(fault, save=None)
+            return original(*arguments, **options)
 
-            return struck
+        return wrapper
 
-        return make
+    # -- a full disk ---------------------------------------------------------------------------------------------------
 
-    # -- between rounds ------------------------------------------------------------------------------------------------
+    def _in_save_on_full_disk(self, fault: Fault) -> None:
+        """Fill the disk before the shards or the manifest are written, and free it when the save has failed.
 
-    def flip_between_rounds(self) -> None:
-        """Flip one bit of the newest complete checkpoint, where the round before was killed for that."""
-        for fault in self.orders.case.faults:
+        A file takes all room of the small disk but a few KiB. Without a small disk (no right to mount), the kernel
+        refuses this process files longer than half of its shard: another error (EFBIG), handled by the same code.
+        """
+        is_manifest = fault.place == "manifest"
+
+        def write(original: Any, target: Any, *arguments: Any) -> Any:
+            if not self._disk_is_full and self.is_due(fault) and self.begin(fault):
+                self.mark(fault, "hit", save=step_of(target if is_manifest else target.directory))
+                self._fill_disk(0 if is_manifest else _LEFT_BYTES)
+            return original(target, *arguments)
+
+        def failed(original: Any, *arguments: Any, **options: Any) -> None:
+            original(*arguments, **options)
+            if self._disk_is_full:
+                self._free_disk()
+                newest = self.complete()[-1]
+                damaged = [problem.name for problem in verify(newest) if not problem.harmless]
+                self.marks.put(fault, "after", newest=newest.step, damaged=damaged)
+
+        patch_function(_STORAGE, "write_manifest" if is_manifest else "CheckpointWriter.write_data", write)
+        patch_function(_CHECKPOINTER, "Checkpointer._failed", failed)
+
+    def _fill_disk(self, left: int) -> None:
+        self._disk_is_full = True
+        ballast = self.settings.ballast
+        if ballast is None:
+            self._soft_limit, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.settings.shard_bytes // 2, hard))
+            return
+        with ballast.open("wb") as file:
+            size = 0
+            while (room := _free_bytes(ballast.parent)) > left:
+                try:
+                    os.posix_fallocate(file.fileno(), size, room - left)
+                    size += room - left
+                except OSError as error:
+                    # Another rank has taken some of the room in the meantime.
+                    if error.errno != errno.ENOSPC:
+                        raise
+
+    def _free_disk(self) -> None:
+        self._disk_is_full = False
+        if self.settings.ballast is None:
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self._soft_limit, hard))
+        else:
+            self.settings.ballast.unlink()
+
+    # -- between attempts ----------------------------------------------------------------------------------------------
+
+    def flip_bits(self) -> None:
+        """Flip one bit of the newest complete checkpoint if a flip fault killed the previous attempt."""
+        for fault in self.settings.planned.faults:
             if fault.kind != "flip" or self.marks.get(fault, "hit") is None or self.marks.get(fault, "flipped"):
                 continue
             newest = self.complete()[-1]
@@ -278,20 +332,7 @@ class RankFaults:
             self.marks.put(fault, "flipped", checkpoint=newest.step, file=path.name, offset=offset)
 
 
-class _HalfWritten:
-    """A file of which only half of what is written arrives before `strike`."""
-
-    def __init__(self, file: Any, strike: Callable[[], None]) -> None:
-        self._file = file
-        self._strike = strike
-
-    def __enter__(self) -> _HalfWritten:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
-
-    def write(self, data: bytes) -> None:
-        self._file.write(data[: len(data) // 2])
-        self._file.flush()
-        self._strike()
+def _free_bytes(directory: Path) -> int:
+    """Free room of a file system, in whole blocks."""
+    room = os.statvfs(directory)
+    return room.f_bavail * room.f_frsize

@@ -1,23 +1,23 @@
-"""Which faults, where and when: drawn from a seed before anything is disturbed. Pure.
+"""Which faults, where and when: drawn from a seed before the campaign starts. Pure.
 
-A fault is a kind (kill, stop, term, disk-full, flip), a place in the program and a target: one rank, or the supervisor.
-Places are dealt out in a fixed order so that each has its share; steps, ranks and moments are drawn. Several faults
-share a run, one save interval each, so that every round makes progress past the fault before it: a start of ranks
-costs seconds, and a run that is hit ten times tries more than ten runs that are hit once.
+A fault is a kind (kill, stop, term, disk-full, flip), an injection point and a target: one rank, or the supervisor.
+Injection points are taken in a fixed order, so that each has its share; steps, ranks and moments are drawn. Several
+faults share a run, one save interval each, so that every attempt makes progress past the fault before it: a start of
+the ranks costs seconds, and one run that is hit ten times tests more than ten runs that are hit once.
 
-    campaign -> cases (one run each) -> faults, in the order in which they strike
+    campaign -> planned runs -> faults, in the order in which they strike
 
-The saves of a run with S steps, one each E, are at E, 2E, ..., S. Interval k holds the steps from kE on, and its save
-is the one at (k + 1)E. The last two intervals are kept free: a fault that comes late still finds a save to strike at.
+The saves of a run with S steps, one each E, are at E, 2E, ..., S. Interval k has the steps from kE on and the save at
+(k + 1)E. The last two intervals have no fault, so that a late strike still finds a save.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from drillyard.errors import UserError
 
@@ -34,10 +34,10 @@ INJECTION_POINTS: Final[dict[InjectionPoint, str]] = {
     "deletion": "deleting an old checkpoint",
     "cache": "in the cache build",
     "export": "in the export",
-    "resume": "in the first second of the resumed round",
+    "resume": "in the first second of the resumed attempt",
 }
-# The order in which the faults of one kind are dealt out.
-_DEALT: Final[dict[FaultKind, tuple[InjectionPoint, ...]]] = {
+# The order in which the faults of one kind take their injection points.
+_POINTS: Final[dict[FaultKind, tuple[InjectionPoint, ...]]] = {
     "kill": ("step", "shards", "before-manifest", "manifest", "deletion", "cache", "export", "resume", "step"),
     "stop": ("step", "shards", "step", "before-manifest"),
     "term": ("step", "shards"),
@@ -45,53 +45,53 @@ _DEALT: Final[dict[FaultKind, tuple[InjectionPoint, ...]]] = {
     "flip": ("step",),
 }
 _SHARES: Final[dict[FaultKind, int]] = {"kill": 12, "stop": 1, "term": 2, "disk-full": 2, "flip": 2}
-# What only rank 0 does.
+# Only rank 0 reaches these.
 _OF_RANK_0: Final = ("before-manifest", "manifest", "deletion", "cache", "export")
 MIN_SAVES = 6
 MAX_FAULTS_PER_RUN = 10
-# The supervisor gives up after three rounds in a row without a step, and rightly so.
-_MOST_WITHOUT_A_STEP = 2
+# The supervisor gives up after three attempts in a row without a step.
+_MAX_WITHOUT_A_STEP = 2
 KEPT_CHECKPOINTS = 2
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. `step`: not before this step; `fraction` in [0, 1): where exactly, in what the place offers."""
+    """One fault. `target`: the rank that is struck, or None for the supervisor; `actor`: the rank that strikes;
+    `step`: not before this step; `fraction` in [0, 1): the exact moment at the injection point.
+    """
 
     number: int
     kind: FaultKind
     place: InjectionPoint
     target: int | None
-    """The rank that is struck; None: the supervisor."""
     actor: int
-    """The rank that comes upon the place and strikes."""
     step: int
     fraction: float
 
     @property
     def restarts(self) -> int:
-        """Starts of the ranks that this fault asks for: a kill in the resumed round needs a kill before it."""
+        """Starts of the ranks that this fault requires: a kill in the resumed attempt needs a kill before it."""
         if self.kind == "disk-full":
             return 0
         return 2 if self.place == "resume" else 1
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """The marks that it leaves, in order: where it struck, and what follows at the start of the next round."""
+        """Its marks, in order: the strike, and the second part at the start of the next attempt."""
         if self.kind == "flip":
             return ("hit", "flipped")
         return ("hit", "again") if self.place == "resume" else ("hit",)
 
     @property
     def checkpoints_needed(self) -> int:
-        """Complete checkpoints that must be there when it strikes."""
+        """Complete checkpoints that it needs when it strikes."""
         if self.kind == "flip":
             return 2
         return 1 if self.place == "resume" or self.kind == "disk-full" else 0
 
     @property
     def first_interval(self) -> int:
-        """The first save interval in which that can be so, a save in flight not counted."""
+        """The first save interval in which they can exist, not counting a save in flight."""
         if self.kind == "flip":
             return 3
         if self.place == "deletion":
@@ -116,21 +116,21 @@ class PlannedRun:
 
     @property
     def restarts(self) -> int:
-        """Starts of the ranks beyond the first that its faults ask for."""
+        """Starts of the ranks beyond the first that its faults require."""
         return sum(fault.restarts for fault in self.faults)
 
     def has(self, kind: FaultKind) -> bool:
-        """Whether a fault of `kind` is in it."""
+        """Whether it has a fault of `kind`."""
         return any(fault.kind == kind for fault in self.faults)
 
     def has_place(self, place: InjectionPoint) -> bool:
-        """Whether a fault at `place` is in it."""
+        """Whether it has a fault at `place`."""
         return any(fault.place == place for fault in self.faults)
 
 
 @dataclass(frozen=True)
 class RunShape:
-    """What of a run its plan depends on."""
+    """The properties of a run that its faults depend on."""
 
     steps: int
     save_every: int
@@ -146,34 +146,34 @@ class RunShape:
 def draw_faults(kinds: Sequence[FaultKind], count: int, seed: int, shape: RunShape) -> list[PlannedRun]:
     """`count` faults of `kinds` over as many runs as they need; the same for the same arguments.
 
-    Raises UserError when `count` is less than the number of kinds, or the run saves too rarely.
+    Raises UserError if `count` is less than the number of kinds, or the run saves too rarely.
     """
     require_count(kinds, count)
     require_saves(shape.steps, shape.save_every)
     generator = random.Random(seed)
-    wanted = [
-        _unplaced(kind, place, turn, shape, generator)
-        for kind, number in _shares(kinds, count).items()
-        for turn, place in enumerate(islice(cycle(_DEALT[kind]), number))
+    faults = [
+        _without_step(kind, place, turn, shape, generator)
+        for kind, number in _numbers(kinds, count).items()
+        for turn, place in enumerate(islice(cycle(_POINTS[kind]), number))
     ]
-    generator.shuffle(wanted)
-    cases: list[PlannedRun] = []
-    for group in _groups(wanted, shape):
-        placed = _in_order(group, shape, generator)
-        first = 1 + sum(len(case.faults) for case in cases)
-        numbered = tuple(Fault(**{**asdict(fault), "number": first + i}) for i, fault in enumerate(placed))
-        cases.append(PlannedRun(f"chaos-{len(cases) + 1:02}", numbered))
-    return cases
+    generator.shuffle(faults)
+    planned: list[PlannedRun] = []
+    first = 1
+    for group in _groups(faults, shape):
+        numbered = [replace(fault, number=n) for n, fault in enumerate(_with_steps(group, shape, generator), first)]
+        planned.append(PlannedRun(f"chaos-{len(planned) + 1:02}", tuple(numbered)))
+        first += len(numbered)
+    return planned
 
 
 def require_count(kinds: Sequence[FaultKind], count: int) -> None:
-    """Raise UserError when there are fewer faults than kinds."""
+    """Raise UserError if there are fewer faults than kinds."""
     if count < len(kinds):
         raise UserError(f"--count {count} is less than the {len(kinds)} kinds of --faults; raise it, or name fewer")
 
 
 def require_saves(steps: int, save_every: int) -> None:
-    """Raise UserError when a run saves too rarely to be struck between its saves."""
+    """Raise UserError if a run saves too rarely for faults between its saves."""
     if steps // save_every < MIN_SAVES:
         raise UserError(
             f"the run has {steps} steps and saves every {save_every}: faults need at least {MIN_SAVES} saves to "
@@ -181,25 +181,27 @@ def require_saves(steps: int, save_every: int) -> None:
         )
 
 
-def _shares(kinds: Sequence[FaultKind], count: int) -> dict[FaultKind, int]:
-    """How many of each kind: at least one, and the rest one by one to the kind that is furthest below its share."""
+def _numbers(kinds: Sequence[FaultKind], count: int) -> dict[FaultKind, int]:
+    """How many of each kind: at least one, the rest one by one to the kind that is furthest below its share."""
     whole = sum(_SHARES[kind] for kind in kinds)
-    shares = dict.fromkeys(kinds, 1)
+    numbers = dict.fromkeys(kinds, 1)
     for _ in range(count - len(kinds)):
-        shares[max(kinds, key=lambda kind: count * _SHARES[kind] / whole - shares[kind])] += 1
-    return shares
+        numbers[max(kinds, key=lambda kind: count * _SHARES[kind] / whole - numbers[kind])] += 1
+    return numbers
 
 
-def _unplaced(kind: FaultKind, place: InjectionPoint, turn: int, shape: RunShape, generator: random.Random) -> Fault:
-    """The fault that `kind` gets in its `turn`: who is struck by whom, but not yet when."""
+def _without_step(
+    kind: FaultKind, place: InjectionPoint, turn: int, shape: RunShape, generator: random.Random
+) -> Fault:
+    """The fault number `turn` of its kind, with target and actor, but no step yet."""
     targets: list[int | None] = [*range(shape.num_ranks), None]
-    # Shifted by one with each pass over the places, so that each place meets each target.
-    target = targets[sum(divmod(turn, len(_DEALT[kind]))) % len(targets)]
+    # Shifted by one with each pass over the injection points, so that each of them meets each target.
+    target = targets[sum(divmod(turn, len(_POINTS[kind]))) % len(targets)]
     if kind == "stop" or (kind == "flip" and target is None):
         target = turn % shape.num_ranks
     actor = target if target is not None else generator.randrange(shape.num_ranks)
     if kind == "disk-full" and shape.disk_limit == "file-size":
-        # Below this limit no file of the process may grow: on another rank than 0, which writes the metrics.
+        # This limit is on all files of the process, so spare rank 0, which writes the metrics.
         place, actor = "shards", shape.num_ranks - 1
     if place in _OF_RANK_0:
         actor = 0
@@ -209,7 +211,7 @@ def _unplaced(kind: FaultKind, place: InjectionPoint, turn: int, shape: RunShape
 
 
 def _groups(faults: Sequence[Fault], shape: RunShape) -> Iterator[list[Fault]]:
-    """Faults that share a run: few enough for its save intervals, and for the supervisor's patience."""
+    """Faults that share a run: few enough for its save intervals and for the supervisor's restart policy."""
     left = list(faults)
     while left:
         group: list[Fault] = []
@@ -221,50 +223,35 @@ def _groups(faults: Sequence[Fault], shape: RunShape) -> Iterator[list[Fault]]:
 
 
 def _fits(fault: Fault, group: Sequence[Fault], shape: RunShape) -> bool:
-    alike = sum(other.place == fault.place for other in group)
     if fault.place in ("cache", "export"):
-        return alike < _MOST_WITHOUT_A_STEP
-    late = [other for other in (*group, fault) if other.place not in ("cache", "export")]
-    # From its first interval on, each of them needs one of its own.
+        return sum(other.place == fault.place for other in group) < _MAX_WITHOUT_A_STEP
+    firsts = [other.first_interval for other in (*group, fault) if other.place not in ("cache", "export")]
+    # From its first interval on, each needs an interval of its own.
     return all(
-        sum(other.first_interval >= first for other in late) <= shape.intervals - first
-        for first in range(shape.intervals)
-    ) and all(other.first_interval < shape.intervals for other in late)
+        sum(other >= first for other in firsts) <= shape.intervals - first for first in range(shape.intervals)
+    ) and all(first < shape.intervals for first in firsts)
 
 
-def _in_order(group: Sequence[Fault], shape: RunShape, generator: random.Random) -> list[Fault]:
-    """Cache first, export last; between them save intervals drawn from the seed, rising from fault to fault."""
+def _with_steps(group: Sequence[Fault], shape: RunShape, generator: random.Random) -> list[Fault]:
+    """Cache first, export last; between them save intervals drawn from the seed, ascending from fault to fault."""
     between = [fault for fault in group if fault.place not in ("cache", "export")]
+
+    def fit(intervals: list[int]) -> bool:
+        return all(fault.first_interval <= interval for fault, interval in zip(between, intervals, strict=True))
+
     while True:
         intervals = sorted(generator.sample(range(shape.intervals), len(between)))
         generator.shuffle(between)
-        if all(fault.first_interval <= k for fault, k in zip(between, intervals, strict=True)):
+        if not fit(intervals):
+            # The faults that wait for checkpoints last: this order may fit where the shuffled one does not.
+            between.sort(key=lambda fault: fault.first_interval)
+        if fit(intervals):
             break
-        # Those that must wait for checkpoints go last: where a shuffle finds no order, this does.
-        between.sort(key=lambda fault: fault.first_interval)
-        if all(fault.first_interval <= k for fault, k in zip(between, intervals, strict=True)):
-            break
-    last_save = shape.steps // shape.save_every - 1
-    return [
-        *(fault for fault in group if fault.place == "cache"),
-        *(_at(fault, k, shape, generator) for fault, k in zip(between, intervals, strict=True)),
-        *(_at(fault, last_save, shape, generator) for fault in group if fault.place == "export"),
-    ]
-
-
-def _at(fault: Fault, interval: int, shape: RunShape, generator: random.Random) -> Fault:
-    """`fault` in its save interval: at a drawn step of it, or at its save."""
-    every = shape.save_every
-    in_steps = fault.place in ("step", "resume")
-    step = interval * every + 1 + generator.randrange(every) if in_steps else (interval + 1) * every
-    return Fault(**{**asdict(fault), "step": step})
-
-
-def as_json(case: PlannedRun) -> dict[str, Any]:
-    """The case as JSON values."""
-    return {"name": case.name, "faults": [asdict(fault) for fault in case.faults]}
-
-
-def from_json(value: dict[str, Any]) -> PlannedRun:
-    """What `as_json` gave."""
-    return PlannedRun(value["name"], tuple(Fault(**fault) for fault in value["faults"]))
+    every, last_save = shape.save_every, shape.steps // shape.save_every * shape.save_every
+    placed = []
+    for fault, interval in zip(between, intervals, strict=True):
+        in_steps = fault.place in ("step", "resume")
+        step = interval * every + 1 + generator.randrange(every) if in_steps else (interval + 1) * every
+        placed.append(replace(fault, step=step))
+    exports = [replace(fault, step=last_save) for fault in group if fault.place == "export"]
+    return [*(fault for fault in group if fault.place == "cache"), *placed, *exports]

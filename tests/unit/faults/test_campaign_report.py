@@ -1,4 +1,4 @@
-"""What a campaign shows: a table within 100 columns, JSON, and Markdown for a document."""
+"""The result of a campaign as a table within 100 columns, as JSON and as Markdown."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from drillyard.telemetry.jsonlines import encode
 
 
 @pytest.fixture
-def outcome() -> CampaignResult:
+def result() -> CampaignResult:
     killed = Fault(1, "kill", "before-manifest", None, 0, 44, 0.5)
     flipped = Fault(2, "flip", "step", 1, 1, 21, 0.5)
     full = Fault(103, "disk-full", "shards", 0, 0, 52, 0.5)
     another_loss = "step 17: loss and gradient norm (1.5, 2.5), undisturbed (1.25, 2.5)"
-    of_flip = "byte 123456789 of __1_0.distcp (20) flipped: told, resumed at step 16"
+    of_flip = "byte 123456789 of __1_0.distcp (20) flipped: reported, resumed at step 16"
     of_kill = "started again, resumed at step 40"
     late = "while shards are written, from step 52"
     return CampaignResult(
-        findings=[
+        verdicts=[
             FaultVerdict(killed, "step 44, between last shard and manifest", of_kill, True, 4, 8.25),
             FaultVerdict(flipped, "50% into step 21", of_flip, True, 5, 9.75, [another_loss]),
             FaultVerdict(full, late, "not hit", False, problems=["the run had ended before"]),
@@ -37,43 +37,43 @@ def outcome() -> CampaignResult:
     )
 
 
-def shown(outcome: CampaignResult) -> str:
+def shown(result: CampaignResult) -> str:
     stream = io.StringIO()
-    print_campaign(outcome, Console(file=stream, highlight=False))
+    print_campaign(result, Console(file=stream, highlight=False))
     return stream.getvalue()
 
 
-def test_the_table_fits_in_a_hundred_columns_and_is_plain_when_piped(outcome: CampaignResult) -> None:
-    text = shown(outcome)
+def test_the_table_fits_in_a_hundred_columns_and_is_plain_when_piped(result: CampaignResult) -> None:
+    text = shown(result)
     table = text[: text.index("2: step 17")]
     assert max(len(line.rstrip()) for line in table.splitlines()) <= 100
     assert "\x1b" not in text
     assert "kill supervisor" in text and "8.2 s" in text and "FAIL" in text
 
 
-def test_what_was_wrong_is_told_below_the_table_with_the_sums(outcome: CampaignResult) -> None:
-    text = shown(outcome)
+def test_problems_and_totals_are_below_the_table(result: CampaignResult) -> None:
+    text = shown(result)
     assert "2: step 17: loss and gradient norm (1.5, 2.5), undisturbed (1.25, 2.5)\n" in text
     assert "3 faults in 2 runs of 60 steps: 1 passed, 2 failed; 2 of 3 struck at their place" in text
     assert "9 steps redone, 9.0 s lost per fault (median, stops left out); 0:02:05 in all" in text
     assert "deterministic" not in text
 
 
-def test_on_gpus_it_says_what_the_verdict_rests_on(outcome: CampaignResult) -> None:
-    outcome.on_gpus = True
-    assert "training.deterministic" in shown(outcome)
+def test_on_gpus_the_condition_of_the_verdict_is_named(result: CampaignResult) -> None:
+    result.on_gpus = True
+    assert "training.deterministic" in shown(result)
 
 
-def test_json_has_every_fault(outcome: CampaignResult) -> None:
-    value = json.loads(encode(as_json(outcome)))
+def test_json_has_every_fault(result: CampaignResult) -> None:
+    value = json.loads(encode(as_json(result)))
     assert (value["version"], value["passed"], value["runs"]) == (1, False, 2)
     assert [fault["passed"] for fault in value["faults"]] == [True, False, False]
     assert [fault["target"] for fault in value["faults"]] == ["supervisor", 1, 0]
-    assert value["faults"][1]["problems"] == outcome.findings[1].problems
+    assert value["faults"][1]["problems"] == result.verdicts[1].problems
 
 
-def test_markdown_sums_up_by_fault_and_place(outcome: CampaignResult) -> None:
-    text = as_markdown(outcome)
+def test_markdown_sums_up_by_fault_and_place(result: CampaignResult) -> None:
+    text = as_markdown(result)
     assert "| kill | between last shard and manifest | supervisor: 1 | 1 | 1 | 1 | 4 | 8.2 |" in text
     assert "| disk-full | while shards are written | - | 1 | 0 | 0 | 0 | - |" in text
     assert "- fault 2 (flip, kill rank 1, 50% into step 21): step 17: loss" in text

@@ -1,4 +1,4 @@
-"""Who counts as left of a start: exactly the processes that carry its mark."""
+"""Processes left by a start: exactly those that have its mark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def started(**environment: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_only_processes_with_the_mark_are_found_and_ended() -> None:
+def test_only_processes_with_the_mark_are_found_and_killed() -> None:
     mark = new_mark()
     ours, unmarked, other = started(**{MARK_VARIABLE: mark}), started(), started(**{MARK_VARIABLE: new_mark()})
     try:
@@ -37,14 +37,12 @@ def test_only_processes_with_the_mark_are_found_and_ended() -> None:
 
 
 @pytest.mark.parametrize("mark", ["", "1", "chaos"])
-def test_a_mark_that_could_be_anybodys_is_refused(mark: str) -> None:
+def test_a_short_mark_is_refused(mark: str) -> None:
     with pytest.raises(AssertionError):
         processes_with(mark)
 
 
-def test_a_start_that_leaves_a_process_behind_is_told_and_it_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_left_by_a_start_is_reported_and_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drillyard.faults.disturbed_run._GONE_WITHIN_SECONDS", 0.2)
     leave = f"import subprocess; subprocess.Popen({SLEEPER!r}, start_new_session=True)"
     mark = new_mark()
@@ -54,7 +52,7 @@ def test_a_start_that_leaves_a_process_behind_is_told_and_it_is_ended(
     assert len(start.left_running) == 1 and "time.sleep(60)" in start.left_running[0]
 
 
-def test_a_start_that_does_not_end_is_ended(tmp_path: Path) -> None:
+def test_a_start_that_hangs_is_killed(tmp_path: Path) -> None:
     with (tmp_path / "log").open("ab") as log:
-        start = run_once(SLEEPER, new_mark(), log, patience_seconds=0.5)
+        start = run_once(SLEEPER, new_mark(), log, timeout_seconds=0.5)
     assert start.hung and start.exit_code == -signal.SIGKILL

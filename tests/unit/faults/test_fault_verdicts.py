@@ -1,4 +1,4 @@
-"""When a fault has passed, and what is said when it has not: from logs and marks alone."""
+"""When a fault passes, and which problems are reported if it does not: from logs and marks alone."""
 
 from __future__ import annotations
 
@@ -53,25 +53,25 @@ def judged(fault: Fault = KILL, **changes: Any) -> FaultVerdict:
         "problems": [],
         "end": event_microseconds({"time": at(20)}),
     }
-    (finding,) = judge_faults(PlannedRun("chaos-01", (fault,)), REFERENCE, Evidence(**{**evidence, **changes}))
-    return finding
+    (verdict,) = judge_faults(PlannedRun("chaos-01", (fault,)), REFERENCE, Evidence(**{**evidence, **changes}))
+    return verdict
 
 
 def test_a_kill_that_costs_one_restart_and_no_bit_passes() -> None:
-    finding = judged()
-    assert finding.passed, finding.problems
-    assert (finding.moment, finding.happened) == ("50% into step 7", "restarted, resumed at step 4")
-    assert finding.steps_redone == 2
+    verdict = judged()
+    assert verdict.passed, verdict.problems
+    assert (verdict.moment, verdict.reaction) == ("50% into step 7", "restarted, resumed at step 4")
+    assert verdict.steps_redone == 2
     # Killed at 4.9 after step 6; step 6 is done again at 10.1.
-    assert finding.seconds_lost == pytest.approx(5.2)
+    assert verdict.seconds_lost == pytest.approx(5.2)
 
 
 @pytest.mark.parametrize("number", [4, 6, 9, 13])
 def test_another_loss_fails_wherever_it_is(number: int) -> None:
     records = [*steps(3, 1, 6), *steps(10, 5, 12)]
     records[number] = {**records[number], "loss": records[number]["loss"] + 1e-12}
-    finding = judged(metrics=records)
-    assert len(finding.problems) == 1 and f"step {records[number]['step']}" in finding.problems[0]
+    verdict = judged(metrics=records)
+    assert len(verdict.problems) == 1 and f"step {records[number]['step']}" in verdict.problems[0]
 
 
 def test_another_gradient_norm_fails() -> None:
@@ -80,12 +80,12 @@ def test_another_gradient_norm_fails() -> None:
     assert not judged(metrics=records).passed
 
 
-def test_a_restart_that_nobody_asked_for_fails() -> None:
-    finding = judged(events=[*KILLED, event(12, "restart"), event(13, "resume", step=8)])
-    assert finding.problems == ["2 new starts of the ranks instead of 1"]
+def test_an_extra_restart_fails() -> None:
+    verdict = judged(events=[*KILLED, event(12, "restart"), event(13, "resume", step=8)])
+    assert verdict.problems == ["2 new starts of the ranks instead of 1"]
 
 
-def test_a_kill_that_is_told_of_another_rank_fails() -> None:
+def test_a_kill_reported_for_another_rank_fails() -> None:
     events = [*KILLED[:1], {**KILLED[1], "failed_rank": 0}, *KILLED[2:]]
     assert "1 failures of rank 1 expected" in judged(events=events).problems[0]
 
@@ -105,52 +105,52 @@ def test_what_the_end_shows_fails_the_last_fault() -> None:
 
 
 def test_a_place_that_was_not_hit_fails() -> None:
-    finding = judged(events=KILLED[:1], metrics=steps(3, 1, 12), marks={})
-    assert not finding.hit and finding.problems == ["the run went past the place without being struck"]
+    verdict = judged(events=KILLED[:1], metrics=steps(3, 1, 12), marks={})
+    assert not verdict.hit and verdict.problems == ["the run passed this point without a strike"]
 
 
-def test_a_run_that_did_not_go_on_fails() -> None:
-    finding = judged(events=KILLED[:2], metrics=steps(3, 1, 6), stopped="the command ended with exit code 1")
-    assert finding.happened == "the run did not go on"
-    assert finding.problems == ["0 new starts of the ranks instead of 1", "the command ended with exit code 1"]
+def test_a_run_that_did_not_continue_fails() -> None:
+    verdict = judged(events=KILLED[:2], metrics=steps(3, 1, 6), stopped="the command ended with exit code 1")
+    assert verdict.reaction == "the run did not continue"
+    assert verdict.problems == ["0 new starts of the ranks instead of 1", "the command ended with exit code 1"]
 
 
 def test_a_killed_supervisor_is_no_failure_of_a_rank() -> None:
     fault = Fault(1, "kill", "manifest", None, 0, 6, 0.5)
     events = [event(0, "run_start"), event(6, "run_start"), event(9, "resume", step=4)]
-    finding = judged(fault, events=events)
-    assert finding.passed and finding.happened == "started again, resumed at step 4"
+    verdict = judged(fault, events=events)
+    assert verdict.passed and verdict.reaction == "started again, resumed at step 4"
     assert not judged(fault).passed
 
 
 def test_sigterm_must_lose_no_step() -> None:
     fault = Fault(1, "term", "step", 0, 0, 6, 0.5)
-    told = [event(0, "run_start"), event(5, "signal", step=6), event(6, "run_start")]
+    signalled = [event(0, "run_start"), event(5, "signal", step=6), event(6, "run_start")]
     assert judged(
-        fault, events=[*told, event(9, "resume", step=6)], metrics=[*steps(3, 1, 6), *steps(10, 7, 12)]
+        fault, events=[*signalled, event(9, "resume", step=6)], metrics=[*steps(3, 1, 6), *steps(10, 7, 12)]
     ).passed
-    finding = judged(fault, events=[*told, event(9, "resume", step=4)])
-    assert finding.problems == ["resumed at step 4, though the checkpoint of step 6 was complete"]
+    verdict = judged(fault, events=[*signalled, event(9, "resume", step=4)])
+    assert verdict.problems == ["resumed at step 4, though the checkpoint of step 6 was complete"]
 
 
-def test_sigterm_before_the_first_step_of_a_round_needs_no_save_and_after_it_does() -> None:
+def test_sigterm_before_the_first_step_of_an_attempt_needs_no_save_and_after_it_does() -> None:
     fault = Fault(1, "term", "step", 0, 0, 6, 0.5)
     resumed = [event(6, "run_start"), event(9, "resume", step=4)]
     early = judged(fault, events=[event(0, "run_start"), *resumed])
-    assert early.passed and early.happened == "left at once, exit code 85, resumed at step 4"
+    assert early.passed and early.reaction == "exit at once with code 85, resumed at step 4"
     late = judged(fault, events=[event(0, "run_start"), event(3, "first_step", step=1), *resumed])
-    assert late.problems == ["no event tells of the signal and the step at which the run stopped"]
+    assert late.problems == ["no event reports the signal and the step at which the run stopped"]
 
 
-def test_a_flip_must_be_told_and_the_older_checkpoint_used() -> None:
+def test_a_flip_must_be_reported_and_the_older_checkpoint_used() -> None:
     fault = Fault(1, "flip", "step", 1, 1, 6, 0.5)
     flipped = {"checkpoint": 4, "file": "__0_0.distcp", "offset": 77, "time": at(8)}
     marks = {(1, "hit"): mark(4.9, 7, [2, 4]), (1, "flipped"): flipped}
     damaged = event(8.5, "checkpoint_damaged", step=4, reason="step-4/__0_0.distcp: wrong checksum")
     metrics = [*steps(3, 1, 6), *steps(10, 3, 12)]
     older = [*KILLED[:3], damaged, event(9, "resume", step=2)]
-    finding = judged(fault, marks=marks, events=older, metrics=metrics)
-    assert finding.passed, finding.problems
+    verdict = judged(fault, marks=marks, events=older, metrics=metrics)
+    assert verdict.passed, verdict.problems
     silent = judged(fault, marks=marks, events=[*KILLED[:3], event(9, "resume", step=2)], metrics=metrics)
     assert silent.problems == ["no warning names the damaged file __0_0.distcp of checkpoint 4"]
     used = judged(fault, marks=marks, events=[*KILLED[:3], damaged, event(9, "resume", step=4)], metrics=metrics)
@@ -159,21 +159,21 @@ def test_a_flip_must_be_told_and_the_older_checkpoint_used() -> None:
     assert never.problems == ["the second part (flipped) did not take place"]
 
 
-def test_a_full_disk_must_be_told_and_leave_the_earlier_checkpoint_whole() -> None:
+def test_a_full_disk_must_be_reported_and_leave_the_earlier_checkpoint_intact() -> None:
     fault = Fault(1, "disk-full", "manifest", 0, 0, 6, 0.5)
     failed = event(5, "checkpoint_failed", step=6, reason="rank 0: OSError: [Errno 28] No space left on device")
     marks = {(1, "hit"): mark(4.9, 7, [4]), (1, "after"): {"newest": 4, "damaged": [], "time": at(5)}}
     undisturbed = {"events": [event(0, "run_start"), failed], "metrics": steps(3, 1, 12)}
-    finding = judged(fault, marks=marks, **undisturbed)
-    assert finding.passed and finding.seconds_lost is None
-    assert finding.happened == "save of step 6 failed (No space left on device); went on, step 4 whole"
+    verdict = judged(fault, marks=marks, **undisturbed)
+    assert verdict.passed and verdict.seconds_lost is None
+    assert verdict.reaction == "save of step 6 failed (No space left on device); continued, step 4 intact"
     broken = {**marks, (1, "after"): {"newest": 4, "damaged": ["__1_0.distcp"], "time": at(5)}}
     assert judged(fault, marks=broken, **undisturbed).problems == ["checkpoint 4 was damaged: __1_0.distcp"]
     silent = judged(fault, marks=marks, events=[event(0, "run_start")], metrics=steps(3, 1, 12))
-    assert silent.problems == ["no event tells of a failed save"]
+    assert silent.problems == ["no event reports a failed save"]
 
 
-def test_each_fault_answers_for_its_own_time() -> None:
+def test_a_problem_belongs_to_the_fault_in_whose_time_it_is() -> None:
     second = Fault(2, "kill", "step", 0, 0, 10, 0.5)
     metrics = [*steps(3, 1, 6), *steps(10, 5, 10), *steps(20, 9, 12)]
     metrics[-1] = {**metrics[-1], "loss": 0.0}

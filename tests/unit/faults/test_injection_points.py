@@ -1,62 +1,79 @@
-"""Every place is a function that is there: one that was renamed is an error and not a fault that never strikes."""
+"""Injection points: each function exists, and the strike leaves what it must leave."""
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from drillyard.faults import full_disk, injection_points
+from drillyard.faults import injection_points
+from drillyard.faults.disturbed_run import MARK_VARIABLE, new_mark
+from drillyard.faults.injection_points import RankFaults, find_attribute
 from drillyard.faults.mark_files import FaultSettings, MarkFiles
-from drillyard.faults.monkeypatch import find_attribute
 from drillyard.faults.plan import FAULT_KINDS, Fault, PlannedRun, RunShape, draw_faults
+
+FULL = Fault(1, "disk-full", "manifest", 0, 0, 0, 0.5)
+SHARD_BYTES = 200_000
+
+
+def faults_in(directory: Path, *planned: Fault) -> RankFaults:
+    marks = MarkFiles(directory / "marks")
+    run = PlannedRun("chaos-01", planned)
+    marks.write_settings(FaultSettings(run, directory / "checkpoints", 0.1, SHARD_BYTES, None))
+    return RankFaults(marks, marks.settings(), 0)
+
+
+class Patches:
+    """Takes the wrappers of patched functions; `originals` are called in place of the real ones."""
+
+    def __init__(self, **originals: Any) -> None:
+        self.originals, self.wrappers = originals, dict[str, Any]()
+
+    def patch_function(self, module: str, name: str, wrapper: Any) -> None:
+        assert callable(find_attribute(module, name)[2]) and callable(wrapper)
+        self.wrappers[name] = wrapper
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        return self.wrappers[name](self.originals.get(name, lambda *_: None), *arguments)
 
 
 @pytest.fixture
-def armed(tmp_path: Path) -> injection_points.RankFaults:
-    marks = MarkFiles(tmp_path / "marks")
-    marks.write_orders(FaultSettings(PlannedRun("chaos-01", ()), tmp_path / "checkpoints", 0.1, 1000, None))
-    return injection_points.RankFaults(marks, marks.orders(), 0)
+def patches(monkeypatch: pytest.MonkeyPatch) -> Patches:
+    found = Patches()
+    monkeypatch.setattr(injection_points, "patch_function", found.patch_function)
+    return found
 
 
-def test_all_that_is_replaced_is_there(armed: injection_points.RankFaults, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: set[str] = set()
-
-    def only_look(module: str, name: str, make: Any) -> None:
-        _, _, function = find_attribute(module, name)
-        assert callable(function) and callable(make(function))
-        found.add(name)
-
-    monkeypatch.setattr(injection_points, "patch_function", only_look)
-    monkeypatch.setattr(full_disk, "patch_function", only_look)
-    armed.follow_steps()
-    for case in draw_faults(FAULT_KINDS, 100, 0, RunShape(60, 4, 2)):
-        for fault in case.faults:
-            armed.place(fault)
-    assert found == {
+def test_every_patched_function_exists(tmp_path: Path, patches: Patches) -> None:
+    faults = faults_in(tmp_path)
+    faults.track_steps()
+    for planned in draw_faults(FAULT_KINDS, 100, 0, RunShape(60, 4, 2)):
+        for fault in planned.faults:
+            faults.install(fault)
+    assert set(patches.wrappers) == {
         "Trainer.train_step", "_HashingStream._write_now", "write_manifest", "write_durably", "remove_checkpoint",
         "_PartWriter.finish", "_write_manifest", "_finish", "_publish", "CheckpointWriter.write_data",
         "Checkpointer._failed",
     }  # fmt: skip
-    armed.marks.put(Fault(1, "kill", "resume", 0, 0, 5, 0.5), "hit")
-    armed.place(Fault(1, "kill", "resume", 0, 0, 5, 0.5))
-    assert "run_rank" in found
+    resume = Fault(1, "kill", "resume", 0, 0, 5, 0.5)
+    faults.marks.put(resume, "hit")
+    faults.install(resume)
+    assert "run_rank" in patches.wrappers
 
 
-def test_a_place_that_has_ceased_to_exist_is_an_error() -> None:
-    with pytest.raises(AttributeError, match=r"replaces drillyard\.training\.trainer\.Trainer\.step_train, which is"):
+def test_a_function_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(AttributeError, match=r"drillyard\.training\.trainer\.Trainer\.step_train"):
         find_attribute("drillyard.training.trainer", "Trainer.step_train")
 
 
 def test_a_signal_never_reaches_a_process_without_the_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    import signal
-    import subprocess
-    import sys
-
-    from drillyard.faults.disturbed_run import MARK_VARIABLE, new_mark
-
     monkeypatch.setenv(MARK_VARIABLE, new_mark())
     sleeper = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
     with (
@@ -75,9 +92,50 @@ def test_a_signal_never_reaches_a_process_without_the_mark(monkeypatch: pytest.M
             other.kill()
 
 
-def test_half_a_manifest_is_half_of_its_bytes(tmp_path: Path) -> None:
-    seen: list[bytes] = []
-    path = tmp_path / "manifest.json.tmp"
-    with path.open("wb") as file:
-        injection_points._HalfWritten(file, lambda: seen.append(path.read_bytes())).write(b"0123456789")
-    assert seen == [b"01234"]
+def test_half_a_manifest_is_half_of_its_bytes(
+    tmp_path: Path, patches: Patches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = Fault(1, "kill", "manifest", 0, 0, 0, 0.5)
+    faults = faults_in(tmp_path, fault)
+    found: list[bytes] = []
+    path = tmp_path / "step-00000004" / "manifest.json"
+    path.parent.mkdir()
+    monkeypatch.setattr(
+        faults, "strike", lambda *_, **detail: found.extend(p.read_bytes() for p in path.parent.iterdir())
+    )
+    faults.install(fault)
+    patches.call("write_durably", path, b"0123456789")
+    assert found == [b"01234"]
+
+
+class _Checkpoint:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.step = 4
+
+
+def test_a_limit_on_file_sizes_simulates_a_full_disk_until_the_save_has_failed(
+    tmp_path: Path, patches: Patches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = faults_in(tmp_path, FULL)
+    monkeypatch.setattr(faults, "complete", lambda: [_Checkpoint(tmp_path)])
+    monkeypatch.setattr(injection_points, "verify", lambda info: [])
+    directory = tmp_path / "step-00000008"
+    directory.mkdir()
+    patches.originals["write_manifest"] = lambda path: (path / "shard").write_bytes(bytes(SHARD_BYTES))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    faults.install(FULL)
+    try:
+        with pytest.raises(OSError) as failure:
+            patches.call("write_manifest", directory)
+        assert failure.value.errno == errno.EFBIG
+        assert os.path.getsize(directory / "shard") <= SHARD_BYTES // 2
+        patches.call("Checkpointer._failed")
+        assert resource.getrlimit(resource.RLIMIT_FSIZE) == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    hit, after = faults.marks.get(FULL, "hit"), faults.marks.get(FULL, "after")
+    assert hit is not None and hit["detail"] == {"save": 8} and hit["complete"] == [4]
+    assert after is not None and (after["newest"], after["damaged"]) == (4, [])
+    patches.call("write_manifest", directory)
+    assert os.path.getsize(directory / "shard") == SHARD_BYTES, "it strikes once"
