@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from typing import Any, TypeVar
-
-import yaml
 
 from drillyard.errors import UserError
 from drillyard.estimation.quantity import GIVEN, zero_or_above
 from drillyard.hardware.facts import CatalogRow, Fact, FactSource, Provenance
 from drillyard.hardware.rows import read_row
+from drillyard.packaged_yaml import read_packaged_yaml
 
 R = TypeVar("R", bound=CatalogRow)
 GPUS_PER_RATED_NODE = 8
@@ -92,9 +90,7 @@ def assumption_or_given(name: str, own: float | None = None) -> Fact[float]:
 
 @cache
 def _data() -> dict[str, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    text = files("drillyard.estimation").joinpath("failure_rates.yaml").read_text(encoding="utf-8")
-    data: dict[str, Any] = yaml.load(text, Loader=loader)
+    data: dict[str, Any] = read_packaged_yaml("drillyard.estimation", "failure_rates.yaml")
     return data
 
 

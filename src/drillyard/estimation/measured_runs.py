@@ -15,11 +15,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
-
-import yaml
 
 from drillyard.config.auto_values import AttentionKernel
 from drillyard.errors import UserError
@@ -29,6 +26,7 @@ from drillyard.hardware.facts import CatalogRow, Provenance
 from drillyard.hardware.machines import Nics
 from drillyard.hardware.rows import read_row
 from drillyard.modelspec import FORMULAS, ModelSpec, flops_per_token, model_spec
+from drillyard.packaged_yaml import read_packaged_yaml
 
 WARM_UP_LINES: Final = 5
 """Logged steps at the start of a run that say nothing of its speed: they compile, and caches are cold."""
@@ -297,7 +295,5 @@ def _counts(line: Mapping[str, Any]) -> bool:
 
 @cache
 def _data() -> dict[str, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    text = files("drillyard.estimation").joinpath("measured_rows.yaml").read_text(encoding="utf-8")
-    data: dict[str, Any] = yaml.load(text, Loader=loader)
+    data: dict[str, Any] = read_packaged_yaml("drillyard.estimation", "measured_rows.yaml")
     return data

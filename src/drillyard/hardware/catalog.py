@@ -17,10 +17,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache, cached_property
-from importlib.resources import files
 from typing import Any, TypeVar
-
-import yaml
 
 from drillyard.errors import UserError
 from drillyard.hardware.accelerators import Accelerator, by_device_name
@@ -30,6 +27,7 @@ from drillyard.hardware.machines import Machine
 from drillyard.hardware.network_stacks import NetworkStack
 from drillyard.hardware.prices import Price, find_price
 from drillyard.hardware.rows import PROVENANCE_KEYS, read_row
+from drillyard.packaged_yaml import read_packaged_yaml
 
 R = TypeVar("R", bound=CatalogRow)
 Key = Callable[[Mapping[str, Any]], object]
@@ -200,7 +198,7 @@ def merged(raw: dict[str, Any], raws: list[dict[str, Any]], keys: list[object], 
 @cache
 def raw_rows(kind: str) -> list[dict[str, Any]]:
     """The rows of one of our files, as they are written."""
-    rows = _read(f"{kind}.yaml")
+    rows = read_packaged_yaml("drillyard.hardware", f"{kind}.yaml")
     assert isinstance(rows, list)
     return rows
 
@@ -210,7 +208,7 @@ def sources() -> dict[str, FactSource]:
     """The sources that rows refer to, by key."""
     return {
         key: FactSource(row["text"], str(row["date"]), row.get("unverified", False))
-        for key, row in _read("sources.yaml").items()
+        for key, row in read_packaged_yaml("drillyard.hardware", "sources.yaml").items()
     }
 
 
@@ -218,12 +216,6 @@ def sources() -> dict[str, FactSource]:
 def read_rules(cls: type[R]) -> tuple[R, ...]:
     """The rules of quotas.yaml as rows of `cls`."""
     return tuple(Catalog.row(cls, raw, own=None) for raw in raw_rows("quotas"))
-
-
-def _read(name: str) -> Any:
-    """A data file as plain values. libyaml's loader reads the same and is ten times as fast, where PyYAML has it."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(files("drillyard.hardware").joinpath(name).read_text(encoding="utf-8"), Loader=loader)
 
 
 @cache

@@ -21,8 +21,7 @@ from drillyard.data.builtin.text_to_sql import (
     insert_fill,
     part_of,
 )
-from drillyard.data.builtin.text_to_sql_domains import CATEGORY_VALUES, NUMBER_RANGES
-from drillyard.data.builtin.text_to_sql_templates import TEMPLATES
+from drillyard.data.builtin.text_to_sql_vocabulary import CATEGORY_VALUES, NUMBER_RANGES, TEMPLATES
 
 NAME = "text-to-sql"
 PARTS = held_out_parts(NAME)

@@ -1,51 +1,52 @@
 """`builtin:text-to-sql`: schemas, questions and SQL over many templates and domains, seeded and executable.
 
 A row is drawn: template, domain, columns, values that occur in the shown database; its SQL is executed in sqlite, and
-drawn again when the result is empty. What a row may be used for is decided by hashes, not by draws:
+drawn again if the result is empty. Hashes, not draws, decide the part that a row belongs to:
 
 - a (template, columns) combination belongs to `combinations`, to `combinations-development`, or to training;
 - among the trained combinations, an SQL text belongs to `questions`, to `questions-development`, or to training;
 - a domain belongs to `databases`, to `databases-development`, or to training.
 
-So no part shares an SQL text with another, whatever the seeds and sizes; and since a question has exactly one SQL
-(`text_to_sql_templates`), no part shares a question either. Held-out parts hold each SQL once.
+So no two parts share an SQL text, for any seeds and sizes; and since a question has exactly one SQL
+(`text_to_sql_vocabulary.yaml`), they share no question either. In a held-out part each SQL occurs once.
 
-A database is a pure function of (domain, fill seed): `fill` gives its rows. `fills` of a row names the shown database
-first, then two further ones on which its SQL gives other results (where it can) for test-suite accuracy.
+A database is a pure function of (domain, fill seed): `fill` returns its rows. The column `fills` names the shown
+database first, then two others on which the SQL gives other results, if possible, for test-suite accuracy.
 
-Fifteen trained domains are few enough to learn by heart: a model then answers about a new table with one that it knows.
-The option `made_up` takes a share of the training rows from 400 domains with invented names, which can only be copied
-from the prompt. The held-out parts do not depend on it.
+A model can memorise fifteen trained domains and then use their names for a new table. The option `made_up` takes a
+share of the training rows from 400 domains with invented names, which a model can only copy from the prompt. The
+held-out parts do not depend on it.
 
-Cost: about 16,000 training rows a second on one core, in constant memory. Limits: one spelling of SQL per template,
-integers and short texts only, two tables at most.
+Cost: about 16,000 training rows per second on one core, in constant memory. Limits: one spelling of SQL per template,
+integers and short texts only, at most two tables.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 from random import Random
 from typing import Any, TypeVar
 
-from drillyard.data.builtin.text_to_sql_domains import (
+from drillyard.data.builtin.text_to_sql_vocabulary import (
     CATEGORY_VALUES,
     DOMAINS,
     EXTRA_CATEGORIES,
     EXTRA_NUMBERS,
     LABELS,
     NUMBER_RANGES,
+    TEMPLATES,
     Domain,
+    Template,
 )
-from drillyard.data.builtin.text_to_sql_templates import TEMPLATES, Template
 from drillyard.errors import UserError
 
 VERSION = 1
-"""Counted up by hand with every change that changes a row; part of the content key."""
+"""Raised by hand with every change that changes a row; part of the content key."""
 
 DEVELOPMENT = "-development"
 TEST_PARTS = ("questions", "combinations", "databases")
@@ -69,7 +70,7 @@ def _hash(*key: object) -> int:
 
 
 class Draw:
-    """Random choices on `Random.random()` alone, the one method whose sequence Python promises to keep for a seed."""
+    """Random choices from `Random.random()` alone, the only method whose sequence per seed Python guarantees."""
 
     def __init__(self, *key: object) -> None:
         self.uniform = Random(_hash(*key)).random
@@ -94,7 +95,7 @@ class Draw:
 def fill(domain: Domain, seed: int) -> Fill:
     """The rows of both tables of a domain, by column: a pure function of (domain, seed).
 
-    Numbers and labels do not repeat within a column, so that an order and a highest row are never ambiguous.
+    Numbers and labels are unique within a column, so an order or a highest row is never ambiguous.
     At least two rows of the main table have no event.
     """
     draw = Draw("fill", domain.table, seed)
@@ -116,13 +117,13 @@ def _number_values(column: str) -> range:
 
 
 def domain_of(table: str) -> Domain:
-    """The domain with this main table. Raises KeyError for a name that is none."""
+    """The domain with this main table. Raises KeyError if there is none."""
     return next((domain for domain in DOMAINS if domain.table == table), None) or _made_up_domains()[table]
 
 
 @cache
 def _made_up_domains() -> dict[str, Domain]:
-    """Training domains with invented table names: names that a model cannot know it can only copy from the schema."""
+    """Training domains with invented table names, which a model can only copy from the schema."""
     trained = [domain for domain in DOMAINS if domain.role == "train"]
     categories = sorted({name for domain in trained for name in domain.categories} | set(EXTRA_CATEGORIES))
     numbers = sorted({name for domain in trained for name in domain.numbers} | set(EXTRA_NUMBERS))
@@ -166,7 +167,7 @@ def _declared(column: str) -> str:
 
 
 def insert_fill(connection: sqlite3.Connection, rows: Fill) -> None:
-    """Insert a fill into the tables and columns that the connection's schema has; the others are left out."""
+    """Insert a fill into those of its tables and columns that the connection's schema has."""
     for table, by_column in rows.items():
         shown = [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
         if shown:
@@ -178,7 +179,7 @@ def insert_fill(connection: sqlite3.Connection, rows: Fill) -> None:
 
 
 class _Database:
-    """A fill of a domain with all its columns, open in sqlite; a query finds here what it finds in any schema shown."""
+    """A fill of a domain with all its columns, in sqlite; a query returns the same here as on any shown schema."""
 
     def __init__(self, domain: Domain, seed: int) -> None:
         self.domain, self.seed = domain, seed
@@ -188,7 +189,7 @@ class _Database:
         insert_fill(self.connection, self.rows)
 
     def result(self, candidate: _Candidate) -> list[tuple[Any, ...]] | None:
-        """What the candidate's SQL returns, or None when it says nothing: no row, only NULL or zero, or a tie."""
+        """The result of the candidate's SQL, or None if it is trivial: no row, only NULL or zero, or a tie."""
         result = self.connection.execute(candidate.sql).fetchall()
         if not result or not any(result[0]):
             return None
@@ -208,7 +209,7 @@ class _Candidate:
 
 
 def _candidate(draw: Draw, database: _Database) -> _Candidate:
-    """Draw a template, its columns and its values; values that an equality needs are taken from the database."""
+    """Draw a template, its columns and its values; values in equalities come from the database."""
     domain, template = database.domain, draw.one(TEMPLATES)
     slots: dict[str, Any] = {"t": domain.table, "e": domain.events, "id": domain.key, "l": domain.label}
     main, event = database.rows[domain.table], database.rows[domain.events]
@@ -222,50 +223,41 @@ def _candidate(draw: Draw, database: _Database) -> _Candidate:
         if "b" not in needed and draw.uniform() < 0.35:
             slots["a"] = domain.label
     for slot in template.value_slots:
-        slots[slot] = _value(slot, draw, slots, main, event)
+        slots[slot] = _VALUES[slot](draw, slots, main, event)
     columns = tuple(slots[slot] for slot in template.column_slots)
     return _Candidate(template, columns, slots, template.sql.format_map(slots))
 
 
-def _value(slot: str, draw: Draw, slots: dict[str, Any], main: Columns, event: Columns) -> Any:
-    """The value of a placeholder that is no column; see `text_to_sql_templates` for the letters."""
-    match slot:
-        case "v":
-            return draw.one(main[slots["c"]])
-        case "w":
-            return draw.one([value for value in CATEGORY_VALUES[slots["c"]] if value != slots["v"]])
-        case "u":
-            return draw.one(main[slots["d"]])
-        case "j":
-            return draw.one(main[slots["n"]])
-        case "k":
-            return _threshold(slots["n"], 0.15 + 0.55 * draw.uniform())
-        case "z":
-            return _threshold(slots["x"], 0.15 + 0.55 * draw.uniform())
-        case "h":
-            low, high, step = NUMBER_RANGES[slots["n"]]
-            return slots["k"] + step * (1 + int((0.1 + 0.2 * draw.uniform()) * (high - low) / step))
-        case "q":
-            return draw.one(main[slots["l"]])
-        case "p":
-            return draw.one(main[slots["l"]])[0]
-        case "r":
-            return draw.one(event[slots["y"]])
-        case "i":
-            return 2 + draw.below(4)
-        case "g":
-            return 1 + draw.below(2)
-    raise AssertionError(slot)
-
-
 def _threshold(column: str, fraction: float) -> int:
-    """The value that lies this far into the column's range, on its step."""
+    """The value at this fraction of the column's range, on its step."""
+    return NUMBER_RANGES[column][0] + _part_of_range(column, fraction)
+
+
+def _part_of_range(column: str, fraction: float, more_steps: int = 0) -> int:
+    """This fraction of the column's range, in whole steps."""
     low, high, step = NUMBER_RANGES[column]
-    return low + step * int(fraction * (high - low) / step)
+    return step * (more_steps + int(fraction * (high - low) / step))
+
+
+_VALUES: dict[str, Callable[[Draw, dict[str, Any], Columns, Columns], Any]] = {
+    "v": lambda draw, slots, main, event: draw.one(main[slots["c"]]),
+    "w": lambda draw, slots, main, event: draw.one([v for v in CATEGORY_VALUES[slots["c"]] if v != slots["v"]]),
+    "u": lambda draw, slots, main, event: draw.one(main[slots["d"]]),
+    "j": lambda draw, slots, main, event: draw.one(main[slots["n"]]),
+    "k": lambda draw, slots, main, event: _threshold(slots["n"], 0.15 + 0.55 * draw.uniform()),
+    "z": lambda draw, slots, main, event: _threshold(slots["x"], 0.15 + 0.55 * draw.uniform()),
+    "h": lambda draw, slots, main, event: slots["k"] + _part_of_range(slots["n"], 0.1 + 0.2 * draw.uniform(), 1),
+    "q": lambda draw, slots, main, event: draw.one(main[slots["l"]]),
+    "p": lambda draw, slots, main, event: draw.one(main[slots["l"]])[0],
+    "r": lambda draw, slots, main, event: draw.one(event[slots["y"]]),
+    "i": lambda draw, slots, main, event: 2 + draw.below(4),
+    "g": lambda draw, slots, main, event: 1 + draw.below(2),
+}
+"""The value of each placeholder that is not a column; `text_to_sql_vocabulary.yaml` explains the letters."""
 
 
 def part_of(domain: Domain, template: Template, columns: tuple[str, ...], sql: str) -> str:
-    """The one part that may hold this SQL: "train" or a held-out part. Pure, and the same for every seed and size."""
+    """The only part that may have this SQL: "train" or a held-out part. Does not depend on seed and size."""
     if domain.role != "train":
         return "databases" + (DEVELOPMENT if domain.role == "development" else "")
     if columns:
@@ -287,8 +279,8 @@ def rows(part: str, count: int, seed: int, made_up: float = 0.0) -> Iterator[dic
     """`count` rows of a part, in a fixed order; the first rows of a larger count are the rows of a smaller one.
 
     Columns: `schema` (as shown to the model), `question`, `sql`, `domain` (its main table), `template`, `columns`
-    (those of the combination), `fills` (seeds: the shown database and two further ones). In a held-out part no SQL
-    occurs twice. `made_up` is the share of training rows about domains with invented names; held-out parts have none.
+    (those of the combination), `fills` (seeds: the shown database and two others). In a held-out part no SQL occurs
+    twice. `made_up` is the share of training rows about domains with invented names; held-out parts have none.
     """
     draw = Draw("rows", part, seed)
     training = part == "train"
@@ -302,9 +294,7 @@ def rows(part: str, count: int, seed: int, made_up: float = 0.0) -> Iterator[dic
     while made < count:
         without += 1
         if without > _MAX_DRAWS_WITHOUT_A_ROW:
-            raise UserError(
-                f"builtin:text-to-sql has no more than {made:,} rows in {part}: ask for fewer held_out_examples."
-            )
+            raise UserError(f"builtin:text-to-sql has only {made:,} rows in {part}: lower held_out_examples.")
         invented = len(domains) > named and draw.uniform() < made_up
         number = named + draw.below(len(domains) - named) if invented else draw.below(named)
         database = databases[number]
@@ -331,7 +321,7 @@ def rows(part: str, count: int, seed: int, made_up: float = 0.0) -> Iterator[dic
 
 
 def _further_fills(draw: Draw, shown: _Database, candidate: _Candidate, result: list[tuple[Any, ...]]) -> list[int]:
-    """Two fills on which the SQL says something, and something else than on the fills before, unless few fills do."""
+    """Two fills on which the result is not trivial and, if possible, differs from the results before."""
     different: list[int] = []
     others: list[int] = []
     results = [result]
@@ -350,7 +340,7 @@ def _further_fills(draw: Draw, shown: _Database, candidate: _Candidate, result: 
 
 
 def _row(draw: Draw, database: _Database, candidate: _Candidate, further: list[int]) -> dict[str, Any]:
-    """Phrase the question, and show a schema that holds the needed columns among others, in random order."""
+    """The row: a phrasing of the question, and a schema of the needed columns and others, in random order."""
     domain, template, slots = database.domain, candidate.template, candidate.slots
     main = [slots[slot] for slot in template.column_slots if slot not in "xy"]
     event = [slots[slot] for slot in template.column_slots if slot in "xy"]
