@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drillyard.errors import UserError
+from drillyard.errors import DoesNotFitError, NotFoundError, UserError
 
 if TYPE_CHECKING:
     from drillyard.config.cluster import ClusterConfig
@@ -123,7 +123,7 @@ def _requests(
     from drillyard.launch.sweep import sweep_points
 
     if not cluster.exists():
-        raise UserError(f"{cluster}: there is no such file; give --cluster FILE, or write one: drillyard init")
+        raise NotFoundError(f"{cluster}: there is no such file; give --cluster FILE, or write one: drillyard init")
     _require_launcher(cluster)
     config = _with_ranks_of_this_machine(load_cluster_config(cluster, resolve_environment=False))
     first = load_launch_config(run, overrides, resolve_environment=False)
@@ -208,7 +208,7 @@ def _tell_estimates(requests: list[LaunchRequest], *, force: bool) -> None:
             continue
         print(told.line, file=sys.stderr)
         if not told.fits and not force:
-            raise UserError(
+            raise DoesNotFitError(
                 f"{request.run.name}: does not fit on {request.cluster.machine}; nothing was submitted\n"
                 "drillyard estimate says what would fit; --force launches it all the same"
             )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from drillyard.errors import UserError
+from drillyard.errors import NotFoundError
 
 _RUNS = Path("runs")
 _MOST_SHOWN = 8
@@ -38,7 +38,7 @@ def find_run(path: Path, *, is_model: bool = False) -> Path:
     found = sorted(each.parent.name for each in _RUNS.glob("*/events.jsonl"))
     more = f" and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
     there = f"{_RUNS}/ has: {', '.join(found[:_MOST_SHOWN])}{more}" if found else f"{_RUNS}/ has no run"
-    raise UserError(f"there is neither {path} nor {named} in {Path.cwd()}; {there}")
+    raise NotFoundError(f"there is neither {path} nor {named} in {Path.cwd()}; {there}")
 
 
 def find_runs(paths: list[str]) -> list[str]:

@@ -14,7 +14,7 @@ import tempfile
 import traceback
 
 from drillyard import __version__
-from drillyard.errors import UserError
+from drillyard.errors import MissingExtraError
 from drillyard.redaction import redact
 
 EXIT_UNEXPECTED = 70
@@ -44,7 +44,7 @@ def require_training() -> None:
     """Raise UserError where ranks could not start for want of a package, before any is started."""
     for name in ("torch", "transformers"):
         if importlib.util.find_spec(name) is None:
-            raise UserError(missing_extra(ModuleNotFoundError(name=name)))
+            raise MissingExtraError(missing_extra(ModuleNotFoundError(name=name)))
 
 
 def disk_problem(error: BaseException) -> str | None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from drillyard.config.model_files import local_model_config, model_problems, position_problems
 from drillyard.config.problems import Path, Problem, closest_name, raise_all
 from drillyard.config.run import RunConfig, ScheduleConfig, SourceConfig, TrainTokenizer
-from drillyard.errors import UserError
+from drillyard.errors import ConfigError, UserError
 
 BUILTIN = "builtin:"
 BUILTIN_FORMATS = {"builtin:text-to-sql": "text-to-sql", "builtin:python-stdlib": "text"}
@@ -80,11 +80,11 @@ def resolve_accumulation(config: RunConfig, num_data_ranks: int) -> int:
             of_rank = total // num_data_ranks
             divisor = next(size for size in range(training.micro_batch_size, 0, -1) if of_rank % size == 0)
             smaller = f", or micro_batch_size to {divisor}"
-        raise UserError(
+        raise ConfigError(
             f"training.global_batch_size: {total} is not a multiple of {terms} = {at_once}; set it to {near}{smaller}"
         )
     if accumulation is not None and accumulation * at_once != total:
-        raise UserError(
+        raise ConfigError(
             f"training.gradient_accumulation: {terms} x gradient_accumulation {accumulation} = "
             f"{accumulation * at_once}, "
             f"but global_batch_size is {total}; give one of the two, or gradient_accumulation: {total // at_once}"

@@ -32,7 +32,7 @@ from drillyard.config.strict_model import ConfigOrigin, StrictModel
 from drillyard.config.validation_errors import describe_value, find_problems, pydantic_problems
 from drillyard.config.workload import WorkloadRunConfig
 from drillyard.config.yaml_document import FLOAT, STANDARD_TAG, YamlDocument, read_document
-from drillyard.errors import UserError
+from drillyard.errors import ConfigError, UserError
 
 Config = TypeVar("Config", bound=StrictModel)
 PLACEHOLDER_LEARNING_RATE = 1e-4
@@ -178,7 +178,7 @@ def _require_kind(document: YamlDocument, model: type[StrictModel]) -> None:
     likeliest = max(_KINDS, key=lambda kind: len(known[kind]))
     if len(known[likeliest]) > len(known[model]):
         label, needed = document.places[()].label, _KINDS[model].partition(",")[0]
-        raise UserError(
+        raise ConfigError(
             f"{label}: is {_KINDS[likeliest]}, as it has {', '.join(known[likeliest])}; needed here is {needed}"
         )
 
@@ -189,7 +189,7 @@ def _with_mapping(document: YamlDocument, model: type[StrictModel]) -> YamlDocum
     label = document.places[()].label
     keys = ", ".join(model.model_fields)
     found = "is empty" if document.value is None else f"holds {describe_value(document.value)}"
-    raise UserError(f"{label}: {found}; a config is a mapping with the keys {keys}")
+    raise ConfigError(f"{label}: {found}; a config is a mapping with the keys {keys}")
 
 
 class _Dumper(yaml.SafeDumper):

@@ -15,7 +15,7 @@ from typing import Any
 
 from drillyard.config.problems import Problem, closest_name
 from drillyard.config.run import ModelConfig
-from drillyard.errors import UserError
+from drillyard.errors import ConfigError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -87,21 +87,21 @@ def weight_files(directory: FilePath) -> list[FilePath]:
         try:
             names = sorted({str(name) for name in json.loads(index.read_bytes())["weight_map"].values()})
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise UserError(f"{index} is damaged ({error})\nfetch or export the model again") from error
+            raise ConfigError(f"{index} is damaged ({error})\nfetch or export the model again") from error
         outside = [name for name in names if FilePath(name).is_absolute() or ".." in FilePath(name).parts]
         if outside:
-            raise UserError(
+            raise ConfigError(
                 f"{index} names {outside[0]!r}, which is not a file of {directory}\nfetch or export the model again"
             )
         absent = [name for name in names if not (directory / name).is_file()]
         if absent:
-            raise UserError(f"{directory} lacks {len(absent)} of {len(names)} weight files, {absent[0]} for one")
+            raise ConfigError(f"{directory} lacks {len(absent)} of {len(names)} weight files, {absent[0]} for one")
         return [directory / name for name in names]
     if (directory / WEIGHTS).is_file():
         return [directory / WEIGHTS]
     other = sorted(path.name for pattern in ("*.bin", "*.pth", "*.safetensors") for path in directory.glob(pattern))
     found = f"it has {', '.join(other[:NAMES_SHOWN])}" if other else "it has no weights"
-    raise UserError(
+    raise ConfigError(
         f"{directory} has no {WEIGHTS} and no {INDEX}; {found}\n"
         "give a model in the safetensors format, or set model.init: random"
     )
@@ -117,7 +117,7 @@ def require_weight_files(model: ModelConfig) -> None:
 def require_vocabulary(model: ModelConfig, vocab_size: int, num_tokens: int) -> None:
     """Raise UserError where a model with a vocabulary of `vocab_size` lacks some of a tokenizer's `num_tokens`."""
     if vocab_size < num_tokens:
-        raise UserError(
+        raise ConfigError(
             f"the tokenizer has {num_tokens} entries, the model only {vocab_size}\n"
             "use the model's own tokenizer, or "
             + ("leave model.config.vocab_size out" if model.config else "train from an inline model.config")

@@ -14,7 +14,7 @@ from typing import Any
 from drillyard.config.problems import Path, Problem, SourceLocation, dotted
 from drillyard.config.validation_errors import describe_value
 from drillyard.config.yaml_document import YamlDocument, parse_document
-from drillyard.errors import UserError
+from drillyard.errors import ConfigError
 
 AFTER_FILES = 1_000_000_000
 """Place of the first override in the order of problems: after every line of a file."""
@@ -50,9 +50,9 @@ def _parse(override: str) -> tuple[Path, Any, tuple[Problem, ...]]:
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise UserError(f"--set {override}: expected KEY=VALUE, such as training.steps=100")
+        raise ConfigError(f"--set {override}: expected KEY=VALUE, such as training.steps=100")
     if not text.strip():
-        raise UserError(
+        raise ConfigError(
             f"--set {override}: the value is missing; write {key}=null for none, {key}='\"\"' for empty text"
         )
     document = parse_document(text, f"--set {override}")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from drillyard.errors import UserError
+from drillyard.errors import ConfigError
 
 Path = tuple[str | int, ...]
 """Keys and list positions from the top of a config: ("data", "source", 0, "weight")."""
@@ -54,10 +54,10 @@ def raise_all(problems: Iterable[Problem], places: SourceLocations | None = None
     if not found:
         return
     if places is None:
-        raise UserError("\n".join(on_one_line(f"{dotted(problem.path)}: {problem.message}") for problem in found))
+        raise ConfigError("\n".join(on_one_line(f"{dotted(problem.path)}: {problem.message}") for problem in found))
     located = [(problem.place or location_of(problem.path, places), problem) for problem in found]
     located.sort(key=lambda pair: pair[0].order)
-    raise UserError("\n".join(problem_line(place, problem) for place, problem in located))
+    raise ConfigError("\n".join(problem_line(place, problem) for place, problem in located))
 
 
 def problem_line(place: SourceLocation, problem: Problem) -> str:

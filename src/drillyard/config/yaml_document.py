@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from drillyard.config.problems import Path, Problem, SourceLocation
-from drillyard.errors import UserError
+from drillyard.errors import ConfigError, NotFoundError
 
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 FLOAT = re.compile(
@@ -54,21 +54,21 @@ def read_document(path: str | os.PathLike[str]) -> YamlDocument:
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise UserError(
+        raise NotFoundError(
             f"{label}: no such file; `drillyard init` writes a run.yaml and a cluster.yaml to start from"
         ) from None
     except IsADirectoryError:
-        raise UserError(f"{label}: is a directory; name the YAML file in it") from None
+        raise ConfigError(f"{label}: is a directory; name the YAML file in it") from None
     except OSError as error:
-        raise UserError(f"{label}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{label}: cannot be read: {error.strerror}") from None
     if len(content) > MAX_BYTES:
-        raise UserError(f"{label}: {_TOO_LARGE}")
+        raise ConfigError(f"{label}: {_TOO_LARGE}")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         byte = content[error.start]
-        raise UserError(f"{label}:{line}: not UTF-8 (byte 0x{byte:02x}); save the file as UTF-8 text") from None
+        raise ConfigError(f"{label}:{line}: not UTF-8 (byte 0x{byte:02x}); save the file as UTF-8 text") from None
     return parse_document(text, label)
 
 
@@ -76,7 +76,7 @@ def parse_document(text: str, label: str) -> YamlDocument:
     """`text` as a document whose lines are told as `label:LINE`. UserError when it is not YAML."""
     top = SourceLocation(label, 0)
     if len(text) > MAX_BYTES:
-        raise UserError(f"{label}: {_TOO_LARGE}")
+        raise ConfigError(f"{label}: {_TOO_LARGE}")
     try:
         node = yaml.compose(text, Loader=_Composer)
     except yaml.MarkedYAMLError as error:
@@ -84,13 +84,13 @@ def parse_document(text: str, label: str) -> YamlDocument:
         where = f"{label}:{mark.line + 1}" if mark else label
         what = ", ".join(part for part in (error.context, error.problem) if part)
         tab = "; indent with spaces, not tabs" if "'\\t'" in what else ""
-        raise UserError(f"{where}: not valid YAML: {what}{tab}") from None
+        raise ConfigError(f"{where}: not valid YAML: {what}{tab}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise UserError(f"{label}:{line}: not valid YAML: character U+{error.character:04X} is not allowed") from None
+        raise ConfigError(f"{label}:{line}: not valid YAML: character U+{error.character:04X} is not allowed") from None
     except (ValueError, OverflowError) as error:
         # PyYAML converts escapes such as "\\UFFFFFFFF" and the numbers of directives without a look at their range.
-        raise UserError(f"{label}: not valid YAML: {error}") from None
+        raise ConfigError(f"{label}: not valid YAML: {error}") from None
     if node is None:
         return YamlDocument(None, {(): top})
     builder = _Builder(label)
@@ -154,12 +154,12 @@ class _Builder:
         self.count += 1
         where = self.place(node).label
         if self.count > MAX_VALUES:
-            raise UserError(f"{where}: {_TOO_MANY}")
+            raise ConfigError(f"{where}: {_TOO_MANY}")
         if any(node is outer for outer in self.open):
             self.problems.append(Problem(path, "an alias that contains itself"))
             return False
         if len(self.open) > MAX_DEPTH:
-            raise UserError(f"{where}: {_TOO_DEEP}")
+            raise ConfigError(f"{where}: {_TOO_DEEP}")
         if not node.tag.startswith(STANDARD_TAG) or node.tag == f"{STANDARD_TAG}binary":
             self.problems.append(
                 Problem(path, f"the YAML tag {node.tag.replace(STANDARD_TAG, '!!')} has no meaning here; remove it")

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from drillyard.config import ClusterConfig
-from drillyard.errors import UserError
+from drillyard.errors import NotFoundError, UserError
 from drillyard.launch.cluster_registry import UnreadableCluster
 from drillyard.launch.completion_cache import remember_runs
 from drillyard.launch.handles import Handle, parse_handle
@@ -93,7 +93,7 @@ class Clusters:
             silent = dict(self._unreadable) if listing is None else listing.silent
             asked = ", ".join(cluster.name for cluster in self._clusters if cluster.name not in silent) or "none"
             without = "".join(f"\nno answer from {name}: {_gist(why)}" for name, why in silent.items())
-            raise UserError(f"{text}: no such run (clusters asked: {asked}); see drillyard runs list{without}")
+            raise NotFoundError(f"{text}: no such run (clusters asked: {asked}); see drillyard runs list{without}")
         return FoundRun(handles[0], *self._asked_by(handles[0]))
 
     def _asked_by(self, handle: Handle) -> tuple[ClusterConfig, Launcher]:

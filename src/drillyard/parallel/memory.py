@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from drillyard.errors import UserError
+from drillyard.errors import DoesNotFitError
 from drillyard.parallel.parallelize import MASTER_DTYPE
 from drillyard.parallel.ranks import Ranks
 
@@ -50,7 +50,7 @@ def host_memory_bytes() -> int:
 def require_state_fits(
     num_parameters: int, precision: str, ranks: Ranks, available_bytes: float, *, training: bool = True
 ) -> None:
-    """Raise UserError when weights (and for training gradients and moments) alone are more than `available_bytes`.
+    """Raise DoesNotFitError when weights (and for training gradients and moments) alone exceed `available_bytes`.
 
     With what all ranks agreed on as available, all of them raise or none does.
     """
@@ -58,7 +58,7 @@ def require_state_fits(
     state_bytes = copies * MASTER_DTYPE[precision].itemsize * num_parameters // ranks.mesh.size(1)
     if state_bytes > available_bytes:
         where = "its GPU has" if ranks.device.type == "cuda" else "its share of this host is"
-        raise UserError(
+        raise DoesNotFitError(
             f"the model does not fit: {what} of {num_parameters / 1e9:.2f}B parameters take"
             f" {state_bytes / GIB:.1f} GiB per rank, {where} {available_bytes / GIB:.1f} GiB; use more ranks or hosts, "
             "or a smaller model"

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from drillyard.config.auto_values import AttentionKernel, unsharded_is_small
 from drillyard.config.run import RunConfig
-from drillyard.errors import UserError
+from drillyard.errors import DoesNotFitError, UserError
 from drillyard.estimation.alternatives import find_alternatives
 from drillyard.estimation.resolved_setup import ResolvedSetup, resolve_setup
 from drillyard.estimation.setup import Setup
@@ -105,9 +105,9 @@ def build_sharded_model(
     resolved = resolve_settings(config, model, attention, ranks, memory_gib)
     try:
         require_state_fits(num_parameters, training.precision, ranks, memory_gib * GIB, training=for_training)
-    except UserError as error:
+    except DoesNotFitError as error:
         advice = describe_nearest_fit(resolved.setup, memory_gib) if for_training else ""
-        raise UserError(f"{error}{advice}") from None
+        raise DoesNotFitError(f"{error}{advice}") from None
     small = unsharded_is_small(num_parameters, training.precision, memory_gib * GIB)
     root = LanguageModelLoss(model)
     recomputation = {"activation_checkpointing": resolved.setup.activation_checkpointing}

@@ -11,7 +11,7 @@ from typing import Any
 from drillyard import export_directory
 from drillyard.config import load_run_config
 from drillyard.config.run import RunConfig
-from drillyard.errors import UserError
+from drillyard.errors import NotFoundError, UserError
 from drillyard.safe_files import describe_os_error
 from drillyard.training.run_directory import SAVED_CONFIG, SAVED_TOKENIZER
 
@@ -67,7 +67,7 @@ def find_saved_model(path: Path) -> SavedModel:
     Raises UserError when it is none of them.
     """
     if not path.is_dir():
-        raise UserError(f"{path}: there is no such directory; give a checkpoint, a final/ directory or a run directory")
+        raise NotFoundError(f"{path}: no such directory; give a checkpoint, a final/ directory or a run directory")
     owner = run_directory_above(path)
     config = load_run_config(owner / SAVED_CONFIG, resolve_environment=False) if owner else None
     if (path / "config.json").is_file():

@@ -78,8 +78,12 @@ def test_of_launches_at_the_same_moment_one_is_submitted_and_the_others_are_told
 
 
 def test_the_lines_of_each_rank_that_torchrun_starts_are_found_by_its_number(desk: Desk) -> None:
+    # torchrun ends the other rank with the first that fails: rank 1 waits until rank 0 has printed its line.
     code = (
-        "import os, signal; r = os.environ['RANK']; print(f'I am {r}, deaf to {signal.pthread_sigmask(0, [])}'); "
+        "import os, pathlib, signal, time; r = os.environ['RANK']; printed = pathlib.Path('rank-0-printed')\n"
+        "print(f'I am {r}, deaf to {signal.pthread_sigmask(0, [])}', flush=True)\n"
+        "if r == '0': printed.touch()\n"
+        "while not printed.exists(): time.sleep(0.05)\n"
         "exit(f'ValueError: bad {r}' if r == '1' else 0)"
     )
     workload = {"command": ["python", "-c", code], "per": "gpu"}

@@ -165,8 +165,7 @@ def test_a_run_that_loses_a_node_twice_and_reaches_its_time_limit_loses_no_bit(
     # Its end is nearer than `signal_seconds` now. Slurm looks every 30 s.
     minutes = 3 + cluster.elapsed_seconds(job) // 60
     cluster.run("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
-    until(lambda: cluster.job(job, "%T") == "PENDING", "the time limit")
-    waiting = desk.status(handle)
+    waiting = desk.wait_for(handle, waits)
     assert (waiting["state"], waiting["failures"]) == ("restarting", 0), waiting
     assert "time limit, all is saved" in waiting["reason"], waiting
     cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=50")

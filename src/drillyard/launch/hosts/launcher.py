@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
-from drillyard.errors import UserError
+from drillyard.errors import NotFoundError, UnreachableError, UserError
 from drillyard.launch.agent.job import Job
 from drillyard.launch.checks.request import require_launchable
 from drillyard.launch.handles import Handle
@@ -199,7 +199,7 @@ class HostsLauncher:
         found = next((each for each in known if each.run == run), None)
         if found is None:
             names = ", ".join(each.run for each in known[:8]) or "none yet"
-            raise UserError(f"there is no run '{run}'; {self._titles[0]} knows: {names}")
+            raise NotFoundError(f"there is no run '{run}'; {self._titles[0]} knows: {names}")
         return found
 
     def _from_seen(self, seen: dict[str, Any]) -> HostRun | None:
@@ -328,7 +328,7 @@ class HostsLauncher:
         return f"{what}; give the command again when it is back"
 
 
-class HeadUnreachable(UserError):
+class HeadUnreachable(UnreachableError):
     """ssh could not reach the head host."""
 
 

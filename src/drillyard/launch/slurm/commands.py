@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from drillyard.errors import UserError
+from drillyard.errors import UnreachableError, UserError
 from drillyard.launch.programs import Host, Programs, Result, require_success
 
 _UNIX_TIMES = ("env", "SLURM_TIME_FORMAT=%s")
@@ -32,7 +32,7 @@ _ADVICE = {
 """What to do about a refusal of sbatch, by words of its message."""
 
 
-class ControllerUnreachable(UserError):
+class ControllerUnreachable(UnreachableError):
     """slurmctld does not answer: it may soon."""
 
 

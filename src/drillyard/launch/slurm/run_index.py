@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace as changed
 from typing import Any
 
-from drillyard.errors import UserError
+from drillyard.errors import NotFoundError
 from drillyard.launch.handles import Handle, parse_handle
 from drillyard.launch.prepared_run import agent_files
 from drillyard.launch.programs import Host, Programs, archive, require_success
@@ -129,5 +129,5 @@ class RunIndex:
         found = next((each for each in known if each.handle.run == run), None)
         if found is None:
             names = ", ".join(sorted(each.handle.run for each in known)[:8]) or "none yet"
-            raise UserError(f"there is no run '{run}'; {self._host.title} knows: {names}")
+            raise NotFoundError(f"there is no run '{run}'; {self._host.title} knows: {names}")
         return found

@@ -22,7 +22,7 @@ from functools import partial
 from typing import TypeVar
 
 from drillyard.config.cluster import ClusterConfig
-from drillyard.errors import UserError
+from drillyard.errors import UnreachableError, UserError
 from drillyard.launch.file_server import HEAD_BYTES
 from drillyard.launch.remote_files import ReadRequest, ReadResult, print_notice
 from drillyard.launch.vertex.bucket_paths import BucketPath, bucket_of
@@ -47,7 +47,7 @@ _RETRY = DEFAULT_RETRY.with_timeout(30.0)
 _T = TypeVar("_T")
 
 
-class BucketUnreachable(UserError):
+class BucketUnreachable(UnreachableError):
     """The bucket does not answer now."""
 
 

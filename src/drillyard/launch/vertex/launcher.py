@@ -25,7 +25,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from drillyard.config.cluster import ClusterConfig
-from drillyard.errors import UserError
+from drillyard.errors import NotFoundError, UserError
 from drillyard.launch import registry
 from drillyard.launch.handles import Handle
 from drillyard.launch.launcher import Cancellation, Launcher, LaunchRequest, LogSelection
@@ -195,7 +195,7 @@ class VertexLauncher:
         if not jobs:
             known = list(dict.fromkeys(str(job.get("displayName")) for job in self._service.jobs()))
             names = f"the runs there are: {', '.join(known[:20])}" if known else "it has none yet"
-            raise UserError(f"cluster {self._cluster.name} has no run '{run}'; {names}")
+            raise NotFoundError(f"cluster {self._cluster.name} has no run '{run}'; {names}")
         return jobs[0]
 
     def _status(self, job: CustomJobJson) -> RunStatus:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
-from drillyard.errors import UserError
+from drillyard.errors import UnreachableError, UserError
 from drillyard.launch.vertex.custom_job import CLUSTER_LABEL, RUN_LABEL, label_of, parent_of, service_of
 from drillyard.launch.vertex.errors import Refusal, words_of
 
@@ -56,7 +56,7 @@ CustomJobJson = dict[str, Any]
 """A CustomJob in protobuf's JSON form."""
 
 
-class ServiceUnreachable(UserError):
+class ServiceUnreachable(UnreachableError):
     """The service did not answer, for all our patience: it may later."""
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from drillyard.errors import UserError
+from drillyard.errors import UnsafeFileError
 from drillyard.training.checkpoint.manifest import Manifest
 
 METADATA_NAME = ".metadata"
@@ -29,7 +29,7 @@ MOST_DIMS = 64
 """torch's own limit is 64 as well (at::TensorIterator)."""
 
 
-class UnsafeCheckpoint(UserError):
+class UnsafeCheckpoint(UnsafeFileError):
     """A file of a checkpoint holds what no checkpoint needs, such as code; the text names the file and the reason."""
 
 

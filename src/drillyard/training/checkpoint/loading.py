@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_state_dict
 
-from drillyard.errors import UserError
+from drillyard.errors import NotFoundError, UserError
 from drillyard.training.checkpoint.dcp_planners import PlainLoadPlanner, flatten, unflatten_into
 from drillyard.training.checkpoint.dcp_storage import (
     CheckpointReader,
@@ -168,7 +168,7 @@ def _find(path: Path) -> CheckpointInfo:
     if (newest := newest_usable(candidates)) is not None:
         return newest
     if not candidates:
-        raise UserError(f"{path}: there is no checkpoint; name a directory such as RUN_DIR/checkpoints/step-00000050")
+        raise NotFoundError(f"{path}: there is no checkpoint; name one such as RUN_DIR/checkpoints/step-00000050")
     raise UserError(f"{candidates[-1].path}: not a complete checkpoint: {candidates[-1].reason}; name another one")
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from drillyard.errors import UserError
+from drillyard.errors import NotFoundError, UserError
 from drillyard.training.checkpoint.archive_check import require_plain
 from drillyard.training.checkpoint.index_reader import UnsafeCheckpoint
 from drillyard.training.checkpoint.inventory import (
@@ -102,7 +102,7 @@ def choose_step(target: CheckpointSelection, step: int) -> CheckpointInfo:
         if step_of(info.path) == step:
             return info
     there = ", ".join(str(info.step) for info in target.checkpoints) or "none"
-    raise UserError(f"{target.directory}: there is no checkpoint of step {step}; there are: {there}")
+    raise NotFoundError(f"{target.directory}: there is no checkpoint of step {step}; there are: {there}")
 
 
 def verify_all_files(info: CheckpointInfo, on_read: OnRead | None = None) -> VerifiedCheckpoint:
