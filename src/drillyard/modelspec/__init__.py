@@ -2,7 +2,7 @@
 
 from drillyard.modelspec.adapters import adapter_layers, adapter_parameters
 from drillyard.modelspec.config_json import model_spec, read_config
-from drillyard.modelspec.families import FAMILIES
+from drillyard.modelspec.families import all_families
 from drillyard.modelspec.flops import (
     FORMULAS,
     Formula,
@@ -17,7 +17,6 @@ from drillyard.modelspec.unknown_family import spec_from_counts, spec_from_shape
 from drillyard.modelspec.utilisation import Utilisation, implausible_mfu, mfu, utilisation
 
 __all__ = [
-    "FAMILIES",
     "FORMULAS",
     "Attention",
     "Block",
@@ -28,6 +27,7 @@ __all__ = [
     "Utilisation",
     "adapter_layers",
     "adapter_parameters",
+    "all_families",
     "attention_flops_per_token",
     "flops_per_token",
     "formula_label",

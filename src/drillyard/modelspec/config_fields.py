@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from drillyard.errors import UserError
+from drillyard.modelspec.families import Family, Switch
 from drillyard.modelspec.ignored_fields import is_ignored
 
 REMEDY: Final = "\nGive --params (and --active-params) instead, or --build to count the model that transformers builds."
@@ -29,16 +30,14 @@ class ConfigFields:
         self,
         config: Mapping[str, Any],
         model_type: str,
+        family: Family,
         *,
-        defaults: Mapping[str, Any],
-        aliases: Mapping[str, str],
-        harmless: frozenset[str],
-        fixed: Mapping[str, tuple[Any, ...]],
         source: str,
         built: bool,
     ) -> None:
-        """`fixed` are fields of which only the given values are known. `built`: transformers has built the model, so
-        fields that it does not read are no concern."""
+        """`source` names the config in errors. `built`: transformers has built the model, so fields that it does not
+        read are ignored."""
+        defaults, aliases, fixed = family.defaults, family.aliases, family.fixed
         self.source = source
         self.model_type = model_type
         self.activation = next((config[name] for name in _ACTIVATIONS if isinstance(config.get(name), str)), None)
@@ -49,7 +48,7 @@ class ConfigFields:
             own = aliases.get(name, name)
             if own in defaults:
                 self._set(own, name, value, config)
-            elif not value or built or name in harmless or is_ignored(name):
+            elif not value or built or name in family.ignored or is_ignored(name):
                 continue
             elif name not in fixed:
                 near = difflib.get_close_matches(name, defaults, n=1)
@@ -92,7 +91,7 @@ class ConfigFields:
             raise self.error(f"{name} must be true or false, found {value!r}")
         return bool(value)
 
-    def switch(self, setting: bool | str) -> bool:
+    def switch(self, setting: Switch) -> bool:
         """A constant of the family, or the flag that a config sets."""
         return self.flag(setting) if isinstance(setting, str) else setting
 

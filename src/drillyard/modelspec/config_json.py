@@ -1,22 +1,22 @@
 """From a config.json to a ModelSpec, without torch.
 
-Cost: well under a millisecond. Limits: decoder-only models of the families in families/; any other is refused with what
-to do, rather than approximated.
+Cost: well under a millisecond. Limits: decoder-only models of the families in families.yaml. Any other model is
+refused, with what to do, rather than approximated.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from drillyard.errors import UserError
-from drillyard.modelspec.block_modules import Tensors, bare_norm, linear, rms_norm
+from drillyard.modelspec.block_modules import Tensors, attention_module, expert_mlp, linear, mlp_module, norm
 from drillyard.modelspec.config_fields import REMEDY, ConfigFields
-from drillyard.modelspec.families import FAMILIES, TEXT_PARTS, Family
-from drillyard.modelspec.layer_rules import LayerKind, window_of
+from drillyard.modelspec.families import TEXT_PARTS, Family, all_families
+from drillyard.modelspec.layer_rules import SPARSE_RULES, LayerKind, layer_kinds, window_of
 from drillyard.modelspec.spec import Attention, Block, ModelSpec, TensorSpec
 
 _MOST: Final = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000}
@@ -54,29 +54,20 @@ def model_spec(
     An inline `model.config` with `architecture` in place of `model_type` is taken too. Of a multimodal config the text
     part counts. `source` names the config in errors. `built` says that transformers has built this very model: then a
     field that no family knows is ignored, as transformers did. `published` says that it comes from a config.json: one
-    without a hidden size or a number of layers is a part of a file, for which no default is meant.
+    without a hidden size or a number of layers is a part of a file, and defaults do not apply.
 
     Raises UserError for a family that is not known, a field that may change shapes and is not known, and a field of a
     wrong type or value.
     """
     config, notes = _text_part(config)
     model_type = config.get("model_type") or config.get("architecture")
-    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    family = all_families().get(model_type) if isinstance(model_type, str) else None
     if family is None or not isinstance(model_type, str):
         raise _unknown_family(model_type, source)
     for encoder in ("is_encoder_decoder", "add_cross_attention"):
         if config.get(encoder):
             raise UserError(f"{source}: {encoder} is set; only decoders are known.{REMEDY}")
-    fields = ConfigFields(
-        config,
-        model_type,
-        defaults=family.defaults,
-        aliases=family.aliases,
-        harmless=family.harmless,
-        fixed=family.fixed,
-        source=source,
-        built=built,
-    )
+    fields = ConfigFields(config, model_type, family, source=source, built=built)
     cut = [name for name in fields.left_out if name in _PUBLISHED]
     if published and cut:
         raise fields.error(f"{' and '.join(cut)} missing: is this the whole config.json of a model?")
@@ -97,7 +88,7 @@ def model_spec(
 def _text_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """The text part of a multimodal config, with a note; any other config as it is."""
     text = config.get("text_config")
-    if not isinstance(text, Mapping) or config.get("model_type") in FAMILIES:
+    if not isinstance(text, Mapping) or config.get("model_type") in all_families():
         return config, ()
     outer = config.get("model_type")
     inner = {"model_type": TEXT_PARTS.get(str(outer))} | dict(text)
@@ -109,7 +100,7 @@ def _text_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str,
 def _unknown_family(model_type: Any, source: str) -> UserError:
     if model_type is None:
         return UserError(f"{source}: model_type is missing; give it, for example llama.{REMEDY}")
-    near = difflib.get_close_matches(str(model_type), FAMILIES, n=1)
+    near = difflib.get_close_matches(str(model_type), all_families(), n=1)
     hint = f"; did you mean {near[0]}?" if near else "."
     return UserError(f"{source}: model_type {model_type!r} is not one whose shapes are known{hint}{REMEDY}")
 
@@ -128,43 +119,62 @@ def _check(f: ConfigFields, family: Family) -> None:
 
 def _blocks(family: Family, f: ConfigFields) -> tuple[Block, ...]:
     """The blocks in order. Layers of the same kind, with or without experts, share one object."""
-    sparse = family.sparse(f) if family.experts else frozenset()
-    layers = [(kind, layer in sparse) for layer, kind in enumerate(family.kinds(f))]
+    sparse = SPARSE_RULES[family.sparse_layers](f) if family.sparse_layers else frozenset()
+    layers = [(kind, layer in sparse) for layer, kind in enumerate(layer_kinds(f, *family.layer_kinds))]
     made = {layer: _block(family, f, *layer) for layer in dict.fromkeys(layers)}
     return tuple(made[layer] for layer in layers)
 
 
 def _block(family: Family, f: ConfigFields, kind: LayerKind, sparse: bool) -> Block:
-    is_linear = kind == "linear_attention"
-    if is_linear and family.linear_attention is None:
+    settings = family.linear_attention if kind == "linear_attention" else family.attention
+    if settings is None:
         raise f.error(f"layer_types: {f.model_type} has no linear attention")
-    attend = family.linear_attention if is_linear and family.linear_attention else family.attention
-    shape, attention = attend(f)
-    mlp, feed_forward = (family.experts if sparse and family.experts else family.mlp)(f)
-    names = family.block_norms if isinstance(family.block_norms, tuple) else family.block_norms(f)
+    attributes, attention = attention_module(f, settings)
+    mlp, feed_forward = (
+        expert_mlp(f, **family.experts) if sparse and family.experts is not None else mlp_module(f, family.mlp)
+    )
+    names = _block_norms(family, f)
     return Block(
-        attention=Attention(**shape, window=window_of(f, kind), chunked=kind == "chunked_attention"),
+        attention=Attention(**attributes, window=window_of(f, kind), chunked=kind == "chunked_attention"),
         mlp=mlp,
-        norm="rms" if family.norm is rms_norm else "layer",
+        norm="rms" if family.norm == "rms_norm" else "layer",
         num_norms=len(names),
         parallel=f.switch(family.parallel),
         tensors=(*attention, *feed_forward, *(t for name in names for t in _norm(family, f, name))),
     )
 
 
+def _block_norms(family: Family, f: ConfigFields) -> Sequence[str]:
+    if family.parallel_block_norms is None or not f.switch(family.parallel):
+        return family.block_norms
+    if f.has("num_ln_in_parallel_attn"):  # Falcon: one norm for attention and MLP, or one for each
+        number = f.integer("num_ln_in_parallel_attn", 2 if f.flag("new_decoder_architecture") else 1)
+        return ("ln_attn", "ln_mlp") if number == 2 else family.parallel_block_norms
+    return family.parallel_block_norms
+
+
 def _norm(family: Family, f: ConfigFields, name: str) -> Tensors:
-    return (family.norm if f.switch(family.norm_weights) else bare_norm)(name, f.hidden)
+    return norm(family.norm, name, f.hidden) if f.switch(family.norm_weights) else ()
 
 
 def _root(family: Family, f: ConfigFields) -> Tensors:
     """Embedding, learned positions, final norm, and the head where it is not tied."""
-    width = f.integer(family.embedding_size, f.hidden)
-    embedding = TensorSpec(f"{family.embedding}.weight", (f.vocab, width), "embedding")
-    final_norm = _norm(family, f, family.final_norm) if family.final_norm_when(f) else ()
+    hidden, width = f.hidden, f.integer(family.embedding_size, f.hidden)
+    tensors = [TensorSpec(f"{family.embedding}.weight", (f.vocab, width), "embedding")]
+    if family.embedding_norm:
+        tensors += _norm(family, f, family.embedding_norm)
+    if family.positions and family.position_table:
+        positions = f.integer(family.positions) + family.extra_positions
+        tensors.append(TensorSpec(f"{family.position_table}.weight", (positions, hidden), "positions"))
+    if family.embedding_projections and width != hidden:
+        into, out = family.embedding_projections
+        tensors += linear(into, width, hidden, "projection")
+        tensors += linear(out, hidden, width, "projection")
+    if all(f.flag(name) == value for name, value in family.final_norm_flags.items()):
+        tensors += _norm(family, f, family.final_norm)
     head = linear(family.head, width, f.vocab, "head", bias=f.switch(family.head_bias))
-    if f.flag("tie_word_embeddings"):
-        head = head[1:]  # the matrix is the embedding's; a bias stays
-    return (embedding, *family.root(f), *final_norm, *head)
+    # A tied matrix is the embedding's; a bias stays.
+    return (*tensors, *(head[1:] if f.flag("tie_word_embeddings") else head))
 
 
 def _notes(family: Family, f: ConfigFields, config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,21 +1,17 @@
 """Which layers do what: the rules by which a config says where windows, experts and linear attention are.
 
-A rule is a function of a config's fields. Where a config lists its layers (`layer_types`) the list counts; the rules
-for a list left out are those of transformers' config classes.
+A rule is a function of a config's fields and, for kinds of attention, of a layer's index. Where a config lists its
+layers (`layer_types`) the list counts; the rules for a list left out are those of transformers' config classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from drillyard.modelspec.config_fields import ConfigFields
 
 LayerKind = Literal["full_attention", "sliding_attention", "chunked_attention", "linear_attention"]
-KindsRule = Callable[[ConfigFields], list[LayerKind]]
-SparseRule = Callable[[ConfigFields], frozenset[int]]
-
-_KINDS: Final = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 
 
 def window_of(f: ConfigFields, kind: LayerKind) -> int | None:
@@ -28,43 +24,24 @@ def window_of(f: ConfigFields, kind: LayerKind) -> int | None:
     return None
 
 
-# Attention
+def layer_kinds(f: ConfigFields, rule: str, *arguments: Any) -> list[LayerKind]:
+    """The kind of each layer: by `layer_types` where the family has it and the config gives it, else by `rule`."""
+    kinds = f.sequence("layer_types") if f.has("layer_types") else None
+    if kinds is None:
+        return [LAYER_RULES[rule](f, layer, *arguments) for layer in range(f.layers)]
+    if len(kinds) != f.layers:
+        raise f.error(f"layer_types names {len(kinds)} layers, num_hidden_layers is {f.layers}")
+    known = get_args(LayerKind)
+    unknown = next((kind for kind in kinds if kind not in known), None)
+    if unknown is not None:
+        raise f.error(f"layer_types: {unknown!r} is not known; known are {', '.join(known)}")
+    return kinds
 
 
-def all_full(f: ConfigFields) -> list[LayerKind]:
-    return ["full_attention"] * f.layers
-
-
-def all_sliding(f: ConfigFields) -> list[LayerKind]:
-    """Every layer within `sliding_window`, where there is one."""
-    return ["sliding_attention"] * f.layers
-
-
-def listed(default: Callable[[ConfigFields, int], LayerKind]) -> KindsRule:
-    """By `layer_types`; where it is left out, by a function of the layer's index."""
-
-    def rule(f: ConfigFields) -> list[LayerKind]:
-        kinds = f.sequence("layer_types")
-        if kinds is None:
-            return [default(f, layer) for layer in range(f.layers)]
-        if len(kinds) != f.layers:
-            raise f.error(f"layer_types names {len(kinds)} layers, num_hidden_layers is {f.layers}")
-        unknown = next((kind for kind in kinds if kind not in _KINDS), None)
-        if unknown is not None:
-            raise f.error(f"layer_types: {unknown!r} is not known; known are {', '.join(_KINDS)}")
-        return kinds
-
-    return rule
-
-
-def every_nth_full(field: str | int) -> Callable[[ConfigFields, int], LayerKind]:
+def every_nth_full(f: ConfigFields, layer: int, field: str | int) -> LayerKind:
     """Sliding, but every n-th layer full; n is constant or a field, of which null means that none slides."""
-
-    def kind(f: ConfigFields, layer: int) -> LayerKind:
-        every = field if isinstance(field, int) else f.optional_integer(field)
-        return "sliding_attention" if every is not None and (layer + 1) % every else "full_attention"
-
-    return kind
+    every = field if isinstance(field, int) else f.optional_integer(field)
+    return "sliding_attention" if every is not None and (layer + 1) % every else "full_attention"
 
 
 def by_pattern(f: ConfigFields, layer: int) -> LayerKind:
@@ -73,7 +50,7 @@ def by_pattern(f: ConfigFields, layer: int) -> LayerKind:
     pattern = f.value("sliding_window_pattern")
     if isinstance(pattern, str) and pattern and not set(pattern) - {"L", "G"}:
         return "sliding_attention" if pattern[layer % len(pattern)] == "L" else "full_attention"
-    return every_nth_full("sliding_window_pattern")(f, layer)
+    return every_nth_full(f, layer, "sliding_window_pattern")
 
 
 def from_max_window_layers(f: ConfigFields, layer: int) -> LayerKind:
@@ -87,17 +64,13 @@ def odd_below_max_window_layers(f: ConfigFields, layer: int) -> LayerKind:
     return "sliding_attention" if below and (layer + 1) % 2 else "full_attention"
 
 
-def without_rope(kind: LayerKind, *, where_rope: bool) -> Callable[[ConfigFields, int], LayerKind]:
+def by_rope(f: ConfigFields, layer: int, kind: LayerKind, where_rope: bool) -> LayerKind:
     """SmolLM3 and Llama 4: layers with rotary positions (or those without) are of this kind, the others full."""
-
-    def rule(f: ConfigFields, layer: int) -> LayerKind:
-        rope = f.sequence("no_rope_layers")
-        if rope and len(rope) != f.layers:
-            raise f.error(f"no_rope_layers names {len(rope)} layers, num_hidden_layers is {f.layers}")
-        has_rope = bool(rope[layer] if rope else (layer + 1) % f.integer("no_rope_layer_interval"))
-        return kind if has_rope is where_rope else "full_attention"
-
-    return rule
+    rope = f.sequence("no_rope_layers")
+    if rope and len(rope) != f.layers:
+        raise f.error(f"no_rope_layers names {len(rope)} layers, num_hidden_layers is {f.layers}")
+    has_rope = bool(rope[layer] if rope else (layer + 1) % f.integer("no_rope_layer_interval"))
+    return kind if has_rope is where_rope else "full_attention"
 
 
 def linear_but_every_nth(f: ConfigFields, layer: int) -> LayerKind:
@@ -105,22 +78,23 @@ def linear_but_every_nth(f: ConfigFields, layer: int) -> LayerKind:
     return "linear_attention" if (layer + 1) % f.integer("full_attention_interval") else "full_attention"
 
 
-# Experts
-
-
-def all_sparse(f: ConfigFields) -> frozenset[int]:
-    return frozenset(range(f.layers))
+LAYER_RULES: Final[dict[str, Callable[..., LayerKind]]] = {
+    "full": lambda f, layer: "full_attention",
+    "sliding": lambda f, layer: "sliding_attention",
+    "every_nth_full": every_nth_full,
+    "by_pattern": by_pattern,
+    "from_max_window_layers": from_max_window_layers,
+    "odd_below_max_window_layers": odd_below_max_window_layers,
+    "by_rope": by_rope,
+    "linear_but_every_nth": linear_but_every_nth,
+}
+"""What a layer is, for `layer_kinds` of a family; sliding layers attend to all positions where no window is given."""
 
 
 def qwen_sparse(f: ConfigFields) -> frozenset[int]:
     """Every `decoder_sparse_step`-th layer that `mlp_only_layers` does not keep dense."""
     dense, every = f.layer_indices("mlp_only_layers") or frozenset(), f.integer("decoder_sparse_step")
     return frozenset(n for n in range(f.layers) if n not in dense and (n + 1) % every == 0)
-
-
-def after_first_dense(f: ConfigFields) -> frozenset[int]:
-    """All but the first `first_k_dense_replace` layers (DeepSeek)."""
-    return frozenset(range(f.integer("first_k_dense_replace", minimum=0), f.layers))
 
 
 def llama4_sparse(f: ConfigFields) -> frozenset[int]:
@@ -138,3 +112,13 @@ def ernie_sparse(f: ConfigFields) -> frozenset[int]:
     last = f.layers - 1 if last == -1 else min(last, f.layers - 1)
     every = f.integer("moe_layer_interval")
     return frozenset(n for n in range(first, last + 1) if (n + 1) % every == 0)
+
+
+SPARSE_RULES: Final[dict[str, Callable[[ConfigFields], frozenset[int]]]] = {
+    "all": lambda f: frozenset(range(f.layers)),
+    "after_first_dense": lambda f: frozenset(range(f.integer("first_k_dense_replace", minimum=0), f.layers)),
+    "qwen": qwen_sparse,
+    "llama4": llama4_sparse,
+    "ernie": ernie_sparse,
+}
+"""The layers that have experts, for `sparse_layers` of a family."""

@@ -52,10 +52,10 @@ def describe_model(
     `sequence_length` plays no part in the formula used.
     """
     from drillyard.hardware import find_accelerator
-    from drillyard.modelspec import FAMILIES, model_spec
+    from drillyard.modelspec import all_families, model_spec
 
     idle = 0
-    if config.get("model_type") in FAMILIES:
+    if config.get("model_type") in all_families():
         spec = model_spec(config, built=True)
         idle = spec.total_parameters - spec.active_parameters
     full = trainable == count

@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING
 from drillyard.config.run import RunConfig
 from drillyard.estimation.resolved_setup import FIELDS_OF_FAMILIES, resolve_setup
 from drillyard.models import resolve_attention
-from drillyard.modelspec import FAMILIES, model_spec, spec_from_counts
+from drillyard.modelspec import all_families, model_spec, spec_from_counts
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -51,7 +51,7 @@ def test_every_architecture_gets_the_kernel_that_it_trains_with(architecture: st
 def test_defaults_of_config_classes_are_those_of_transformers() -> None:
     fields = ("attn_logit_softcapping", "attention_dropout", "attn_pdrop")
     found = {}
-    for family in sorted(set(FAMILIES) & set(CONFIG_MAPPING)):
+    for family in sorted(set(all_families()) & set(CONFIG_MAPPING)):
         config = CONFIG_MAPPING[family]()
         said = {name: getattr(config, name, None) for name in fields}
         found[family] = {name: value for name, value in said.items() if value}

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from drillyard.modelspec import FAMILIES
+from drillyard.modelspec import all_families
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -107,7 +107,7 @@ def small_configs(draw: st.DrawFn, family: str) -> dict[str, Any]:
         **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), st.just(experts)),
         **dict.fromkeys(("num_experts_per_tok", "moe_k"), st.integers(1, experts)),
     }
-    known = FAMILIES[family]
+    known = all_families()[family]
     config: dict[str, Any] = {"model_type": family}
     for name, default in known.defaults.items():
         if name == "head_dim" and known.head_dim_is_derived:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drillyard.errors import UserError
-from drillyard.modelspec import FAMILIES, model_spec, read_config
+from drillyard.modelspec import all_families, model_spec, read_config
 
 LLAMA = {"model_type": "llama"}
 
@@ -157,9 +157,10 @@ lists = st.lists(scalars | st.lists(scalars, max_size=2), max_size=3)
 values = scalars | lists | st.dictionaries(st.text(max_size=5), scalars | lists, max_size=2)
 
 
-@given(st.sampled_from(sorted(FAMILIES)), st.data())
+@given(st.sampled_from(sorted(all_families())), st.data())
 def test_any_value_of_any_field_gives_a_spec_or_an_error_for_the_user(family, data):
-    names = [*FAMILIES[family].defaults, *FAMILIES[family].aliases, *FAMILIES[family].fixed, "text_config", "other"]
+    known = all_families()[family]
+    names = [*known.defaults, *known.aliases, *known.fixed, "text_config", "other"]
     config = data.draw(st.dictionaries(st.sampled_from(names), values, max_size=3))
     try:
         spec = model_spec({"model_type": family} | config)
