@@ -197,7 +197,7 @@ def _trainer_state(steps: int) -> Iterator[str]:
 
 _READ = """
 import resource, sys, time
-from drillyard.measurement.read import read
+from drillyard.measurement.read_logs import read
 with open(sys.argv[1], "rb") as file:
     while file.read(1 << 20):
         pass  # From the disk into the kernel's cache, which costs processor time too.

@@ -27,8 +27,8 @@ from drillyard.launch.agent import records
 from drillyard.launch.agent.protocol import Connection, ConnectionLost, seal
 from drillyard.launch.run_status import failure_of
 from drillyard.measurement.formats.registry import TEXT_FORMATS
-from drillyard.measurement.read import read
-from drillyard.measurement.result import measure
+from drillyard.measurement.read_logs import read_logs
+from drillyard.measurement.run_result import measure
 from drillyard.reporting.measured import measured_content
 from drillyard.reporting.page import render
 from drillyard.training.checkpoint import manifest
@@ -146,7 +146,7 @@ def test_any_log_is_read_measured_and_reported(lines: list[bytes], times: int, s
         path = Path(directory, "run.log")
         path.write_bytes(text)
         with contextlib.suppress(UserError):
-            result = measure(read([path], timezone="UTC" if stamped else None))
+            result = measure(read_logs([path], timezone="UTC" if stamped else None))
             json.dumps(result.as_json())
             render(measured_content(result))
 

@@ -17,9 +17,9 @@ from drillyard.errors import UserError
 from drillyard.launch.agent.records import last_state, read_json_object, summary_completed
 from drillyard.loglines.sources import LogFile
 from drillyard.measurement import gpu_recipes
-from drillyard.measurement.columns import Lanes
 from drillyard.measurement.formats.hf_trainer_state import TrainerState
-from drillyard.measurement.reading import TextReading
+from drillyard.measurement.lanes import Lanes
+from drillyard.measurement.source_reader import TextSourceReader
 from drillyard.modelspec.config_json import read_config
 from drillyard.telemetry.console import parse_step_line
 from drillyard.telemetry.jsonlines import decode
@@ -78,7 +78,7 @@ def lines_of_a_run(directory: Path) -> None:
 
 
 def lines_of_logs(directory: Path) -> None:
-    reading = TextReading(LogFile("deep.log"), 0, None)
+    reading = TextSourceReader(LogFile("deep.log"), 0, None)
     for line in (
         '{"step": 1, "step_seconds": ' + DEEP + "}",
         '{"event": "evaluation", "results": ' + DEEP + "}",

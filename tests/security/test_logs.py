@@ -12,10 +12,10 @@ import tracemalloc
 import pytest
 
 from drillyard.loglines.blocks import LONGEST_LINE
-from drillyard.loglines.prefixes import split
+from drillyard.loglines.prefixes import split_prefix
 from drillyard.loglines.sources import LogFile
 from drillyard.measurement.formats.registry import TEXT_FORMATS
-from drillyard.measurement.reading import TextReading
+from drillyard.measurement.source_reader import TextSourceReader
 from drillyard.supervise.cause import last_words, speaks_of_lost_peer
 from drillyard.supervise.hang import innermost_frame
 from drillyard.telemetry.console import parse_step_line
@@ -53,8 +53,8 @@ REPEATED = [
 ]
 
 
-def read(text: bytes) -> TextReading:
-    reading = TextReading(LogFile("hostile.log"), 0, None)
+def read(text: bytes) -> TextSourceReader:
+    reading = TextSourceReader(LogFile("hostile.log"), 0, None)
     reading.feed(text)
     reading.finish()
     return reading
@@ -78,13 +78,13 @@ def test_a_line_of_anything_repeated_is_read_in_linear_time(repeated: bytes) -> 
 
 @pytest.mark.parametrize("repeated", [b"0: ", b"[a1", b"(a, pid=1", b"[rank0]: ", b"2025-01-01T00:00:00Z "])
 def test_a_prefix_is_looked_for_in_the_first_bytes_of_a_line(repeated: bytes) -> None:
-    *_, end = split(repeated * (LONG // len(repeated)))
+    *_, end = split_prefix(repeated * (LONG // len(repeated)))
     assert end <= 1024
 
 
 def test_step_lines_that_all_differ_are_not_learned_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is read by a pattern of its own, which takes a thousand times as long to make as to use."""
-    monkeypatch.setattr("drillyard.measurement.formats.layout._MOST_LEARNED", 100, raising=False)
+    monkeypatch.setattr("drillyard.measurement.formats.text_format._MOST_LEARNED", 100, raising=False)
     keys = [str(number).translate(str.maketrans("0123456789", "abcdefghij")) for number in range(300)]
     reading = read("".join(f"iteration {i}/9 | {key}: 3 | loss: 1.0 |\n" for i, key in enumerate(keys)).encode())
     (megatron,) = [one.reader for one in reading._candidates if one.reader.format.name == "megatron"]

@@ -9,8 +9,8 @@ import typer
 
 if TYPE_CHECKING:
     from drillyard.hardware import Catalog
-    from drillyard.measurement.asked import Asked
-    from drillyard.measurement.result import RunResult
+    from drillyard.measurement.run_result import RunResult
+    from drillyard.measurement.user_facts import UserFacts
 
 RUN = "What the run was, where its log does not say"
 RANGE = "Which steps and which time"
@@ -190,10 +190,10 @@ def register(app: typer.Typer) -> None:
             raise UserError("give the log of a run: drillyard metrics PATH (or - for standard input)")
         from drillyard.hardware import load_catalog
         from drillyard.loglines.stamps import time_zone
-        from drillyard.measurement.asked import Asked, moment_us, to_formula
+        from drillyard.measurement.user_facts import UserFacts, moment_us, to_formula
 
         zone = None if timezone is None else time_zone(timezone)
-        asked = Asked(
+        asked = UserFacts(
             accelerator=accelerator,
             num_gpus=num_gpus,
             gpus_per_node=gpus_per_node,
@@ -245,14 +245,14 @@ def _count(flag: str, text: str | None) -> int | None:
 def _print_schema() -> None:
     import json
 
-    from drillyard.measurement.document import json_schema
+    from drillyard.measurement.metrics_document import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2))
 
 
 def _measure(
     paths: list[str],
-    asked: Asked,
+    asked: UserFacts,
     facts: Catalog,
     reading: dict[str, Any],
     *,
@@ -262,11 +262,13 @@ def _measure(
 ) -> None:
     """Read, measure and print; exit with 1 where a gate trips."""
     from drillyard.measurement.gates import parse_gate
-    from drillyard.measurement.read import read
-    from drillyard.measurement.result import measure
+    from drillyard.measurement.read_logs import read_logs
+    from drillyard.measurement.run_result import measure
 
     gates = [parse_gate(text) for text in fail_if]
-    runs = [measure(read(one, **reading), asked, facts) for one in ([[path] for path in paths] if compare else [paths])]
+    runs = [
+        measure(read_logs(one, **reading), asked, facts) for one in ([[path] for path in paths] if compare else [paths])
+    ]
     if compare:
         _print_comparison(runs, as_json)
     else:
@@ -278,7 +280,7 @@ def _measure(
         raise typer.Exit(1)
 
 
-def _follow(paths: list[str], asked: Asked, facts: Catalog, reading: dict[str, Any], *, as_json: bool) -> None:
+def _follow(paths: list[str], asked: UserFacts, facts: Catalog, reading: dict[str, Any], *, as_json: bool) -> None:
     """Measure again whenever something was appended: on a terminal in place, else one result after the other, in JSON
     one a line. Ends with Ctrl-C, or when standard input does."""
     import json
@@ -287,21 +289,21 @@ def _follow(paths: list[str], asked: Asked, facts: Catalog, reading: dict[str, A
     from rich.live import Live
 
     from drillyard.console import SafeConsole
-    from drillyard.measurement.read import Tail
-    from drillyard.measurement.records import RunLog
-    from drillyard.measurement.result import measure
-    from drillyard.measurement.text import screen
+    from drillyard.measurement.parsed_log import ParsedLog
+    from drillyard.measurement.read_logs import Tail
+    from drillyard.measurement.result_text import render_result
+    from drillyard.measurement.run_result import measure
 
-    def show(log: RunLog | None) -> None:
+    def show(log: ParsedLog | None) -> None:
         if log is None:
             return
         result = measure(log, asked, facts)
         if as_json:
             print(json.dumps(result.as_json(), ensure_ascii=False, allow_nan=False), flush=True)
         elif live.is_started:
-            live.update(screen(result), refresh=True)
+            live.update(render_result(result), refresh=True)
         else:
-            console.print(screen(result))
+            console.print(render_result(result))
 
     console = SafeConsole()
     tail = Tail(paths, **reading)
@@ -329,24 +331,24 @@ def _print_result(result: RunResult, as_json: bool) -> None:
         typer.echo(json.dumps(result.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
         return
     from drillyard.console import SafeConsole
-    from drillyard.measurement.text import screen
+    from drillyard.measurement.result_text import render_result
 
-    SafeConsole().print(screen(result))
+    SafeConsole().print(render_result(result))
 
 
 def _print_comparison(runs: list[RunResult], as_json: bool) -> None:
-    from drillyard.measurement.compare import compare
+    from drillyard.measurement.comparison import compare_runs
 
-    comparison = compare(runs)
+    comparison = compare_runs(runs)
     if as_json:
         import json
 
         typer.echo(json.dumps(comparison.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
         return
     from drillyard.console import SafeConsole
-    from drillyard.measurement.compare_text import screen
+    from drillyard.measurement.comparison_text import render_comparison
 
-    SafeConsole().print(screen(comparison))
+    SafeConsole().print(render_comparison(comparison))
 
 
 def _gpu_recipes(
@@ -360,7 +362,7 @@ def _gpu_recipes(
 ) -> None:
     """The three lines on stdout, everything else on stderr."""
     from drillyard.errors import UserError
-    from drillyard.measurement.gpu_recipes import Request, answer
+    from drillyard.measurement.gpu_recipes import GpuRecipesRequest, gpu_recipes_lines
 
     if name != "gpu-recipes":
         raise UserError(f"--format {name}: there is only gpu-recipes; --json prints the result as JSON.")
@@ -369,7 +371,7 @@ def _gpu_recipes(
     files = [*paths, *([recipes["--file"]] if recipes["--file"] else [])]
     if len(files) > 1:
         raise UserError(f"{', '.join(files)}: --format gpu-recipes reads one DLLogger file.")
-    request = Request(
+    request = GpuRecipesRequest(
         file=files[0] if files else None,
         batch_size=recipes["--batch_size"],
         num_accelerators=recipes["--num_accelerators"],
@@ -382,7 +384,7 @@ def _gpu_recipes(
         end_step=steps[1],
         sequence_length=sequence_length,
     )
-    lines, doubts = answer(request)
+    lines, doubts = gpu_recipes_lines(request)
     typer.echo(lines, nl=False)
     for doubt in doubts:
         typer.echo(f"warning: {doubt}", err=True)

@@ -149,14 +149,14 @@ def _of_logs(
 
     from drillyard.estimation.asking import parse_count
     from drillyard.hardware import load_catalog
-    from drillyard.measurement.asked import Asked, to_formula
-    from drillyard.measurement.read import read
-    from drillyard.measurement.result import measure
+    from drillyard.measurement.read_logs import read_logs
+    from drillyard.measurement.run_result import measure
+    from drillyard.measurement.user_facts import UserFacts, to_formula
     from drillyard.reporting.measured import measured_content
 
     said: dict[str, Any] = dict(facts)
     for name in ("params", "active_params"):
         said[name] = parse_count(f"--{name.replace('_', '-')}", said[name])
     said["formula"] = to_formula(said["formula"])
-    asked = Asked(price_per_gpu_hour=price, **said)
-    return measured_content(measure(read(paths, **reading), asked, load_catalog(hardware)))
+    asked = UserFacts(price_per_gpu_hour=price, **said)
+    return measured_content(measure(read_logs(paths, **reading), asked, load_catalog(hardware)))

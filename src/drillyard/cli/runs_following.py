@@ -183,14 +183,14 @@ def _watch_log(found: FoundRun, console: SafeConsole, price: float | None, secon
 
     from drillyard.hardware.catalog import load_catalog
     from drillyard.launch.run_status import State
-    from drillyard.measurement.asked import Asked
+    from drillyard.measurement.user_facts import UserFacts
     from drillyard.reporting.launched_log import watch_log
 
     cluster, run = found.cluster, found.handle.run
     facts = load_catalog(cluster.hardware)
     machine = None if cluster.machine is None else facts.find_machine(cluster.machine)
     job = json.loads(found.launcher.read(run, "launch/job.json", 0))
-    asked = Asked(
+    asked = UserFacts(
         accelerator=None if machine is None else machine.accelerator,
         num_gpus=job["nodes"] * job["processes_per_node"],
         gpus_per_node=job["processes_per_node"],

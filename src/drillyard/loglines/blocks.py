@@ -35,7 +35,7 @@ _SEVERAL_RETURNS: Final = re.compile(rb"(?<!\r)\r++\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class LineBlock:
     """Whole lines. `text` is what to search: no colours, every redraw a line of its own, each line with its end.
 
     `first_line` is the number of its first line (from 1), `lines` how many it has. `counted` has the same offsets as
@@ -69,7 +69,7 @@ class Block:
         return begin, self.text.find(b"\n", offset)
 
 
-class Blocks:
+class LineSplitter:
     """Turns pieces of a stream into blocks: `feed` bytes as they come, `finish` at the end.
 
     Counts: `bytes`, `lines` (finished ones), `unfinished` (1 after `finish` when the last line has no end),
@@ -85,7 +85,7 @@ class Blocks:
         self.unfinished = 0
         self.overlong = 0
 
-    def feed(self, piece: bytes) -> Block | None:
+    def feed(self, piece: bytes) -> LineBlock | None:
         """The block of all lines that are whole now; None when no line's end has come."""
         self.bytes += len(piece)
         if self._skipping:
@@ -122,7 +122,7 @@ class Blocks:
             self._head = b""
         elif lines or not head:
             self._head = counted[counted.rfind(b"\n") + 1 :][:_HEAD_BYTES]
-        return Block(text, counted, first, lines, head)
+        return LineBlock(text, counted, first, lines, head)
 
     def finish(self) -> None:
         """The stream has ended: what is left is an unfinished line."""
@@ -150,7 +150,7 @@ class Readable(Protocol):
         """At most `count` bytes; none at the end."""
 
 
-def read_blocks(stream: Readable, blocks: Blocks) -> Iterator[Block]:
+def read_blocks(stream: Readable, blocks: LineSplitter) -> Iterator[LineBlock]:
     """All blocks of a stream, read `BLOCK_BYTES` at a time."""
     while piece := stream.read(BLOCK_BYTES):
         block = blocks.feed(piece)

@@ -1,7 +1,7 @@
 """What launchers and loggers put before a line: which task, rank, pod or node it is from, and when it was written.
 
 The idea: a prefix is a row of known parts, each launcher's own, in any nesting, then free text up to the message. It is
-taken apart once, slowly; the result is a `Shape`: a pattern for all prefixes that look the same, in which only
+taken apart once, slowly; the result is a `PrefixShape`: a pattern for all prefixes that look the same, in which only
 numbers and names vary. Reading a line by a known shape is one match in C, so that the prefix costs no more than the
 message.
 
@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from drillyard.loglines.blocks import Block
+from drillyard.loglines.blocks import LineBlock
 from drillyard.loglines.stamps import STYLES, find_stamp
 
 _STAMP: Final = b"(?:" + STYLES["iso"] + b")"
@@ -64,7 +64,7 @@ _SKYPILOT_RANK: Final = re.compile(rb"rank=(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PrefixShape:
     """Prefixes that look the same. `pattern` matches one from the start of its line up to the message and has the
     groups `stamp` (if `style` is not None) and `o0`, `o1`, ... for the `parts` that name an origin."""
 
@@ -88,10 +88,10 @@ class Origin:
 
 
 NOWHERE: Final = Origin(None)
-_NO_PREFIX: Final = Shape(b"", None, ())
+_NO_PREFIX: Final = PrefixShape(b"", None, ())
 
 
-def shape_of(prefix: bytes, *, loose: bool = False) -> Shape:
+def shape_of(prefix: bytes, *, loose: bool = False) -> PrefixShape:
     """The shape of a prefix: everything on a line before the message.
 
     With `loose`, free text may be any other text: for logs in which it differs from line to line.
@@ -116,7 +116,7 @@ def shape_of(prefix: bytes, *, loose: bool = False) -> Shape:
             position, searching = match.end(), True
             break
     rest, style, rank = _free_text(prefix[position:], style, len(parts), loose)
-    return Shape(b"".join(pieces) + rest, style, tuple(parts + (["rank"] if rank else [])))
+    return PrefixShape(b"".join(pieces) + rest, style, tuple(parts + (["rank"] if rank else [])))
 
 
 def _free_text(text: bytes, style: str | None, group: int, loose: bool) -> tuple[bytes, str | None, bool]:
@@ -155,7 +155,7 @@ def _escape(text: bytes) -> bytes:
     return re.escape(text).replace(rb"\ ", b" ").replace(b"\\\t", b"\t")
 
 
-def origin(parts: Sequence[str], values: Sequence[bytes]) -> Origin:
+def parse_origin(parts: Sequence[str], values: Sequence[bytes]) -> Origin:
     """The origin that the captured values of a shape's parts name."""
     rank: int | None = None
     names: list[tuple[int, str]] = []
@@ -182,11 +182,11 @@ def rank_of(digits: str) -> int | None:
     return int(digits) if len(digits) <= _RANK_DIGITS else None
 
 
-def _origin_of(shape: Shape, match: re.Match[bytes]) -> Origin:
-    return origin(shape.parts, [match[f"o{index}"] for index in range(len(shape.parts))])
+def _origin_of(shape: PrefixShape, match: re.Match[bytes]) -> Origin:
+    return parse_origin(shape.parts, [match[f"o{index}"] for index in range(len(shape.parts))])
 
 
-def split(line: bytes) -> tuple[Shape, bytes | None, Origin, int]:
+def split_prefix(line: bytes) -> tuple[PrefixShape, bytes | None, Origin, int]:
     """The launcher's part of any line: its shape, the first stamp, the origin, and where the rest begins.
 
     For lines whose message is not known: free text is left in the rest, but a rank that it names is found.
@@ -222,9 +222,9 @@ class LineOrigins:
     """The origins of lines of a block, each line's found once by the shapes that were seen before."""
 
     def __init__(self) -> None:
-        self._shapes: dict[Shape, re.Pattern[bytes]] = {}
+        self._shapes: dict[PrefixShape, re.Pattern[bytes]] = {}
 
-    def at(self, block: Block, offsets: Sequence[int]) -> list[Origin]:
+    def at(self, block: LineBlock, offsets: Sequence[int]) -> list[Origin]:
         """The origins of the file's lines at offsets that rise."""
         origins: list[Origin] = []
         end, where = -1, NOWHERE
@@ -243,7 +243,7 @@ class LineOrigins:
             match = pattern.match(head)
             if match is not None:
                 return _origin_of(shape, match)
-        shape, _, where, _ = split(head)
+        shape, _, where, _ = split_prefix(head)
         pattern = re.compile(shape.pattern)
         match = pattern.match(head)
         if len(self._shapes) < _MOST_SHAPES and shape.parts and match is not None and where == _origin_of(shape, match):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from drillyard.goodput import CLOCK_TOLERANCE
 from drillyard.loglines.prefixes import Origin
-from drillyard.measurement.records import NO_TIME, Attempt, Mark, Steps
+from drillyard.measurement.parsed_log import NO_TIME, LoggedAttempt, Mark, Steps
 from drillyard.measurement.waits import LONGEST_SECONDS
 
 _BEGINNINGS: Final = frozenset({"run_start", "round_start", "restart", "resume"})
@@ -132,7 +132,7 @@ def _in_order(steps: Steps, row: int, end: int, files: Mapping[int, Times]) -> T
 
 def find_attempts(
     steps: Steps, marks: Sequence[Mark], files: Mapping[int, Times], *, clock_of_start: bool = False
-) -> list[Attempt]:
+) -> list[LoggedAttempt]:
     """The attempts of a run. `files` holds the first and last time stamp of each source.
 
     The first and last attempt in a file reach to its first and last stamp; with `clock_of_start` a later one began when
@@ -158,5 +158,5 @@ def find_attempts(
         if goes_back(steps.time_us[row : end + 1]):
             # The lowest stamp is not the earliest one: the order of the lines tells.
             first, last = _in_order(steps, row, end, files)
-        attempts.append(Attempt(number, first, last, first_file, int(steps.line[row])))
+        attempts.append(LoggedAttempt(number, first, last, first_file, int(steps.line[row])))
     return attempts

@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from drillyard.hardware import Catalog
-from drillyard.measurement.asked import Asked, Missing
 from drillyard.measurement.speed import Speed
+from drillyard.measurement.user_facts import Missing, UserFacts
 
 SECONDS_PER_HOUR = 3600
 
@@ -37,7 +37,7 @@ class Cost:
 
 
 def cost(
-    speed: Speed, asked: Asked, catalog: Catalog, *, step_seconds: float | None, billed_seconds: float | None
+    speed: Speed, asked: UserFacts, catalog: Catalog, *, step_seconds: float | None, billed_seconds: float | None
 ) -> Cost:
     """The cost of a run of this speed; `step_seconds` is that of a typical step, `billed_seconds` that of the run
     without waiting."""
@@ -65,7 +65,7 @@ def cost(
     return found
 
 
-def _gpu_hour(found: Cost, speed: Speed, asked: Asked, catalog: Catalog) -> float | None:
+def _gpu_hour(found: Cost, speed: Speed, asked: UserFacts, catalog: Catalog) -> float | None:
     """The price of a GPU-hour with its share of the host."""
     if asked.price_per_node_hour is None:
         return asked.price_per_gpu_hour

@@ -68,7 +68,7 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class GpuRecipesRequest:
     """The tool's flags. `batch_size` is of all accelerators; `max_flops` and the peak are in TFLOP/s."""
 
     file: str | None
@@ -84,7 +84,7 @@ class Request:
     sequence_length: int | None = None
 
 
-def answer(request: Request) -> tuple[str, list[str]]:
+def gpu_recipes_lines(request: GpuRecipesRequest) -> tuple[str, list[str]]:
     """What the tool prints, and what a careful reader should know beside it.
 
     Raises UserError for flags that are missing or not in the tables, and for a file without such steps.
@@ -210,7 +210,7 @@ def _sum_in_order(values: Iterable[float]) -> float:
     return total
 
 
-def doubts(request: Request, lines: str, found: Timings) -> Iterator[str]:
+def doubts(request: GpuRecipesRequest, lines: str, found: Timings) -> Iterator[str]:
     """What is doubtful in what the tool prints: three `lines` made from what was `found`."""
     if found.passed_over:
         yield f"{found.passed_over} lines without a step and a step time were passed over"

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drillyard.measurement.records import NONFINITE, SKIPPED, RunLog
-from drillyard.measurement.statistics import last_rows
+from drillyard.measurement.parsed_log import NONFINITE, SKIPPED, ParsedLog
+from drillyard.measurement.step_times import last_rows
 from drillyard.telemetry.console import flatten
 
 
@@ -68,7 +68,7 @@ class HeldOut(NamedTuple):
     lowest_step: int | None
 
 
-def held_out(log: RunLog) -> dict[str, HeldOut]:
+def held_out(log: ParsedLog) -> dict[str, HeldOut]:
     """What the evaluations found, by dotted names such as `rows.loss`; values that are not finite are left out."""
     found: dict[str, HeldOut] = {}
     for mark in log.marks:
@@ -84,7 +84,7 @@ def held_out(log: RunLog) -> dict[str, HeldOut]:
     return found
 
 
-def losses(log: RunLog) -> Losses:
+def losses(log: ParsedLog) -> Losses:
     """The losses of a run."""
     steps = log.steps
     rows = last_rows(steps)
@@ -92,6 +92,6 @@ def losses(log: RunLog) -> Losses:
     return Losses(steps.step[rows], steps.loss[rows], _flagged(log, SKIPPED), _flagged(log, NONFINITE))
 
 
-def _flagged(log: RunLog, bit: int) -> tuple[Flagged, ...]:
+def _flagged(log: ParsedLog, bit: int) -> tuple[Flagged, ...]:
     rows = np.flatnonzero(log.steps.flags & bit)
     return tuple(Flagged(int(log.steps.step[row]), log.place(row)) for row in rows.tolist())

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from drillyard.errors import UserError
 from drillyard.hardware import Accelerator, Catalog
-from drillyard.measurement.asked import Asked, Missing
-from drillyard.measurement.differences import PRECISIONS, differences
-from drillyard.measurement.records import FORMATS, RunLog, Steps
-from drillyard.measurement.statistics import Durations, Timing
+from drillyard.measurement.flag_conflicts import PRECISIONS, flag_conflicts
+from drillyard.measurement.parsed_log import FORMATS, ParsedLog, Steps
+from drillyard.measurement.step_times import Durations, Timing
+from drillyard.measurement.user_facts import Missing, UserFacts
 from drillyard.modelspec import (
     Formula,
     flops_per_token,
@@ -79,7 +79,7 @@ class Speed:
         self.missing.append(Missing(name, flags, reason))
 
 
-def speed(log: RunLog, timing: Timing, asked: Asked, catalog: Catalog) -> Speed:
+def speed(log: ParsedLog, timing: Timing, asked: UserFacts, catalog: Catalog) -> Speed:
     """The speed of a run. Raises UserError for flags that contradict each other or name what is not known."""
     found = Speed(
         num_gpus=asked.num_gpus or log.facts.num_gpus,
@@ -88,7 +88,7 @@ def speed(log: RunLog, timing: Timing, asked: Asked, catalog: Catalog) -> Speed:
     _printed(found, log, timing)
     _tokens(found, log, timing, asked)
     _flops(found, log, asked)
-    found.warnings[:0] = differences(log, asked, catalog, found.parameters)
+    found.warnings[:0] = flag_conflicts(log, asked, catalog, found.parameters)
     accelerator = _peak(found, log, asked, catalog)
     _rates(found, log, timing, asked, accelerator)
     known = None if found.tokens_from == PRINTED_RATE else found.tokens_per_step_per_gpu
@@ -96,7 +96,7 @@ def speed(log: RunLog, timing: Timing, asked: Asked, catalog: Catalog) -> Speed:
     return found
 
 
-def _median_printed(log: RunLog, timing: Timing, column: str) -> float | None:
+def _median_printed(log: ParsedLog, timing: Timing, column: str) -> float | None:
     """The median of a printed rate over the steps that count (over all, where no step has a duration); None where
     none is in the range asked for."""
     values = getattr(log.steps, column)
@@ -108,12 +108,12 @@ def _median_printed(log: RunLog, timing: Timing, column: str) -> float | None:
     return float(np.median(values)) if len(values) else None
 
 
-def _printed(found: Speed, log: RunLog, timing: Timing) -> None:
+def _printed(found: Speed, log: ParsedLog, timing: Timing) -> None:
     for name in ("printed_tokens_per_second_per_gpu", "printed_tflops_per_gpu", "printed_mfu"):
         setattr(found, name, _median_printed(log, timing, name))
 
 
-def _tokens(found: Speed, log: RunLog, timing: Timing, asked: Asked) -> None:
+def _tokens(found: Speed, log: ParsedLog, timing: Timing, asked: UserFacts) -> None:
     """Tokens of a step, of all GPUs and of one, and where that is known from."""
     facts, gpus, length = log.facts, found.num_gpus, found.sequence_length
     batch, of_gpu = asked.global_batch_size, asked.batch_size_per_gpu
@@ -146,7 +146,7 @@ def _tokens(found: Speed, log: RunLog, timing: Timing, asked: Asked) -> None:
         found.tokens_per_step_per_gpu = found.tokens_per_step / gpus
 
 
-def _flops(found: Speed, log: RunLog, asked: Asked) -> None:
+def _flops(found: Speed, log: ParsedLog, asked: UserFacts) -> None:
     """FLOPs per token, and under which formula."""
     facts, formula = log.facts, asked.formula or DEFAULT_FORMULA
     if asked.config is not None:
@@ -178,7 +178,7 @@ def _flops(found: Speed, log: RunLog, asked: Asked) -> None:
     )
 
 
-def _peak(found: Speed, log: RunLog, asked: Asked, catalog: Catalog) -> Accelerator | None:
+def _peak(found: Speed, log: ParsedLog, asked: UserFacts, catalog: Catalog) -> Accelerator | None:
     """The accelerator, the precision, and the peak of the one at the other."""
     facts = log.facts
     stated = asked.precision or facts.precision
@@ -217,7 +217,7 @@ def _peak(found: Speed, log: RunLog, asked: Asked, catalog: Catalog) -> Accelera
     return accelerator
 
 
-def _rates(found: Speed, log: RunLog, timing: Timing, asked: Asked, accelerator: Accelerator | None) -> None:
+def _rates(found: Speed, log: ParsedLog, timing: Timing, asked: UserFacts, accelerator: Accelerator | None) -> None:
     typical = timing.times.typical
     if found.tokens_per_step_per_gpu is None and found.tokens_from in (None, "the log's tokens"):
         _tokens_of_printed_rate(found, log, timing)
@@ -247,7 +247,7 @@ def _rates(found: Speed, log: RunLog, timing: Timing, asked: Asked, accelerator:
         found.warnings.append(f"MFU {used.warning}")
 
 
-def _tokens_of_printed_rate(found: Speed, log: RunLog, timing: Timing) -> None:
+def _tokens_of_printed_rate(found: Speed, log: ParsedLog, timing: Timing) -> None:
     """Tokens of a step per GPU from the rates that the lines print beside their durations."""
     if found.printed_tokens_per_second_per_gpu is None:
         return
@@ -262,7 +262,7 @@ def _tokens_of_printed_rate(found: Speed, log: RunLog, timing: Timing) -> None:
         found.tokens_per_step = found.tokens_per_step_per_gpu * found.num_gpus
 
 
-def _set_aside_idle_experts(found: Speed, rate: float | None, asked: Asked) -> None:
+def _set_aside_idle_experts(found: Speed, rate: float | None, asked: UserFacts) -> None:
     """6N over all parameters of a mixture of experts is no measure; then what the lines print is a better one."""
     printed = found.printed_tflops_per_gpu
     if asked.params or asked.config or rate is None or printed is None or found.flops_per_token is None:
@@ -301,7 +301,7 @@ def _flags(found: Speed, name: str) -> tuple[str, ...]:
     return next((missing.flags for missing in found.missing if missing.field == name), ())
 
 
-def contradictions(log: RunLog, timing: Timing, tokens_per_gpu: float | None) -> Iterator[str]:
+def contradictions(log: ParsedLog, timing: Timing, tokens_per_gpu: float | None) -> Iterator[str]:
     """Printed rates that the durations on the same lines contradict by over 1 %, beyond what rounding explains.
 
     A rate times its duration is the work of a step: it must be the known number of tokens, or else the same on
@@ -337,7 +337,7 @@ def contradictions(log: RunLog, timing: Timing, tokens_per_gpu: float | None) ->
             )
 
 
-def _median_work(log: RunLog, found: Durations, column: str) -> float | None:
+def _median_work(log: ParsedLog, found: Durations, column: str) -> float | None:
     """The median of rate x duration; None where fewer than three lines have both."""
     done = getattr(log.steps, column)[found.rows] * found.seconds
     usable = (done > 0) & (done < _LARGEST)

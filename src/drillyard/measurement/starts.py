@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drillyard.loglines.prefixes import Origin
-from drillyard.measurement.columns import Lane
-from drillyard.measurement.records import NO_TIME, Mark
+from drillyard.measurement.lanes import Lane
+from drillyard.measurement.parsed_log import NO_TIME, Mark
 
 _SIGNS: Final = frozenset({"run_start", "round_start", "resume", "restart", "failure"})
 Sign = tuple[Origin, Mark]

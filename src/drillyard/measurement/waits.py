@@ -15,26 +15,26 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from drillyard.measurement.records import Mark, RunLog
+from drillyard.measurement.parsed_log import Mark, ParsedLog
 
 LONGEST_SECONDS: Final = 1e9
 """No step and no wait takes more than thirty years: such numbers are damage."""
 
-What = Literal["checkpoint", "evaluation", "export"]
+WaitKind = Literal["checkpoint", "evaluation", "export"]
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
     """Training waited for `what`. Times in UTC microseconds; None without time stamps."""
 
-    what: What
+    what: WaitKind
     seconds: float | None
     step: int | None
     begin_us: int | None
     end_us: int | None
 
 
-def waits(log: RunLog) -> list[Wait]:
+def find_waits(log: ParsedLog) -> list[Wait]:
     """All saves and evaluations that training waited for, in the order of the log."""
     found: list[Wait] = []
     for what in ("checkpoint", "evaluation", "export"):
@@ -60,7 +60,7 @@ def _same(one: Mark, other: Mark) -> bool:
     return one.step is not None and one.step == other.step and one.attempt == other.attempt and one.rank != other.rank
 
 
-def _wait(what: What, end: Mark, begin_us: int | None) -> Wait:
+def _wait(what: WaitKind, end: Mark, begin_us: int | None) -> Wait:
     seconds = end.seconds if end.seconds is not None and 0 <= end.seconds < LONGEST_SECONDS else None
     if begin_us is None and end.time_us is not None and seconds is not None:
         begin_us = end.time_us - round(seconds * 1e6)
@@ -69,7 +69,7 @@ def _wait(what: What, end: Mark, begin_us: int | None) -> Wait:
     return Wait(what, seconds, end.step, begin_us, end.time_us)
 
 
-def written_seconds(log: RunLog) -> list[float]:
+def written_seconds(log: ParsedLog) -> list[float]:
     """How long the saves took to be complete that are logged when they are (`checkpoint`), where they say so."""
     return [
         mark.seconds

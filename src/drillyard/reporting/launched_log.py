@@ -18,10 +18,10 @@ from rich.live import Live
 from drillyard.errors import UserError
 from drillyard.hardware import Catalog
 from drillyard.launch.launcher import Launcher, LogSelection
-from drillyard.measurement.asked import Asked
-from drillyard.measurement.read import Tail
-from drillyard.measurement.result import measure
-from drillyard.measurement.text import screen
+from drillyard.measurement.read_logs import Tail
+from drillyard.measurement.result_text import render_result
+from drillyard.measurement.run_result import measure
+from drillyard.measurement.user_facts import UserFacts
 
 _NO_STEPS = "{run} is over, and no line of its log is a step as drillyard metrics knows them: drillyard runs logs {run}"
 
@@ -64,7 +64,7 @@ class MirroredLog:
 
 
 def watch_log(
-    launcher: Launcher, run: str, console: Console, asked: Asked, facts: Catalog, interval_seconds: float
+    launcher: Launcher, run: str, console: Console, asked: UserFacts, facts: Catalog, interval_seconds: float
 ) -> None:
     """Show what is measured, in place on a terminal, else again and again, until the run is over.
 
@@ -78,7 +78,7 @@ def watch_log(
             records = tail.poll()
             if records is not None:
                 result = measure(records, asked, facts)
-                shown = screen(result) if result.log.steps or not complete else _NO_STEPS.format(run=run)
+                shown = render_result(result) if result.log.steps or not complete else _NO_STEPS.format(run=run)
                 if console.is_terminal:
                     live.update(shown, refresh=True)
                 else:

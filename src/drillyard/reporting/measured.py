@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from drillyard.measurement.records import FORMATS, NONFINITE, SKIPPED, Mark, RunLog
-from drillyard.measurement.result import RunResult
-from drillyard.measurement.statistics import last_rows
+from drillyard.measurement.parsed_log import FORMATS, NONFINITE, SKIPPED, Mark, ParsedLog
+from drillyard.measurement.run_result import RunResult
+from drillyard.measurement.step_times import last_rows
 from drillyard.reporting import words
 from drillyard.reporting.content import COUNTS, Content, Curves, Floats, Point, Table, Tile
 from drillyard.reporting.happenings import Happening, Level, evaluation_figures, one_line
@@ -180,7 +180,7 @@ def _mfu_note(result: RunResult) -> str:
     return f"{note}; no MFU: no peak is known"
 
 
-def _resumed(log: RunLog) -> list[int]:
+def _resumed(log: ParsedLog) -> list[int]:
     """The step before the first one of each later start."""
     starts = [log.steps.step[log.steps.attempt == attempt.number] for attempt in log.attempts[1:]]
     return [max(0, int(steps.min()) - 1) for steps in starts if len(steps)]

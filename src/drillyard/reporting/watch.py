@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.live import Live
 
 from drillyard.errors import UserError
-from drillyard.loglines.follow import Follower
+from drillyard.loglines.followers import FileFollower
 from drillyard.reporting.cost import GpuPrice
 from drillyard.reporting.happenings import Happening
 from drillyard.reporting.live import LiveRun
@@ -38,7 +38,7 @@ class _NewRecords:
     """The records that a growing file of JSON lines has gained since they were asked for last."""
 
     def __init__(self, path: Path) -> None:
-        self._follower = Follower(path)
+        self._follower = FileFollower(path)
         self._torn = b""
 
     def poll(self) -> Iterator[dict[str, Any]]:

@@ -192,8 +192,8 @@ def test_what_is_behind_a_stream_that_is_always_ready_shows_it_in_parts_and_does
     reading, writing = os.pipe()
     with open(reading) as stdin, open(writing, "wb", buffering=0) as writer:
         monkeypatch.setattr(sys, "stdin", stdin)
-        monkeypatch.setattr("drillyard.loglines.follow._POLL_BYTES", 300)
-        monkeypatch.setattr("drillyard.loglines.follow._PIECE", 300)
+        monkeypatch.setattr("drillyard.loglines.followers._POLL_BYTES", 300)
+        monkeypatch.setattr("drillyard.loglines.followers._PIECE", 300)
         rests = []
         monkeypatch.setattr(time, "sleep", rests.append)
         writer.write("".join(LINES).encode())

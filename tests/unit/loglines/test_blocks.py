@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drillyard.loglines import blocks as module
-from drillyard.loglines.blocks import Blocks, read_blocks, without_colours
+from drillyard.loglines.blocks import LineSplitter, read_blocks, without_colours
 
 LINES = st.lists(st.sampled_from(["", "a", "bc d", "\x1b[31mred\x1b[0m", "x\ry", "\r", "long " * 9]), max_size=12)
 
@@ -17,7 +17,7 @@ LINES = st.lists(st.sampled_from(["", "a", "bc d", "\x1b[31mred\x1b[0m", "x\ry",
 @given(LINES, st.lists(st.integers(1, 40), max_size=20), st.booleans())
 def test_pieces_make_no_difference(lines: list[str], cuts: list[int], ended: bool) -> None:
     content = ("\n".join(lines) + ("\n" if ended and lines else "")).encode()
-    blocks = Blocks()
+    blocks = LineSplitter()
     text, position, finished = b"", 0, 0
     for cut in [*cuts, len(content)]:
         block = blocks.feed(content[position : position + cut])
@@ -38,14 +38,14 @@ def test_pieces_make_no_difference(lines: list[str], cuts: list[int], ended: boo
 
 
 def test_lines_that_end_as_on_other_systems_are_not_redrawn() -> None:
-    block = Blocks().feed(b"one\r\ntwo\r\r\nthree\x1b[0m\r\x1b[K\nfour\n")
+    block = LineSplitter().feed(b"one\r\ntwo\r\r\nthree\x1b[0m\r\x1b[K\nfour\n")
     assert block is not None
     assert block.text == b"one\ntwo\nthree\nfour\n"
     assert not block.redrawn and block.lines == 4
 
 
 def test_lines_are_numbered_as_in_the_file() -> None:
-    blocks = Blocks()
+    blocks = LineSplitter()
     first = blocks.feed(b"one\ntwo a\rtwo b\nthree\nfo")
     second = blocks.feed(b"ur\n")
     assert first is not None and second is not None
@@ -55,7 +55,7 @@ def test_lines_are_numbered_as_in_the_file() -> None:
 
 
 def test_a_redrawn_line_keeps_its_head_over_blocks() -> None:
-    blocks = Blocks()
+    blocks = LineSplitter()
     first = blocks.feed(b"0: 10%\r20%\r")
     second = blocks.feed(b"30%\r40%\n1: next\n")
     assert first is not None and second is not None
@@ -66,14 +66,14 @@ def test_a_redrawn_line_keeps_its_head_over_blocks() -> None:
 
 def test_a_line_without_end_does_not_fill_the_memory(monkeypatch) -> None:
     monkeypatch.setattr(module, "LONGEST_LINE", 1000)
-    blocks = Blocks()
+    blocks = LineSplitter()
     content = b"a\n" + b"x" * 5000 + b"\nb\n"
     texts = [block.text for block in _small_blocks(io.BytesIO(content), blocks)]
     assert b"".join(texts) == b"a\nb\n"
     assert (blocks.lines, blocks.overlong, blocks.unfinished) == (3, 1, 0)
 
 
-def _small_blocks(stream: io.BytesIO, blocks: Blocks):
+def _small_blocks(stream: io.BytesIO, blocks: LineSplitter):
     class Small:
         def read(self, count: int = -1, /) -> bytes:
             return stream.read(100)
@@ -88,7 +88,7 @@ def test_many_colours(codes: list[int]) -> None:
 
 
 def test_a_long_row_of_carriage_returns_is_one_lines_end() -> None:
-    blocks = Blocks()
+    blocks = LineSplitter()
     assert blocks.feed(b"a" + b"\r" * 500_000) is None
     block = blocks.feed(b"\nb\r\r\n")
     assert block is not None and (block.text, block.lines) == (b"a\nb\n", 2)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.loglines.prefixes import NOWHERE, Origin, origin, shape_of, split
+from drillyard.loglines.prefixes import NOWHERE, Origin, parse_origin, shape_of, split_prefix
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_prefixes(prefix: bytes, expected: Origin, stamp: bytes | None) -> None:
     shape = shape_of(prefix)
     match = re.fullmatch(shape.pattern, prefix)
     assert match is not None
-    assert origin(shape.parts, [match[f"o{index}"] for index in range(len(shape.parts))]) == expected
+    assert parse_origin(shape.parts, [match[f"o{index}"] for index in range(len(shape.parts))]) == expected
     assert (match["stamp"] if shape.style else None) == stamp
 
 
@@ -66,13 +66,13 @@ def test_a_shape_matches_the_prefix_that_it_was_made_from(prefix: bytes) -> None
 
 @given(st.binary(max_size=80))
 def test_any_line_can_be_split(line: bytes) -> None:
-    _, _, _, end = split(line)
+    _, _, _, end = split_prefix(line)
     assert 0 <= end <= len(line)
 
 
 def test_split_leaves_the_message() -> None:
     line = b"[pod/job-0-2/main] 2026-01-02T03:04:05Z 4: hello 2026"
-    shape, stamp, where, end = split(line)
+    shape, stamp, where, end = split_prefix(line)
     assert (line[end:], stamp, shape.style) == (b"hello 2026", b"2026-01-02T03:04:05Z", "iso")
     assert where == Origin(None, ((2, "job-0-2"), (4, "")))
 
@@ -89,4 +89,4 @@ def test_split_leaves_the_message() -> None:
     ],
 )
 def test_a_line_whose_message_is_not_known_has_the_origin_of_the_others(line: bytes, expected: Origin) -> None:
-    assert split(line)[2] == expected
+    assert split_prefix(line)[2] == expected

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from drillyard.measurement.read import read
-from drillyard.measurement.records import RunLog
+from drillyard.measurement.parsed_log import ParsedLog
+from drillyard.measurement.read_logs import read_logs
 
 SECOND = 1_000_000
 NOON = 1_785_585_600 * SECOND
@@ -30,7 +30,7 @@ def at(second: float) -> str:
     return f"2026-08-01T12:{whole // 60:02}:{whole % 60:02}.{fraction:03}Z"
 
 
-def as_rows(log: RunLog) -> list[tuple[Any, ...]]:
+def as_rows(log: ParsedLog) -> list[tuple[Any, ...]]:
     """Rows that compare equal, NaN included."""
     steps = log.steps
     return [
@@ -39,11 +39,11 @@ def as_rows(log: RunLog) -> list[tuple[Any, ...]]:
     ]
 
 
-def read_bytes(content: bytes) -> RunLog:
+def read_bytes(content: bytes) -> ParsedLog:
     with tempfile.NamedTemporaryFile(suffix=".log") as file:
         file.write(content)
         file.flush()
-        return read([file.name])
+        return read_logs([file.name])
 
 
 SAMPLES = Path(__file__).parent / "samples"

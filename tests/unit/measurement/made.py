@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from drillyard.measurement.records import NO_TIME, Attempt, Clock, Facts, Mark, RunLog, Source, Steps
+from drillyard.measurement.parsed_log import (
+    NO_TIME,
+    LogClock,
+    LogFacts,
+    LoggedAttempt,
+    LogSource,
+    Mark,
+    ParsedLog,
+    Steps,
+)
 
 SECOND = 1_000_000
 NEW_YEAR = 1_798_761_600 * SECOND
@@ -24,9 +33,11 @@ def run_log(marks: list[Mark] | None = None, facts: dict[str, Any] | None = None
     attempts = []
     for number in numbers:
         times = [int(time) for time in steps.time_us[steps.attempt == number] if time != NO_TIME]
-        attempts.append(Attempt(number, times[0] if times else None, times[-1] if times else None, 0, 11))
-    clock = Clock("stated" if stamped else "none", first, last, resolution_us)
-    return RunLog(steps, marks or [], Facts(**(facts or {})), attempts, [Source("run.log", format)], clock, format)
+        attempts.append(LoggedAttempt(number, times[0] if times else None, times[-1] if times else None, 0, 11))
+    clock = LogClock("stated" if stamped else "none", first, last, resolution_us)
+    return ParsedLog(
+        steps, marks or [], LogFacts(**(facts or {})), attempts, [LogSource("run.log", format)], clock, format
+    )
 
 
 def stamps(seconds: list[float], start_us: int = NEW_YEAR) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drillyard.measurement.asked import Asked
+from drillyard.measurement.user_facts import UserFacts
 
 # The log published with a tutorial on fine-tuning Llama-3.1-70B on 16 B200s of GKE with DWS (2025-09-09): the facts of
 # its lines, and its launcher's prefix.
@@ -18,7 +18,7 @@ PUBLISHED = (
     ("16:12:46.268846051", 9, 14.54, 954.0, 2254, 0.4839),
     ("16:13:00.804060769", 10, 14.53, 954.4, 2254, 0.4395),
 )
-EXAMPLE = Asked(
+EXAMPLE = UserFacts(
     accelerator="b200",
     num_gpus=16,
     params=70_550_000_000,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.measurement.lines import WHOLE, perf, read_bytes, write
 
-from drillyard.measurement.read import read
-from drillyard.measurement.result import measure
+from drillyard.measurement.read_logs import read_logs
+from drillyard.measurement.run_result import measure
 
 NOTES = {
     "megatron.log": [
@@ -68,12 +68,12 @@ def test_a_note_without_its_number_changes_no_step(data: st.DataObject, sample: 
 @pytest.mark.parametrize("size", ["0", "-4", "1e999"])
 def test_sizes_that_no_run_has_are_not_known(size: str, tmp_path: Path) -> None:
     lines = [f"[PerfLogger] Using {size} parameters", *map(perf, range(1, 9))]
-    assert read([write(tmp_path / "run.log", "\n".join(lines) + "\n")]).facts.parameters is None
+    assert read_logs([write(tmp_path / "run.log", "\n".join(lines) + "\n")]).facts.parameters is None
 
 
 @pytest.mark.parametrize("moment", ["1e999", "1e300", "NaN", "-5", "now", ""])
 def test_a_time_of_day_that_is_none_is_no_time(moment: str, tmp_path: Path) -> None:
     records = [{"timestamp": moment, "type": "LOG", "step": step, "data": {"loss": 1.0}} for step in range(3)]
     text = "".join(f"DLLL {json.dumps(record)}\n" for record in records)
-    log = read([write(tmp_path / "dllogger.json", text)])
+    log = read_logs([write(tmp_path / "dllogger.json", text)])
     assert log.steps.step.tolist() == [0, 1, 2] and not log.steps.has("time_us")

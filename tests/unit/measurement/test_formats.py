@@ -13,8 +13,8 @@ import pytest
 from tests.unit.measurement.lines import NOON, SECOND, at, perf
 from tests.unit.measurement.prefixes import PREFIXES, STAMP, STAMP_US, prefixed
 
-from drillyard.measurement.read import read
-from drillyard.measurement.records import NO_TIME, NONFINITE, SKIPPED, RunLog
+from drillyard.measurement.parsed_log import NO_TIME, NONFINITE, SKIPPED, ParsedLog
+from drillyard.measurement.read_logs import read_logs
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -168,7 +168,7 @@ EXPECTED = {
 }
 
 
-def check(log: RunLog, expected: Expected) -> None:
+def check(log: ParsedLog, expected: Expected) -> None:
     assert log.format == expected.format
     for name, values in expected.columns.items():
         np.testing.assert_allclose(getattr(log.steps, name), values, rtol=1e-6, err_msg=name)
@@ -179,7 +179,7 @@ def check(log: RunLog, expected: Expected) -> None:
 
 @pytest.mark.parametrize("sample", EXPECTED)
 def test_sample(sample: str) -> None:
-    log = read([SAMPLES / sample])
+    log = read_logs([SAMPLES / sample])
     check(log, EXPECTED[sample])
     assert all(source.damaged_lines == 0 for source in log.sources)
 
@@ -194,7 +194,7 @@ def test_samples_behind_a_launchers_prefix(launcher: str, tmp_path: Path) -> Non
     for sample, expected in EXPECTED.items():
         bare = (SAMPLES / sample).read_bytes()
         (tmp_path / sample).write_bytes(prefixed(bare, prefix))
-        log = read([tmp_path / sample])
+        log = read_logs([tmp_path / sample])
         own = {"time_us"} if STAMP in prefix and expected.format != "dllogger" else set()
         ours = {name: values for name, values in expected.columns.items() if name not in own}
         check(log, Expected(expected.format, ours, expected.facts, expected.marks))
@@ -207,15 +207,15 @@ def test_samples_behind_a_launchers_prefix(launcher: str, tmp_path: Path) -> Non
 def test_the_stamp_before_a_redrawn_line_is_no_drawings_time(tmp_path: Path) -> None:
     path = tmp_path / "run.log"
     path.write_bytes(prefixed((SAMPLES / "nemo1.log").read_bytes(), PREFIXES["kubectl --timestamps"]))
-    assert read([path]).steps.time_us.tolist() == [NO_TIME] * 3
+    assert read_logs([path]).steps.time_us.tolist() == [NO_TIME] * 3
     bar = b"Epoch 0: :  47%|###| 7/15 [06:19<07:13, global_step=5.000, train_step_timing in s=9.5]"
     path.write_bytes(STAMP + b" " + bar + b"\n")
-    assert read([path]).steps.time_us.tolist() == [STAMP_US]
+    assert read_logs([path]).steps.time_us.tolist() == [STAMP_US]
 
 
 def test_numbered_lines_are_said_to_be(tmp_path: Path) -> None:
-    assert "numbered" in read([SAMPLES / "hf_trainer.log"]).warnings[0]
-    assert not any("numbered" in text for text in read([SAMPLES / "hf_trainer_bar.log"]).warnings)
+    assert "numbered" in read_logs([SAMPLES / "hf_trainer.log"]).warnings[0]
+    assert not any("numbered" in text for text in read_logs([SAMPLES / "hf_trainer_bar.log"]).warnings)
 
 
 def write(path: Path, text: str) -> Path:
@@ -226,19 +226,19 @@ def write(path: Path, text: str) -> Path:
 def test_a_megatron_line_without_its_loss_is_a_step_that_is_not_finite(tmp_path: Path) -> None:
     line = " iteration {0:8}/ 10 | elapsed time per iteration (ms): 500.0 |{1} number of skipped iterations: {2} |\n"
     text = line.format(1, " lm loss: 2.0E+00 |", 0) + line.format(2, "", 0) + line.format(3, " lm loss: 1.9E+00 |", 1)
-    log = read([write(tmp_path / "run.log", text)])
+    log = read_logs([write(tmp_path / "run.log", text)])
     assert log.steps.flags.tolist() == [0, NONFINITE, SKIPPED]
     assert math.isnan(log.steps.loss[1])
 
 
 def test_a_megatron_log_that_never_prints_a_loss_has_no_nonfinite_steps(tmp_path: Path) -> None:
     text = "".join(f" iteration {step}/ 9 | elapsed time per iteration (ms): 500.0 |\n" for step in (1, 2))
-    assert read([write(tmp_path / "run.log", text)]).steps.flags.tolist() == [0, 0]
+    assert read_logs([write(tmp_path / "run.log", text)]).steps.flags.tolist() == [0, 0]
 
 
 def test_megatrons_window_is_the_number_of_steps_since_the_line_before(tmp_path: Path) -> None:
     line = " iteration {0}/ 99 | elapsed time per iteration (ms): 500.0 | lm loss: 1.0E+00 |\n"
-    log = read([write(tmp_path / "run.log", "".join(line.format(step) for step in (10, 20, 30, 35)))])
+    log = read_logs([write(tmp_path / "run.log", "".join(line.format(step) for step in (10, 20, 30, 35)))])
     assert log.steps.window_steps.tolist() == [10, 10, 10, 5]
 
 
@@ -262,7 +262,7 @@ def test_megatrons_window_is_the_number_of_steps_since_the_line_before(tmp_path:
     [("nan", math.nan), ("NaN", math.nan), ("inf", math.inf), ("-inf", -math.inf), ("-Infinity", -math.inf)],
 )
 def test_losses_that_are_not_finite(line: str, printed: str, value: float, tmp_path: Path) -> None:
-    log = read([write(tmp_path / "run.log", line.format(printed) + "\n")])
+    log = read_logs([write(tmp_path / "run.log", line.format(printed) + "\n")])
     assert log.steps.step.tolist() == [3]
     assert log.steps.loss[0] == pytest.approx(value, nan_ok=True)
     assert log.steps.flags.tolist() == [NONFINITE]
@@ -283,7 +283,7 @@ def test_losses_that_are_not_finite(line: str, printed: str, value: float, tmp_p
 )
 @pytest.mark.parametrize("printed", ["nan", "inf", "-inf", "NaN"])
 def test_gradient_norms_that_are_not_finite(line: str, printed: str, tmp_path: Path) -> None:
-    log = read([write(tmp_path / "run.log", line.format(printed) + "\n")])
+    log = read_logs([write(tmp_path / "run.log", line.format(printed) + "\n")])
     assert log.steps.step.tolist() == [3]
     assert log.steps.flags.tolist() == [NONFINITE]
 
@@ -293,7 +293,7 @@ def test_torchtune_lines_of_other_keys_alone_are_no_steps(tmp_path: Path) -> Non
         "Step 1 | lr:2e-05\nStep 1 | loss:2.5\nStep 2 | val_loss:nan \nStep 2 | loss:2.25 lr:2e-05 grad_norm:1.5 \n"
         "Step 3 | class_loss:0.5 loss:2.125 rewards/chosen:-0.25 \nStep by step | loss:1 \n"
     )
-    log = read([write(tmp_path / "run.log", text)])
+    log = read_logs([write(tmp_path / "run.log", text)])
     assert log.steps.step.tolist() == [1, 2, 3]
     assert log.steps.loss.tolist() == [2.5, 2.25, 2.125]
     np.testing.assert_equal(log.steps.grad_norm.tolist(), [math.nan, 1.5, math.nan])
@@ -303,7 +303,7 @@ def test_torchtune_writes_a_file_per_start(tmp_path: Path) -> None:
     line = "Step {} | loss:{} lr:2e-05 tokens_per_second_per_gpu:405.04 \n"
     for name, steps in {"log_1751444966.txt": range(1, 11), "log_1751448888.txt": range(6, 16)}.items():
         write(tmp_path / name, "".join(line.format(step, 2 - step / 20) for step in steps))
-    log = read([tmp_path])
+    log = read_logs([tmp_path])
     assert log.steps.attempt.tolist() == [0] * 10 + [1] * 10
     assert log.steps.again.tolist() == [False] * 10 + [True] * 5 + [False] * 5
 
@@ -315,7 +315,7 @@ def test_torchtitan_without_mfu_and_in_colour(tmp_path: Path) -> None:
         "\x1b[36mtflops: 1,333.75"
         "  \x1b[35mmfu: N/A\x1b[39m\n"
     )
-    log = read([write(tmp_path / "run.log", text)])
+    log = read_logs([write(tmp_path / "run.log", text)])
     assert log.steps.printed_tflops_per_gpu.tolist() == [1333.75]
     assert not log.steps.has("printed_mfu")
 
@@ -326,7 +326,7 @@ def test_torchtitan_validation_is_no_step(tmp_path: Path) -> None:
         "[titan] 2026-08-01 12:00:05,123 - root - INFO - validate step: 10  loss:  7.9  memory: 45.12GiB(57.01%)  "
         "tps: 9,762\n"
     )
-    log = read([write(tmp_path / "run.log", text)])
+    log = read_logs([write(tmp_path / "run.log", text)])
     assert log.steps.step.tolist() == [10]
     assert [(mark.kind, mark.step, dict(mark.values)) for mark in log.marks] == [("evaluation", 10, {"loss": 7.9})]
 
@@ -334,7 +334,7 @@ def test_torchtitan_validation_is_no_step(tmp_path: Path) -> None:
 def test_nemo2_numbers_steps_over_epochs(tmp_path: Path) -> None:
     line = "Training epoch {}, iteration {}/1 | lr: 1e-6 | global_step: {} | reduced_train_loss: 1.0\n"
     text = line.format(0, 0, 0) + line.format(0, 1, 1) + line.format(1, 0, 2) + line.format(1, 1, 3)
-    log = read([write(tmp_path / "run.log", text)])
+    log = read_logs([write(tmp_path / "run.log", text)])
     assert log.steps.step.tolist() == [0, 1, 2, 3]
     assert not log.steps.again.any()
 
@@ -349,7 +349,7 @@ def test_dllogger_with_nan_lists_and_other_lines(tmp_path: Path) -> None:
         {"type": "LOG", "step": 7, "data": {"val_loss": 1.0}},
     ]
     text = "".join("DLLL " + json.dumps(line) + "\n" for line in lines) + 'DLLL {"type": "LOG", "step"\n'
-    log = read([write(tmp_path / "dllogger.json", text)])
+    log = read_logs([write(tmp_path / "dllogger.json", text)])
     assert log.steps.step.tolist() == [1, 2, 3]
     assert log.steps.window_steps.tolist() == [1, 1, 1]
     assert log.steps.flags.tolist() == [0, NONFINITE, 0]
@@ -363,7 +363,7 @@ def test_hf_lines_with_quoted_numbers_and_bars_on_the_same_line(tmp_path: Path) 
         "{'loss': '0.6347', 'grad_norm': 'nan', 'learning_rate': '1.05e-05', 'num_tokens': '8192'}\n"
         "{'eval_loss': '0.7', 'eval_runtime': '9.2', 'epoch': '0.19'}\n"
     )
-    log = read([write(tmp_path / "run.log", text)])
+    log = read_logs([write(tmp_path / "run.log", text)])
     assert log.steps.step.tolist() == [2, 4]
     assert log.steps.elapsed_seconds.tolist() == [12, 24]
     assert log.steps.window_steps.tolist() == [2, 2]
@@ -394,7 +394,7 @@ def test_drillyards_lines(tmp_path: Path) -> None:
     second = record | {"step": 2, "round": 1, "skipped_steps": 1, "loss": None, "nonfinite": {"loss": "nan"}}
     console = {"event": "step", "total_steps": 10} | record | {"step": 3, "round": 1, "skipped_steps": 1}
     text = "".join(json.dumps(line) + "\n" for line in (record, second, console))
-    log = read([write(tmp_path / "metrics.jsonl", text)])
+    log = read_logs([write(tmp_path / "metrics.jsonl", text)])
     assert log.format == "drillyard"
     assert log.steps.step.tolist() == [1, 2, 3]
     assert log.steps.attempt.tolist() == [0, 1, 1]
@@ -408,7 +408,7 @@ def test_drillyards_lines(tmp_path: Path) -> None:
 
 def test_lines_that_end_in_cr_lf_keep_their_times(tmp_path: Path) -> None:
     lines = [f"{at(second)} {perf(second)}" for second in range(1, 9)]
-    log = read([write(tmp_path / "run.log", "".join(f"{line}\r\n" for line in lines))])
+    log = read_logs([write(tmp_path / "run.log", "".join(f"{line}\r\n" for line in lines))])
     assert log.steps.time_us.tolist() == [NOON + second * SECOND for second in range(1, 9)]
 
 
@@ -428,7 +428,7 @@ def test_each_ranks_bars_number_its_own_lines(prefix: str, tmp_path: Path) -> No
     for step in range(1, 30):
         (bar, loss), (next_bar, next_loss) = printed(0, step), printed(1, step + 1)
         text += line(0, bar) + line(1, next_bar) + line(0, loss) + line(1, next_loss)
-    log = read([write(tmp_path / "run.log", text)])
+    log = read_logs([write(tmp_path / "run.log", text)])
     assert log.steps.step.tolist() == list(range(1, 31))
     assert log.steps.loss.tolist() == [step + 0.5 for step in range(1, 31)]
     assert log.ranks == (0, 1)

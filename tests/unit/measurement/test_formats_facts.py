@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.unit.measurement.lines import NOON, SECOND, at, perf, write
 
-from drillyard.measurement.read import read
-from drillyard.measurement.records import RunLog
+from drillyard.measurement.parsed_log import ParsedLog
+from drillyard.measurement.read_logs import read_logs
 
 TITAN = "[titan] 2026-08-01 12:00:{:02},000 - root - INFO - {}\n"
 TITAN_STEP = (
@@ -106,8 +106,8 @@ LOGS: dict[str, tuple[str, dict[str, Any], list[tuple[Any, ...]]]] = {
 }
 
 
-def read_text(text: str, directory: Path) -> RunLog:
-    return read([write(directory / "run.log", text)])
+def read_text(text: str, directory: Path) -> ParsedLog:
+    return read_logs([write(directory / "run.log", text)])
 
 
 @pytest.mark.parametrize("format", LOGS)
@@ -138,4 +138,4 @@ def test_the_text_of_a_mark_is_what_was_said_and_not_by_whom(tmp_path: Path) -> 
     prefix = "[pod/job-0-x/main] 2026-08-01T12:00:00.123456789Z "
     path = tmp_path / "run.log"
     path.write_text(f"{prefix}{said}\n{prefix}{step}\n")
-    assert [mark.text for mark in read([path]).marks] == [said.strip()]
+    assert [mark.text for mark in read_logs([path]).marks] == [said.strip()]

@@ -16,7 +16,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from drillyard.errors import UserError
 from drillyard.measurement.formats.tensorboard import masked_crc, scalars
-from drillyard.measurement.read import read
+from drillyard.measurement.read_logs import read_logs
 
 NOON = 1_785_585_600.0
 
@@ -44,7 +44,7 @@ def test_scalars_of_one_step_are_one_record(value, tmp_path: Path) -> None:
         events.append((NOON + step, step, [value("iteration-time", 0.5 * step), value("lm loss", 2.0 / step)]))
         events.append((NOON + step + 0.1, step, [value("learning-rate", 1e-5), value("something else", 7.0)]))
     write(tmp_path, events)
-    log = read([tmp_path])
+    log = read_logs([tmp_path])
     assert log.format == "tensorboard"
     assert log.steps.step.tolist() == [1, 2, 3]
     assert log.steps.seconds.tolist() == [0.5, 1.0, 1.5]
@@ -58,7 +58,7 @@ def test_a_restart_that_does_steps_again(tmp_path: Path) -> None:
     for number, steps in enumerate([(1, 2, 3), (3, 4)]):
         events = [(NOON + 100 * number + step, step, [simple("train/loss", step)]) for step in steps]
         write(tmp_path / f"version_{number}", events)
-    log = read([tmp_path])
+    log = read_logs([tmp_path])
     assert log.steps.step.tolist() == [1, 2, 3, 3, 4]
     assert log.steps.attempt.tolist() == [0, 0, 0, 1, 1]
     assert log.steps.again.tolist() == [False, False, False, True, False]
@@ -70,7 +70,7 @@ def test_damage_ends_the_file_and_is_reported(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    log = read([path])
+    log = read_logs([path])
     steps = log.steps.step.tolist()
     assert 0 < len(steps) < 9
     assert steps == list(range(1, len(steps) + 1))
@@ -84,7 +84,7 @@ def test_a_file_cut_off_gives_the_records_before(tmp_path: Path) -> None:
     counts = set()
     for end in range(len(content) - 200, len(content)):
         path.write_bytes(content[:end])
-        log = read([path])
+        log = read_logs([path])
         counts.add(len(log.steps))
         assert log.steps.step.tolist() == list(range(1, len(log.steps) + 1))
         assert not log.warnings
@@ -94,7 +94,7 @@ def test_a_file_cut_off_gives_the_records_before(tmp_path: Path) -> None:
 def test_a_file_without_known_scalars_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path, [(NOON, 1, [simple("mystery", 1.0)])])
     with pytest.raises(UserError, match="no step found"):
-        read([path])
+        read_logs([path])
 
 
 def test_the_checksum_is_crc32c() -> None:

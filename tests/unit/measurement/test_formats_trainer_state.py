@@ -12,8 +12,8 @@ import pytest
 from tests.unit.measurement.lines import write
 
 from drillyard.measurement.formats import hf_trainer_state
-from drillyard.measurement.read import read
-from drillyard.measurement.records import NONFINITE
+from drillyard.measurement.parsed_log import NONFINITE
+from drillyard.measurement.read_logs import read_logs
 
 
 def trainer_state(steps: int, **entry: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def trainer_state(steps: int, **entry: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("indent", [None, 2])
 def test_trainer_state(indent: int | None, tmp_path: Path) -> None:
-    log = read([write(tmp_path / "trainer_state.json", json.dumps(trainer_state(50), indent=indent))])
+    log = read_logs([write(tmp_path / "trainer_state.json", json.dumps(trainer_state(50), indent=indent))])
     assert log.format == "hf_trainer_state"
     np.testing.assert_array_equal(log.steps.loss, [2 / step for step in range(1, 51)])
     assert (log.facts.micro_batch_size, log.facts.train_runtime_seconds, log.facts.total_steps) == (4, 12.5, 50)
@@ -47,7 +47,7 @@ def test_trainer_state(indent: int | None, tmp_path: Path) -> None:
 def test_trainer_state_of_many_pieces_with_nested_objects(tmp_path: Path) -> None:
     state = trainer_state(30_000, rewards={"mean": [{"x": 1.0}, {"x": 2.0}], "text": "}, {"})
     state["log_history"][7]["loss"] = math.nan
-    log = read([write(tmp_path / "trainer_state.json", json.dumps(state, indent=2))])
+    log = read_logs([write(tmp_path / "trainer_state.json", json.dumps(state, indent=2))])
     assert len(log.steps) == 30_000
     assert log.steps.flags[7] == NONFINITE
     assert log.facts.total_steps == 30_000
@@ -60,7 +60,7 @@ def test_the_end_of_the_list_is_found_wherever_a_piece_ends(
     monkeypatch.setattr(hf_trainer_state, "_PIECE", 200)
     text = json.dumps(trainer_state(9, note="a] b ]"))
     text = text.replace('}], "logging_steps"', "}" + " " * blanks + '], "logging_steps"')
-    log = read([write(tmp_path / "trainer_state.json", text)])
+    log = read_logs([write(tmp_path / "trainer_state.json", text)])
     assert log.steps.step.tolist() == list(range(1, 10))
     assert (log.facts.total_steps, log.facts.train_runtime_seconds, log.unfinished_lines) == (9, 12.5, 0)
 
@@ -85,6 +85,6 @@ def test_the_end_of_a_list_of_objects(text: bytes, since: int, closing: int) -> 
 
 def test_trainer_state_that_is_cut_off_gives_whole_entries(tmp_path: Path) -> None:
     text = json.dumps(trainer_state(50), indent=2)
-    log = read([write(tmp_path / "trainer_state.json", text[: text.index('"step": 20')])])
+    log = read_logs([write(tmp_path / "trainer_state.json", text[: text.index('"step": 20')])])
     assert log.steps.step.tolist() == list(range(1, 20))
     assert log.unfinished_lines == 1

@@ -8,7 +8,7 @@ from tests.unit.measurement.published import EXAMPLE
 
 from drillyard.errors import UserError
 from drillyard.measurement.gates import parse_gate
-from drillyard.measurement.result import measure
+from drillyard.measurement.run_result import measure
 
 
 @pytest.mark.parametrize(

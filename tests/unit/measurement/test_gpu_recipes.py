@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drillyard.errors import UserError
-from drillyard.measurement.gpu_recipes import FLOPS_PER_SAMPLE, PEAK_TFLOPS, Request, answer
+from drillyard.measurement.gpu_recipes import FLOPS_PER_SAMPLE, PEAK_TFLOPS, GpuRecipesRequest, gpu_recipes_lines
 
 
 def as_the_tool_does(text: str, flops: float, batch: int, accelerators: int, peak: float, start: int, end: int) -> str:
@@ -58,7 +58,7 @@ def test_the_bytes_are_those_of_the_tool(tmp_path_factory, entries, anchor, batc
     file = tmp_path_factory.mktemp("dllogger") / "dllogger.json"
     file.write_text(text)
     by_name, known = isinstance(model, str), isinstance(device, tuple)
-    request = Request(
+    request = GpuRecipesRequest(
         file=str(file),
         batch_size=batch,
         num_accelerators=accelerators,
@@ -72,14 +72,14 @@ def test_the_bytes_are_those_of_the_tool(tmp_path_factory, entries, anchor, batc
     )
     flops, peak = FLOPS_PER_SAMPLE[model][0] if by_name else model, PEAK_TFLOPS[device] if known else device
     start, end = (10, 30) if steps == (None, None) else steps
-    assert answer(request)[0] == as_the_tool_does(text, flops, batch, accelerators, peak, start, end)
+    assert gpu_recipes_lines(request)[0] == as_the_tool_does(text, flops, batch, accelerators, peak, start, end)
 
 
 def ask(tmp_path, text: str, **flags) -> tuple[str, list[str]]:
     file = tmp_path / "dllogger.json"
     file.write_text(text)
     flags = {"model_type": "gpt3-175b", "accelerator_type": "h100", "batch_size": 1024, "num_accelerators": 128} | flags
-    return answer(Request(file=str(file), **flags))
+    return gpu_recipes_lines(GpuRecipesRequest(file=str(file), **flags))
 
 
 def test_the_readmes_example_and_the_doubt_about_its_precision(tmp_path):

@@ -16,11 +16,11 @@ from tests.unit.measurement.lines import write
 
 from drillyard.measurement.formats import grid
 from drillyard.measurement.formats.grid import Cells, Templates
-from drillyard.measurement.formats.layout import NUMBER, LayoutReader
 from drillyard.measurement.formats.nemo1 import clocks
+from drillyard.measurement.formats.text_format import NUMBER, StepLineReader
 from drillyard.measurement.formats.values import Value, half_unit, numbers, precisions
-from drillyard.measurement.read import read
-from drillyard.measurement.records import Steps
+from drillyard.measurement.parsed_log import Steps
+from drillyard.measurement.read_logs import read_logs
 
 VALUE = re.compile(rb"^at (\S+) a: *%s *\| b: *%s *\|(?: c: %s)?[^\n]*+\n" % (NUMBER, NUMBER, NUMBER))
 FORMATS = [".2f", ".6f", ".3e", ".6E", "d", "6d", "+.1f", ".17g", ".0f", "g"]
@@ -177,10 +177,10 @@ def test_a_log_of_step_lines_reads_the_same_without_the_grid(
         return cells
 
     monkeypatch.setattr(Templates, "read", watched)
-    fast = read([path])
+    fast = read_logs([path])
     assert used and all(used)
     monkeypatch.setattr(Templates, "read", lambda self, text, lines: None)
-    slow = read([path])
+    slow = read_logs([path])
     assert len(fast.steps) == len(slow.steps) > 8000
     assert (fast.warnings, fast.sources) == (slow.warnings, slow.sources)
     for column in fields(Steps):
@@ -213,18 +213,18 @@ def test_a_log_of_bars_reads_the_same_line_by_line(
     )
     path = write(tmp_path / "run.log", text)
     dense: list[bool] = []
-    plain = LayoutReader._feed_dense
+    plain = StepLineReader._feed_dense
 
-    def watched(self: LayoutReader, block: Any) -> bool:
+    def watched(self: StepLineReader, block: Any) -> bool:
         dense.append(plain(self, block))
         return dense[-1]
 
-    monkeypatch.setattr(LayoutReader, "_feed_dense", watched)
-    fast = read([path])
+    monkeypatch.setattr(StepLineReader, "_feed_dense", watched)
+    fast = read_logs([path])
     # Where lines begin with a launcher's prefix, the drawings after the first one have another layout.
     assert any(dense) == (not prefix)
-    monkeypatch.setattr(LayoutReader, "_feed_dense", lambda self, block: False)
-    slow = read([path])
+    monkeypatch.setattr(StepLineReader, "_feed_dense", lambda self, block: False)
+    slow = read_logs([path])
     ranks = dict(zip(fast.steps.step.tolist(), fast.steps.rank.tolist(), strict=True))
     assert ranks == {step: step // 40 % 2 if prefix else -1 for step in range(30_000)}
     assert fast.sources == slow.sources and fast.warnings == slow.warnings

@@ -20,17 +20,17 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tests.unit.measurement.lines import NOON, SECOND, WHOLE, as_rows, at, perf, write
 
 from drillyard.errors import UserError
-from drillyard.measurement import read as reading_of_files
-from drillyard.measurement.read import Tail, read
-from drillyard.measurement.records import NO_TIME, RunLog
-from drillyard.measurement.result import measure
-from drillyard.measurement.text import screen
+from drillyard.measurement import read_logs as reading_of_files
+from drillyard.measurement.parsed_log import NO_TIME, ParsedLog
+from drillyard.measurement.read_logs import Tail, read_logs
+from drillyard.measurement.result_text import render_result
+from drillyard.measurement.run_result import measure
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
 def test_compressed_logs(compress: Any, tmp_path: Path) -> None:
     text = "".join(perf(step) + "\n" for step in range(1, 2001)).encode()
-    log = read([write(tmp_path / "run.log.compressed", compress(text[:9000]) + compress(text[9000:]))])
+    log = read_logs([write(tmp_path / "run.log.compressed", compress(text[:9000]) + compress(text[9000:]))])
     assert log.steps.step.tolist() == list(range(1, 2001))
 
 
@@ -40,14 +40,14 @@ def test_a_compressed_log_that_is_cut_off_gives_what_came_before(tmp_path: Path)
         + b"\n"
         + "".join(perf(step, step % 97) + "\n" for step in range(1, 20_001)).encode()
     )
-    log = read([write(tmp_path / "run.log.gz", packed[: len(packed) // 2])])
+    log = read_logs([write(tmp_path / "run.log.gz", packed[: len(packed) // 2])])
     assert 100 < len(log.steps) < 20_000
     name, lines = log.sources[0].name, log.sources[0].lines
     assert log.warnings == [
         f"{name}: its gzip data end in the middle (cut off, or still being written): read up to line {lines}"
     ]
     with pytest.raises(UserError, match=r"begun\.gz: its gzip data end in the middle .*: nothing could be read$"):
-        read([write(tmp_path / "begun.gz", packed[:12])])
+        read_logs([write(tmp_path / "begun.gz", packed[:12])])
 
 
 def test_the_same_run_in_two_formats_is_read_once_from_the_richer(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_the_same_run_in_two_formats_is_read_once_from_the_richer(tmp_path: Path
         "Training epoch 0, iteration 46/99 | global_step: 46 | reduced_train_loss: 7.9\n"
         "Training epoch 0, iteration 47/99 | global_step: 47 | reduced_train_loss: 7.8\n",
     )
-    log = read([tmp_path])
+    log = read_logs([tmp_path])
     assert log.format == "dllogger"
     assert log.steps.step.tolist() == [46, 47]
     assert [(Path(source.name).name, source.used) for source in log.sources] == [
@@ -71,7 +71,7 @@ def test_a_copy_of_a_log_is_named_and_left_out(tmp_path: Path) -> None:
     text = "".join(f"{at(step)} {perf(step)}\n" for step in range(1, 9))
     write(tmp_path / "a.log", text)
     write(tmp_path / "b.log", text)
-    log = read([tmp_path])
+    log = read_logs([tmp_path])
     assert log.steps.step.tolist() == list(range(1, 9))
     assert log.sources[1].note == f"repeats {tmp_path}/a.log"
 
@@ -82,7 +82,7 @@ def test_checkpoints_of_the_hf_trainer_hold_the_same_history(tmp_path: Path) -> 
         state = {"global_step": upto, "log_history": history}
         write(tmp_path / f"checkpoint-{upto}/trainer_state.json", json.dumps(state))
         write(tmp_path / f"checkpoint-{upto}/model.safetensors", b"\0" * 100)
-    log = read([tmp_path])
+    log = read_logs([tmp_path])
     assert log.steps.step.tolist() == list(range(1, 21))
     assert [source.used for source in log.sources] == [False, True]
 
@@ -124,7 +124,7 @@ def test_a_drillyard_run_directory(tmp_path: Path) -> None:
     write(tmp_path / "events.jsonl", "".join(json.dumps(event) + "\n" for event in events))
     write(tmp_path / "run.yaml", "model: {id: tiny/model}\ndata: {sequence_length: 128}\n")
     write(tmp_path / "logs/rank-0.log", perf(1) + "\n")
-    log = read([tmp_path])
+    log = read_logs([tmp_path])
     assert log.format == "drillyard"
     assert log.run_directory == tmp_path
     assert log.steps.step.tolist() == [1, 2]
@@ -139,7 +139,7 @@ def test_a_drillyard_run_directory(tmp_path: Path) -> None:
 def test_events_alone_are_steps_too(tmp_path: Path) -> None:
     event = {"time": at(1), "event": "step", "round": 0, "step": 1, "step_seconds": 0.5, "window_steps": 1}
     spike = {"time": at(2), "event": "loss_spike", "round": 0, "step": 2, "loss": 9.0}
-    log = read([write(tmp_path / "events.jsonl", "".join(json.dumps(one) + "\n" for one in (event, spike)))])
+    log = read_logs([write(tmp_path / "events.jsonl", "".join(json.dumps(one) + "\n" for one in (event, spike)))])
     assert (log.steps.step.tolist(), log.steps.seconds.tolist()) == ([1], [0.5])
 
 
@@ -178,14 +178,14 @@ def test_following_equals_reading_at_once(tmp_path: Path) -> None:
         write(path, content[:end])
         log = tail.poll() or log
     assert log is not None
-    assert as_rows(log) == as_rows(read([path]))
+    assert as_rows(log) == as_rows(read_logs([path]))
     assert log.facts.num_gpus == 8
     assert NO_TIME not in log.steps.time_us
 
 
-def shown(log: RunLog) -> str:
+def shown(log: ParsedLog) -> str:
     console = Console(file=io.StringIO(), width=200)
-    console.print(screen(measure(log)))
+    console.print(render_result(measure(log)))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -194,7 +194,7 @@ def test_the_screen_names_what_was_not_used_and_counts_what_was_passed_over(tmp_
     write(tmp_path / "a.log", "loading\n\n" + text + "Step: 9 | Ti")
     write(tmp_path / "b.log", text)
     write(tmp_path / "c.log", b"\0\1\2\3")
-    seen = shown(read([tmp_path]))
+    seen = shown(read_logs([tmp_path]))
     assert "Read        10 lines, 2 of them passed over" in seen
     assert f"{tmp_path}/a.log: a last line without its end is left out" in seen
     assert f"not {tmp_path}/b.log: repeats {tmp_path}/a.log" in seen
@@ -243,7 +243,7 @@ def test_a_date_in_a_name_is_no_rank(name: str, tmp_path: Path) -> None:
     for number, date in enumerate((20260801120000, 20260801130000)):
         lines = [f"{at(10 * number + step)} {perf(8 * number + step)}\n" for step in range(1, 9)]
         write(tmp_path / name.format(date), "".join(lines))
-    log = read([tmp_path])
+    log = read_logs([tmp_path])
     assert log.steps.step.tolist() == list(range(1, 17)) and log.ranks == ()
 
 
@@ -354,12 +354,12 @@ def test_a_second_run_from_the_beginning_is_doubted_and_a_restart_is_not(tmp_pat
     first = "".join(f"{at(step)} {perf(step)}\n" for step in range(1, 9))
     write(tmp_path / "a.log", first)
     other = write(tmp_path / "b.log", "".join(f"{at(30 + step)} {perf(step, 2.0)}\n" for step in range(1, 9)))
-    assert [text for text in read([tmp_path]).warnings if "--compare" in text] == [
+    assert [text for text in read_logs([tmp_path]).warnings if "--compare" in text] == [
         f"{other} begins at step 1 again and counts as a restart that did all steps once more;"
         " for a run of its own, use --compare"
     ]
     write(other, "".join(f"{at(30 + step)} {perf(step, 2.0)}\n" for step in range(5, 12)))
-    log = read([tmp_path])
+    log = read_logs([tmp_path])
     assert len(log.attempts) == 2
     assert not [text for text in log.warnings if "--compare" in text]
 
@@ -367,4 +367,4 @@ def test_a_second_run_from_the_beginning_is_doubted_and_a_restart_is_not(tmp_pat
 def test_hidden_files_of_a_directory_are_no_logs(tmp_path: Path) -> None:
     write(tmp_path / "run.log", perf(1) + "\n" + perf(2) + "\n")
     write(tmp_path / ".holder.json", '{"pid": 1}')
-    assert [source.name for source in read([tmp_path]).sources] == [str(tmp_path / "run.log")]
+    assert [source.name for source in read_logs([tmp_path]).sources] == [str(tmp_path / "run.log")]

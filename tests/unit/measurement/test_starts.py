@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.unit.measurement.lines import NOON, SECOND, at, perf
 
-from drillyard.measurement.read import read
-from drillyard.measurement.result import measure
+from drillyard.measurement.read_logs import read_logs
+from drillyard.measurement.run_result import measure
 
 DONE, REPEATED = 20, 5
 FIRST_STEP, DIED, STARTED, LOADED = 60.0, 255.0, 295.0, 325.0
@@ -111,7 +111,7 @@ def lines(format: str, repeated: int, told: bool) -> Iterable[tuple[float, str]]
 
 def measured(path: Path, log: Iterable[tuple[float, str]], prefix: str = ""):
     path.write_text("".join(f"{prefix}{at(second)} {line}\n" for second, line in log))
-    return measure(read([path])).as_json()
+    return measure(read_logs([path])).as_json()
 
 
 @EVERY_FORMAT
@@ -183,12 +183,12 @@ def test_the_banner_of_a_rank_that_prints_no_steps_counts_for_those_that_do(tmp_
     merged.insert(3, merged.pop(0))
     log = tmp_path / "run.log"
     log.write_text("".join(f"{at(second)} {line}\n" for second, line in merged))
-    found = read([log])
+    found = read_logs([log])
     assert len(found.attempts) == 2
     assert found.attempts[1].first_time_us == NOON + int(STARTED) * SECOND
     # Without times the lines tell, and the first banner is that of the first start.
     log.write_text("".join(f"{line}\n" for _, line in merged))
-    assert [attempt.line for attempt in read([log]).attempts] == [1, DONE + 4]
+    assert [attempt.line for attempt in read_logs([log]).attempts] == [1, DONE + 4]
 
 
 def test_steps_of_the_attempt_before_that_come_after_the_banner_are_not_of_the_new_one(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_steps_of_the_attempt_before_that_come_after_the_banner_are_not_of_the_n
     rows[banner - 2 : banner + 1] = [rows[banner], *rows[banner - 2 : banner]]
     log = tmp_path / "run.log"
     log.write_text("".join(f"{at(second)} {line}\n" for second, line in rows))
-    steps = read([log]).steps
+    steps = read_logs([log]).steps
     assert steps.step[steps.attempt == 1].tolist() == list(range(DONE + 1, 2 * DONE + 1))
 
 
@@ -205,11 +205,11 @@ def test_a_log_that_was_rotated_is_one_attempt(tmp_path: Path) -> None:
     rows = [f"{at(10 * step)} {perf(step, 10.0)}\n" for step in range(1, 31)]
     (tmp_path / "run.log.1").write_text("".join(rows[:20]))
     (tmp_path / "run.log").write_text("".join(rows[20:]))
-    got = measure(read([tmp_path])).as_json()
+    got = measure(read_logs([tmp_path])).as_json()
     assert got["restarts"] == 0
     assert got["seconds_by_category"]["productive"] == got["wall_seconds"] == 290.0
     # With a word of a start, or after a while, it is another one.
     (tmp_path / "run.log").write_text(f"{at(209)} {BANNERS['perflogger']}\n" + "".join(rows[20:]))
-    assert measure(read([tmp_path])).as_json()["restarts"] == 1
+    assert measure(read_logs([tmp_path])).as_json()["restarts"] == 1
     (tmp_path / "run.log").write_text("".join(f"{at(10 * step + 60)} {perf(step, 10.0)}\n" for step in range(21, 31)))
-    assert measure(read([tmp_path])).as_json()["restarts"] == 1
+    assert measure(read_logs([tmp_path])).as_json()["restarts"] == 1

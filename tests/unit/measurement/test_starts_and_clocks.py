@@ -11,10 +11,10 @@ from drillyard import telemetry
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 from drillyard.hardware import find_accelerator
-from drillyard.measurement.asked import Asked
-from drillyard.measurement.read import read
-from drillyard.measurement.records import Mark
-from drillyard.measurement.result import measure
+from drillyard.measurement.parsed_log import Mark
+from drillyard.measurement.read_logs import read_logs
+from drillyard.measurement.run_result import measure
+from drillyard.measurement.user_facts import UserFacts
 from drillyard.telemetry import StepRecord, append_event, write_summary
 
 
@@ -47,7 +47,7 @@ def test_the_step_time_of_a_run_directory_rests_on_the_steps_that_its_summary_ta
         for step in range(31, 41):
             log.step(StepRecord(step, 1.0, 1e-4, None, 9.0 if step == 31 else 1.01, 4096, 4096, 1))
     append_event(directory, "end", status="completed")
-    summary, got = write_summary(directory), measure(read([directory])).as_json()
+    summary, got = write_summary(directory), measure(read_logs([directory])).as_json()
     assert got["step_seconds"]["left_out"] == summary["step_seconds"]["left_out"] == 3
     assert got["step_seconds"]["p50"] == summary["step_seconds"]["median"]
 
@@ -56,16 +56,16 @@ def test_waiting_is_not_billed():
     first, second = stamps([1.0] * 5), stamps([1.0] * 5, NEW_YEAR + 3605 * SECOND)
     columns = {"seconds": [1.0] * 10, "time_us": first + second, "attempt": [0] * 5 + [1] * 5}
     log = run_log(marks=[Mark("waiting", first[-1], 0, 15)], **columns)
-    got = measure(log, Asked(num_gpus=3600, price_per_gpu_hour=1.0)).as_json()
+    got = measure(log, UserFacts(num_gpus=3600, price_per_gpu_hour=1.0)).as_json()
     assert got["seconds_by_category"]["waiting"] == pytest.approx(3600.0)
     assert got["cost_so_far"] == pytest.approx(got["wall_seconds"] - 3600.0)
 
 
 def test_a_precision_that_no_accelerator_knows_is_an_error_and_not_ignored():
     log = run_log(seconds=[1.0] * 4)
-    assert measure(log, Asked(precision="BFloat16")).speed.precision == "bf16"
+    assert measure(log, UserFacts(precision="BFloat16")).speed.precision == "bf16"
     with pytest.raises(UserError, match="--precision fp3: not known; choose one of bf16, "):
-        measure(log, Asked(precision="fp3"))
+        measure(log, UserFacts(precision="fp3"))
 
 
 @pytest.mark.parametrize("back", [20, 3600])
@@ -79,7 +79,7 @@ def test_a_clock_that_is_set_back_adds_no_time_to_a_log(tmp_path, back):
 
     log = tmp_path / "run.log"
     log.write_text("".join(line(step, 10 * step - back * (step >= 20)) for step in range(1, 41)))
-    got = measure(read([log])).as_json()
+    got = measure(read_logs([log])).as_json()
     # 18 steps before the clock was set back and 20 after it; the time of the step in between is hidden.
     assert got["wall_seconds"] == 380.0
     assert got["clock_steps_back"] == 1

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from drillyard.goodput import CATEGORIES
-from drillyard.measurement.records import Attempt, Clock, Facts, Mark, RunLog, Source, Steps
+from drillyard.measurement.parsed_log import LogClock, LogFacts, LoggedAttempt, LogSource, Mark, ParsedLog, Steps
 
 SECOND = 1_000_000
 NEW_YEAR = 1_798_761_600 * SECOND
@@ -20,7 +20,7 @@ class Timeline:
     truth: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0))
     rows: list[dict] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[LoggedAttempt] = field(default_factory=list)
     steps: list[tuple[int, bool, str | None]] = field(default_factory=list)  # microseconds, done before, launch
     lines: int = 0
     highest: int = 0
@@ -30,7 +30,7 @@ class Timeline:
         return self.lines
 
     def start(self) -> None:
-        self.attempts.append(Attempt(len(self.attempts), self.clock, None, 0, self.line()))
+        self.attempts.append(LoggedAttempt(len(self.attempts), self.clock, None, 0, self.line()))
 
     def spend(self, microseconds: int, category: str | None) -> None:
         self.clock += microseconds
@@ -64,12 +64,18 @@ class Timeline:
             self.truth["stalled"] += own - usual
         return self.truth
 
-    def log(self, **clock) -> RunLog:
+    def log(self, **clock) -> ParsedLog:
         columns = {name: [row[name] for row in self.rows] for name in (self.rows[0] if self.rows else ())}
         clock = {"zone": "stated", "first_time_us": NEW_YEAR, "last_time_us": self.clock} | clock
         steps = Steps.of(**columns)
-        return RunLog(
-            steps, self.marks, Facts(), self.attempts, [Source("run.log", "megatron")], Clock(**clock), "megatron"
+        return ParsedLog(
+            steps,
+            self.marks,
+            LogFacts(),
+            self.attempts,
+            [LogSource("run.log", "megatron")],
+            LogClock(**clock),
+            "megatron",
         )
 
 

@@ -7,15 +7,15 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
-from drillyard.measurement.asked import Asked
-from drillyard.measurement.read import read
-from drillyard.measurement.result import measure
+from drillyard.measurement.read_logs import read_logs
+from drillyard.measurement.run_result import measure
+from drillyard.measurement.user_facts import UserFacts
 from drillyard.reporting.charts import charts
 from drillyard.reporting.measured import measured_content
 from drillyard.reporting.page import render
 
 STEPS, STALLED = 60, {20: 80.0}
-ASKED = Asked(
+ASKED = UserFacts(
     accelerator="b200",
     num_gpus=16,
     params=70_550_000_000,
@@ -46,7 +46,7 @@ def write_log(path, *, stamps=True):
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
-    return measure(read([write_log(tmp_path_factory.mktemp("logs") / "run.log")]), ASKED)
+    return measure(read_logs([write_log(tmp_path_factory.mktemp("logs") / "run.log")]), ASKED)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_figures_are_those_of_the_measurement(content, result):
 
 
 def test_what_a_log_does_not_say_is_listed_with_its_flag(tmp_path):
-    content = measured_content(measure(read([write_log(tmp_path / "run.log", stamps=False)])))
+    content = measured_content(measure(read_logs([write_log(tmp_path / "run.log", stamps=False)])))
     assert not content.goodput
     text = "\n".join(content.missing)
     assert "goodput" in text and "--price-per-gpu-hour" in text and "--accelerator" in text

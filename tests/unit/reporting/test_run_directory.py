@@ -10,8 +10,8 @@ import pytest
 from tests.unit.reporting import runs
 
 from drillyard.errors import UserError
-from drillyard.measurement.read import read
-from drillyard.measurement.result import measure
+from drillyard.measurement.read_logs import read_logs
+from drillyard.measurement.run_result import measure
 from drillyard.reporting.run_directory import read_run_directory
 from drillyard.reporting.watch import FollowedRun
 from drillyard.telemetry import append_event, read_metrics
@@ -183,7 +183,7 @@ def watched_run(directory):
 
 def test_lines_that_are_not_of_the_run_change_nothing(tmp_path):
     directory = runs.write_run(tmp_path / "trial", steps=40)
-    whole, watched, measured = summarize(directory), watched_run(directory), measure(read([directory])).as_json()
+    whole, watched, measured = summarize(directory), watched_run(directory), measure(read_logs([directory])).as_json()
     for name, lines in DAMAGE.items():
         with (directory / name).open("ab") as file:
             file.write(lines)
@@ -192,7 +192,7 @@ def test_lines_that_are_not_of_the_run_change_nothing(tmp_path):
     after = watched_run(directory)
     assert (after.steps, after.account) == (watched.steps, watched.account)
     assert list(after.happenings) == list(watched.happenings)
-    again = measure(read([directory])).as_json()
+    again = measure(read_logs([directory])).as_json()
     assert {name: value for name, value in again.items() if name not in ("sources", "warnings")} == {
         name: value for name, value in measured.items() if name not in ("sources", "warnings")
     }
@@ -210,7 +210,7 @@ def test_the_first_step_after_a_later_start_is_no_stall_whatever_its_round(tmp_p
     curves = read_run_directory(directory).curves
     assert curves.step[curves.warm_up].tolist() == [1, 41]
     assert 41 not in curves.step[curves.stalls]
-    assert len(read([directory]).attempts) == 2
+    assert len(read_logs([directory]).attempts) == 2
 
 
 def test_what_was_not_measured_is_told(tmp_path):

@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 from drillyard.launch.logs.merge import KEY_BYTES
-from drillyard.loglines.prefixes import split
+from drillyard.loglines.prefixes import split_prefix
 
 _PREFIX: Final = re.compile(rb"(?:\[[^\]\n]{1,64}\](?:<std(?:out|err|diag)>)?:?[ \t]?)+")
 _KNOWN_PREFIXES: Final = 4096
@@ -40,7 +40,7 @@ class RankFilter:
         return known
 
     def _rank_of(self, prefix: bytes) -> int | None:
-        shape, _, origin, _ = split(prefix)
+        shape, _, origin, _ = split_prefix(prefix)
         if origin.rank is not None:
             return origin.rank
         if "local" in shape.parts:

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from drillyard.loglines.blocks import LONGEST_LINE
 from drillyard.measurement.formats.jsonlines import OBJECT, Rows, Wanted, gather, load_all
-from drillyard.measurement.formats.layout import LARGEST_STEP, Message, Place, TextFormat
-from drillyard.measurement.formats.notes import Note, NoteBook
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext
+from drillyard.measurement.formats.text_format import LARGEST_STEP, MatchedLines, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Columns, Values
-from drillyard.measurement.records import NO_TIME, times_us
+from drillyard.measurement.parsed_log import NO_TIME, times_us
 
 _NAMES: Final = {
     "seconds": ("train_step_timing in s", "step_time", "iteration_time", "train_iteration_time"),
@@ -48,12 +48,12 @@ class DLLogger(TextFormat):
         super().__init__()
         self._numbered = 0
 
-    def message(self, line: bytes) -> Message | None:
+    def message(self, line: bytes) -> StepPattern | None:
         """See TextFormat."""
         begin = line.find(self.anchor)
-        return None if begin < 0 else Message(begin, rb"DLLL " + OBJECT, self._decode, b"DLLL ")
+        return None if begin < 0 else StepPattern(begin, rb"DLLL " + OBJECT, self._decode, b"DLLL ")
 
-    def _decode(self, groups: Sequence[Values], place: Place) -> Columns:
+    def _decode(self, groups: Sequence[Values], place: MatchedLines) -> Columns:
         lines = Rows(_WANTED.load_all(groups[0]))
         kinds, inside = lines.raw("type"), lines.raw("data")
         if kinds.count("LOG") < len(kinds) or set(map(type, inside)) != {_DATA.row}:
@@ -98,9 +98,9 @@ class DLLogger(TextFormat):
                 numbers.append(-1)
         return np.array(numbers, np.int64)
 
-    def notes(self) -> tuple[Note, ...]:
+    def notes(self) -> tuple[LineRule, ...]:
         """What else the log says."""
-        return (Note(b'"PARAMETER"', rb"DLLL (\{[^\n]*)", _parameter),)
+        return (LineRule(b'"PARAMETER"', rb"DLLL (\{[^\n]*)", _parameter),)
 
 
 _PARAMETERS: Final = {
@@ -111,7 +111,7 @@ _PARAMETERS: Final = {
 }
 
 
-def _parameter(book: NoteBook, match: Any) -> None:
+def _parameter(book: RuleContext, match: Any) -> None:
     try:
         record = load_all([match[1][: match[1].rfind(b"}") + 1]])[0]
     except ValueError:

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from drillyard.loglines.blocks import LONGEST_LINE
 from drillyard.measurement.formats.jsonlines import OBJECT, Rows, Wanted, gather, load
-from drillyard.measurement.formats.layout import LARGEST_STEP, Message, Place, TextFormat
-from drillyard.measurement.formats.notes import Note, NoteBook
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext
+from drillyard.measurement.formats.text_format import LARGEST_STEP, MatchedLines, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Columns, Values
-from drillyard.measurement.records import COMPILED, MarkKind
+from drillyard.measurement.parsed_log import COMPILED, MarkKind
 
 _NAMES: Final = {
     "seconds": ("step_seconds",),
@@ -44,14 +44,14 @@ class Drillyard(TextFormat):
     longest = LONGEST_LINE
     anchor = b'"step_seconds"'
 
-    def message(self, line: bytes) -> Message | None:
+    def message(self, line: bytes) -> StepPattern | None:
         """See TextFormat."""
         begin = line.find(b"{")
         if begin < 0 or b'"step":' not in line or not line.rstrip().endswith(b"}"):
             return None
-        return Message(begin, OBJECT, self._decode, b"")
+        return StepPattern(begin, OBJECT, self._decode, b"")
 
-    def _decode(self, groups: Sequence[Values], place: Place) -> Columns:
+    def _decode(self, groups: Sequence[Values], place: MatchedLines) -> Columns:
         records = _WANTED.load_all(groups[0])
         rows = Rows(records)
         if rows.anywhere("nonfinite"):
@@ -76,9 +76,9 @@ class Drillyard(TextFormat):
             self.found["formula"] = records[0].formula
         return columns
 
-    def notes(self) -> tuple[Note, ...]:
+    def notes(self) -> tuple[LineRule, ...]:
         """What else the log says."""
-        return (Note(b'"event": "', rb'"event": "(?!step")\w', _event),)
+        return (LineRule(b'"event": "', rb'"event": "(?!step")\w', _event),)
 
 
 def _whole(steps: Sequence[Any]) -> NDArray[np.int64]:
@@ -111,7 +111,7 @@ def _restore(record: Any) -> None:
                 setattr(record, name, float(text))
 
 
-def _event(book: NoteBook, match: re.Match[bytes]) -> None:
+def _event(book: RuleContext, match: re.Match[bytes]) -> None:
     try:
         record = load(book.line[book.line.find(b"{") : book.line.rfind(b"}") + 1])
     except ValueError:

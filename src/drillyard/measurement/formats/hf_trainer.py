@@ -17,13 +17,13 @@ from typing import Final
 
 import numpy as np
 
-from drillyard.loglines.blocks import Block
+from drillyard.loglines.blocks import LineBlock
 from drillyard.loglines.prefixes import NOWHERE, LineOrigins, Origin
-from drillyard.measurement.columns import Lane
-from drillyard.measurement.formats.layout import NUMBER, Message, Place, TextFormat
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext
 from drillyard.measurement.formats.nemo1 import clock_seconds
-from drillyard.measurement.formats.notes import Note, NoteBook
+from drillyard.measurement.formats.text_format import NUMBER, MatchedLines, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Columns, Value, Values, decode_values
+from drillyard.measurement.lanes import Lane
 
 _OPEN: Final = re.compile(rb"\{(?='(?:loss|grad_norm|learning_rate|epoch|mean_token_accuracy|num_tokens|entropy)':)")
 _ITEM: Final = re.compile(rb"'([^'\n]+)': ('?)([-+.0-9a-zA-Z]+)'?(?=[,}])(?:, )?")
@@ -59,11 +59,11 @@ class HfTrainer(TextFormat):
         super().__init__()
         self._last: dict[Origin, _Bar] = {}
         self._origins = LineOrigins()
-        self._looked_at: Block | None = None
+        self._looked_at: LineBlock | None = None
         self._drawn: list[tuple[int, Origin, _Bar]] = []
         self._numbered = 0
 
-    def message(self, line: bytes) -> Message | None:
+    def message(self, line: bytes) -> StepPattern | None:
         """See TextFormat."""
         found = _OPEN.search(line)
         if found is None:
@@ -84,14 +84,14 @@ class HfTrainer(TextFormat):
         decode = decode_values(values, {})
         barred = begin != found.start()
 
-        def columns(groups: Sequence[Values], place: Place) -> Columns:
+        def columns(groups: Sequence[Values], place: MatchedLines) -> Columns:
             read = decode(groups[3:] if barred else groups, place)
             bars = list(zip(*groups[:3], strict=True)) if barred else None
             return self._numbered_columns(read, place, bars)
 
-        return Message(begin, b"".join(pieces), columns)
+        return StepPattern(begin, b"".join(pieces), columns)
 
-    def _numbered_columns(self, read: Columns, place: Place, own_bars: list[_Bar] | None) -> Columns:
+    def _numbered_columns(self, read: Columns, place: MatchedLines, own_bars: list[_Bar] | None) -> Columns:
         """Steps and elapsed times from the last bar before each line."""
         if "step" in read:
             return read
@@ -108,7 +108,7 @@ class HfTrainer(TextFormat):
                 elapsed.append(clock_seconds(bar[2]))
         return {**read, "step": np.array(steps, np.int64), "elapsed_seconds": np.array(elapsed)}
 
-    def _bars_before(self, place: Place) -> list[_Bar | None]:
+    def _bars_before(self, place: MatchedLines) -> list[_Bar | None]:
         """For each line the last bar that its rank drew."""
         if place.begins is None:
             return [self._last_of(NOWHERE)] * place.count
@@ -128,7 +128,7 @@ class HfTrainer(TextFormat):
         """The last bar of an origin; of the only one that draws any, for lines that come on another stream."""
         return next(iter(self._last.values())) if len(self._last) == 1 else self._last.get(where)
 
-    def _bars(self, block: Block) -> list[tuple[int, Origin, _Bar]]:
+    def _bars(self, block: LineBlock) -> list[tuple[int, Origin, _Bar]]:
         """Place, origin and count of all bars of a block; of one block they are looked for once."""
         if self._looked_at is not block:
             drawn = b"it/s" in block.text or b"s/it" in block.text
@@ -139,29 +139,29 @@ class HfTrainer(TextFormat):
             self._looked_at = block
         return self._drawn
 
-    def end_block(self, block: Block) -> None:
+    def end_block(self, block: LineBlock) -> None:
         """Remember the last bar of each rank in a block for lines of the next one."""
         for _, where, bar in self._bars(block):
             self._last[where] = bar
 
-    def notes(self) -> tuple[Note, ...]:
+    def notes(self) -> tuple[LineRule, ...]:
         """What else the log says."""
         return (
-            Note(b"***** Running training *****", rb"Running training", NoteBook.begin_round),
-            Note(b"Total optimization steps", rb"Total optimization steps = ([\d,]+)", _total, once=True),
-            Note(b"Total train batch size", rb"Total train batch size [^=\n]{0,200}= (\d+)", _batch, once=True),
-            Note(b"batch size per device", rb"nstantaneous batch size per device = (\d+)", _micro_batch, once=True),
-            Note(
+            LineRule(b"***** Running training *****", rb"Running training", RuleContext.begin_round),
+            LineRule(b"Total optimization steps", rb"Total optimization steps = ([\d,]+)", _total, once=True),
+            LineRule(b"Total train batch size", rb"Total train batch size [^=\n]{0,200}= (\d+)", _batch, once=True),
+            LineRule(b"batch size per device", rb"nstantaneous batch size per device = (\d+)", _micro_batch, once=True),
+            LineRule(
                 b"Number of trainable parameters", rb"Number of trainable parameters = ([\d,]+)", _trainable, once=True
             ),
-            Note(
+            LineRule(
                 b"Continuing training from global step",
                 rb"Continuing training from global step (?P<step>\d+)",
-                NoteBook.mark("resume"),
+                RuleContext.mark("resume"),
             ),
-            Note(b"Saving model checkpoint to", rb"checkpoint-(?P<step>\d+)", NoteBook.mark("checkpoint_begin")),
-            Note(b"'eval_loss': ", rb"'eval_loss': '?([-+.\deE]+|nan|inf)", _evaluation),
-            Note(b"'train_runtime': ", rb"'train_runtime': '?(?P<seconds>[\d.]+)", _end),
+            LineRule(b"Saving model checkpoint to", rb"checkpoint-(?P<step>\d+)", RuleContext.mark("checkpoint_begin")),
+            LineRule(b"'eval_loss': ", rb"'eval_loss': '?([-+.\deE]+|nan|inf)", _evaluation),
+            LineRule(b"'train_runtime': ", rb"'train_runtime': '?(?P<seconds>[\d.]+)", _end),
         )
 
     def settle(self, lane: Lane) -> None:
@@ -176,26 +176,26 @@ class HfTrainer(TextFormat):
             lane.replace("step", step + index - np.maximum.accumulate(np.where(again, 0, index)))
 
 
-def _total(book: NoteBook, match: re.Match[bytes]) -> None:
+def _total(book: RuleContext, match: re.Match[bytes]) -> None:
     book.learn(total_steps=int(match[1].replace(b",", b"")))
 
 
-def _batch(book: NoteBook, match: re.Match[bytes]) -> None:
+def _batch(book: RuleContext, match: re.Match[bytes]) -> None:
     book.learn(global_batch_size=int(match[1]))
 
 
-def _micro_batch(book: NoteBook, match: re.Match[bytes]) -> None:
+def _micro_batch(book: RuleContext, match: re.Match[bytes]) -> None:
     book.learn(micro_batch_size=int(match[1]))
 
 
-def _trainable(book: NoteBook, match: re.Match[bytes]) -> None:
+def _trainable(book: RuleContext, match: re.Match[bytes]) -> None:
     book.learn(trainable_parameters=float(match[1].replace(b",", b"")))
 
 
-def _evaluation(book: NoteBook, match: re.Match[bytes]) -> None:
+def _evaluation(book: RuleContext, match: re.Match[bytes]) -> None:
     book.add("evaluation", match, values={"loss": float(match[1])})
 
 
-def _end(book: NoteBook, match: re.Match[bytes]) -> None:
+def _end(book: RuleContext, match: re.Match[bytes]) -> None:
     book.learn(train_runtime_seconds=float(match["seconds"]))
     book.add("end", match)

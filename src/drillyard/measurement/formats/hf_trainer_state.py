@@ -19,11 +19,11 @@ import numpy as np
 
 from drillyard.loglines.blocks import Readable
 from drillyard.loglines.prefixes import NOWHERE, Origin
-from drillyard.measurement.columns import Lanes
 from drillyard.measurement.formats.jsonlines import gather, load
-from drillyard.measurement.formats.layout import LARGEST_STEP, append_rows
+from drillyard.measurement.formats.text_format import LARGEST_STEP, append_rows
 from drillyard.measurement.formats.values import parsed_json
-from drillyard.measurement.records import Facts, Mark
+from drillyard.measurement.lanes import Lanes
+from drillyard.measurement.parsed_log import LogFacts, Mark
 
 NAME: Final = "hf_trainer_state"
 _PIECE: Final = 1 << 20
@@ -52,7 +52,7 @@ class TrainerState:
     def __init__(self, name: str, lanes: Lanes) -> None:
         self.name = name
         self.lanes = lanes
-        self.facts = Facts()
+        self.facts = LogFacts()
         self.marks: list[tuple[Origin, Mark]] = []
         self.records = 0
         self.bytes = 0

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from drillyard.measurement.columns import NONFINITE_COLUMNS, nonfinite_flags
 from drillyard.measurement.formats.values import Values, WholeLines, parsed_json
+from drillyard.measurement.lanes import NONFINITE_COLUMNS, nonfinite_flags
 
 _OPENS: Final = ord("{")
 _CLOSES: Final = ord("}")

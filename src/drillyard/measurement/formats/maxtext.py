@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from drillyard.measurement.formats.layout import ENDS, NUMBER, Message, TextFormat
-from drillyard.measurement.formats.notes import Note, NoteBook
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext
+from drillyard.measurement.formats.text_format import ENDS, NUMBER, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Value, decode_values
 
 _PATTERN: Final = (
@@ -46,43 +46,45 @@ class MaxText(TextFormat):
     name = "maxtext"
     anchor = b"completed step: "
 
-    def message(self, line: bytes) -> Message | None:
+    def message(self, line: bytes) -> StepPattern | None:
         """See TextFormat."""
         match = _LINE.search(line)
-        return None if match is None else Message(match.start(), _PATTERN, decode_values(_VALUES, {}))
+        return None if match is None else StepPattern(match.start(), _PATTERN, decode_values(_VALUES, {}))
 
-    def notes(self) -> tuple[Note, ...]:
+    def notes(self) -> tuple[LineRule, ...]:
         """What else the log says."""
         return (
-            Note(b"number parameters: ", rb"number parameters: ([\d.]+) billion", _parameters, once=True),
-            Note(b"Num_devices: ", rb"Num_devices: (\d+)", _devices),
-            Note(b"Config param ", rb"Config param (\w+): (\S+)", _config),
-            Note(
+            LineRule(b"number parameters: ", rb"number parameters: ([\d.]+) billion", _parameters, once=True),
+            LineRule(b"Num_devices: ", rb"Num_devices: (\d+)", _devices),
+            LineRule(b"Config param ", rb"Config param (\w+): (\S+)", _config),
+            LineRule(
                 b"restoring from this run's directory",
                 rb"restoring from this run's directory (?:latest )?step +(?P<step>\d+)",
-                NoteBook.mark("resume"),
+                RuleContext.mark("resume"),
             ),
-            Note(
-                b"saved a checkpoint at step", rb"saved a checkpoint at step (?P<step>\d+)", NoteBook.mark("checkpoint")
+            LineRule(
+                b"saved a checkpoint at step",
+                rb"saved a checkpoint at step (?P<step>\d+)",
+                RuleContext.mark("checkpoint"),
             ),
-            Note(b"eval metrics after step", rb"eval metrics after step: (\d+), loss=([-+.\deE]+)", _evaluation),
+            LineRule(b"eval metrics after step", rb"eval metrics after step: (\d+), loss=([-+.\deE]+)", _evaluation),
         )
 
 
-def _parameters(book: NoteBook, match: re.Match[bytes]) -> None:
+def _parameters(book: RuleContext, match: re.Match[bytes]) -> None:
     book.learn(parameters=float(match[1]) * 1e9)
 
 
-def _devices(book: NoteBook, match: re.Match[bytes]) -> None:
+def _devices(book: RuleContext, match: re.Match[bytes]) -> None:
     book.begin_round(match)
     book.learn(num_gpus=int(match[1]))
 
 
-def _config(book: NoteBook, match: re.Match[bytes]) -> None:
+def _config(book: RuleContext, match: re.Match[bytes]) -> None:
     known = _CONFIG.get(match[1])
     if known is not None and (known[1] is not int or match[2].isdigit()):
         book.learn(**{known[0]: known[1](match[2])})
 
 
-def _evaluation(book: NoteBook, match: re.Match[bytes]) -> None:
+def _evaluation(book: RuleContext, match: re.Match[bytes]) -> None:
     book.add("evaluation", match, step=int(match[1]), values={"loss": float(match[2])})

@@ -18,12 +18,12 @@ from typing import Final
 
 import numpy as np
 
-from drillyard.measurement.columns import Lane
 from drillyard.measurement.formats.keyed import BAR, keyed_pattern
-from drillyard.measurement.formats.layout import Message, Place, TextFormat
-from drillyard.measurement.formats.notes import Note, NoteBook
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext
+from drillyard.measurement.formats.text_format import MatchedLines, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Columns, Value, Values, decode_values
-from drillyard.measurement.records import NONFINITE, SKIPPED
+from drillyard.measurement.lanes import Lane
+from drillyard.measurement.parsed_log import NONFINITE, SKIPPED
 
 _HEADER: Final = rb"iteration[ \t]++(\d{1,18}+)[ \t]*+/[ \t]*+\d++"
 _LINE: Final = re.compile(rb"iteration[ \t]+\d{1,18}[ \t]*/[ \t]*(\d{1,18})[ \t]*\|[ \t]*(?=[A-Za-z][^|]*:)")
@@ -59,7 +59,7 @@ class Megatron(TextFormat):
         super().__init__()
         self._prints_loss = False
 
-    def message(self, line: bytes) -> Message | None:
+    def message(self, line: bytes) -> StepPattern | None:
         """See TextFormat."""
         header = _LINE.search(line)
         if header is None or b"Training epoch" in line[: header.start()]:
@@ -74,7 +74,7 @@ class Megatron(TextFormat):
         has_loss = any(value.column == "loss" for value in values)
         self._prints_loss |= has_loss
 
-        def columns(groups: Sequence[Values], place: Place) -> Columns:
+        def columns(groups: Sequence[Values], place: MatchedLines) -> Columns:
             read = decode(groups, place)
             flags = read["flags"] if has_loss else np.full(place.count, NONFINITE, np.uint8)
             flags[np.nan_to_num(read.pop("_skipped", np.zeros(len(flags)))) > 0] |= SKIPPED
@@ -82,31 +82,31 @@ class Megatron(TextFormat):
             return {**read, "flags": flags}
 
         begins = _HEADER + BAR if b"\t" in line else (_HEADER + BAR).replace(rb"[ \t]", b" ")
-        return Message(header.start(), begins + pattern, columns)
+        return StepPattern(header.start(), begins + pattern, columns)
 
-    def notes(self) -> tuple[Note, ...]:
+    def notes(self) -> tuple[LineRule, ...]:
         """What else the log says."""
-        begun = NoteBook.mark
+        begun = RuleContext.mark
         return (
-            Note(b"using world size: ", rb"using world size: (\d+)", _world),
-            Note(b" ......", rb"[ \t](\w+) \.{3,} (\S+)", _argument),
-            Note(b" checkpoint ", rb"saving checkpoint at iteration +(?P<step>\d+)", begun("checkpoint_begin")),
-            Note(
+            LineRule(b"using world size: ", rb"using world size: (\d+)", _world),
+            LineRule(b" ......", rb"[ \t](\w+) \.{3,} (\S+)", _argument),
+            LineRule(b" checkpoint ", rb"saving checkpoint at iteration +(?P<step>\d+)", begun("checkpoint_begin")),
+            LineRule(
                 b" checkpoint ",
                 rb"successfully saved checkpoint (?:at|from) iteration +(?P<step>\d+)",
                 begun("checkpoint_end"),
             ),
-            Note(
+            LineRule(
                 b"validation loss at iteration",
                 rb"validation loss at iteration +(\d+)[^|\n]{0,200}\|[^|\n]{0,200}?value: ([-+.\deE]+)",
                 _validation,
             ),
-            Note(
+            LineRule(
                 b" checkpoint ",
                 rb"successfully loaded checkpoint from [^\n]{0,4096}at iteration +(?P<step>\d+)",
                 begun("resume"),
             ),
-            Note(b"] after training is done", rb"after training is done", begun("end")),
+            LineRule(b"] after training is done", rb"after training is done", begun("end")),
         )
 
     def settle(self, lane: Lane) -> None:
@@ -116,7 +116,7 @@ class Megatron(TextFormat):
             lane.replace("flags", flags & ~np.uint8(NONFINITE))
 
 
-def _world(book: NoteBook, match: re.Match[bytes]) -> None:
+def _world(book: RuleContext, match: re.Match[bytes]) -> None:
     book.begin_round(match)
     book.learn(num_gpus=int(match[1]))
 
@@ -131,7 +131,7 @@ _ARGUMENTS: Final = {
 }
 
 
-def _argument(book: NoteBook, match: re.Match[bytes]) -> None:
+def _argument(book: RuleContext, match: re.Match[bytes]) -> None:
     name, value = match[1], match[2]
     if name in _ARGUMENTS and value.isdigit():
         book.learn(**{_ARGUMENTS[name]: int(value)})
@@ -144,5 +144,5 @@ def _argument(book: NoteBook, match: re.Match[bytes]) -> None:
         book.learn(tokenizer=value.decode("utf-8", "replace"))
 
 
-def _validation(book: NoteBook, match: re.Match[bytes]) -> None:
+def _validation(book: RuleContext, match: re.Match[bytes]) -> None:
     book.add("evaluation", match, step=int(match[1]), values={"loss": float(match[2])})

@@ -17,12 +17,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from drillyard.measurement.columns import Lane
 from drillyard.measurement.formats.keyed import keyed_pattern
-from drillyard.measurement.formats.layout import LARGEST_STEP, Message, Place, TextFormat
+from drillyard.measurement.formats.line_rules import LineRule
 from drillyard.measurement.formats.nemo2 import NEMO_NOTES
-from drillyard.measurement.formats.notes import Note
+from drillyard.measurement.formats.text_format import LARGEST_STEP, MatchedLines, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Columns, Value, Values, decode_values, half_unit
+from drillyard.measurement.lanes import Lane
 
 _HEADER: Final = (
     rb"Epoch \d+:[^\n\[]{0,1000}?[| ](\d{1,18})(?:/\d{1,18}|/\?|it) \[([\d:]{1,20})(?:<[^,\]\n]{0,200})?,"
@@ -45,7 +45,7 @@ class NeMo1(TextFormat):
     name = "nemo1"
     anchor = b"train_step_timing in s="
 
-    def message(self, line: bytes) -> Message | None:
+    def message(self, line: bytes) -> StepPattern | None:
         """See TextFormat."""
         header = _LINE.search(line)
         if header is None:
@@ -58,16 +58,16 @@ class NeMo1(TextFormat):
         numbers = [Value("_count", integer=True), *values]
         decode = decode_values(numbers, {"window_steps": 0})
 
-        def columns(groups: Sequence[Values], place: Place) -> Columns:
+        def columns(groups: Sequence[Values], place: MatchedLines) -> Columns:
             read = decode([groups[0], *groups[2:]], place)
             counts = read.pop("_count")
             read["step"] = _steps(counts, read["step"], groups[place_of_step])
             read["elapsed_seconds"] = clocks(groups[1])
             return read
 
-        return Message(header.start(), _HEADER + pattern, columns)
+        return StepPattern(header.start(), _HEADER + pattern, columns)
 
-    def notes(self) -> tuple[Note, ...]:
+    def notes(self) -> tuple[LineRule, ...]:
         """What else the log says."""
         return NEMO_NOTES
 

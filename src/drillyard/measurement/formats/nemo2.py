@@ -13,8 +13,8 @@ import re
 from typing import Final
 
 from drillyard.measurement.formats.keyed import BAR, keyed_pattern
-from drillyard.measurement.formats.layout import Message, TextFormat
-from drillyard.measurement.formats.notes import Note, NoteBook
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext
+from drillyard.measurement.formats.text_format import StepPattern, TextFormat
 from drillyard.measurement.formats.values import Value, decode_values
 
 _LINE: Final = re.compile(rb"Training epoch \d+, iteration \d+/\d+" + BAR)
@@ -40,7 +40,7 @@ class NeMo2(TextFormat):
     name = "nemo2"
     anchor = b"Training epoch "
 
-    def message(self, line: bytes) -> Message | None:
+    def message(self, line: bytes) -> StepPattern | None:
         """See TextFormat."""
         header = _LINE.search(line)
         if header is None:
@@ -53,39 +53,39 @@ class NeMo2(TextFormat):
         else:
             opening = rb"Training epoch \d++, iteration (\d{1,18}+)/\d++"
             values.insert(0, Value("step"))
-        return Message(header.start(), opening + BAR + pattern, decode_values(values, {"window_steps": 0}))
+        return StepPattern(header.start(), opening + BAR + pattern, decode_values(values, {"window_steps": 0}))
 
-    def notes(self) -> tuple[Note, ...]:
+    def notes(self) -> tuple[LineRule, ...]:
         """What else the log says."""
         return NEMO_NOTES
 
 
-def _processes(book: NoteBook, match: re.Match[bytes]) -> None:
+def _processes(book: RuleContext, match: re.Match[bytes]) -> None:
     book.begin_round(match)
     book.learn(num_gpus=int(match[1]))
 
 
 NEMO_NOTES: Final = (
-    Note(
+    LineRule(
         b"heckpoint save for step",
         rb"heckpoint save for step (?P<step>\d+) started",
-        NoteBook.mark("checkpoint_begin"),
+        RuleContext.mark("checkpoint_begin"),
     ),
-    Note(
+    LineRule(
         b"finalized successfully",
         rb"sync checkpoint save for step (?P<step>\d+) \([^\n]{0,1000}finalized successfully",
-        NoteBook.mark("checkpoint"),
+        RuleContext.mark("checkpoint"),
     ),
-    Note(
+    LineRule(
         b"Global Checkpoint Save",
         rb"Iteration: (?P<step>\d+) : Start time: [\d.]+s : Save duration: (?P<seconds>[\d.]+)s",
-        NoteBook.mark("checkpoint"),
+        RuleContext.mark("checkpoint"),
     ),
-    Note(
+    LineRule(
         b"Restored all states from the checkpoint",
         rb"Restored all states from the checkpoint.*?(?:\bstep=(?P<step>\d+)|$)",
-        NoteBook.mark("resume"),
+        RuleContext.mark("resume"),
     ),
-    Note(b"Starting with ", rb"Starting with (\d+) processes", _processes),
+    LineRule(b"Starting with ", rb"Starting with (\d+) processes", _processes),
 )
 """Of NeMo 1 and 2: checkpoints (nemo_logging), and Lightning's word on the number of processes at each start."""

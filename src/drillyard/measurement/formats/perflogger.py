@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from drillyard.measurement.formats.layout import ENDS, NUMBER, Message, TextFormat
-from drillyard.measurement.formats.notes import Note, NoteBook, count_of
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext, parse_count_suffix
+from drillyard.measurement.formats.text_format import ENDS, NUMBER, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Value, decode_values
 
 _PATTERN: Final = (
@@ -35,18 +35,18 @@ class PerfLogger(TextFormat):
     name = "perflogger"
     anchor = b"TFLOPs/s/GPU: "
 
-    def message(self, line: bytes) -> Message | None:
+    def message(self, line: bytes) -> StepPattern | None:
         """See TextFormat."""
         match = _LINE.search(line)
-        return None if match is None else Message(match.start(), _PATTERN, decode_values(_VALUES, {}))
+        return None if match is None else StepPattern(match.start(), _PATTERN, decode_values(_VALUES, {}))
 
-    def notes(self) -> tuple[Note, ...]:
+    def notes(self) -> tuple[LineRule, ...]:
         """What else the log says."""
         return (
-            Note(b"[PerfLogger] Using ", rb"Using ([\d.]+[KMBT]?) parameters", _parameters, once=True),
-            Note(b"Starting FSDP training", rb"Starting FSDP training", NoteBook.begin_round),
+            LineRule(b"[PerfLogger] Using ", rb"Using ([\d.]+[KMBT]?) parameters", _parameters, once=True),
+            LineRule(b"Starting FSDP training", rb"Starting FSDP training", RuleContext.begin_round),
         )
 
 
-def _parameters(book: NoteBook, match: re.Match[bytes]) -> None:
-    book.learn(parameters=count_of(match[1]))
+def _parameters(book: RuleContext, match: re.Match[bytes]) -> None:
+    book.learn(parameters=parse_count_suffix(match[1]))

@@ -8,12 +8,12 @@ from drillyard.measurement.formats import hf_trainer_state, tensorboard
 from drillyard.measurement.formats.dllogger import DLLogger
 from drillyard.measurement.formats.drillyard import Drillyard
 from drillyard.measurement.formats.hf_trainer import HfTrainer
-from drillyard.measurement.formats.layout import TextFormat
 from drillyard.measurement.formats.maxtext import MaxText
 from drillyard.measurement.formats.megatron import Megatron
 from drillyard.measurement.formats.nemo1 import NeMo1
 from drillyard.measurement.formats.nemo2 import NeMo2
 from drillyard.measurement.formats.perflogger import PerfLogger
+from drillyard.measurement.formats.text_format import TextFormat
 from drillyard.measurement.formats.torchtitan import TorchTitan
 from drillyard.measurement.formats.torchtune import TorchTune
 

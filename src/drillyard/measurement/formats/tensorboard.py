@@ -21,8 +21,8 @@ import numpy as np
 
 from drillyard.loglines.blocks import Readable
 from drillyard.loglines.prefixes import NOWHERE
-from drillyard.measurement.columns import Lanes, nonfinite_flags
-from drillyard.measurement.records import LATEST_SECONDS, times_us
+from drillyard.measurement.lanes import Lanes, nonfinite_flags
+from drillyard.measurement.parsed_log import LATEST_SECONDS, times_us
 
 NAME: Final = "tensorboard"
 TAGS: Final[dict[str, str]] = {

@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from drillyard.measurement.formats.layout import NUMBER, Message, TextFormat
-from drillyard.measurement.formats.notes import Note, NoteBook, count_of
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext, parse_count_suffix
+from drillyard.measurement.formats.text_format import NUMBER, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Value, decode_values
 
 _GAP: Final = rb"[ \t]++"
@@ -39,7 +39,7 @@ class TorchTitan(TextFormat):
     name = "torchtitan"
     anchor = b"GiB("
 
-    def message(self, line: bytes) -> Message | None:
+    def message(self, line: bytes) -> StepPattern | None:
         """See TextFormat."""
         header = _LINE.search(line)
         if header is None or line[: header.start()].endswith(b"validate "):
@@ -53,56 +53,56 @@ class TorchTitan(TextFormat):
             position = item.end()
         if not {"loss", "printed_tokens_per_second_per_gpu"} & {value.column for value in values}:
             return None
-        return Message(header.start(), _GAP.join(pieces) + rb"(?=[ \t\n]|\Z)", decode_values(values, {}))
+        return StepPattern(header.start(), _GAP.join(pieces) + rb"(?=[ \t\n]|\Z)", decode_values(values, {}))
 
-    def notes(self) -> tuple[Note, ...]:
+    def notes(self) -> tuple[LineRule, ...]:
         """What else the log says."""
         return (
-            Note(b"Starting job: ", rb"Starting job: ", NoteBook.begin_round),
-            Note(b"total parameters", rb"Model (.{1,200}?) size: ([\d,]+) total parameters", _model, once=True),
-            Note(b"Peak FLOPS used", rb"Peak FLOPS used for computing MFU: ([\d.eE+]+)", _peak, once=True),
-            Note(b"capacity: ", rb"capacity: (.{1,200}) with [\d.]+GiB memory", _accelerator, once=True),
-            Note(b"global batch size", rb"local batch size:? (\d+), global batch size:? (\d+)", _batch, once=True),
-            Note(b"total steps", rb"sequence length:? (\d+), total steps:? (\d+)", _length, once=True),
-            Note(b"device mesh with", rb"\[([\d, ]{1,100})\]", _mesh, once=True),
-            Note(b"ing the checkpoint", rb"Saving the checkpoint", NoteBook.mark("checkpoint_begin")),
-            Note(
+            LineRule(b"Starting job: ", rb"Starting job: ", RuleContext.begin_round),
+            LineRule(b"total parameters", rb"Model (.{1,200}?) size: ([\d,]+) total parameters", _model, once=True),
+            LineRule(b"Peak FLOPS used", rb"Peak FLOPS used for computing MFU: ([\d.eE+]+)", _peak, once=True),
+            LineRule(b"capacity: ", rb"capacity: (.{1,200}) with [\d.]+GiB memory", _accelerator, once=True),
+            LineRule(b"global batch size", rb"local batch size:? (\d+), global batch size:? (\d+)", _batch, once=True),
+            LineRule(b"total steps", rb"sequence length:? (\d+), total steps:? (\d+)", _length, once=True),
+            LineRule(b"device mesh with", rb"\[([\d, ]{1,100})\]", _mesh, once=True),
+            LineRule(b"ing the checkpoint", rb"Saving the checkpoint", RuleContext.mark("checkpoint_begin")),
+            LineRule(
                 b"ing the checkpoint",
                 rb"Finished saving the checkpoint.{0,500}?\bin (?P<seconds>[\d.]+) seconds",
-                NoteBook.mark("checkpoint_end"),
+                RuleContext.mark("checkpoint_end"),
             ),
-            Note(b"ing the checkpoint", rb"Finished loading the checkpoint", NoteBook.mark("resume")),
-            Note(b"validate step:", rb"validate step:[ \t]*(\d+)[ \t]+loss:[ \t]*([-+.\deE]+)", _validation),
-            Note(b"Training completed", rb"Training completed", NoteBook.mark("end")),
+            LineRule(b"ing the checkpoint", rb"Finished loading the checkpoint", RuleContext.mark("resume")),
+            LineRule(b"validate step:", rb"validate step:[ \t]*(\d+)[ \t]+loss:[ \t]*([-+.\deE]+)", _validation),
+            LineRule(b"Training completed", rb"Training completed", RuleContext.mark("end")),
         )
 
 
-def _model(book: NoteBook, match: re.Match[bytes]) -> None:
-    book.learn(model=match[1].decode("utf-8", "replace"), parameters=count_of(match[2]))
+def _model(book: RuleContext, match: re.Match[bytes]) -> None:
+    book.learn(model=match[1].decode("utf-8", "replace"), parameters=parse_count_suffix(match[2]))
 
 
-def _peak(book: NoteBook, match: re.Match[bytes]) -> None:
+def _peak(book: RuleContext, match: re.Match[bytes]) -> None:
     book.learn(peak_flops=float(match[1]))
 
 
-def _accelerator(book: NoteBook, match: re.Match[bytes]) -> None:
+def _accelerator(book: RuleContext, match: re.Match[bytes]) -> None:
     book.learn(accelerator=match[1].decode("utf-8", "replace"))
 
 
-def _batch(book: NoteBook, match: re.Match[bytes]) -> None:
+def _batch(book: RuleContext, match: re.Match[bytes]) -> None:
     book.learn(micro_batch_size=int(match[1]), global_batch_size=int(match[2]))
 
 
-def _length(book: NoteBook, match: re.Match[bytes]) -> None:
+def _length(book: RuleContext, match: re.Match[bytes]) -> None:
     book.learn(sequence_length=int(match[1]), total_steps=int(match[2]))
 
 
-def _mesh(book: NoteBook, match: re.Match[bytes]) -> None:
+def _mesh(book: RuleContext, match: re.Match[bytes]) -> None:
     size = 1
     for axis in match[1].split(b","):
         size *= int(axis)
     book.learn(num_gpus=size)
 
 
-def _validation(book: NoteBook, match: re.Match[bytes]) -> None:
+def _validation(book: RuleContext, match: re.Match[bytes]) -> None:
     book.add("evaluation", match, step=int(match[1]), values={"loss": float(match[2])})

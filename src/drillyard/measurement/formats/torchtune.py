@@ -19,9 +19,9 @@ from typing import Final
 
 import numpy as np
 
-from drillyard.measurement.formats.layout import ENDS, NUMBER, Message, Place, TextFormat
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext
 from drillyard.measurement.formats.nemo1 import clock_seconds
-from drillyard.measurement.formats.notes import Note, NoteBook
+from drillyard.measurement.formats.text_format import ENDS, NUMBER, MatchedLines, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Columns, Value, Values, decode_values
 
 _BAR: Final = rb"(?:(?<!\d)\d++\|\d++\|Loss: [^\n\[]{0,1000}+\[([\d:]{1,20})<[^\]\n]{0,200}\][ \t]*)?"
@@ -44,7 +44,7 @@ class TorchTune(TextFormat):
     name = "torchtune"
     anchor = b"Step "
 
-    def message(self, line: bytes) -> Message | None:
+    def message(self, line: bytes) -> StepPattern | None:
         """See TextFormat."""
         header = _LINE.search(line)
         if header is None:
@@ -62,7 +62,7 @@ class TorchTune(TextFormat):
             return None
         decode = decode_values([Value("step", integer=True), *values], {})
 
-        def columns(groups: Sequence[Values], place: Place) -> Columns:
+        def columns(groups: Sequence[Values], place: MatchedLines) -> Columns:
             clocks, *numbers = groups
             read = decode(numbers, place)
             read["elapsed_seconds"] = np.array([clock_seconds(text) if text else np.nan for text in clocks])
@@ -70,25 +70,25 @@ class TorchTune(TextFormat):
 
         # Without the end a line with fewer keys would match one that has more.
         whole = rb"[ \t\r]*+(?=\n)" if not line[position:].strip() else b""
-        return Message(header.start(), rb" ++".join(pieces) + whole, columns)
+        return StepPattern(header.start(), rb" ++".join(pieces) + whole, columns)
 
-    def notes(self) -> tuple[Note, ...]:
+    def notes(self) -> tuple[LineRule, ...]:
         """What else the log says."""
         return (
-            Note(b" with resolved config:", rb"Running \w+ with resolved config:", NoteBook.begin_round),
-            Note(b"dtype: ", rb"(?<!\w)dtype: (bf16|fp16|fp32)\s*$", _precision, once=True),
-            Note(b"| val_loss:", rb"Step (\d+) \| val_loss:([-+.\deE]+|[-+]?nan|[-+]?inf)", _validation),
-            Note(
+            LineRule(b" with resolved config:", rb"Running \w+ with resolved config:", RuleContext.begin_round),
+            LineRule(b"dtype: ", rb"(?<!\w)dtype: (bf16|fp16|fp32)\s*$", _precision, once=True),
+            LineRule(b"| val_loss:", rb"Step (\d+) \| val_loss:([-+.\deE]+|[-+]?nan|[-+]?inf)", _validation),
+            LineRule(
                 b"Saving checkpoint took ",
                 rb"Saving checkpoint took (?P<seconds>[\d.]+) secs",
-                NoteBook.mark("checkpoint_end"),
+                RuleContext.mark("checkpoint_end"),
             ),
         )
 
 
-def _precision(book: NoteBook, match: re.Match[bytes]) -> None:
+def _precision(book: RuleContext, match: re.Match[bytes]) -> None:
     book.learn(precision=match[1].decode())
 
 
-def _validation(book: NoteBook, match: re.Match[bytes]) -> None:
+def _validation(book: RuleContext, match: re.Match[bytes]) -> None:
     book.add("evaluation", match, step=int(match[1]), values={"loss": float(match[2])})

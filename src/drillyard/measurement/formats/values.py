@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drillyard.loglines.blocks import line_ends
-from drillyard.measurement.columns import nonfinite_flags
 from drillyard.measurement.formats.grid import Cells
+from drillyard.measurement.lanes import nonfinite_flags
 
 if TYPE_CHECKING:
-    from drillyard.measurement.formats.layout import Place
+    from drillyard.measurement.formats.text_format import MatchedLines
 
 Values = Sequence[bytes | None]
 Columns = dict[str, NDArray[Any]]
@@ -102,10 +102,10 @@ def parsed_json(text: bytes | memoryview | str) -> Any:
 
 def decode_values(
     values: Sequence[Value], constants: Mapping[str, Any]
-) -> Callable[[Sequence[Values], Place], Columns]:
+) -> Callable[[Sequence[Values], MatchedLines], Columns]:
     """A `Message.decode` for groups that are plain numbers; `constants` are columns of one value."""
 
-    def decode(groups: Sequence[Values], place: Place) -> Columns:
+    def decode(groups: Sequence[Values], place: MatchedLines) -> Columns:
         count = place.count
         columns: Columns = {name: np.full(count, value) for name, value in constants.items()}
         for value, texts in zip(values, groups, strict=True):

@@ -30,10 +30,10 @@ from numpy.typing import NDArray
 
 from drillyard.errors import UserError
 from drillyard.estimation.confidence import CONFIDENCE, student_quantile
-from drillyard.measurement.differences import PRECISIONS
-from drillyard.measurement.records import NO_TIME
-from drillyard.measurement.result import RunResult
-from drillyard.measurement.statistics import last_rows
+from drillyard.measurement.flag_conflicts import PRECISIONS
+from drillyard.measurement.parsed_log import NO_TIME
+from drillyard.measurement.run_result import RunResult
+from drillyard.measurement.step_times import last_rows
 from drillyard.telemetry.console import count
 
 Axis = Literal["step", "tokens", "seconds", "dollars"]
@@ -72,7 +72,7 @@ class LossPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Against:
+class RunDifference:
     """One run against the first. `faster` is a fraction: 0.03 is 3 % more tokens per second per GPU (fewer seconds a
     step, where tokens are not known). `loss` is what its loss is higher by, at the end of the common range."""
 
@@ -91,7 +91,7 @@ class Comparison:
     differ: tuple[str, ...]
     not_stated: tuple[str, ...]
     points: tuple[LossPoint, ...]
-    against: tuple[Against, ...]
+    against: tuple[RunDifference, ...]
     unknown_axes: dict[Axis, str]
 
     @property
@@ -100,7 +100,7 @@ class Comparison:
         return not self.differ
 
     def as_json(self) -> dict[str, Any]:
-        """The published document: the documents of the runs (document.py), and what is between them."""
+        """The published document: the documents of the runs (metrics_document.py), and what is between them."""
         return {
             "version": VERSION,
             "comparable": self.comparable,
@@ -132,7 +132,7 @@ def _interval_json(interval: Interval | None) -> dict[str, Any] | None:
     return {"value": interval.value, "low": interval.low, "high": interval.high, "blocks": interval.blocks}
 
 
-def compare(runs: Sequence[RunResult]) -> Comparison:
+def compare_runs(runs: Sequence[RunResult]) -> Comparison:
     """The runs side by side. UserError for fewer than two."""
     if len(runs) < 2:
         raise UserError("--compare needs two runs or more: drillyard metrics --compare RUN_A RUN_B")
@@ -153,7 +153,7 @@ def compare(runs: Sequence[RunResult]) -> Comparison:
     losses = [run.losses.loss for run in runs]
     points = [point for axis, along in progress.items() for point in _points(axis, along, losses)]
     against = [
-        Against(
+        RunDifference(
             names[index],
             *_faster(runs[0], runs[index]),
             _tails(progress, losses, index),

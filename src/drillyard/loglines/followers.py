@@ -35,7 +35,7 @@ _POLL_BYTES: Final = 64 << 20
 _OVERLAP: Final = 64
 
 
-class Follows(Protocol):
+class GrowingInput(Protocol):
     """Something that grows."""
 
     ended: bool
@@ -53,14 +53,14 @@ class Follows(Protocol):
         """Let go of it."""
 
 
-def follower(file: LogFile) -> Follows:
+def follower(file: LogFile) -> GrowingInput:
     """Follows what a name names. Raises UserError for what is compressed."""
     if file.name == STDIN:
         return StreamFollower(standard_input())
     if file.name.startswith(GCS):
         return CloudFollower(file.name)
     _refuse_packed(Path(file.name))
-    return Follower(Path(file.name))
+    return FileFollower(Path(file.name))
 
 
 def _refuse_packed(path: Path) -> None:
@@ -75,7 +75,7 @@ def _refuse_packed(path: Path) -> None:
         raise UserError(f"{path}: is compressed, and such files do not grow line by line; leave out --follow.")
 
 
-class Follower:
+class FileFollower:
     """Reads a growing file. `restarts` counts how often it began anew (truncated, written anew or rotated)."""
 
     ended = False

@@ -27,7 +27,7 @@ import numpy as np
 
 from drillyard.errors import UserError
 from drillyard.goodput import Goodput, Kind, Moment, Overlay, StepRows, account
-from drillyard.measurement.records import NO_TIME, Mark, RunLog, Steps
+from drillyard.measurement.parsed_log import NO_TIME, Mark, ParsedLog, Steps
 from drillyard.measurement.waits import LONGEST_SECONDS
 from drillyard.telemetry.goodput import goodput as goodput_of_events
 
@@ -57,7 +57,7 @@ class JobTimes:
     end_us: int | None = None
 
 
-def goodput(log: RunLog, job: JobTimes | None = None) -> Goodput | None:
+def goodput_of_log(log: ParsedLog, job: JobTimes | None = None) -> Goodput | None:
     """The account of a run; None where its steps carry no time stamps.
 
     Raises UserError for a job that starts after the log's first time stamp, or ends before its last.
@@ -75,11 +75,11 @@ def goodput(log: RunLog, job: JobTimes | None = None) -> Goodput | None:
     return replace(found, restarts=max(len(log.attempts) - 1, 0))
 
 
-def _tick(log: RunLog) -> int:
+def _tick(log: ParsedLog) -> int:
     return log.clock.resolution_us if log.clock.resolution_us > 1 else 0
 
 
-def _wall(log: RunLog, job: JobTimes) -> tuple[int, int]:
+def _wall(log: ParsedLog, job: JobTimes) -> tuple[int, int]:
     """The first and the last moment. The last may be the earlier one where the clock was set back."""
     stamped = log.steps.time_us[log.steps.time_us != NO_TIME]
     first = int(stamped[0]) if log.clock.first_time_us is None else log.clock.first_time_us
@@ -91,7 +91,7 @@ def _wall(log: RunLog, job: JobTimes) -> tuple[int, int]:
     return first if job.start_us is None else job.start_us, last if job.end_us is None else job.end_us
 
 
-def _moments(log: RunLog, first: int, last: int) -> Iterator[Moment | StepRows]:
+def _moments(log: ParsedLog, first: int, last: int) -> Iterator[Moment | StepRows]:
     """All that happened, in order, from the start of the run to its last time stamp."""
     yield Moment(first, "run_start")
     stamped = log.steps.time_us != NO_TIME

@@ -24,7 +24,7 @@ class Missing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class UserFacts:
     """The flags. Batch sizes are sequences per optimizer step; prices are US dollars; times are UTC microseconds."""
 
     accelerator: str | None = None

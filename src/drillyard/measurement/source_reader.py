@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from datetime import tzinfo
 from typing import BinaryIO, Final
 
-from drillyard.loglines.blocks import BLOCK_BYTES, Block, Blocks
+from drillyard.loglines.blocks import BLOCK_BYTES, LineBlock, LineSplitter
 from drillyard.loglines.prefixes import Origin
 from drillyard.loglines.sources import LogFile
 from drillyard.loglines.stamps import Stamps
-from drillyard.measurement.columns import Lane, Lanes
 from drillyard.measurement.formats import hf_trainer_state, tensorboard
-from drillyard.measurement.formats.layout import LayoutReader, TextFormat
-from drillyard.measurement.formats.notes import COMMON, NoteBook, NoteSearch, line_time
+from drillyard.measurement.formats.line_rules import LAUNCHER_RULES, RuleContext, RuleSearch, line_time
 from drillyard.measurement.formats.registry import TEXT_FORMATS
-from drillyard.measurement.records import Facts, Mark, Source
+from drillyard.measurement.formats.text_format import StepLineReader, TextFormat
+from drillyard.measurement.lanes import Lane, Lanes
+from drillyard.measurement.parsed_log import LogFacts, LogSource, Mark
 
 _PATIENCE: Final = 4
 _NOTE_BLOCKS: Final = 64
@@ -30,13 +30,13 @@ _BINARY_BYTES: Final = 4096
 
 
 @dataclass(slots=True)
-class Found:
+class FormatContent:
     """What one format found in a source."""
 
     format: str
     lanes: list[Lane]
     marks: list[tuple[Origin, Mark]]
-    facts: Facts
+    facts: LogFacts
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -49,30 +49,30 @@ class Found:
 class _Candidate:
     """A text format that looks at the blocks of a source."""
 
-    reader: LayoutReader
-    book: NoteBook
-    notes: NoteSearch
+    reader: StepLineReader
+    book: RuleContext
+    notes: RuleSearch
 
 
-class TextReading:
+class TextSourceReader:
     """Reads a text log from pieces of bytes, as they come. `results` may be asked for at any time."""
 
     def __init__(self, file: LogFile, number: int, zone: tzinfo | None, only: str | None = None) -> None:
-        self.source = Source(file.name, None)
+        self.source = LogSource(file.name, None)
         self.stamps = Stamps(zone, file.changed)
         self.first_time_us: int | None = None
         self.last_time_us: int | None = None
-        self._blocks = Blocks()
+        self._blocks = LineSplitter()
         self._count = 0
         self._found_at: int | None = None
-        self._last: Block | None = None
+        self._last: LineBlock | None = None
         chosen = [kind() for kind in TEXT_FORMATS if only in (None, kind.name)]
         self._candidates = [self._candidate(format, number) for format in chosen]
 
     def _candidate(self, format: TextFormat, number: int) -> _Candidate:
-        book = NoteBook(self.source.name, number, self.stamps)
+        book = RuleContext(self.source.name, number, self.stamps)
         return _Candidate(
-            LayoutReader(format, Lanes(number), self.stamps), book, NoteSearch((*format.notes(), *COMMON))
+            StepLineReader(format, Lanes(number), self.stamps), book, RuleSearch((*format.notes(), *LAUNCHER_RULES))
         )
 
     def feed(self, piece: bytes) -> None:
@@ -109,7 +109,7 @@ class TextReading:
             if time is not None:
                 yield time
 
-    def results(self) -> list[Found]:
+    def results(self) -> list[FormatContent]:
         """What each format found; formats without step records or marks of their own are left out."""
         if self._last is not None:
             tail = self._last.text[-65_536:].split(b"\n")[-_STAMPED_LINES:]
@@ -125,7 +125,7 @@ class TextReading:
                 format.settle(lane)
             book = candidate.book
             if lanes or book.marks or book.facts.places:
-                found.append(Found(format.name, lanes, list(book.marks), book.facts, list(format.warnings)))
+                found.append(FormatContent(format.name, lanes, list(book.marks), book.facts, list(format.warnings)))
         self._count_lines()
         return found
 
@@ -143,11 +143,11 @@ class TextReading:
 
 
 @dataclass(slots=True)
-class Reading:
+class SourceContent:
     """One source that was read to its end."""
 
-    source: Source
-    found: list[Found]
+    source: LogSource
+    found: list[FormatContent]
     stamps: Stamps
     first_time_us: int | None = None
     last_time_us: int | None = None
@@ -155,7 +155,7 @@ class Reading:
     """Why its compressed data ended before their end."""
 
 
-def read_source(file: LogFile, number: int, stream: BinaryIO, zone: tzinfo | None, only: str | None) -> Reading:
+def read_source(file: LogFile, number: int, stream: BinaryIO, zone: tzinfo | None, only: str | None) -> SourceContent:
     """Read a source of any kind. Raises OSError."""
     head = stream.read(BLOCK_BYTES)
     if only in (None, tensorboard.NAME) and tensorboard.looks_like(head):
@@ -163,15 +163,15 @@ def read_source(file: LogFile, number: int, stream: BinaryIO, zone: tzinfo | Non
     if only in (None, hf_trainer_state.NAME) and hf_trainer_state.looks_like(head):
         return _read_state(file, number, _Again(head, stream))
     if b"\0" in head[:_BINARY_BYTES]:
-        source = Source(file.name, None, used=False, note="binary: passed over", bytes=len(head))
-        return Reading(source, [], Stamps(zone))
-    reading = TextReading(file, number, zone, only)
+        source = LogSource(file.name, None, used=False, note="binary: passed over", bytes=len(head))
+        return SourceContent(source, [], Stamps(zone))
+    reading = TextSourceReader(file, number, zone, only)
     while head:
         reading.feed(head)
         head = stream.read(BLOCK_BYTES)
     reading.finish()
     found = reading.results()
-    return Reading(reading.source, found, reading.stamps, reading.first_time_us, reading.last_time_us)
+    return SourceContent(reading.source, found, reading.stamps, reading.first_time_us, reading.last_time_us)
 
 
 class _Again:
@@ -188,22 +188,22 @@ class _Again:
         return taken + self._stream.read() if count < 0 else taken
 
 
-def _read_events(file: LogFile, number: int, stream: _Again) -> Reading:
+def _read_events(file: LogFile, number: int, stream: _Again) -> SourceContent:
     events = tensorboard.EventFile(Lanes(number))
     events.read(stream)
-    source = Source(file.name, tensorboard.NAME, bytes=events.bytes, lines=events.records)
+    source = LogSource(file.name, tensorboard.NAME, bytes=events.bytes, lines=events.records)
     stamps = Stamps()
     stamps.zoned = True
     warnings = [f"{file.name}: reading ended there: {events.trouble}"] if events.trouble else []
     source.damaged_lines = int(events.trouble is not None)
-    found = Found(tensorboard.NAME, list(events.lanes), [], Facts(), warnings)
-    return Reading(source, [found], stamps, events.first_time_us, events.last_time_us)
+    found = FormatContent(tensorboard.NAME, list(events.lanes), [], LogFacts(), warnings)
+    return SourceContent(source, [found], stamps, events.first_time_us, events.last_time_us)
 
 
-def _read_state(file: LogFile, number: int, stream: _Again) -> Reading:
+def _read_state(file: LogFile, number: int, stream: _Again) -> SourceContent:
     state = hf_trainer_state.TrainerState(file.name, Lanes(number))
     state.read(stream)
-    source = Source(file.name, hf_trainer_state.NAME, bytes=state.bytes, lines=state.records)
+    source = LogSource(file.name, hf_trainer_state.NAME, bytes=state.bytes, lines=state.records)
     source.unfinished_lines = int(not state.complete)
-    found = Found(hf_trainer_state.NAME, list(state.lanes), state.marks, state.facts)
-    return Reading(source, [found], Stamps())
+    found = FormatContent(hf_trainer_state.NAME, list(state.lanes), state.marks, state.facts)
+    return SourceContent(source, [found], Stamps())

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from drillyard.estimation.confidence import CONFIDENCE
-from drillyard.measurement.compare import AXES, Against, Axis, Comparison, Interval
-from drillyard.measurement.result import RunResult
+from drillyard.measurement.comparison import AXES, Axis, Comparison, Interval, RunDifference
+from drillyard.measurement.run_result import RunResult
 from drillyard.telemetry.console import count, significant
 
 _FIGURES: Final[dict[str, Callable[[RunResult], str | None]]] = {
@@ -34,7 +34,7 @@ _FIGURES: Final[dict[str, Callable[[RunResult], str | None]]] = {
 _AXIS_NAMES: Final[dict[Axis, str]] = {"step": "step", "tokens": "tokens", "seconds": "time", "dollars": "dollars"}
 
 
-def screen(comparison: Comparison) -> RenderableType:
+def render_comparison(comparison: Comparison) -> RenderableType:
     """All of it; the word on whether the runs can be compared comes first."""
     parts: list[RenderableType] = []
     if comparison.differ:
@@ -69,7 +69,7 @@ def _figures(comparison: Comparison) -> RenderableType:
     return table
 
 
-def _words(comparison: Comparison, against: Against) -> list[str]:
+def _words(comparison: Comparison, against: RunDifference) -> list[str]:
     """What one run is against the first, in sentences."""
     base, lines = comparison.names[0], []
     if against.faster is not None:
@@ -81,7 +81,7 @@ def _words(comparison: Comparison, against: Against) -> list[str]:
     return lines
 
 
-def _speed_words(base: str, against: Against, faster: Interval) -> str:
+def _speed_words(base: str, against: RunDifference, faster: Interval) -> str:
     what = "tokens/s/GPU" if against.of == "tokens_per_second_per_gpu" else "steps/s"
     more = f"{abs(faster.value):.2%} {'more' if faster.value >= 0 else 'fewer'} {what} than {base}"
     if faster.value >= 1:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from drillyard.goodput import STALL_FACTOR
 from drillyard.loglines.prefixes import Origin, rank_of
-from drillyard.measurement.columns import Lane
-from drillyard.measurement.records import COLUMN_DEFAULTS, NO_TIME, SKIPPED, Steps
+from drillyard.measurement.lanes import Lane
+from drillyard.measurement.parsed_log import COLUMN_DEFAULTS, NO_TIME, SKIPPED, Steps
 
 # Of a source's name: `rank-3.log`, `nemo_log_globalrank-3_localrank-3.txt`, torchrun's `attempt_0/3/stdout.log`.
 _RANK_IN_NAME: Final = re.compile(r"rank[-_.]?(\d+)[^/]*$|/(\d+)/(?:stdout|stderr)\.log$", re.IGNORECASE)
@@ -55,7 +55,7 @@ class Track:
 
 
 @dataclass(slots=True)
-class Joined:
+class MergedSteps:
     """The result: the table, the origins in order, and what was noticed."""
 
     steps: Steps
@@ -66,14 +66,14 @@ class Joined:
     warnings: list[str] = field(default_factory=list)
 
 
-def join(
+def merge_ranks(
     lanes: Sequence[tuple[Lane, str]],
     *,
     windowed: bool,
     starts: Sequence[NDArray[np.int64]] | None = None,
     clock_of_start: bool = False,
     taking: bool = False,
-) -> Joined:
+) -> MergedSteps:
     """One table from lanes, each with the name of its source; `windowed` formats log means since the line before.
 
     `starts` has for each lane the rows with which a later start begins; `clock_of_start`: `elapsed_seconds` begins anew
@@ -87,7 +87,7 @@ def join(
         for track in _tracks(lane, lane.take() if taking else lane.columns(), name, rows, clock_of_start)
     ]
     if not tracks:
-        return Joined(Steps.of())
+        return MergedSteps(Steps.of())
     chains, copies = _chains(tracks)
     ordered = sorted(chains, key=lambda chain: _order(chain.origin))
     _align(ordered)
@@ -101,7 +101,7 @@ def join(
     if windowed:
         columns["window_steps"] = _windows(columns)
     ranks = tuple(rank for rank in _ranks(ordered) if rank >= 0)
-    return Joined(Steps.of(**columns), ranks, error, copies, warnings)
+    return MergedSteps(Steps.of(**columns), ranks, error, copies, warnings)
 
 
 def _order(origin: Origin) -> tuple[bool, int, tuple[tuple[int, str], ...]]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from drillyard.loglines.blocks import Block
-from drillyard.measurement.formats.notes import Note, NoteSearch
+from drillyard.loglines.blocks import LineBlock
+from drillyard.measurement.formats.line_rules import LineRule, RuleSearch
 
 
-def _note(name: str, literal: bytes, pattern: bytes = b".", *, once: bool = False) -> Note:
-    return Note(literal, pattern, lambda book, match: book.learn(model=name), once)
+def _note(name: str, literal: bytes, pattern: bytes = b".", *, once: bool = False) -> LineRule:
+    return LineRule(literal, pattern, lambda book, match: book.learn(model=name), once)
 
 
-def _found(search: NoteSearch, text: bytes, notes: list[Note]) -> list[tuple[str, int]]:
+def _found(search: RuleSearch, text: bytes, notes: list[LineRule]) -> list[tuple[str, int]]:
     names = {note.action: name for name, note in zip("abcdefg", notes, strict=False)}
-    block = Block(text, text, 1, text.count(b"\n"))
+    block = LineBlock(text, text, 1, text.count(b"\n"))
     return [(names[action], text.count(b"\n", 0, begin) + 1) for begin, _, _, action in search.find(block)]
 
 
@@ -34,12 +34,12 @@ def test_each_note_of_a_line_is_found_once_and_lines_come_in_order() -> None:
         b"\n"
     )
     expected = [("a", 2), ("b", 2), ("c", 2), ("c", 3), ("d", 3), ("d", 4), ("e", 4), ("b", 6), ("c", 6)]
-    assert _found(NoteSearch(notes), text, notes) == expected
+    assert _found(RuleSearch(notes), text, notes) == expected
 
 
 def test_what_is_said_once_is_not_looked_for_again() -> None:
     notes = [_note("a", b"model", once=True), _note("b", b"model"), _note("c", b"size", once=True)]
-    search = NoteSearch(notes)
+    search = RuleSearch(notes)
     assert _found(search, b"model\nmodel\n", notes) == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
     assert _found(search, b"model size\n", notes) == [("b", 1), ("c", 1)]
     assert _found(search, b"model size\n", notes) == [("b", 1)]
@@ -47,6 +47,6 @@ def test_what_is_said_once_is_not_looked_for_again() -> None:
 
 def test_what_is_said_at_the_beginning_is_not_looked_for_later() -> None:
     notes = [_note("a", b"model", once=True), _note("b", b"end")]
-    search = NoteSearch(notes)
+    search = RuleSearch(notes)
     search.end_of_beginning()
     assert _found(search, b"model\nend\n", notes) == [("b", 2)]

@@ -12,8 +12,8 @@ import pytest
 from tests.unit.loglines.bucket import Bucket, local_bucket
 
 from drillyard.errors import UserError
-from drillyard.loglines import follow
-from drillyard.loglines.follow import CloudFollower, Follower, StreamFollower, follower
+from drillyard.loglines import followers
+from drillyard.loglines.followers import CloudFollower, FileFollower, StreamFollower, follower
 from drillyard.loglines.sources import LogFile, open_log
 
 
@@ -23,7 +23,7 @@ def polled(follower) -> list[bytes | None]:
 
 def test_a_file_is_awaited_read_on_and_begun_anew_when_truncated_or_replaced(tmp_path: Path) -> None:
     path = tmp_path / "run.log"
-    follower = Follower(path)
+    follower = FileFollower(path)
     assert follower.absent() and polled(follower) == []
     path.write_bytes(b"one\ntw")
     assert polled(follower) == [b"one\ntw"]
@@ -44,7 +44,7 @@ def test_a_file_is_awaited_read_on_and_begun_anew_when_truncated_or_replaced(tmp
 def test_a_file_that_is_written_anew_in_place_begins_anew(tmp_path: Path) -> None:
     path = tmp_path / "run.log"
     path.write_bytes(b"one\n")
-    follower = Follower(path)
+    follower = FileFollower(path)
     assert polled(follower) == [b"one\n"]
     path.write_bytes(b"another one\n")
     assert polled(follower) == [None, b"another one\n"]
@@ -82,8 +82,8 @@ def test_a_short_stream_is_read_too() -> None:
 
 
 def test_a_stream_that_is_always_ready_is_given_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "_POLL_BYTES", 8)
-    monkeypatch.setattr(follow, "_PIECE", 4)
+    monkeypatch.setattr(followers, "_POLL_BYTES", 8)
+    monkeypatch.setattr(followers, "_PIECE", 4)
     reading, writing = os.pipe()
     with open(reading, "rb") as stream:
         os.write(writing, b"0123456789abcdefgh")
@@ -140,7 +140,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_looked_at_again(
     gone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(follow, "_CLOUD_PIECE", 4)
+    monkeypatch.setattr(followers, "_CLOUD_PIECE", 4)
     with local_bucket(monkeypatch) as objects:
         objects["run.log"] = b"one\ntwo\n"
         follower = CloudFollower("gs://bucket/run.log", seconds=0, say=said.append)
@@ -171,7 +171,7 @@ def test_a_service_that_does_not_answer_is_asked_again_and_that_is_said_once(mon
         assert said[0].endswith("; asks again, for 10 minutes at most")
         assert polled(follower) == [b"one\n"] and Bucket.before == []
         # Another time is said again, and has its own patience; that is over at some time.
-        monkeypatch.setattr(follow, "_CLOUD_PATIENCE_SECONDS", -1.0)
+        monkeypatch.setattr(followers, "_CLOUD_PATIENCE_SECONDS", -1.0)
         Bucket.before[:] = [lambda: 503, lambda: 503]
         assert polled(follower) == [] and len(said) == 2
         with pytest.raises(UserError, match=r"gs://bucket/run\.log: no answer for 0 s: 503 "):

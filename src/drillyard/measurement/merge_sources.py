@@ -1,7 +1,7 @@
 """What was read of each source -> the RunLog of one run.
 
 Where the same run was logged in several formats, the steps come from the first of registry.PREFERENCE that has at least
-half as many as any other; facts and marks are taken from the others too. Every source is listed in `RunLog.sources`,
+half as many as any other; facts and marks are taken from the others too. Every source is listed in `ParsedLog.sources`,
 with the reason if its steps were not used.
 """
 
@@ -17,20 +17,20 @@ from drillyard.errors import UserError
 from drillyard.measurement.attempts import assign_marks, find_attempts, goes_back, split_at_starts
 from drillyard.measurement.formats.drillyard import Drillyard
 from drillyard.measurement.formats.registry import CLOCK_OF_START, PREFERENCE, WINDOWED
-from drillyard.measurement.joining import join
-from drillyard.measurement.reading import Found, Reading
-from drillyard.measurement.records import FORMATS, Clock, RunLog, empty_run_log
+from drillyard.measurement.merge_ranks import merge_ranks
+from drillyard.measurement.parsed_log import FORMATS, LogClock, ParsedLog, empty_parsed_log
+from drillyard.measurement.source_reader import FormatContent, SourceContent
 from drillyard.measurement.starts import start_rows
 
 RUN_FILES: Final = ("metrics.jsonl", "events.jsonl")
 """Of a Drillyard run directory, what is read."""
 
 
-def assemble(readings: list[Reading], zone: tzinfo | None, *, last: bool = False) -> RunLog:
+def merge_sources(readings: list[SourceContent], zone: tzinfo | None, *, last: bool = False) -> ParsedLog:
     """One run from all that was read; nothing may be read on after the `last` time."""
     sources = [reading.source for reading in readings]
     chosen = _best_format([found for reading in readings for found in reading.found])
-    log = empty_run_log(sources)
+    log = empty_parsed_log(sources)
     log.format = chosen
     lanes = []
     for reading in readings:
@@ -48,7 +48,7 @@ def assemble(readings: list[Reading], zone: tzinfo | None, *, last: bool = False
     starts = None if chosen == Drillyard.name else start_rows([lane for lane, _ in lanes], marks)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         # Figures that are not finite are data here.
-        joined = join(
+        joined = merge_ranks(
             lanes,
             windowed=chosen in WINDOWED,
             starts=starts,
@@ -72,7 +72,7 @@ def assemble(readings: list[Reading], zone: tzinfo | None, *, last: bool = False
     return log
 
 
-def _best_format(found: list[Found]) -> str | None:
+def _best_format(found: list[FormatContent]) -> str | None:
     """The format to take the steps from."""
     records: dict[str, int] = {}
     for one in found:
@@ -89,7 +89,7 @@ def _without_echo(lanes: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
     return full if full and any(Path(name).name in RUN_FILES for _, name in lanes) else lanes
 
 
-def _describe(reading: Reading, mine: Found | None, chosen: str | None) -> None:
+def _describe(reading: SourceContent, mine: FormatContent | None, chosen: str | None) -> None:
     """Say of a source what it is and whether its steps are used."""
     source = reading.source
     steps = {found.format: found for found in reading.found if found.lanes}
@@ -111,7 +111,7 @@ def _describe(reading: Reading, mine: Found | None, chosen: str | None) -> None:
         source.note = "no steps"
 
 
-def _marks(readings: list[Reading], chosen: str | None) -> list[Any]:
+def _marks(readings: list[SourceContent], chosen: str | None) -> list[Any]:
     """The marks of the chosen format, and of others in other sources those kinds that it does not have."""
     own = [mark for reading in readings for found in reading.found if found.format == chosen for mark in found.marks]
     kinds = {mark.kind for _, mark in own}
@@ -125,14 +125,14 @@ def _marks(readings: list[Reading], chosen: str | None) -> list[Any]:
     return own
 
 
-def _clock(readings: list[Reading], zone: tzinfo | None) -> Clock:
+def _clock(readings: list[SourceContent], zone: tzinfo | None) -> LogClock:
     """What the time stamps of the sources that count are worth."""
     used = [reading for reading in readings if reading.source.used]
     firsts = [reading.first_time_us for reading in used if reading.first_time_us is not None]
     lasts = [reading.last_time_us for reading in used if reading.last_time_us is not None]
     zoneless = any(reading.stamps.zoneless for reading in used)
     zoned = any(reading.stamps.zoned for reading in used)
-    clock = Clock(first_time_us=min(firsts, default=None), last_time_us=max(lasts, default=None))
+    clock = LogClock(first_time_us=min(firsts, default=None), last_time_us=max(lasts, default=None))
     clock.resolution_us = max((reading.stamps.coarsest_us for reading in used), default=1)
     if zoneless:
         clock.zone = "given" if zone is not None else "assumed"
@@ -141,7 +141,7 @@ def _clock(readings: list[Reading], zone: tzinfo | None) -> Clock:
     return clock
 
 
-def _widen(log: RunLog) -> None:
+def _widen(log: ParsedLog) -> None:
     """Let the clock reach over all attempts: the first lines of a file may have no stamps."""
     clock = log.clock
     if goes_back(log.steps.time_us) and log.attempts:
@@ -154,7 +154,7 @@ def _widen(log: RunLog) -> None:
     clock.last_time_us = max((time for time in lasts if time is not None), default=None)
 
 
-def _warn(log: RunLog) -> None:
+def _warn(log: ParsedLog) -> None:
     """What people should know of how the log was read."""
     for source in log.sources:
         if source.damaged_lines:
@@ -164,7 +164,7 @@ def _warn(log: RunLog) -> None:
         log.warnings.append("time stamps carry no zone: UTC was assumed (--timezone)")
 
 
-def _begun_again(log: RunLog) -> list[str]:
+def _begun_again(log: ParsedLog) -> list[str]:
     """Files in which a run begins anew: a restart without a checkpoint, or another run that is no part of this one."""
     steps, doubts = log.steps, []
     for row in (np.flatnonzero(np.diff(steps.attempt)) + 1).tolist():
@@ -177,7 +177,7 @@ def _begun_again(log: RunLog) -> list[str]:
     return doubts
 
 
-def add_directory(log: RunLog, directory: Path | None) -> None:
+def add_directory(log: ParsedLog, directory: Path | None) -> None:
     """What the resolved run.yaml of a run directory says."""
     if directory is None:
         return

@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 
 from drillyard.goodput import STALL_FACTOR
 from drillyard.measurement.formats.drillyard import Drillyard
-from drillyard.measurement.records import COMPILED, NO_TIME, RunLog, Steps
-from drillyard.measurement.waits import LONGEST_SECONDS, Wait, overlap_microseconds, waits
+from drillyard.measurement.parsed_log import COMPILED, NO_TIME, ParsedLog, Steps
+from drillyard.measurement.waits import LONGEST_SECONDS, Wait, find_waits, overlap_microseconds
 
 Floats = NDArray[np.float64]
 Basis = Literal["steps", "windows", "time stamps", "progress clock", "moving averages", "whole run"]
@@ -136,14 +136,16 @@ class Timing:
     stalls: tuple[Stall, ...] = ()
 
 
-def timing(log: RunLog, *, start_step: int | None = None, end_step: int | None = None) -> Timing:
+def measure_step_times(log: ParsedLog, *, start_step: int | None = None, end_step: int | None = None) -> Timing:
     """The step times of a run, warm-up left out, or those of `start_step` to `end_step` (both included)."""
     found = durations(log)
     if found is None:
         return Timing(_whole_run(log), None, None)
     step = log.steps.step[found.rows]
     if start_step is None and end_step is None:
-        chosen = told(log.steps, found) if log.format == Drillyard.name else settled(log.steps, found)
+        chosen = (
+            rows_not_compiled(log.steps, found) if log.format == Drillyard.name else rows_after_warmup(log.steps, found)
+        )
     else:
         chosen = (step >= (-math.inf if start_step is None else start_step)) & (
             step <= (math.inf if end_step is None else end_step)
@@ -156,7 +158,7 @@ def timing(log: RunLog, *, start_step: int | None = None, end_step: int | None =
     return Timing(times, found, kept, tuple(_stalls(log, found, times)))
 
 
-def durations(log: RunLog) -> Durations | None:
+def durations(log: ParsedLog) -> Durations | None:
     """The most trustworthy durations that the log has for single rows; None where it has none."""
     printed = _printed(log.steps)
     trusted = printed is not None and printed.basis != "moving averages"
@@ -204,13 +206,13 @@ def _weights(steps: Steps, rows: NDArray[np.intp]) -> NDArray[np.int64]:
     return steps.stands_for[rows].astype(np.int64)
 
 
-def _between_stamps(log: RunLog) -> Durations | None:
+def _between_stamps(log: ParsedLog) -> Durations | None:
     steps = log.steps
     rows = np.flatnonzero(steps.time_us != NO_TIME)
-    return _between(log, rows, steps.time_us[rows], max(log.clock.resolution_us, 1), "time stamps", waits(log))
+    return _between(log, rows, steps.time_us[rows], max(log.clock.resolution_us, 1), "time stamps", find_waits(log))
 
 
-def _between_progress(log: RunLog) -> Durations | None:
+def _between_progress(log: ParsedLog) -> Durations | None:
     """Where a bar shows seconds since the start. Saves and evaluations in between cannot be taken off."""
     elapsed = log.steps.elapsed_seconds
     rows = np.flatnonzero((elapsed >= 0) & (elapsed < LONGEST_SECONDS))
@@ -220,7 +222,7 @@ def _between_progress(log: RunLog) -> Durations | None:
 
 
 def _between(
-    log: RunLog, rows: NDArray[np.intp], times: NDArray[np.int64], tick: int, basis: Basis, waited: list[Wait]
+    log: ParsedLog, rows: NDArray[np.intp], times: NDArray[np.int64], tick: int, basis: Basis, waited: list[Wait]
 ) -> Durations | None:
     """Durations from the times of neighbouring rows of an attempt; of rows further apart where ticks are coarse."""
     steps = log.steps
@@ -247,7 +249,7 @@ def _between(
     return Durations(basis, after[good], seconds, weight, window, tick / 1e6 / float(np.median(advance[good])))
 
 
-def told(steps: Steps, found: Durations) -> NDArray[np.bool_]:
+def rows_not_compiled(steps: Steps, found: Durations) -> NDArray[np.bool_]:
     """Which durations are no warm-up in a log that says itself which steps compiled. All, where nothing would be left.
 
     The same steps as telemetry/summary.py leaves out, so that both give one figure.
@@ -257,7 +259,7 @@ def told(steps: Steps, found: Durations) -> NDArray[np.bool_]:
     return kept if kept.any() else np.ones(len(found.rows), dtype=bool)
 
 
-def settled(steps: Steps, found: Durations) -> NDArray[np.bool_]:
+def rows_after_warmup(steps: Steps, found: Durations) -> NDArray[np.bool_]:
     """Which durations are no warm-up. All of them, where nothing would be left."""
     kept = np.ones(len(found.rows), dtype=bool)
     attempts = steps.attempt[found.rows]
@@ -323,7 +325,7 @@ def quantiles(values: Floats, weight: NDArray[np.int64], shares: tuple[float, ..
     return places
 
 
-def _stalls(log: RunLog, found: Durations, times: StepTimes) -> list[Stall]:
+def _stalls(log: ParsedLog, found: Durations, times: StepTimes) -> list[Stall]:
     """Every duration over three medians, in the order of the log; not the first of an attempt, which is warm-up."""
     assert times.p50 is not None
     if found.basis == "moving averages":
@@ -346,7 +348,7 @@ def _stalls(log: RunLog, found: Durations, times: StepTimes) -> list[Stall]:
     return stalls
 
 
-def _whole_run(log: RunLog) -> StepTimes:
+def _whole_run(log: ParsedLog) -> StepTimes:
     """The mean step of a log that has no time but that of its training loop."""
     facts, steps = log.facts, log.steps
     last = int(steps.step.max()) if len(steps) else facts.total_steps

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from drillyard.hardware import Catalog
-from drillyard.measurement.asked import Asked
-from drillyard.measurement.records import RunLog
+from drillyard.measurement.parsed_log import ParsedLog
+from drillyard.measurement.user_facts import UserFacts
 from drillyard.telemetry.console import count
 
 PRECISIONS: Final = {
@@ -41,7 +41,7 @@ class _Said(NamedTuple):
     place: str
 
 
-def differences(log: RunLog, asked: Asked, catalog: Catalog, parameters: float | None) -> Iterator[str]:
+def flag_conflicts(log: ParsedLog, asked: UserFacts, catalog: Catalog, parameters: float | None) -> Iterator[str]:
     """One sentence per flag that the log contradicts. `parameters`: of the model that --params or --config name."""
     direct = list(_same_fact(log, asked))
     yield from direct
@@ -50,7 +50,7 @@ def differences(log: RunLog, asked: Asked, catalog: Catalog, parameters: float |
     yield from _model_and_hardware(log, asked, catalog, parameters)
 
 
-def _same_fact(log: RunLog, asked: Asked) -> Iterator[str]:
+def _same_fact(log: ParsedLog, asked: UserFacts) -> Iterator[str]:
     for flag, value, name in (
         ("--num-gpus", asked.num_gpus, "num_gpus"),
         ("--sequence-length", asked.sequence_length, "sequence_length"),
@@ -62,7 +62,7 @@ def _same_fact(log: RunLog, asked: Asked) -> Iterator[str]:
             yield f"{flag} {value} is used; the log says {stated} ({_place(log, name)})"
 
 
-def _batch(log: RunLog, asked: Asked) -> Iterator[str]:
+def _batch(log: ParsedLog, asked: UserFacts) -> Iterator[str]:
     """The sequences of a step by the flags and by the log; where the log has no such number, the tokens of a step."""
     gpus = asked.num_gpus or log.facts.num_gpus
     if asked.global_batch_size is not None:
@@ -88,7 +88,7 @@ def _batch(log: RunLog, asked: Asked) -> Iterator[str]:
         )
 
 
-def _sequences(log: RunLog, gpus: int | None) -> _Said | None:
+def _sequences(log: ParsedLog, gpus: int | None) -> _Said | None:
     """Sequences of all GPUs in a step."""
     on_lines = _median(log, "samples")
     if on_lines is not None:
@@ -101,19 +101,19 @@ def _sequences(log: RunLog, gpus: int | None) -> _Said | None:
     return None
 
 
-def _tokens(log: RunLog) -> _Said | None:
+def _tokens(log: ParsedLog) -> _Said | None:
     """Tokens of all GPUs in a step."""
     stated = log.facts.tokens_per_step
     return _median(log, "tokens") or (None if stated is None else _Said(stated, _place(log, "tokens_per_step")))
 
 
-def _median(log: RunLog, column: str) -> _Said | None:
+def _median(log: ParsedLog, column: str) -> _Said | None:
     values = getattr(log.steps, column)
     rows = np.flatnonzero((values > 0) & np.isfinite(values))
     return _Said(float(np.median(values[rows])), log.place(int(rows[0]))) if len(rows) else None
 
 
-def _model_and_hardware(log: RunLog, asked: Asked, catalog: Catalog, parameters: float | None) -> Iterator[str]:
+def _model_and_hardware(log: ParsedLog, asked: UserFacts, catalog: Catalog, parameters: float | None) -> Iterator[str]:
     facts = log.facts
     if asked.precision is not None and facts.precision is not None:
         given, stated = (PRECISIONS.get(one.lower(), one.lower()) for one in (asked.precision, facts.precision))
@@ -133,5 +133,5 @@ def _model_and_hardware(log: RunLog, asked: Asked, catalog: Catalog, parameters:
         yield f"{flag}: {count(parameters)} parameters are used; the log says {count(stated_parameters)} ({place})"
 
 
-def _place(log: RunLog, name: str) -> str:
+def _place(log: ParsedLog, name: str) -> str:
     return log.facts.places.get(name, "in it")

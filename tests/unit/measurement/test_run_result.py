@@ -16,21 +16,21 @@ from tests.unit.measurement.made import SECOND, run_log, stamps
 from tests.unit.measurement.published import EXAMPLE, published_log
 
 from drillyard.errors import UserError
-from drillyard.measurement.asked import Asked, moment_us
-from drillyard.measurement.compare import compare
-from drillyard.measurement.compare_text import screen as compare_screen
-from drillyard.measurement.document import Document, json_schema
-from drillyard.measurement.read import read
-from drillyard.measurement.records import NONFINITE, SKIPPED, Mark
-from drillyard.measurement.result import measure
-from drillyard.measurement.text import screen
+from drillyard.measurement.comparison import compare_runs
+from drillyard.measurement.comparison_text import render_comparison as compare_screen
+from drillyard.measurement.metrics_document import MetricsDocument, json_schema
+from drillyard.measurement.parsed_log import NONFINITE, SKIPPED, Mark
+from drillyard.measurement.read_logs import read_logs
+from drillyard.measurement.result_text import render_result
+from drillyard.measurement.run_result import measure
+from drillyard.measurement.user_facts import UserFacts, moment_us
 
 
 @pytest.mark.parametrize("around", ["", "# Tutorial\n\n```\nkubectl logs -l app=torch-job -f\n```\n| 16 | 8192 |\n"])
 def test_the_worked_example(tmp_path, around):
     path = tmp_path / "job.log"
     path.write_text(around + published_log() + around)
-    got = measure(read([path]), replace(EXAMPLE, start_step=4)).as_json()
+    got = measure(read_logs([path]), replace(EXAMPLE, start_step=4)).as_json()
     assert got["step_seconds"]["p50"] == pytest.approx(14.540, abs=0.0005)
     assert got["tokens_per_second_per_gpu"] == pytest.approx(2253.8, abs=0.5)
     assert got["tflops_per_gpu"] == pytest.approx(954.0, abs=0.3)
@@ -41,7 +41,7 @@ def test_the_worked_example(tmp_path, around):
     assert got["missing"] == [] and got["warnings"] == []
     assert got["goodput"] == pytest.approx(0.92, abs=0.005)
 
-    detected = measure(read([path]), EXAMPLE).as_json()
+    detected = measure(read_logs([path]), EXAMPLE).as_json()
     assert detected["step_seconds"]["left_out"] == 3
     for name in ("tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "cost_per_step", "cost_per_million_tokens"):
         assert detected[name] == pytest.approx(got[name], rel=0.005)
@@ -78,7 +78,7 @@ def test_what_a_log_lacks_is_null_and_asked_for_by_flag():
     ],
 )
 def test_a_flag_that_is_not_enough_names_the_next_one(asked, field, flag):
-    got = measure(run_log(seconds=[10.0] * 10), Asked(**asked)).as_json()
+    got = measure(run_log(seconds=[10.0] * 10), UserFacts(**asked)).as_json()
     assert got[field] is None
     assert flag in flags_for(got, field)
 
@@ -124,11 +124,11 @@ LINE = "Megatron: iteration {}/ 99 | elapsed time per iteration (ms): 5000.0 | g
 def test_a_batch_flag_that_the_lines_contradict_is_told(tmp_path, flags):
     path = tmp_path / "run.log"
     path.write_text("".join(LINE.format(step) + "\n" for step in range(1, 11)))
-    result = measure(read([path]), Asked(**flags))
+    result = measure(read_logs([path]), UserFacts(**flags))
     told = [warning for warning in result.warnings if "128" in warning]
     assert len(told) == 1 and "run.log:1" in told[0] and "batch-size" in told[0]
     right = {"global_batch_size": 128} if "global_batch_size" in flags else {"batch_size_per_gpu": 8}
-    assert not any("batch" in warning for warning in measure(read([path]), Asked(**flags | right)).warnings)
+    assert not any("batch" in warning for warning in measure(read_logs([path]), UserFacts(**flags | right)).warnings)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_batch_flag_that_the_lines_contradict_is_told(tmp_path, flags):
 @pytest.mark.parametrize("given", [{"global_batch_size": 64}, {"batch_size_per_gpu": 4}])
 def test_a_batch_is_compared_in_whatever_unit_the_log_has(columns, facts, given):
     log = run_log(seconds=[10.0] * 10, facts=facts, **columns)
-    asked = Asked(**given, sequence_length=4096, num_gpus=16)
+    asked = UserFacts(**given, sequence_length=4096, num_gpus=16)
     assert len([one for one in measure(log, asked).warnings if "-batch-size" in one]) == 1
     twice = {name: 2 * value for name, value in given.items()}
     assert not any("-batch-size" in one for one in measure(log, replace(asked, **twice)).warnings)
@@ -160,8 +160,8 @@ def test_a_batch_is_compared_in_whatever_unit_the_log_has(columns, facts, given)
 )
 def test_a_flag_that_contradicts_the_log_on_model_or_hardware_is_told(flag, given, same, facts):
     log = run_log(seconds=[10.0] * 10, facts=facts)
-    assert len([one for one in measure(log, Asked(**given)).warnings if one.startswith(flag)]) == 1
-    assert not any(one.startswith(flag) for one in measure(log, Asked(**same)).warnings)
+    assert len([one for one in measure(log, UserFacts(**given)).warnings if one.startswith(flag)]) == 1
+    assert not any(one.startswith(flag) for one in measure(log, UserFacts(**same)).warnings)
 
 
 def test_what_the_log_says_of_its_run_is_enough():
@@ -211,7 +211,7 @@ def test_named_formulas_of_a_model_by_its_config(tmp_path, formula, tflops):
 
 def test_printed_tflops_are_used_under_their_own_label():
     log = run_log(seconds=[28.294] * 10, printed_tflops_per_gpu=[1520.276] * 10, format="maxtext")
-    got = measure(log, Asked(accelerator="b200")).speed
+    got = measure(log, UserFacts(accelerator="b200")).speed
     assert (got.tflops_per_gpu, got.formula) == (1520.276, "as printed")
     assert got.mfu == pytest.approx(0.6757, abs=0.0001)
 
@@ -307,7 +307,7 @@ def test_the_document_is_strict_json_and_follows_its_schema():
     losses = [1.0, float("nan"), float("inf"), 0.5]
     document = measure(run_log(seconds=[1.0] * 4, loss=losses, time_us=stamps([1.0] * 4))).as_json()
     again = json.loads(json.dumps(document, allow_nan=False))
-    assert Document.model_validate(again).model_dump(mode="json") == again
+    assert MetricsDocument.model_validate(again).model_dump(mode="json") == again
     schema = json_schema()
     assert set(schema["required"]) == set(document) == set(schema["properties"])
     assert (document["version"], schema["properties"]["version"]["const"]) == (1, 1)
@@ -369,13 +369,13 @@ def test_whatever_a_log_holds_the_result_is_strict_and_its_goodput_sums(data):
         )
     )
     facts = {"tokens_per_step": 4096} if data.draw(st.booleans()) else {"parameters": 7e9}
-    asked = data.draw(st.sampled_from([EXAMPLE, Asked(), Asked(accelerator="h100", num_gpus=8)]))
+    asked = data.draw(st.sampled_from([EXAMPLE, UserFacts(), UserFacts(accelerator="h100", num_gpus=8)]))
     result = measure(run_log(marks=marks, facts=facts, **columns), asked)
     got = result.as_json()
-    json.dumps([got, compare([result, result]).as_json()], allow_nan=False)
+    json.dumps([got, compare_runs([result, result]).as_json()], allow_nan=False)
     console = Console(file=io.StringIO())
-    console.print(screen(result))
-    console.print(compare_screen(compare([result, result])))
+    console.print(render_result(result))
+    console.print(compare_screen(compare_runs([result, result])))
     if got["goodput"] is not None:
         assert sum(got["microseconds_by_category"].values()) == round(got["wall_seconds"] * 1e6)
         assert min(got["microseconds_by_category"].values()) >= 0
@@ -383,15 +383,15 @@ def test_whatever_a_log_holds_the_result_is_strict_and_its_goodput_sums(data):
 
 
 def test_nothing_logged_yet_is_a_result_without_figures():
-    from drillyard.measurement.records import empty_run_log
+    from drillyard.measurement.parsed_log import empty_parsed_log
 
-    got = measure(empty_run_log()).as_json()
+    got = measure(empty_parsed_log()).as_json()
     assert (got["step_seconds"]["p50"], got["goodput"], got["loss"]["curve"]) == (None, None, [])
 
 
 def test_a_range_without_steps_has_no_rates_either():
     log = run_log(seconds=[1.0] * 10, printed_tokens_per_second_per_gpu=[100.0] * 10)
-    got = measure(log, Asked(start_step=11)).as_json()
+    got = measure(log, UserFacts(start_step=11)).as_json()
     assert got["step_seconds"]["p50"] is None and got["tokens_per_second_per_gpu"] is None
     assert "step_seconds" in [missing["field"] for missing in got["missing"]]
 

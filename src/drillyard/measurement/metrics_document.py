@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from drillyard import __version__
-from drillyard.measurement.result import RunResult
-from drillyard.measurement.waits import What
+from drillyard.measurement.run_result import RunResult
+from drillyard.measurement.waits import WaitKind
 
 VERSION: Final = 1
 CURVE_POINTS: Final = 200
@@ -127,7 +127,7 @@ class MissingFigure(_Part):
     reason: str
 
 
-class Document(_Part):
+class MetricsDocument(_Part):
     """What a run achieved."""
 
     version: Literal[1]
@@ -176,10 +176,10 @@ class Document(_Part):
     warnings: list[str]
 
 
-def document(result: RunResult) -> Document:
+def build_document(result: RunResult) -> MetricsDocument:
     """The document of a measured run."""
     speed, cost, account, losses = result.speed, result.cost, result.goodput, result.losses
-    return Document(
+    return MetricsDocument(
         version=VERSION,
         drillyard=__version__,
         name=result.name,
@@ -242,7 +242,7 @@ def document(result: RunResult) -> Document:
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of the document."""
-    schema = Document.model_json_schema(mode="serialization")
+    schema = MetricsDocument.model_json_schema(mode="serialization")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
@@ -261,7 +261,7 @@ def _flagged(steps: Iterable[tuple[int, str]]) -> list[FlaggedStep]:
     return [FlaggedStep(step=step, place=place) for step, place in list(steps)[:MOST_LISTED]]
 
 
-def _waited(result: RunResult, what: What) -> dict[str, Any]:
+def _waited(result: RunResult, what: WaitKind) -> dict[str, Any]:
     found = [wait.seconds for wait in result.waits if wait.what == what]
     seconds = [value for value in found if value is not None]
     return {

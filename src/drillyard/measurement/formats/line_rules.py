@@ -1,6 +1,7 @@
 """What a log says besides steps: facts about the run, and marks (starts, checkpoints, evaluations, failures).
 
-The idea: each format lists `Note`s: a literal to search for, a pattern for its line, and what to do with it. A block is
+The idea: each format lists `LineRule`s: a literal to search for, a pattern for its line, and what to do with it. A
+block is
 searched for all literals at once, at several gigabytes a second; only lines that have one are looked at, and their time
 stamp and rank are read as those of step lines are.
 """
@@ -14,19 +15,19 @@ from typing import Any, Final
 
 from ahocorasick_rs import BytesAhoCorasick, MatchKind
 
-from drillyard.loglines.blocks import Block
-from drillyard.loglines.prefixes import NOWHERE, Origin, split
+from drillyard.loglines.blocks import LineBlock
+from drillyard.loglines.prefixes import NOWHERE, Origin, split_prefix
 from drillyard.loglines.stamps import Stamps, find_stamp
-from drillyard.measurement.records import Facts, Mark, MarkKind
+from drillyard.measurement.parsed_log import LogFacts, Mark, MarkKind
 
 _MOST_MARKS: Final = 20_000
 _LONGEST_TEXT: Final = 500
 
-Action = Callable[["NoteBook", "re.Match[bytes]"], None]
+Action = Callable[["RuleContext", "re.Match[bytes]"], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class LineRule:
     """Lines with `literal` that match `pattern` are handed to `action`."""
 
     literal: bytes
@@ -36,24 +37,24 @@ class Note:
     """It says something about the whole run: nobody looks for it again, nor far into the log."""
 
 
-class NoteSearch:
+class RuleSearch:
     """The notes that are looked for in one source, all of them in one pass over a block."""
 
-    def __init__(self, notes: Iterable[Note]) -> None:
+    def __init__(self, notes: Iterable[LineRule]) -> None:
         self._look_for([(note, re.compile(note.pattern)) for note in notes])
 
-    def _look_for(self, notes: list[tuple[Note, re.Pattern[bytes]]]) -> None:
+    def _look_for(self, notes: list[tuple[LineRule, re.Pattern[bytes]]]) -> None:
         self._notes = notes
         literals = list(dict.fromkeys(note.literal for note, _ in notes))
         # Of overlapping literals it finds the first only, but always one on a line that has any. This kind of match
         # is the one that is searched by vector instructions.
         self._search = BytesAhoCorasick(literals, matchkind=MatchKind.LeftmostFirst)
 
-    def find(self, block: Block) -> list[tuple[int, int, re.Match[bytes], Action]]:
+    def find(self, block: LineBlock) -> list[tuple[int, int, re.Match[bytes], Action]]:
         """Begin and end of lines with a note, their match and action, in the order of the log."""
         text = block.text
         found: list[tuple[int, int, re.Match[bytes], Action]] = []
-        told: set[Note] = set()
+        told: set[LineRule] = set()
         end = -1
         for _, at, _ in self._search.find_matches_as_indexes(text):
             if at < end:
@@ -76,13 +77,13 @@ class NoteSearch:
 
 
 @dataclass(slots=True)
-class NoteBook:
+class RuleContext:
     """Collects facts and marks of one source. `lines` counts the lines that were of use."""
 
     name: str
     file: int
     stamps: Stamps
-    facts: Facts = field(default_factory=Facts)
+    facts: LogFacts = field(default_factory=LogFacts)
     marks: list[tuple[Origin, Mark]] = field(default_factory=list)
     lines: int = 0
     line: bytes = b""
@@ -93,7 +94,7 @@ class NoteBook:
     _time_us: int | None = None
     _origin: Origin = NOWHERE
 
-    def read(self, block: Block, search: NoteSearch) -> None:
+    def read(self, block: LineBlock, search: RuleSearch) -> None:
         """Act upon all lines of a block that have a note."""
         found = search.find(block)
         since, line = 0, block.first_line
@@ -130,7 +131,7 @@ class NoteBook:
     def mark(kind: MarkKind) -> Action:
         """An action that marks its line; the groups `step` and `seconds` of the pattern are the mark's."""
 
-        def action(book: NoteBook, match: re.Match[bytes]) -> None:
+        def action(book: RuleContext, match: re.Match[bytes]) -> None:
             fields: dict[str, Any] = {}
             named = match.groupdict()
             if named.get("seconds"):
@@ -144,7 +145,7 @@ class NoteBook:
 
 def line_time(line: bytes, stamps: Stamps) -> tuple[int | None, Origin, int]:
     """When and where a line was written, as its prefix says, and where what was written begins."""
-    shape, stamp, where, end = split(line)
+    shape, stamp, where, end = split_prefix(line)
     if stamp is not None and shape.style is not None:
         return stamps.convert(shape.style, [stamp])[0], where, end
     found = find_stamp(line[end : end + 200])
@@ -157,21 +158,21 @@ def line_time(line: bytes, stamps: Stamps) -> tuple[int | None, Origin, int]:
 _SUFFIXES: Final = {b"K": 1e3, b"M": 1e6, b"B": 1e9, b"T": 1e12}
 
 
-def count_of(text: bytes) -> float:
+def parse_count_suffix(text: bytes) -> float:
     """A count in the field's short form: `70.55B`, `8,030,261,248`."""
     plain = text.replace(b",", b"")
     scale = _SUFFIXES.get(plain[-1:].upper())
     return float(plain[:-1]) * scale if scale else float(plain)
 
 
-COMMON: Final = (
+LAUNCHER_RULES: Final = (
     # torch elastic's own words, the same under every framework.
-    Note(
+    LineRule(
         b"(exitcode: ",
         rb"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)",
         lambda book, match: book.add("failure", match, values={"exit_code": int(match["code"])}),
     ),
-    Note(b"will restart worker group", rb"will restart worker group", NoteBook.mark("restart")),
-    Note(b"DUE TO ", rb"CANCELLED AT \S+ DUE TO [A-Z ]+", NoteBook.mark("failure")),
+    LineRule(b"will restart worker group", rb"will restart worker group", RuleContext.mark("restart")),
+    LineRule(b"DUE TO ", rb"CANCELLED AT \S+ DUE TO [A-Z ]+", RuleContext.mark("failure")),
 )
 """Notes of launchers and schedulers, whatever the framework."""

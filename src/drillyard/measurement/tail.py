@@ -14,15 +14,15 @@ from datetime import tzinfo
 from typing import Final
 
 from drillyard.errors import UserError
-from drillyard.loglines.follow import follower
+from drillyard.loglines.followers import follower
 from drillyard.loglines.sources import LogFile, open_log
 from drillyard.measurement.formats import hf_trainer_state, tensorboard
-from drillyard.measurement.reading import Reading, TextReading, read_source
+from drillyard.measurement.source_reader import SourceContent, TextSourceReader, read_source
 
 _HEAD_BYTES: Final = 1 << 16
 
 
-class Growing:
+class FollowedSource:
     """A source that is followed. Raises UserError for what cannot be followed."""
 
     def __init__(self, file: LogFile, number: int, zone: tzinfo | None, only: str | None) -> None:
@@ -31,11 +31,11 @@ class Growing:
         self._follower = follower(file)
         self._text = self._new()
         self._is_text = self._cannot_be_document
-        self._document: Reading | None = None
+        self._document: SourceContent | None = None
         self._seen: tuple[int, int, int] | None = None
 
-    def _new(self) -> TextReading:
-        return TextReading(self.file, self._number, self._zone, self._only)
+    def _new(self) -> TextSourceReader:
+        return TextSourceReader(self.file, self._number, self._zone, self._only)
 
     @property
     def _cannot_be_document(self) -> bool:
@@ -68,12 +68,12 @@ class Growing:
         except OSError as error:
             raise UserError(f"{self.file.name}: cannot be read: {error.strerror}") from error
 
-    def reading(self) -> Reading:
+    def reading(self) -> SourceContent:
         """What was read so far."""
         if self._document is not None:
             return self._document
         text = self._text
-        return Reading(text.source, text.results(), text.stamps, text.first_time_us, text.last_time_us)
+        return SourceContent(text.source, text.results(), text.stamps, text.first_time_us, text.last_time_us)
 
     def _read_on(self) -> bool:
         news = False

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drillyard.loglines.prefixes import Origin
-from drillyard.measurement.records import COLUMN_DEFAULTS, EXACT_ROWS, NONFINITE
+from drillyard.measurement.parsed_log import COLUMN_DEFAULTS, EXACT_ROWS, NONFINITE
 
 # Columns that only the reader uses: counts over the whole run so far, from which those of a step follow, and the
 # number of the start, where the log has it.

@@ -17,10 +17,10 @@ from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 from drillyard.goodput import Moment, StepRows, account
 from drillyard.hardware import find_accelerator
-from drillyard.measurement.goodput import JobTimes, goodput
-from drillyard.measurement.read import read
-from drillyard.measurement.records import NO_TIME, Attempt, Mark, RunLog
-from drillyard.measurement.result import measure
+from drillyard.measurement.log_goodput import JobTimes, goodput_of_log
+from drillyard.measurement.parsed_log import NO_TIME, LoggedAttempt, Mark, ParsedLog
+from drillyard.measurement.read_logs import read_logs
+from drillyard.measurement.run_result import measure
 from drillyard.telemetry import StepRecord, append_event, write_summary
 
 
@@ -60,7 +60,7 @@ def run_directory(tmp_path) -> Path:
 
 def test_a_run_directory_has_the_figures_of_its_summary(run_directory):
     summary = write_summary(run_directory)
-    got = measure(read([run_directory])).as_json()
+    got = measure(read_logs([run_directory])).as_json()
     for name in ("goodput", "wall_seconds", "seconds_by_category", "restarts", "steps_redone", "clock_steps_back"):
         assert got[name] == summary[name], name
     assert summary["steps_redone"] == 2 and summary["restarts"] == 1
@@ -69,10 +69,10 @@ def test_a_run_directory_has_the_figures_of_its_summary(run_directory):
 
 
 def test_the_steps_and_marks_of_a_run_directory_lead_to_the_same_sum_as_its_events(run_directory):
-    log = read([run_directory])
-    by_events = goodput(log)
+    log = read_logs([run_directory])
+    by_events = goodput_of_log(log)
     log.run_directory = None
-    by_log = goodput(log)
+    by_log = goodput_of_log(log)
     assert by_log.microseconds() == pytest.approx(by_events.microseconds(), abs=1)
     assert by_log.restarts == by_events.restarts == 1
 
@@ -134,7 +134,7 @@ def test_generated_timelines_are_accounted_for_to_the_microsecond(data, timed):
             run.spend(data.draw(duration), "restart" if run.steps else "startup")
     run.mark("end")
 
-    truth, result = run.settle(timed), goodput(run.log())
+    truth, result = run.settle(timed), goodput_of_log(run.log())
     assert result.microseconds() == truth
     assert truth["unknown"] == 0
     assert result.wall_microseconds == run.clock - NEW_YEAR == sum(truth.values())
@@ -169,7 +169,7 @@ def test_columns_of_steps_are_accounted_for_like_single_ones(drawn, tick, positi
     assert sum(together.microseconds().values()) == together.wall_microseconds
 
 
-def steady(seconds: float, num_steps: int, tick_us: int = 1, precision: float = 0.0, **columns) -> RunLog:
+def steady(seconds: float, num_steps: int, tick_us: int = 1, precision: float = 0.0, **columns) -> ParsedLog:
     """Steps of equal length from the first line on, stamped by a clock with this tick, printed to this precision."""
     unit = 2 * precision or 1e-9
     run = Timeline()
@@ -183,14 +183,14 @@ def steady(seconds: float, num_steps: int, tick_us: int = 1, precision: float = 
 
 
 def test_rounded_durations_make_no_time_unknown():
-    result = goodput(steady(14.5377, 100, precision=0.05))
+    result = goodput_of_log(steady(14.5377, 100, precision=0.05))
     assert result.times.unknown == 0
     assert result.goodput > 0.98
 
 
 @pytest.mark.parametrize(("step_seconds", "precision"), [(0.3, 0.005), (0.7, 0.05), (1.6, 0.0), (14.5, 0.005)])
 def test_stamps_in_whole_seconds_neither_stall_steps_nor_hide_them(step_seconds, precision):
-    times = goodput(steady(step_seconds, 400, tick_us=SECOND, precision=precision)).times
+    times = goodput_of_log(steady(step_seconds, 400, tick_us=SECOND, precision=precision)).times
     assert times.stalled == 0
     assert times.unknown <= 0.02 * 400 * step_seconds * SECOND
     assert times.productive == pytest.approx(400 * step_seconds * SECOND, rel=0.02)
@@ -202,7 +202,7 @@ def test_time_between_steps_that_nothing_explains_is_unknown():
     for number in range(1, 6):
         run.spend(4 * SECOND, "unknown" if number > 1 else "startup")
         run.step(number, SECOND, "startup" if number == 1 else None)
-    assert goodput(run.log()).microseconds() == run.settle()
+    assert goodput_of_log(run.log()).microseconds() == run.settle()
     assert run.truth["unknown"] == 16 * SECOND
 
 
@@ -213,7 +213,7 @@ def test_a_gap_between_attempts_without_a_failure_is_unknown():
     run.spend(5 * SECOND, "restart")
     for number in (3, 4):
         run.step(number, SECOND, "restart" if number == 3 else None)
-    result = goodput(run.log())
+    result = goodput_of_log(run.log())
     assert result.microseconds() == run.settle()
     assert (result.restarts, result.steps_redone) == (1, 1)
 
@@ -223,9 +223,9 @@ def test_the_first_line_of_an_attempt_may_be_its_first_step():
     run.spend(90 * SECOND, "unknown")
     run.start()
     run.step(4, 5 * SECOND, "restart")
-    run.attempts[1] = Attempt(1, run.clock, None, 0, run.lines)
+    run.attempts[1] = LoggedAttempt(1, run.clock, None, 0, run.lines)
     run.step(5, SECOND, None)
-    assert goodput(run.log()).microseconds() == run.settle()
+    assert goodput_of_log(run.log()).microseconds() == run.settle()
 
 
 def test_a_failure_at_its_end_says_nothing_of_an_attempts_beginning():
@@ -237,7 +237,7 @@ def test_a_failure_at_its_end_says_nothing_of_an_attempts_beginning():
         run.step(number, SECOND, "restart" if number == 4 else None)
     run.spend(3 * SECOND, "recomputation")
     run.mark("failure")
-    assert goodput(run.log()).microseconds() == run.settle()
+    assert goodput_of_log(run.log()).microseconds() == run.settle()
 
 
 def test_other_ranks_of_the_attempt_before_may_go_on_after_the_next_began():
@@ -248,7 +248,7 @@ def test_other_ranks_of_the_attempt_before_may_go_on_after_the_next_began():
     run.marks.append(Mark("failure", run.clock, 1, 7, attempt=0, text="rank 1 in a file of its own", rank=1))
     run.step(4, SECOND, "restart")
     run.step(5, SECOND, None)
-    result = goodput(run.log(last_time_us=run.clock - SECOND))
+    result = goodput_of_log(run.log(last_time_us=run.clock - SECOND))
     assert result.microseconds() == run.settle()
     assert result.clock_steps_back == 0
 
@@ -256,13 +256,13 @@ def test_other_ranks_of_the_attempt_before_may_go_on_after_the_next_began():
 def test_a_traceback_without_a_stamp_is_put_at_the_last_stamp_of_its_attempt():
     run = after_three_steps()
     run.spend(7 * SECOND, "recomputation")
-    run.attempts[0] = Attempt(0, NEW_YEAR, run.clock, 0, 1)
+    run.attempts[0] = LoggedAttempt(0, NEW_YEAR, run.clock, 0, 1)
     run.marks.append(Mark("failure", None, 0, run.line(), attempt=0, text="Traceback (most recent call last):"))
     run.spend(60 * SECOND, "restart")
     run.start()
     run.step(3, SECOND, "restart")
     run.step(4, SECOND, None)
-    assert goodput(run.log()).microseconds() == run.settle()
+    assert goodput_of_log(run.log()).microseconds() == run.settle()
 
 
 def test_a_save_of_which_only_the_beginning_is_said_is_not_counted_as_one():
@@ -270,14 +270,14 @@ def test_a_save_of_which_only_the_beginning_is_said_is_not_counted_as_one():
     run.mark("checkpoint_begin", step=3)
     run.spend(30 * SECOND, "unknown")
     run.step(4, SECOND, None)
-    assert goodput(run.log()).microseconds() == run.settle()
-    assert goodput(run.log()).times.checkpoint == 0
+    assert goodput_of_log(run.log()).microseconds() == run.settle()
+    assert goodput_of_log(run.log()).times.checkpoint == 0
 
 
 def test_a_moving_average_says_nothing_about_one_step():
     log = steady(10.0, 20, window_steps=0)
     log.steps.seconds[:] = 2.0
-    assert goodput(log).times.unknown == 0
+    assert goodput_of_log(log).times.unknown == 0
 
 
 def test_a_run_that_is_picked_up_at_step_1000_was_not_timed_before():
@@ -287,7 +287,7 @@ def test_a_run_that_is_picked_up_at_step_1000_was_not_timed_before():
     for number in range(1010, 1060, 10):
         run.step(number, 10 * SECOND, "startup" if number == 1010 else None)
         run.rows[-1] |= {"seconds": 1.0, "window_steps": 10}
-    result = goodput(run.log())
+    result = goodput_of_log(run.log())
     assert (result.times.startup, result.times.productive) == (100 * SECOND, 50 * SECOND)
 
 
@@ -299,7 +299,7 @@ def test_a_clock_that_steps_back_leaves_the_step_in_flight_unknown_and_is_counte
     for number in (4, 5):
         run.step(number, SECOND, None)
     log = run.log(last_time_us=run.clock)
-    result = goodput(log)
+    result = goodput_of_log(log)
     assert result.clock_steps_back == 1
     assert result.times.unknown == SECOND // 2
     assert sum(result.microseconds().values()) == result.wall_microseconds == 4.5 * SECOND
@@ -308,7 +308,7 @@ def test_a_clock_that_steps_back_leaves_the_step_in_flight_unknown_and_is_counte
 def test_the_job_may_have_begun_before_and_ended_after_its_lines():
     log = steady(1.0, 10)
     job = JobTimes(NEW_YEAR - 60 * SECOND, log.clock.last_time_us + 5 * SECOND)
-    result = goodput(log, job)
+    result = goodput_of_log(log, job)
     assert result.wall_microseconds == 75 * SECOND
     assert (result.times.startup, result.times.unknown, result.times.productive) == (
         60 * SECOND,
@@ -316,15 +316,15 @@ def test_the_job_may_have_begun_before_and_ended_after_its_lines():
         10 * SECOND,
     )
     with pytest.raises(UserError, match="--job-start is after"):
-        goodput(log, JobTimes(NEW_YEAR + 1))
+        goodput_of_log(log, JobTimes(NEW_YEAR + 1))
     with pytest.raises(UserError, match="--job-end is before"):
-        goodput(log, JobTimes(None, NEW_YEAR + 1))
+        goodput_of_log(log, JobTimes(None, NEW_YEAR + 1))
 
 
 def test_without_time_stamps_there_is_no_goodput():
     log = steady(1.0, 10)
     log.steps.time_us[:] = NO_TIME
-    assert goodput(log) is None
+    assert goodput_of_log(log) is None
 
 
 def test_a_log_of_lines_that_tells_all_leaves_nothing_unknown(tmp_path):
@@ -352,7 +352,7 @@ def test_a_log_of_lines_that_tells_all_leaves_nothing_unknown(tmp_path):
     path = tmp_path / "job.log"
     path.write_text("".join(lines))
 
-    result = goodput(read([path]))
+    result = goodput_of_log(read_logs([path]))
     own, again = 14_537_341, 14_541_987
     assert result.microseconds() == {
         "startup": 30_500_000 - own,

@@ -11,12 +11,12 @@ from rich.console import Console
 from tests.unit.measurement.made import NEW_YEAR, SECOND, run_log, stamps
 
 from drillyard.errors import UserError
-from drillyard.measurement.asked import Asked
-from drillyard.measurement.compare import compare
-from drillyard.measurement.compare_text import screen
-from drillyard.measurement.result import RunResult, measure
+from drillyard.measurement.comparison import compare_runs
+from drillyard.measurement.comparison_text import render_comparison
+from drillyard.measurement.run_result import RunResult, measure
+from drillyard.measurement.user_facts import UserFacts
 
-ASKED = Asked(num_gpus=8, global_batch_size=64, sequence_length=4096, price_per_gpu_hour=3.0)
+ASKED = UserFacts(num_gpus=8, global_batch_size=64, sequence_length=4096, price_per_gpu_hour=3.0)
 
 
 def run(
@@ -35,12 +35,12 @@ def run(
 
 def printed(comparison) -> str:
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(screen(comparison))
+    console.print(render_comparison(comparison))
     return console.export_text()
 
 
 def test_a_faster_run_is_found_with_its_interval():
-    comparison = compare([run("a.log", seed=1), run("b.log", seed=2, step_seconds=9.5)])
+    comparison = compare_runs([run("a.log", seed=1), run("b.log", seed=2, step_seconds=9.5)])
     (against,) = comparison.against
     faster = against.faster
     assert against.of == "tokens_per_second_per_gpu"
@@ -52,7 +52,7 @@ def test_a_faster_run_is_found_with_its_interval():
 def test_equal_runs_are_told_apart_as_rarely_as_the_interval_promises():
     wrong = 0
     for seed in range(0, 200, 2):
-        (against,) = compare([run("a", seed=seed), run("b", seed=seed + 1)]).against
+        (against,) = compare_runs([run("a", seed=seed), run("b", seed=seed + 1)]).against
         wrong += against.faster.certain
     assert 0 < wrong <= 13  # 5 of 100 are expected; more than 13 happens once in a thousand
 
@@ -60,20 +60,20 @@ def test_equal_runs_are_told_apart_as_rarely_as_the_interval_promises():
 def test_a_difference_within_the_printed_precision_is_none():
     coarse = {"seconds_precision": [0.005] * 40, "step": list(range(40))}
     runs = [measure(run_log(seconds=[seconds] * 40, **coarse)) for seconds in (0.06, 0.061)]
-    (against,) = compare(runs).against
+    (against,) = compare_runs(runs).against
     assert against.of == "step_seconds"
     assert not against.faster.certain
-    assert "as fast as" in printed(compare(runs))
+    assert "as fast as" in printed(compare_runs(runs))
 
 
 def test_few_steps_have_no_interval():
-    (against,) = compare([run("a", seed=1, steps=5), run("b", seed=2, steps=200)]).against
+    (against,) = compare_runs([run("a", seed=1, steps=5), run("b", seed=2, steps=200)]).against
     assert (against.faster.low, against.faster.certain) == (None, None)
-    assert "too few" in printed(compare([run("a", seed=1, steps=5), run("b", seed=2)]))
+    assert "too few" in printed(compare_runs([run("a", seed=1, steps=5), run("b", seed=2)]))
 
 
 def test_a_lower_loss_is_found_by_every_measure_of_progress():
-    comparison = compare([run("a", seed=1), run("b", seed=2, loss_offset=-0.1)])
+    comparison = compare_runs([run("a", seed=1), run("b", seed=2, loss_offset=-0.1)])
     (against,) = comparison.against
     for axis in ("step", "tokens", "seconds", "dollars"):
         assert against.loss[axis].low < -0.1 < against.loss[axis].high < 0
@@ -82,7 +82,7 @@ def test_a_lower_loss_is_found_by_every_measure_of_progress():
 
 def test_the_measures_of_progress_disagree_where_one_run_is_faster():
     # The same loss by step, twice as fast: by time and dollars it is ahead.
-    comparison = compare([run("a", seed=1), run("b", seed=2, step_seconds=5.0)])
+    comparison = compare_runs([run("a", seed=1), run("b", seed=2, step_seconds=5.0)])
     (against,) = comparison.against
     assert abs(against.loss["step"].value) < 0.03
     ahead = 5 / 200**0.3 - 5 / 100**0.3
@@ -91,7 +91,7 @@ def test_the_measures_of_progress_disagree_where_one_run_is_faster():
 
 
 def test_losses_stand_side_by_side_at_what_all_have_reached():
-    comparison = compare([run("a", seed=1, steps=100), run("b", seed=2, steps=300)])
+    comparison = compare_runs([run("a", seed=1, steps=100), run("b", seed=2, steps=300)])
     by_step = [point for point in comparison.points if point.axis == "step"]
     assert [point.at for point in by_step] == [25, 50, 75, 100]
     for point in by_step:
@@ -101,8 +101,8 @@ def test_losses_stand_side_by_side_at_what_all_have_reached():
 
 
 def test_what_is_not_known_is_named():
-    unpriced = Asked(num_gpus=8)
-    comparison = compare([run("a", seed=1, asked=unpriced), run("b", seed=2)])
+    unpriced = UserFacts(num_gpus=8)
+    comparison = compare_runs([run("a", seed=1, asked=unpriced), run("b", seed=2)])
     assert comparison.unknown_axes == {"tokens": "not known for a", "dollars": "not known for a"}
 
 
@@ -110,7 +110,7 @@ def test_a_restart_costs_time_in_the_comparison_by_time():
     steady = run_log(seconds=[1.0] * 100, loss=np.linspace(2, 1, 100), time_us=stamps([1.0] * 100))
     stopped = stamps([1.0] * 50) + stamps([1.0] * 50, NEW_YEAR + 500 * SECOND)
     broken = run_log(seconds=[1.0] * 100, loss=np.linspace(2, 1, 100), time_us=stopped)
-    (against,) = compare([measure(steady), measure(broken)]).against
+    (against,) = compare_runs([measure(steady), measure(broken)]).against
     assert against.loss["step"].value == 0
     assert against.loss["seconds"].value > 0.3
 
@@ -125,8 +125,8 @@ def test_a_restart_costs_time_in_the_comparison_by_time():
     ],
 )
 def test_runs_that_mean_different_things_are_called_not_comparable(ours, theirs, word):
-    asked = Asked(num_gpus=8)
-    comparison = compare([run("a", seed=1, asked=asked, **ours), run("b", seed=2, asked=asked, **theirs)])
+    asked = UserFacts(num_gpus=8)
+    comparison = compare_runs([run("a", seed=1, asked=asked, **ours), run("b", seed=2, asked=asked, **theirs)])
     assert not comparison.comparable
     assert comparison.differ == (word,)
     assert printed(comparison).startswith("Not comparable")
@@ -135,23 +135,23 @@ def test_runs_that_mean_different_things_are_called_not_comparable(ours, theirs,
 def test_other_words_for_the_same_thing_do_not_make_runs_differ():
     ours = {"model": "meta-llama/Llama-3.1-70B", "precision": "bf16", "parameters": 70_553_706_496}
     theirs = {"model": "/models/llama-3.1-70b/", "precision": "bfloat16", "parameters": 70.55e9}
-    assert compare([run("a", seed=1, **ours), run("b", seed=2, **theirs)]).comparable
+    assert compare_runs([run("a", seed=1, **ours), run("b", seed=2, **theirs)]).comparable
 
 
 def test_what_nobody_states_is_said_and_stands_against_nothing():
-    comparison = compare([run("a", seed=1, model="x"), run("b", seed=2, model="x")])
+    comparison = compare_runs([run("a", seed=1, model="x"), run("b", seed=2, model="x")])
     assert comparison.comparable
     assert comparison.not_stated == ("precision", "tokenizer")
 
 
 def test_runs_have_names_that_tell_them_apart():
     paths = ("/x/one/run.log", "/x/two/run.log")
-    assert compare([run(path, seed=1) for path in paths]).names == ("one/run.log", "two/run.log")
-    assert compare([run("run.log", seed=1)] * 2).names == ("1: run.log", "2: run.log")
+    assert compare_runs([run(path, seed=1) for path in paths]).names == ("one/run.log", "two/run.log")
+    assert compare_runs([run("run.log", seed=1)] * 2).names == ("1: run.log", "2: run.log")
 
 
 def test_the_document_has_all_runs_and_strict_numbers():
-    document = compare([run("a", seed=1), run("b", seed=2)]).as_json()
+    document = compare_runs([run("a", seed=1), run("b", seed=2)]).as_json()
     assert [one["name"] for one in document["runs"]] == ["a", "b"]
     assert math.isfinite(document["against_the_first"][0]["faster"]["value"])
     assert set(document["losses"][0]["loss"]) == {"a", "b"}
@@ -160,7 +160,7 @@ def test_the_document_has_all_runs_and_strict_numbers():
 def test_a_run_that_has_no_loss_yet_where_the_other_ends_has_no_difference_there():
     # One step of the first run takes longer than all of the second.
     slow, fast = run("slow", seed=1, step_seconds=1000.0, steps=10), run("fast", seed=2, step_seconds=0.1)
-    comparison = compare([slow, fast])
+    comparison = compare_runs([slow, fast])
     (against,) = comparison.against
     assert set(against.loss) == {"step", "tokens"}
     by_time = [point for point in comparison.points if point.axis == "seconds"]
@@ -170,12 +170,12 @@ def test_a_run_that_has_no_loss_yet_where_the_other_ends_has_no_difference_there
 
 def test_one_run_cannot_be_compared():
     with pytest.raises(UserError, match="two runs or more"):
-        compare([run("a", seed=1)])
+        compare_runs([run("a", seed=1)])
 
 
 def test_runs_without_losses_or_times_are_compared_as_far_as_they_go():
     nothing = measure(run_log(loss=[float("nan")] * 3))
-    comparison = compare([nothing, run("b", seed=1)])
+    comparison = compare_runs([nothing, run("b", seed=1)])
     assert comparison.against[0].faster is None
     assert comparison.unknown_axes["step"] == "a run has no finite loss"
     printed(comparison)

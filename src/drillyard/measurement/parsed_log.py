@@ -1,6 +1,7 @@
 """What was read from a run's logs, whatever framework wrote them: steps as columns, everything else as marks.
 
-The idea: `read.py` turns any log into one `RunLog`; statistics, goodput, comparison, report and watch see nothing else.
+The idea: `read_logs.py` turns any log into one `ParsedLog`; statistics, goodput, comparison, report and watch see
+nothing else.
 A run may have millions of steps, so `Steps` is a table of numpy columns (about 100 bytes a step; a column that the log
 does not have costs nothing), while rare events are `Mark` objects.
 
@@ -13,7 +14,7 @@ What the reader has settled already, so that nobody has to do it again:
 - Times are UTC in integer microseconds since 1970; a clock that steps back is left as printed.
 
 Limits: beyond `EXACT_ROWS` rows neighbouring steps of about the same duration are folded into one row, so that memory
-stays bounded: see `Steps.stands_for` and `RunLog.folding_error`.
+stays bounded: see `Steps.stands_for` and `ParsedLog.folding_error`.
 """
 
 from __future__ import annotations
@@ -218,7 +219,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class LoggedAttempt:
     """One start of the ranks: all that the log shows between it and the next."""
 
     number: int
@@ -232,7 +233,7 @@ class Attempt:
 
 
 @dataclass(slots=True)
-class Facts:
+class LogFacts:
     """What the log itself says about the run; None for what it does not say. Nothing here is guessed or looked up.
 
     `places` tells where a fact was found ("run.log:12"), by the fact's name.
@@ -280,7 +281,7 @@ class Facts:
                 self.places[name] = place
 
 
-_TEXTS: Final = frozenset(fact.name for fact in fields(Facts) if str(fact.type).startswith("str"))
+_TEXTS: Final = frozenset(fact.name for fact in fields(LogFacts) if str(fact.type).startswith("str"))
 _LARGEST_FACT: Final = 1e30
 
 
@@ -302,7 +303,7 @@ FORMATS: Final = {
 
 
 @dataclass(slots=True)
-class Source:
+class LogSource:
     """One file (or stream) that was read or looked at."""
 
     name: str
@@ -330,7 +331,7 @@ ZoneKnowledge = Literal["stated", "given", "assumed", "none"]
 
 
 @dataclass(slots=True)
-class Clock:
+class LogClock:
     """What the log's time stamps are worth."""
 
     zone: ZoneKnowledge = "none"
@@ -345,16 +346,16 @@ class Clock:
 
 
 @dataclass(slots=True)
-class RunLog:
+class ParsedLog:
     """All that was read of one run. `sources[steps.file[i]]` is where row i comes from."""
 
     steps: Steps
     marks: list[Mark]
     """In the order of attempts and, within one, of the log."""
-    facts: Facts
-    attempts: list[Attempt]
-    sources: list[Source]
-    clock: Clock
+    facts: LogFacts
+    attempts: list[LoggedAttempt]
+    sources: list[LogSource]
+    clock: LogClock
     format: str | None
     """The format of the source that the steps come from (a key of FORMATS)."""
     warnings: list[str] = field(default_factory=list)
@@ -390,6 +391,6 @@ def times_us(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.where(known, np.round(np.where(known, seconds, 0.0) * 1e6), NO_TIME).astype(np.int64)
 
 
-def empty_run_log(sources: Sequence[Source] = ()) -> RunLog:
+def empty_parsed_log(sources: Sequence[LogSource] = ()) -> ParsedLog:
     """A log without a step, for what is still to be written (following a run that has not begun)."""
-    return RunLog(Steps.of(), [], Facts(), [], list(sources), Clock(), None)
+    return ParsedLog(Steps.of(), [], LogFacts(), [], list(sources), LogClock(), None)

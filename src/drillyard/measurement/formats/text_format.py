@@ -1,7 +1,7 @@
 """Reading text logs fast: a format tells once how a line like this one looks, then C code matches all lines like it.
 
 The idea: step lines of one run differ in their numbers only. A format looks at one line with its slow, general rules
-and returns a `Message`: where the message begins on the line, a pattern whose groups are the values, and how these
+and returns a `StepPattern`: where the message begins on the line, a pattern whose groups are the values, and how these
 become columns. Together with the shape of the line's prefix (loglines/prefixes.py) that is a `Layout`: one compiled
 pattern for the whole line. The next lines are matched one after the other; where no step line follows, the next one is
 searched by a literal that all step lines of the format have. Values are converted column by column. A line that no
@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from drillyard.loglines.blocks import Block, count_lines, line_ends
-from drillyard.loglines.prefixes import LineOrigins, Origin, Shape, origin, shape_of
+from drillyard.loglines.blocks import LineBlock, count_lines, line_ends
+from drillyard.loglines.prefixes import LineOrigins, Origin, PrefixShape, parse_origin, shape_of
 from drillyard.loglines.stamps import Stamps
-from drillyard.measurement.columns import Lane, Lanes
 from drillyard.measurement.formats.grid import Cells, Templates
 from drillyard.measurement.formats.values import Columns, Values, WholeLines
-from drillyard.measurement.records import NO_TIME
+from drillyard.measurement.lanes import Lane, Lanes
+from drillyard.measurement.parsed_log import NO_TIME
 
 if TYPE_CHECKING:
-    from drillyard.measurement.formats.notes import Note
+    from drillyard.measurement.formats.line_rules import LineRule
 
 NUMBER: Final = rb"([-+.0-9a-zA-Z]{1,64}+)"
 """What may be a number; `float` decides (nan, inf, Infinity and e-notation are). A line where it refuses is damaged."""
@@ -47,10 +47,10 @@ _LONGEST_PREFIX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MatchedLines:
     """The lines whose values are converted: their block, where they begin in it, numbers, and what reads times."""
 
-    block: Block
+    block: LineBlock
     begins: Sequence[int] | None
     """None when they are all lines of the block."""
     lines: NDArray[np.int64]
@@ -62,13 +62,13 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class StepPattern:
     """How a step line looks from `begin` on. `pattern` has plain groups only; `decode` turns their values, group by
     group, into columns; rows whose `step` it gives as -1 are no steps. It raises ValueError for what is no number."""
 
     begin: int
     pattern: bytes
-    decode: Callable[[Sequence[Values], Place], Columns]
+    decode: Callable[[Sequence[Values], MatchedLines], Columns]
     opening: bytes | None = None
     """Where the message is this and then one group up to the end of its line: what it is. `decode` raises ValueError
     for a group that is not as the pattern wants it."""
@@ -88,15 +88,15 @@ class TextFormat:
         """Facts (see records.Facts) that step lines carry."""
         self.warnings: list[str] = []
 
-    def message(self, line: bytes) -> Message | None:
+    def message(self, line: bytes) -> StepPattern | None:
         """How this line looks; None when it is no step line."""
         raise NotImplementedError
 
-    def notes(self) -> tuple[Note, ...]:
-        """What else the log says: see notes.py."""
+    def notes(self) -> tuple[LineRule, ...]:
+        """What else the log says: see line_rules.py."""
         return ()
 
-    def end_block(self, block: Block) -> None:
+    def end_block(self, block: LineBlock) -> None:
         """All step lines of a block have been read."""
 
     def settle(self, lane: Lane) -> None:
@@ -111,12 +111,12 @@ class _Layout:
     opening: bytes | None
     """What every line has before its only group, which goes up to the line's end."""
     groups: int
-    shape: Shape
+    shape: PrefixShape
     stamp: int | None
     origins: tuple[int, ...]
     """Positions of the stamp and of the origin's parts among the groups."""
     first_value: int
-    decode: Callable[[Sequence[Values], Place], Columns]
+    decode: Callable[[Sequence[Values], MatchedLines], Columns]
 
     def groups_of(self, text: bytes, lines: int) -> Sequence[Any] | None:
         """The groups of `lines` lines that all have this layout; None if `text` is not such lines."""
@@ -132,7 +132,7 @@ class _Layout:
 
 
 @dataclass(slots=True)
-class LayoutReader:
+class StepLineReader:
     """Reads the step lines of one format from the blocks of one source into its lanes.
 
     `step_lines` counts them, `damaged` the lines that begin like one and cannot be read.
@@ -152,14 +152,14 @@ class LayoutReader:
     _line_origins: LineOrigins = field(default_factory=LineOrigins)
     _origins: dict[tuple[tuple[str, ...], tuple[bytes, ...]], Origin] = field(default_factory=dict)
 
-    def feed(self, block: Block) -> None:
+    def feed(self, block: LineBlock) -> None:
         """Read all step lines of a block."""
         self.all_steps = self._dense and self._feed_dense(block)
         if not self.all_steps:
             self._feed_sparse(block)
             self.format.end_block(block)
 
-    def _feed_dense(self, block: Block) -> bool:
+    def _feed_dense(self, block: LineBlock) -> bool:
         """Read a block all of whose lines have the last layout, in one go; False if it is not such a block."""
         layout = self._layouts[0]
         begins = None
@@ -171,12 +171,12 @@ class LayoutReader:
         if groups is None:
             return False
         try:
-            self._read(layout, groups, Place(block, begins, lines, self.stamps))
+            self._read(layout, groups, MatchedLines(block, begins, lines, self.stamps))
         except (ValueError, OverflowError):
             return False
         return True
 
-    def _feed_sparse(self, block: Block) -> None:
+    def _feed_sparse(self, block: LineBlock) -> None:
         text, anchor = block.text, self.format.anchor
         rows: list[tuple[Any, ...]] = []
         begins: list[int] = []
@@ -231,11 +231,11 @@ class LayoutReader:
         del self._layouts[_MOST_LAYOUTS:]
         return layout, match
 
-    def _flush(self, layout: _Layout | None, block: Block, begins: list[int], rows: list[tuple[Any, ...]]) -> None:
+    def _flush(self, layout: _Layout | None, block: LineBlock, begins: list[int], rows: list[tuple[Any, ...]]) -> None:
         """Convert rows of one layout and append them to their lanes."""
         if layout is None or not rows:
             return
-        place = Place(block, begins, line_numbers(block, begins), self.stamps)
+        place = MatchedLines(block, begins, line_numbers(block, begins), self.stamps)
         try:
             self._read(layout, list(zip(*rows, strict=True)), place)
         except (ValueError, OverflowError):
@@ -245,7 +245,7 @@ class LayoutReader:
             for begin, row in zip(begins, rows, strict=True):
                 self._flush(layout, block, [begin], [row])
 
-    def _read(self, layout: _Layout, groups: Sequence[Any], place: Place) -> None:
+    def _read(self, layout: _Layout, groups: Sequence[Any], place: MatchedLines) -> None:
         """Convert the groups of rows. Raises ValueError or OverflowError, before anything is kept, if one
         holds what is no number."""
         columns = layout.decode(groups[layout.first_value :], place)
@@ -261,7 +261,7 @@ class LayoutReader:
         self.step_lines += place.count
         self._append(layout, groups, columns, place)
 
-    def _append(self, layout: _Layout, groups: Sequence[Any], columns: Columns, place: Place) -> None:
+    def _append(self, layout: _Layout, groups: Sequence[Any], columns: Columns, place: MatchedLines) -> None:
         """Distribute rows over lanes by their origin, leaving out those that are no steps.
 
         A redrawn line has its prefix once, before its first drawing: the others inherit its origin, not its time.
@@ -290,11 +290,11 @@ class LayoutReader:
     def _origin(self, layout: _Layout, values: tuple[bytes, ...]) -> Origin:
         key = (layout.shape.parts, values)
         if key not in self._origins:
-            self._origins[key] = origin(layout.shape.parts, values)
+            self._origins[key] = parse_origin(layout.shape.parts, values)
         return self._origins[key]
 
 
-def _compile(shape: Shape, message: Message) -> _Layout:
+def _compile(shape: PrefixShape, message: StepPattern) -> _Layout:
     pattern = re.compile(rb"^" + shape.pattern + message.pattern + rb"[^\n]*+\n", re.MULTILINE)
     named = pattern.groupindex
     return _Layout(
@@ -323,7 +323,7 @@ def _itself(origin: Origin) -> Origin:
     return origin
 
 
-def _drawn_over(block: Block, begins: Sequence[int]) -> NDArray[np.bool_]:
+def _drawn_over(block: LineBlock, begins: Sequence[int]) -> NDArray[np.bool_]:
     """Which lines were drawn over by others: the stamp before them is that of all drawings."""
     ends = line_ends(block.text)
     after = ends[np.searchsorted(ends, np.asarray(begins))]
@@ -331,7 +331,7 @@ def _drawn_over(block: Block, begins: Sequence[int]) -> NDArray[np.bool_]:
     return drawn
 
 
-def line_numbers(block: Block, begins: Sequence[int]) -> NDArray[np.int64]:
+def line_numbers(block: LineBlock, begins: Sequence[int]) -> NDArray[np.int64]:
     """The numbers of the lines that begin at the given offsets of a block, in order."""
     if len(begins) < 64:
         numbers, since, line = [], 0, block.first_line

@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from drillyard.measurement.records import FORMATS
-from drillyard.measurement.result import RunResult
+from drillyard.measurement.parsed_log import FORMATS
+from drillyard.measurement.run_result import RunResult
 from drillyard.measurement.speed import AS_PRINTED
-from drillyard.measurement.waits import What
+from drillyard.measurement.waits import WaitKind
 from drillyard.telemetry.console import count, significant
 
 Row = tuple[str, str]
@@ -35,7 +35,7 @@ _COLOURS: Final = {
 }
 
 
-def screen(result: RunResult) -> RenderableType:
+def render_result(result: RunResult) -> RenderableType:
     """All of it. What is not known has a line that says so, with the flag that would give it."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
@@ -213,7 +213,7 @@ def _cost_rows(result: RunResult) -> Iterator[Row]:
         yield "Cost", f"{', '.join(parts)} (${cost.usd_per_gpu_hour:,.4g} per GPU-hour)"
 
 
-def _wait_rows(result: RunResult, what: What, label: str) -> Iterator[Row]:
+def _wait_rows(result: RunResult, what: WaitKind, label: str) -> Iterator[Row]:
     found = [wait for wait in result.waits if wait.what == what]
     seconds = sorted(wait.seconds for wait in found if wait.seconds is not None)
     if seconds:

@@ -2,7 +2,7 @@
 
     result = measure(log, Asked(accelerator="b200", num_gpus=16, params=70_550_000_000, ...))
     result.timing.times.p50, result.speed.mfu, result.cost.per_step, result.goodput
-    result.as_json()            # the published document (document.py)
+    result.as_json()            # the published document (metrics_document.py)
 
 Everything printed, compared or drawn is made from this; it computes nothing that is not in here.
 """
@@ -14,22 +14,22 @@ from typing import Any
 
 from drillyard.goodput import Goodput
 from drillyard.hardware import Catalog, catalog
-from drillyard.measurement.asked import Asked, Missing
 from drillyard.measurement.cost import Cost, cost
-from drillyard.measurement.goodput import JobTimes, goodput
+from drillyard.measurement.log_goodput import JobTimes, goodput_of_log
 from drillyard.measurement.losses import HeldOut, Losses, held_out, losses
-from drillyard.measurement.records import RunLog
+from drillyard.measurement.parsed_log import ParsedLog
 from drillyard.measurement.speed import Speed, speed
-from drillyard.measurement.statistics import COARSE, Timing, timing
-from drillyard.measurement.waits import Wait, waits, written_seconds
+from drillyard.measurement.step_times import COARSE, Timing, measure_step_times
+from drillyard.measurement.user_facts import Missing, UserFacts
+from drillyard.measurement.waits import Wait, find_waits, written_seconds
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RunResult:
     """A measured run. `goodput` is None for a log without time stamps."""
 
-    log: RunLog
-    asked: Asked
+    log: ParsedLog
+    asked: UserFacts
     timing: Timing
     speed: Speed
     cost: Cost
@@ -51,19 +51,19 @@ class RunResult:
 
     def as_json(self) -> dict[str, Any]:
         """The published document, version `document.VERSION`: numbers that are not known are None."""
-        from drillyard.measurement.document import document
+        from drillyard.measurement.metrics_document import build_document
 
-        return document(self).model_dump(mode="json")
+        return build_document(self).model_dump(mode="json")
 
 
-def measure(log: RunLog, asked: Asked | None = None, facts: Catalog | None = None) -> RunResult:
+def measure(log: ParsedLog, asked: UserFacts | None = None, facts: Catalog | None = None) -> RunResult:
     """What the run of `log` achieved, with what the user says beside it. `facts` is the hardware catalog.
 
     Raises UserError for flags that contradict each other or name what is not known.
     """
-    asked, facts = asked or Asked(), facts or catalog()
-    account = goodput(log, JobTimes(asked.job_start_us, asked.job_end_us))
-    timed = timing(log, start_step=asked.start_step, end_step=asked.end_step)
+    asked, facts = asked or UserFacts(), facts or catalog()
+    account = goodput_of_log(log, JobTimes(asked.job_start_us, asked.job_end_us))
+    timed = measure_step_times(log, start_step=asked.start_step, end_step=asked.end_step)
     fast = speed(log, timed, asked, facts)
     billed_seconds = None if account is None else (account.wall_microseconds - account.times.waiting) / 1e6
     costs = cost(fast, asked, facts, step_seconds=timed.times.typical, billed_seconds=billed_seconds)
@@ -76,14 +76,14 @@ def measure(log: RunLog, asked: Asked | None = None, facts: Catalog | None = Non
         goodput=account,
         losses=losses(log),
         held_out=held_out(log),
-        waits=tuple(waits(log)),
+        waits=tuple(find_waits(log)),
         written_seconds=tuple(written_seconds(log)),
         missing=(*_missing_times(log, timed, asked), *fast.missing, *_missing_goodput(account), *costs.missing),
         warnings=(*log.warnings, *_doubts(timed, account), *fast.warnings, *costs.notes),
     )
 
 
-def _missing_times(log: RunLog, timed: Timing, asked: Asked) -> list[Missing]:
+def _missing_times(log: ParsedLog, timed: Timing, asked: UserFacts) -> list[Missing]:
     times = timed.times
     if times.typical is None:
         if timed.all is not None and (asked.start_step is not None or asked.end_step is not None):

@@ -4,7 +4,7 @@
     Tail(["run.log"]).poll()              the same for logs that still grow
 
 All paths together are one run: restarts and ranks may be spread over files. What a file is, its content tells. What is
-taken from which of them, assemble.py decides.
+taken from which of them, merge_sources.py decides.
 
 Cost: a core reads about 100 to 400 MB/s of text; memory is that of the steps. Limits: of a directory, files that cannot
 be logs (weights, images, source code) are passed over by their names; a path that is given by itself is always read.
@@ -23,10 +23,10 @@ from drillyard.errors import UserError
 from drillyard.loglines.packed import trouble
 from drillyard.loglines.sources import GCS, LogFile, find_files, open_log
 from drillyard.loglines.stamps import time_zone
-from drillyard.measurement.assemble import RUN_FILES, add_directory, assemble
-from drillyard.measurement.growing import Growing
-from drillyard.measurement.reading import Reading, read_source
-from drillyard.measurement.records import FORMATS, RunLog, Source
+from drillyard.measurement.merge_sources import RUN_FILES, add_directory, merge_sources
+from drillyard.measurement.parsed_log import FORMATS, LogSource, ParsedLog
+from drillyard.measurement.source_reader import SourceContent, read_source
+from drillyard.measurement.tail import FollowedSource
 
 _NO_LOGS: Final = frozenset(
     f".{ending}"
@@ -38,7 +38,9 @@ _NO_LOGS: Final = frozenset(
 _SECONDS_BETWEEN_LOOKS: Final = 2.0
 
 
-def read(paths: Sequence[str | Path], *, timezone: str | tzinfo | None = None, framework: str | None = None) -> RunLog:
+def read_logs(
+    paths: Sequence[str | Path], *, timezone: str | tzinfo | None = None, framework: str | None = None
+) -> ParsedLog:
     """Read one run from its logs.
 
     `timezone` is for time stamps without a zone: a name or offset as `--timezone` takes it. `framework` is a key of
@@ -54,7 +56,7 @@ def read(paths: Sequence[str | Path], *, timezone: str | tzinfo | None = None, f
             reading = read_source(file, number, stream, zone, only)
             reading.trouble = trouble(stream)
         readings.append(reading)
-    log = assemble(readings, zone, last=True)
+    log = merge_sources(readings, zone, last=True)
     broken = [_broken(reading) for reading in readings if reading.trouble is not None]
     log.warnings += broken
     log.sources += set_aside
@@ -68,7 +70,7 @@ class Tail:
     """Follows logs that grow. `poll` reads what is new and gives the run as it stands then.
 
     A file that was truncated or replaced is read anew from its beginning; what it held before is forgotten. Files that
-    come into a directory are followed too (another rank's log, the event file of a restart). See growing.py.
+    come into a directory are followed too (another rank's log, the event file of a restart). See tail.py.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Tail:
         files = self._resolve([str(path) for path in paths])
         if not files:
             raise UserError("nothing to follow: give the log of a run (or - for standard input)")
-        self._sources = [Growing(file, number, self._zone, self._only) for number, file in enumerate(files)]
+        self._sources = [FollowedSource(file, number, self._zone, self._only) for number, file in enumerate(files)]
 
     def _resolve(self, names: list[str]) -> list[LogFile]:
         files: list[LogFile] = []
@@ -116,7 +118,7 @@ class Tail:
                 if file.name not in known and _may_be_log(file):
                     # Until it is followed: what was packed (a log that was rotated) cannot be.
                     self._passed_over.add(file.name)
-                    self._sources.append(Growing(file, len(self._sources), self._zone, self._only))
+                    self._sources.append(FollowedSource(file, len(self._sources), self._zone, self._only))
         except UserError:
             # It went away while it was looked at.
             pass
@@ -136,13 +138,13 @@ class Tail:
         """Whether more was there at the last poll than one poll reads."""
         return any(source.behind for source in self._sources)
 
-    def poll(self) -> RunLog | None:
+    def poll(self) -> ParsedLog | None:
         """The run as it stands; None when nothing was written since the last poll. Raises UserError, also where all
         has ended without a step."""
         self._look_for_more()
         if not any([source.poll() for source in self._sources]):
             return None
-        log = assemble([source.reading() for source in self._sources], self._zone)
+        log = merge_sources([source.reading() for source in self._sources], self._zone)
         add_directory(log, self._directory)
         if self.ended and not len(log.steps) and not log.marks:
             raise UserError(_nothing_found(log, self._only, []))
@@ -160,10 +162,10 @@ def _format(framework: str | None) -> str | None:
     return framework
 
 
-def _choose(names: list[str]) -> tuple[list[LogFile], list[Source], Path | None]:
+def _choose(names: list[str]) -> tuple[list[LogFile], list[LogSource], Path | None]:
     """The files to read, those set aside unread, and the run directory that they are of."""
     files: list[LogFile] = []
-    aside: list[Source] = []
+    aside: list[LogSource] = []
     directory: Path | None = None
     for name in names:
         path = Path(name)
@@ -180,7 +182,7 @@ def _choose(names: list[str]) -> tuple[list[LogFile], list[Source], Path | None]
         for other in ("dllogger.json", "tensorboard", "logs"):
             if (path / other).exists():
                 note = f"the same run; {run_files[0].name} has more to say"
-                aside.append(Source(str(path / other), None, used=False, note=note))
+                aside.append(LogSource(str(path / other), None, used=False, note=note))
     unique = {file.name: file for file in files}
     return list(unique.values()), aside, directory
 
@@ -198,14 +200,14 @@ def _may_be_log(file: LogFile) -> bool:
     return not path.name.startswith(".") and path.suffix.lower() not in _NO_LOGS
 
 
-def _broken(reading: Reading) -> str:
+def _broken(reading: SourceContent) -> str:
     """Where a compressed source ended before its end."""
     source = reading.source
     read = f"read up to line {source.lines}" if source.bytes else "nothing could be read"
     return f"{source.name}: {reading.trouble}: {read}"
 
 
-def _nothing_found(log: RunLog, only: str | None, broken: list[str]) -> str:
+def _nothing_found(log: ParsedLog, only: str | None, broken: list[str]) -> str:
     names = ", ".join(re.sub(r"(.{60}).+", r"\1...", source.name) for source in log.sources[:3])
     size = sum(source.bytes for source in log.sources)
     if not size:

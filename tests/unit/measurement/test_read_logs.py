@@ -15,8 +15,8 @@ from tests.unit.measurement.prefixes import PREFIXES
 
 from drillyard.errors import UserError
 from drillyard.loglines.prefixes import NOWHERE
-from drillyard.measurement.columns import Lane
-from drillyard.measurement.read import read
+from drillyard.measurement.lanes import Lane
+from drillyard.measurement.read_logs import read_logs
 
 # -- equal to a slow reference ------------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ def test_a_long_log_of_only_steps_equals_slow_reading(tmp_path: Path) -> None:
         f"{at(step % 3600)} 0: {perf(step, a, b)}\n" + ("" if step % 7777 else "something else\n")
         for step, (a, b) in enumerate(draws.tolist(), 1)
     )
-    log = read([write(tmp_path / "run.log", text)])
+    log = read_logs([write(tmp_path / "run.log", text)])
     rows = slow(text, "perflogger")
     assert log.steps.step.tolist() == [row[0] for row in rows]
     assert log.steps.seconds.tolist() == [row[1] for row in rows]
@@ -132,20 +132,20 @@ def test_a_log_cut_anywhere_gives_a_prefix_of_its_steps(sample: str, launcher: s
 
 
 def test_a_last_line_without_its_end_is_left_out_and_counted(tmp_path: Path) -> None:
-    log = read([write(tmp_path / "run.log", perf(1) + "\n" + perf(2))])
+    log = read_logs([write(tmp_path / "run.log", perf(1) + "\n" + perf(2))])
     assert log.steps.step.tolist() == [1]
     assert (log.lines, log.unfinished_lines) == (1, 1)
 
 
 def test_a_line_torn_inside_a_number_is_no_step(tmp_path: Path) -> None:
     text = perf(1) + "\n" + perf(2)[:-3] + "[rank1]: hello\n" + perf(3) + "\n"
-    assert read([write(tmp_path / "run.log", text)]).steps.step.tolist() == [1, 3]
+    assert read_logs([write(tmp_path / "run.log", text)]).steps.step.tolist() == [1, 3]
 
 
 def test_prefixes_that_differ_on_every_line_are_read_too(tmp_path: Path) -> None:
     names = ["".join(chr(97 + (step * n) % 26) for n in (3, 5, 7, 11, 13)) for step in range(1, 301)]
     text = "".join(f"<{name}> {at(step)} from {name}: {perf(step)}\n" for step, name in enumerate(names, 1))
-    log = read([write(tmp_path / "run.log", text)])
+    log = read_logs([write(tmp_path / "run.log", text)])
     assert log.steps.step.tolist() == list(range(1, 301))
     assert log.steps.time_us.tolist() == [NOON + step * SECOND for step in range(1, 301)]
 
@@ -180,7 +180,7 @@ def test_any_interleaving_of_ranks_gives_the_same_steps(data: st.DataObject, pre
 
 def test_ranks_without_names_that_print_the_same_step_are_one_step(tmp_path: Path) -> None:
     text = "".join(f"{at(step + rank / 100)} {perf(step, 1 + rank)}\n" for step in (1, 2, 3) for rank in range(4))
-    log = read([write(tmp_path / "run.log", text)])
+    log = read_logs([write(tmp_path / "run.log", text)])
     assert log.steps.step.tolist() == [1, 2, 3]
     assert log.steps.seconds.tolist() == [4.0] * 3
     assert log.ranks == (0, 1, 2, 3)
@@ -189,7 +189,7 @@ def test_ranks_without_names_that_print_the_same_step_are_one_step(tmp_path: Pat
 def test_ranks_in_files_of_their_own(tmp_path: Path) -> None:
     for rank in (0, 1):
         write(tmp_path / f"rank-{rank}.log", "".join(perf(step, 1 + rank, loss=rank) + "\n" for step in (1, 2)))
-    log = read([tmp_path])
+    log = read_logs([tmp_path])
     assert log.ranks == (0, 1)
     assert log.steps.seconds.tolist() == [2.0, 2.0]
     assert log.steps.loss.tolist() == [0.0, 0.0]
@@ -202,7 +202,7 @@ def test_a_restart_in_one_file_marks_repeated_steps(tmp_path: Path) -> None:
     lines = [f"{at(step)} {perf(step)}" for step in (1, 2, 3, 4)]
     lines += [f"{at(20)} [PerfLogger] Using 70.55B parameters for TFLOPs calculation."]
     lines += [f"{at(30 + step)} {perf(step)}" for step in (3, 4, 5)]
-    log = read([write(tmp_path / "run.log", "\n".join(lines) + "\n")])
+    log = read_logs([write(tmp_path / "run.log", "\n".join(lines) + "\n")])
     assert log.steps.step.tolist() == [1, 2, 3, 4, 3, 4, 5]
     assert log.steps.attempt.tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert log.steps.again.tolist() == [False] * 4 + [True, True, False]
@@ -215,7 +215,7 @@ def test_a_restart_in_one_file_marks_repeated_steps(tmp_path: Path) -> None:
 def test_restarts_in_several_files_are_joined_in_time(tmp_path: Path) -> None:
     write(tmp_path / "b.log", f"{at(0)} start\n" + "".join(f"{at(step)} {perf(step)}\n" for step in (1, 2, 3)))
     write(tmp_path / "a.log", f"{at(50)} start\n" + "".join(f"{at(60 + step)} {perf(step)}\n" for step in (4, 5)))
-    log = read([tmp_path])
+    log = read_logs([tmp_path])
     assert log.steps.step.tolist() == [1, 2, 3, 4, 5]
     assert log.steps.attempt.tolist() == [0, 0, 0, 1, 1]
     assert log.attempts[1].first_time_us == NOON + 50 * SECOND
@@ -234,7 +234,7 @@ def test_marks_belong_to_their_attempts(tmp_path: Path) -> None:
         + f"{at(6)} using world size: 8\n"
         + line.format(at(9), 2)
     )
-    log = read([write(tmp_path / "run.log", text)])
+    log = read_logs([write(tmp_path / "run.log", text)])
     assert [(mark.kind, mark.attempt, mark.step) for mark in log.marks] == [
         ("round_start", 0, None),
         ("checkpoint_begin", 0, 1),
@@ -255,16 +255,16 @@ def test_marks_belong_to_their_attempts(tmp_path: Path) -> None:
 )
 def test_what_is_no_log_is_an_error_that_names_the_formats(content: bytes, words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=words):
-        read([write(tmp_path / "x.log", content)])
+        read_logs([write(tmp_path / "x.log", content)])
 
 
 def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"):
-        read([tmp_path / "none.log"])
+        read_logs([tmp_path / "none.log"])
     with pytest.raises(UserError, match="no files"):
-        read([tmp_path])
+        read_logs([tmp_path])
     with pytest.raises(UserError, match="not known"):
-        read([tmp_path], framework="caffe")
+        read_logs([tmp_path], framework="caffe")
 
 
 @settings(max_examples=60, deadline=None)
@@ -300,11 +300,13 @@ def test_damaged_logs_are_read_or_refused_but_never_break(junk: bytes, names: li
     ],
 )
 def test_values_that_are_none_are_passed_over(text: str, steps: list[int], tmp_path: Path) -> None:
-    assert read([write(tmp_path / "x.log", text)]).steps.step.tolist() == steps
+    assert read_logs([write(tmp_path / "x.log", text)]).steps.step.tolist() == steps
 
 
 def test_lines_passed_over_are_counted(tmp_path: Path) -> None:
-    log = read([write(tmp_path / "run.log", "a\nb\n" + perf(1) + "\nc\n" + perf(2).replace("9.5", "9.5.5") + "\n")])
+    log = read_logs(
+        [write(tmp_path / "run.log", "a\nb\n" + perf(1) + "\nc\n" + perf(2).replace("9.5", "9.5.5") + "\n")]
+    )
     assert (log.lines, log.lines_passed_over, log.sources[0].damaged_lines) == (5, 4, 1)
     assert "1 damaged" in log.warnings[0]
 
@@ -315,22 +317,22 @@ def test_a_mixed_log_is_read_by_the_format_with_the_most_steps(tmp_path: Path) -
         + "\n"
         + "".join(f"completed step: {step}, seconds: 1.0, TFLOP/s/device: 1.0, loss: 1.0\n" for step in range(9))
     )
-    log = read([write(tmp_path / "run.log", text)])
+    log = read_logs([write(tmp_path / "run.log", text)])
     assert (log.format, len(log.steps)) == ("maxtext", 9)
     assert log.sources[0].note == "also holds PerfLogger"
 
 
 def test_time_zones(tmp_path: Path) -> None:
     path = write(tmp_path / "run.log", f"2026-08-01 12:00:00,250 {perf(1)}\n")
-    assert read([path]).clock.zone == "assumed"
-    zurich = read([path], timezone="Europe/Zurich")
+    assert read_logs([path]).clock.zone == "assumed"
+    zurich = read_logs([path], timezone="Europe/Zurich")
     assert zurich.clock.zone == "given"
     assert zurich.steps.time_us.tolist() == [NOON - 2 * 3600 * SECOND + 250_000]
     assert zurich.clock.resolution_us == 1000
-    stated = read([write(tmp_path / "zoned.log", f"2026-08-01T12:00:00+02:00 {perf(1)}\n")], timezone="Asia/Tokyo")
+    stated = read_logs([write(tmp_path / "zoned.log", f"2026-08-01T12:00:00+02:00 {perf(1)}\n")], timezone="Asia/Tokyo")
     assert (stated.clock.zone, stated.steps.time_us.tolist()) == ("stated", [NOON - 2 * 3600 * SECOND])
     with pytest.raises(UserError, match="not a time zone"):
-        read([path], timezone="Mars/Base")
+        read_logs([path], timezone="Mars/Base")
 
 
 # -- beyond a million steps ----------------------------------------------------------------------------------------
@@ -339,16 +341,16 @@ def test_time_zones(tmp_path: Path) -> None:
 def test_more_steps_than_fit_are_folded_within_the_stated_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from drillyard.measurement import columns
+    from drillyard.measurement import lanes
 
-    monkeypatch.setattr(columns.Lane, "extend", _with_limit(columns.Lane.extend, 20_000))
+    monkeypatch.setattr(lanes.Lane, "extend", _with_limit(lanes.Lane.extend, 20_000))
     seconds = 1 + np.random.default_rng(0).normal(0, 0.002, 100_000)
     seconds[::5000] = 9.0
     text = "".join(
         f"completed step: {step}, seconds: {value:.6f}, TFLOP/s/device: 1.0, loss: 1.0\n"
         for step, value in enumerate(seconds.tolist())
     )
-    log = read([write(tmp_path / "run.log", text)])
+    log = read_logs([write(tmp_path / "run.log", text)])
     steps = log.steps
     assert 5_000 < len(steps) <= 20_000
     assert steps.stands_for.sum() == 100_000
