@@ -24,7 +24,7 @@ from torch.distributed import checkpoint as dcp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.step_overhead import interval, make_config
+from benchmarks.step_overhead import callbacks_without_supervision, interval, make_config
 from tests.distributed.ranks import run_ranks
 
 from drillyard.data import prepare
@@ -32,8 +32,7 @@ from drillyard.parallel.model_setup import fill_weights
 from drillyard.parallel.ranks import start_ranks
 from drillyard.telemetry import RunLog
 from drillyard.training.build import build_run
-from drillyard.training.signals import StopRequest
-from drillyard.training.state import checkpoint_state
+from drillyard.training.resume import checkpoint_state
 
 STEPS_PER_SAVE = 50
 WARMUP_BLOCKS = 1
@@ -49,23 +48,20 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
     run = Path(directory) / "run"
     run.mkdir(exist_ok=True)
     log = RunLog(run, rank=ranks.rank, config=config, console="none", round_number=0)
-    stop = StopRequest(ranks.world_size)
-    parts = build_run(config, ranks, data, log, run, stop)
+    parts = build_run(config, ranks, data, log)
+    callbacks = callbacks_without_supervision(config, ranks, parts, data, log, run)
+    checkpointer, optimizer = callbacks.checkpointer, parts.trainer.optimizer
+    without_saves = config.checkpoint.model_copy(update={"every_steps": None})
+    callbacks.config = config.model_copy(update={"checkpoint": without_saves})
     fill_weights(config, parts.model.causal_lm)
-    parts.checkpointer.prepare(checkpoint_state(parts.optimizer, ranks))
+    checkpointer.prepare(checkpoint_state(optimizer, ranks))
     seconds: dict[str, list[float]] = {"with saves": [], "without": [], "blocked": [], "dcp.save": []}
     done = 0
 
     def train(steps: int) -> None:
         nonlocal done
         parts.trainer.total_steps = done + steps
-        parts.trainer.train(
-            done,
-            on_first=lambda step: None,
-            on_logged=parts.reporter.logged,
-            after_step=lambda steps_done, stopping: 0.0,
-            stop=stop,
-        )
+        parts.trainer.train(done, callbacks)
         done += steps
 
     for block in range(arguments.blocks + WARMUP_BLOCKS):
@@ -74,10 +70,10 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
             started = time.perf_counter()
             blocked = 0.0
             if name == "with saves":
-                state = checkpoint_state(parts.optimizer, ranks)
-                blocked = parts.checkpointer.save(done, state, metadata={"step": done, "held_out_loss": None})
+                state = checkpoint_state(optimizer, ranks)
+                blocked = checkpointer.save(done, state, metadata={"step": done, "held_out_loss": None})
             train(STEPS_PER_SAVE)
-            parts.checkpointer.wait()
+            checkpointer.wait()
             dist.barrier()
             if block >= WARMUP_BLOCKS:
                 seconds[name].append(time.perf_counter() - started)
@@ -86,12 +82,12 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
     for number in range(5):
         dist.barrier()
         started = time.perf_counter()
-        dcp.save(checkpoint_state(parts.optimizer, ranks), checkpoint_id=str(Path(directory) / f"plain-{number}"))
+        dcp.save(checkpoint_state(optimizer, ranks), checkpoint_id=str(Path(directory) / f"plain-{number}"))
         seconds["dcp.save"].append(time.perf_counter() - started)
         dist.barrier()
         if ranks.rank == 0:
             shutil.rmtree(Path(directory) / f"plain-{number}")
-    parts.checkpointer.close()
+    checkpointer.close()
     log.close()
     seconds["parameters"] = [float(parts.model.num_parameters)]
     return seconds

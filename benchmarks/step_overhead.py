@@ -10,11 +10,13 @@ the median step of each, the ratio of medians over blocks, and its 95 % interval
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,8 +35,8 @@ from drillyard.models import blocks, build_model, init_random, packed_attention_
 from drillyard.parallel.model_setup import fill_weights
 from drillyard.parallel.ranks import start_ranks
 from drillyard.telemetry import RunLog
-from drillyard.training.build import build_run
-from drillyard.training.signals import StopRequest
+from drillyard.training.build import build_callbacks, build_run
+from drillyard.training.callbacks import StepCallbacks
 
 STEPS_PER_BLOCK = 20
 WARMUP_BLOCKS = 2
@@ -69,8 +71,8 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
     data = ranks.in_turn(lambda first: prepare(config, only_open=not first))
     (Path(directory) / "run").mkdir(exist_ok=True)
     log = RunLog(Path(directory) / "run", rank=ranks.rank, config=config, console="none", round_number=0)
-    stop = StopRequest(ranks.world_size)
-    parts = build_run(config, ranks, data, log, Path(directory) / "run", stop)
+    parts = build_run(config, ranks, data, log)
+    callbacks = callbacks_without_supervision(config, ranks, parts, data, log, Path(directory) / "run")
     fill_weights(config, parts.model.causal_lm)
     bare, batches = bare_loop(config, ranks, data)
     seconds: dict[str, list[float]] = {"trainer": [], "bare": []}
@@ -82,13 +84,7 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
             if name == "trainer":
                 first = block * STEPS_PER_BLOCK
                 parts.trainer.total_steps = first + STEPS_PER_BLOCK
-                parts.trainer.train(
-                    first,
-                    on_first=lambda step: None,
-                    on_logged=parts.reporter.logged,
-                    after_step=parts.between.after_step,
-                    stop=stop,
-                )
+                parts.trainer.train(first, callbacks)
                 parts.trainer.total_steps = total
             else:
                 for step in range(STEPS_PER_BLOCK):
@@ -97,6 +93,17 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
                 seconds[name].append((time.perf_counter() - started) / STEPS_PER_BLOCK)
     log.close()
     return seconds
+
+
+def callbacks_without_supervision(
+    config: RunConfig, ranks: Any, parts: Any, data: Any, log: RunLog, directory: Path
+) -> StepCallbacks:
+    """The callbacks of a run whose rank no supervisor watches and no signal stops."""
+    signs = SimpleNamespace(step=lambda *_: None)
+    watch = SimpleNamespace(signs=signs, begin=lambda *_: None, during=lambda _: contextlib.nullcontext())
+    stops = SimpleNamespace(received=None, answer=lambda _: None)
+    side: Any = SimpleNamespace(watch=watch, stops=stops)
+    return build_callbacks(config, ranks, parts, data, log, directory, side)
 
 
 def bare_loop(config: RunConfig, ranks: Any, data: Any) -> tuple[BareLoop, list[tuple[Any, ...]]]:

@@ -18,8 +18,8 @@ from drillyard.data.sampler import Mixture
 from drillyard.models import init_random
 from drillyard.parallel.model_setup import ShardedModel, build_sharded_model
 from drillyard.parallel.ranks import Ranks
-from drillyard.training.build import batch_shape
 from drillyard.training.optimizer import ShardedAdamW
+from drillyard.training.sample_order import BatchShape
 from drillyard.training.trainer import StepWindow, Trainer
 
 
@@ -140,17 +140,8 @@ def assembled(
     training = config.training
     optimizer = ShardedAdamW(model.root, training.optimizer, training.gradient_clipping, ranks)
     assert training.steps is not None
-    trainer = Trainer(
-        config,
-        ranks,
-        model.root,
-        optimizer,
-        Mixture([source], [1.0], 0),
-        batch_shape(config, ranks),
-        training.steps,
-        attention=model.attention,
-        gather_gradients_once=model.small,
-    )
+    shape = BatchShape.of(config, ranks.num_data_ranks)
+    trainer = Trainer(config, ranks, model, optimizer, Mixture([source], [1.0], 0), shape, training.steps)
     return trainer, model
 
 

@@ -36,8 +36,8 @@ from drillyard.models import loss as loss_room
 from drillyard.modelspec import ModelSpec, model_spec
 from drillyard.parallel import model_setup as parallel_setup
 from drillyard.parallel.ranks import Ranks
-from drillyard.training.build import batch_shape
 from drillyard.training.optimizer import ShardedAdamW
+from drillyard.training.sample_order import BatchShape
 from drillyard.training.trainer import StepWindow, Trainer
 
 
@@ -163,13 +163,11 @@ def assemble(case: Case, ranks: Ranks) -> Trainer:
     return Trainer(
         config,
         ranks,
-        model.root,
+        model,
         optimizer,
         data,
-        batch_shape(config, ranks),
+        BatchShape.of(config, ranks.num_data_ranks),
         3,
-        attention=model.attention,
-        gather_gradients_once=model.small,
     )
 
 

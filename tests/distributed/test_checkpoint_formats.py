@@ -25,7 +25,7 @@ from drillyard.parallel.ranks import Ranks, start_ranks
 from drillyard.training.checkpoint import Checkpointer, list_checkpoints, verify
 from drillyard.training.checkpoint.manifest import FORMAT_VERSION
 from drillyard.training.optimizer import ShardedAdamW
-from drillyard.training.state import checkpoint_state, restore
+from drillyard.training.resume import checkpoint_state, restore
 
 FORMATS = Path(__file__).parent / "checkpoint_formats"
 STEP = 10

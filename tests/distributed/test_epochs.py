@@ -63,7 +63,7 @@ def one_epoch(directory: str, ranks: int) -> dict[int, list[int]]:
             logging={"every_steps": 1, "tensorboard": False},
         )
         side = start_supervision(Path(config.output) / config.name, 0.0, round_number=0, is_claimed=False)
-        assert run.train(config, side).exit_code == 0
+        assert run.train(config, side) == 0
         found[size] = list(read)
         read.clear()
     Mixture.read = inner  # type: ignore[method-assign]

@@ -8,15 +8,15 @@ import torch.distributed as dist
 from tests.distributed.ranks import run_ranks
 
 from drillyard.config.run import ParallelismConfig, TrainingConfig
-from drillyard.parallel import memory
+from drillyard.parallel import model_setup
 from drillyard.parallel.ranks import start_ranks
 
 
 def least_seen_by(own_bytes: list[int]) -> int:
     training = TrainingConfig.model_validate({"steps": 1, "optimizer": {"learning_rate": 1e-3}, "device": "cpu"})
     ranks = start_ranks(training, ParallelismConfig())
-    with mock.patch.object(memory, "memory_bytes_per_rank", lambda _: own_bytes[dist.get_rank()]):
-        return memory.least_memory_bytes(ranks)
+    with mock.patch.object(model_setup, "memory_bytes_per_rank", lambda _: own_bytes[dist.get_rank()]):
+        return model_setup.least_memory_bytes(ranks)
 
 
 def test_all_ranks_decide_by_the_least_memory_of_any():

@@ -22,11 +22,10 @@ from drillyard.config import RunConfig
 from drillyard.data import prepare
 from drillyard.parallel.model_setup import ShardedModel, build_sharded_model, fill_weights
 from drillyard.parallel.ranks import Ranks, start_ranks
-from drillyard.training.build import batch_shape
 from drillyard.training.checkpoint import Checkpointer
 from drillyard.training.optimizer import ShardedAdamW
-from drillyard.training.resume import resume
-from drillyard.training.state import checkpoint_state, seed_rank
+from drillyard.training.resume import checkpoint_state, resume, seed_rank
+from drillyard.training.sample_order import BatchShape, order_identity
 from drillyard.training.trainer import StepWindow, Trainer
 
 LLAMA = {
@@ -120,18 +119,16 @@ def build(config: RunConfig, ranks: Ranks | None = None, *, filled: bool = True)
     if config.training.precision == "fp64":
         norms_in_fp64(model.causal_lm)
     optimizer = ShardedAdamW(model.root, config.training.optimizer, config.training.gradient_clipping, ranks)
-    shape = batch_shape(config, ranks)
+    shape = BatchShape.of(config, ranks.num_data_ranks)
     steps_of_epoch = -(-data.train.num_sequences // shape.global_batch_size)
     trainer = Trainer(
         config,
         ranks,
-        model.root,
+        model,
         optimizer,
         data.train,
         shape,
         config.training.steps or int(config.training.epochs or 0) * steps_of_epoch,
-        attention=model.attention,
-        gather_gradients_once=model.small,
     )
     seed_rank(config.training.seed, 0, ranks)
     return trainer, model
@@ -169,15 +166,8 @@ class SilentLog:
 
 def identity_of(trainer: Trainer) -> dict[str, Any]:
     """What a checkpoint must agree with, as the assembled run has it."""
-    return {
-        "data": trainer.data.fingerprint,
-        "global_batch_size": trainer.shape.global_batch_size,
-        "total_steps": trainer.total_steps,
-        "by_epoch": trainer.shape.by_epoch,
-        "num_sequences": trainer.data.num_sequences,
-        "seed": trainer.config.training.seed,
-        "sequence_length": trainer.config.data.sequence_length,
-    }
+    data, batch = trainer.data, trainer.shape.global_batch_size
+    return order_identity(trainer.config, data.fingerprint, data.num_sequences, batch, trainer.total_steps)
 
 
 def checkpointer_in(folder: str) -> Checkpointer:

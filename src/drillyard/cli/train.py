@@ -230,7 +230,7 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
             sys.stdout.write(f"{error_text(str(error))}\n")
 
     try:
-        code = train_rank(run, side, console=console, round_number=round_number, is_claimed=is_claimed).exit_code
+        code = train_rank(run, side, console=console, round_number=round_number, is_claimed=is_claimed)
     except UserError as error:
         tell(error)
         code = 2

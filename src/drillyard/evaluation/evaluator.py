@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from drillyard.config.run import RunConfig
 from drillyard.data import PreparedData, evaluation_rows, prompt_tokens, render_prompt
 from drillyard.data.held_out_split import find_part
@@ -149,13 +147,10 @@ class HeldOutEvaluator:
 
     def judge_shared(self, rows: list[dict[str, Any]], predictions: list[str]) -> list[SqlVerdict]:
         """Run this rank's share of the predictions, and collect everybody's verdicts in the order of the rows."""
-        rank, size = self.ranks.rank, self.ranks.world_size
-        share = list(zip(rows, predictions, strict=True))[rank::size]
+        size = self.ranks.num_data_ranks
+        share = list(zip(rows, predictions, strict=True))[self.ranks.data_rank :: size]
         mine = self._agreement.alone(lambda: [judge(row, text) for row, text in share])
-        if size == 1:
-            return mine
-        parts: list[Any] = [None] * size
-        dist.all_gather_object(parts, mine)
+        parts = self.ranks.gather_from_data_ranks(mine)
         return [parts[index % size][index // size] for index in range(len(rows))]
 
     def write_predictions(

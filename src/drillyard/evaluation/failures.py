@@ -18,13 +18,14 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from drillyard.errors import UserError
 from drillyard.models.loss import LanguageModelLoss
+from drillyard.parallel.collectives import gather
 from drillyard.parallel.parallelize import finished_modules, join_remaining_gathers
 from drillyard.parallel.ranks import Ranks
 
@@ -105,15 +106,12 @@ class FailureAgreement:
 
     def _errors_of_all(self, own: _Error | None) -> list[_Error]:
         """What ranks raised, in order of rank; the same on all of them."""
-        everyone: list[Any] = [own]
         if self._ranks.world_size > 1:
             failed = torch.tensor([own is not None], dtype=torch.int32)
             dist.all_reduce(failed, op=dist.ReduceOp.MAX)
             if not failed.item():
                 return []
-            everyone = [None] * self._ranks.world_size
-            dist.all_gather_object(everyone, own)
-        return [error for error in everyone if error is not None]
+        return [error for error in gather(own) if error is not None]
 
 
 def _in_words(errors: list[_Error], world_size: int) -> str:

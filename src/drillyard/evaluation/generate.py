@@ -8,7 +8,6 @@ ends when every rank's rows have ended.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -50,11 +49,11 @@ def generate(
     positions = getattr(config, "n_positions", None)
     order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
     mine: dict[int, list[int]] = {}
-    round_size = batch_size * ranks.world_size
+    round_size = batch_size * ranks.num_data_ranks
     agreement = FailureAgreement(root, ranks, before_forward)
     try:
         for start in range(0, len(order), round_size):
-            dealt = order[start + ranks.rank : start + round_size : ranks.world_size]
+            dealt = order[start + ranks.data_rank : start + round_size : ranks.num_data_ranks]
             rows = [prompts[i] for i in dealt] or [[FILLER]]
             # Learned positions end somewhere; the limit is that of the round's longest prompt, the same on every rank.
             longest = max(len(prompts[i]) for i in order[start : start + round_size])
@@ -71,7 +70,8 @@ def generate(
         config.use_cache, config._attn_implementation = cached, kernel
         reshard(root)
         root.train(was_training)
-    return _gather(mine, len(prompts), ranks)
+    answers = {i: tokens for share in ranks.gather_from_data_ranks(mine) for i, tokens in share.items()}
+    return [answers[i] for i in range(len(prompts))]
 
 
 def _generate_batch(
@@ -135,13 +135,3 @@ def _all_ended(ended_B: torch.Tensor, ranks: Ranks) -> bool:
 
 def _until(tokens: list[int], eos: int | None) -> list[int]:
     return tokens[: tokens.index(eos)] if eos is not None and eos in tokens else tokens
-
-
-def _gather(mine: dict[int, list[int]], count: int, ranks: Ranks) -> list[list[int]]:
-    parts: list[Any] = [None] * ranks.world_size
-    if ranks.world_size > 1:
-        dist.all_gather_object(parts, mine)
-    else:
-        parts = [mine]
-    merged = {index: tokens for part in parts for index, tokens in part.items()}
-    return [merged[index] for index in range(count)]

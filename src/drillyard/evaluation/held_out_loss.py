@@ -76,11 +76,11 @@ def evaluate_loss(
     sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
     was_training = root.training
     root.eval()
-    round_size = batch_size * ranks.world_size
+    round_size = batch_size * ranks.num_data_ranks
     agreement = FailureAgreement(root, ranks, before_forward)
 
     def add_round(start: int) -> None:
-        first = start + ranks.rank * batch_size
+        first = start + ranks.data_rank * batch_size
         indices = np.arange(first, first + batch_size, dtype=np.int64)
         batch = with_labels_only_in(sequences.read(np.minimum(indices, count - 1)), indices < count)
         inputs = loss_inputs(batch, root.causal_lm, attention, ranks.device, chunk_tokens)
@@ -90,7 +90,7 @@ def evaluate_loss(
     try:
         for start in range(0, count, round_size):
             agreement.forward(functools.partial(add_round, start))
-        ranks.all_reduce_sum(sums)
+        ranks.sum_over_data_ranks(sums)
     finally:
         # Also where the ranks have agreed to stop, or one has failed: training goes on.
         reshard(root)

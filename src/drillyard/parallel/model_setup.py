@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,9 +26,11 @@ from drillyard.models.loss import LanguageModelLoss
 from drillyard.models.pretrained import require_matching_weights
 from drillyard.models.random_init import init_buffers
 from drillyard.modelspec import model_spec, spec_from_counts
-from drillyard.parallel.memory import GIB, least_memory_bytes, require_state_fits
+from drillyard.parallel.collectives import gather
 from drillyard.parallel.parallelize import COMPUTE_DTYPE, MASTER_DTYPE, fsdp_modules, parallelize_model
 from drillyard.parallel.ranks import Ranks
+
+GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ def resolve_settings(
     return resolve_setup(
         config,
         spec,
-        num_gpus=ranks.world_size,
+        num_gpus=ranks.num_data_ranks,
         gpus_per_node=ranks.local_world_size,
         memory_gib=memory_gib,
         device_type="cuda" if ranks.device.type == "cuda" else "cpu",
@@ -178,3 +181,43 @@ def set_determinism(config: RunConfig) -> None:
         # PyTorch gives cuDNN's attention no deterministic backward, and `varlen_attn` takes cuDNN without regard to the
         # setting (torch 2.15, Hopper and Blackwell); FlashAttention has one.
         backends.cuda.enable_cudnn_sdp(False)
+
+
+def memory_bytes_per_rank(ranks: Ranks) -> int:
+    """Memory that one rank may use: its GPU's, or its share of the host's."""
+    if ranks.device.type == "cuda":
+        return int(torch.cuda.get_device_properties(ranks.device).total_memory)
+    return host_memory_bytes() // ranks.local_world_size
+
+
+def least_memory_bytes(ranks: Ranks) -> int:
+    """The least memory of any rank, so that all ranks lay the model out alike, also on unequal hosts. Collective."""
+    return min(gather(memory_bytes_per_rank(ranks)))
+
+
+def host_memory_bytes() -> int:
+    """The host's memory, or the limit of the container it is in."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        path = Path(limit)
+        if path.is_file() and (text := path.read_text().strip()).isdigit():
+            total = min(total, int(text))
+    return total
+
+
+def require_state_fits(
+    num_parameters: int, precision: str, ranks: Ranks, available_bytes: float, *, training: bool = True
+) -> None:
+    """Raise DoesNotFitError when weights (and for training gradients and moments) alone exceed `available_bytes`.
+
+    With what all ranks agreed on as available, all of them raise or none does.
+    """
+    copies, what = (4, "weights, gradients and AdamW moments") if training else (1, "weights")
+    state_bytes = copies * MASTER_DTYPE[precision].itemsize * num_parameters // ranks.mesh.size(1)
+    if state_bytes > available_bytes:
+        where = "its GPU has" if ranks.device.type == "cuda" else "its share of this host is"
+        raise DoesNotFitError(
+            f"the model does not fit: {what} of {num_parameters / 1e9:.2f}B parameters take"
+            f" {state_bytes / GIB:.1f} GiB per rank, {where} {available_bytes / GIB:.1f} GiB; use more ranks or hosts, "
+            "or a smaller model"
+        )

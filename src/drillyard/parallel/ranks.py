@@ -6,9 +6,10 @@ LOCAL_RANK, MASTER_ADDR, MASTER_PORT); without them it is a run of one rank. The
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from drillyard.config.auto_values import resolve_shard
 from drillyard.config.run import ParallelismConfig, TrainingConfig
 from drillyard.errors import UserError
+from drillyard.parallel.collectives import gather
 from drillyard.parallel.rendezvous import JoinedAttempt, JoinError, join_attempt
 from drillyard.supervise.launched import submission
 
@@ -33,9 +35,11 @@ JOIN_TIMEOUT = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place among all ranks, its device and the mesh that the model is sharded over.
+    """This process's rank, its device and the device mesh.
 
-    `mesh` has axes ("replicate", "shard"); with one copy of the model FSDP2 gets the "shard" axis alone.
+    Ranks that differ along a data axis of the mesh (`replicate`, `shard`) are different *data ranks*: samples, losses
+    and norms are shared out among those. Ranks that differ only along another axis read the same samples and hold the
+    same weights. `data_group` joins this rank with one rank of every other data rank; None: each rank is a data rank.
     """
 
     rank: int
@@ -47,6 +51,16 @@ class Ranks:
     threads: int
     collective_timeout: timedelta = COLLECTIVE_TIMEOUT
     joined: JoinedAttempt | None = None
+    data_group: dist.ProcessGroup | None = None
+
+    @property
+    def data_rank(self) -> int:
+        """This rank's number among the data ranks."""
+        return self.rank if self.data_group is None else dist.get_rank(self.data_group)
+
+    @property
+    def num_data_ranks(self) -> int:
+        return self.world_size if self.data_group is None else dist.get_world_size(self.data_group)
 
     @property
     def restarts(self) -> int:
@@ -59,13 +73,20 @@ class Ranks:
 
     @property
     def fsdp_mesh(self) -> DeviceMesh:
-        return self.mesh if self.num_replicas > 1 else self.mesh["shard"]
+        """The data axes of the mesh; with one copy of the model the `shard` axis alone."""
+        if self.num_replicas == 1:
+            return self.mesh["shard"]
+        return self.mesh if self.mesh.ndim == 2 else self.mesh["replicate", "shard"]
 
-    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum `values` over all ranks, in place, without waiting for the device."""
-        if self.world_size > 1:
-            dist.all_reduce(values)
+    def sum_over_data_ranks(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum `values` over the data ranks, in place, without waiting for the device."""
+        if self.num_data_ranks > 1:
+            dist.all_reduce(values, group=self.data_group)
         return values
+
+    def gather_from_data_ranks(self, value: T) -> list[T]:
+        """The values of all data ranks, in their order."""
+        return gather(value, self.data_group)
 
     def in_turn(self, action: Callable[[bool], T]) -> T:
         """Run `action(first)` on rank 0, then on the first rank of every other node, then on all the rest.
@@ -125,11 +146,16 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
 
 
 def start_ranks(
-    training: TrainingConfig, parallelism: ParallelismConfig, collective_timeout: timedelta = COLLECTIVE_TIMEOUT
+    training: TrainingConfig,
+    parallelism: ParallelismConfig,
+    collective_timeout: timedelta = COLLECTIVE_TIMEOUT,
+    *,
+    other_axes: Mapping[str, int] | None = None,
 ) -> Ranks:
-    """Join the other ranks and lay the mesh over them; every collective then fails after `collective_timeout`.
+    """Join the other ranks and create the device mesh; every collective fails after `collective_timeout`.
 
-    Raises UserError when shard x replicate is not the number of ranks, or the device is not there.
+    `other_axes`: sizes of mesh axes within a data rank, innermost last; the trainer has none yet. Raises UserError
+    when shard x replicate is not the number of data ranks, or there is no such device.
     """
     rank = int(os.environ.get("RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -141,17 +167,27 @@ def start_ranks(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     joined = None if dist.is_initialized() else _join(rank, world_size, device, collective_timeout)
-    shard = resolve_shard(parallelism, world_size)
-    if shard * parallelism.replicate != world_size:
+    axes = {"replicate": parallelism.replicate, "shard": 0, **(other_axes or {})}
+    num_data_ranks = world_size // math.prod((other_axes or {}).values())
+    axes["shard"] = shard = resolve_shard(parallelism, num_data_ranks)
+    if math.prod(axes.values()) != world_size:
         raise UserError(
             f"parallelism: shard {shard} x replicate {parallelism.replicate} is not the number of ranks, {world_size}; "
             "set shard: auto, or start another number of ranks"
         )
-    mesh = init_device_mesh(device.type, (parallelism.replicate, shard), mesh_dim_names=("replicate", "shard"))
-    for axis in ("replicate", "shard"):
-        # The mesh makes groups of its own, with torch's default of 10 or 30 minutes.
+    mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+    for axis in axes:
+        # The mesh creates its own groups, with torch's default timeout of 10 or 30 minutes.
         set_timeout(mesh.get_group(axis), collective_timeout)
-    return Ranks(rank, world_size, local_rank, local_world_size, device, mesh, threads, collective_timeout, joined)
+    data_group: dist.ProcessGroup | None = None
+    if num_data_ranks != world_size:
+        peers = mesh.mesh.reshape(num_data_ranks, -1)
+        group, _ = dist.new_subgroups_by_enumeration(peers.T.tolist(), timeout=collective_timeout)
+        assert isinstance(group, dist.ProcessGroup)
+        data_group = group
+    return Ranks(
+        rank, world_size, local_rank, local_world_size, device, mesh, threads, collective_timeout, joined, data_group
+    )
 
 
 def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:

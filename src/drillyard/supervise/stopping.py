@@ -7,7 +7,7 @@ by the interpreter's C handler, and a thread of ours acts on it, in one of three
 - `leave`: the rank has trained nothing in this round that is not saved (imports, tokenising, loading, compiling; after
   the last checkpoint, evaluation and export). It ends at once with 85: the same command starts it again, and nothing
   was lost. Caches and checkpoints are whole at any moment, because their manifests are written last;
-- `note`: in training. The request is kept for the ranks to agree on (training/signals.py); a second one ends the rank
+- `note`: in training. The request is kept for the ranks to agree on (training/callbacks.py); a second one ends the rank
   at once with 128 + N. One that follows within two seconds is the same request, delivered to a supervisor and to its
   ranks alike;
 - `ignore`: all is saved and the rank is on its way out.

@@ -22,16 +22,15 @@ from typing import Any, Final
 
 import torch
 
-from drillyard.config import num_data_ranks, resolve_accumulation
+from drillyard.config import resolve_accumulation
 from drillyard.config.run import RunConfig
 from drillyard.estimation.resolved_setup import ResolvedSetup
 from drillyard.estimation.startup_estimate import startup_estimate
 from drillyard.hardware import find_accelerator
-from drillyard.parallel.memory import GIB, memory_bytes_per_rank
-from drillyard.parallel.model_setup import describe_nearest_fit
+from drillyard.parallel.collectives import from_first_rank, gather
+from drillyard.parallel.model_setup import GIB, describe_nearest_fit, memory_bytes_per_rank
 from drillyard.parallel.ranks import Ranks
 from drillyard.telemetry import RunLog
-from drillyard.training.checkpoint.loading import on_all_ranks
 from drillyard.training.run_directory import holds_training
 
 RESOLVED_RECORD: Final = "resolved.json"
@@ -61,41 +60,33 @@ class AutoSettings:
 
 
 def load_auto_settings(config: RunConfig, ranks: Ranks, directory: Path) -> AutoSettings:
-    """What this run's earlier starts have resolved, put into `config`. Collective."""
+    """Put the values that this run has recorded for this layout into `config`. Collective."""
     hardware = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu"
-    layout = layout_of(config, ranks, hardware)
-
-    def known() -> tuple[float, dict[str, Any], dict[str, Any]]:
-        memory_gib = memory_bytes_per_rank(ranks) / GIB
-        if ranks.rank != 0 or not holds_training(directory):
-            return memory_gib, {}, {}
-        entries = read_layouts(directory)
-        here: dict[str, Any] = next((entry["settings"] for entry in entries if entry["layout"] == layout), {})
-        return memory_gib, here, entries[-1]["settings"] if entries else {}
-
-    told = on_all_ranks(None, known)
-    _, here, newest = told[0]
+    memory_gib = min(gather(memory_bytes_per_rank(ranks))) / GIB
+    # Hosts may differ in hardware, and not all of them may see the directory: rank 0 decides.
+    layout, entries = from_first_rank(lambda: (layout_of(config, ranks, hardware), _layouts_of_run(directory)))
+    here: dict[str, Any] = next((entry["settings"] for entry in entries if entry["layout"] == layout), {})
+    before = entries[-1]["settings"] if entries and not here else {}
     kept = {key: here[key] for key in AUTO_KEYS if key in here and _value(config, key) in ("auto", None)}
-    memory_gib = min(memory for memory, _, _ in told)
-    return AutoSettings(_with_settings(config, kept), layout, kept, {} if here else newest, hardware, memory_gib)
+    return AutoSettings(_with_settings(config, kept), layout, kept, before, hardware, memory_gib)
 
 
 def layout_of(config: RunConfig, ranks: Ranks, hardware: str) -> dict[str, Any]:
-    """All that decides what the open settings become, and that a resume may change."""
+    """Everything that decides the values of open settings and that may change at a resume."""
     return {
         "world_size": ranks.world_size,
         "ranks_per_node": ranks.local_world_size,
         "shard": ranks.mesh.size(1),
         "device": hardware,
         "micro_batch_size": config.training.micro_batch_size,
-        "gradient_accumulation": resolve_accumulation(config, num_data_ranks(config, ranks.world_size)),
+        "gradient_accumulation": resolve_accumulation(config, ranks.num_data_ranks),
         **{key: _value(config, key) for key in AUTO_KEYS},
     }
 
 
 def save_auto_settings(kept: AutoSettings, resolved: ResolvedSetup, directory: Path, log: RunLog) -> None:
     """Write the settings of this layout down, where that has not been done. A disk that takes no more ends no run."""
-    entries = read_layouts(directory) if holds_training(directory) else []
+    entries = _layouts_of_run(directory)
     if any(entry["layout"] == kept.layout for entry in entries):
         return
     content = {"version": 1, "layouts": [*entries, {"layout": kept.layout, "settings": resolved.settings()}]}
@@ -117,6 +108,10 @@ def read_layouts(directory: Path) -> list[dict[str, Any]]:
         return [{"layout": dict(entry["layout"]), "settings": dict(entry["settings"])} for entry in content["layouts"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []  # not written yet, or torn by a crash: resolved anew
+
+
+def _layouts_of_run(directory: Path) -> list[dict[str, Any]]:
+    return read_layouts(directory) if holds_training(directory) else []
 
 
 def report_auto_settings(kept: AutoSettings, resolved: ResolvedSetup, log: RunLog) -> None:

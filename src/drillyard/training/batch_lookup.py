@@ -1,14 +1,13 @@
-"""The batch of a step, computed again from the run directory: which samples it saw, from where, on which rank.
+"""Recompute the batch of a step from the run directory: its samples, where they come from, and which rank read them.
 
-The order of samples is a pure function of seed, epoch and step, so nothing but the step is needed, for any step of the
-run, logged or not, done or still to come. Torch is not needed. What the run wrote down (data.json, and the event
-`order` of each round) says how many samples a step takes, how they were dealt out, and that the data are still the
-same.
+The sample order is a pure function of seed, epoch and step, so this works for any step of the run, logged or not, done
+or still to come. data.json and the event `order` of each attempt record how samples were dealt out, and which data they
+were. Needs no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from drillyard.data.sampler import SampleRef
 from drillyard.errors import UserError
 from drillyard.telemetry.events import read_events, refusing_odd_values
 from drillyard.training.run_directory import SAVED_CONFIG
+from drillyard.training.sample_order import BatchShape
 from drillyard.training.step_history import order_event_of_step
 
 OTHER_BATCHES = "Its batches cannot be told from what is there now: undo the change"
@@ -29,7 +29,7 @@ OTHER_BATCHES = "Its batches cannot be told from what is there now: undo the cha
 
 @dataclass(frozen=True)
 class BatchSample:
-    """One sequence of a global batch: its number in it (from 0), and the rank and micro-batch (from 0) that read it."""
+    """One sequence of a global batch: its number there, and the data rank and micro-batch that read it, all from 0."""
 
     number: int
     rank: int
@@ -44,13 +44,13 @@ class StepBatch:
     step: int
     data: PreparedData
     samples: list[BatchSample]
-    world_size: int
+    num_data_ranks: int
     paths: list[str]
 
     def of_rank(self, rank: int) -> list[BatchSample]:
         """The samples of one rank. UserError when there was no such rank."""
-        if not 0 <= rank < self.world_size:
-            raise UserError(f"--rank {rank}: step {self.step} was dealt out to ranks 0 to {self.world_size - 1}")
+        if not 0 <= rank < self.num_data_ranks:
+            raise UserError(f"--rank {rank}: step {self.step} was dealt out to ranks 0 to {self.num_data_ranks - 1}")
         return [sample for sample in self.samples if sample.rank == rank]
 
     def places(self, sample: BatchSample) -> list[str]:
@@ -84,9 +84,11 @@ def batch_of_step(run_directory: Path, step: int, on_progress: OnProgress | None
             f"{run_directory}: the data are not what this run was trained on (fingerprint {data.train.fingerprint}, "
             f"it had {order['data']}): its batches cannot be told from them"
         )
-    refs = data.train.indices(step - 1, order["global_batch_size"], by_epoch=order.get("by_epoch", False))
+    shape = BatchShape.of_event(order)
+    refs = data.train.indices(step - 1, shape.global_batch_size, by_epoch=shape.by_epoch)
     paths = [source.path for source in normalized_sources(config.data.source)]
-    return StepBatch(step, data, list(_dealt_out(refs, order)), order["world_size"], paths)
+    samples = [BatchSample(number, *shape.reader_of(number), ref) for number, ref in enumerate(refs)]
+    return StepBatch(step, data, samples, shape.num_data_ranks, paths)
 
 
 def order_of_step(run_directory: Path, step: int) -> Mapping[str, Any]:
@@ -95,10 +97,3 @@ def order_of_step(run_directory: Path, step: int) -> Mapping[str, Any]:
     if order is None:
         raise UserError(f"{run_directory}: events.jsonl names no order of samples: the run has not begun to train")
     return order
-
-
-def _dealt_out(refs: list[SampleRef], order: Mapping[str, Any]) -> Iterator[BatchSample]:
-    """Rank r takes micro-batches r, r + ranks, ... of the global batch (training/trainer.py)."""
-    for number, ref in enumerate(refs):
-        micro_batch, rank = divmod(number // order["micro_batch_size"], order["world_size"])
-        yield BatchSample(number, rank, micro_batch, ref)

@@ -1,111 +1,210 @@
-"""What happens between steps: evaluation, saving, and the events that tell of them.
+"""What a run does between its steps: log, look for loss spikes, save, evaluate, and stop when asked to.
 
-None of it changes a bit of training: random state is forked around an evaluation, a save copies what it writes. A save
-that falls due in a row of skipped (non-finite) steps waits until a step was good again. Where both are due the save
-comes first, and what fails in an evaluation is an event: measuring must not cost what was trained.
+None of it changes a bit of training: random state is forked around an evaluation, and a save copies what it writes. A
+save that falls due in a row of skipped (non-finite) steps waits for the next finite step. Where both are due, the save
+comes before the evaluation. A failed evaluation is an event; it does not end the run.
 """
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from drillyard.config.run import RunConfig
-from drillyard.evaluation.evaluator import EvaluationResults
-from drillyard.parallel.ranks import Ranks
-from drillyard.telemetry import RunLog
+from drillyard.evaluation.evaluator import EvaluationResults, HeldOutEvaluator
+from drillyard.evaluation.failures import EvaluationStopped
+from drillyard.parallel.model_setup import GIB
+from drillyard.parallel.ranks import COLLECTIVE_TIMEOUT, Ranks
+from drillyard.supervise.heartbeat import TRAINING
+from drillyard.supervise.rank_supervision import RankSupervision
+from drillyard.supervise.stopping import StopSignals
+from drillyard.telemetry import RunLog, StepRecord
 from drillyard.training.checkpoint import Checkpointer
-from drillyard.training.optimizer import ShardedAdamW
-from drillyard.training.signals import StopRequest
-from drillyard.training.state import checkpoint_state
-from drillyard.training.trainer import Trainer
+from drillyard.training.resume import checkpoint_state
+from drillyard.training.spikes import SpikeReporter
+from drillyard.training.trainer import LoggedStep, Trainer
 
-Evaluate = Callable[[int], EvaluationResults]
+
+class StopRequest:
+    """Whether this run was asked to stop; every rank gets the same answer at the same call of `agreed`.
+
+    Each call starts an asynchronous all-reduce between CPUs and reads the result of the call before, which has long
+    arrived: no rank waits and no device is synchronised. Forwards of an evaluation call it too, so a long evaluation
+    ends early and the trained steps are saved within the launcher's grace period.
+
+    `signals`: the stop signals of this rank; None: there are none, as in a replay.
+    """
+
+    def __init__(
+        self, world_size: int, signals: StopSignals | None = None, timeout: timedelta = COLLECTIVE_TIMEOUT
+    ) -> None:
+        self.signals = signals
+        self._group: dist.ProcessGroup | None = None
+        if world_size > 1:
+            group = dist.new_group(backend="gloo", timeout=timeout)
+            assert isinstance(group, dist.ProcessGroup)
+            self._group = group
+        self._flag = torch.zeros(1, dtype=torch.int32)
+        self._pending: dist.Work | None = None
+        self._agreed: signal.Signals | None = None
+
+    @property
+    def received(self) -> signal.Signals | None:
+        """The stop signal that this rank received or that the ranks agreed on, if any."""
+        return self._agreed or (self.signals.received if self.signals else None)
+
+    def agreed(self) -> bool:
+        """True on all ranks, one call after the first rank received a signal. Every rank must call it equally often."""
+        if self._group is None:
+            return self.received is not None
+        if self._pending is not None:
+            self._pending.wait()
+            number = int(self._flag.item())
+            self._agreed = signal.Signals(number) if number else None
+        self._flag.fill_(self.received or 0)
+        self._pending = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        return self._agreed is not None
+
+    def close(self) -> None:
+        """Wait for the pending all-reduce."""
+        if self._pending is not None:
+            self._pending.wait()
 
 
 @dataclass
 class StepCallbacks:
-    """Evaluates and saves on schedule. Called after every step on every rank, with the same answers on all."""
+    """What the trainer calls between steps, on every rank alike. `metadata` goes into each checkpoint."""
 
     config: RunConfig
     ranks: Ranks
     trainer: Trainer
-    optimizer: ShardedAdamW
     checkpointer: Checkpointer
+    evaluator: HeldOutEvaluator
     log: RunLog
+    side: RankSupervision
     stop: StopRequest
-    evaluate: Evaluate | None
     metadata: dict[str, Any]
+    compiled: bool
+    spikes: SpikeReporter | None
     evaluated_at: int | None = None
-    loss_there: float | None = None
+    last_loss: float | None = None
     save_is_due: bool = False
 
-    def after_step(self, steps_done: int, stopping: bool) -> float:
-        """Do what is due after `steps_done` steps; returns the seconds that training waited for it."""
+    def first_step(self, step: int) -> None:
+        """The first step of this attempt is done: from here on there is something to save."""
+        self.side.stops.answer("note")
+        self.side.watch.begin(TRAINING, "strict")
+        self.log.event("first_step", step=step)
+
+    def logged_step(self, figures: LoggedStep) -> None:
+        """Log one step. Raises UserError when too many steps in a row were not finite."""
+        if self.spikes is not None:
+            with self.log.optional("the search for spikes"):
+                self.spikes.examine(figures.recent)
+        figures.require_finite(self.config.training.max_nonfinite_steps)
+        shape = self.trainer.shape
+        self.log.step(
+            StepRecord(
+                step=figures.step,
+                loss=figures.loss,
+                learning_rate=figures.learning_rate,
+                grad_norm=figures.gradient_norm,
+                step_seconds=figures.step_seconds,
+                tokens=round(figures.sequences_per_step * self.config.data.sequence_length),
+                valid_tokens=figures.valid_tokens,
+                num_gpus=self.ranks.world_size,
+                data_seconds=figures.data_seconds,
+                compile_seconds=figures.compile_seconds if self.compiled else None,
+                memory_gib=peak_memory_gib(self.ranks.device),
+                skipped_steps=figures.skipped_steps,
+                window_steps=figures.window_steps,
+                epoch=self.trainer.data.epoch_of(figures.step - 1, shape.global_batch_size, by_epoch=shape.by_epoch),
+            )
+        )
+
+    def after_step(self, steps_done: int) -> tuple[float, bool]:
+        """Save and evaluate if due; returns the seconds training waited, and whether all ranks agreed to stop."""
+        stopping = self.stop.agreed()
         started = time.perf_counter()
-        evaluation, saving = self.config.evaluation, self.config.checkpoint
+        self.side.watch.signs.step(steps_done, self.trainer.total_steps)
+        # After EvaluationStopped the next step is the last one: only then have all ranks agreed.
+        with self.side.watch.during("between steps"), contextlib.suppress(EvaluationStopped):
+            self._run_due_work(steps_done, stopping)
+        return time.perf_counter() - started, stopping
+
+    def _run_due_work(self, steps_done: int, stopping: bool) -> None:
         if stopping:
             if self.trainer.in_nonfinite_row():
                 self.log.message("stopping in a row of skipped steps: the newest checkpoint is an earlier one")
             self.log.event("signal", step=steps_done, signal=self.stop.received.name if self.stop.received else None)
-        if stopping or (saving.every_steps and steps_done % saving.every_steps == 0):
+        if stopping or _is_multiple(steps_done, self.config.checkpoint.every_steps):
             self.save_is_due = True
         if self.save_is_due and not self.trainer.in_nonfinite_row():
             self.save(steps_done, wait=stopping)
-        if evaluation.every_steps and steps_done % evaluation.every_steps == 0 and not stopping:
-            self.run_evaluation(steps_done)
-        return time.perf_counter() - started
+        if not stopping and _is_multiple(steps_done, self.config.evaluation.every_steps):
+            self.evaluate(steps_done)
 
-    def run_evaluation(self, step: int) -> None:
-        """Evaluate held-out data once per step, with the random state put back afterwards.
-
-        What fails is told, and no reason to end. Raises EvaluationStopped.
-        """
-        if self.evaluate is None or self.evaluated_at == step:
+    def evaluate(self, step: int) -> None:
+        """Evaluate held-out data, once per step; a failure is an event. Raises EvaluationStopped."""
+        if not self.evaluator.parts or self.evaluated_at == step:
             return
         started = time.perf_counter()
         self.log.event("evaluation_begin", step=step)
         devices = [self.ranks.device] if self.ranks.device.type == "cuda" else []
         try:
             with torch.random.fork_rng(devices=devices):
-                found = self.evaluate(step)
+                found = self.evaluator.evaluate(f"step-{step:08d}")
         finally:
-            # Also where the ranks have agreed to stop.
             self.log.event("evaluation_end", step=step, seconds=time.perf_counter() - started)
-        self.evaluated_at, self.loss_there = step, mean_loss(found)
+        self.evaluated_at, self.last_loss = step, mean_loss(found)
         for failure in found.failures:
-            about = {"part": failure.part, "metric": failure.metric, "reason": failure.reason, "stack": failure.stack}
-            self.log.event("evaluation_failed", step=step, **about)
+            self.log.event("evaluation_failed", step=step, **vars(failure))
         if found.results:
             self.log.evaluation(step, found.results)
-        if (loss := self.held_out_loss(step)) is not None:
-            self.checkpointer.record_held_out_loss(step, loss)
+        if self.last_loss is not None:
+            self.checkpointer.record_held_out_loss(step, self.last_loss)
 
     def save(self, step: int, *, wait: bool) -> None:
-        """Save the state after `step` steps, unless it is on disk already; one that failed is tried again."""
+        """Save the state after `step` steps, unless it is on disk already; a failed save is tried again."""
         self.save_is_due = False
         self.log.event("checkpoint_begin", step=step)
         started = time.perf_counter()
-        metadata = {**self.metadata, "step": step, "held_out_loss": self.held_out_loss(step)}
-        self.checkpointer.save(step, checkpoint_state(self.optimizer, self.ranks), metadata=metadata, wait=wait)
+        loss = self.last_loss if self.evaluated_at == step else None
+        metadata = {**self.metadata, "step": step, "held_out_loss": loss}
+        state = checkpoint_state(self.trainer.optimizer, self.ranks)
+        self.checkpointer.save(step, state, metadata=metadata, wait=wait)
         self.log.event("checkpoint_end", step=step, seconds=time.perf_counter() - started)
-
-    def held_out_loss(self, step: int) -> float | None:
-        """What `mean_loss` was at this very step; None where it was not evaluated."""
-        return self.loss_there if self.evaluated_at == step else None
 
 
 def mean_loss(evaluated: EvaluationResults) -> float | None:
     """Mean held-out loss per token over all parts; None unless it was measured on each of them.
 
-    Checkpoints are compared by it (`checkpoint.keep_best`): a mean without the hardest part would win.
+    `checkpoint.keep_best` compares checkpoints by it: a mean without the hardest part would win.
     """
     if any(failure.metric == "loss" for failure in evaluated.failures):
         return None
     parts = [result for result in evaluated.results.values() if "loss" in result and result.get("tokens")]
     tokens = sum(part["tokens"] for part in parts)
     return sum(part["loss"] * part["tokens"] for part in parts) / tokens if tokens else None
+
+
+def peak_memory_gib(device: torch.device) -> float | None:
+    """Memory of this rank: the peak allocated on its GPU, or what is resident on the host now."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / GIB
+    if sys.platform != "linux":
+        return None
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[1]) * 4096 / GIB
+
+
+def _is_multiple(step: int, interval: int | None) -> bool:
+    return interval is not None and interval > 0 and step % interval == 0

@@ -2,13 +2,14 @@
 
 The optimizer sees plain local tensors, not DTensors: each rank's arithmetic on its own shard needs no knowledge of the
 others, and DTensor's dispatch would cost more than the update of a small model. One all-reduce a step carries both the
-squared gradient norm and the summed loss. The verdict "finite or not" stays on the device and goes into the fused
-kernel as `found_inf`, torch's own gate for skipped steps: parameters, moments and step count stay as they are. Nothing
-here waits for the device.
+squared gradient norm and the summed loss. Whether both are finite stays on the device and goes into the fused kernel as
+`found_inf`, torch's gate for skipped steps: parameters, moments and step count are then not changed. Nothing here waits
+for the device.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,13 +17,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from drillyard.config.run import OptimizerConfig
+from drillyard.config.checks import resolve_decay_steps
+from drillyard.config.run import OptimizerConfig, ScheduleConfig
 from drillyard.parallel.ranks import Ranks
 
 
 @dataclass(frozen=True)
 class LocalShard:
-    """One parameter as this rank holds it."""
+    """A parameter and this rank's shard of it."""
 
     name: str
     parameter: DTensor
@@ -31,7 +33,7 @@ class LocalShard:
 
 @torch.no_grad()
 def local_shards(root: nn.Module) -> list[LocalShard]:
-    """The trainable parameters of a sharded module, each with the tensor that this rank holds of it."""
+    """The trainable parameters of a sharded module with this rank's shards."""
     return [
         LocalShard(name, parameter, parameter.to_local())
         for name, parameter in root.named_parameters()
@@ -43,7 +45,7 @@ def has_weight_decay(root: nn.Module, name: str, parameter: torch.Tensor) -> boo
     """Whether weight decay applies to the parameter `name` of `root`: to the weights of products and embeddings.
 
     Never to norms and biases, whatever their shape: Cohere's norms of queries and keys are [heads, head_dim], a bias
-    of stacked experts is [experts, features]. A norm is known by the name of its class, as every model has its own.
+    of stacked experts is [experts, features]. Norms are recognised by class name, as every model defines its own.
     """
     owner, _, leaf = name.rpartition(".")
     is_norm = "norm" in type(root.get_submodule(owner)).__name__.lower()
@@ -78,7 +80,7 @@ class ShardedAdamW:
                 "exp_avg": torch.zeros_like(shard.local),
                 "exp_avg_sq": torch.zeros_like(shard.local),
             }
-        # skipped in all, skipped in a row now, longest row ever: counted where the verdict is, read when somebody looks
+        # skipped steps, length of the current row of them, longest row: counted on the device, read at logged steps
         self.skipped = torch.zeros(3, dtype=torch.float32, device=ranks.device)
 
     def zero_grad(self) -> None:
@@ -112,12 +114,34 @@ class ShardedAdamW:
 
     def _global_loss_and_norm(self, loss_sum: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         norm = get_total_norm([shard.local.grad for shard in self.shards if shard.local.grad is not None], foreach=True)
-        # Replicas hold the same gradients: each adds its share of the squared norm.
+        # Replicas have the same gradients: each adds its share of the squared norm.
         both = torch.stack([norm.double().square() / self.ranks.num_replicas, loss_sum.double()])
-        self.ranks.all_reduce_sum(both)
+        self.ranks.sum_over_data_ranks(both)
         return both[1], both[0].sqrt()
 
     def _count(self, found_inf: torch.Tensor) -> None:
         total, row, longest = self.skipped.unbind()
         row = (row + found_inf) * found_inf
         self.skipped = torch.stack([total + found_inf, row, torch.maximum(longest, row)])
+
+
+def learning_rate(step: int, *, peak: float, total_steps: int, schedule: ScheduleConfig) -> float:
+    """Learning rate of optimizer step `step` (0-based) of `total_steps`; a pure function, so resuming needs no state.
+
+    Warmup rises linearly and reaches the peak in its last step; the shapes then fall to `final_fraction` of the peak,
+    which the last step would reach if there were one more (as in PyTorch's and transformers' schedules).
+    """
+    warmup = schedule.warmup_steps
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    floor = schedule.final_fraction
+    if schedule.name == "constant":
+        return peak
+    if schedule.name == "warmup-stable-decay":
+        decay = resolve_decay_steps(schedule, total_steps)
+        progress = max(0.0, (step - (total_steps - decay)) / decay)
+        return peak * (1.0 - (1.0 - floor) * min(1.0, progress))
+    progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+    if schedule.name == "linear":
+        return peak * (1.0 - (1.0 - floor) * progress)
+    return peak * (floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress)))

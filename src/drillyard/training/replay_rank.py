@@ -14,15 +14,13 @@ from drillyard.training.batch_lookup import OTHER_BATCHES
 from drillyard.training.build import RunParts, build_run
 from drillyard.training.checkpoint import DamagedCheckpoint, LoadedCheckpoint, load_checkpoint
 from drillyard.training.replay import ReplayPlan, ReplayVerdict, compare, require_same_conditions
-from drillyard.training.resume import finish_load, state_for
+from drillyard.training.resume import finish_load, seed_rank, state_for
 from drillyard.training.sample_order import require_same_order
-from drillyard.training.signals import StopRequest
-from drillyard.training.state import seed_rank
 from drillyard.training.trainer import StepWindow
 
 
 def replay(plan: ReplayPlan) -> None:
-    """Do the steps again, as one of `plan.world_size` ranks; rank 0 leaves the verdict in `plan.directory`.
+    """Repeat the steps as one of `plan.world_size` ranks; rank 0 writes the verdict into `plan.directory`.
 
     Raises UserError when the conditions are not those of the run.
     """
@@ -37,33 +35,31 @@ def replay(plan: ReplayPlan) -> None:
     known = read_record(plan.run_directory)
     data = ranks.in_turn(lambda first: prepare(config, known=known, if_changed=OTHER_BATCHES, only_open=not first))
     with RunLog(plan.directory, rank=ranks.rank, config=config, console="none") as log:
-        parts = build_run(config, ranks, data, log, plan.directory, StopRequest(ranks.world_size))
+        parts = build_run(config, ranks, data, log)
         require_same_conditions(plan, parts.numerics)
         seed_rank(config.training.seed, 0, ranks)
         loaded = _load(plan, parts, ranks)
         found = _train(plan, parts, loaded.step)
-        parts.checkpointer.close()
     if ranks.rank == 0:
-        ReplayVerdict(plan.step, str(loaded.info.path), list(found), compare(plan.expected, found)).write(
-            plan.directory
-        )
+        verdict = ReplayVerdict(plan.step, str(loaded.info.path), list(found), compare(plan.expected, found))
+        verdict.write(plan.directory)
     stop_ranks()
 
 
 def _load(plan: ReplayPlan, parts: RunParts, ranks: Ranks) -> LoadedCheckpoint:
-    """The newest undamaged checkpoint before the step, in the state. UserError when there is none."""
+    """Load the newest undamaged checkpoint before the step. UserError when there is none."""
     damages = []
     for info in plan.checkpoints:
         try:
             loaded = load_checkpoint(
                 info.path,
-                state_for(parts.optimizer, ranks),
+                state_for(parts.trainer.optimizer, ranks),
                 accept=lambda saved: require_same_order(saved, parts.identity),
             )
         except DamagedCheckpoint as damage:
             damages.append(str(damage))
             continue
-        finish_load(loaded, plan.config, parts.optimizer, ranks)
+        finish_load(loaded, plan.config, parts.trainer.optimizer, ranks)
         return loaded
     raise UserError(f"--replay {plan.step}: every checkpoint before this step is damaged: {damages[0]}")
 

@@ -1,11 +1,22 @@
-"""Where a run starts from: nothing, its own newest good checkpoint, or one that the user names."""
+"""The training state in checkpoints, and where a run starts: step 0, its own newest checkpoint, or a named one.
+
+State is a flat dictionary of sharded tensors that any number of ranks can load. Parameters are FSDP2's own DTensors;
+AdamW's moments live on local shards and are wrapped as DTensors with the parameter's mesh, placements and shape, so
+torch.distributed.checkpoint writes each piece once and re-slices it for another number of ranks. Random state belongs
+to a data rank: it is restored on the same number of ranks and drawn again otherwise. The schedule and the sample order
+need only the step.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
 
 from drillyard.config.run import RunConfig
 from drillyard.config.run_identity import changed_settings, describe_changes, recorded_settings
@@ -13,9 +24,82 @@ from drillyard.parallel.ranks import Ranks
 from drillyard.telemetry import RunLog
 from drillyard.training.checkpoint import Checkpointer, LoadedCheckpoint
 from drillyard.training.checkpoint.loading import StateSource
-from drillyard.training.optimizer import ShardedAdamW
+from drillyard.training.optimizer import LocalShard, ShardedAdamW
 from drillyard.training.sample_order import require_same_order
-from drillyard.training.state import checkpoint_state, random_key, restore, seed_rank
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def checkpoint_state(optimizer: ShardedAdamW, ranks: Ranks, *, with_random_state: bool = True) -> dict[str, Any]:
+    """Everything to be saved, as tensors that share memory with the live state.
+
+    Keys: `model.<name>`, `optimizer.<moment>.<name>`, `optimizer.step`, `random.<rank>`.
+    """
+    state: dict[str, Any] = {}
+    for shard in optimizer.shards:
+        state[f"model.{shard.name}"] = shard.parameter.detach()
+        for moment in MOMENTS:
+            local = optimizer.optimizer.state[shard.local][moment]
+            state[f"optimizer.{moment}.{shard.name}"] = _like_parameter(local, shard)
+    state["optimizer.step"] = optimizer.optimizer.state[optimizer.shards[0].local]["step"]
+    state["optimizer.skipped"] = optimizer.skipped
+    if with_random_state:
+        state[random_key(ranks)] = get_random_state(ranks.device)
+    return state
+
+
+def model_state(shards: list[LocalShard]) -> dict[str, Any]:
+    """The parameters alone, under the names a checkpoint gives them."""
+    return {f"model.{shard.name}": shard.parameter.detach() for shard in shards}
+
+
+def restore(state: dict[str, Any], optimizer: ShardedAdamW, ranks: Ranks) -> None:
+    """Finish a load: tensors are filled in place; what is left is every shard's step count and the random state."""
+    for shard in optimizer.shards:
+        optimizer.optimizer.state[shard.local]["step"].copy_(state["optimizer.step"])
+    # A row of skipped steps that ended before the save must not end the run now.
+    optimizer.skipped[2] = optimizer.skipped[1]
+    if random_key(ranks) in state:
+        set_random_state(state[random_key(ranks)], ranks.device)
+
+
+def random_key(ranks: Ranks) -> str:
+    """The key of this rank's random state."""
+    return f"random.{ranks.data_rank:05d}"
+
+
+def seed_rank(seed: int, step: int, ranks: Ranks) -> None:
+    """Seed dropout for this rank and step: no two ranks, and no two starts, draw the same numbers."""
+    text = f"{seed}/{step}/{ranks.data_rank}/{ranks.num_data_ranks}"
+    torch.manual_seed(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1)
+
+
+def get_random_state(device: torch.device) -> torch.Tensor:
+    """The random generators' state as one uint8 tensor (CPU, and this rank's GPU behind it)."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return torch.cat(states)
+
+
+def set_random_state(state: torch.Tensor, device: torch.device) -> None:
+    """Put back what `get_random_state` took."""
+    size = torch.get_rng_state().numel()
+    torch.set_rng_state(state[:size])
+    if device.type == "cuda" and state.numel() > size:
+        torch.cuda.set_rng_state(state[size:], device)
+
+
+def _like_parameter(local: torch.Tensor, shard: LocalShard) -> DTensor:
+    parameter = shard.parameter
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 def resume(

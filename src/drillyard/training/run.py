@@ -1,14 +1,11 @@
-"""One rank's whole life: join, prepare, build, resume, train, evaluate, export, tell.
+"""One rank of `drillyard train` (or of torchrun): join, prepare data, build, resume, train, evaluate, export.
 
-`train` is what every rank of `drillyard train` and of torchrun executes. It reads top to bottom in the order in which
-things happen; each step of it is a function of its own room.
+`train` and `run_rank` read top to bottom in the order of events.
 """
 
 from __future__ import annotations
 
 import sys
-import time
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,10 +18,11 @@ from drillyard.data.data_record import DATA_RECORD, read_record, write_record
 from drillyard.errors import UserError
 from drillyard.evaluation.failures import EvaluationStopped
 from drillyard.models import export, save_tokenizer
+from drillyard.parallel.collectives import from_first_rank, gather
 from drillyard.parallel.model_setup import ShardedModel, fill_weights, require_trainable, set_determinism
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
 from drillyard.supervise import EXIT_CHECKPOINTED
-from drillyard.supervise.heartbeat import TRAINING, HeartbeatWriter
+from drillyard.supervise.heartbeat import HeartbeatWriter
 from drillyard.supervise.progress_monitor import ProgressMonitor
 from drillyard.supervise.rank_supervision import RankSupervision
 from drillyard.telemetry import RunLog, write_summary
@@ -36,12 +34,11 @@ from drillyard.training.auto_settings import (
     report_estimate,
     save_auto_settings,
 )
-from drillyard.training.base import Dtypes, export_dtypes, save_base_record
-from drillyard.training.build import RunParts, build_run, length_lines
+from drillyard.training.build import RunParts, build_callbacks, build_run, describe_length
+from drillyard.training.callbacks import StepCallbacks
 from drillyard.training.checkpoint import list_checkpoints
-from drillyard.training.checkpoint.loading import on_all_ranks
 from drillyard.training.numerics import versions
-from drillyard.training.resume import resume
+from drillyard.training.resume import checkpoint_state, resume, seed_rank
 from drillyard.training.run_directory import (
     SAVED_TOKENIZER,
     claim_run_directory,
@@ -50,16 +47,11 @@ from drillyard.training.run_directory import (
     run_directory_of,
 )
 from drillyard.training.saved_model import SAVED_BASE
-from drillyard.training.signals import StopRequest
-from drillyard.training.state import checkpoint_state, seed_rank
+from drillyard.training.saved_weights import Dtypes, export_dtypes, save_base_record
 
 
-@dataclass(frozen=True)
-class RankOutcome:
-    """How this rank's part of the run ended."""
-
-    exit_code: int
-    run_directory: Path
+class StoppedWithoutCheckpoint(RuntimeError):
+    """The ranks stopped on request, and the step that they stopped after could not be saved."""
 
 
 def train(
@@ -69,19 +61,18 @@ def train(
     console: ConsoleMode = "text",
     round_number: int = 0,
     is_claimed: bool = False,
-) -> RankOutcome:
-    """Train `config` as one rank of however many there are; returns exit code 0, 85 when stopped on request, or 1
-    where a metric that is required could not be measured.
+) -> int:
+    """Train `config` as one rank of however many there are.
 
-    Raises StoppedUnsaved when it was stopped and the step that it stopped after could not be saved.
-    `round_number` counts the starts of these ranks; `is_claimed` says that a supervisor has claimed the run directory.
-    Raises UserError for everything that the user can mend.
+    Returns exit code 0, 85 when stopped on request, or 1 when a required metric could not be measured.
+    `round_number` counts the starts of these ranks; `is_claimed`: a supervisor has claimed the run directory. Raises
+    UserError for mistakes of the user, StoppedWithoutCheckpoint when the last step before a stop could not be saved.
     """
     watch = side.watch
     watch.begin("joining", "waiting")
     set_determinism(config)
     ranks = start_ranks(config.training, config.parallelism, timedelta(seconds=config.timeouts.collective))
-    # Each of torchrun's agents counts its own restarts: what the ranks have agreed on holds for all of them.
+    # Each of torchrun's agents counts its own restarts: the number that the ranks agreed on holds for all of them.
     round_number = side.round_number = max(round_number, ranks.restarts)
     require_valid(config, ranks.world_size)
     directory = run_directory_of(config)
@@ -99,28 +90,87 @@ def train(
             log.event("run_start", world_size=ranks.world_size)
         log.event("round_start", world_size=ranks.world_size, threads=ranks.threads, **versions())
         if ranks.rank == 0:
-            data.report.notes += data.before_training(config, resolve_global_batch(config, ranks.world_size))
+            data.report.notes += data.before_training(config, resolve_global_batch(config, ranks.num_data_ranks))
         log.event("data", parts=data.report.parts, notes=data.report.notes or None)
-        remember_data(data, log, directory, ranks)
+        record_data(data, log, directory, ranks)
         for note in data.report.notes:
             log.message(note)
         exit_code = run_rank(config, ranks, data, log, directory, side)
     if exit_code == 0 and ranks.rank == 0:
         log.closing(write_summary(directory), directory)
         if config.evaluation.required and not is_claimed and (failure := required_failure(directory)) is not None:
-            # A supervisor says so itself, also where the run was finished before.
+            # A supervisor reports this itself, also for a run that had finished before.
             sys.stderr.write(f"error: {failure}\n")
             exit_code = 1
-    # Only a run that ended well takes its leave: with a rank missing, or amid a collective, this could hang.
+    # After an error this could hang: a rank may be missing or inside a collective.
     stop_ranks()
     watch.close()
-    return RankOutcome(exit_code, directory)
+    return exit_code
+
+
+def run_rank(
+    config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, directory: Path, side: RankSupervision
+) -> int:
+    """Build, resume, train and finish; returns the exit code."""
+    watch = side.watch
+    auto = load_auto_settings(config, ranks, directory)
+    config = auto.config
+    parts = build_run(config, ranks, data, log, memory_gib=auto.memory_gib)
+    model, trainer = parts.model, parts.trainer
+    callbacks = build_callbacks(config, ranks, parts, data, log, directory, side)
+    checkpointer = callbacks.checkpointer
+    if ranks.rank == 0:
+        save_auto_settings(auto, model.resolved, directory, log)
+        report_auto_settings(auto, model.resolved, log)
+        with log.optional("the estimate"):
+            report_estimate(auto, model.resolved, log)
+    seed_rank(config.training.seed, 0, ranks)
+    log.total_steps = trainer.total_steps
+    for line in describe_length(trainer):
+        log.message(line)
+    watch.begin("loading", "working")
+    first_step = resume(config, checkpointer, trainer.optimizer, ranks, parts.identity, log)
+    watch.signs.step(first_step, trainer.total_steps)
+    if ranks.rank == 0:
+        try:
+            remove_summary(directory)
+        except OSError as error:
+            log.warn(f"{directory}: the summary of its earlier end cannot be removed ({error.strerror})")
+        save_tokenizer(data.tokenizer, directory / SAVED_TOKENIZER)
+    dtypes = record_base_model(config, parts, log, directory, begins=first_step == 0)
+    beat_at_forwards(model, watch.signs)
+    if first_step == 0:
+        fill_weights(config, model.causal_lm)
+        if config.evaluation.at_start:
+            with watch.during("evaluation"):
+                callbacks.evaluate(0)
+    if config.checkpoint.every_steps:
+        checkpointer.prepare(checkpoint_state(trainer.optimizer, ranks))
+    # The first step includes compiling. Until it is done, a rank that is asked to stop has nothing to save.
+    watch.begin("first step", "working")
+    finished = trainer.train(first_step, callbacks)
+    if finished:
+        finished = finish(parts, callbacks, data, directory, dtypes)
+    else:
+        checkpointer.close()
+    side.stops.answer("ignore")
+    if checkpointer.saves_failed:
+        log.message(f"{checkpointer.saves_failed} checkpoints could not be saved: see events.jsonl")
+    step = trainer.steps_done
+    status = "completed" if finished else "interrupted"
+    log.event("end", step=step, status=status, sequences=trainer.coverage(step))
+    if ranks.world_size > 1:
+        dist.barrier()
+    callbacks.stop.close()
+    if not finished and checkpointer.step_on_disk != step:
+        raise StoppedWithoutCheckpoint(describe_unsaved_stop(trainer.in_nonfinite_row(), step, directory))
+    return 0 if finished else EXIT_CHECKPOINTED
 
 
 def prepare_on_all(config: RunConfig, ranks: Ranks, watch: ProgressMonitor) -> PreparedData:
     """Tokenise on one rank while the others wait, then open the caches on all of them.
 
-    Raises UserError when the data are not what this run has been trained on so far.
+    Raises UserError when the data have changed since this run began.
     """
     directory = run_directory_of(config)
     known = read_record(directory) if holds_training(directory) else None
@@ -133,8 +183,8 @@ def prepare_on_all(config: RunConfig, ranks: Ranks, watch: ProgressMonitor) -> P
 
 
 def require_same_data(data: PreparedData) -> None:
-    """Raise UserError on all ranks where nodes, each with a source of its own, have other data than rank 0."""
-    prints = on_all_ranks(None, lambda: data.train.fingerprint)
+    """Raise UserError on all ranks when a node has other data than rank 0, from its own copy of the source."""
+    prints = gather(data.train.fingerprint)
     others = [rank for rank, fingerprint in enumerate(prints) if fingerprint != prints[0]]
     if others:
         raise UserError(
@@ -143,8 +193,8 @@ def require_same_data(data: PreparedData) -> None:
         )
 
 
-def remember_data(data: PreparedData, log: RunLog, directory: Path, ranks: Ranks) -> None:
-    """Let later rounds know what the data were. A disk that takes no more ends no run."""
+def record_data(data: PreparedData, log: RunLog, directory: Path, ranks: Ranks) -> None:
+    """Record the data for later attempts. A full disk is a warning."""
     if ranks.rank == 0:
         try:
             write_record(directory, data.record)
@@ -152,168 +202,64 @@ def remember_data(data: PreparedData, log: RunLog, directory: Path, ranks: Ranks
             log.warn(f"{directory / DATA_RECORD}: not written ({error.strerror}): a change of data will not be named")
 
 
-def remember_base(
-    config: RunConfig, parts: RunParts, log: RunLog, directory: Path, ranks: Ranks, *, begins: bool
-) -> Dtypes:
-    """Keep what exports need of the base model; the dtype of each parameter in `final/`. Collective."""
+def record_base_model(config: RunConfig, parts: RunParts, log: RunLog, directory: Path, *, begins: bool) -> Dtypes:
+    """Record what exports need of the base model; returns the dtype of each parameter in `final/`. Collective."""
 
-    def kept() -> Dtypes:
-        if ranks.rank != 0:
-            return {}
+    def record() -> Dtypes:
         try:
             return save_base_record(config.model, parts.model.causal_lm, directory, begins=begins)
         except OSError as error:
             log.warn(f"{directory / SAVED_BASE}: not written ({error.strerror}): exports will need the base model")
             return export_dtypes(config.model, parts.model.causal_lm)
 
-    return on_all_ranks(None, kept)[0]
+    return from_first_rank(record)
 
 
-def run_rank(
-    config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, directory: Path, side: RankSupervision
-) -> int:
-    """Build, resume, train and finish, with everything that is shared between ranks in place; returns the exit code."""
-    watch, stop = side.watch, StopRequest(ranks.world_size, side.stops, ranks.collective_timeout)
-    kept = load_auto_settings(config, ranks, directory)
-    config = kept.config
-    parts = build_run(config, ranks, data, log, directory, stop, memory_gib=kept.memory_gib)
-    if ranks.rank == 0:
-        save_auto_settings(kept, parts.model.resolved, directory, log)
-        report_auto_settings(kept, parts.model.resolved, log)
-        with log.optional("the estimate"):
-            report_estimate(kept, parts.model.resolved, log)
-    seed_rank(config.training.seed, 0, ranks)
-    log.total_steps = parts.trainer.total_steps
-    for line in length_lines(parts.trainer):
-        log.message(line)
-    watch.begin("loading", "working")
-    first_step = resume(config, parts.checkpointer, parts.optimizer, ranks, parts.identity, log)
-    watch.signs.step(first_step, parts.trainer.total_steps)
-    if ranks.rank == 0:
-        try:
-            remove_summary(directory)
-        except OSError as error:
-            log.warn(f"{directory}: the summary of its earlier end cannot be removed ({error.strerror})")
-        save_tokenizer(data.tokenizer, directory / SAVED_TOKENIZER)
-    dtypes = remember_base(config, parts, log, directory, ranks, begins=first_step == 0)
-    show_forwards(parts.model, watch.signs)
-    if first_step == 0:
-        fill_weights(config, parts.model.causal_lm)
-        if config.evaluation.at_start:
-            with watch.during("evaluation"):
-                parts.between.run_evaluation(0)
-    if config.checkpoint.every_steps:
-        parts.checkpointer.prepare(checkpoint_state(parts.optimizer, ranks))
-    # Compiling is part of the first step. Until that is done, a rank that is asked to stop has nothing to save.
-    watch.begin("first step", "working")
-    between = Between(parts, side, log)
-    finished = parts.trainer.train(
-        first_step,
-        on_first=between.first_step,
-        on_logged=parts.reporter.logged,
-        after_step=between.after_step,
-        stop=stop,
-    )
-    if finished:
-        finished = finish(parts, data, log, directory, side, dtypes)
-    else:
-        parts.checkpointer.close()
-    side.stops.answer("ignore")
-    report_failed_saves(parts, log)
-    log.event(
-        "end",
-        step=parts.trainer.steps_done,
-        status="completed" if finished else "interrupted",
-        sequences=parts.trainer.coverage(parts.trainer.steps_done),
-    )
-    if ranks.world_size > 1:
-        dist.barrier()
-    stop.close()
-    if not finished and parts.checkpointer.step_on_disk != parts.trainer.steps_done:
-        raise StoppedWithoutCheckpoint(describe_unsaved_stop(parts, directory))
-    return 0 if finished else EXIT_CHECKPOINTED
-
-
-class StoppedWithoutCheckpoint(RuntimeError):
-    """The ranks have stopped on request, and the step that they stopped after is on no disk."""
-
-
-def describe_unsaved_stop(parts: RunParts, directory: Path) -> str:
-    """What a stop without a checkpoint of that moment costs, and what to do."""
-    step = parts.trainer.steps_done
+def describe_unsaved_stop(in_nonfinite_row: bool, step: int, directory: Path) -> str:
+    """The cost of a stop after `step` without a checkpoint of it, and what to do."""
     try:
         saved = [info.step for info in list_checkpoints(directory) if info.complete]
     except OSError:
-        saved = []  # the storage is gone: what lies there is told by the next start
+        saved = []  # the next start reports what is wrong with the storage
     newest = f"the newest checkpoint is of step {saved[-1]}" if saved else "no earlier checkpoint can be read"
-    if parts.trainer.in_nonfinite_row():
+    if in_nonfinite_row:
         why = "it ended a row of skipped steps (not finite), in which nothing is saved"
         advice = "look at nonfinite_step in events.jsonl"
     else:
         why = "it could not be saved"
-        advice = "mend what checkpoint_failed in events.jsonl names"
+        advice = "fix the cause given in checkpoint_failed in events.jsonl"
     return (
         f"stopped on request after step {step}, but {why}: {newest}, the steps since then are lost\n"
         f"{advice}, then give the same command again"
     )
 
 
-def show_forwards(model: ShardedModel, signs: HeartbeatWriter) -> None:
-    """Let every forward of `model` be a sign of life."""
+def beat_at_forwards(model: ShardedModel, signs: HeartbeatWriter) -> None:
+    """Make each forward of `model` a heartbeat."""
     for module in (model.root, model.causal_lm):
         module.register_forward_pre_hook(lambda *_: signs.show(), prepend=True)
 
 
-@dataclass(frozen=True)
-class Between:
-    """What the trainer calls between steps, with signs of life and an ear for stop signals."""
+def finish(parts: RunParts, callbacks: StepCallbacks, data: PreparedData, directory: Path, dtypes: Dtypes) -> bool:
+    """Save the last checkpoint, evaluate, then write `final/`: what was trained is safe before it is measured.
 
-    parts: RunParts
-    side: RankSupervision
-    log: RunLog
-
-    def first_step(self, step: int) -> None:
-        """The first step of this round is done: from here on there is something to save."""
-        self.side.stops.answer("note")
-        self.side.watch.begin(TRAINING, "strict")
-        self.log.event("first_step", step=step)
-
-    def after_step(self, steps_done: int, stopping: bool) -> float:
-        """Evaluate and save what is due; returns the seconds it took. A stop ends an evaluation early."""
-        self.side.watch.signs.step(steps_done, self.parts.trainer.total_steps)
-        started = time.perf_counter()
-        with self.side.watch.during("between steps"):
-            try:
-                return self.parts.between.after_step(steps_done, stopping)
-            except EvaluationStopped:
-                # The next step is the last: all ranks hear after it that they are to stop.
-                return time.perf_counter() - started
-
-
-def finish(
-    parts: RunParts, data: PreparedData, log: RunLog, directory: Path, side: RankSupervision, dtypes: Dtypes
-) -> bool:
-    """Last checkpoint, last evaluation and `final/`, in this order: what was trained is safe before it is measured.
-
-    False when all ranks have agreed to stop in that evaluation: the next start does what is left.
+    False when all ranks have agreed to stop in that evaluation: the next start does the rest.
     """
-    step = parts.trainer.total_steps
-    failed_before = parts.checkpointer.saves_failed
+    step, side, log, checkpointer = parts.trainer.total_steps, callbacks.side, callbacks.log, callbacks.checkpointer
+    failed_before = checkpointer.saves_failed
     side.watch.begin("last checkpoint", "working")
-    is_saved = not parts.trainer.in_nonfinite_row()
-    if is_saved:
-        parts.between.save(step, wait=True)
-    if is_saved:
-        parts.checkpointer.close()
+    if parts.trainer.in_nonfinite_row():
+        with log.span("checkpoint", step):  # an earlier save may still be in flight
+            checkpointer.close()
     else:
-        with log.span("checkpoint", step):  # an earlier one may still be on its way
-            parts.checkpointer.close()
-    if is_saved and parts.checkpointer.saves_failed == failed_before:
-        # Whatever is left can be done again from that checkpoint.
-        side.stops.answer("leave")
+        callbacks.save(step, wait=True)
+        checkpointer.close()
+        if checkpointer.saves_failed == failed_before:
+            # The rest can be repeated from that checkpoint.
+            side.stops.answer("leave")
     side.watch.begin("evaluation", "working")
     try:
-        parts.between.run_evaluation(step)
+        callbacks.evaluate(step)
     except EvaluationStopped:
         return False
     side.watch.begin("export", "working")
@@ -331,9 +277,3 @@ def finish(
     if written != final:
         log.warn(f"{final}: holds files that no export of this run wrote, so the model was written to {written}")
     return True
-
-
-def report_failed_saves(parts: RunParts, log: RunLog) -> None:
-    """Say how many checkpoints of this round could not be saved, if any."""
-    if parts.checkpointer.saves_failed:
-        log.message(f"{parts.checkpointer.saves_failed} checkpoints could not be saved: see events.jsonl")

@@ -1,19 +1,67 @@
-"""Whether a config goes on with the samples of a checkpoint, judged by the checkpoint's metadata. Needs no torch.
+"""Which samples a step trains, which data rank reads them, and whether a config continues a checkpoint's order.
 
 The samples of a step follow from the data, the seed, the sequence length, the global batch and how epochs are cut into
-steps (data/sampler.py). `require_order_of` compares what needs no data, so that a refused start leaves the run
-directory as it is; `require_same_order` compares all of it once the data are open.
+steps (data/sampler.py). `BatchShape` deals them out to the data ranks. `require_order_of` compares what needs no data,
+so a refused start does not modify the run directory; `require_same_order` compares everything once the data are open.
+Needs no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from drillyard.config import resolve_accumulation
 from drillyard.config.checks import schedule_problems, steps_for_epochs
 from drillyard.config.problems import dotted
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """How the global batch of a step is dealt out: data rank r takes micro-batches r, r + data ranks, ... of it.
+
+    `by_epoch`: the last step of each epoch has only the sequences that are left of it (data/sampler.py).
+    """
+
+    micro_batch_size: int
+    accumulation: int
+    num_data_ranks: int
+    by_epoch: bool = False
+
+    @classmethod
+    def of(cls, config: RunConfig, num_data_ranks: int) -> BatchShape:
+        """The shape under a run config. Raises UserError where the global batch does not divide."""
+        accumulation = resolve_accumulation(config, num_data_ranks)
+        by_epoch = config.training.epochs is not None
+        return cls(config.training.micro_batch_size, accumulation, num_data_ranks, by_epoch)
+
+    @classmethod
+    def of_event(cls, order: Mapping[str, Any]) -> BatchShape:
+        """The shape that a run recorded in its event `order`."""
+        size, accumulation = order["micro_batch_size"], order["gradient_accumulation"]
+        return cls(
+            size, accumulation, order["global_batch_size"] // (size * accumulation), order.get("by_epoch", False)
+        )
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.micro_batch_size * self.num_data_ranks * self.accumulation
+
+    def micro_batches(self, samples: Sequence[T], data_rank: int) -> Iterator[Sequence[T]]:
+        """One data rank's share of the global batch `samples`; all ranks get equally many, the last may be short."""
+        for start in range(0, len(samples), self.micro_batch_size * self.num_data_ranks):
+            first = start + data_rank * self.micro_batch_size
+            yield samples[first : first + self.micro_batch_size]
+
+    def reader_of(self, number: int) -> tuple[int, int]:
+        """(data rank, its micro-batch) that reads sample `number` of a global batch, all counted from 0."""
+        micro_batch, data_rank = divmod(number // self.micro_batch_size, self.num_data_ranks)
+        return data_rank, micro_batch
 
 
 def num_steps(config: RunConfig, num_sequences: int, global_batch_size: int) -> int:
@@ -34,23 +82,32 @@ def num_steps(config: RunConfig, num_sequences: int, global_batch_size: int) -> 
     return steps
 
 
+def order_identity(
+    config: RunConfig, fingerprint: str | None, num_sequences: int, global_batch_size: int, total_steps: int
+) -> dict[str, Any]:
+    """What a checkpoint must agree with so that training continues in the same sample order.
+
+    `fingerprint`, `num_sequences`: of the training data.
+    """
+    return {
+        "data": fingerprint,
+        "global_batch_size": global_batch_size,
+        "total_steps": total_steps,
+        "by_epoch": config.training.epochs is not None,
+        "num_sequences": num_sequences,
+        "seed": config.training.seed,
+        "sequence_length": config.data.sequence_length,
+    }
+
+
 def require_order_of(saved: Mapping[str, Any], config: RunConfig, global_batch_size: int) -> None:
     """Raise UserError as `require_same_order` would if the data are those of `saved`, a checkpoint's metadata."""
-    # Checkpoints of earlier versions do not say how many sequences there are: they are compared when the data are open.
+    # Older checkpoints do not record the number of sequences: they are compared when the data are open.
     sequences = saved.get("num_sequences", 0)
     total_steps = num_steps(config, sequences, global_batch_size) if sequences else config.training.steps
-    require_same_order(
-        saved,
-        {
-            "data": saved.get("data"),
-            "global_batch_size": global_batch_size,
-            "total_steps": saved["step"] if total_steps is None else total_steps,
-            "by_epoch": config.training.epochs is not None,
-            "num_sequences": sequences,
-            "seed": config.training.seed,
-            "sequence_length": config.data.sequence_length,
-        },
-    )
+    if total_steps is None:
+        total_steps = saved["step"]
+    require_same_order(saved, order_identity(config, saved.get("data"), sequences, global_batch_size, total_steps))
 
 
 def require_same_order(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

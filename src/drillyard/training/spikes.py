@@ -35,6 +35,7 @@ from drillyard.data.sampler import SampleRef
 from drillyard.telemetry import RunLog
 from drillyard.telemetry.jsonlines import decode
 from drillyard.telemetry.metrics import METRICS_FILE
+from drillyard.training.sample_order import BatchShape
 
 WINDOW: Final = 128
 DEVIATIONS: Final = 7.0
@@ -159,16 +160,13 @@ class SpikeReporter:
         log: RunLog,
         run_directory: Path,
         data: Mixture,
-        global_batch_size: int,
+        shape: BatchShape,
         warmup_steps: int,
-        *,
-        by_epoch: bool = False,
     ) -> None:
         self.log = log
         self.run_directory = run_directory
         self.data = data
-        self.global_batch_size = global_batch_size
-        self.by_epoch = by_epoch
+        self.shape = shape
         self.detector = SpikeDetector(warmup_steps)
         self._started = False
         self._told: dict[Kind, int] = {}
@@ -205,7 +203,7 @@ class SpikeReporter:
 
     def drawn(self, step: int) -> list[SampleRef]:
         """The global batch of a step (from 1)."""
-        return self.data.indices(step - 1, self.global_batch_size, by_epoch=self.by_epoch)
+        return self.data.indices(step - 1, self.shape.global_batch_size, by_epoch=self.shape.by_epoch)
 
     def by_source(self, samples: Sequence[SampleRef]) -> dict[str, list[int]]:
         """Samples as numbers of sequences by source, in their order."""

@@ -1,48 +1,32 @@
-"""The loop: step, log, evaluate, save, stop.
+"""The training step and the loop around it.
 
-A step is `train_step`: read the micro-batches of this rank, run forward and backward, update. Everything else here
-happens between steps and changes no bit of them: evaluation runs with the random state forked, logging reads what the
-device already holds, saving copies it. The device is waited for only where a number is looked at: at logged steps and
-before saves.
+`train_step` reads the micro-batches of this rank, runs forward and backward, and updates the weights. What callbacks do
+between steps changes no bit of them. The device is waited for only where a number is read: at logged steps and before
+saves.
 """
 
 from __future__ import annotations
 
 import gc
-import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.fsdp import FSDPModule
 
 from drillyard.config.run import RunConfig
-from drillyard.data.sampler import Mixture
+from drillyard.data.sampler import Mixture, SampleRef
 from drillyard.errors import UserError
-from drillyard.models.loss import LanguageModelLoss, LossInputs, loss_inputs
-from drillyard.parallel.parallelize import fsdp_modules
+from drillyard.models.loss import LossInputs, loss_inputs
+from drillyard.parallel.model_setup import ShardedModel
 from drillyard.parallel.ranks import Ranks
-from drillyard.training.optimizer import ShardedAdamW
-from drillyard.training.schedule import learning_rate
-from drillyard.training.signals import StopRequest
+from drillyard.training.optimizer import ShardedAdamW, learning_rate
+from drillyard.training.sample_order import BatchShape
 from drillyard.training.spikes import RecentSteps, StepFigures
 
 STEPS_BETWEEN_GARBAGE_COLLECTIONS = 50
-
-
-@dataclass(frozen=True)
-class BatchShape:
-    """How the global batch of a step is dealt out: rank r takes micro-batches r, r + ranks, ... of it.
-
-    `by_epoch`: the last step of each epoch has only the sequences that are left of it (data/sampler.py).
-    """
-
-    micro_batch_size: int
-    accumulation: int
-    global_batch_size: int
-    by_epoch: bool = False
 
 
 @dataclass
@@ -59,7 +43,7 @@ class StepWindow:
 
 @dataclass(frozen=True)
 class LoggedStep:
-    """The numbers of a logged step, read from the device at once."""
+    """The figures of a logged step, read from the device at once. `recent`: of all steps since the last logged one."""
 
     step: int
     loss: float
@@ -73,38 +57,56 @@ class LoggedStep:
     compile_seconds: float | None
     sequences_per_step: float
     valid_tokens: int
+    recent: list[StepFigures]
+
+    def require_finite(self, most_skipped: int) -> None:
+        """Raise UserError when `most_skipped` steps in a row were not finite."""
+        if self.longest_skipped_row >= most_skipped:
+            raise UserError(
+                f"step {self.step}: the loss or gradient was not finite in {self.longest_skipped_row} steps in a row "
+                "(all skipped, weights unchanged; the limit is training.max_nonfinite_steps); lower "
+                "training.optimizer.learning_rate, or look at the data of these steps: "
+                f"drillyard data show RUN_DIR --step {self.step}"
+            )
+
+
+class Callbacks(Protocol):
+    """What `Trainer.train` calls between steps, on every rank."""
+
+    def first_step(self, step: int) -> None:
+        """The first step of this attempt is done."""
+
+    def logged_step(self, figures: LoggedStep) -> None:
+        """A logged step is done. May raise to end the run."""
+
+    def after_step(self, steps_done: int) -> tuple[float, bool]:
+        """Called after each step; returns the seconds it took, which are not part of a step, and whether to stop."""
 
 
 class Trainer:
-    """Takes a sharded model from `first_step` to `total_steps`; what is done between steps comes in as callables."""
+    """Trains a sharded model up to `total_steps`."""
 
     def __init__(
         self,
         config: RunConfig,
         ranks: Ranks,
-        root: LanguageModelLoss,
+        model: ShardedModel,
         optimizer: ShardedAdamW,
         data: Mixture,
         shape: BatchShape,
         total_steps: int,
-        *,
-        attention: str,
-        gather_gradients_once: bool,
     ) -> None:
         self.config = config
         self.ranks = ranks
-        self.root = root
+        self.model = model
+        self.root = model.root
         self.optimizer = optimizer
         self.data = data
         self.shape = shape
         self.total_steps = total_steps
-        self.attention = attention
-        self.accumulate_locally = gather_gradients_once and shape.accumulation > 1
-        self.sharded = fsdp_modules(root)
+        self.accumulate_locally = model.small and shape.accumulation > 1
         self.steps_done = 0
         self.recent = RecentSteps(min(config.logging.every_steps, total_steps), ranks.device)
-        self.on_read: Callable[[list[StepFigures]], None] = lambda recent: None
-        """Called at each logged step with the figures of all steps since the last one."""
 
     def train_step(self, step: int, window: StepWindow) -> tuple[torch.Tensor, torch.Tensor]:
         """One optimizer step; returns the loss of the global batch and its gradient norm, both still on the device.
@@ -130,18 +132,15 @@ class Trainer:
         self.optimizer.zero_grad()
         return loss_and_norm
 
-    def micro_batches(self, references: Any) -> Iterator[LossInputs]:
+    def micro_batches(self, references: Sequence[SampleRef]) -> Iterator[LossInputs]:
         """This rank's micro-batches of the global batch, on the device.
 
-        All ranks have as many, since each gathers weights from all; one that has no sequences left runs padding.
+        All ranks have equally many, since each gathers weights from all; one without sequences computes padding.
         """
-        size, ranks = self.shape.micro_batch_size, self.ranks
-        for number in range(math.ceil(len(references) / (size * ranks.world_size))):
-            first = (number * ranks.world_size + ranks.rank) * size
-            batch = self.data.read_filled(references[first : first + size], size)
-            yield loss_inputs(
-                batch, self.root.causal_lm, self.attention, ranks.device, self.config.training.loss_chunk_tokens
-            )
+        chunk_tokens = self.config.training.loss_chunk_tokens
+        for share in self.shape.micro_batches(references, self.ranks.data_rank):
+            batch = self.data.read_filled(share, self.shape.micro_batch_size)
+            yield loss_inputs(batch, self.root.causal_lm, self.model.attention, self.ranks.device, chunk_tokens)
 
     def synchronise_gradients(self, *, last: bool) -> None:
         """Reduce gradients after the last micro-batch only, where whole gradients fit in memory; else after each."""
@@ -161,40 +160,26 @@ class Trainer:
             step, peak=training.optimizer.learning_rate, total_steps=self.total_steps, schedule=training.schedule
         )
 
-    def train(
-        self,
-        first_step: int,
-        *,
-        on_first: Callable[[int], None],
-        on_logged: Callable[[LoggedStep], None],
-        after_step: Callable[[int, bool], float],
-        stop: StopRequest,
-    ) -> bool:
-        """Run steps until the end or until somebody asks to stop; True when all steps are done.
-
-        `on_first` is called when the first of them is done. `on_logged` gets the figures of each logged step.
-        `after_step(steps_done, stopping)` evaluates and saves what is due, and returns the seconds it took, which are
-        no step's time.
-        """
+    def train(self, first_step: int, callbacks: Callbacks) -> bool:
+        """Run steps until the end, or until `callbacks` asks to stop; True when all steps are done."""
         self.steps_done = first_step
         every = self.config.logging.every_steps
         window = StepWindow(time.perf_counter(), compile_started=compile_seconds())
-        _calm_garbage_collector()
+        _disable_garbage_collection()
         for step in range(first_step, self.total_steps):
             loss, norm = self.train_step(step, window)
             self.recent.keep(step, loss, norm)
             window.steps += 1
             self.steps_done = step + 1
             if step == first_step:
-                on_first(self.steps_done)
+                callbacks.first_step(self.steps_done)
             if self.steps_done % every == 0 or self.steps_done == self.total_steps:
                 figures = self.read_figures(step, loss, norm, window)
                 window = StepWindow(time.perf_counter(), compile_started=compile_seconds())
-                on_logged(figures)
+                callbacks.logged_step(figures)
             if self.steps_done % STEPS_BETWEEN_GARBAGE_COLLECTIONS == 0:
                 gc.collect(1)
-            stopping = stop.agreed()
-            paused = after_step(self.steps_done, stopping)
+            paused, stopping = callbacks.after_step(self.steps_done)
             window.started += paused
             if stopping:
                 break
@@ -202,32 +187,23 @@ class Trainer:
         return self.steps_done == self.total_steps
 
     def read_figures(self, step: int, loss: torch.Tensor, norm: torch.Tensor, window: StepWindow) -> LoggedStep:
-        """Wait for the device, once, and read what the step left there. UserError after a row of skipped steps."""
+        """Wait for the device, once, and read what the step left there."""
         kept = self.recent.values.flatten()
         figures = torch.cat([torch.stack([loss, norm]), self.optimizer.skipped.double(), kept]).tolist()
-        longest = int(figures[4])
-        seconds = (time.perf_counter() - window.started) / window.steps
-        self.on_read(self.recent.of(figures[5:], step, window.steps))
-        if longest >= self.config.training.max_nonfinite_steps:
-            raise UserError(
-                f"step {step + 1}: the loss or gradient was not finite in {longest} steps in a row (all skipped, "
-                "weights unchanged); go on with a lower training.optimizer.learning_rate, or look at the data of "
-                f"these steps: drillyard data show RUN_DIR --step {step + 1} "
-                "(training.max_nonfinite_steps is the limit)"
-            )
         return LoggedStep(
             step=step + 1,
             loss=figures[0],
             gradient_norm=figures[1],
             learning_rate=self.learning_rate(step),
             skipped_steps=int(figures[2]),
-            longest_skipped_row=longest,
+            longest_skipped_row=int(figures[4]),
             window_steps=window.steps,
-            step_seconds=seconds,
+            step_seconds=(time.perf_counter() - window.started) / window.steps,
             data_seconds=window.data_seconds / window.steps,
             compile_seconds=(compile_seconds() - window.compile_started) / window.steps or None,
             sequences_per_step=window.sequences / window.steps,
             valid_tokens=window.valid_tokens,
+            recent=self.recent.of(figures[5:], step, window.steps),
         )
 
     def coverage(self, steps: int) -> dict[str, Any]:
@@ -245,8 +221,8 @@ def compile_seconds() -> float:
     return float(spent.get("total_wall_time", 0.0))
 
 
-def _calm_garbage_collector() -> None:
-    """Collect at chosen steps, the same on all ranks: a pause on one of them is a pause of all."""
+def _disable_garbage_collection() -> None:
+    """Collect only at chosen steps, the same on all ranks: a pause of one rank is a pause of all."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -44,7 +44,7 @@ def test_ranks_have_what_the_trainer_dealt_out(make_run: MakeRun) -> None:
 def test_the_layout_is_that_of_the_round_that_did_the_step(make_run: MakeRun) -> None:
     """Steps 6 to 10 were done on one rank and again, after going back to step 6, on four."""
     directory = make_run((2, 6, 2), (8, 10, 1), (8, 12, 4))
-    assert [batch_of_step(directory, step).world_size for step in (1, 6, 7, 10, 12, 13)] == [2, 2, 4, 4, 4, 4]
+    assert [batch_of_step(directory, step).num_data_ranks for step in (1, 6, 7, 10, 12, 13)] == [2, 2, 4, 4, 4, 4]
 
 
 def test_an_unlogged_step_belongs_to_the_start_that_did_it_last(make_run: MakeRun) -> None:
@@ -57,15 +57,15 @@ def test_an_unlogged_step_belongs_to_the_start_that_did_it_last(make_run: MakeRu
     })  # fmt: skip
     append_event(directory, "resume", round=1, step=7)
     # The new start has done nothing yet: nothing is its own, except what is still to come.
-    assert [batch_of_step(directory, step).world_size for step in (6, 7, 8)] == [2, 2, 4]
+    assert [batch_of_step(directory, step).num_data_ranks for step in (6, 7, 8)] == [2, 2, 4]
     append_event(directory, "first_step", round=1, step=8)
     append_metrics(directory, 10, num_gpus=4)
-    assert [batch_of_step(directory, step).world_size for step in (6, 7, 8, 9, 10, 11)] == [2, 2, 4, 4, 4, 4]
+    assert [batch_of_step(directory, step).num_data_ranks for step in (6, 7, 8, 9, 10, 11)] == [2, 2, 4, 4, 4, 4]
 
 
 def test_a_step_that_was_lost_and_not_done_again_belongs_to_the_start_that_did_it(make_run: MakeRun) -> None:
     directory = make_run((2, 12, 2), (6, 8, 4))
-    assert [batch_of_step(directory, step).world_size for step in (4, 5, 8, 9, 12, 13)] == [2, 4, 4, 2, 2, 4]
+    assert [batch_of_step(directory, step).num_data_ranks for step in (4, 5, 8, 9, 12, 13)] == [2, 4, 4, 2, 2, 4]
 
 
 def test_documents_are_found_in_their_files(make_run: MakeRun, config: RunConfig, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from drillyard.training import run
 
 def test_a_rank_with_other_data_than_rank_0_is_named_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     gathered = ["a", "a", "b", "a"]
-    monkeypatch.setattr(run, "on_all_ranks", lambda group, function: gathered)
+    monkeypatch.setattr(run, "gather", lambda fingerprint: gathered)
     data: Any = types.SimpleNamespace(train=types.SimpleNamespace(fingerprint="a"))
     with pytest.raises(UserError, match="rank 2: its data are not those of rank 0"):
         run.require_same_data(data)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from drillyard.config.run import RunConfig, ScheduleConfig
 from drillyard.errors import UserError
+from drillyard.training.optimizer import learning_rate
 from drillyard.training.sample_order import num_steps
-from drillyard.training.schedule import learning_rate
 
 NAMES = ["cosine", "linear", "constant", "warmup-stable-decay"]
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from drillyard.config.run import RunConfig
 from drillyard.data import Mixture
 from drillyard.telemetry import RunLog
+from drillyard.training.sample_order import BatchShape
 from drillyard.training.spikes import (
     FIRST_JUDGED,
     SIGMA_PER_MAD,
@@ -138,7 +139,7 @@ class Source:
 def watch(directory: Path, config: RunConfig, batch: int = 6) -> tuple[SpikeReporter, RunLog]:
     sources: Any = [Source("a", 50), Source("b", 30)]
     log = RunLog(directory, rank=0, config=config, console="none")
-    return SpikeReporter(log, directory, Mixture(sources, [3, 1], 0), batch, warmup_steps=0), log
+    return SpikeReporter(log, directory, Mixture(sources, [3, 1], 0), BatchShape(batch, 1, 1), warmup_steps=0), log
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save as save_state_dict
 
 from drillyard.errors import UserError
+from drillyard.parallel.collectives import from_first_rank
 from drillyard.safe_files import NO_ROOM, describe_os_error
 from drillyard.training.checkpoint.dcp_planners import RepeatedSavePlanner, StagedState, StagingBuffers, flatten
 from drillyard.training.checkpoint.dcp_storage import CheckpointWriter, DamagedCheckpoint
@@ -52,7 +53,6 @@ from drillyard.training.checkpoint.loading import (
     LoadedCheckpoint,
     StateSource,
     failure_text,
-    from_coordinator,
     load_checkpoint,
     read,
 )
@@ -380,14 +380,14 @@ class Checkpointer:
 
     def _lost(self, found: list[CheckpointInfo]) -> list[str]:
         """What is said of those whose manifest is lost. Asked when nothing can be loaded; the same on all ranks."""
-        lost = from_coordinator(self._group, lambda: lost_checkpoints(found, self.directory.parent))
+        lost = from_first_rank(lambda: lost_checkpoints(found, self.directory.parent), self._group)
         return [
             f"{info.path}: its {MANIFEST_NAME} is gone, and events.jsonl says that it was complete" for info in lost
         ]
 
     def _all(self) -> list[CheckpointInfo]:
         try:
-            return from_coordinator(self._group, lambda: list_checkpoints_in(self.directory))
+            return from_first_rank(lambda: list_checkpoints_in(self.directory), self._group)
         except OSError as error:
             raise UserError(
                 f"{self.directory}: cannot be read: {error.strerror}; check its storage and rights"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_state_dict
 
 from drillyard.errors import NotFoundError, UserError
+from drillyard.parallel.collectives import from_first_rank, gather
 from drillyard.training.checkpoint.dcp_planners import PlainLoadPlanner, flatten, unflatten_into
 from drillyard.training.checkpoint.dcp_storage import (
     CheckpointReader,
@@ -42,7 +43,6 @@ from drillyard.training.checkpoint.manifest import MANIFEST_NAME
 # these for an archive whose numbers make no tensor.
 _FROM_CONTENT = (ValueError, RuntimeError, TypeError, AssertionError, OverflowError, UnpicklingError)
 
-T = TypeVar("T")
 # The state to fill, or what makes it once the checkpoint's metadata (such as its number of ranks) is known.
 StateSource = dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]
 AcceptMetadata = Callable[[dict[str, Any]], None]
@@ -85,7 +85,7 @@ def load_checkpoint(
     beforehand. Raises UserError when there is no such checkpoint or it does not fit the state, DamagedCheckpoint when
     a file is not as written, RefusedContent (a UserError) when it is and could run code.
     """
-    info = from_coordinator(process_group, lambda: _find(path))
+    info = from_first_rank(lambda: _find(path), process_group)
     return read(info, state, process_group, accept)
 
 
@@ -98,7 +98,7 @@ def read(
     if accept is not None:
         accept(metadata)
     index = _read_index(info)
-    for problem in on_all_ranks(group, lambda: index if isinstance(index, Exception) else None):
+    for problem in gather(index if isinstance(index, Exception) else None, group):
         if problem is not None:
             raise problem
     assert isinstance(index, Metadata)
@@ -122,33 +122,6 @@ def full_metadata(info: CheckpointInfo) -> dict[str, Any]:
     """The caller's metadata, with `step`, `world_size` and `path`."""
     assert info.manifest is not None
     return {**info.metadata, "step": info.step, "world_size": info.manifest.world_size, "path": str(info.path)}
-
-
-def from_coordinator(group: dist.ProcessGroup | None, function: Callable[[], T]) -> T:
-    """Run `function` on the group's first rank alone; all ranks get its value, or its OSError or UserError raised."""
-    if not dist.is_initialized() or dist.get_world_size(group) == 1:
-        return function()
-    outcome: list[Any] = [None]
-    if dist.get_rank(group) == 0:
-        try:
-            outcome = [function()]
-        except (OSError, UserError) as error:
-            outcome = [error]
-    dist.broadcast_object_list(outcome, src=dist.get_global_rank(group, 0) if group is not None else 0, group=group)
-    if isinstance(outcome[0], OSError | UserError):
-        raise outcome[0]
-    value: T = outcome[0]
-    return value
-
-
-def on_all_ranks(group: dist.ProcessGroup | None, function: Callable[[], T]) -> list[T]:
-    """Run `function` on every rank; all ranks get all values, in order of rank."""
-    value = function()
-    if not dist.is_initialized() or dist.get_world_size(group) == 1:
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
-    return values
 
 
 def failure_text(failures: Mapping[int, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from drillyard.training.state import get_random_state, seed_rank, set_random_state
+from drillyard.training.resume import get_random_state, seed_rank, set_random_state
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def _keep_random_state() -> Any:
 
 
 def draws(seed: int, step: int, rank: int, world_size: int) -> tuple[float, ...]:
-    ranks: Any = SimpleNamespace(rank=rank, world_size=world_size)
+    ranks: Any = SimpleNamespace(data_rank=rank, num_data_ranks=world_size)
     seed_rank(seed, step, ranks)
     return tuple(torch.rand(4).tolist())
 
