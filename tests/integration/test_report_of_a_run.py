@@ -7,13 +7,13 @@ import re
 
 from tests.integration.tiny_run import STEPS, drillyard
 
-from drillyard.reporting import words
+from drillyard import formatting
 from drillyard.telemetry.summary import summarize
 
 
 def test_report_and_watch_agree_with_the_summary_of_a_real_run(reference, tmp_path):
     run, page = reference.run, tmp_path / "report.html"
-    goodput = words.percent(summarize(run.directory)["goodput"])
+    goodput = formatting.percent(summarize(run.directory)["goodput"])
     written = drillyard("report", run.directory, "--output", page)
     assert written.returncode == 0, written.stderr
     text = page.read_text(encoding="utf-8")

@@ -29,7 +29,7 @@ from drillyard.launch.run_status import failure_of
 from drillyard.measurement.formats.registry import TEXT_FORMATS
 from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.run_result import measure
-from drillyard.reporting.measured import measured_content
+from drillyard.reporting.log_content import measured_content
 from drillyard.reporting.page import render
 from drillyard.training.checkpoint import manifest
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drillyard.cli.leaving import is_rank, leave
 from drillyard.cli.options import find_run
+from drillyard.cli.process_exit import exit_process, is_rank
 
 if TYPE_CHECKING:
     from drillyard.training.saved_evaluation import EvaluationRequest
@@ -79,7 +79,7 @@ def evaluate(
         if "sql-execution" in request.metrics or any("sql_execution" in result for result in results.values()):
             typer.echo(f"predictions: {folder / model.name}")
     if is_rank():
-        leave(0)
+        exit_process(0)
 
 
 def _default_output(model: Path) -> Path:

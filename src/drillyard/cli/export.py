@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from drillyard.cli.leaving import is_rank, leave
 from drillyard.cli.options import find_run
+from drillyard.cli.process_exit import exit_process, is_rank
 
 
 class Dtype(StrEnum):
@@ -54,4 +54,4 @@ def export(
     export_checkpoint(checkpoint, directory, dtype=wanted, overwrite=overwrite)
     typer.echo(f"wrote {directory}: AutoModelForCausalLM.from_pretrained({str(directory)!r}) loads it")
     if is_rank():
-        leave(0)
+        exit_process(0)

@@ -4,7 +4,7 @@ A command is a row of `COMMANDS` and a file with `register(app)`. The file is im
 so `drillyard --help` costs typer and rich and nothing else (about 0.15 s), whatever the commands import.
 
 Exit codes: 0 done; 2 the user's mistake, as `error: ...` on stderr without a traceback; 130 interrupted; what a command
-chooses by `typer.Exit`; 70 for a bug of ours (`unexpected.py`).
+chooses by `typer.Exit`; 70 for a bug of ours (`crash_report.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from drillyard import __version__
-from drillyard.cli.leaving import is_rank
+from drillyard.cli.process_exit import is_rank
 from drillyard.control_characters import CleanedText, clean, clean_standard_streams
 from drillyard.errors import UserError
 from drillyard.redaction import add_inherited_secrets, redact
@@ -167,7 +167,7 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         code = 1
     except Exception as error:
-        from drillyard.cli.unexpected import missing_extra
+        from drillyard.cli.crash_report import missing_extra
 
         if is_rank() and missing_extra(error) is None:
             raise  # into the rank's log
@@ -192,7 +192,7 @@ def _end_output() -> OSError | None:
 
 
 def _tell_unexpected(error: Exception) -> int:
-    from drillyard.cli.unexpected import EXIT_UNEXPECTED, describe_unexpected, disk_problem, missing_extra
+    from drillyard.cli.crash_report import EXIT_UNEXPECTED, describe_unexpected, disk_problem, missing_extra
 
     if (mistake := missing_extra(error) or disk_problem(error)) is not None:
         tell_error(mistake)

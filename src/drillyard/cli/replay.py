@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from drillyard.cli.leaving import is_rank, leave
+from drillyard.cli.process_exit import exit_process, is_rank
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -83,4 +83,4 @@ def _be_a_rank(run_directory: Path, step: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
         code = 1
-    leave(code)
+    exit_process(code)

@@ -86,11 +86,11 @@ def register(app: typer.Typer) -> None:
         The run may still be going, and it may be any framework's whose logs `drillyard metrics` reads. The file needs
         no network, follows light and dark mode, and shows its charts as tables where there is no JavaScript.
         """
+        from drillyard import formatting
         from drillyard.errors import UserError
-        from drillyard.reporting import words
         from drillyard.reporting.page import render
-        from drillyard.reporting.run_directory import is_run_directory
-        from drillyard.reporting.write import REPORT_FILE, write_report
+        from drillyard.reporting.report_file import REPORT_FILE, write_report
+        from drillyard.reporting.run_content import is_run_directory
         from drillyard.telemetry.events import refusing_odd_values
 
         paths = find_runs(paths)
@@ -122,13 +122,13 @@ def register(app: typer.Typer) -> None:
             # Of a run directory from elsewhere it could lead to any file of the user's.
             raise UserError(f"{target}: is a link, and is not followed; name the file to write: --output FILE")
         size = write_report(target, page, overwrite=overwrite)
-        typer.echo(f"{target} ({words.size(size)})")
+        typer.echo(f"{target} ({formatting.size(size)})")
 
 
 def _of_run(paths: list[str], price: float | None, given: dict[str, object]) -> Content:
     """A run directory, which says everything but the price itself."""
     from drillyard.errors import UserError
-    from drillyard.reporting.run_directory import read_run_directory
+    from drillyard.reporting.run_content import read_run_directory
 
     if len(paths) > 1:
         raise UserError("a report is of one run: give one run directory (drillyard metrics --compare shows several)")
@@ -152,7 +152,7 @@ def _of_logs(
     from drillyard.measurement.read_logs import read_logs
     from drillyard.measurement.run_result import measure
     from drillyard.measurement.user_facts import UserFacts, to_formula
-    from drillyard.reporting.measured import measured_content
+    from drillyard.reporting.log_content import measured_content
 
     said: dict[str, Any] = dict(facts)
     for name in ("params", "active_params"):

@@ -118,7 +118,7 @@ def status_command(run: Run, cluster: Cluster = None, as_json: AsJson = False) -
     Exit code 0, whatever the state; `wait` has the run's own code.
     """
     from drillyard.launch.status_text import status_json, status_text
-    from drillyard.reporting.progress import read_progress
+    from drillyard.watch.run_progress import read_progress
 
     found = find(run, cluster)
     status = found.launcher.status(found.handle.run)
@@ -214,8 +214,8 @@ def artifacts_command(
         listed = [{"path": path, "bytes": size} for path, size in chosen]
         print_json({"handle": str(found.handle), "files": listed, "fetched_to": None if fetch is None else str(fetch)})
         return
-    from drillyard.reporting.words import plural
-    from drillyard.reporting.words import size as size_text
+    from drillyard.formatting import plural
+    from drillyard.formatting import size as size_text
 
     total = f"{plural(len(chosen), 'file')}, {size_text(sum(size for _, size in chosen))}"
     if fetch is not None:

@@ -87,8 +87,8 @@ def watch_command(
     """
     from drillyard.cli.runs import find
     from drillyard.console import SafeConsole
-    from drillyard.reporting.launched import launched_run
-    from drillyard.reporting.watch import watch
+    from drillyard.watch.remote_run import mirror_run
+    from drillyard.watch.watcher import watch_run
 
     found = find(run, cluster)
     console = SafeConsole()
@@ -96,8 +96,8 @@ def watch_command(
     if not _writes_events(found):
         _watch_log(found, console, price, seconds)
         return
-    with launched_run(found.launcher, found.handle.run, price, min(seconds, 2.0)) as followed:
-        seen = watch(followed, console, interval)
+    with mirror_run(found.launcher, found.handle.run, price, min(seconds, 2.0)) as followed:
+        seen = watch_run(followed, console, interval)
     if seen.over and seen.phase == "failed":
         raise typer.Exit(1)
 
@@ -184,7 +184,7 @@ def _watch_log(found: FoundRun, console: SafeConsole, price: float | None, secon
     from drillyard.hardware.catalog import load_catalog
     from drillyard.launch.run_status import State
     from drillyard.measurement.user_facts import UserFacts
-    from drillyard.reporting.launched_log import watch_log
+    from drillyard.watch.remote_log import watch_log
 
     cluster, run = found.cluster, found.handle.run
     facts = load_catalog(cluster.hardware)

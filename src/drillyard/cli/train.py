@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from drillyard.cli.leaving import is_rank, leave, leave_when_asked
-from drillyard.cli.unexpected import missing_extra, require_training
+from drillyard.cli.crash_report import missing_extra, require_training
+from drillyard.cli.process_exit import exit_on_signal, exit_process, is_rank
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def train(
         replay_step(run, replay, nproc_per_node)
     if is_rank():
         _be_a_rank(run, console.value)
-    leave_when_asked()
+    exit_on_signal()
     num_ranks = nproc_per_node or (run.training.device != "cpu" and num_gpus()) or 1
     require_valid(run, num_ranks * node.count, has_gpu=num_gpus() > 0)
     from drillyard.supervise import is_started, supervise_training
@@ -244,4 +244,4 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
         else:
             traceback.print_exc()
             code = 1
-    leave(code)
+    exit_process(code)

@@ -27,9 +27,9 @@ def register(app: typer.Typer) -> None:
         run. Exit code 0; 1 when the run has failed.
         """
         from drillyard.console import SafeConsole
-        from drillyard.reporting.cost import gpu_price
-        from drillyard.reporting.watch import FollowedRun
-        from drillyard.reporting.watch import watch as follow
+        from drillyard.reporting.gpu_price import gpu_price
+        from drillyard.watch.watcher import FollowedRun
+        from drillyard.watch.watcher import watch_run as follow
 
         run_directory = find_run(run_directory)
         followed = FollowedRun(run_directory, gpu_price(run_directory, price))

@@ -1,7 +1,7 @@
 """The charts of a report as values: which curves, marks and levels, and the table that says the same in words.
 
 A chart is drawn by the page's script from its JSON (`as_json`), and is a table for whoever has no script or no eyes for
-it. Curves are thinned to their peaks and dips (thinning.py); what is drawn has the full precision of the log.
+it. Curves are thinned to their peaks and dips (downsample.py); what is drawn has the full precision of the log.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from drillyard import formatting
 from drillyard.goodput import STALL_FACTOR
-from drillyard.reporting import words
 from drillyard.reporting.content import Content, Curves, Floats, Point, Table
-from drillyard.reporting.happenings import measure_label
+from drillyard.reporting.downsample import centred_mean, downsample
+from drillyard.reporting.event_text import measure_label
 from drillyard.reporting.tables import Unit, cell, curve_table, loss_table, step_time_table, unit_of
-from drillyard.reporting.thinning import centred_mean, thin
 
 SMOOTH_FROM = 100
 """Logged steps from which a loss is drawn with its mean over a fiftieth of the run."""
@@ -35,7 +35,7 @@ OF_LOSS = frozenset({"perplexity", "bits_per_byte"})
 Style = Literal["line", "faint", "joined", "points"]
 
 
-class Line(NamedTuple):
+class CurveLine(NamedTuple):
     """A curve by its own steps. `colour` is a custom property of the style sheet."""
 
     label: str
@@ -58,7 +58,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class HorizontalLine:
     """A horizontal line."""
 
     label: str
@@ -78,7 +78,7 @@ class Chart:
     note: str = ""
     unit: Unit = "number"
     logarithmic: bool = False
-    levels: list[Level] = field(default_factory=list)
+    levels: list[HorizontalLine] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
     """Steps at which a later round of ranks went on: vertical lines."""
 
@@ -122,10 +122,12 @@ def _loss(content: Content) -> Chart | None:
     curves = content.curves
     if not np.isfinite(curves.loss).any():
         return None
-    rows = thin(curves.loss)
+    rows = downsample(curves.loss)
     held_out = {name: points for name, points in content.evaluations.items() if name.rpartition(".")[2] == "loss"}
     skipped = int(np.count_nonzero(~curves.finite))
-    told = f"{words.plural(skipped, 'logged step')} skipped, as loss or gradient was not finite." if skipped else ""
+    told = (
+        f"{formatting.plural(skipped, 'logged step')} skipped, as loss or gradient was not finite." if skipped else ""
+    )
     x, series = _aligned([*_loss_lines(curves, rows), *_held_out_lines(held_out), *_skipped_line(curves)])
     return Chart(
         name="loss",
@@ -139,33 +141,33 @@ def _loss(content: Content) -> Chart | None:
     )
 
 
-def _loss_lines(curves: Curves, rows: NDArray[np.intp]) -> Iterator[Line]:
+def _loss_lines(curves: Curves, rows: NDArray[np.intp]) -> Iterator[CurveLine]:
     """The loss; faint under its mean where there are many steps."""
     if len(curves.step) < SMOOTH_FROM:
-        yield Line("Loss", _at(curves, rows, curves.loss), "--series-1")
+        yield CurveLine("Loss", _at(curves, rows, curves.loss), "--series-1")
         return
     window = len(curves.step) // 50 | 1
     mean = centred_mean(curves.loss, window)
-    yield Line("Loss", _at(curves, rows, curves.loss), "--series-1-faint", "faint")
-    yield Line(f"Mean of {window} steps", _at(curves, rows, mean), "--series-1")
+    yield CurveLine("Loss", _at(curves, rows, curves.loss), "--series-1-faint", "faint")
+    yield CurveLine(f"Mean of {window} steps", _at(curves, rows, mean), "--series-1")
 
 
-def _held_out_lines(parts: Mapping[str, Sequence[Point]]) -> Iterator[Line]:
+def _held_out_lines(parts: Mapping[str, Sequence[Point]]) -> Iterator[CurveLine]:
     for number, (name, points) in enumerate(parts.items()):
         part = name.rpartition(".")[0] or "loss"
-        yield Line(f"Held out: {part}", dict(points), _held_out_colour(number), "joined")
+        yield CurveLine(f"Held out: {part}", dict(points), _held_out_colour(number), "joined")
 
 
 def _held_out_colour(number: int) -> str:
     return f"--held-out-{number % 4 + 1}"
 
 
-def _skipped_line(curves: Curves) -> Iterator[Line]:
+def _skipped_line(curves: Curves) -> Iterator[CurveLine]:
     """Marks at the bottom of the chart."""
     skipped = curves.step[~curves.finite][:MOST_MARKED].tolist()
     if skipped:
         floor = float(curves.loss[np.isfinite(curves.loss)].min())
-        yield Line("Skipped, not finite", dict.fromkeys(skipped, floor), "--bad", "points")
+        yield CurveLine("Skipped, not finite", dict.fromkeys(skipped, floor), "--bad", "points")
 
 
 def _measures(content: Content) -> Iterator[Chart]:
@@ -179,7 +181,7 @@ def _measures(content: Content) -> Iterator[Chart]:
         label = measure_label(measure)
         label = label[0].upper() + label[1:]
         x, series = _aligned(
-            Line(part, dict(points), _held_out_colour(place), "joined")
+            CurveLine(part, dict(points), _held_out_colour(place), "joined")
             for place, (part, points) in enumerate(parts.items())
         )
         if not x:
@@ -205,12 +207,12 @@ def _step_time(content: Content) -> Chart | None:
     times, median = curves.step_seconds, curves.median_seconds
     if not np.isfinite(times).any():
         return None
-    rows = thin(times)
+    rows = downsample(times)
     lines = list(_step_time_lines(curves, rows))
     x, series = _aligned(lines)
     shown = [value for line in lines for value in line.values.values()]
     logarithmic = min(shown) > 0 and max(shown) > LOGARITHMIC_FROM * median
-    levels = [Level("median", median), Level(f"{STALL_FACTOR} x median", STALL_FACTOR * median)]
+    levels = [HorizontalLine("median", median), HorizontalLine(f"{STALL_FACTOR} x median", STALL_FACTOR * median)]
     return Chart(
         name="step-time",
         title="Step time",
@@ -226,14 +228,14 @@ def _step_time(content: Content) -> Chart | None:
     )
 
 
-def _step_time_lines(curves: Curves, rows: NDArray[np.intp]) -> Iterator[Line]:
+def _step_time_lines(curves: Curves, rows: NDArray[np.intp]) -> Iterator[CurveLine]:
     times, waits, stalls = curves.step_seconds, curves.data_seconds, curves.stalls
-    yield Line("Step time", _at(curves, rows, times), "--series-1")
+    yield CurveLine("Step time", _at(curves, rows, times), "--series-1")
     if np.isfinite(waits).any() and np.nanmax(waits) > NOTABLE_WAIT * curves.median_seconds:
-        yield Line("Waiting for data", _at(curves, thin(waits), waits), "--series-4")
+        yield CurveLine("Waiting for data", _at(curves, downsample(waits), waits), "--series-4")
     if len(stalls):
         longest = stalls[np.argsort(-times[stalls], kind="stable")][:MOST_MARKED]
-        yield Line("Stall", _at(curves, longest, times), "--bad", "points")
+        yield CurveLine("Stall", _at(curves, longest, times), "--bad", "points")
 
 
 def _step_time_note(curves: Curves) -> str:
@@ -241,8 +243,8 @@ def _step_time_note(curves: Curves) -> str:
     if not np.isfinite(curves.median_seconds):
         return window
     warm_up = int(curves.warm_up.sum())
-    left_out = f"{words.plural(warm_up, 'first or compiling step')} left out of the median. " if warm_up else ""
-    return f"{window}{left_out}{words.plural(len(curves.stalls), 'stall')} (over {STALL_FACTOR} x the median)."
+    left_out = f"{formatting.plural(warm_up, 'first or compiling step')} left out of the median. " if warm_up else ""
+    return f"{window}{left_out}{formatting.plural(len(curves.stalls), 'stall')} (over {STALL_FACTOR} x the median)."
 
 
 def _plain(
@@ -252,9 +254,9 @@ def _plain(
     curves = content.curves
     if not np.isfinite(values).any():
         return None
-    rows = thin(values)
+    rows = downsample(values)
     label = title.partition(",")[0]
-    x, series = _aligned([Line(label, _at(curves, rows, values), colour)])
+    x, series = _aligned([CurveLine(label, _at(curves, rows, values), colour)])
     return Chart(
         name=name,
         title=title,
@@ -273,7 +275,7 @@ def _at(curves: Curves, rows: Iterable[Any], values: Floats) -> dict[int, float]
     return {int(curves.step[row]): float(values[row]) for row in rows if np.isfinite(values[row])}
 
 
-def _aligned(lines: Iterable[Line]) -> tuple[list[int], list[Series]]:
+def _aligned(lines: Iterable[CurveLine]) -> tuple[list[int], list[Series]]:
     """Curves of their own steps on the steps of all of them; what is not finite is not drawn."""
     drawn = [(line, {step: value for step, value in line.values.items() if math.isfinite(value)}) for line in lines]
     x = sorted({step for _, values in drawn for step in values})
@@ -286,7 +288,7 @@ def _course(label: str, curves: Curves, values: Floats, unit: Unit = "number") -
     low, high = finite[np.argmin(values[finite])], finite[np.argmax(values[finite])]
     texts = [cell(float(values[row]), unit) for row in (finite[0], finite[-1], low, high)]
     return (
-        f"{label} over {words.plural(len(finite), 'logged step')}: first {texts[0]}, last {texts[1]},"
+        f"{label} over {formatting.plural(len(finite), 'logged step')}: first {texts[0]}, last {texts[1]},"
         f" lowest {texts[2]} at step {curves.step[low]:,}, highest {texts[3]} at step {curves.step[high]:,}."
     )
 

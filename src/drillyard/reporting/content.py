@@ -1,7 +1,7 @@
 """What a report says, as one value: the page is a function of it, and knows nothing of where it came from.
 
-`run_directory.py` fills it from a run of ours, `measured.py` from the log of any framework. What is not known is NaN in
-a curve and absent elsewhere, never zero.
+`run_content.py` fills it from a run of ours, `log_content.py` from the log of any framework. What is not known is NaN
+in a curve and absent elsewhere, never zero.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drillyard.goodput import STALL_FACTOR
-from drillyard.reporting.happenings import Happening, Level
+from drillyard.reporting.event_text import EventText, Level
 
 Floats = NDArray[np.float64]
 
@@ -87,7 +87,7 @@ class Point(NamedTuple):
     value: float
 
 
-class Document(NamedTuple):
+class ConfigText(NamedTuple):
     """A text that belongs to the run, such as its run.yaml."""
 
     name: str
@@ -131,11 +131,11 @@ class Content:
     goodput_notes: list[str] = field(default_factory=list)
     resumed: list[int] = field(default_factory=list)
     evaluations: dict[str, list[Point]] = field(default_factory=dict)
-    happenings: list[Happening] = field(default_factory=list)
+    happenings: list[EventText] = field(default_factory=list)
     checkpoints: Table | None = None
     estimate: Table | None = None
     environment: list[tuple[str, str]] = field(default_factory=list)
     resolved: Table | None = None
-    documents: list[Document] = field(default_factory=list)
+    documents: list[ConfigText] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)

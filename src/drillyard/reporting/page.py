@@ -19,11 +19,10 @@ from typing import Final
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from drillyard import __version__
-from drillyard.reporting import words
+from drillyard import __version__, formatting
 from drillyard.reporting.charts import Chart, charts
 from drillyard.reporting.content import CATEGORIES, Content, Table
-from drillyard.reporting.happenings import Happening
+from drillyard.reporting.event_text import EventText
 from drillyard.reporting.tables import evaluation_table
 
 GROUPS: Final = {
@@ -38,7 +37,7 @@ MOST_ROUTINE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CurveGroup:
     """A section of charts."""
 
     name: str
@@ -55,7 +54,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class GoodputShare:
     """A category of goodput as it is shown."""
 
     name: str
@@ -67,7 +66,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A happening as it is shown: how long after the run began, and the moment itself."""
 
     level: str
@@ -103,7 +102,7 @@ def render(content: Content) -> str:
         tile_columns=_columns(len(content.tiles)),
         shares=shares,
         bar_label=", ".join(f"{share.label} {share.percent}" for share in shares if share.fraction),
-        wall=words.duration(sum(content.goodput.values())),
+        wall=formatting.duration(sum(content.goodput.values())),
         times=_times(content),
         events=events,
         events_note=note,
@@ -120,28 +119,28 @@ def _columns(tiles: int) -> int:
     return max(1, tiles if tiles <= 5 else math.ceil(tiles / 2))
 
 
-def _groups(drawn: Sequence[Chart], evaluations: Table | None) -> list[Group]:
+def _groups(drawn: Sequence[Chart], evaluations: Table | None) -> list[CurveGroup]:
     found = []
     for name, (title, prefixes) in GROUPS.items():
         members = [chart for chart in drawn if chart.name.startswith(prefixes)]
         table = evaluations if name == "learning" else None
         if members or table:
-            found.append(Group(name, title, members, "Evaluation on held-out data", table))
+            found.append(CurveGroup(name, title, members, "Evaluation on held-out data", table))
     return found
 
 
-def _shares(seconds: dict[str, float]) -> list[Share]:
+def _shares(seconds: dict[str, float]) -> list[GoodputShare]:
     """The categories in the order in which they are drawn, those without any time too."""
     wall = math.fsum(seconds.values())
     if not wall:
         return []
     return [
-        Share(
+        GoodputShare(
             name,
             name.replace("startup", "start-up").capitalize(),
             seconds.get(name, 0.0) / wall,
-            words.duration(seconds[name]) if seconds.get(name) else "0 s",
-            words.percent(seconds.get(name, 0.0) / wall),
+            formatting.duration(seconds[name]) if seconds.get(name) else "0 s",
+            formatting.percent(seconds.get(name, 0.0) / wall),
             meaning,
         )
         for name, meaning in CATEGORIES.items()
@@ -153,7 +152,7 @@ def _times(content: Content) -> str:
         return ""
     begin, end = _moment(content.begin_us), _moment(content.end_us)
     last = f"{end:%H:%M:%S}" if end.date() == begin.date() else f"{end:%Y-%m-%d %H:%M:%S}"
-    length = words.duration((content.end_us - content.begin_us) / 1e6)
+    length = formatting.duration((content.end_us - content.begin_us) / 1e6)
     return f"{begin:%Y-%m-%d %H:%M:%S} to {last} UTC, {length}"
 
 
@@ -161,25 +160,25 @@ def _moment(microseconds: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
 
 
-def _events(content: Content) -> tuple[list[Row], str]:
+def _events(content: Content) -> tuple[list[TableRow], str]:
     """What is shown of what happened, and a word on what is not: routine first, then the oldest of the notes."""
     shown, note = content.happenings, ""
     routine = [one for one in shown if one.routine]
     if len(routine) > MOST_ROUTINE:
         shown = [one for one in shown if not one.routine]
-        note = f"{words.plural(len(routine), 'event')} of checkpoints and evaluations not listed. "
+        note = f"{formatting.plural(len(routine), 'event')} of checkpoints and evaluations not listed. "
     left_out = len(shown) - MOST_HAPPENINGS
     if left_out > 0:
         shown = [*shown[: MOST_HAPPENINGS // 2], *shown[-MOST_HAPPENINGS // 2 :]]
-        note += f"{words.plural(left_out, 'event')} in the middle not listed."
+        note += f"{formatting.plural(left_out, 'event')} in the middle not listed."
     begin = content.begin_us if content.begin_us is not None else 0
     return [_row(one, begin) for one in shown], note
 
 
-def _row(one: Happening, begin_us: int) -> Row:
+def _row(one: EventText, begin_us: int) -> TableRow:
     step = "" if one.step is None else f"step {one.step:,}"
     if one.time_us is None:
-        return Row(one.level, "", "", step, one.text)
+        return TableRow(one.level, "", "", step, one.text)
     hours, rest = divmod(max(0, one.time_us - begin_us) // 1_000_000, 3600)
     iso = _moment(one.time_us).isoformat().replace("+00:00", "Z")
-    return Row(one.level, f"+{hours}:{rest // 60:02}:{rest % 60:02}", iso, step, one.text)
+    return TableRow(one.level, f"+{hours}:{rest // 60:02}:{rest % 60:02}", iso, step, one.text)

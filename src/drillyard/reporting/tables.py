@@ -10,10 +10,10 @@ from typing import Literal
 
 import numpy as np
 
-from drillyard.reporting import words
+from drillyard import formatting
 from drillyard.reporting.content import Content, Curves, Floats, Point, Table
-from drillyard.reporting.happenings import measure_label
-from drillyard.reporting.thinning import evenly
+from drillyard.reporting.downsample import evenly_spaced
+from drillyard.reporting.event_text import measure_label
 
 TABLE_ROWS = 21
 
@@ -43,7 +43,7 @@ def loss_table(curves: Curves, held_out: dict[str, list[Point]]) -> Table:
     """The training loss at equal distances and wherever there was an evaluation, with the held-out losses."""
     by_step = {name.rpartition(".")[0] or "loss": dict(points) for name, points in held_out.items()}
     evaluated = {step for points in by_step.values() for step in points}
-    shown = curves.step[evenly(len(curves.step), TABLE_ROWS)].tolist()
+    shown = curves.step[evenly_spaced(len(curves.step), TABLE_ROWS)].tolist()
     losses = dict(zip(curves.step.tolist(), curves.loss.tolist(), strict=True))
     rows = [
         (f"{step:,}", cell(losses.get(step)), *(cell(points.get(step)) for points in by_step.values()))
@@ -57,12 +57,12 @@ def step_time_table(curves: Curves) -> Table:
     """Rows at equal distances, and the ten longest stalls."""
     stalls = curves.stalls
     longest = stalls[np.argsort(-curves.step_seconds[stalls], kind="stable")][:10]
-    places = np.union1d(evenly(len(curves.step), TABLE_ROWS), longest)
+    places = np.union1d(evenly_spaced(len(curves.step), TABLE_ROWS), longest)
     marked = set(stalls.tolist())
     rows = [
         (
             f"{curves.step[row]:,}",
-            words.duration(curves.step_seconds[row]),
+            formatting.duration(curves.step_seconds[row]),
             "first or compiling" if curves.warm_up[row] else "stall" if row in marked else "",
         )
         for row in places.tolist()
@@ -77,14 +77,14 @@ def curve_table(curves: Curves, columns: dict[str, Floats], unit: Unit = "number
     """Curves at equal distances."""
     rows = [
         (f"{curves.step[row]:,}", *(cell(values[row], unit) for values in columns.values()))
-        for row in evenly(len(curves.step), TABLE_ROWS)
+        for row in evenly_spaced(len(curves.step), TABLE_ROWS)
     ]
     return Table(("Step", *columns), rows, caption=_caption(curves, TABLE_ROWS))
 
 
 def _caption(curves: Curves, most: int) -> str:
     length = len(curves.step)
-    return f"{most} of {length:,} logged steps" if length > most else f"All {words.plural(length, 'logged step')}"
+    return f"{most} of {length:,} logged steps" if length > most else f"All {formatting.plural(length, 'logged step')}"
 
 
 def cell(value: float | None, unit: Unit = "number") -> str:
@@ -92,5 +92,5 @@ def cell(value: float | None, unit: Unit = "number") -> str:
     if value is None:
         return ""
     if unit == "fraction":
-        return words.percent(value)
-    return words.duration(value) if unit == "seconds" else words.number(value, 5)
+        return formatting.percent(value)
+    return formatting.duration(value) if unit == "seconds" else formatting.number(value, 5)

@@ -2,7 +2,7 @@
 
 One JSON object per line: `time` (UTC, microseconds, e.g. 2026-01-31T12:00:00.123456Z), `event`, and where they apply
 `round` (0 for the first start of the ranks, +1 with each restart), `rank` and `step` (optimizer steps completed).
-Rank 0 and the supervisor append to the same file. Goodput (goodput.py) is computed from these lines alone.
+Rank 0 and the supervisor append to the same file. Goodput (event_goodput.py) is computed from these lines alone.
 
 | event | written by | when | fields besides time, round, step |
 |---|---|---|---|

@@ -23,8 +23,8 @@ from drillyard.telemetry.dllogger import DLLOGGER_FILE, dllogger_line
 from drillyard.telemetry.events import EVENTS_FILE, EventName, event_line, utc_now
 from drillyard.telemetry.jsonlines import LineFile, encode
 from drillyard.telemetry.metrics import METRICS_FILE, StepRecord
-from drillyard.telemetry.ruler import Ruler, derive
 from drillyard.telemetry.summary import closing_lines, model_of
+from drillyard.telemetry.throughput import ThroughputFormula, derive
 from drillyard.telemetry.trackers import Trackers
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class RunLog:
         self._rank = rank
         self._round = round_number
         self._config = config
-        self._ruler: Ruler | None = None
+        self._ruler: ThroughputFormula | None = None
         self._failed_parts: set[str] = set()
         self._started = time.time()
         self.total_steps = total_steps if total_steps is not None else config.training.steps
@@ -139,7 +139,7 @@ class RunLog:
         precision = precision or self._config.training.precision
         peak = None if accelerator is None else accelerator.peak_flops.get(precision)
         name = None if accelerator is None else accelerator.name
-        self._ruler = Ruler(formula, flops_per_token, name, precision, peak)
+        self._ruler = ThroughputFormula(formula, flops_per_token, name, precision, peak)
         self.event(
             "parameters",
             count=count,

@@ -22,8 +22,8 @@ from drillyard.errors import UserError
 from drillyard.redaction import redact
 from drillyard.safe_files import describe_os_error
 from drillyard.telemetry.console import HEADLINES, count, flatten, significant
+from drillyard.telemetry.event_goodput import goodput
 from drillyard.telemetry.events import EVENTS_FILE, read_events
-from drillyard.telemetry.goodput import goodput
 from drillyard.telemetry.jsonlines import encode
 from drillyard.telemetry.metrics import current_steps, read_steps
 

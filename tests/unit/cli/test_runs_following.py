@@ -26,7 +26,7 @@ NOON = 1_763_985_600
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drillyard.launch.logs.reader.ASK_SECONDS", 0.05)
-    monkeypatch.setattr("drillyard.reporting.launched.STATUS_SECONDS", 0.05)
+    monkeypatch.setattr("drillyard.watch.remote_run.STATUS_SECONDS", 0.05)
     monkeypatch.setattr(command, "WAITING_SECONDS", 0.01)
 
 
@@ -206,13 +206,13 @@ def test_watch_measures_the_log_of_a_workload(world: World, capsys: Capture) -> 
 
 
 def test_a_mirror_takes_whole_lines_only(world: World, tmp_path: Path) -> None:
-    from drillyard.reporting.launched import Mirror
+    from drillyard.watch.remote_run import RunMirror
 
     launcher = world.add("one")
     directory = launcher.add("a", State.running)
     (directory / "events.jsonl").write_bytes(b"whole\ntor")
     (tmp_path / "mirror").mkdir()
-    mirror = Mirror(launcher, "a", tmp_path / "mirror")  # type: ignore[arg-type]
+    mirror = RunMirror(launcher, "a", tmp_path / "mirror")  # type: ignore[arg-type]
 
     mirror.copy()
     assert (tmp_path / "mirror/events.jsonl").read_bytes() == b"whole\n"
@@ -223,12 +223,12 @@ def test_a_mirror_takes_whole_lines_only(world: World, tmp_path: Path) -> None:
 
 
 def test_a_watch_that_is_left_ends_its_thread(world: World) -> None:
-    from drillyard.reporting.launched import launched_run
+    from drillyard.watch.remote_run import mirror_run
 
     launcher = world.add("one")
     write_events(launcher.add("a", State.running), "run_start")
 
-    with launched_run(launcher, "a", None, 0.01) as followed:  # type: ignore[arg-type]
+    with mirror_run(launcher, "a", None, 0.01) as followed:  # type: ignore[arg-type]
         followed.poll()
         assert followed.run.name == "a" and not followed.ended
     asked = len(launcher.asked)

@@ -10,10 +10,10 @@ from tests.unit.reporting import runs
 
 from drillyard.reporting.charts import charts
 from drillyard.reporting.content import Point
+from drillyard.reporting.downsample import MOST_POINTS
 from drillyard.reporting.page import render
-from drillyard.reporting.run_directory import read_run_directory
+from drillyard.reporting.run_content import read_run_directory
 from drillyard.reporting.tables import evaluation_table
-from drillyard.reporting.thinning import MOST_POINTS
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 from tests.unit.reporting import runs
-from tests.unit.reporting.test_measured import write_log
+from tests.unit.reporting.test_log_content import write_log
 from typer.main import get_command
 
 from drillyard.cli.main import main

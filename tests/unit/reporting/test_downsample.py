@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drillyard.reporting.thinning import centred_mean, evenly, thin
+from drillyard.reporting.downsample import centred_mean, downsample, evenly_spaced
 
 FLOATS = st.floats(-1e6, 1e6) | st.just(float("nan"))
 
@@ -17,7 +17,7 @@ FLOATS = st.floats(-1e6, 1e6) | st.just(float("nan"))
 @given(st.lists(FLOATS, min_size=1, max_size=400), st.integers(4, 60))
 def test_a_thinned_curve_has_the_same_ends_and_the_same_range(values, most):
     curve = np.array(values)
-    rows = thin(curve, most)
+    rows = downsample(curve, most)
     assert len(rows) <= max(most, 4)
     assert rows[0] == 0 and rows[-1] == len(curve) - 1
     assert (np.diff(rows) > 0).all()
@@ -30,7 +30,7 @@ def test_a_thinned_curve_has_the_same_ends_and_the_same_range(values, most):
 @given(st.lists(st.floats(-1e6, 1e6), min_size=50, max_size=400), st.integers(8, 40))
 def test_every_bucket_keeps_its_peak_and_its_dip(values, most):
     curve = np.array(values)
-    rows = set(thin(curve, most).tolist())
+    rows = set(downsample(curve, most).tolist())
     edges = np.linspace(0, len(curve), (most - 2) // 2 + 1).astype(int)
     if len(curve) > most:
         for start, end in itertools.pairwise(edges):
@@ -39,12 +39,12 @@ def test_every_bucket_keeps_its_peak_and_its_dip(values, most):
 
 
 def test_a_short_curve_is_kept_whole():
-    assert thin(np.arange(3000.0)).tolist() == list(range(3000))
+    assert downsample(np.arange(3000.0)).tolist() == list(range(3000))
 
 
 def test_rows_of_a_table_are_at_equal_distances_and_have_both_ends():
-    assert evenly(5, 21).tolist() == [0, 1, 2, 3, 4]
-    rows = evenly(1001, 21)
+    assert evenly_spaced(5, 21).tolist() == [0, 1, 2, 3, 4]
+    rows = evenly_spaced(1001, 21)
     assert rows.tolist() == list(range(0, 1001, 50))
 
 

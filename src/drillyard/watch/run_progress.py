@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from drillyard.errors import UserError
 from drillyard.launch.launcher import READ_BYTES, Launcher
-from drillyard.reporting.live import LiveRun
-from drillyard.reporting.screen import progress_line
 from drillyard.telemetry.events import EVENTS_FILE, is_event
 from drillyard.telemetry.jsonlines import decode
 from drillyard.telemetry.metrics import METRICS_FILE, is_step
+from drillyard.watch.live_run import LiveRun
+from drillyard.watch.screen import progress_line
 
 _TAIL_BYTES: Final = 64 << 10
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.reporting import words
+from drillyard import formatting
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from drillyard.reporting import words
     ],
 )
 def test_durations(seconds, text):
-    assert words.duration(seconds) == text
+    assert formatting.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -32,31 +32,31 @@ def test_durations(seconds, text):
     [(0.00123, "$0.00123"), (0.992, "$0.992"), (12.3, "$12.30"), (1234.5, "$1,234.50"), (2.5e6, "$2.50 million")],
 )
 def test_dollars(amount, text):
-    assert words.dollars(amount) == text
+    assert formatting.dollars(amount) == text
 
 
 @pytest.mark.parametrize(
     ("share", "text"), [(0.424, "42.4%"), (0.0035, "0.35%"), (0, "0%"), (4e-5, "<0.01%"), (1, "100.0%")]
 )
 def test_shares(share, text):
-    assert words.percent(share) == text
+    assert formatting.percent(share) == text
 
 
 @pytest.mark.parametrize(("num_bytes", "text"), [(812, "812 bytes"), (1142849, "1.09 MiB"), (140 * 2**30, "140 GiB")])
 def test_sizes(num_bytes, text):
-    assert words.size(num_bytes) == text
+    assert formatting.size(num_bytes) == text
 
 
 @given(st.floats(-1e300, 1e300), st.integers(3, 6))
 def test_a_number_is_written_to_its_digits(value, digits):
-    written = float(words.number(value, digits).replace(",", ""))
+    written = float(formatting.number(value, digits).replace(",", ""))
     assert written == pytest.approx(value, rel=10 ** (1 - digits), abs=1e-300)
 
 
 def test_what_is_not_finite_is_a_word():
-    assert [words.number(value) for value in (math.nan, math.inf, -math.inf)] == ["nan", "inf", "-inf"]
+    assert [formatting.number(value) for value in (math.nan, math.inf, -math.inf)] == ["nan", "inf", "-inf"]
 
 
 def test_one_is_not_many():
-    assert words.plural(1, "failure") == "1 failure"
-    assert words.plural(1200, "failure") == "1,200 failures"
+    assert formatting.plural(1, "failure") == "1 failure"
+    assert formatting.plural(1200, "failure") == "1,200 failures"

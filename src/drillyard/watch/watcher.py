@@ -19,14 +19,14 @@ from rich.live import Live
 
 from drillyard.errors import UserError
 from drillyard.loglines.followers import FileFollower
-from drillyard.reporting.cost import GpuPrice
-from drillyard.reporting.happenings import Happening
-from drillyard.reporting.live import LiveRun
-from drillyard.reporting.screen import happening_line, progress_line, screen, text_lines
+from drillyard.reporting.event_text import EventText
+from drillyard.reporting.gpu_price import GpuPrice
 from drillyard.safe_files import describe_os_error
 from drillyard.telemetry.events import EVENTS_FILE, is_event, refusing_odd_values
 from drillyard.telemetry.jsonlines import decode
 from drillyard.telemetry.metrics import METRICS_FILE, is_step
+from drillyard.watch.live_run import LiveRun
+from drillyard.watch.screen import event_line, progress_line, screen, text_lines
 
 SETTLED_SECONDS: Final = 2.0
 """After an `end` the supervisor may have something to add, such as a new round."""
@@ -95,7 +95,7 @@ class FollowedRun:
         return self.run.over and (quiet >= SETTLED_SECONDS or since >= SETTLED_SECONDS)
 
 
-def watch(followed: FollowedRun, console: Console, interval_seconds: float | None = None) -> LiveRun:
+def watch_run(followed: FollowedRun, console: Console, interval_seconds: float | None = None) -> LiveRun:
     """Show the run until it ends or the reader leaves; returns it as it stood then.
 
     `interval_seconds` between two looks at the files: by default 1 on a terminal, 10 elsewhere.
@@ -136,12 +136,12 @@ def _screen(run: LiveRun, console: Console, hint: str) -> Any:
 
 def _watch_lines(followed: FollowedRun, console: Console, interval: float) -> None:
     run = followed.run
-    told: Happening | None = None
+    told: EventText | None = None
     step = -1
     followed.poll()
     while True:
         for one in _untold(run, told):
-            _print(console, happening_line(one))
+            _print(console, event_line(one))
             told = one
         if run.step != step:
             step = run.step
@@ -154,7 +154,7 @@ def _watch_lines(followed: FollowedRun, console: Console, interval: float) -> No
         _print(console, line)
 
 
-def _untold(run: LiveRun, told: Happening | None) -> list[Happening]:
+def _untold(run: LiveRun, told: EventText | None) -> list[EventText]:
     """Happenings after the one told last (by identity); at first only the last few."""
     shown = list(run.happenings)
     if told is None:

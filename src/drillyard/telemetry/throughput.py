@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Ruler:
+class ThroughputFormula:
     """How a run's speed becomes TFLOP/s and MFU.
 
     `flops_per_token` follows the named formula; `peak_flops` is the accelerator's dense peak at `precision` in FLOP/s,
@@ -69,7 +69,7 @@ def describe_model(
     )
 
 
-def derive(record: StepRecord, ruler: Ruler) -> dict[str, Any]:
+def derive(record: StepRecord, ruler: ThroughputFormula) -> dict[str, Any]:
     """The rates of a step: tokens/s and TFLOP/s per GPU, MFU as a fraction (None without a known peak), its formula."""
     tokens_per_second_per_gpu = record.tokens / record.step_seconds / record.num_gpus
     flops = tokens_per_second_per_gpu * ruler.flops_per_token

@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from drillyard import formatting
 from drillyard.errors import UserError
-from drillyard.reporting import words
-from drillyard.reporting.content import COUNTS, Content, Curves, Document, Floats, Point, Table, Tile
-from drillyard.reporting.cost import CLUSTER_FILE, GpuPrice, gpu_price
-from drillyard.reporting.estimated import estimate_table
-from drillyard.reporting.happenings import Event, Level, happening
+from drillyard.reporting.content import COUNTS, ConfigText, Content, Curves, Floats, Point, Table, Tile
+from drillyard.reporting.estimate_table import estimate_table
+from drillyard.reporting.event_text import Event, Level, describe_event
+from drillyard.reporting.gpu_price import CLUSTER_FILE, GpuPrice, gpu_price
 from drillyard.telemetry.console import count, flatten
 from drillyard.telemetry.events import EVENTS_FILE, event_microseconds, read_events
 from drillyard.telemetry.metrics import read_steps
@@ -58,7 +58,7 @@ def read_run_directory(run_directory: Path, usd_per_gpu_hour: float | None = Non
     times = [event_microseconds(event) for event in events]
     order = _last(events, "order")
     device = "GPU" if summary["accelerator"] else "rank"
-    happenings = [found for event in events if (found := happening(event)) is not None]
+    happenings = [found for event in events if (found := describe_event(event)) is not None]
     return Content(
         title=summary["name"],
         source=str(run_directory),
@@ -142,7 +142,7 @@ def _subtitle(summary: dict[str, Any], device: str) -> str:
         parts.append(f"{count(total)} parameters{trained}")
     if summary["num_gpus"] is not None:
         name = f" ({summary['accelerator']})" if summary["accelerator"] else ""
-        parts.append(words.plural(summary["num_gpus"], device) + name)
+        parts.append(formatting.plural(summary["num_gpus"], device) + name)
     if summary["precision"]:
         parts.append(summary["precision"])
     return " · ".join(parts)
@@ -153,15 +153,15 @@ def _tiles(summary: dict[str, Any], total_steps: int | None, device: str, price:
     tokens = [f"{count(summary['tokens'])} tokens"] if summary["tokens"] else []
     tiles = [Tile("Steps", f"{summary['steps']:,}", "; ".join([*of, *tokens]))]
     if summary["final_loss"] is not None:
-        tiles.append(Tile("Last loss", words.number(summary["final_loss"]), _best_held_out(summary["held_out"])))
+        tiles.append(Tile("Last loss", formatting.number(summary["final_loss"]), _best_held_out(summary["held_out"])))
     tiles += _speed_tiles(summary, device)
     if summary["goodput"] is not None:
-        note = f"of {words.duration(summary['wall_seconds'])} wall time was productive"
-        tiles.append(Tile("Goodput", words.percent(summary["goodput"]), note))
+        note = f"of {formatting.duration(summary['wall_seconds'])} wall time was productive"
+        tiles.append(Tile("Goodput", formatting.percent(summary["goodput"]), note))
     restarts = summary["restarts"]
     if restarts or summary["failures"]:
-        redone = words.plural(summary["steps_redone"], "step") + " done again"
-        tiles.append(Tile("Restarts", str(restarts), f"{words.plural(summary['failures'], 'failure')}, {redone}"))
+        redone = formatting.plural(summary["steps_redone"], "step") + " done again"
+        tiles.append(Tile("Restarts", str(restarts), f"{formatting.plural(summary['failures'], 'failure')}, {redone}"))
     if price is not None and summary["num_gpus"]:
         tiles.append(_cost_tile(summary, device, price))
     return tiles
@@ -172,15 +172,25 @@ def _speed_tiles(summary: dict[str, Any], device: str) -> list[Tile]:
     if times["median"] is None:
         return []
     window = f", means of {times['window_steps']} steps" if times["window_steps"] > 1 else ""
-    tiles = [Tile("Step time", words.duration(times["median"]), f"median; p95 {words.duration(times['p95'])}{window}")]
-    total = f"median; {words.number(rate * summary['num_gpus'])} on {words.plural(summary['num_gpus'], device)}"
-    tiles.append(Tile(f"Tokens/s per {device}", words.number(rate), total))
+    tiles = [
+        Tile(
+            "Step time",
+            formatting.duration(times["median"]),
+            f"median; p95 {formatting.duration(times['p95'])}{window}",
+        )
+    ]
+    total = (
+        f"median; {formatting.number(rate * summary['num_gpus'])} on {formatting.plural(summary['num_gpus'], device)}"
+    )
+    tiles.append(Tile(f"Tokens/s per {device}", formatting.number(rate), total))
     if summary["mfu"] is not None:
-        peak = f"of {words.number(summary['peak_flops'] / 1e12)} TFLOP/s {summary['precision']}, {summary['formula']}"
-        tiles.append(Tile("MFU", words.percent(summary["mfu"]), peak))
+        peak = (
+            f"of {formatting.number(summary['peak_flops'] / 1e12)} TFLOP/s {summary['precision']}, {summary['formula']}"
+        )
+        tiles.append(Tile("MFU", formatting.percent(summary["mfu"]), peak))
     else:
         note = f"{summary['formula']}; no MFU without a known peak"
-        tiles.append(Tile(f"TFLOP/s per {device}", words.number(summary["tflops_per_gpu"]), note))
+        tiles.append(Tile(f"TFLOP/s per {device}", formatting.number(summary["tflops_per_gpu"]), note))
     return tiles
 
 
@@ -188,11 +198,11 @@ def _cost_tile(summary: dict[str, Any], device: str, price: GpuPrice) -> Tile:
     billed = summary["wall_seconds"] - summary["seconds_by_category"]["waiting"]
     cost = price.cost(summary["num_gpus"], billed)
     tokens = summary["tokens"]
-    per_million = f"{words.dollars(cost / tokens * 1e6)} per million tokens; " if tokens else ""
+    per_million = f"{formatting.dollars(cost / tokens * 1e6)} per million tokens; " if tokens else ""
     return Tile(
         "Cost",
-        words.dollars(cost),
-        f"{per_million}{words.dollars(price.usd_per_hour)} per {device}-hour, {price.source}",
+        formatting.dollars(cost),
+        f"{per_million}{formatting.dollars(price.usd_per_hour)} per {device}-hour, {price.source}",
     )
 
 
@@ -200,7 +210,7 @@ def _best_held_out(held_out: dict[str, dict[str, Any]]) -> str:
     """The lowest held-out loss of the first part that has one."""
     for name, figure in held_out.items():
         if "best" in figure:
-            last, best = words.number(figure["last"]), words.number(figure["best"])
+            last, best = formatting.number(figure["last"]), formatting.number(figure["best"])
             return f"held out ({name.rpartition('.')[0]}): {last}, best {best}"
     return ""
 
@@ -210,7 +220,7 @@ def _mfu_note(summary: dict[str, Any], device: str) -> str:
         return ""
     note = f"FLOPs by formula {summary['formula']}, attention left out"
     if summary["peak_flops"]:
-        peak = words.number(summary["peak_flops"] / 1e12)
+        peak = formatting.number(summary["peak_flops"] / 1e12)
         return f"{note}; peak {peak} TFLOP/s ({summary['accelerator']}, {summary['precision']}, dense)"
     known = summary["accelerator"] or f"this {'device' if device == 'rank' else device}"
     return f"{note}; no MFU: no {summary['precision'] or ''} peak of {known} is known"
@@ -218,7 +228,7 @@ def _mfu_note(summary: dict[str, Any], device: str) -> str:
 
 def _goodput_notes(summary: dict[str, Any]) -> list[str]:
     back = summary["clock_steps_back"]
-    return [f"The clock stepped back {words.plural(back, 'time')}; what it hid is not counted."] if back else []
+    return [f"The clock stepped back {formatting.plural(back, 'time')}; what it hid is not counted."] if back else []
 
 
 def _evaluations(events: Iterable[Event]) -> dict[str, list[Point]]:
@@ -239,11 +249,13 @@ def _checkpoints(events: list[dict[str, Any]]) -> Table | None:
         return None
     rows = [("Complete", f"{len(saves):,}"), ("Last", f"step {saves[-1].get('step')}")]
     if saves[-1].get("bytes") is not None:
-        rows.append(("Size", words.size(saves[-1]["bytes"])))
+        rows.append(("Size", formatting.size(saves[-1]["bytes"])))
     for label, name in (("Training waited, median", "blocking_seconds"), ("Until on disk, median", "seconds")):
         values = [event[name] for event in saves if event.get(name) is not None]
         if values:
-            rows.append((label, f"{words.duration(statistics.median(values))} (most {words.duration(max(values))})"))
+            rows.append(
+                (label, f"{formatting.duration(statistics.median(values))} (most {formatting.duration(max(values))})")
+            )
     failed = sum(event["event"] == "checkpoint_failed" for event in events)
     if failed:
         rows.append(("Failed", f"{failed:,}"))
@@ -284,11 +296,11 @@ def _resolved(event: Event) -> Table | None:
     return Table(("Setting left open", "Became", "Why"), rows, numbers_from=3) if rows else None
 
 
-def _documents(run_directory: Path) -> Iterator[Document]:
+def _documents(run_directory: Path) -> Iterator[ConfigText]:
     for name in ("run.yaml", CLUSTER_FILE):
         path = run_directory / name
         if path.is_file():
-            yield Document(name, path.read_text(encoding="utf-8", errors="replace"))
+            yield ConfigText(name, path.read_text(encoding="utf-8", errors="replace"))
 
 
 def _missing(summary: dict[str, Any], price: GpuPrice | None, curves: Curves) -> list[str]:

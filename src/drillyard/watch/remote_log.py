@@ -26,7 +26,7 @@ from drillyard.measurement.user_facts import UserFacts
 _NO_STEPS = "{run} is over, and no line of its log is a step as drillyard metrics knows them: drillyard runs logs {run}"
 
 
-class MirroredLog:
+class LogMirror:
     """A run's merged log, written to a file by a thread until the run is over."""
 
     def __init__(self, launcher: Launcher, run: str, path: Path) -> None:
@@ -93,9 +93,9 @@ def watch_log(
 
 
 @contextlib.contextmanager
-def _mirrored(launcher: Launcher, run: str) -> Iterator[MirroredLog]:
+def _mirrored(launcher: Launcher, run: str) -> Iterator[LogMirror]:
     with tempfile.TemporaryDirectory(prefix="drillyard-watch-", ignore_cleanup_errors=True) as directory:
-        log = MirroredLog(launcher, run, Path(directory, f"{run}.log"))
+        log = LogMirror(launcher, run, Path(directory, f"{run}.log"))
         try:
             yield log
         finally:

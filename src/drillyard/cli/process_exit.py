@@ -13,7 +13,7 @@ def is_rank() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End this process with `code`, what it has printed included.
 
     gloo's threads may abort a process that is done while the interpreter shuts down, and a rank that failed must not
@@ -24,7 +24,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def leave_when_asked() -> None:
+def exit_on_signal() -> None:
     """Until a supervisor has started its ranks there is nothing to stop: a stop signal means exit code 85, come again.
 
     Holds until other handlers take its place. What comes before, the interpreter's own start, ends by the signal.

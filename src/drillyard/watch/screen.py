@@ -17,10 +17,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from drillyard.reporting import words
-from drillyard.reporting.happenings import Happening, figure_text
-from drillyard.reporting.live import LiveRun
-from drillyard.reporting.sketch import sketch
+from drillyard import formatting
+from drillyard.reporting.event_text import EventText, figure_text
+from drillyard.watch.live_run import LiveRun
+from drillyard.watch.sparkline import sparkline
 
 MOST_HEIGHT: Final = 48
 FIGURE_ROWS: Final = 4
@@ -66,11 +66,11 @@ def figures(run: LiveRun, now_us: int) -> list[tuple[str, str]]:
         ("Step time", _step_time(run)),
         ("Tokens/s", _tokens_per_second(run)),
         _mfu(run),
-        ("Memory", f"{words.number(run.memory_gib)} GiB per {run.device}" if run.memory_gib is not None else "-"),
+        ("Memory", f"{formatting.number(run.memory_gib)} GiB per {run.device}" if run.memory_gib is not None else "-"),
         ("Goodput", _goodput(run)),
         ("Cost", _cost(run, now_us)),
         ("Held out", _held_out(run)),
-        ("Restarts", f"{run.restarts} ({words.plural(run.failures, 'failure')})"),
+        ("Restarts", f"{run.restarts} ({formatting.plural(run.failures, 'failure')})"),
     ]
 
 
@@ -78,23 +78,23 @@ def progress_line(run: LiveRun, now_us: int) -> str:
     """One line for logs: `step 40 of 100 | loss 3.078 | 37.9 ms | 3,375 tokens/s/GPU | 2:05 min left`."""
     parts = [_steps(run)]
     if run.losses:
-        parts.append(f"loss {words.number(run.losses[-1])}")
+        parts.append(f"loss {formatting.number(run.losses[-1])}")
     seconds, rate = run.median("step_seconds"), run.median("tokens_per_second_per_gpu")
     if seconds is not None and rate is not None:
-        parts += [f"{words.duration(seconds)} a step", f"{words.number(rate)} tokens/s/{run.device}"]
+        parts += [f"{formatting.duration(seconds)} a step", f"{formatting.number(rate)} tokens/s/{run.device}"]
     mfu = run.median("mfu")
     if mfu is not None:
-        parts.append(f"MFU {words.percent(mfu)}")
+        parts.append(f"MFU {formatting.percent(mfu)}")
     dollars = run.dollars(now_us)
     if dollars is not None:
-        parts.append(words.dollars(dollars))
+        parts.append(formatting.dollars(dollars))
     left = run.seconds_left(now_us)
     if left is not None:
-        parts.append(f"{words.duration(left)} left")
+        parts.append(f"{formatting.duration(left)} left")
     return " | ".join(parts)
 
 
-def happening_line(one: Happening) -> str:
+def event_line(one: EventText) -> str:
     """`2026-01-31 12:00:00 step 40: Evaluation: rows: loss 3.036`, in UTC."""
     step = "" if one.step is None else f"step {one.step:,}: "
     time = "" if one.time_us is None else f"{_moment(one.time_us):%Y-%m-%d %H:%M:%S} "
@@ -102,14 +102,14 @@ def happening_line(one: Happening) -> str:
 
 
 def _header(run: LiveRun, now_us: int) -> RenderableType:
-    devices = words.plural(run.num_gpus, run.device) if run.num_gpus else ""
+    devices = formatting.plural(run.num_gpus, run.device) if run.num_gpus else ""
     hardware = f"{devices} ({run.accelerator})" if run.accelerator else devices
     name = Text.assemble((run.name, "bold"), "  ", (run.phase, PHASE_STYLES.get(run.phase, "bold cyan")))
     silent = run.silent_seconds(now_us)
     if silent is not None:
-        name.append(f"  silent for {words.duration(silent)}", style="bold yellow")
+        name.append(f"  silent for {formatting.duration(silent)}", style="bold yellow")
     wall = run.wall_seconds(now_us)
-    right = "  ".join(part for part in (hardware, words.duration(wall) if wall is not None else "") if part)
+    right = "  ".join(part for part in (hardware, formatting.duration(wall) if wall is not None else "") if part)
     row = Table.grid(expand=True)
     row.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     row.add_column(no_wrap=True, justify="right")
@@ -121,9 +121,9 @@ def _progress(run: LiveRun, now_us: int) -> RenderableType:
     left = run.seconds_left(now_us)
     parts = [_steps(run)]
     if run.total_steps:
-        parts.append(words.percent(min(1.0, run.step / run.total_steps)))
+        parts.append(formatting.percent(min(1.0, run.step / run.total_steps)))
     if left is not None:
-        parts.append(f"{words.duration(left)} left, until {_clock(now_us, left)}")
+        parts.append(f"{formatting.duration(left)} left, until {_clock(now_us, left)}")
     text = "  ".join(parts)
     row = Table.grid(expand=True, padding=(0, 2, 0, 0))
     row.add_column(ratio=1)
@@ -140,10 +140,10 @@ def _loss(run: LiveRun, width: int, height: int, unicode: bool) -> RenderableTyp
         waiting = Align.center(Text("no step yet", style="dim"), vertical="middle")
         return Panel(waiting, title="loss", title_align="left", height=height, border_style="dim")
     last, low = run.losses[-1], min(finite)
-    labels = [words.number(max(finite)), words.number(low)]
+    labels = [formatting.number(max(finite)), formatting.number(low)]
     margin = max(map(len, labels)) + 1
     inner = height - 2
-    lines = sketch(run.losses, max(10, width - 4 - margin), inner, unicode=unicode)
+    lines = sparkline(run.losses, max(10, width - 4 - margin), inner, unicode=unicode)
     body = Text(no_wrap=True)
     for number, line in enumerate(lines):
         label = labels[0] if number == 0 else labels[1] if number == inner - 1 else ""
@@ -152,9 +152,9 @@ def _loss(run: LiveRun, width: int, height: int, unicode: bool) -> RenderableTyp
     lowest = run.steps[run.losses.index(low)]
     return Panel(
         body,
-        title=Text.assemble("loss ", (words.number(last), "bold")),
+        title=Text.assemble("loss ", (formatting.number(last), "bold")),
         title_align="left",
-        subtitle=Text(f"lowest {words.number(low)} at step {lowest:,}", style="dim"),
+        subtitle=Text(f"lowest {formatting.number(low)} at step {lowest:,}", style="dim"),
         subtitle_align="right",
         height=height,
         border_style="dim",
@@ -194,14 +194,14 @@ def _step_time(run: LiveRun) -> str:
     median, p95 = run.median("step_seconds"), run.percentile_95()
     if median is None:
         return "-"
-    return words.duration(median) + (f" (p95 {words.duration(p95)})" if p95 is not None else "")
+    return formatting.duration(median) + (f" (p95 {formatting.duration(p95)})" if p95 is not None else "")
 
 
 def _tokens_per_second(run: LiveRun) -> str:
     rate = run.median("tokens_per_second_per_gpu")
     if rate is None or not run.num_gpus:
         return "-"
-    return f"{words.number(rate)} per {run.device}, {words.number(rate * run.num_gpus)} in all"
+    return f"{formatting.number(rate)} per {run.device}, {formatting.number(rate * run.num_gpus)} in all"
 
 
 def _mfu(run: LiveRun) -> tuple[str, str]:
@@ -209,8 +209,8 @@ def _mfu(run: LiveRun) -> tuple[str, str]:
     mfu, tflops = run.median("mfu"), run.median("tflops_per_gpu")
     formula = f" ({run.formula})" if run.formula else ""
     if mfu is not None:
-        return "MFU", words.percent(mfu) + formula
-    return "TFLOP/s", "-" if tflops is None else f"{words.number(tflops)} per {run.device}{formula}"
+        return "MFU", formatting.percent(mfu) + formula
+    return "TFLOP/s", "-" if tflops is None else f"{formatting.number(tflops)} per {run.device}{formula}"
 
 
 def _goodput(run: LiveRun) -> str:
@@ -219,16 +219,16 @@ def _goodput(run: LiveRun) -> str:
     seconds = run.account.seconds()
     lost = {name: spent for name, spent in seconds.items() if name != "productive" and spent}
     most = max(lost, key=lambda name: lost[name], default=None)
-    note = f", {most} {words.percent(lost[most] / math.fsum(seconds.values()))}" if most is not None else ""
-    return words.percent(run.account.goodput) + note
+    note = f", {most} {formatting.percent(lost[most] / math.fsum(seconds.values()))}" if most is not None else ""
+    return formatting.percent(run.account.goodput) + note
 
 
 def _cost(run: LiveRun, now_us: int) -> str:
     dollars = run.dollars(now_us)
     if dollars is None:
         return "- (--price-per-gpu-hour)" if run.price is None else "-"
-    per_million = f", {words.dollars(dollars / run.tokens * 1e6)}/M tokens" if run.tokens else ""
-    return f"{words.dollars(dollars)}{per_million}"
+    per_million = f", {formatting.dollars(dollars / run.tokens * 1e6)}/M tokens" if run.tokens else ""
+    return f"{formatting.dollars(dollars)}{per_million}"
 
 
 def _held_out(run: LiveRun) -> str:
@@ -238,7 +238,7 @@ def _held_out(run: LiveRun) -> str:
         return "-"
     part, _, measure = names[0].rpartition(".")
     step, value = run.held_out[names[0]]
-    written = f"SQL {words.percent(value)}" if measure == "sql_execution" else figure_text(measure, value)
+    written = f"SQL {formatting.percent(value)}" if measure == "sql_execution" else figure_text(measure, value)
     return f"{written}, {part}" if part else f"{written} at step {step:,}"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from drillyard.reporting import words
+from drillyard import formatting
 from drillyard.telemetry.console import count, flatten
 from drillyard.telemetry.events import ODD_VALUE, event_microseconds
 
@@ -23,7 +23,7 @@ ROUTINE: Final = frozenset({"checkpoint", "checkpoint_removed", "evaluation"})
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class EventText:
     """An event for people. `time_us` is UTC in microseconds since 1970, None in a log without time stamps; `step` is
     None where it concerns none."""
 
@@ -38,7 +38,7 @@ class Happening:
         return self.name in ROUTINE
 
 
-def happening(event: Event) -> Happening | None:
+def describe_event(event: Event) -> EventText | None:
     """What an event says to people; None for those that say nothing to them, and those of other writers."""
     words_of = _WORDS.get(str(event["event"]))
     if words_of is None:
@@ -49,7 +49,7 @@ def happening(event: Event) -> Happening | None:
         level, text = "warning", f"The event {event['event']} has a value that no run writes"
     step = event.get("step")
     time_us = event_microseconds(event)
-    return Happening(time_us, event["event"], level, one_line(text), step if isinstance(step, int) else None)
+    return EventText(time_us, event["event"], level, one_line(text), step if isinstance(step, int) else None)
 
 
 def one_line(text: str) -> str:
@@ -67,7 +67,7 @@ def evaluation_figures(results: Mapping[str, Any]) -> list[str]:
 def figure_text(name: str, value: float) -> str:
     """`rows: loss 3.036` for the figure with the dotted name `rows.loss`."""
     part, _, measure = name.rpartition(".")
-    written = words.percent(value) if measure == "sql_execution" else words.number(value)
+    written = formatting.percent(value) if measure == "sql_execution" else formatting.number(value)
     label = measure_label(measure)
     return f"{part}: {label} {written}" if part else f"{label} {written}"
 
@@ -79,13 +79,13 @@ def measure_label(measure: str) -> str:
 
 def _run_start(event: Event) -> tuple[Level, str]:
     ranks = event.get("world_size")
-    return "note", f"The run was started on {words.plural(ranks, 'rank')}" if ranks else "The run was started"
+    return "note", f"The run was started on {formatting.plural(ranks, 'rank')}" if ranks else "The run was started"
 
 
 def _round_start(event: Event) -> tuple[Level, str]:
     ranks = event.get("world_size")
     which = f"Round {event['round']} of ranks began" if event.get("round") else "The ranks began"
-    return "note", f"{which}: {words.plural(ranks, 'rank')}" if ranks else which
+    return "note", f"{which}: {formatting.plural(ranks, 'rank')}" if ranks else which
 
 
 def _data(event: Event) -> tuple[Level, str]:
@@ -115,7 +115,7 @@ def _estimate(event: Event) -> tuple[Level, str]:
 
 def _resume(event: Event) -> tuple[Level, str]:
     seconds = event.get("seconds")
-    loaded = f", loaded in {words.duration(seconds)}" if seconds is not None else ""
+    loaded = f", loaded in {formatting.duration(seconds)}" if seconds is not None else ""
     return "warning", f"Went on from the checkpoint of step {event.get('step')}{loaded}"
 
 
@@ -129,7 +129,7 @@ def _spike(kind: str, field: str) -> Callable[[Event], tuple[Level, str]]:
         value, median, limit = (event.get(name) for name in (field, "median", "limit"))
         if value is None or median is None or limit is None:
             return "warning", f"{kind} spike"
-        figures = (words.number(number) for number in (value, median, limit))
+        figures = (formatting.number(number) for number in (value, median, limit))
         return "warning", "{} spike: {} (recent median {}, limit {})".format(kind, *figures)
 
     return words_of
@@ -142,11 +142,11 @@ def _nonfinite(event: Event) -> tuple[Level, str]:
 
 
 def _checkpoint(event: Event) -> tuple[Level, str]:
-    details = [words.size(event["bytes"])] if "bytes" in event else []
+    details = [formatting.size(event["bytes"])] if "bytes" in event else []
     if "seconds" in event:
-        details.append(f"in {words.duration(event['seconds'])}")
+        details.append(f"in {formatting.duration(event['seconds'])}")
     if "blocking_seconds" in event:
-        details.append(f"training waited {words.duration(event['blocking_seconds'])}")
+        details.append(f"training waited {formatting.duration(event['blocking_seconds'])}")
     return "good", "Checkpoint complete" + (": " + ", ".join(details) if details else "")
 
 

@@ -14,7 +14,7 @@ MOST_POINTS = 3_000
 """Points of a drawn curve: more than the widest screen has columns, about 100 KB of JSON."""
 
 
-def thin(values: NDArray[np.float64], most: int = MOST_POINTS) -> NDArray[np.intp]:
+def downsample(values: NDArray[np.float64], most: int = MOST_POINTS) -> NDArray[np.intp]:
     """Indices of at most `most` (>= 4) points to draw, rising: all, or the lowest and highest of each bucket.
 
     The first and the last are always among them. NaN is never lowest nor highest.
@@ -33,7 +33,7 @@ def thin(values: NDArray[np.float64], most: int = MOST_POINTS) -> NDArray[np.int
     return np.array(sorted(kept))
 
 
-def evenly(length: int, most: int) -> NDArray[np.intp]:
+def evenly_spaced(length: int, most: int) -> NDArray[np.intp]:
     """Indices of at most `most` (>= 2) rows at equal distances, the first and the last among them: for tables."""
     if length <= most:
         return np.arange(length)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from tests.unit.reporting import runs
 
-from drillyard.reporting.cost import GpuPrice
-from drillyard.reporting.live import LiveRun, live_run
+from drillyard.reporting.gpu_price import GpuPrice
 from drillyard.telemetry import read_metrics
 from drillyard.telemetry.events import event_microseconds, read_events
 from drillyard.telemetry.jsonlines import read_records
 from drillyard.telemetry.summary import summarize
+from drillyard.watch.live_run import LiveRun, live_run
 
 
 def followed(directory, until=None):

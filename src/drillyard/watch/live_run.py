@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from drillyard.goodput import Goodput, Moment, account
-from drillyard.reporting.cost import GpuPrice
-from drillyard.reporting.happenings import Event, Happening, happening
+from drillyard.reporting.event_text import Event, EventText, describe_event
+from drillyard.reporting.gpu_price import GpuPrice
 from drillyard.telemetry.console import HEADLINES, flatten
+from drillyard.telemetry.event_goodput import moment
 from drillyard.telemetry.events import event_microseconds
-from drillyard.telemetry.goodput import moment
 
 RECENT_STEPS: Final = 100
 KEPT_HAPPENINGS: Final = 100
@@ -48,7 +48,7 @@ PHASES: Final = {
 }
 
 
-class Recent(NamedTuple):
+class RecentValues(NamedTuple):
     """A logged step of the current round: when, and what it measured."""
 
     time_us: int
@@ -82,8 +82,8 @@ class LiveRun:
     steps: array[int] = field(default_factory=lambda: array("q"))
     losses: array[float] = field(default_factory=lambda: array("d"))
     """The losses of `steps`; a step done again replaces what came after the step it went on from."""
-    recent: deque[Recent] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    happenings: deque[Happening] = field(default_factory=lambda: deque(maxlen=KEPT_HAPPENINGS))
+    recent: deque[RecentValues] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    happenings: deque[EventText] = field(default_factory=lambda: deque(maxlen=KEPT_HAPPENINGS))
     held_out: dict[str, tuple[int, float]] = field(default_factory=dict)
     """The last headline figures of evaluations by dotted name, each with its step."""
     account: Goodput | None = None
@@ -126,7 +126,7 @@ class LiveRun:
             self._round = record.get("round", 0)
             self.recent.clear()
         rates = (float(record["tokens_per_second_per_gpu"]), float(record["tflops_per_gpu"]), record.get("mfu"))
-        self.recent.append(Recent(event_microseconds(record), step, float(record["step_seconds"]), *rates))
+        self.recent.append(RecentValues(event_microseconds(record), step, float(record["step_seconds"]), *rates))
 
     def add_event(self, event: Event) -> None:
         """Take a line of events.jsonl."""
@@ -148,7 +148,7 @@ class LiveRun:
             for figure, value in flatten(event.get("results", {})).items():
                 if figure.rpartition(".")[2] in HEADLINES:
                     self.held_out[figure] = (int(event.get("step") or 0), value)
-        found = happening(event)
+        found = describe_event(event)
         if found is not None and name != "checkpoint_removed":
             self.happenings.append(found)
 
@@ -163,7 +163,7 @@ class LiveRun:
         self._next_sum = ended + (ended - started) / GOODPUT_SHARE
 
     @property
-    def speed(self) -> list[Recent]:
+    def speed(self) -> list[RecentValues]:
         """The last logged steps of this round, without its first."""
         return list(self.recent)[1:] if len(self.recent) < RECENT_STEPS else list(self.recent)
 

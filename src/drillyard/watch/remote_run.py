@@ -18,16 +18,16 @@ from tempfile import TemporaryDirectory
 from drillyard.errors import UserError
 from drillyard.launch.launcher import Launcher
 from drillyard.launch.run_status import RunStatus
-from drillyard.reporting.cost import CLUSTER_FILE, GpuPrice, gpu_price
-from drillyard.reporting.watch import FollowedRun
+from drillyard.reporting.gpu_price import CLUSTER_FILE, GpuPrice, gpu_price
 from drillyard.telemetry.events import EVENTS_FILE
 from drillyard.telemetry.metrics import METRICS_FILE
+from drillyard.watch.watcher import FollowedRun
 
 STATUS_SECONDS = 5.0
 MIRRORED = (EVENTS_FILE, METRICS_FILE)
 
 
-class Mirror:
+class RunMirror:
     """The growing files of a run in a directory here."""
 
     def __init__(self, launcher: Launcher, run: str, directory: Path) -> None:
@@ -89,7 +89,7 @@ class Mirror:
 class LaunchedRun(FollowedRun):
     """A run whose files are mirrored; its scheduler's word counts where its own files do not tell an end."""
 
-    def __init__(self, mirror: Mirror, price: GpuPrice | None = None) -> None:
+    def __init__(self, mirror: RunMirror, price: GpuPrice | None = None) -> None:
         super().__init__(mirror.directory, price)
         self._mirror = mirror
 
@@ -108,12 +108,12 @@ class LaunchedRun(FollowedRun):
 
 
 @contextlib.contextmanager
-def launched_run(launcher: Launcher, run: str, price: float | None, seconds: float) -> Iterator[LaunchedRun]:
+def mirror_run(launcher: Launcher, run: str, price: float | None, seconds: float) -> Iterator[LaunchedRun]:
     """A launched run to watch, its mirror refreshed every so often. Raises UserError where it writes no events."""
     with TemporaryDirectory(prefix="drillyard-watch-") as temporary:
         directory = Path(temporary, run)
         directory.mkdir()
-        mirror = Mirror(launcher, run, directory)
+        mirror = RunMirror(launcher, run, directory)
         mirror.copy()
         mirror.fetch_once(CLUSTER_FILE)
         followed = LaunchedRun(mirror, gpu_price(directory, price))

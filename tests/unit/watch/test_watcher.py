@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.reporting import runs
-from tests.unit.reporting.test_live import followed
+from tests.unit.watch.test_live_run import followed
 
 from drillyard.errors import UserError
-from drillyard.reporting.watch import FollowedRun
+from drillyard.watch.watcher import FollowedRun
 
 NAMES = ("events.jsonl", "metrics.jsonl")
 

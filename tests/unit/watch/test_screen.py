@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from tests.unit.reporting import runs
-from tests.unit.reporting.test_live import followed, index_of
+from tests.unit.watch.test_live_run import followed, index_of
 
-from drillyard.reporting.cost import GpuPrice
-from drillyard.reporting.live import LiveRun
-from drillyard.reporting.screen import progress_line, screen, text_lines
-from drillyard.reporting.sketch import sketch
+from drillyard.reporting.gpu_price import GpuPrice
 from drillyard.telemetry.events import read_events
+from drillyard.watch.live_run import LiveRun
+from drillyard.watch.screen import progress_line, screen, text_lines
+from drillyard.watch.sparkline import sparkline
 
 
 def shown(run, width=80, height=23, now_us=None, unicode=True):
@@ -90,7 +90,7 @@ VALUES = st.lists(st.floats(-1e3, 1e3) | st.just(math.nan), max_size=200)
 
 @given(VALUES, st.integers(1, 60), st.integers(1, 10), st.booleans())
 def test_a_sketch_has_its_size_and_touches_top_and_bottom(values, width, height, unicode):
-    lines = sketch(values, width, height, unicode=unicode)
+    lines = sparkline(values, width, height, unicode=unicode)
     assert [len(line) for line in lines] == [width] * height
     finite = [value for value in values if math.isfinite(value)]
     columns = 2 * width if unicode else width
@@ -101,6 +101,6 @@ def test_a_sketch_has_its_size_and_touches_top_and_bottom(values, width, height,
 
 
 def test_a_sketch_falls_with_its_values():
-    assert sketch([3.0, 2.0, 1.0, 0.0], 2, 1) == ["⠑⢄"]
-    assert sketch([4.0, 3.0, 2.0, 1.0], 4, 4, unicode=False) == ["*   ", " *  ", "  * ", "   *"]
-    assert sketch([], 3, 1) == ["⠀⠀⠀"]
+    assert sparkline([3.0, 2.0, 1.0, 0.0], 2, 1) == ["⠑⢄"]
+    assert sparkline([4.0, 3.0, 2.0, 1.0], 4, 4, unicode=False) == ["*   ", " *  ", "  * ", "   *"]
+    assert sparkline([], 3, 1) == ["⠀⠀⠀"]

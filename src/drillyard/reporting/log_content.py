@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from drillyard import formatting
 from drillyard.measurement.parsed_log import FORMATS, NONFINITE, SKIPPED, Mark, ParsedLog
 from drillyard.measurement.run_result import RunResult
 from drillyard.measurement.step_times import last_rows
-from drillyard.reporting import words
 from drillyard.reporting.content import COUNTS, Content, Curves, Floats, Point, Table, Tile
-from drillyard.reporting.happenings import Happening, Level, evaluation_figures, one_line
+from drillyard.reporting.event_text import EventText, Level, evaluation_figures, one_line
 from drillyard.telemetry.console import count, flatten
 
 _SAID: Final[dict[str, tuple[Level, str]]] = {
@@ -60,7 +60,7 @@ def measured_content(result: RunResult) -> Content:
         tiles=list(_tiles(result)),
         mfu_note=_mfu_note(result),
         goodput=account.seconds() if account is not None and account.wall_microseconds else {},
-        goodput_notes=[f"The clock stepped back {words.plural(account.clock_steps_back, 'time')}."]
+        goodput_notes=[f"The clock stepped back {formatting.plural(account.clock_steps_back, 'time')}."]
         if account is not None and account.clock_steps_back
         else [],
         resumed=_resumed(log),
@@ -119,7 +119,9 @@ def _subtitle(result: RunResult) -> str:
     if speed.parameters:
         parts.append(f"{count(speed.parameters)} parameters")
     if speed.num_gpus:
-        parts.append(words.plural(speed.num_gpus, "GPU") + (f" ({speed.accelerator})" if speed.accelerator else ""))
+        parts.append(
+            formatting.plural(speed.num_gpus, "GPU") + (f" ({speed.accelerator})" if speed.accelerator else "")
+        )
     if speed.precision_from != "default":
         parts.append(speed.precision)
     return " · ".join(parts)
@@ -132,29 +134,31 @@ def _tiles(result: RunResult) -> Iterator[Tile]:
     yield Tile("Last step", f"{int(steps.max()):,}" if len(steps) else "0", total)
     losses = result.losses
     if losses.last is not None and losses.lowest is not None:
-        note = f"first {words.number(losses.first or 0.0)}, lowest {words.number(losses.lowest)}"
-        yield Tile("Last loss", words.number(losses.last), f"{note} at step {losses.lowest_step:,}")
+        note = f"first {formatting.number(losses.first or 0.0)}, lowest {formatting.number(losses.lowest)}"
+        yield Tile("Last loss", formatting.number(losses.last), f"{note} at step {losses.lowest_step:,}")
     if times.typical is not None:
         what = "mean" if times.p50 is None else "median"
-        p95 = "" if times.p95 is None else f"; p95 {words.duration(times.p95)}"
+        p95 = "" if times.p95 is None else f"; p95 {formatting.duration(times.p95)}"
         basis = _BASIS.get(times.basis or "", "").format(times.window_steps)
         rounding = f"; printed to +-{times.relative_precision:.0%}" if times.relative_precision > 0.01 else ""
-        yield Tile("Step time", words.duration(times.typical), what + p95 + (f"; {basis}" if basis else "") + rounding)
+        yield Tile(
+            "Step time", formatting.duration(times.typical), what + p95 + (f"; {basis}" if basis else "") + rounding
+        )
     if speed.tokens_per_second_per_gpu is not None:
         rate, gpus = speed.tokens_per_second_per_gpu, speed.num_gpus
-        note = f"{words.number(rate * gpus)} on {words.plural(gpus, 'GPU')}" if gpus else ""
-        yield Tile("Tokens/s per GPU", words.number(rate), note)
+        note = f"{formatting.number(rate * gpus)} on {formatting.plural(gpus, 'GPU')}" if gpus else ""
+        yield Tile("Tokens/s per GPU", formatting.number(rate), note)
     if speed.mfu is not None and speed.peak_flops:
-        peak = f"of {words.number(speed.peak_flops / 1e12)} TFLOP/s {speed.precision}, {speed.formula}"
-        yield Tile("MFU", words.percent(speed.mfu), peak)
+        peak = f"of {formatting.number(speed.peak_flops / 1e12)} TFLOP/s {speed.precision}, {speed.formula}"
+        yield Tile("MFU", formatting.percent(speed.mfu), peak)
     elif speed.tflops_per_gpu is not None:
-        yield Tile("TFLOP/s per GPU", words.number(speed.tflops_per_gpu), speed.formula or "")
+        yield Tile("TFLOP/s per GPU", formatting.number(speed.tflops_per_gpu), speed.formula or "")
     if account is not None and account.goodput is not None:
-        wall = words.duration(account.wall_microseconds / 1e6)
-        yield Tile("Goodput", words.percent(account.goodput), f"of {wall} wall time was productive")
+        wall = formatting.duration(account.wall_microseconds / 1e6)
+        yield Tile("Goodput", formatting.percent(account.goodput), f"of {wall} wall time was productive")
     if len(log.attempts) > 1:
         redone = int(np.count_nonzero(log.steps.again))
-        yield Tile("Restarts", str(len(log.attempts) - 1), f"{words.plural(redone, 'logged step')} done again")
+        yield Tile("Restarts", str(len(log.attempts) - 1), f"{formatting.plural(redone, 'logged step')} done again")
     yield from _cost(result)
 
 
@@ -162,12 +166,14 @@ def _cost(result: RunResult) -> Iterator[Tile]:
     cost = result.cost
     if cost.usd_per_gpu_hour is None:
         return
-    price = f"{words.dollars(cost.usd_per_gpu_hour)} per GPU-hour"
-    million = f"{words.dollars(cost.per_million_tokens)} per million tokens" if cost.per_million_tokens else ""
+    price = f"{formatting.dollars(cost.usd_per_gpu_hour)} per GPU-hour"
+    million = f"{formatting.dollars(cost.per_million_tokens)} per million tokens" if cost.per_million_tokens else ""
     if cost.so_far is not None:
-        yield Tile("Cost", words.dollars(cost.so_far), "; ".join(part for part in (million, price) if part))
+        yield Tile("Cost", formatting.dollars(cost.so_far), "; ".join(part for part in (million, price) if part))
     elif cost.per_step is not None:
-        yield Tile("Cost of a step", words.dollars(cost.per_step), "; ".join(part for part in (million, price) if part))
+        yield Tile(
+            "Cost of a step", formatting.dollars(cost.per_step), "; ".join(part for part in (million, price) if part)
+        )
 
 
 def _mfu_note(result: RunResult) -> str:
@@ -176,7 +182,8 @@ def _mfu_note(result: RunResult) -> str:
         return "As printed by the framework" if speed.printed_tflops_per_gpu or speed.printed_mfu else ""
     note = f"FLOPs by formula {speed.formula}"
     if speed.peak_flops:
-        return f"{note}; peak {words.number(speed.peak_flops / 1e12)} TFLOP/s ({speed.accelerator}, {speed.precision})"
+        peak = f"{formatting.number(speed.peak_flops / 1e12)} TFLOP/s ({speed.accelerator}, {speed.precision})"
+        return f"{note}; peak {peak}"
     return f"{note}; no MFU: no peak is known"
 
 
@@ -200,7 +207,7 @@ def _results(mark: Mark) -> dict[str, float]:
     return flatten(dict(mark.values))
 
 
-def _happenings(marks: list[Mark]) -> Iterator[Happening]:
+def _happenings(marks: list[Mark]) -> Iterator[EventText]:
     for mark in marks:
         if mark.kind not in _SAID:
             continue
@@ -208,10 +215,10 @@ def _happenings(marks: list[Mark]) -> Iterator[Happening]:
         if mark.kind == "evaluation" and mark.values:
             text = "Evaluation: " + ", ".join(evaluation_figures(mark.values))
         elif mark.seconds is not None:
-            text += f" in {words.duration(mark.seconds)}"
+            text += f" in {formatting.duration(mark.seconds)}"
         elif mark.kind in _QUOTED and mark.text:
             text += f": {mark.text}"
-        yield Happening(mark.time_us, mark.kind.removesuffix("_end"), level, one_line(text), mark.step)
+        yield EventText(mark.time_us, mark.kind.removesuffix("_end"), level, one_line(text), mark.step)
 
 
 def _checkpoints(result: RunResult) -> Table | None:
@@ -220,7 +227,7 @@ def _checkpoints(result: RunResult) -> Table | None:
     for label, values in (("Training waited", waits), ("Until on disk", list(result.written_seconds))):
         if values:
             rows.append((f"{label}, times", f"{len(values):,}"))
-            median, longest = words.duration(statistics.median(values)), words.duration(max(values))
+            median, longest = formatting.duration(statistics.median(values)), formatting.duration(max(values))
             rows.append((f"{label}, median", f"{median} (most {longest})"))
     return Table(("Checkpoints", "Value"), rows) if rows else None
 
@@ -229,7 +236,7 @@ def _environment(result: RunResult) -> Iterator[tuple[str, str]]:
     """What the figures rest on: the files, and the facts that they or the flags gave."""
     for source in result.log.sources:
         what = FORMATS.get(source.format or "", "nothing recognised") if source.used else f"not used: {source.note}"
-        yield source.name, f"{what}; {words.plural(source.lines, 'line')}"
+        yield source.name, f"{what}; {formatting.plural(source.lines, 'line')}"
     speed = result.speed
     facts: list[tuple[str, Any]] = [
         ("Tokens per step", speed.tokens_per_step and f"{speed.tokens_per_step:,.0f}"),

@@ -15,7 +15,7 @@ _DOTS: Final = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """The bits of a Braille character: by column, from the top."""
 
 
-def sketch(values: Sequence[float], width: int, height: int, *, unicode: bool = True) -> list[str]:
+def sparkline(values: Sequence[float], width: int, height: int, *, unicode: bool = True) -> list[str]:
     """`height` lines of `width` characters; values that are not finite are left out. All blank without any value."""
     columns, rows = (width * 2, height * 4) if unicode else (width, height)
     heights = _heights(_means(values, columns), rows)

@@ -11,7 +11,7 @@ from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.run_result import measure
 from drillyard.measurement.user_facts import UserFacts
 from drillyard.reporting.charts import charts
-from drillyard.reporting.measured import measured_content
+from drillyard.reporting.log_content import measured_content
 from drillyard.reporting.page import render
 
 STEPS, STALLED = 60, {20: 80.0}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from drillyard.reporting import words
+from drillyard import formatting
 from drillyard.reporting.content import Curves, Table
 from drillyard.telemetry.events import ODD_VALUE
 
@@ -60,19 +60,19 @@ def _memory(estimated: Ends, curves: Curves, device: str, missing: str | None) -
 
 
 def _step_time(estimated: Ends, actual: float | None, missing: str | None) -> Row | None:
-    label, came = "Step time, median", "-" if actual is None else words.duration(actual)
+    label, came = "Step time, median", "-" if actual is None else formatting.duration(actual)
     if estimated is None:
         return None if missing is None else (label, f"not predicted: {missing}", came, "")
     low, high = float(estimated["low"]), float(estimated["high"])
     if estimated.get("is_bound"):
         # Nothing measured is like this run: only the better end is known.
         verdict = "" if actual is None else "above the bound" if actual >= low else _verdict(actual, low, low)
-        return label, f"at least {words.duration(low)}", came, verdict
-    return label, _range(estimated, words.duration), came, "" if actual is None else _verdict(actual, low, high)
+        return label, f"at least {formatting.duration(low)}", came, verdict
+    return label, _range(estimated, formatting.duration), came, "" if actual is None else _verdict(actual, low, high)
 
 
 def _gib(amount: float) -> str:
-    return f"{words.number(amount)} GiB"
+    return f"{formatting.number(amount)} GiB"
 
 
 def _range(estimated: Mapping[str, Any], write: Callable[[float], str]) -> str:
@@ -85,4 +85,4 @@ def _verdict(actual: float, low: float, high: float) -> str:
     if low <= actual <= high:
         return "as estimated"
     end = low if actual < low else high
-    return f"{words.percent(abs(actual / end - 1))} {'more' if actual > end else 'less'} than estimated"
+    return f"{formatting.percent(abs(actual / end - 1))} {'more' if actual > end else 'less'} than estimated"

@@ -1,0 +1,2 @@
+"""The live screen of `drillyard watch`: a run followed in its files, or in mirrors of them, and drawn in the
+terminal."""
