@@ -38,7 +38,7 @@ def test_no_fault_of_the_data_changes_a_sample(workplace: Path, reference: Refer
     assert process.wait() == 85, process.communicate()[1]
     (failure,) = run.events("failure")
     assert "the tokenised cache of rows is damaged: sequence" in failure["reason"]
-    assert "it is made again" in run.events("data")[1]["notes"][0]
+    assert "is rebuilt" in run.events("data")[1]["notes"][0]
 
     # A row is appended while the run is down: refused, and nothing of the run is touched.
     rows.write_bytes(content + content.splitlines(keepends=True)[0])
@@ -59,7 +59,7 @@ def test_no_fault_of_the_data_changes_a_sample(workplace: Path, reference: Refer
     rows.unlink()
     ended = train(config, "--console", "text")
     assert ended.returncode == 0, ended.stderr
-    assert f"{rows} (rows): it is gone; the run goes on from its tokenised cache" in ended.stdout
+    assert f"{rows} (rows): it is missing; the run continues from its tokenised cache" in ended.stdout
     assert set(run.figures()) == set(reference.run.figures())
     assert run.weights() == reference.run.weights()
 

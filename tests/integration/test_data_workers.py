@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from drillyard.config.run import RunConfig
-from drillyard.data import encoding_pool, file_readers, prepare
+from drillyard.data import encoding_pool, prepare, raw_batches
 from drillyard.data.encoder import EncodeSettings, HeldOutSplit
 from drillyard.data.raw_batches import JsonLines
 from drillyard.data.row_formats import RowFormat
@@ -21,7 +21,7 @@ TEXTS = [f"line {n} of some text, {n * n}\n" * (1 + n % 9) for n in range(400)]
 
 @pytest.fixture(autouse=True)
 def many_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_readers, "BATCH_BYTES", 2000)
+    monkeypatch.setattr(raw_batches, "BATCH_BYTES", 2000)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_an_error_in_a_worker_names_the_row_and_leaves_nothing(
     lines = [json.dumps({"text": text}) for text in TEXTS]
     lines[250] = '{"text": 3}'
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
-    with pytest.raises(UserError, match=r"data\.jsonl, line 251: column 'text' holds a value of type int"):
+    with pytest.raises(UserError, match=r"data\.jsonl, line 251: column 'text' has a value of type int"):
         prepare(make_config("cache"), num_workers=2)
     assert list((tmp_path / "cache" / "tokenized").iterdir()) == []
 
@@ -74,10 +74,10 @@ def test_a_worker_that_is_killed_is_an_error_and_the_others_end() -> None:
     )
     batch = JsonLines("a.jsonl", 1, 0, b'{"text": "a"}\n')
     with encoding_pool._Pool(2, settings) as pool:
-        processes = pool._processes
-        assert pool.submit(batch).result().pieces
+        assert all(future.result().pieces for future in [pool.submit(batch) for _ in range(4)])
+        processes = [process for process, _ in pool._workers]
         for process in processes:
             process.kill()
         with pytest.raises(UserError, match="exit code -9"):
             pool.submit(batch).result()
-    assert all(process.returncode is not None for process in processes)
+    assert processes and all(process.returncode is not None for process in processes)

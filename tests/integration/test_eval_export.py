@@ -120,8 +120,8 @@ def test_a_source_that_changed_since_the_run_is_named_and_not_measured(
         rows.write_bytes(before)
     assert refused.returncode == 2, refused.stdout
     assert refused.stderr.startswith("error: data.source rows") and str(rows) in refused.stderr
-    assert "changed since this run began: its content is not what it was" in refused.stderr
-    assert "--data" in refused.stderr and "Going on would train" not in refused.stderr
+    assert "changed since this run began: its content changed" in refused.stderr
+    assert "--data" in refused.stderr and "To continue would train" not in refused.stderr
 
 
 def test_a_source_that_is_gone_is_measured_from_what_was_tokenised_of_it(
@@ -134,7 +134,7 @@ def test_a_source_that_is_gone_is_measured_from_what_was_tokenised_of_it(
     finally:
         (tmp_path / "away.jsonl").rename(rows)
     assert ended.returncode == 0, ended.stderr
-    assert f"{rows} (rows): it is gone" in ended.stderr
+    assert f"{rows} (rows): it is missing" in ended.stderr
     assert table(ended.stdout)["loss"] == table(both_metrics[0])["loss"]
 
 

@@ -1,12 +1,12 @@
-"""What a run's data were, written into its run directory, so that a later round notices when they are others.
+"""The record of a run's data in its run directory, which later attempts compare with the data they find.
 
-`data.json` holds the content key of every source with the hash of each of its files, the key of the tokenizer, and the
-fingerprint of the sample order. A later round compares before it tokenises anything: what changed is named and
-refused, because it would give other samples in another order. What is merely gone does not stop a run whose tokenised
-cache is whole: the cache holds all that training reads, under the content key that is recorded here.
+`data.json` has the content key of every source with the hash of each of its files, the key of the tokenizer, and the
+fingerprint of the sample order. An attempt compares before it tokenises: changed data are named and refused, because
+they would give other samples in another order. Missing data do not stop a run whose tokenised cache is intact: the
+cache has all that training reads, under the content key in the record.
 
-The checkpoint's own copy of the fingerprint is compared once more when it is loaded (training/resume.py), so a run
-directory without this file, or one on another host, is protected as well; only names are missing there.
+The checkpoint's copy of the fingerprint is compared when it is loaded (training/resume.py), so a run directory without
+this file, or on another host, is protected too; only the names are missing there.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from drillyard.redaction import redact
 
 DATA_RECORD = "data.json"
 RECORDED_FILES = 10_000
-"""A source of more files is recorded by its key alone: a change is noticed, but no file is named."""
+"""A source of more files is recorded by its key alone: a change is detected, but no file is named."""
 _NAMED = 3
 CHANGED_DATA_ADVICE = (
-    "Going on would train on other samples in another order: undo the change, or start under another `name`"
+    "To continue would train on other samples in another order: undo the change, or start under another `name`"
 )
 
 
@@ -41,22 +41,22 @@ class DataRecord:
 
 
 def read_record(run_directory: Path) -> DataRecord | None:
-    """The record of a run's data; None when there is none that can be read."""
+    """The record of a run's data; None if there is none, or it cannot be read."""
     try:
         content = json.loads((run_directory / DATA_RECORD).read_text(encoding="utf-8"))
         parts = {name: _contents(content[name]) for name in ("training", "held_out")}
         return DataRecord(str(content["fingerprint"]), str(content["tokenizer"]), **parts)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None  # not written yet, or torn by a crash: the checkpoint's fingerprint still protects the order
+        return None  # not written yet, or cut off by a crash: the checkpoint's fingerprint still protects the order
 
 
 def _contents(parts: dict[str, Any]) -> dict[str, SourceContents]:
-    # Earlier versions wrote names as they were.
+    # Earlier versions wrote names without redaction.
     return {redact(name): SourceContents(str(part["key"]), dict(part["files"])) for name, part in parts.items()}
 
 
 def write_record(run_directory: Path, record: DataRecord) -> None:
-    """Write the record where it is not the one that is there. Raises OSError."""
+    """Write the record unless the file has it already. Raises OSError."""
     kept = _shortened(record)
     if read_record(run_directory) != kept:
         text = json.dumps({"version": 1, **asdict(kept)}, indent=1)
@@ -81,25 +81,27 @@ def _shortened(record: DataRecord) -> DataRecord:
 
 
 def describe_change(now: SourceContents, then: SourceContents) -> str:
-    """The files that differ, in words, or that the content does."""
+    """The files that differ, or that the content does, for an error message."""
     changed = [name for name, value in now.files.items() if then.files.get(name, value) != value]
     new = [name for name in now.files if name not in then.files]
-    gone = [name for name in then.files if name not in now.files]
+    missing = [name for name in then.files if name not in now.files]
     if not (then.files and now.files) or "" in changed:
-        return "its content is not what it was"
-    told = [(changed, "other content"), (new, "new"), (gone, "gone")]
-    return "; ".join(f"{_listed(names)}: {what}" for names, what in told if names)
+        return "its content changed"
+    differences = [(changed, "other content"), (new, "new"), (missing, "missing")]
+    return "; ".join(f"{_listed(names)}: {what}" for names, what in differences if names)
 
 
 def only_removed_files(now: SourceContents, then: SourceContents) -> bool:
-    """Whether nothing happened to a source but that some of its files are missing now."""
+    """Whether the only change of a source is that some of its files are missing."""
     return bool(now.files) and now.files.items() < then.files.items()
 
 
-def refuse_change(source: DataSource, now: SourceContents, then: SourceContents, so: str = CHANGED_DATA_ADVICE) -> None:
-    """Raise the UserError for a training source that is not what this run was trained on; `so` says what to do."""
+def refuse_change(
+    source: DataSource, now: SourceContents, then: SourceContents, advice: str = CHANGED_DATA_ADVICE
+) -> None:
+    """Raise the UserError for a training source that changed since this run began."""
     what = describe_change(now, then)
-    raise UserError(f"data.source {source.name} ({source.config.path}) changed since this run began: {what}. {so}")
+    raise UserError(f"data.source {source.name} ({source.config.path}) changed since this run began: {what}. {advice}")
 
 
 def _listed(names: list[str]) -> str:

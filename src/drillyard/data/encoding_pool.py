@@ -1,13 +1,11 @@
 """Ordered map over all cores: worker processes that turn raw batches into pieces.
 
-Workers are fresh interpreters (`python -m drillyard.data.encoding_worker`), not forks: forking after threads or CUDA
-have
-started is unsafe, and multiprocessing's spawn would import the caller's main module (torch and all) in each. A worker
-imports numpy and tokenizers only, about 60 MB. It is fed through a socket and ends when that closes, so none outlives
-its parent.
+Workers are fresh interpreters, not forks: forking after threads or CUDA have started is unsafe, and multiprocessing's
+spawn would import the caller's main module (torch and all) in each. A worker imports only numpy and tokenizers, about
+60 MB. It reads batches from a socket and ends when that closes, so none outlives its parent.
 
-Processes beat the tokenizer's own threads: JSON parsing, cutting and the conversion of ids run in Python and would be
-serial. Results come in the order of the batches, and at most two batches per worker are under way: memory is
+Processes are faster than the tokenizer's own threads: JSON parsing, cutting and the conversion of ids run in Python and
+would be serial. Results are in the order of the batches, and at most two batches per worker are in flight: memory is
 constant.
 """
 
@@ -21,17 +19,17 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
 
 from drillyard.data.encoder import Encoded, Encoder, EncodeSettings
 from drillyard.data.raw_batches import RawBatch
 from drillyard.errors import UserError
 
 IN_PROCESS_BYTES = 4 << 20
-"""Up to this size the batches are encoded in the calling process: starting workers would take longer."""
+"""Up to this size batches are encoded in the calling process: starting workers would take longer."""
+_WORKER = "import sys; from drillyard.data.encoding_pool import work; work(int(sys.argv[1]))"
 
 
 def available_cores() -> int:
@@ -64,72 +62,70 @@ def encode_all(
 
 
 class _Pool:
-    """Worker processes and one feeding thread for each."""
+    """Threads, each of which feeds a worker process of its own."""
 
     def __init__(self, size: int, settings: EncodeSettings) -> None:
-        self._tasks: SimpleQueue[tuple[RawBatch, Future[Encoded]] | None] = SimpleQueue()
         self._settings = settings
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._threads: list[threading.Thread] = []
-        self._size = size
+        self._workers: list[tuple[subprocess.Popen[bytes], Connection]] = []
+        self._of_thread = threading.local()
+        self._threads = ThreadPoolExecutor(size, "tokenise")
 
     def __enter__(self) -> _Pool:
-        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "USE_TORCH": "0", "OMP_NUM_THREADS": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        for number in range(self._size):
-            ours, theirs = socket.socketpair()
-            command = [sys.executable, "-m", "drillyard.data.encoding_worker", str(theirs.fileno())]
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
-            theirs.close()
-            self._processes.append(process)
-            thread = threading.Thread(target=self._feed, args=(ours, process), name=f"tokenise-{number}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
         return self
 
     def submit(self, batch: RawBatch) -> Future[Encoded]:
-        future: Future[Encoded] = Future()
-        self._tasks.put((batch, future))
-        return future
+        return self._threads.submit(self._encode, batch)
 
-    def _feed(self, channel: socket.socket, process: subprocess.Popen[bytes]) -> None:
-        connection = Connection(channel.detach())
-        failure: BaseException | None = None
+    def _encode(self, batch: RawBatch) -> Encoded:
+        is_new = not hasattr(self._of_thread, "worker")
+        if is_new:
+            self._of_thread.worker = self._start()
+        process, connection = self._of_thread.worker
         try:
-            connection.send(self._settings)
-        except OSError:
-            failure = _died(process)
-        while (task := self._tasks.get()) is not None:
-            batch, future = task
-            if failure is None:
-                try:
-                    connection.send_bytes(pickle.dumps(batch, protocol=5))
-                    answer = pickle.loads(connection.recv_bytes())
-                except (EOFError, OSError):
-                    failure = answer = _died(process)
-            else:
-                answer = failure
-            if isinstance(answer, BaseException):
-                future.set_exception(answer)
-            else:
-                future.set_result(answer)
-        connection.close()
+            if is_new:
+                connection.send(self._settings)
+            connection.send_bytes(pickle.dumps(batch, protocol=5))
+            answer: Encoded | Exception = pickle.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            code = process.wait()
+            raise UserError(
+                f"a tokenising process ended with exit code {code} (-9: killed, often for lack of memory). "
+                f"Free memory and start again."
+            ) from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "USE_TORCH": "0", "OMP_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-c", _WORKER, str(theirs.fileno())]
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
+        connection = Connection(ours.detach())
+        self._workers.append((process, connection))
+        return process, connection
 
     def __exit__(self, *_details: object) -> None:
-        # Drop what is still queued (after an error): each feeding thread then finds its end mark next.
-        while not self._tasks.empty():
-            self._tasks.get()
-        for _thread in self._threads:
-            self._tasks.put(None)
-        for thread in self._threads:
-            thread.join()
-        for process in self._processes:
+        self._threads.shutdown(cancel_futures=True)
+        for _, connection in self._workers:
+            connection.close()
+        for process, _ in self._workers:
             process.wait()
 
 
-def _died(process: subprocess.Popen[bytes]) -> UserError:
-    code = process.wait()
-    return UserError(
-        f"a tokenising process ended with exit code {code} (-9: killed, often for lack of memory). "
-        f"Free memory and start again."
-    )
+def work(descriptor: int) -> None:
+    """A worker process: read the settings, then batches; answer each with its pieces or the exception it raised."""
+    connection = Connection(descriptor)
+    try:
+        encoder = Encoder(connection.recv())
+        while True:
+            batch: RawBatch = pickle.loads(connection.recv_bytes())
+            try:
+                answer: Encoded | Exception = encoder.encode(batch)
+            except Exception as error:  # the parent raises it
+                answer = error
+            connection.send_bytes(pickle.dumps(answer, protocol=5))
+    except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+        return

@@ -1,23 +1,21 @@
-"""Readers of files: JSON Lines, CSV, Parquet and plain text, with gzip and zstd, as streams of raw batches.
+"""Readers of JSON Lines, CSV, Parquet and plain text, with gzip and zstd, as streams of raw batches.
 
-Memory is constant: a file is read in blocks of about a megabyte, a Parquet file through small buffers even when
-it is a single row group (`buffer_size`; a memory map or whole column chunks would cost the size of the file).
-A damaged or truncated file is a UserError that names it.
+Memory is constant: a file is read in blocks of about a megabyte, and a Parquet file through small buffers even if it is
+one row group (`buffer_size`; a memory map or whole column chunks would cost the size of the file). A damaged or
+truncated file is a UserError that names it.
 """
 
 from __future__ import annotations
 
 import csv
-import gzip
 import io
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import pyarrow as pa
 
 from drillyard.data.raw_batches import (
+    BATCH_BYTES,
     ArrowRows,
     JsonLines,
     PlainRows,
@@ -25,12 +23,10 @@ from drillyard.data.raw_batches import (
     Row,
     TextFiles,
     batched_rows,
+    blocks_of,
     utf8_error,
 )
 from drillyard.errors import UserError
-
-BATCH_BYTES = 1 << 20
-"""Size of a raw batch: large enough that handing it on costs nothing, small enough to keep all cores busy."""
 
 COMPRESSIONS = (".gz", ".zst")
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -41,7 +37,7 @@ TEXT_SUFFIXES = (
 
 
 def kind_of(file: Path) -> str | None:
-    """`json`, `csv`, `parquet` or `text` by the suffix before any compression suffix; None when it is none of them."""
+    """`json`, `csv`, `parquet` or `text`, by the suffix before any compression suffix; None for other suffixes."""
     name = file.name.lower()
     for compression in COMPRESSIONS:
         name = name.removesuffix(compression)
@@ -53,34 +49,6 @@ def kind_of(file: Path) -> str | None:
     if suffix in JSON_SUFFIXES:
         return "json"
     return "text" if suffix in TEXT_SUFFIXES else None
-
-
-def open_bytes(file: Path) -> BinaryIO:
-    """The decompressed bytes of a file as a stream; UserError when it cannot be opened."""
-    try:
-        stream = file.open("rb")
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}). Check the path and its permissions.") from None
-    suffix = file.suffix.lower()
-    if suffix == ".gz":
-        return cast(BinaryIO, gzip.GzipFile(fileobj=stream))
-    if suffix == ".zst":
-        # Arrow's stream notices a frame that is cut short; the reader of the zstandard package ends there in silence.
-        return cast(BinaryIO, pa.CompressedInputStream(stream, "zstd"))
-    return stream
-
-
-def blocks_of(file: Path) -> Iterator[bytes]:
-    """Blocks of decompressed bytes; a damaged archive or disk is a UserError."""
-    with open_bytes(file) as stream:
-        while True:
-            try:
-                block = stream.read(BATCH_BYTES)
-            except (EOFError, zlib.error, OSError) as error:
-                raise UserError(f"{file}: damaged or cut short ({error}). Fetch or write the file again.") from None
-            if not block:
-                return
-            yield block
 
 
 def read_json_lines(file: Path) -> Iterator[JsonLines]:
@@ -132,17 +100,17 @@ def read_csv(file: Path) -> Iterator[PlainRows]:
                 if len(values) != len(header):
                     raise UserError(
                         f"{file}, line {reader.line_num}: {len(values)} values, but the header has {len(header)} "
-                        f"columns. Quote values that hold commas or line breaks."
+                        f"columns. Quote values with commas or line breaks."
                     )
                 yield reader.line_num, dict(zip(header, values, strict=True))
         except csv.Error as error:
-            raise UserError(f"{file}, line {reader.line_num}: not valid CSV ({error}). Mend this line.") from None
+            raise UserError(f"{file}, line {reader.line_num}: not valid CSV ({error}). Fix this line.") from None
 
-    return batched_rows(str(file), "line", rows(), BATCH_BYTES)
+    return batched_rows(str(file), "line", rows())
 
 
 def read_parquet(file: Path) -> Iterator[ArrowRows]:
-    """Batches of about a megabyte, whatever the size of the row groups."""
+    """Batches of about a megabyte, for row groups of any size."""
     import pyarrow.parquet as pq
 
     try:
@@ -159,7 +127,7 @@ def read_parquet(file: Path) -> Iterator[ArrowRows]:
 
 
 def read_text_files(files: list[Path]) -> Iterator[TextFiles]:
-    """Groups of files of about a megabyte; the files themselves are read where the batch is consumed."""
+    """Groups of files of about a megabyte; the files themselves are read where the batch is tokenised."""
     group: list[Path] = []
     size = 0
     for file in files:
@@ -180,7 +148,7 @@ _READERS: dict[str, Callable[[Path], Iterator[RawBatch]]] = {
 
 
 def read_files(files: list[Path]) -> Iterator[RawBatch]:
-    """Raw batches of files of any kind, in the order given."""
+    """Raw batches of files of any kind, in the given order."""
     texts: list[Path] = []
     for file in files:
         kind = kind_of(file)

@@ -1,9 +1,8 @@
 """Which documents are held out, and rows (not tokens) of them for metrics that generate text.
 
-Held-out data, in this order of precedence: `data.held_out.source`; otherwise a share (`fraction`) of each source's
-documents by hash, and the held-out parts that built-in sets bring along. A set that is a source of its own is named
-by that source, a share of a training source (or a source of its own that has the name of one) by `source/held_out`, a
-built-in part by `source/part`.
+Held-out data are `data.held_out.source` if set; otherwise a share (`fraction`) of each source's documents by hash, and
+the held-out parts of built-in sets. A separate source is named like that source, a share of a training source (or a
+separate source with the name of one) `source/held_out`, a built-in part `source/part`.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from drillyard.data.tokenizer import TRAINING_BYTES
 from drillyard.errors import UserError
 
 SPLIT_SUFFIX = "/held_out"
-"""What is added to a training source's name to name what is held out of it."""
+"""A training source's name with this suffix names its held-out share."""
 
 
 def split_part_name(source: DataSource) -> str:
-    """Name of what is held out of a training source."""
+    """Name of the held-out share of a training source."""
     return source.name + SPLIT_SUFFIX
 
 
 def find_part(name: str, parts: Collection[str]) -> str | None:
-    """The held-out part that a setting names; a share may be named by its source alone, as it once was."""
+    """The held-out part that a setting names; a share may be named by its source alone, as in old configs."""
     return next((part for part in (name, name + SPLIT_SUFFIX) if part in parts), None)
 
 
 def split_of(data: DataConfig) -> HeldOutSplit:
-    """How documents are held out of the training sources."""
+    """The split of the training sources' documents."""
     held_out = data.held_out
     if held_out.split_by is not None and held_out.fraction == 0.0:
         raise UserError(
@@ -50,7 +49,7 @@ def split_of(data: DataConfig) -> HeldOutSplit:
 def held_out_sources(
     data: DataConfig, sources: list[DataSource], recorded: Mapping[str, SourceContents] | None = None
 ) -> dict[str, DataSource]:
-    """Held-out sets that are read whole: those of `held_out.source`, otherwise the parts of built-in training sets.
+    """Held-out sets that are read whole: those of `held_out.source`, else the parts of built-in training sets.
 
     `recorded` as in `resolve_source`.
     """
@@ -81,8 +80,8 @@ def held_out_names(config: RunConfig) -> list[str]:
 def evaluation_rows(config: RunConfig, part_name: str, limit: int) -> list[Row]:
     """At most `limit` held-out rows with the format's own column names, for metrics that generate text.
 
-    The choice is a fixed pseudo-random one: the rows with the smallest hashes, in the order of these. It depends on
-    the rows alone, not on their order, and a smaller limit gives a prefix of a larger one's.
+    The choice is pseudo-random but fixed: the rows with the smallest hashes, in that order. It depends only on the
+    rows, not on their order, and a smaller limit gives a prefix of a larger one's.
     """
     sources = training_sources(config.data)
     form, split = row_format(config.data), split_of(config.data)
@@ -95,7 +94,7 @@ def evaluation_rows(config: RunConfig, part_name: str, limit: int) -> list[Row]:
         rows = canonical_rows(shares[name], form, split, HELD_OUT)
     else:
         raise UserError(
-            f"no held-out set is named {part_name!r}; there are: {', '.join(held_out_names(config)) or '(none)'}."
+            f"no held-out set is named {part_name!r}; the names are: {', '.join(held_out_names(config)) or '(none)'}."
         )
     chosen = heapq.nsmallest(
         limit, ((_row_hash(form, row, where), number, row) for number, (row, where) in enumerate(rows))

@@ -1,9 +1,9 @@
 """Data sets of the Hugging Face `datasets` library: hub ids, and directories made by `save_to_disk`.
 
-The library is imported only when such a source is read. A hub data set is downloaded and memory-mapped by the
-library, or streamed with `options: {streaming: true}`; `options: {name: ...}` chooses a configuration and `options:
-{revision: ...}` a commit. The content key of a hub data set is the hash the library derives from its commit; that of
-a saved one is the fingerprint of its files.
+The library is imported only when such a source is read. It downloads and memory-maps a hub data set, or streams it
+with `options: {streaming: true}`; `options: {name: ...}` selects a configuration and `options: {revision: ...}` a
+commit. The content key of a hub data set is the hash that the library derives from its commit; that of a saved one is
+the hashes of its files.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.config.run import SourceConfig
-from drillyard.data.file_readers import BATCH_BYTES
-from drillyard.data.raw_batches import ArrowRows, RawBatch, batched_rows
+from drillyard.data.raw_batches import BATCH_BYTES, ArrowRows, RawBatch, batched_rows, hash_bytes_of
 from drillyard.errors import UserError
 
 _OPTIONS = {"streaming", "name", "revision"}
@@ -25,7 +24,7 @@ def batches(source: SourceConfig) -> Iterator[RawBatch]:
     dataset = _load(source)
     origin = f"{source.path} ({source.split})"
     if source.options.get("streaming"):
-        return batched_rows(origin, "row", enumerate(dataset, 1), BATCH_BYTES)
+        return batched_rows(origin, "row", enumerate(dataset, 1))
     return _arrow_batches(origin, dataset)
 
 
@@ -40,10 +39,8 @@ def _arrow_batches(origin: str, dataset: Any) -> Iterator[ArrowRows]:
 
 
 def content_key(source: SourceConfig) -> str:
-    """A string that changes when the content of the data set does."""
+    """A string that changes with the content of the data set."""
     if Path(source.path).expanduser().is_dir():
-        from drillyard.data.sources import hash_bytes_of
-
         root = Path(source.path).expanduser()
         files = sorted(file for file in root.rglob("*") if file.is_file() and file.suffix in (".arrow", ".json"))
         return "/".join([source.split, *(f"{file.relative_to(root)}={hash_bytes_of(file)}" for file in files)])
@@ -62,7 +59,7 @@ def _load(source: SourceConfig) -> Any:
     unknown = set(source.options) - _OPTIONS
     if unknown:
         raise UserError(
-            f"data.source {source.path}: unknown option {sorted(unknown)[0]!r}; there are {sorted(_OPTIONS)}."
+            f"data.source {source.path}: unknown option {sorted(unknown)[0]!r}; known are {sorted(_OPTIONS)}."
         )
     path = Path(source.path).expanduser()
     try:
@@ -77,7 +74,7 @@ def _load(source: SourceConfig) -> Any:
         return datasets.load_dataset(source.path, split=source.split, streaming=streaming, **_arguments(source))
     except UserError:
         raise
-    except Exception as error:  # the library raises many types for what is always the same: it cannot be had
+    except Exception as error:  # the library raises many types when a data set cannot be loaded
         raise _not_loaded(source, error) from error
 
 
@@ -88,6 +85,6 @@ def _arguments(source: SourceConfig) -> dict[str, Any]:
 def _not_loaded(source: SourceConfig, error: Exception) -> UserError:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return UserError(
-        f"data.source: {source.path} is no file or directory here, and cannot be loaded as a Hugging Face data set "
+        f"data.source: {source.path} is not a file or directory here, and cannot be loaded as a Hugging Face data set "
         f"(split {source.split!r}): {reason}"
     )

@@ -1,15 +1,15 @@
 """Packed sequences read through memory maps, and the batch that training sees.
 
 A part of a cache is flat files (see `FILES`). A sequence takes its own length rounded up to 8 tokens, so short
-sequences cost no padding on disk and the loss and document-start bits of a row begin at a byte. All ranks share the
+sequences need no padding on disk, and the loss and document-start bits of a row begin at a byte. All ranks share the
 same pages.
 
-Every sequence has a checksum of its own, verified each time it is read: a cache of any size opens at once, and no
-sequence that is not as it was written ever reaches the model. What is damaged is marked, the rank ends, and the next
-start makes the cache again.
+Every sequence has its own checksum, verified each time it is read: a cache of any size opens at once, and no damaged
+sequence ever reaches the model. The rank that reads a damaged sequence marks the cache and ends, and the next start
+builds the cache again.
 
 Cost of a batch: one copy of its tokens and some vectorised passes over [B, T]; about 0.1 ms for 16 x 128, of which
-checksums take 1 microsecond a sequence (and 1 more for every 16 KB of it).
+checksums take 1 microsecond per sequence (and 1 more for every 16 KB of it).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,26 +38,25 @@ FILES = {
     "starts": np.uint8,  # bit t of a row: a document (or piece of one) starts at t
     "lengths": np.int32,  # tokens per sequence
     "valid_tokens": np.int32,  # positions with loss per sequence
-    "offsets": np.int64,  # where a row begins in tokens; in bytes of loss and starts after division by 8
+    "offsets": np.int64,  # begin of a row in tokens; divided by 8, in bytes of loss and starts
     "checksums": np.uint64,  # of a row's tokens, loss and starts (row_checksum)
     "first_piece": np.int64,  # the first of a sequence's pieces in places
     "places": np.uint64,  # per piece: number of its origin, and line or row there (batches.NUMBER_BITS)
-    "documents": np.uint64,  # per document in the order of the source: hash of what it is known by, and its place
+    "documents": np.uint64,  # per document in the order of the source: hash of its identity, and its place
 }
 
 BULK = ("tokens", "loss", "starts", "places", "documents")
-"""The files that grow with the text and not with the number of sequences."""
+"""The files whose size depends on the text, not on the number of sequences."""
 
 ORIGINS = "origins"
 """The one file of a part that is not an array: JSON, [[file or data set, unit], ...]."""
 
 DAMAGED_MARK = "damaged"
-"""A file that a reader leaves in a cache directory in which it met a damaged sequence: what it met."""
+"""A file that a reader writes into a cache directory with a damaged sequence; it names the sequence."""
 
 
 class DamagedSequence(RuntimeError):
-    """A sequence is not as it was written. No mistake of the user: the ranks are started again, on a cache made
-    anew."""
+    """A sequence does not match its checksum. Not a user error: the ranks are started again and the cache rebuilt."""
 
 
 def row_checksum(tokens: npt.NDArray[Any], loss: npt.NDArray[np.uint8], starts: npt.NDArray[np.uint8]) -> int:
@@ -80,6 +79,10 @@ class Batch:
     position_ids: npt.NDArray[np.int64]
     document_ids: npt.NDArray[np.int32]
 
+    def rows(self, numbers: npt.NDArray[np.int64]) -> Batch:
+        """The batch of these rows."""
+        return Batch(*(getattr(self, field.name)[numbers] for field in fields(self)))
+
 
 def padding_batch(size: int, sequence_length: int, pad_id: int) -> Batch:
     """`size` sequences of nothing but padding: [size, sequence_length]. None of it carries loss."""
@@ -95,12 +98,7 @@ def padding_batch(size: int, sequence_length: int, pad_id: int) -> Batch:
 
 def concatenate_batches(batches: Sequence[Batch]) -> Batch:
     """Batches of sequences of one length as one batch, in their order."""
-    return Batch(
-        np.concatenate([batch.input_ids for batch in batches]),
-        np.concatenate([batch.labels for batch in batches]),
-        np.concatenate([batch.position_ids for batch in batches]),
-        np.concatenate([batch.document_ids for batch in batches]),
-    )
+    return Batch(*(np.concatenate([getattr(batch, field.name) for batch in batches]) for field in fields(Batch)))
 
 
 def map_file(path: Path, dtype: Any) -> npt.NDArray[Any]:
@@ -124,7 +122,7 @@ class Sequences:
         self.firsts: dict[str, tuple[str, str, int]] = {
             what: (name, unit, number) for what, (name, unit, number) in manifest["firsts"].items()
         }
-        """Where each count was first raised: file below the source, unit and number as in `places`."""
+        """The first row of each count: file below the source, unit and number as in `places`."""
         self.sequence_length: int = manifest["sequence_length"]
         self.pad_id: int = manifest["pad_id"]
         self.document_bytes: int | None = manifest["document_bytes"]
@@ -138,7 +136,7 @@ class Sequences:
         self._checksums, self._places, self._first_piece = arrays["checksums"], arrays["places"], arrays["first_piece"]
         self.valid_tokens: npt.NDArray[np.int32] = arrays["valid_tokens"]
         self.documents: npt.NDArray[np.uint64] = arrays["documents"].reshape(-1, 2)
-        """Per document (hash of what it is known by: its prompt, text or messages; its place)."""
+        """Per document (hash of its identity: prompt, text or messages; its place)."""
         self._positions = np.arange(self.sequence_length, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -155,7 +153,7 @@ class Sequences:
         return int(self.valid_tokens.sum(dtype=np.int64))
 
     def read(self, indices: npt.NDArray[np.integer[Any]] | Sequence[int]) -> Batch:
-        """The sequences with these numbers as a batch [B, T]. DamagedSequence if one is not as it was written."""
+        """The sequences with these numbers as a batch [B, T]. DamagedSequence if a checksum differs."""
         rows = np.asarray(indices, np.int64)
         size, length = len(rows), self.sequence_length
         offsets, lengths = self._offsets[rows], self._lengths[rows]
@@ -178,15 +176,15 @@ class Sequences:
         document_ids = np.cumsum(starts, axis=1, dtype=np.int32)
         document_ids -= 1
         document_ids[padding] = -1
-        # Padding is numbered from 0 as if it were a document of its own, so that it is masked like one.
+        # Padding is numbered from 0 like a document, so that it is masked like one.
         short = np.flatnonzero(lengths < length)
         starts[short, lengths[short]] = True
         begins = np.maximum.accumulate(np.where(starts, self._positions, 0), axis=1)
         return Batch(input_ids, labels, self._positions - begins, document_ids)
 
     def places(self, index: int) -> list[tuple[str, str]]:
-        """Where each document (or piece of one) of a sequence comes from, in order: file below the source (nothing
-        where the source is one file), and line or row there (nothing where the file is one document)."""
+        """The location of each document (or piece of one) of a sequence, in order: file below the source ("" if the
+        source is one file), and line or row there ("" if the file is one document)."""
         last = int(self._first_piece[index + 1]) if index + 1 < len(self) else len(self._places)
         places = self._places[int(self._first_piece[index]) : last].tolist()
         return [(name, f"{unit} {number}" if unit else "") for name, unit, number in map(self.place_of, places)]
@@ -202,11 +200,11 @@ class Sequences:
         return [(name, unit) for name, unit in json.loads(path.read_text(encoding="utf-8"))]
 
     def _damaged(self, index: int) -> DamagedSequence:
-        """The error for a sequence; leaves a mark, so that whoever opens the cache next verifies all of it."""
-        what = f"sequence {index} of {self._part} is not as it was written"
+        """The error for a sequence; marks the cache, so that the next start verifies all of it."""
+        what = f"the checksum of sequence {index} of {self._part} does not match"
         try:
             (self._directory / DAMAGED_MARK).write_text(what, encoding="utf-8")
-            remedy = "the next start makes it again and goes on from the newest checkpoint"
+            remedy = "the next start builds it again and resumes from the newest checkpoint"
         except OSError as error:
             remedy = f"delete this directory ({error.strerror}: it could not be marked) and start again"
         return DamagedSequence(f"{self._directory}: the tokenised cache of {self.name} is damaged: {what}; {remedy}")

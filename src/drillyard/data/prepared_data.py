@@ -1,7 +1,7 @@
 """From a run config to sequences: `prepare`, which the trainer calls once per rank.
 
-For each source: its content key, then the cache under (content, tokenizer, format, settings), opened if it is whole and
-built otherwise. With a warm cache this costs the hashing of changed files and one read of the cache.
+For each source: compute its content key, then open the cache under (content, tokenizer, format, settings), or build it.
+With a warm cache this costs the hashing of changed files and one read of the cache.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 OnProgress = Callable[[str, int, int | None], None]
-"""Called with (what is being done, bytes done, bytes in all or None)."""
+"""Called with (activity, bytes done, bytes in all or None)."""
 
 
 @dataclass
 class PreparedData:
-    """All that training and evaluation read."""
+    """The data of training and evaluation."""
 
     train: Mixture
     held_out: dict[str, Sequences]
@@ -64,13 +64,13 @@ class PreparedData:
     text_tokenizer: TextTokenizer
     record: DataRecord
     paths: dict[str, str]
-    """Path of the source of each training source and held-out part."""
+    """The path of each training source and held-out part, by name."""
 
     def before_training(self, config: RunConfig, global_batch_size: int) -> list[str]:
-        """What to know before training on this: rows that held-out data share with it, too little data for a batch.
+        """Warnings before training: rows that held-out data share with it, too little data for a batch.
 
-        Only for held-out parts that a split of the documents does not keep apart. Costs a pass over the hashes of all
-        documents (`row_warnings.py`).
+        Compares only held-out parts that a split of the documents does not separate. Costs a pass over the hashes of
+        all documents (`row_warnings.py`).
         """
         training = [(self.paths[source.name], source) for source in self.train.sources]
         notes: list[str] = []
@@ -87,14 +87,14 @@ class PreparedData:
 
 
 def cache_root(data: DataConfig) -> Path:
-    """Where tokenised data is kept: `data.cache_directory`, $DRILLYARD_CACHE or ~/.cache/drillyard. Made if absent."""
+    """The cache directory: `data.cache_directory`, $DRILLYARD_CACHE or ~/.cache/drillyard. Created if missing."""
     root = Path(data.cache_directory or os.environ.get("DRILLYARD_CACHE") or "~/.cache/drillyard").expanduser()
     try:
         for name in ("tokenized", "tokenizers", "hashes"):
             (root / name).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"{root}: the cache directory cannot be made ({error.strerror}). Set data.cache_directory."
+            f"{root}: the cache directory cannot be created ({error.strerror}). Set data.cache_directory."
         ) from None
     return root
 
@@ -109,46 +109,40 @@ def prepare(
     only_open: bool = False,
     num_workers: int | None = None,
 ) -> PreparedData:
-    """Open the run's data, building what is not cached yet.
+    """Open the run's data; build the caches that are missing.
 
     Call it on one rank first, which builds and verifies, then on the others with `only_open=True`, which open without
-    verifying checksums again and never build. `tokenizer_directory` is a saved tokenizer (a checkpoint's, say) to be
-    used instead of the config's. `known` is what the data of this run were when it began: data that changed are
-    refused before anything is tokenised (`if_changed` says what that means and what to do), data that are gone are
-    taken from the cache. Raises UserError for every mistake in data or config.
+    verifying checksums again and never build. `tokenizer_directory`: a saved tokenizer (of a checkpoint, say) that
+    replaces the config's. `known`: the record of the data when this run began; changed data are refused before anything
+    is tokenised, with `if_changed` as advice, and missing data are taken from the cache. Raises UserError for every
+    mistake in data or config.
     """
-    # A finished run's config is read without its references; this is where those of its data are needed.
+    # The config of a finished run is read without its secrets; resolve those of its data here.
     config = resolve_section_secrets(config, "data")
+    known = known or DataRecord("", "")
     return _Preparation(config, tokenizer_directory, on_progress, known, if_changed, only_open, num_workers).run()
 
 
+@dataclass
 class _Preparation:
     """The state of one call of `prepare`."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        tokenizer_directory: Path | None,
-        on_progress: OnProgress | None,
-        known: DataRecord | None,
-        if_changed: str,
-        only_open: bool,
-        num_workers: int | None,
-    ) -> None:
-        self.config, self.data = config, config.data
-        self.tokenizer_directory = tokenizer_directory
-        self.on_progress = on_progress
-        self.known = known or DataRecord("", "")
-        self.if_changed = if_changed
-        self.only_open, self.num_workers = only_open, num_workers
-        self.root = cache_root(config.data)
-        self.format = row_format(config.data)
-        self.split = split_of(config.data)
+    config: RunConfig
+    tokenizer_directory: Path | None
+    on_progress: OnProgress | None
+    known: DataRecord
+    if_changed: str
+    only_open: bool
+    num_workers: int | None
+
+    def __post_init__(self) -> None:
+        self.data = self.config.data
+        self.root, self.format, self.split = cache_root(self.data), row_format(self.data), split_of(self.data)
         self.report = DataReport()
 
     def run(self) -> PreparedData:
         training = [
-            self._settled(source, self.known.training.get(source.name), trains=True)
+            self._usable(source, self.known.training.get(source.name), trains=True)
             for source in training_sources(self.data, self.known.training)
         ]
         sources = [source for source, _ in training]
@@ -176,8 +170,8 @@ class _Preparation:
                 held_out[name] = _not_empty(parts[HELD_OUT], source.name, "held-out")
                 paths[name] = source.config.path
         for name, listed in held_out_sources(self.data, sources, self.known.held_out).items():
-            # Recorded under its own name, as it always was.
-            source, found = self._settled(listed, self.known.held_out.get(listed.name), trains=False)
+            # The record has the source's name, not the part's.
+            source, found = self._usable(listed, self.known.held_out.get(listed.name), trains=False)
             held_out_contents[listed.name] = found
             held_out[name] = _not_empty(self._sequences(source, found, HeldOutSplit())[TRAIN], name, "held-out")
             paths[name] = source.config.path
@@ -187,14 +181,14 @@ class _Preparation:
         record = DataRecord(mixture.fingerprint, self.tokenizer.key, contents, held_out_contents)
         return PreparedData(mixture, held_out, self.report, self.tokenizer, record, paths)
 
-    def _settled(
+    def _usable(
         self, source: DataSource, then: SourceContents | None, *, trains: bool
     ) -> tuple[DataSource, SourceContents]:
-        """A source and its contents, as far as this run may use them. UserError where they changed."""
+        """The source with the contents that this run may use. UserError if they changed."""
         now = source.contents(self.root / "hashes")
-        if then is None or (now.key == then.key and source.gone is None):
+        if then is None or (now.key == then.key and source.missing is None):
             return source, now
-        if source.gone is None and not only_removed_files(now, then):
+        if source.missing is None and not only_removed_files(now, then):
             if trains:
                 refuse_change(source, now, then, self.if_changed)
             self._note(
@@ -202,14 +196,16 @@ class _Preparation:
                 "figures cannot be compared with earlier ones"
             )
             return source, now
-        what = "it" if source.gone is not None else describe_change(now, then)
+        what = "it" if source.missing is not None else describe_change(now, then)
         if any(metric != "loss" for metric in self.config.evaluation.metrics):
             raise UserError(
-                f"data.source {source.name} ({source.config.path}): {what} is gone. Training could go on from the "
-                "tokenised cache, but evaluation.metrics needs the rows: put it back, or set `metrics: [loss]`"
+                f"data.source {source.name} ({source.config.path}): {what} is missing. Training could continue "
+                "from the tokenised cache, but evaluation.metrics needs the rows: restore it, or set `metrics: [loss]`"
             )
-        self._note(f"{source.config.path} ({source.name}): {what} is gone; the run goes on from its tokenised cache")
-        return replace(source, files=(), gone=then), then
+        self._note(
+            f"{source.config.path} ({source.name}): {what} is missing; the run continues from its tokenised cache"
+        )
+        return replace(source, files=(), missing=then), then
 
     def _encode_settings(self, tokenizer: TextTokenizer) -> EncodeSettings:
         data = self.data
@@ -237,7 +233,7 @@ class _Preparation:
         )
 
     def _sequences(self, source: DataSource, contents: SourceContents, split: HeldOutSplit) -> dict[int, Sequences]:
-        """The parts of a source, from the cache or built now."""
+        """The parts of a source, cached or built now."""
         settings = replace(self.settings, split=split)
         described = {
             **settings.__dict__,
@@ -250,7 +246,7 @@ class _Preparation:
         kind = "chat" if self.format.name == "chat" else "" if settings.start_ids else "no start token"
         version = ENCODING_VERSIONS.get(kind, 1)
         key = _key([version, contents.key, described, self.data.packing, self.tokenizer.pad_id])
-        # The content of one file says nothing of how it was read, and its name is not part of it.
+        # The content key of one file depends neither on its name nor on its format.
         directory = self.root / "tokenized" / f"{key}-{FORMAT_VERSION}{source.kind_of_file}"
         parts = [TRAIN, HELD_OUT] if split.fraction else [TRAIN]
         manifest = self._open_or_build(source, contents, directory, settings, parts)
@@ -267,15 +263,15 @@ class _Preparation:
         except FileNotFoundError:
             if self.only_open:
                 raise UserError(
-                    f"{directory}: not there, though another rank made it. "
+                    f"{directory}: missing, though another rank built it. "
                     f"data.cache_directory must be on a disk that all hosts share."
                 ) from None
         except DamagedCache as damage:
             if self.only_open:
                 raise UserError(
-                    f"{directory}: the tokenised cache is damaged ({damage}). Start again: it will be made anew."
+                    f"{directory}: the tokenised cache is damaged ({damage}). Start again to rebuild it."
                 ) from None
-            self._note(f"the tokenised cache of {source.name} was damaged ({damage}); it is made again")
+            self._note(f"the tokenised cache of {source.name} was damaged ({damage}) and is rebuilt")
             remove_cache(directory)
         part_settings = PartSettings(
             settings.sequence_length, self.data.packing, self.tokenizer.pad_id, settings.dtype,
@@ -294,7 +290,7 @@ class _Preparation:
             done += encoded.nbytes
             if self.on_progress is not None:
                 self.on_progress(f"tokenising {source.name}", done, total)
-        # The cache stands under the content that was hashed: what was read must be that.
+        # The key of the cache is the hashed content: the content that was read must be the same.
         if source.files and source.contents(self.root / "hashes") != contents:
             raise UserError(
                 f"data.source {source.name} ({source.config.path}) changed while it was tokenised: "
@@ -331,7 +327,7 @@ def _key(value: Any) -> str:
 
 
 def load_tokenizer(config: RunConfig, tokenizer_directory: Path | None = None) -> PreTrainedTokenizerFast:
-    """The run's tokenizer alone, trained from its data if it is such a one and not cached."""
+    """The run's tokenizer alone. A trained one is trained from its data unless it is cached."""
     root, form, split = cache_root(config.data), row_format(config.data), split_of(config.data)
     sources = training_sources(config.data)
     contents = [source.contents(root / "hashes") for source in sources]

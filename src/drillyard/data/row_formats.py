@@ -1,7 +1,7 @@
 """How a row becomes a document: a list of text segments, each with or without loss.
 
-Segments are tokenised one by one and concatenated. So the tokens of a prompt are the same in training, where a
-completion follows, and in generation, where nothing does: no merge ever crosses from prompt to completion.
+Segments are tokenised one by one and concatenated. So a prompt has the same tokens in training, where a completion
+follows, and in generation: no merge crosses from prompt to completion.
 
     text               text                          -> loss on everything
     prompt-completion  prompt, completion            -> loss on the completion
@@ -35,7 +35,7 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "text-to-sql": {"schema": ("schema", "sql_context"), "question": ("question", "sql_prompt"), "sql": ("sql",)},
     "chat": {"messages": ("messages", "conversations", "conversation")},
 }
-"""For each format its columns, and under which names they are looked for, in this order."""
+"""The columns of each format, each with the names to look for, in this order."""
 
 OPTIONAL_COLUMNS = {"chat": ("tools",)}
 
@@ -51,7 +51,7 @@ def render_prompt(row: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class RowFormat:
-    """A format with its column names settled; turns rows into segments. Picklable: workers use it."""
+    """A format with its column names; turns rows into segments. Picklable: workers use it."""
 
     name: str
     columns: dict[str, str] = field(default_factory=dict)
@@ -59,28 +59,28 @@ class RowFormat:
 
     def canonical(self, row: Row, where: str) -> Row:
         """The row with the format's own column names besides the row's others. UserError if one is missing."""
-        settled = dict(row)
+        canonical = dict(row)
         for own, names in COLUMNS[self.name].items():
-            settled[own] = row[self._column(own, names, row, where)]
+            canonical[own] = row[self._column(own, names, row, where)]
         for own in OPTIONAL_COLUMNS.get(self.name, ()):
             if own in self.columns:
-                settled[own] = row[self._column(own, (own,), row, where)]
+                canonical[own] = row[self._column(own, (own,), row, where)]
         if self.name == "chat":
-            settled["messages"] = normalised_messages(settled["messages"], where)
-            settled["tools"] = normalised_tools(settled.get("tools"), where)
-        return settled
+            canonical["messages"] = normalised_messages(canonical["messages"], where)
+            canonical["tools"] = normalised_tools(canonical.get("tools"), where)
+        return canonical
 
     def _column(self, own: str, names: tuple[str, ...], row: Row, where: str) -> str:
-        wanted = (self.columns[own],) if own in self.columns else names
-        # A file that has rows of both names has null in the other column.
-        found = [name for name in wanted if name in row]
+        expected = (self.columns[own],) if own in self.columns else names
+        # A file with rows of both names has null in the other column.
+        found = [name for name in expected if name in row]
         if found:
             return next((name for name in found if row[name] is not None), found[0])
-        near = difflib.get_close_matches(wanted[0], list(row), 1, cutoff=0.5)
+        near = difflib.get_close_matches(expected[0], list(row), 1, cutoff=0.5)
         mapping = f"data.columns: {{{own}: {near[0] if near else 'NAME'}}}"
         hint = f" Did you mean {near[0]!r}? Then set {mapping}." if near else f" Set {mapping}."
         raise UserError(
-            f"{where}: no column {' or '.join(repr(name) for name in wanted)}, which format {self.name} needs; "
+            f"{where}: no column {' or '.join(repr(name) for name in expected)}, which format {self.name} needs; "
             f"the columns are: {', '.join(map(str, row)) or '(none)'}.{hint}"
         )
 
@@ -90,7 +90,7 @@ class RowFormat:
         if not isinstance(value, str):
             column = self.columns.get(own, own)
             found = "no value (null)" if value is None else f"a value of type {type(value).__name__}"
-            raise UserError(f"{where}: column {column!r} holds {found}; text is expected. Mend or remove this row.")
+            raise UserError(f"{where}: column {column!r} has {found}; expected text. Fix or remove this row.")
         return value
 
     def segments(self, row: Row, where: str) -> Segments:
@@ -110,15 +110,15 @@ class RowFormat:
         return render_prompt(row)
 
     def completion(self, row: Row, where: str) -> str:
-        """The text to be learnt."""
+        """The text to learn."""
         if self.name == "prompt-completion":
             return self.text_of(row, "completion", where)
         return self.text_of(row, "sql", where).strip()
 
     def identity(self, row: Row, where: str) -> str:
-        """What decides whether two rows are the same question, so that both land in the same part.
+        """The key by which equal rows go to the same part: the prompt if there is one, else the text or messages.
 
-        The prompt where there is one (a prompt never stands in training and held-out data, whatever its answers).
+        So no prompt is in both training and held-out data, whatever its answers.
         """
         if self.name == "text":
             return self.text_of(row, "text", where)
@@ -128,7 +128,7 @@ class RowFormat:
 
 
 def row_format(data: DataConfig) -> RowFormat:
-    """The format of a run's data. UserError for a column mapping that the format does not have."""
+    """The format of a run's data. UserError for an unknown column in the mapping."""
     known = (*COLUMNS[data.format], *OPTIONAL_COLUMNS.get(data.format, ()))
     for own in data.columns:
         if own not in known:

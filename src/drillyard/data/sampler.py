@@ -1,29 +1,30 @@
 """Which sequences a step trains on: a pure function of (seed, epoch, step), the same for every number of ranks.
 
-All samples form one endless stream, and a step takes consecutive numbers of it; ranks and micro-batches only share
-out the numbers of a step. So resuming at a step costs nothing, and another number of ranks, or the same batch in more
-micro-batches, sees the same samples.
+All samples form one endless stream, and a step takes consecutive numbers of it; ranks and micro-batches divide the
+numbers of a step. So resuming at a step costs nothing, and any number of ranks or micro-batches trains on the same
+samples.
 
-- One source: epoch e is a pseudo-random permutation of its sequences (permutation.py), seeded by (seed, source,
+- One source: epoch e is a pseudo-random permutation of its sequences (`permute`), seeded by (seed, source,
   epoch). Sample g is position g mod n of epoch g div n.
 - Several sources: samples come in blocks of `BLOCK` slots. A source has slots in proportion to its weight (largest
   remainders, at least one), spread evenly over the block, so the shares are exact to 1/1000 over every block, and
-  nearly so in every step. The k-th slot of a source takes the k-th sample of that source's own endless order; sources
-  pass through their epochs each at its own pace.
+  nearly so in every step. The k-th slot of a source takes the k-th sample of that source's own endless order; each
+  source has its own epochs.
 
-How the stream is cut into steps depends on how the length of the run is given (`by_epoch`):
+`training.steps` and `training.epochs` cut the stream into steps in two ways (`by_epoch`):
 
 - `training.steps`: step s takes samples s * B to (s + 1) * B, B being the global batch size. Every step is full, and a
-  step that reaches the end of an epoch goes on with the next one.
-- `training.epochs`: each epoch of n samples (those of all sources together) is ceil(n / B) steps, and its last step
-  has what is left. So one epoch of a single source trains each of its sequences once, and a run of more epochs begins
-  with the steps of a shorter one. Up to step n div B both cuts are the same.
+  step that reaches the end of an epoch continues with the next one.
+- `training.epochs`: each epoch of n samples (of all sources together) is ceil(n / B) steps, the last of which takes the
+  rest. So one epoch of a single source trains each of its sequences once, and a run of more epochs begins with the
+  steps of a shorter one. Up to step n div B both ways are the same.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,13 +32,16 @@ import numpy.typing as npt
 import xxhash
 
 from drillyard.data.mapped_sequences import Batch, Sequences, concatenate_batches, padding_batch
-from drillyard.data.permutation import CHUNK, order_chunk
 from drillyard.errors import UserError
 
 BLOCK = 2000
 """Slots per block of a mixture; rounding to whole slots changes a share by at most 1/2000 (unless it is below that)."""
 
 ORDER_VERSION = 1
+
+ROUNDS = 8
+CHUNK = 4096
+"""Positions computed together, to spread numpy's cost per call over many batches."""
 
 SampleRef = tuple[int, int]
 """(source number, sequence number in it)."""
@@ -62,10 +66,11 @@ def slot_counts(weights: Sequence[float]) -> npt.NDArray[np.int64]:
 
 
 def slot_pattern(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Source of each slot, evenly spread: the k-th of c slots of a source aims at (k + 1/2) / c of the block."""
+    """Source of each slot, evenly spread: the target of the k-th of c slots of a source is (k + 1/2) / c of the
+    block."""
     sources = np.repeat(np.arange(len(counts)), counts)
-    wanted = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
-    return sources[np.argsort(wanted, kind="stable")]
+    targets = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+    return sources[np.argsort(targets, kind="stable")]
 
 
 class Mixture:
@@ -75,11 +80,11 @@ class Mixture:
         self.sources = list(sources)
         self.seed = seed
         self.num_sequences = sum(len(source) for source in self.sources)
-        """Sequences of all sources together: one epoch, as `training.epochs` counts them."""
+        """Sequences of all sources together: one epoch of `training.epochs`."""
         counts = slot_counts(weights)
         self._counts = counts
         self._pattern = slot_pattern(counts)
-        # rank[s]: how many earlier slots of the block belong to the same source.
+        # rank[s]: the number of earlier slots of the block with the same source.
         one_hot = self._pattern[:, None] == np.arange(len(counts))
         self._rank = (np.cumsum(one_hot, axis=0) - 1)[np.arange(len(self._pattern)), self._pattern]
         parts = [ORDER_VERSION, seed, counts.tolist(), [(source.key, len(source)) for source in self.sources]]
@@ -100,19 +105,19 @@ class Mixture:
         return self.samples_of_step(step, global_batch_size, by_epoch=by_epoch).start / self.num_sequences
 
     def drawn(self, samples: int) -> dict[str, tuple[int, int]]:
-        """Of each source by name, how often the first `samples` samples draw from it, and its number of sequences."""
+        """By source name: the number of the first `samples` samples drawn from it, and its number of sequences."""
         blocks, rest = divmod(samples, len(self._pattern))
         counts = blocks * self._counts + np.bincount(self._pattern[:rest], minlength=len(self.sources))
         return {source.name: (int(count), len(source)) for source, count in zip(self.sources, counts, strict=True)}
 
     def coverage(self, step: int, global_batch_size: int, *, by_epoch: bool = False) -> dict[str, Any]:
-        """What the steps before `step` trained: sequences seen at least once, of how many, in how many passes."""
+        """Coverage before `step`: sequences seen at least once, all sequences, and passes over them."""
         samples = self.samples_of_step(step, global_batch_size, by_epoch=by_epoch).start
         seen = sum(min(count, size) for count, size in self.drawn(samples).values())
         return {"seen": seen, "of": self.num_sequences, "epochs": samples / self.num_sequences}
 
     def indices(self, step: int, global_batch_size: int, *, by_epoch: bool = False) -> list[SampleRef]:
-        """The samples of a step (0-based), in the order in which ranks and micro-batches share them out.
+        """The samples of a step (0-based), in the order in which ranks and micro-batches divide them.
 
         `global_batch_size` of them, or fewer in the last step of an epoch with `by_epoch`.
         """
@@ -144,7 +149,7 @@ class Mixture:
         return items
 
     def read_filled(self, refs: Sequence[SampleRef], size: int) -> Batch:
-        """The sequences of `refs` (at most `size`), filled up to `size` rows with padding that carries no loss."""
+        """The sequences of `refs` (at most `size`), padded to `size` rows with rows that carry no loss."""
         if len(refs) == size:
             return self.read(refs)
         first = self.sources[0]
@@ -158,12 +163,57 @@ class Mixture:
         if len(set(owners)) == 1:
             return self.sources[owners[0]].read(rows)
         numbers = np.array(owners)
-        order = np.argsort(numbers, kind="stable")
         batches = [self.sources[number].read(rows[numbers == number]) for number in sorted(set(owners))]
-        back = np.argsort(order, kind="stable")
-        whole = concatenate_batches(batches)
-        return Batch(whole.input_ids[back], whole.labels[back], whole.position_ids[back], whole.document_ids[back])
+        back = np.argsort(np.argsort(numbers, kind="stable"), kind="stable")
+        return concatenate_batches(batches).rows(back)
 
     def valid_tokens(self, refs: Sequence[SampleRef]) -> int:
         """Tokens that carry loss in these sequences together, without reading them."""
         return sum(int(self.sources[owner].valid_tokens[row]) for owner, row in refs)
+
+
+def permute(positions: npt.NDArray[np.uint64], n: int, key: int) -> npt.NDArray[np.int64]:
+    """Images of `positions` (each below n) under the permutation of 0..n-1 with this `key`, in O(1) memory.
+
+    A Feistel network is a bijection of w-bit numbers for any round function. Images of n or more go through it again
+    until they are below n ("cycle walking"), which leaves a bijection of 0..n-1; with 2**(w-1) < n <= 2**w this takes
+    fewer than two passes on average. Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (2002).
+    """
+    values = positions.astype(np.uint64)
+    if n <= 1:
+        return values.astype(np.int64)
+    width = (n - 1).bit_length()
+    walking = np.arange(len(values))
+    while len(walking):
+        stepped = _feistel(values[walking], width, key)
+        values[walking] = stepped
+        walking = walking[stepped >= n]
+    return values.astype(np.int64)
+
+
+def _feistel(values: npt.NDArray[np.uint64], width: int, key: int) -> npt.NDArray[np.uint64]:
+    """One bijection of `width`-bit numbers: rounds in which one half, mixed, is xored into the other."""
+    low_bits = width // 2
+    high_bits = width - low_bits
+    for number in range(ROUNDS):
+        # The halves swap sizes each round, so that odd widths work: (high, low) -> (low, high ^ f(low)).
+        high, low = values >> np.uint64(low_bits), values & np.uint64((1 << low_bits) - 1)
+        mixed = _mix(low, xxhash.xxh3_64_intdigest(f"{key}/{number}".encode())) & np.uint64((1 << high_bits) - 1)
+        values = (low << np.uint64(high_bits)) | (high ^ mixed)
+        low_bits, high_bits = high_bits, low_bits
+    return values
+
+
+def _mix(values: npt.NDArray[np.uint64], round_key: int) -> npt.NDArray[np.uint64]:
+    """splitmix64's finaliser of value + round key (Steele, Lea and Flood, 2014), modulo 2**64."""
+    mixed = values + np.uint64(round_key)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+@lru_cache(maxsize=64)
+def order_chunk(n: int, key: int, chunk: int) -> npt.NDArray[np.int64]:
+    """Items at positions [chunk * CHUNK, ...) of the order of n items with this `key`. Shared: do not write to it."""
+    first = chunk * CHUNK
+    return permute(np.arange(first, min(n, first + CHUNK), dtype=np.uint64), n, key)

@@ -1,10 +1,9 @@
-"""Where documents come from: files, directories, Hugging Face data sets and the built-in sets, behind one interface.
+"""Sources of documents: files, directories, Hugging Face data sets and the built-in sets, behind one interface.
 
-A `DataSource` gives raw batches in a fixed order and a key that stands for its content. The key of files is the
-xxh3-128
-of their bytes, hashed in threads (xxhash releases the interpreter lock); results are remembered per file under its
-size, inode and change times, so that a restart does not read terabytes again. As git does with its index, a file that
-changed within the last two seconds is not remembered, because a later change may leave the same times.
+A `DataSource` has raw batches in a fixed order and a key of its content. The key of files is the xxh3-128 of their
+bytes, hashed in threads (xxhash releases the interpreter lock). Hashes are cached per file with its size, inode and
+change times, so that a restart does not read terabytes again. Like git's index, the cache skips a file that changed
+within the last two seconds, because a later change may leave the same times.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ import xxhash
 
 from drillyard.config.checks import normalized_sources
 from drillyard.config.run import DataConfig, SourceConfig
-from drillyard.data.file_readers import BATCH_BYTES, COMPRESSIONS, kind_of, read_files
-from drillyard.data.raw_batches import RawBatch, batched_rows
+from drillyard.data import hugging_face
+from drillyard.data.file_readers import COMPRESSIONS, kind_of, read_files
+from drillyard.data.raw_batches import RawBatch, batched_rows, hash_bytes_of
 from drillyard.errors import UserError
 from drillyard.redaction import redact
 
@@ -37,7 +37,7 @@ KINDS = ".jsonl, .parquet, .csv, .txt and other plain text, also with .gz or .zs
 
 @dataclass(frozen=True)
 class SourceContents:
-    """What a source holds: a key that changes with it, and the hash of each of its files by name below the source."""
+    """The content of a source: a key that changes with it, and the hash of each file by its name below the source."""
 
     key: str
     files: dict[str, str]
@@ -47,7 +47,7 @@ class SourceContents:
 class DataSource:
     """Files (already listed), one part of a built-in set, or a data set of the Hugging Face library.
 
-    `gone` is what a source held that is not there any more: it can be opened from a cache, and not be read.
+    `missing`: the recorded contents of a source that does not exist any more; it can be opened from a cache only.
     """
 
     name: str
@@ -55,7 +55,7 @@ class DataSource:
     config: SourceConfig
     files: tuple[Path, ...] = ()
     builtin_part: str | None = None
-    gone: SourceContents | None = None
+    missing: SourceContents | None = None
 
     @property
     def builtin(self) -> str | None:
@@ -64,18 +64,18 @@ class DataSource:
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes to be read, or None when they are not known beforehand."""
+        """Bytes to read, or None if not known in advance."""
         if not self.files or any(file.suffix.lower() in (*COMPRESSIONS, ".parquet") for file in self.files):
             return None
         return sum(file.stat().st_size for file in self.files)
 
     @property
     def kind_of_file(self) -> str:
-        """How the one file of this source is read, by its suffixes (`-json`, `-csv.gz`); nothing for other sources.
+        """The format of a source that is one file, by its suffixes (`-json`, `-csv.gz`); empty for other sources.
 
-        The key of one file's content does not hold its name; that of several files does.
+        The content key of a single file does not include its name; that of several files does.
         """
-        names = self.gone.files if self.gone is not None else map(self.name_of, map(str, self.files))
+        names = self.missing.files if self.missing is not None else map(self.name_of, map(str, self.files))
         if list(names) != [""]:
             return ""
         path = Path(self.config.path)
@@ -83,10 +83,10 @@ class DataSource:
 
     def batches(self) -> Iterator[RawBatch]:
         """Raw batches in a fixed order."""
-        if self.gone is not None:
+        if self.missing is not None:
             raise UserError(
-                f"data.source {self.name}: {self.config.path} is gone, or files of it are, and so is what was "
-                f"tokenised from it. Put it back as it was."
+                f"data.source {self.name}: {self.config.path} or files of it are missing, and so is their "
+                f"tokenised cache. Restore them."
             )
         if self.files:
             return read_files(list(self.files))
@@ -95,15 +95,13 @@ class DataSource:
 
             part = self.builtin_part or "train"
             rows = builtin.documents(self.builtin, self.config.options, part=part)
-            return batched_rows(f"{self.config.path} ({part})", "row", enumerate(rows, 1), BATCH_BYTES)
-        from drillyard.data import hugging_face
-
+            return batched_rows(f"{self.config.path} ({part})", "row", enumerate(rows, 1))
         return hugging_face.batches(self.config)
 
     def contents(self, memo: Path) -> SourceContents:
-        """What the source holds now; `memo` is a directory for remembered hashes of files."""
-        if self.gone is not None:
-            return self.gone
+        """The contents now; `memo` is the directory of cached hashes of files."""
+        if self.missing is not None:
+            return self.missing
         if self.files:
             with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
                 hashes = list(pool.map(lambda file: file_hash(file, memo), self.files))
@@ -115,13 +113,13 @@ class DataSource:
             part = self.builtin_part or "train"
             key = builtin.content_key(self.builtin, self.config.options)
             return SourceContents(_digest(["builtin", self.builtin, part, key]), {})
-        from drillyard.data import hugging_face
-
         return SourceContents(_digest(["hub", hugging_face.content_key(self.config)]), {})
 
     def name_of(self, origin: str) -> str:
-        """What a raw batch's origin is called within this source: its path below the directory, nothing for the one
-        file. So a cache says the same wherever the same content lies."""
+        """The name of a raw batch's origin within this source: its path below the directory, or "" for a single file.
+
+        So a cache is the same wherever the source is.
+        """
         if not self.files:
             return origin
         root = _root(self.config.path)
@@ -129,15 +127,16 @@ class DataSource:
 
 
 def resolve_source(config: SourceConfig, recorded: Mapping[str, SourceContents] | None = None) -> DataSource:
-    """Find out what a path is. UserError when it is nothing that can be read.
+    """The source at a path. UserError if it cannot be read.
 
-    `recorded` is what sources held when the run began: one that had files, and is not there now, is `gone`.
+    `recorded`: contents of sources at the beginning of the run; a source that had files and does not exist now is
+    `missing`.
     """
-    # Names of files, metrics and events are made of it.
+    # Part of the names of files, metrics and events.
     name = redact(config.name or _default_name(config.path))
     then = (recorded or {}).get(name)
     if then is not None and then.files and not Path(config.path).expanduser().exists():
-        return DataSource(name, config.weight, config, gone=then)
+        return DataSource(name, config.weight, config, missing=then)
     if config.path.startswith(BUILTIN):
         return DataSource(name, config.weight, config)
     if config.options and (Path(config.path).exists() or not HUB_ID.fullmatch(config.path)):
@@ -150,7 +149,7 @@ def resolve_source(config: SourceConfig, recorded: Mapping[str, SourceContents] 
         return DataSource(name, config.weight, config, () if _is_saved_data_set(path) else _files_of(path))
     if path.is_file():
         if kind_of(path) is None:
-            raise UserError(f"{path}: unknown kind of file. Readable are {KINDS}.")
+            raise UserError(f"{path}: unknown kind of file. Supported are {KINDS}.")
         return DataSource(name, config.weight, config, (path,))
     if HUB_ID.fullmatch(config.path) and kind_of(path) is None:
         return DataSource(name, config.weight, config)
@@ -160,7 +159,7 @@ def resolve_source(config: SourceConfig, recorded: Mapping[str, SourceContents] 
 def resolve_sources(
     configured: str | SourceConfig | list[str | SourceConfig], recorded: Mapping[str, SourceContents] | None = None
 ) -> list[DataSource]:
-    """All sources of a config key, their names made sure to be distinct; `recorded` as in `resolve_source`."""
+    """All sources of a config key, with distinct names; `recorded` as in `resolve_source`."""
     items = normalized_sources(configured)
     if not items:
         raise UserError("data.source is an empty list: name at least one file, directory or data set.")
@@ -173,50 +172,36 @@ def resolve_sources(
 
 
 def training_sources(data: DataConfig, recorded: Mapping[str, SourceContents] | None = None) -> list[DataSource]:
-    """The sources that training draws from; `recorded` as in `resolve_source`."""
+    """The training sources; `recorded` as in `resolve_source`."""
     return resolve_sources(data.source, recorded)
 
 
 def file_hash(file: Path, memo: Path) -> str:
-    """xxh3-128 of a file's bytes in hex, remembered in the directory `memo` while the file stays unchanged."""
+    """xxh3-128 of a file's bytes in hex, cached in the directory `memo` while the file is unchanged."""
     try:
         stat = file.stat()
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror}). Check the file and its permissions.") from None
     identity = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
-    record = memo / f"{xxhash.xxh3_128_hexdigest(os.fsencode(file.resolve()))}.json"
+    cached = memo / f"{xxhash.xxh3_128_hexdigest(os.fsencode(file.resolve()))}.json"
     try:
-        known = json.loads(record.read_text())
+        known = json.loads(cached.read_text())
         if known["identity"] == identity:
             return str(known["xxh3_128"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass  # no record, or one that another process is writing: hash the file
+        pass  # not cached, or written by another process right now: hash the file
     started_ns = time.time_ns()
     value = hash_bytes_of(file)
     if started_ns - max(stat.st_mtime_ns, stat.st_ctime_ns) > 2_000_000_000:
-        temporary = record.with_suffix(f".{os.getpid()}-{started_ns}")
+        temporary = cached.with_suffix(f".{os.getpid()}-{started_ns}")
         try:
             temporary.write_text(json.dumps({"identity": identity, "xxh3_128": value, "file": str(file)}))
-            temporary.replace(record)
+            temporary.replace(cached)
         except OSError:
             # A full or read-only disk: the next start hashes the file again.
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
     return value
-
-
-def hash_bytes_of(file: Path) -> str:
-    """xxh3-128 of a file's bytes in hex."""
-    digest = xxhash.xxh3_128()
-    buffer = bytearray(4 << 20)
-    view = memoryview(buffer)
-    try:
-        with file.open("rb", buffering=0) as stream:
-            while count := stream.readinto(buffer):
-                digest.update(view[:count])
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}). Check the file and its permissions.") from None
-    return digest.hexdigest()
 
 
 def _digest(value: Any) -> str:
@@ -241,24 +226,23 @@ def _is_saved_data_set(path: Path) -> bool:
 
 
 def _files_of(directory: Path) -> tuple[Path, ...]:
-    """Readable files below a directory in the order of their paths; hidden files and directories are left out.
+    """Readable files below a directory in the order of their paths, without hidden files and directories.
 
-    Links to files and directories are followed, and each file is taken once: under its own path where that lies in the
-    directory, otherwise under the first that leads to it. A link to a directory that holds this one leads in a circle
-    and is not followed.
+    Links to files and directories are followed, and each file is taken once: under its own path if that is in the
+    directory, else under the first link to it. A link to a parent of this directory is a cycle and is not followed.
     """
     root = Path(os.path.realpath(directory))
     found: dict[str, Path] = {}
     seen: set[str] = set()
-    waiting = [directory]
-    while waiting:
+    pending = [directory]
+    while pending:
         linked: list[Path] = []
-        for parent, directories, names in os.walk(waiting.pop(0)):
-            place = os.path.realpath(parent)
-            if place in seen:
+        for parent, directories, names in os.walk(pending.pop(0)):
+            real_parent = os.path.realpath(parent)
+            if real_parent in seen:
                 directories.clear()
                 continue
-            seen.add(place)
+            seen.add(real_parent)
             directories[:] = sorted(name for name in directories if not name.startswith("."))
             linked += [path for name in directories if (path := Path(parent, name)).is_symlink()]
             for name in sorted(names):
@@ -267,9 +251,9 @@ def _files_of(directory: Path) -> tuple[Path, ...]:
                     real = os.path.realpath(path)
                     if real not in found or not path.is_symlink():
                         found[real] = path
-        waiting += [path for path in linked if not root.is_relative_to(os.path.realpath(path))]
+        pending += [path for path in linked if not root.is_relative_to(os.path.realpath(path))]
     if not found:
-        raise UserError(f"{directory}: no readable file in this directory. Readable are {KINDS}.")
+        raise UserError(f"{directory}: no readable file in this directory. Supported are {KINDS}.")
     return tuple(sorted(found.values(), key=lambda file: file.relative_to(directory).as_posix()))
 
 

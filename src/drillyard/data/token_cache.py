@@ -1,23 +1,22 @@
-"""The tokenised cache: made once, complete or not there, read by every rank through memory maps.
+"""The tokenised cache: built once, complete or absent, read by every rank through memory maps.
 
     <cache>/tokenized/<key>/                   key: content of the source, tokenizer, format, settings, version
         train.tokens train.loss ...            flat files (see mapped_sequences.py)
         held_out.tokens ...
         manifest.json                          sizes and xxh3-128 of every file, counts, own checksum; written last
 
-A cache is built in a directory of its own beside the final one and renamed into place, so a reader sees all of it or
-nothing, and of two builders the second finds the first one's and takes that. A damaged cache is reported, moved away
-and made again. What is verified when:
+A cache is built in a temporary directory and renamed into place, so a reader sees all of it or nothing; if two
+processes build the same cache, the second uses the first one's. A damaged cache is reported and rebuilt. Verification:
 
-- on every opening, by every rank: the manifest and the size of every file;
-- by the rank that prepares: the checksums of the index (32 bytes a sequence), and of every file when the cache is small
-  (`VERIFIED_WHOLE_BYTES`, a second at most) or when a reader has marked it as damaged;
-- on every reading of a sequence, by the rank that reads it: that sequence (see mapped_sequences.py).
+- every rank, at every opening: the manifest and the size of every file;
+- the rank that prepares: the checksums of the index (32 bytes per sequence), and of every file if the cache is small
+  (`VERIFIED_WHOLE_BYTES`, at most a second) or a reader has marked it as damaged;
+- the rank that reads a sequence: the checksum of that sequence (see mapped_sequences.py).
 
-So the cost of opening a cache of 500 GB in sequences of 4,096 tokens is that of reading 2 GB.
+So opening a cache of 500 GB in sequences of 4,096 tokens costs as much as reading 2 GB.
 
-Directories of builders that died are removed when that is certain (same boot and process namespace, no such process)
-or when they are a day old.
+Directories of dead builders are removed if they are certainly dead (same boot and process namespace, no such process)
+or a day old.
 """
 
 from __future__ import annotations
@@ -42,43 +41,42 @@ import xxhash
 
 from drillyard.data.encoder import HELD_OUT, TRAIN, Encoded
 from drillyard.data.mapped_sequences import BULK, DAMAGED_MARK, FILES, ORIGINS, row_checksum
-from drillyard.data.raw_batches import NUMBER_BITS, Origin
+from drillyard.data.raw_batches import NUMBER_BITS, Origin, hash_bytes_of
 from drillyard.data.sequence_packing import PackedSequences, Packer, padded
-from drillyard.data.sources import hash_bytes_of
 from drillyard.errors import UserError
-from drillyard.safe_files import publish_directory
+from drillyard.safe_files import flush, publish_directory
 
 ENCODING_VERSIONS = {"chat": 3, "no start token": 2}
-"""Counts up when the same source would give other sequences: then runs cannot go on in the same sample order. 1 but for
-these documents."""
+"""Raised when the same source gives other sequences: then runs cannot continue in the same sample order. 1 for
+documents not named here."""
 FORMAT_VERSION = 3
-"""Counts up when the same sequences lie otherwise on disk: then caches are made again, and runs go on."""
+"""Raised when the layout on disk changes: then caches are rebuilt, and runs continue."""
 PART_NAMES = {TRAIN: "train", HELD_OUT: "held_out"}
 MANIFEST = "manifest.json"
 STALE_SECONDS = 24 * 3600
 VERIFIED_WHOLE_BYTES = 1 << 30
 Verify = Literal["sizes", "start", "all"]
-"""What an opening verifies: manifest and sizes; what the rank that prepares does; every byte."""
+"""Manifest and sizes; what the rank that prepares verifies; every byte."""
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class DamagedCache(Exception):
-    """A cache directory does not hold what its manifest says; the text names the first fault."""
+    """A cache directory differs from its manifest; the text names the first difference."""
 
 
 @dataclass(frozen=True)
 class PartSettings:
-    """What the files of a part need beyond the pieces."""
+    """What the files of a part depend on besides the pieces."""
 
     sequence_length: int
     packing: bool
     pad_id: int
     token_dtype: np.dtype[Any]
-    covers_text: bool  # the counted bytes of a document are those of the tokens that carry loss, unless it was cut
+    covers_text: bool  # the counted bytes of an uncut document are those of the tokens that carry loss
 
 
 class _File:
-    """An output file that is hashed while it is written."""
+    """An output file, hashed while it is written."""
 
     def __init__(self, path: Path) -> None:
         self.name = path.name
@@ -155,7 +153,7 @@ class _PartWriter:
         self.num_tokens += int(packed.lengths.sum(dtype=np.int64))
 
     def discard(self) -> None:
-        """Close files that may have bytes which a full disk did not take."""
+        """Close files, whose last bytes a full disk may refuse."""
         for file in self.files.values():
             with contextlib.suppress(OSError):
                 file.stream.close()
@@ -179,18 +177,18 @@ class _PartWriter:
 
 
 def open_cache(directory: Path, verify: Verify) -> dict[str, Any]:
-    """The manifest of a complete cache. DamagedCache if it is not; FileNotFoundError if there is none."""
+    """The manifest of a complete cache. DamagedCache if it is not complete; FileNotFoundError if there is none."""
     if not directory.is_dir():
         raise FileNotFoundError(directory)
     try:
         manifest = json.loads((directory / MANIFEST).read_text())
         checksum = manifest.pop("checksum")
     except FileNotFoundError:
-        raise DamagedCache("there is no manifest: the cache is half-made") from None
+        raise DamagedCache("there is no manifest: the cache is incomplete") from None
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        raise DamagedCache("the manifest is not readable") from None
+        raise DamagedCache("the manifest cannot be read") from None
     if checksum != _checksum(manifest) or manifest["format_version"] != FORMAT_VERSION:
-        raise DamagedCache("the manifest's own checksum does not fit")
+        raise DamagedCache("the manifest's own checksum does not match")
     files = {name: entry for part in manifest["parts"].values() for name, entry in part["files"].items()}
     for name, entry in files.items():
         path = directory / name
@@ -204,7 +202,7 @@ def open_cache(directory: Path, verify: Verify) -> dict[str, Any]:
         _verify_checksums(directory, {n: e for n, e in files.items() if whole or n.rpartition(".")[2] not in BULK})
         if mark.exists():
             with contextlib.suppress(OSError):  # a read-only mount
-                mark.unlink()  # what its reader met was not on the disk: memory, or a cable
+                mark.unlink()  # the damage was not on the disk: memory, or a cable
     return dict(manifest)
 
 
@@ -213,7 +211,7 @@ def _verify_checksums(directory: Path, files: dict[str, Any]) -> None:
         hashes = pool.map(hash_bytes_of, [directory / name for name in files])
         for (name, entry), value in zip(files.items(), hashes, strict=True):
             if value != entry["xxh3_128"]:
-                raise DamagedCache(f"the checksum of {name} does not fit")
+                raise DamagedCache(f"the checksum of {name} does not match")
 
 
 def build_cache(
@@ -238,8 +236,8 @@ def build_cache(
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise UserError(
-                f"{directory.parent}: no room left for the tokenised cache ({error.strerror}); nothing half-made "
-                f"was left. Free space, or set data.cache_directory to another disk."
+                f"{directory.parent}: no room left for the tokenised cache ({error.strerror}); the incomplete "
+                f"cache was removed. Free space, or set data.cache_directory to another disk."
             ) from None
         raise UserError(
             f"{directory.parent}: the cache cannot be written ({error.strerror}). Set data.cache_directory."
@@ -255,15 +253,15 @@ def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
         json.dump({**manifest, "checksum": _checksum(manifest)}, stream, indent=1)
         stream.flush()
         os.fsync(stream.fileno())
-    _sync_directory(directory)
+    flush(directory)
 
 
 def _publish(temporary: Path, directory: Path, manifest: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
-    """Rename into place; if another builder was first and its cache is whole, take that one."""
+    """Rename into place; if another builder was first and its cache is intact, use that one."""
     while True:
         try:
             publish_directory(temporary, directory, last=MANIFEST)
-            _sync_directory(directory.parent)
+            flush(directory.parent)
             return manifest
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -275,35 +273,35 @@ def _publish(temporary: Path, directory: Path, manifest: dict[str, Any], note: C
         except DamagedCache:
             remove_cache(directory)
             continue
-        note(f"another run made the same cache at the same time; it is used ({directory})")
+        note(f"another run built the same cache at the same time; it is used ({directory})")
         return theirs
 
 
 def remove_cache(directory: Path) -> None:
-    """Take a cache away in one step, then delete it: no reader ever sees half of it."""
+    """Rename a cache, then delete it: no reader sees part of it."""
     doomed = directory.with_name(f"{directory.name}.building-{_builder_identity()}-removed")
     try:
         publish_directory(directory, doomed, last=MANIFEST)
     except FileNotFoundError:
-        return  # another process was faster
+        return  # another process removed it first
     shutil.rmtree(doomed, ignore_errors=True)
 
 
 _BUILDER = re.compile(r"\.building-([0-9a-f]{16}\d+)-(\d+)-(\d+|None)-\d+(?:-removed)?$")
-"""The end of a directory's name that `_builder_identity` makes."""
+"""The end of the name of a directory: a `_builder_identity`."""
 
 
 def remove_leftovers(root: Path) -> None:
-    """Delete what dead builders left. Never what a living one, or one elsewhere, may still be writing."""
+    """Delete directories of dead builders, never one that a live or remote builder may still write to."""
     if not root.is_dir():
         return
     here = _builder_identity().rsplit("-", 3)[0]
     for path in root.glob("*.building-*"):
         builder = _BUILDER.search(path.name)
         if builder is None:
-            continue  # not of a builder: the directory of caches may hold other things
-        place, pid, started = builder.groups()
-        dead = place == here and _process_start(int(pid)) != started
+            continue  # not a builder's: the directory of caches may have other entries
+        host, pid, started = builder.groups()
+        dead = host == here and _process_start(int(pid)) != started
         if dead or _idle_seconds(path) > STALE_SECONDS:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -313,12 +311,12 @@ def _idle_seconds(path: Path) -> float:
     try:
         newest = max(entry.stat().st_mtime for entry in (path, *path.iterdir()))
     except FileNotFoundError:
-        return 0.0  # its builder is renaming or deleting it now
+        return 0.0  # its builder renames or deletes it right now
     return time.time() - newest
 
 
 def _builder_identity() -> str:
-    """Boot, process namespace, pid, start time and a moment: from these others can tell whether a builder lives."""
+    """Boot, process namespace, pid, start time and the current moment: identifies a live builder to others."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
     namespace = os.stat("/proc/self/ns/pid").st_ino
     return f"{boot[:16]}{namespace}-{os.getpid()}-{_process_start(os.getpid())}-{time.monotonic_ns()}"
@@ -334,11 +332,3 @@ def _process_start(pid: int) -> str | None:
 
 def _checksum(manifest: dict[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode())
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -60,7 +60,7 @@ def test_an_appended_row_is_refused(config: RunConfig, source: Path) -> None:
         file.write('{"text": "one more"}\n')
     message = refusal(config, known)
     assert str(source) in message
-    assert "its content is not what it was" in message
+    assert "its content changed" in message
     assert "start under another `name`" in message
 
 
@@ -86,7 +86,7 @@ def test_files_of_a_directory_are_named(make_config: MakeConfig, texts: Path) ->
     (texts / "b.txt").write_text("other")
     (texts / "d.txt").write_text("new")
     (texts / "a.txt").unlink()
-    assert "b.txt: other content; d.txt: new; a.txt: gone" in refusal(config, known)
+    assert "b.txt: other content; d.txt: new; a.txt: missing" in refusal(config, known)
 
 
 def test_a_source_that_is_gone_is_read_from_its_cache(config: RunConfig, source: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_source_that_is_gone_is_read_from_its_cache(config: RunConfig, source:
     assert np.array_equal(again.train.read(refs).input_ids, first.train.read(refs).input_ids)
     (note,) = again.report.notes
     assert str(source) in note
-    assert "is gone; the run goes on from its tokenised cache" in note
+    assert "is missing; the run continues from its tokenised cache" in note
 
 
 def test_a_file_that_is_gone_from_a_directory_is_read_from_the_cache(make_config: MakeConfig, texts: Path) -> None:
@@ -111,14 +111,14 @@ def test_a_file_that_is_gone_from_a_directory_is_read_from_the_cache(make_config
     again = prepare(config, known=first.record)
     assert again.train.fingerprint == first.train.fingerprint
     (note,) = again.report.notes
-    assert "b.txt: gone" in note
+    assert "b.txt: missing" in note
 
 
-def test_a_source_and_a_cache_that_are_both_gone_are_an_error(config: RunConfig, source: Path) -> None:
+def test_a_source_and_a_cache_that_are_both_missing_are_an_error(config: RunConfig, source: Path) -> None:
     known = prepare(config).record
     source.unlink()
     shutil.rmtree(tokenized(config)[0])
-    with pytest.raises(UserError, match="and so is what was tokenised from it"):
+    with pytest.raises(UserError, match=r"data\.jsonl or files of it are missing"):
         prepare(config, known=known)
 
 
@@ -193,7 +193,7 @@ def test_a_source_of_very_many_files_is_recorded_by_its_key(
     known = read_record(tmp_path)
     assert known == replace(record, training={"texts": replace(record.training["texts"], files={})})
     (texts / "a.txt").write_text("other")
-    assert "its content is not what it was" in refusal(config, known)
+    assert "its content changed" in refusal(config, known)
 
 
 def test_a_record_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

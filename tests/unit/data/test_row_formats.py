@@ -75,10 +75,12 @@ def test_a_column_that_is_not_there_is_told_with_those_that_are() -> None:
         segments(RowFormat("text-to-sql"), {"question": "q", "sql": "s"})
 
 
-@pytest.mark.parametrize(("value", "told"), [(3, "type int"), (None, "no value"), (["a"], "type list")])
-def test_a_value_that_is_no_text_is_told(value: Any, told: str, make_config: MakeConfig, write_rows: WriteRows) -> None:
+@pytest.mark.parametrize(("value", "found"), [(3, "type int"), (None, "no value"), (["a"], "type list")])
+def test_a_value_that_is_not_text_is_an_error(
+    value: Any, found: str, make_config: MakeConfig, write_rows: WriteRows
+) -> None:
     path = write_rows([{"text": "fine"}, {"text": value}])
-    with pytest.raises(UserError, match=rf"data.jsonl, line 2: column 'text' holds .*{told}"):
+    with pytest.raises(UserError, match=rf"data.jsonl, line 2: column 'text' has .*{found}"):
         prepare(make_config(path))
 
 

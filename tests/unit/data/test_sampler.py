@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from drillyard.config.checks import steps_for_epochs
 from drillyard.data.mapped_sequences import Sequences
-from drillyard.data.sampler import BLOCK, Mixture, slot_counts, slot_pattern
+from drillyard.data.sampler import BLOCK, CHUNK, Mixture, order_chunk, permute, slot_counts, slot_pattern
 
 
 class Counted:
@@ -152,3 +152,43 @@ def test_what_is_drawn_is_counted_by_source() -> None:
     assert data.drawn(430) == {"a": (drawn.count(0), 30), "b": (drawn.count(1), 400)}
     # The small source is seen whole, and again.
     assert data.coverage(10, 43) == {"seen": 30 + drawn.count(1), "of": 430, "epochs": 1.0}
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(1, 5000), key=st.integers(0, 2**64 - 1))
+def test_every_item_has_exactly_one_position(n: int, key: int) -> None:
+    order = permute(np.arange(n, dtype=np.uint64), n, key)
+    assert np.array_equal(np.sort(order), np.arange(n))
+
+
+@given(n=st.integers(2, 2**40), key=st.integers(0, 2**32), position=st.integers(0, 2**40))
+@settings(max_examples=60, deadline=None)
+def test_a_position_is_computed_alone_as_in_company(n: int, key: int, position: int) -> None:
+    position %= n
+    company = np.array([0, position, n - 1], np.uint64)
+    alone = permute(np.array([position], np.uint64), n, key)[0]
+    assert permute(company, n, key)[1] == alone
+    assert 0 <= alone < n
+
+
+def test_chunks_together_are_the_whole_order() -> None:
+    n = 2 * CHUNK + 17
+    chunks = [order_chunk(n, 5, number) for number in range(3)]
+    assert np.array_equal(np.concatenate(chunks), permute(np.arange(n, dtype=np.uint64), n, 5))
+
+
+def test_keys_give_unrelated_orders() -> None:
+    n = 10_000
+    orders = [permute(np.arange(n, dtype=np.uint64), n, key) for key in range(4)]
+    for number, order in enumerate(orders):
+        correlation = np.corrcoef(order, np.arange(n))[0, 1]
+        assert abs(correlation) < 0.05
+        for other in orders[:number]:
+            assert np.mean(order == other) < 0.002
+
+
+def test_neighbours_are_scattered_like_random_draws() -> None:
+    n = 1 << 14
+    order = permute(np.arange(n, dtype=np.uint64), n, 1)
+    distance = np.abs(np.diff(order)).mean() / n
+    assert abs(distance - 1 / 3) < 0.02  # mean distance of two uniform draws

@@ -1,4 +1,4 @@
-"""The tokenised cache is whole or made again, and two builders never disturb each other."""
+"""The tokenised cache is whole or rebuilt, and two builders never disturb each other."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_damaged_cache_is_told_and_made_again(config: RunConfig) -> None:
     assert tokens.read_bytes() == good
     assert after.train.fingerprint == before.train.fingerprint
     (note,) = after.report.notes
-    assert "damaged (the checksum of train.tokens does not fit); it is made again" in note
+    assert "damaged (the checksum of train.tokens does not match) and is rebuilt" in note
 
 
 def test_a_rank_that_only_opens_never_builds(config: RunConfig) -> None:
@@ -125,7 +125,7 @@ def test_the_second_of_two_builders_takes_the_first_one_s_cache(
 
     monkeypatch.setattr(token_cache, "_write_manifest", overtaken)
     second = prepare(config)
-    assert any("another run made the same cache" in note for note in second.report.notes)
+    assert any("another run built the same cache" in note for note in second.report.notes)
     open_cache(cache_directory(config), "all")
 
 
@@ -259,7 +259,7 @@ def test_the_index_of_a_large_cache_is_verified_when_it_is_opened(config: RunCon
     for name in {*FILES, ORIGINS} - set(BULK):
         path = directory / f"train.{name}"
         flip(path, path.stat().st_size // 2)
-        with pytest.raises(DamagedCache, match=f"the checksum of train.{name} does not fit"):
+        with pytest.raises(DamagedCache, match=f"the checksum of train.{name} does not match"):
             open_cache(directory, "start")
         flip(path, path.stat().st_size // 2)
     open_cache(directory, "start")
@@ -271,14 +271,14 @@ def test_what_a_reader_met_is_made_again_by_the_next_start(config: RunConfig) ->
     tokens = cache_directory(config) / "train.tokens"
     good = tokens.read_bytes()
     flip(tokens, 0)
-    with pytest.raises(DamagedSequence, match="the next start makes it again"):
+    with pytest.raises(DamagedSequence, match="next start"):
         before.train.sources[0].read(range(len(before.train.sources[0])))
     after = prepare(config)
     assert tokens.read_bytes() == good
     assert after.train.fingerprint == before.train.fingerprint
     assert not (cache_directory(config) / DAMAGED_MARK).exists()
     (note,) = after.report.notes
-    assert "damaged (the checksum of train.tokens does not fit); it is made again" in note
+    assert "damaged (the checksum of train.tokens does not match) and is rebuilt" in note
 
 
 @pytest.mark.usefixtures("large")
