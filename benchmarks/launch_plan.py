@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from drillyard.config import load_cluster_config, load_launch_config
-from drillyard.hardware.catalog import load_catalog
+from drillyard.hardware import load_catalog
 from drillyard.launch.launcher import LaunchRequest
 from drillyard.launch.registry import launcher_for
 from drillyard.launch.status_text import plan_text

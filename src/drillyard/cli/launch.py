@@ -118,7 +118,7 @@ def _requests(
 ) -> tuple[ClusterConfig, list[LaunchRequest]]:
     """The cluster, and what is to be launched on it: one request, or one per point of a sweep."""
     from drillyard.config import load_cluster_config, load_launch_config
-    from drillyard.hardware.catalog import load_catalog
+    from drillyard.hardware import load_catalog
     from drillyard.launch.launcher import LaunchRequest, SweepPoint
     from drillyard.launch.sweep import sweep_points
 

@@ -181,7 +181,7 @@ def _writes_events(found: FoundRun) -> bool:
 def _watch_log(found: FoundRun, console: SafeConsole, price: float | None, seconds: float) -> None:
     import json
 
-    from drillyard.hardware.catalog import load_catalog
+    from drillyard.hardware import load_catalog
     from drillyard.launch.run_status import State
     from drillyard.measurement.user_facts import UserFacts
     from drillyard.watch.remote_log import watch_log

@@ -87,7 +87,7 @@ def _walk(annotation: Any, value: Any, path: Path, root: type[BaseModel]) -> Ite
         yield from _union(annotation, value, path, root)
     elif isinstance(bare, type) and issubclass(bare, BaseModel) and isinstance(value, dict):
         yield from _model(bare, value, path, root)
-    elif get_origin(bare) is list and isinstance(value, list):
+    elif _is_sequence(bare) and isinstance(value, list):
         for index, item in enumerate(value):
             yield from _walk(get_args(bare)[0], item, (*path, index), root)
         yield from _shape(annotation, value, path)
@@ -124,7 +124,14 @@ def _what_to_write(key: str, field: FieldInfo) -> str:
     if field.examples:
         example = yaml.safe_dump({key: field.examples[0]}, default_flow_style=True, sort_keys=False).strip()[1:-1]
         return f"; write for example `{example}`"
-    return f": {field.description}" if field.description else f"; a mapping with {_keys(_bare(field.annotation))}"
+    if field.description:
+        return f": {field.description}"
+    is_section = _is_model(field.annotation)
+    return (
+        f"; a mapping with {_keys(_bare(field.annotation))}"
+        if is_section
+        else f"; allowed: {describe(_annotation(field))}"
+    )
 
 
 def _with_meaning(problem: Problem, field: FieldInfo, depth: int) -> Problem:
@@ -238,7 +245,7 @@ def describe(annotation: Any) -> str:
     if get_origin(bare) is Literal:
         *most, last = [f"'{choice}'" if isinstance(choice, str) else json.dumps(choice) for choice in get_args(bare)]
         return f"{', '.join(most)} or {last}" if most else last
-    if get_origin(bare) is list:
+    if _is_sequence(bare):
         return f"a list of ({describe(get_args(bare)[0])})"
     if get_origin(bare) is tuple:
         return f"a list of {len(get_args(bare))}: {', '.join(describe(inner) for inner in get_args(bare))}"
@@ -286,6 +293,11 @@ def _bare(annotation: Any) -> Any:
 
 def _is_union(annotation: Any) -> bool:
     return get_origin(annotation) in (Union, types.UnionType)
+
+
+def _is_sequence(annotation: Any) -> bool:
+    """Whether it is a list, or a tuple of any length."""
+    return get_origin(annotation) is list or get_args(annotation)[1:] == (...,)
 
 
 def _is_model(annotation: Any) -> bool:

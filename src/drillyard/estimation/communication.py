@@ -118,8 +118,8 @@ class StepTraffic:
 
 def unknown_host(accelerator: Accelerator, gpus: int) -> Machine:
     """A node with that many of the accelerator, of which nothing else is known."""
-    return Machine(
-        provenance=Provenance(ANY_HOST),
+    return Machine.create(
+        Provenance(ANY_HOST),
         name="",
         accelerator=accelerator.name,
         num_accelerators=gpus,

@@ -9,9 +9,10 @@ are means: early life, bad batches and repeated failures of the same node are no
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
+
+from pydantic import NonNegativeFloat
 
 from drillyard.errors import UserError
 from drillyard.estimation.quantity import GIVEN, zero_or_above
@@ -23,13 +24,12 @@ R = TypeVar("R", bound=CatalogRow)
 GPUS_PER_RATED_NODE = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRate(CatalogRow):
     """Unplanned interruptions per 1,000 days of a node with 8 GPUs."""
 
     name: str
     title: str
-    failures_per_1000_node_days: float = field(metadata={"zero": True})
+    failures_per_1000_node_days: NonNegativeFloat
 
     @property
     def rate(self) -> Fact[float]:
@@ -37,12 +37,11 @@ class FailureRate(CatalogRow):
         return self.fact("failures_per_1000_node_days")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Assumption(CatalogRow):
     """A default that stands until the user gives a figure of their own."""
 
     name: str
-    value: float = field(metadata={"zero": True})
+    value: NonNegativeFloat
     unit: str
     meaning: str
 
@@ -76,9 +75,7 @@ def failure_rate(name: str) -> FailureRate:
 def custom_failure_rate(failures_per_1000_node_days: float) -> FailureRate:
     """A user's own rate; 0 means that nothing fails."""
     value = zero_or_above("the number of failures per 1,000 node-days", failures_per_1000_node_days)
-    return FailureRate(
-        provenance=Provenance(GIVEN), name="own", title="your own rate", failures_per_1000_node_days=value
-    )
+    return FailureRate.create(Provenance(GIVEN), name="own", title="your own rate", failures_per_1000_node_days=value)
 
 
 def assumption_or_given(name: str, own: float | None = None) -> Fact[float]:
@@ -96,9 +93,4 @@ def _data() -> dict[str, Any]:
 
 def _rows(section: str, cls: type[R]) -> list[R]:
     known = {key: FactSource(row["text"], str(row["date"])) for key, row in _data()["sources"].items()}
-    rows = []
-    for index, raw in enumerate(_data()[section]):
-        row, mistakes = read_row(cls, raw, (section, index), known)
-        assert row is not None, mistakes
-        rows.append(row)
-    return rows
+    return [read_row(cls, raw, known) for raw in _data()[section]]

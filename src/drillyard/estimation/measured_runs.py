@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
+from pydantic import PositiveFloat, PositiveInt
+
 from drillyard.config.auto_values import AttentionKernel
 from drillyard.errors import UserError
 from drillyard.estimation.setup import Checkpointing, LoraSetup, Precision, Setup
@@ -89,32 +91,31 @@ class MeasuredRun:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRow(CatalogRow):
     """A row of the data file, as it is written."""
 
     name: str
     publisher: str
     accelerator: str
-    num_gpus: int
+    num_gpus: PositiveInt
     model: str
     precision: Precision
-    sequence_length: int
-    micro_batch_size: int
+    sequence_length: PositiveInt
+    micro_batch_size: PositiveInt
     activation_checkpointing: Checkpointing
     compiled: bool
     kernel: AttentionKernel
-    gradient_accumulation: int = 1
-    gpus_per_node: int = 8
-    replicate: int = 1
+    gradient_accumulation: PositiveInt = 1
+    gpus_per_node: PositiveInt = 8
+    replicate: PositiveInt = 1
     clips_gradients: bool = True
-    lora_rank: int | None = None
+    lora_rank: PositiveInt | None = None
     machine: str | None = None
-    node_network_gbps: float | None = None
-    tokens_per_second_per_gpu: float | None = None
-    tokens_per_second: float | None = None
-    step_seconds: float | None = None
-    mfu: float | None = None
+    node_network_gbps: PositiveFloat | None = None
+    tokens_per_second_per_gpu: PositiveFloat | None = None
+    tokens_per_second: PositiveFloat | None = None
+    step_seconds: PositiveFloat | None = None
+    mfu: PositiveFloat | None = None
     mfu_formula: str | None = None
 
     def measured(self, spec: ModelSpec) -> MeasuredRun:
@@ -146,13 +147,13 @@ class PublishedRow(CatalogRow):
             return catalog().machine(self.machine)
         if self.node_network_gbps is None:
             return None
-        return Machine(
-            provenance=Provenance(self.provenance.of("node_network_gbps")),
+        return Machine.create(
+            Provenance(self.provenance.of("node_network_gbps")),
             name=f"a node of {self.name}",
             accelerator=self.accelerator,
             num_accelerators=self.gpus_per_node,
             network_stack="infiniband",
-            data_nics=Nics(1, self.node_network_gbps),
+            data_nics=Nics(count=1, gbps=self.node_network_gbps),
         )
 
     def _speed(self, setup: Setup, accelerator: Accelerator) -> Fact[float]:
@@ -185,9 +186,8 @@ def published_runs() -> dict[str, MeasuredRun]:
     for key, row in data["sources"].items():
         known[key] = FactSource(row["text"], str(row["date"]), row.get("unverified", False))
     rows: dict[str, MeasuredRun] = {}
-    for index, raw in enumerate(data["runs"]):
-        row, mistakes = read_row(PublishedRow, raw, ("runs", index), known)
-        assert row is not None, mistakes
+    for raw in data["runs"]:
+        row = read_row(PublishedRow, raw, known)
         rows[row.name] = row.measured(published_model(row.model, row.sequence_length))
     return rows
 

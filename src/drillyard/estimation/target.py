@@ -104,8 +104,8 @@ def accelerator_target(accelerator: str, num_gpus: int, facts: Catalog, *, gpus_
     row = facts.accelerator(accelerator)
     in_node = min(num_gpus, USUAL_GPUS_PER_NODE) if gpus_per_node is None else gpus_per_node
     check_count("GPUs per node", in_node)
-    machine = Machine(
-        provenance=Provenance(GIVEN),
+    machine = Machine.create(
+        Provenance(GIVEN),
         name=f"{in_node} x {row.name}",
         accelerator=row.name,
         num_accelerators=in_node,

@@ -6,14 +6,17 @@ catalog().accelerator_of(machine).peak("bf16").value      # FLOP/s, dense
 machine.fact("network_gbps")                              # the value with source, date and whether it is unverified
 """
 
+from __future__ import annotations
+
+import os
+
 from drillyard.hardware.accelerators import Accelerator
 from drillyard.hardware.bandwidths import Bandwidth, BusBandwidth
-from drillyard.hardware.catalog import Catalog, accelerators, catalog, find_accelerator, load_catalog
+from drillyard.hardware.capacity import Quota, quota_needed, region_of
+from drillyard.hardware.catalog import Catalog, accelerators, catalog, find_accelerator
 from drillyard.hardware.facts import Fact, FactSource, combine, total
-from drillyard.hardware.machines import Machine
+from drillyard.hardware.machines import Machine, Price
 from drillyard.hardware.network_stacks import NetworkStack
-from drillyard.hardware.prices import Price
-from drillyard.hardware.quotas import Quota, quota_needed, region_of
 
 __all__ = [
     "Accelerator",
@@ -35,3 +38,16 @@ __all__ = [
     "region_of",
     "total",
 ]
+
+
+def load_catalog(path: str | os.PathLike[str] | None) -> Catalog:
+    """Our catalog with the rows of the file at `path` laid over it; our own where `path` is None.
+
+    Raises UserError with every mistake of the file, each with its line.
+    """
+    if path is None:
+        return catalog()
+    # Imported here: it brings the models of configs, which our own catalog does without.
+    from drillyard.hardware.user_file import read_user_file
+
+    return read_user_file(path)

@@ -1,23 +1,23 @@
 """Accelerators: dense peak FLOP/s by precision, memory and links, looked up by our name or by the name the driver
 reports.
 
-The facts stand in accelerators.yaml, each with its source and date. There is no default row: an accelerator that is
-not known has no peak, so a run on it has no MFU; a wrong one would be worse. The row `cpu` has no peak for the same
-reason, and no device name leads to it.
+The facts are in accelerators.yaml, each with its source and date. There is no default row: an unknown accelerator has
+no peak, so a run on it has no MFU rather than a wrong one. The row `cpu` has no peak either, and no device name matches
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Literal
+
+from pydantic import Field, PositiveFloat
 
 from drillyard.hardware.facts import CatalogRow, Fact, combine
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator(CatalogRow):
-    """One model of GPU. What is not known is None, or missing in a mapping from precision (bf16, fp8, ...) to TFLOP/s.
+    """One model of GPU. Unknown values are None, or missing in a mapping from precision (bf16, fp8, ...) to TFLOP/s.
 
     `peak_tflops` and `sparse_tflops` are the vendor's, without and with 2:4 sparsity; `achievable_tflops` is the best
     matmul anyone has published. `memory_gb` is the size as sold, `memory_gib` the total that the driver reports.
@@ -29,17 +29,17 @@ class Accelerator(CatalogRow):
     title: str
     aliases: tuple[str, ...] = ()
     reported_as: tuple[str, ...] = ()
-    peak_tflops: Mapping[str, float] = field(default_factory=dict)
-    sparse_tflops: Mapping[str, float] = field(default_factory=dict)
-    achievable_tflops: Mapping[str, float] = field(default_factory=dict)
-    memory_gb: float | None = None
-    memory_gib: float | None = None
-    memory_bandwidth_gb_per_s: float | None = None
+    peak_tflops: dict[str, PositiveFloat] = Field(default={})
+    sparse_tflops: dict[str, PositiveFloat] = Field(default={})
+    achievable_tflops: dict[str, PositiveFloat] = Field(default={})
+    memory_gb: PositiveFloat | None = None
+    memory_gib: PositiveFloat | None = None
+    memory_bandwidth_gb_per_s: PositiveFloat | None = None
     gpu_link: Literal["nvlink", "infinity-fabric"] | None = None
-    gpu_link_gb_per_s: float | None = None
+    gpu_link_gb_per_s: PositiveFloat | None = None
     host_link: str | None = None
-    host_link_gb_per_s: float | None = None
-    host_device_gb_per_s: float | None = None
+    host_link_gb_per_s: PositiveFloat | None = None
+    host_device_gb_per_s: PositiveFloat | None = None
     min_cuda: str | None = None
 
     @property
@@ -65,15 +65,6 @@ class Accelerator(CatalogRow):
         """The best published matmul rate in FLOP/s at `precision`, or None."""
         return self.fact(f"achievable_tflops.{precision}") * 1e12 if precision in self.achievable_tflops else None
 
-    def achievable_fraction(self, precision: str) -> Fact[float] | None:
-        """`achievable` over `peak`: a higher utilisation is a mistake of units. None where either is not known."""
-        reached, peak = self.achievable(precision), self.peak(precision)
-        return None if reached is None or peak is None else reached / peak
-
-    def peak_is_unverified(self, precision: str) -> bool:
-        """Whether the peak at `precision` rests on a derivation or a secondary source: say so where it is used."""
-        return self.provenance.of(f"peak_tflops.{precision}").unverified
-
     def host_device_bandwidth_gb_per_s(self) -> Fact[float] | None:
         """Pinned copies between host and device, one direction: as published, else the link's line rate, else None."""
         if self.host_device_gb_per_s is not None:
@@ -90,12 +81,3 @@ class Accelerator(CatalogRow):
         """Whether the whole of `name` is one of the row's names, in any case and spacing."""
         wanted = " ".join(name.split()).casefold()
         return wanted in {known.casefold() for known in (self.name, self.title, *self.aliases, *self.reported_as)}
-
-
-def by_device_name(name: str, known: Iterable[Accelerator]) -> Accelerator | None:
-    """The accelerator that is called `name` (our name or the driver's), or None; the CPU is no accelerator here.
-
-    The whole name must match: a partitioned or virtual GPU (`... MIG 1g.10gb`, `GRID A100-10C`) or a variant that is
-    not listed is not guessed at.
-    """
-    return next((row for row in known if row.name != "cpu" and row.is_called(name)), None)

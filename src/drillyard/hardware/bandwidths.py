@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
+
+from pydantic import PositiveFloat, PositiveInt
 
 from drillyard.hardware.accelerators import Accelerator
 from drillyard.hardware.facts import CatalogRow, Fact, combine
@@ -25,20 +27,19 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall"]
 MIB = 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Bandwidth(CatalogRow):
     """Bus (or algorithm) bandwidth in GB/s by message size in MiB; `latency_us` is the time of tiny messages."""
 
     collective: Collective
-    nodes: int
-    num_accelerators: int
-    gb_per_s: Mapping[int, float]
+    nodes: PositiveInt
+    num_accelerators: PositiveInt
+    gb_per_s: dict[PositiveInt, PositiveFloat]
     machine: str | None = None
     accelerator: str | None = None
     figure: Literal["busbw", "algbw"] = "busbw"
     role: Literal["measured", "minimum"] = "measured"
     in_network: bool = False
-    latency_us: float | None = None
+    latency_us: PositiveFloat | None = None
 
     def bus_gb_per_s(self, size_bytes: float) -> Fact[float]:
         """Bus bandwidth for messages of `size_bytes`.

@@ -1,31 +1,29 @@
 """The catalog: all rows of our data files, and over them the rows of a user's own file.
 
-A data file is read when something of its kind is asked for, and once. A user's file is read with its line numbers,
-checked as a whole, and laid over the catalog: a row with a known name changes the fields that it gives, any other row
-is added, and own prices and bandwidths come before ours. What comes from it names it as its source.
+A data file is read once, on the first lookup of its kind. A user's file is read with its line numbers, checked as a
+whole, and laid over the catalog: a row with a known name changes the fields that it gives, any other row is added, and
+a user's prices and bandwidths come before ours. Its values name the file as their source.
 
     catalog().machine("a4-highgpu-8g").fact("network_gbps")      # value, source, date, unverified
     load_catalog("my-hardware.yaml").accelerator("my-gpu")
 
-Cost: 2 to 15 ms for a kind that is asked for first, nothing afterwards. Lookups that find nothing raise UserError
+Cost: 2 to 15 ms for the first lookup of a kind, nothing afterwards. Lookups that find nothing raise UserError
 with the nearest names; the `find_` lookups give None instead.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache, cached_property
 from typing import Any, TypeVar
 
 from drillyard.errors import UserError
-from drillyard.hardware.accelerators import Accelerator, by_device_name
-from drillyard.hardware.bandwidths import Bandwidth, BusBandwidth, bus_bandwidth, bus_bandwidth_bound
-from drillyard.hardware.facts import CatalogRow, Fact, FactSource
-from drillyard.hardware.machines import Machine
+from drillyard.hardware.accelerators import Accelerator
+from drillyard.hardware.bandwidths import Bandwidth
+from drillyard.hardware.facts import CatalogRow, FactSource
+from drillyard.hardware.machines import BILLED_AS, Machine, Price
 from drillyard.hardware.network_stacks import NetworkStack
-from drillyard.hardware.prices import Price, find_price
 from drillyard.hardware.rows import PROVENANCE_KEYS, read_row
 from drillyard.packaged_yaml import read_packaged_yaml
 
@@ -93,8 +91,12 @@ class Catalog:
         return tuple(self._rows("prices", Price))
 
     def find_accelerator(self, name: str) -> Accelerator | None:
-        """The accelerator with our name (`h100`) or the driver's (`NVIDIA H100 80GB HBM3`); never a similar one."""
-        return by_device_name(name, self.accelerators.values())
+        """The accelerator with our name (`h100`) or the driver's (`NVIDIA H100 80GB HBM3`); never `cpu`.
+
+        The whole name must match: a partitioned or virtual GPU (`... MIG 1g.10gb`, `GRID A100-10C`) or an unlisted
+        variant is unknown, never taken for a similar one.
+        """
+        return next((row for row in self.accelerators.values() if row.name != "cpu" and row.is_called(name)), None)
 
     def find_machine(self, name: str) -> Machine | None:
         """The machine with this name or alias."""
@@ -118,34 +120,25 @@ class Catalog:
         return self.accelerators[machine.accelerator]
 
     def price(self, machine: str, consumption: str, region: str | None = None) -> Price | None:
-        """What `machine` costs, bought so in `region` (any known region if None), or None where that is not known."""
-        return find_price(self.prices, machine, consumption, region)
+        """The price of `machine` by `consumption` in `region` (None: the first known region); None if unknown.
 
-    def bus_bandwidth(
-        self, machine: Machine, collective: str, num_nodes: int, size_bytes: float
-    ) -> BusBandwidth | None:
-        """The reference bus bandwidth for messages of `size_bytes`, with its row; None where nothing was measured."""
-        return bus_bandwidth(self.bandwidths, machine, collective, num_nodes, size_bytes)
-
-    def bus_bandwidth_bound(self, machine: Machine, collective: str, num_nodes: int) -> Fact[float] | None:
-        """The bus bandwidth in GB/s that line rates allow; None where they are not known."""
-        return bus_bandwidth_bound(machine, self.accelerator_of(machine), collective, num_nodes)
+        A price without a region (a user's own) is valid everywhere.
+        """
+        billed = BILLED_AS.get(consumption, consumption)
+        for price in self.prices:
+            same_offer = price.machine == machine and BILLED_AS.get(price.consumption, price.consumption) == billed
+            if same_offer and (region is None or price.region in (None, region)):
+                return price
+        return None
 
     def _rows(self, kind: str, cls: type[R]) -> list[R]:
         raws, own = raw_rows(kind), self._own.get(kind, [])
         key = KINDS[kind][1]
         keys = [key(raw) for raw in raws]
         replaced = {key(raw) for raw in own}
-        laid_over = [self.row(cls, merged(raw, raws, keys, key), own=self._own_source) for raw in own]
-        kept = [self.row(cls, raw, own=None) for raw, its in zip(raws, keys, strict=True) if its not in replaced]
+        laid_over = [read_row(cls, merged(raw, raws, keys, key), sources(), self._own_source) for raw in own]
+        kept = [read_row(cls, raw, sources()) for raw, its in zip(raws, keys, strict=True) if its not in replaced]
         return [*laid_over, *kept] if kind in ("prices", "bandwidths") else [*kept, *laid_over]
-
-    @staticmethod
-    def row(cls: type[R], raw: dict[str, Any], own: FactSource | None) -> R:
-        """The row that `raw` describes; it was checked when its file was read, or by the tests of our files."""
-        row, mistakes = read_row(cls, raw, (), sources(), own)
-        assert row is not None, f"{raw.get('name', raw)}: {mistakes}"
-        return row
 
 
 def nearest_names(name: str, names: Iterable[str]) -> list[str]:
@@ -212,28 +205,15 @@ def sources() -> dict[str, FactSource]:
     }
 
 
-@cache
-def read_rules(cls: type[R]) -> tuple[R, ...]:
-    """The rules of quotas.yaml as rows of `cls`."""
-    return tuple(Catalog.row(cls, raw, own=None) for raw in raw_rows("quotas"))
+def packaged_rows(cls: type[R], kind: str) -> tuple[R, ...]:
+    """The rows of one of our files."""
+    return tuple(read_row(cls, raw, sources()) for raw in raw_rows(kind))
 
 
 @cache
 def catalog() -> Catalog:
     """Our own catalog, without a user's file."""
     return Catalog()
-
-
-def load_catalog(path: str | os.PathLike[str] | None) -> Catalog:
-    """Our catalog with the rows of the file at `path` laid over it; our own where `path` is None.
-
-    Raises UserError with every mistake of the file, each with its line.
-    """
-    if path is None:
-        return catalog()
-    from drillyard.hardware.user_file import read_user_file
-
-    return read_user_file(path)
 
 
 def accelerators() -> tuple[Accelerator, ...]:

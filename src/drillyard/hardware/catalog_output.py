@@ -6,22 +6,22 @@ A value that no primary source confirms is marked `unverified` wherever it stand
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from drillyard.errors import UserError
 from drillyard.hardware.accelerators import Accelerator
 from drillyard.hardware.bandwidths import Bandwidth
 from drillyard.hardware.catalog import HARDWARE_FILE_HINT, Catalog, nearest_names
-from drillyard.hardware.facts import CatalogRow, Fact
-from drillyard.hardware.machines import Machine
+from drillyard.hardware.facts import CatalogRow, Fact, Record
+from drillyard.hardware.machines import Machine, Price
 from drillyard.hardware.network_stacks import NetworkStack
-from drillyard.hardware.prices import Price
 
 JSON_VERSION = 1
 Entry = Accelerator | Machine | NetworkStack
-NAMES = ("provenance", "name", "title", "aliases")
+NAMES = ("name", "title", "aliases")
 """Fields that are our own words, and so have no source."""
 TITLES = {Accelerator: "accelerator", Machine: "machine", NetworkStack: "network stack"}
 
@@ -99,7 +99,9 @@ def entry_text(catalog: Catalog, entry: Entry) -> str:
 def entry_json(catalog: Catalog, entry: Entry) -> dict[str, Any]:
     """The same as a value for JSON: each field with value, source, date and `unverified`."""
     result: dict[str, Any] = {"version": JSON_VERSION, "kind": TITLES[type(entry)], "name": entry.name}
-    result["facts"] = {path: {**fact.as_json(), "value": _json_value(fact.value)} for path, fact in _facts(entry)}
+    result["facts"] = {
+        path: {**fact.as_json(), "value": to_jsonable_python(fact.value)} for path, fact in _facts(entry)
+    }
     if not isinstance(entry, NetworkStack):
         result["bandwidths"] = [_row_json(row) for row in _bandwidths(catalog, entry)]
     if isinstance(entry, Machine):
@@ -132,36 +134,32 @@ def _facts_below(row: CatalogRow, path: str, value: Any) -> Iterator[tuple[str, 
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _facts_below(row, f"{path}.{key}", item)
-    elif dataclasses.is_dataclass(value):
+    elif isinstance(value, Record):
         for name, item in _fields_of(value):
             yield from _facts_below(row, f"{path}.{name}", item)
     elif value is not None and value != ():
         yield path, Fact(value, (row.provenance.of(path),))
 
 
-def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
+def _fields_of(value: Record) -> Iterator[tuple[str, Any]]:
     """The fields that say more than their default."""
-    for field in dataclasses.fields(value):
-        if getattr(value, field.name) != field.default:
-            yield field.name, getattr(value, field.name)
+    for name, field in type(value).model_fields.items():
+        if getattr(value, name) != field.default:
+            yield name, getattr(value, name)
 
 
 def _row_json(row: CatalogRow) -> dict[str, Any]:
     """A row as it is, then its source, the sources of single fields that have another one, and what is unverified."""
-    values = {field.name: _json_value(getattr(row, field.name)) for field in dataclasses.fields(row)}
-    del values["provenance"]
     sources = {path: {"source": one.text, "date": one.date} for path, one in row.provenance.by_field.items()}
     doubted = [path for path, fact in _facts(row) if fact.unverified]
     default = row.provenance.row
-    return {**values, "source": default.text, "date": default.date, "sources": sources, "unverified": doubted}
-
-
-def _json_value(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _json_value(item) for key, item in value.items()}
-    return [_json_value(item) for item in value] if isinstance(value, tuple) else value
+    return {
+        **row.model_dump(mode="json"),
+        "source": default.text,
+        "date": default.date,
+        "sources": sources,
+        "unverified": doubted,
+    }
 
 
 def _related(catalog: Catalog, entry: Entry) -> Iterator[tuple[str, list[str]]]:
@@ -239,7 +237,7 @@ def _plain(value: Any) -> str:
         return ", ".join(_plain(item) for item in value)
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_plain(item)}" for key, item in value.items())
-    if dataclasses.is_dataclass(value):
+    if isinstance(value, Record):
         return ", ".join(f"{name} {_plain(part)}" for name, part in _fields_of(value) if part is not None)
     return str(value)
 

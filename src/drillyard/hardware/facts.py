@@ -1,11 +1,10 @@
 """Facts: values that carry where they come from, and whether a primary source confirms them.
 
-A row of a data file is a frozen dataclass. Its attributes are plain values for arithmetic; `row.fact("memory_gib")`
-gives the same value as a `Fact` with source, date and `unverified`. Arithmetic on facts keeps their sources, so
-whatever is computed from an unverified value says so by itself.
+A row of a data file is a frozen pydantic model. Its attributes are plain values for arithmetic;
+`row.fact("memory_gib")` gives the same value as a `Fact` with source, date and `unverified`. Arithmetic on facts keeps
+their sources, so a result of an unverified value is unverified.
 
-Cost: a fact is made when it is asked for. Limits: comparisons look at values through `.value`; there is no algebra of
-units, units stand in the names of the fields.
+Limits: comparisons look at values through `.value`; there is no algebra of units, units are part of field names.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 T = TypeVar("T")
 Number = int | float
@@ -114,16 +115,36 @@ class Provenance:
         return FactSource(source.text, source.date, doubted)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogRow:
+class Record(BaseModel):
+    """A group of values in a row. Unknown keys are refused and nothing is coerced: a number in quotes is a mistake."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class CatalogRow(Record):
     """The base of every row: its fields are plain values, `fact` gives one of them with its source."""
 
-    provenance: Provenance
+    _provenance: Provenance = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """`context` of the validation is the row's provenance; it never comes from the values of a file."""
+        assert isinstance(context, Provenance), "make rows by `create` or `read_row`"
+        self._provenance = context
+
+    @classmethod
+    def create(cls, provenance: Provenance, **values: Any) -> Self:
+        """A row of these values, with where they come from."""
+        return cls.model_validate(values, context=provenance)
+
+    @property
+    def provenance(self) -> Provenance:
+        """The sources of the row."""
+        return self._provenance
 
     def fact(self, path: str) -> Fact[Any]:
         """The value at `path` (`memory_gib`, `peak_tflops.bf16`, `data_nics.count`) with its source and date.
 
-        Raises AttributeError or KeyError for a path that the row does not have; a field that is not known is None.
+        Raises AttributeError or KeyError for a path that the row does not have; an unknown value is None.
         """
         value: Any = self
         for step in path.split("."):

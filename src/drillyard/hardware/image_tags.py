@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 
-from drillyard.hardware.catalog import Catalog, raw_rows
-from drillyard.hardware.facts import CatalogRow, FactSource
+from pydantic import Field
+
+from drillyard.hardware.catalog import packaged_rows
+from drillyard.hardware.facts import CatalogRow, FactSource, Record
 
 _REFERENCE = re.compile(r"(docker://)?(?P<path>[^@]+?)(:(?P<tag>[\w][\w.-]*))?(@sha256:[0-9a-f]+)?")
 _DEFAULT_REGISTRY = "docker.io"
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(Record):
     """What an image holds from release `first` on, until the next one that is named."""
 
     first: str
@@ -27,7 +28,6 @@ class Release:
     cuda: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KnownImage(CatalogRow):
     """One well-known image: where it is and how to read its tags."""
 
@@ -35,7 +35,7 @@ class KnownImage(CatalogRow):
     registries: tuple[str, ...]
     tag: str
     releases: tuple[Release, ...] = ()
-    ubuntu_glibc: Mapping[str, str] = field(default_factory=dict)
+    ubuntu_glibc: dict[str, str] = Field(default={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,4 +84,4 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 @cache
 def _known() -> tuple[KnownImage, ...]:
-    return tuple(Catalog.row(KnownImage, raw, own=None) for raw in raw_rows("images"))
+    return packaged_rows(KnownImage, "images")

@@ -1,47 +1,46 @@
-"""Machines: what a cloud sells under one name, or what a user owns: accelerators, NICs, host, disks, storage, and the
-words that the cloud's interfaces use for them. The facts stand in machines.yaml.
+"""Machines: what a cloud sells under one name, or what a user owns: accelerators, NICs, host, disks, storage, the words
+that the cloud's interfaces use for them, and prices. The facts are in machines.yaml and prices.yaml.
 
-NICs are told apart by what they carry: data NICs the traffic between GPUs of different nodes, host NICs everything
-else.
+Data NICs carry the traffic between GPUs of different nodes, host NICs everything else. A price is a snapshot: its date
+is shown wherever it is used. A price of another region is never taken for a missing one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
 
-from drillyard.hardware.facts import CatalogRow, Fact, combine
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from drillyard.hardware.facts import CatalogRow, Fact, Record, combine
 
 Consumption = Literal["on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"]
 BITS_PER_BYTE = 8
+BILLED_AS = {"flex-start-queued": "flex-start"}
+"""Ways of buying that a cloud bills under the name of another one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Nics:
+class Nics(Record):
     """`count` NICs of `gbps` Gb/s each, one direction."""
 
-    count: int = field(metadata={"zero": True})
-    gbps: float = field(metadata={"zero": True})
+    count: NonNegativeInt
+    gbps: NonNegativeFloat
 
 
-@dataclass(frozen=True, slots=True)
-class Disks:
+class Disks(Record):
     """`count` local SSDs of `gib` GiB each."""
 
-    count: int
-    gib: float
+    count: PositiveInt
+    gib: PositiveFloat
 
 
-@dataclass(frozen=True, slots=True)
-class MachineStorage:
+class MachineStorage(Record):
     """Where checkpoints go and how fast in GB/s: of one node, and of all nodes together; None: not published."""
 
     kind: str
-    per_node_gb_per_s: float | None = None
-    aggregate_gb_per_s: float | None = None
+    per_node_gb_per_s: PositiveFloat | None = None
+    aggregate_gb_per_s: PositiveFloat | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine(CatalogRow):
     """One machine type. What is not known is None.
 
@@ -53,19 +52,19 @@ class Machine(CatalogRow):
 
     name: str
     accelerator: str
-    num_accelerators: int
+    num_accelerators: PositiveInt
     network_stack: str
-    data_nics: Nics = Nics(0, 0)
-    host_nics: Nics = Nics(0, 0)
-    network_gbps: float | None = None
+    data_nics: Nics = Nics(count=0, gbps=0)
+    host_nics: Nics = Nics(count=0, gbps=0)
+    network_gbps: PositiveFloat | None = None
     cloud: Literal["gcp", "aws", "nebius"] | None = None
     aliases: tuple[str, ...] = ()
     preset: str | None = None
-    link_domain_accelerators: int | None = None
+    link_domain_accelerators: PositiveInt | None = None
     architecture: Literal["x86_64", "arm64"] = "x86_64"
-    vcpus: int | None = None
-    cores: int | None = None
-    host_memory_gib: float | None = None
+    vcpus: PositiveInt | None = None
+    cores: PositiveInt | None = None
+    host_memory_gib: PositiveFloat | None = None
     local_disks: Disks | None = None
     storage: MachineStorage | None = None
     accelerator_type: str | None = None
@@ -110,3 +109,23 @@ class Machine(CatalogRow):
         if not bounds:
             return None
         return combine(min(bound.value for bound in bounds), *bounds)
+
+
+class Price(CatalogRow):
+    """What an hour costs, in US dollars: of a node or of a GPU, whichever is quoted."""
+
+    machine: str
+    consumption: Consumption
+    region: str | None = None
+    usd_per_node_hour: PositiveFloat | None = None
+    usd_per_gpu_hour: PositiveFloat | None = None
+
+    def node_hour(self, machine: Machine) -> Fact[float]:
+        """Dollars for one hour of one `machine`, host included."""
+        if self.usd_per_node_hour is not None:
+            return combine(self.usd_per_node_hour, self.fact("usd_per_node_hour"))
+        return self.fact("usd_per_gpu_hour") * machine.num_accelerators
+
+    def gpu_hour(self, machine: Machine) -> Fact[float]:
+        """Dollars for one hour of one of its GPUs, the host's share included."""
+        return self.node_hour(machine) / machine.num_accelerators

@@ -7,39 +7,36 @@ many interfaces); turning it into pods or scripts is the launchers' work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
 
-from drillyard.hardware.facts import CatalogRow
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from drillyard.hardware.facts import CatalogRow, Record
 from drillyard.hardware.machines import Machine
 
 
-@dataclass(frozen=True, slots=True)
-class Volume:
+class Volume(Record):
     """What a container mounts: a path of the host, or memory of at most `size_limit_gib` GiB."""
 
     name: str
     mount_path: str
     host_path: str | None = None
     medium: Literal["Memory"] | None = None
-    size_limit_gib: float | None = None
+    size_limit_gib: PositiveFloat | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sidecar:
+class Sidecar(Record):
     """A container that must run beside the ranks; `devices` are those that its device annotation names."""
 
     name: str
     command: tuple[str, ...]
     capabilities: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = Field(default={})
     devices: tuple[str, ...] = ()
     volumes: tuple[Volume, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Interfaces:
+class Interfaces(Record):
     """How a pod's interfaces are numbered: `eth{first_data}` is on the network `network.format(first_network)`, and
     so on.
 
@@ -47,26 +44,24 @@ class Interfaces:
     """
 
     primary: str
-    first_data: int | None = None
+    first_data: PositiveInt | None = None
     network: str | None = None
-    first_network: int = field(default=0, metadata={"zero": True})
+    first_network: NonNegativeInt = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Networks:
+class Networks(Record):
     """The VPCs that a cluster needs beside its own: one per data NIC, or one for all, and one for a second host NIC."""
 
-    vpcs_per_data_nic: int = field(default=0, metadata={"zero": True})
-    shared_vpcs: int = field(default=0, metadata={"zero": True})
-    host_vpcs: int = field(default=0, metadata={"zero": True})
-    mtu: int | None = None
-    host_mtu: int | None = None
+    vpcs_per_data_nic: NonNegativeInt = 0
+    shared_vpcs: NonNegativeInt = 0
+    host_vpcs: NonNegativeInt = 0
+    mtu: PositiveInt | None = None
+    host_mtu: PositiveInt | None = None
     profile: str | None = None
     firewall: bool = True
     device_mode: Literal["NetDevice", "RDMA"] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkStack(CatalogRow):
     """One stack. `environment` is complete where `profile_script` is None; else the script, sourced, sets the rest.
 
@@ -79,20 +74,20 @@ class NetworkStack(CatalogRow):
 
     name: str
     title: str
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = Field(default={})
     profile_script: str | None = None
-    profile_environment: Mapping[str, str] = field(default_factory=dict)
-    machine_environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    host_environment: Mapping[str, str] = field(default_factory=dict)
+    profile_environment: dict[str, str] = Field(default={})
+    machine_environment: dict[str, dict[str, str]] = Field(default={})
+    host_environment: dict[str, str] = Field(default={})
     host_profile_script: str | None = None
     host_library_path: str | None = None
     host_volumes: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
     enforced: tuple[str, ...] = ()
     superseded: tuple[str, ...] = ()
-    images: Mapping[str, str] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
-    coupled_versions: tuple[Mapping[str, str], ...] = ()
+    images: dict[str, str] = Field(default={})
+    versions: dict[str, str] = Field(default={})
+    coupled_versions: tuple[dict[str, str], ...] = ()
     sidecar: Sidecar | None = None
     volumes: tuple[Volume, ...] = ()
     devices: tuple[str, ...] = ()
@@ -100,7 +95,7 @@ class NetworkStack(CatalogRow):
     interfaces: Interfaces | None = None
     networks: Networks | None = None
     kubernetes_resource: str | None = None
-    requires: Mapping[str, str] = field(default_factory=dict)
+    requires: dict[str, str] = Field(default={})
     notes: tuple[str, ...] = ()
 
     def environment_on(self, machine: str) -> dict[str, str]:

@@ -17,16 +17,17 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from drillyard.config.problems import Problem, closest_name, raise_all
-from drillyard.config.validation_errors import describe_value
+from pydantic import ValidationError
+
+from drillyard.config.problems import Path, Problem, closest_name, raise_all
+from drillyard.config.validation_errors import describe_value, find_problems, pydantic_problems
 from drillyard.config.yaml_document import YamlDocument, read_document
 from drillyard.errors import UserError
 from drillyard.hardware.bandwidths import Bandwidth
 from drillyard.hardware.catalog import KINDS, Catalog, merged, raw_rows, sources
 from drillyard.hardware.facts import CatalogRow, FactSource
-from drillyard.hardware.machines import Machine
-from drillyard.hardware.prices import Price
-from drillyard.hardware.rows import read_row
+from drillyard.hardware.machines import Machine, Price
+from drillyard.hardware.rows import Citations, read_row, split_row
 
 
 def read_user_file(path: str | os.PathLike[str]) -> Catalog:
@@ -44,25 +45,26 @@ def read_user_file(path: str | os.PathLike[str]) -> Catalog:
     problems = [*document.problems, *_shape(document)]
     raise_all(problems, document.places)
     sections: dict[str, list[dict[str, Any]]] = document.value
-    read: list[tuple[str, int, CatalogRow]] = []
+    rows: dict[Path, CatalogRow] = {}
     for kind, raws in sections.items():
         problems += _repeated(kind, raws)
         for index, raw in enumerate(raws):
-            row, found = _read_one(kind, index, raw, own_source)
-            problems += found
-            if row is not None:
-                read.append((kind, index, row))
+            try:
+                rows[kind, index] = _read_one(kind, raw, own_source)
+            except _Mistakes as mistakes:
+                problems += [Problem((kind, index, *each.path), each.message) for each in mistakes.problems]
     raise_all(problems, document.places)
     catalog = Catalog(sections, own_source)
-    raise_all(
-        (
-            Problem((kind, index, field), text)
-            for kind, index, row in read
-            for field, text in contradictions(row, catalog)
-        ),
-        document.places,
-    )
+    wrong = [Problem((*at, field), text) for at, row in rows.items() for field, text in contradictions(row, catalog)]
+    raise_all(wrong, document.places)
     return catalog
+
+
+class _Mistakes(Exception):
+    """What is wrong with one row."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = problems
 
 
 def contradictions(row: CatalogRow, catalog: Catalog) -> Iterator[tuple[str, str]]:
@@ -129,10 +131,31 @@ def _repeated(kind: str, raws: list[Any]) -> Iterator[Problem]:
         seen.setdefault(key, index)
 
 
-def _read_one(kind: str, index: int, raw: Any, own_source: FactSource) -> tuple[CatalogRow | None, list[Problem]]:
+def _read_one(kind: str, raw: Any, own_source: FactSource) -> CatalogRow:
     cls, key = KINDS[kind]
-    if isinstance(raw, dict):
-        ours = raw_rows(kind)
-        raw = merged(raw, ours, [key(row) for row in ours], key)
-    row, mistakes = read_row(cls, raw, (kind, index), sources(), own_source)
-    return row, [Problem(mistake.path, mistake.message) for mistake in mistakes]
+    if not isinstance(raw, dict):
+        raise _Mistakes([Problem((), f"found {describe_value(raw)}; a row is a mapping")])
+    ours = raw_rows(kind)
+    raw = merged(raw, ours, [key(row) for row in ours], key)
+    fields, cited = split_row(raw)
+    unknown = list(_unknown_fields(cls, cited))
+    if unknown:
+        raise _Mistakes([*find_problems(cls, fields), *find_problems(Citations, cited), *unknown])
+    try:
+        return read_row(cls, raw, sources(), own_source)
+    except ValidationError as error:
+        found = [*find_problems(cls, fields), *find_problems(Citations, cited)]
+        raise _Mistakes(found or list(pydantic_problems(error))) from None
+
+
+def _unknown_fields(cls: type[CatalogRow], cited: dict[str, Any]) -> Iterator[Problem]:
+    """Names under `sources` and `unverified` that are no field of the row."""
+    named, unverified = cited.get("sources"), cited.get("unverified")
+    paths: list[tuple[Path, str]] = [(("sources", name), name) for name in (named if isinstance(named, dict) else ())]
+    paths += [(("unverified",), name) for name in (unverified if isinstance(unverified, list) else ())]
+    for path, name in paths:
+        field = str(name).split(".")[0]
+        if field not in cls.model_fields:
+            meant = closest_name(field, cls.model_fields)
+            hint = f"did you mean '{meant}'?" if meant else f"allowed: {', '.join(cls.model_fields)}"
+            yield Problem(path, f"'{name}' is no field of the row; {hint}")

@@ -111,4 +111,4 @@ def test_a_mistake_in_own_hardware_is_told_with_its_line(run, tmp_path):
     own = tmp_path / "own.yaml"
     own.write_text("accelerators:\n  - {name: my-gpu}\n")
     code, out, err = run("--hardware", own)
-    assert (code, out, err) == (2, "", f"error: {own}:2: accelerators.0: 'title' is missing; text is needed\n")
+    assert (code, out, err) == (2, "", f"error: {own}:2: accelerators.0.title: missing; allowed: text\n")

@@ -130,7 +130,7 @@ def test_between_the_ends_of_the_range_the_answer_says_what_it_hangs_on() -> Non
     assert memory is not None
     width = memory.total.high.value - memory.total.low.value
     place = two_nodes()
-    smaller = replace(place.accelerator, memory_gib=memory.total.high.value - width / 4)
+    smaller = place.accelerator.model_copy(update={"memory_gib": memory.total.high.value - width / 4})
     asked = question(config, replace(place, accelerator=smaller))
     assert estimate_run(asked).verdict == "may not fit"
     told_of = told(asked)["memory"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -181,10 +180,14 @@ def test_bad_input_is_refused_in_one_or_two_lines(make_job, change, words):
 
 def test_an_unknown_bandwidth_is_asked_for(make_job):
     job = make_job()
-    silent = replace(job.machine, storage=None, host_nics=replace(job.machine.host_nics, count=0))
+    silent = job.machine.model_copy(
+        update={"storage": None, "host_nics": job.machine.host_nics.model_copy(update={"count": 0})}
+    )
     with pytest.raises(UserError, match="no storage bandwidth of a3-megagpu-8g is known"):
         checkpoint_cost(silent, catalog().accelerator("h100"), num_nodes=1, bytes_per_gpu=1e9, asynchronous=False)
-    unlinked = replace(catalog().accelerator("h100"), host_device_gb_per_s=None, host_link_gb_per_s=None)
+    unlinked = (
+        catalog().accelerator("h100").model_copy(update={"host_device_gb_per_s": None, "host_link_gb_per_s": None})
+    )
     with pytest.raises(UserError, match="no host-device bandwidth of h100 is known"):
         checkpoint_cost(job.machine, unlinked, num_nodes=1, bytes_per_gpu=1e9, asynchronous=True)
 

@@ -102,7 +102,7 @@ def test_between_the_ends_of_the_range_it_may_not_fit() -> None:
     between = (found.memory.total.low.value + found.memory.total.high.value) / 2
     place = two_nodes()
     for memory_gib, verdict in ((between, "may not fit"), (found.memory.total.low.value - 1, "does not fit")):
-        smaller = replace(place, accelerator=replace(place.accelerator, memory_gib=memory_gib))
+        smaller = replace(place, accelerator=place.accelerator.model_copy(update={"memory_gib": memory_gib}))
         assert estimate_run(question(run_config(training=FULL), smaller)).verdict == verdict
 
 

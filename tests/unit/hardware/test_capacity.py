@@ -1,4 +1,4 @@
-"""A cluster config's machine against the catalog: known, and sold in the way that is asked for."""
+"""The capacity of a cluster config: its machine is known and sold in that way, and what counts against quotas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from drillyard.config import load_cluster_config
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
 from drillyard.hardware import catalog, load_catalog
-from drillyard.hardware.capacity import consumption_problem, machine_of
+from drillyard.hardware.capacity import consumption_problem, machine_of, quota_needed
 
 GCE = "name: g\nplatform: gce\nlocation: {project: p, zone: z}\nmachine: a4-highgpu-8g\nconsumption: spot\n"
 
@@ -66,3 +66,132 @@ def test_machines_of_ones_own_have_a_machine_and_a_hardware_file_that_any_copy_o
     cluster = load(tmp_path, text)
     assert cluster.hardware == str(own)
     assert machine_of(cluster, load_catalog(cluster.hardware)).name == "mine"
+
+
+HOME = {"project": "p", "region": "us-central1"}
+
+
+def cluster(machine="a4-highgpu-8g", consumption="spot", platform="gke", nodes=2, **fields):
+    location = fields.pop("location", HOME)
+    return ClusterConfig(
+        name="c", platform=platform, machine=machine, consumption=consumption, nodes=nodes, location=location, **fields
+    )
+
+
+def needed(*arguments, **fields):
+    quotas = quota_needed(cluster(*arguments, **fields))
+    assert all(quota.amount > 0 and quota.reason and quota.source.text and quota.unit for quota in quotas)
+    return {quota.metric: quota for quota in quotas}
+
+
+@pytest.mark.parametrize(
+    ("machine", "metric"),
+    [
+        ("a2-highgpu-8g", "PREEMPTIBLE_NVIDIA_A100_GPUS"),
+        ("a2-ultragpu-8g", "PREEMPTIBLE_NVIDIA_A100_80GB_GPUS"),
+        ("a3-highgpu-8g", "PREEMPTIBLE_NVIDIA_H100_GPUS"),
+        ("a3-megagpu-8g", "PREEMPTIBLE_NVIDIA_H100_MEGA_GPUS"),
+        ("a3-ultragpu-8g", "PREEMPTIBLE_NVIDIA_H200_GPUS"),
+        ("a4-highgpu-8g", "PREEMPTIBLE_NVIDIA_B200_GPUS"),
+        ("g2-standard-96", "PREEMPTIBLE_NVIDIA_L4_GPUS"),
+    ],
+)
+@pytest.mark.parametrize("consumption", ["spot", "flex-start", "flex-start-queued"])
+def test_spot_and_flex_start_use_preemptible_quota(machine, metric, consumption):
+    quota = needed(machine, consumption)[metric]
+    assert (quota.amount, quota.region, quota.source.unverified) == (16, "us-central1", False)
+    assert "GPUS_PER_GPU_FAMILY" not in needed(machine, consumption)
+
+
+def test_a_queued_request_counts_as_one_whatever_its_size():
+    quotas = needed(consumption="flex-start-queued", nodes=64)
+    assert quotas["ACTIVE_RESIZE_REQUESTS"].amount == 1
+    assert quotas["PREEMPTIBLE_NVIDIA_B200_GPUS"].amount == 512
+    assert "ACTIVE_RESIZE_REQUESTS" not in needed(consumption="spot")
+
+
+def test_on_demand_of_newer_gpus_is_a_family_of_one_metric_and_counts_globally_too():
+    quotas = needed("a3-megagpu-8g", "on-demand", nodes=3)
+    family = quotas["GPUS_PER_GPU_FAMILY"]
+    assert (family.amount, dict(family.dimensions)) == (24, {"gpu_family": "NVIDIA_H100_MEGA"})
+    assert (quotas["GPUS_ALL_REGIONS"].amount, quotas["GPUS_ALL_REGIONS"].region) == (24, None)
+    assert not any(metric.startswith("PREEMPTIBLE") for metric in quotas)
+
+
+def test_on_demand_of_older_gpus_has_a_metric_of_its_own_and_counts_vcpus():
+    quotas = needed("a2-highgpu-8g", "on-demand", "gce", location={"project": "p", "zone": "us-central1-b"})
+    assert (quotas["NVIDIA_A100_GPUS"].amount, quotas["NVIDIA_A100_GPUS"].region) == (16, "us-central1")
+    assert quotas["A2_CPUS"].amount == 192
+    assert "A2_CPUS" not in needed("a3-highgpu-8g", "on-demand")
+
+
+@pytest.mark.parametrize("consumption", ["reservation", "calendar"])
+def test_what_a_reservation_holds_is_not_counted_again(consumption):
+    quotas = needed(consumption=consumption, reservation="mine")
+    assert not any("GPU" in metric for metric in quotas)
+    assert quotas["NETWORKS"].amount == 2
+
+
+@pytest.mark.parametrize(
+    ("machine", "networks", "subnets"),
+    [("a3-highgpu-8g", 4, 4), ("a3-megagpu-8g", 8, 8), ("a4-highgpu-8g", 2, 9), ("a4x-highgpu-4g", 2, 5)],
+)
+def test_data_nics_need_networks_of_their_own(machine, networks, subnets):
+    quotas = needed(machine, "reservation", reservation="mine")
+    assert (quotas["NETWORKS"].amount, quotas["SUBNETWORKS"].amount) == (networks, subnets)
+    assert quotas["NETWORKS"].region is None
+
+
+def test_disks_and_addresses_grow_with_the_nodes():
+    quotas = needed(nodes=10)
+    assert quotas["PREEMPTIBLE_LOCAL_SSD_GB"].amount == 10 * 12000
+    assert quotas["HDB_TOTAL_GB"].amount == 1000
+    assert quotas["IN_USE_ADDRESSES"].amount == 10
+    assert needed("g2-standard-96")["SSD_TOTAL_GB"].amount == 200
+    assert "PREEMPTIBLE_LOCAL_SSD_GB" not in needed("a2-highgpu-8g")
+
+
+def test_vertex_counts_training_gpus_and_says_which_names_are_unverified():
+    spot = needed("a3-megagpu-8g", "spot", "vertex")
+    assert {metric: quota.amount for metric, quota in spot.items()} == {
+        "custom_model_training_preemptible_nvidia_h100_mega_gpus": 16
+    }
+    on_demand = needed("a3-ultragpu-8g", "on-demand", "vertex")["custom_model_training_nvidia_h200_gpus"]
+    assert on_demand.source.unverified
+    assert not spot["custom_model_training_preemptible_nvidia_h100_mega_gpus"].source.unverified
+
+
+def test_nebius_counts_gpus_machines_disks_and_the_gpu_cluster():
+    quotas = needed("gpu-h100-sxm", "on-demand", "nebius", location={"project": "p", "region": "eu-north1"})
+    assert {metric: quota.amount for metric, quota in quotas.items()} == {
+        "compute.instance.gpu.h100": 16,
+        "compute.instance.count": 2,
+        "compute.disk.count": 2,
+        "compute.gpucluster.count": 1,
+    }
+    assert "compute.gpucluster.count" not in needed("gpu-h100-sxm", "on-demand", "nebius", nodes=1)
+    assert "compute.instance.gpu.h100" not in needed("gpu-h100-sxm", "reservation", "nebius", reservation="mine")
+
+
+def test_aws_counts_vcpus_by_family():
+    zone = {"project": "p", "zone": "us-east-1a"}
+    on_demand = needed("p5.48xlarge", "on-demand", "slurm", location=zone)["Running On-Demand P instances"]
+    assert (on_demand.amount, on_demand.unit, on_demand.region) == (384, "vCPUs", "us-east-1")
+    assert list(needed("p4d.24xlarge", "spot", "slurm", location=zone)) == ["All P4, P3 and P2 Spot Instance Requests"]
+
+
+def test_machines_that_are_there_already_need_nothing():
+    assert quota_needed(ClusterConfig(name="c", platform="local")) == []
+    assert quota_needed(ClusterConfig(name="c", platform="ssh", ssh={"hosts": ["a"]}, machine="a4-highgpu-8g")) == []
+    assert quota_needed(ClusterConfig(name="c", platform="slurm", nodes=4)) == []
+    assert quota_needed(ClusterConfig(name="c", platform="slurm", machine="a3-megagpu-8g", nodes=4)) == []
+
+
+def test_a_machine_of_another_cloud_is_an_error():
+    with pytest.raises(UserError, match=r"machine p5\.48xlarge is one of AWS; platform gke is of Google Cloud"):
+        quota_needed(cluster("p5.48xlarge"))
+
+
+def test_an_unknown_machine_is_told_with_the_nearest():
+    with pytest.raises(UserError, match="did you mean a4-highgpu-8g"):
+        quota_needed(cluster("a4-highgpu"))

@@ -19,8 +19,8 @@ from pathlib import Path
 from drillyard import __version__
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
+from drillyard.hardware import load_catalog
 from drillyard.hardware.capacity import machine_of
-from drillyard.hardware.catalog import load_catalog
 from drillyard.launch import submit_lock
 from drillyard.launch.agent.job import Job
 from drillyard.launch.hosts import checks as host_checks

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator
 from drillyard.config.cluster import ClusterConfig, VertexConfig
 from drillyard.config.problems import Problem, location_of, problem_line
 from drillyard.errors import UserError
-from drillyard.hardware.capacity import machine_of
+from drillyard.hardware.capacity import machine_of, quota_needed
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.machines import Machine
-from drillyard.hardware.quotas import quota_needed
 
 MAX_DISPLAY_NAME = 128
 MAX_ENVIRONMENT = 100

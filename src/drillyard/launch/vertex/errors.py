@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
-from drillyard.hardware.quotas import quota_needed
+from drillyard.hardware.capacity import quota_needed
 
 _QUOTAS = "https://console.cloud.google.com/iam-admin/quotas"
 _DISABLED = "SERVICE_DISABLED"
