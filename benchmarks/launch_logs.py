@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.control_characters import clean_lines
-from drillyard.launch.launcher import LogSelection
 from drillyard.launch.logs.merge import key_of
 from drillyard.launch.logs.reader import plain, run_logs
 from drillyard.launch.programs import Host, Programs
 from drillyard.launch.remote_files import Files, LocalFiles, RemoteFiles
+from drillyard.launch.request import LogSelection
 
 TEXT = b"Step: %d | Time: 14.54s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620 | GradNorm: 0.1\n"
 MEAN_MICROSECONDS = 1000
@@ -71,7 +71,7 @@ def show(directory: Path, files: Files, size: int, name: str) -> None:
     wall, cpu = time.perf_counter(), time.process_time()
     written = 0
     with open(os.devnull, "wb") as out:
-        for piece in run_logs(str(directory / "launch"), [files], LogSelection(), over=lambda: True):
+        for piece in run_logs(str(directory / "launch"), files, LogSelection(), over=lambda: True):
             written += out.write(clean_lines(plain(piece, stamps=False, prefixes=True)))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from drillyard.config import load_cluster_config, load_launch_config
 from drillyard.hardware import load_catalog
-from drillyard.launch.launcher import LaunchRequest
-from drillyard.launch.registry import launcher_for
-from drillyard.launch.status_text import plan_text
+from drillyard.launch.launcher import launcher_for
+from drillyard.launch.plan_output import plan_text
+from drillyard.launch.request import LaunchRequest
 
 RUN = """\
 name: llama-8b

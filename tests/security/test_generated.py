@@ -10,12 +10,11 @@ import pytest
 from tests.unit.launch.requests import TRAINING, WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
-from drillyard.launch.handles import Handle
+from drillyard.launch.launcher import launcher_for
 from drillyard.launch.plan import Call, Plan, PlanFile, Program
-from drillyard.launch.plan_output import write_plan
+from drillyard.launch.plan_output import plan_text, write_plan
 from drillyard.launch.programs import Host
-from drillyard.launch.registry import launcher_for
-from drillyard.launch.status_text import plan_text
+from drillyard.launch.run_status import Handle
 
 HOSTILE_HOSTS = [
     "-oProxyCommand=touch escaped",
@@ -85,7 +84,7 @@ def test_no_path_gets_out_of_the_comments_and_quotes_of_a_job_script(tmp_path: P
     assert [line for line in comments if not line.startswith("#")] == []
     assert all(line.isprintable() for line in comments)
     assert [line for line in plan_text(plan).split("\n")[:4] if not line.startswith("# ")] == []
-    setting = re.search(r"\nlaunch=(.*?)\nrestarts=", script, re.DOTALL)
+    setting = re.search(r"\nlaunch=(.*?)\nhandle=", script, re.DOTALL)
     shown = subprocess.run(
         ["bash", "-c", f'launch={setting[1]}; printf %s "$launch"'], capture_output=True, cwd=tmp_path
     )

@@ -18,8 +18,8 @@ from tests.unit.launch.slurm.test_job_script_run import Play
 
 from drillyard.launch.agent.host_cleanup import stop
 from drillyard.launch.agent.records import StateFile
+from drillyard.launch.launcher import launcher_for
 from drillyard.launch.programs import Programs, Result
-from drillyard.launch.registry import launcher_for
 
 
 @pytest.fixture

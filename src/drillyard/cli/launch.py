@@ -14,8 +14,9 @@ from drillyard.errors import DoesNotFitError, NotFoundError, UserError
 
 if TYPE_CHECKING:
     from drillyard.config.cluster import ClusterConfig
-    from drillyard.launch.launcher import Launcher, LaunchRequest
+    from drillyard.launch.launcher import Launcher
     from drillyard.launch.plan import Plan
+    from drillyard.launch.request import LaunchRequest
 
 SHOW, HOW = "What is shown", "How it is launched"
 
@@ -65,6 +66,9 @@ def launch(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print exactly what would be executed.", rich_help_panel=SHOW)
     ] = False,
+    files: Annotated[
+        bool, typer.Option("--files", help="With --dry-run: print every file whole.", rich_help_panel=SHOW)
+    ] = False,
     explain: Annotated[
         bool,
         typer.Option("--explain", help="Print why each generated field is as it is, and stop.", rich_help_panel=SHOW),
@@ -78,26 +82,27 @@ def launch(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.", rich_help_panel=SHOW)] = False,
 ) -> None:
-    """Hand a run to a cluster's scheduler: local, ssh, slurm or vertex. It goes on when this terminal is closed.
+    """Hand a run to a cluster's scheduler: local, ssh, slurm or vertex. It continues when this terminal is closed.
 
     Prints the run's handle, platform://cluster/run, for `drillyard runs status | logs | watch | cancel | artifacts`.
 
-    Exit codes: 0 it was submitted; 2 something to mend, nothing was submitted. With --wait the run's own: 0 succeeded,
+    Exit codes: 0 it was submitted; 2 a mistake to fix, nothing was submitted. With --wait the run's own: 0 succeeded,
     1 failed, 2 refused, 130 cancelled.
     """
-    from drillyard.launch.registry import launcher_for, require
+    from drillyard.config.platforms import require_capability
+    from drillyard.launch.launcher import launcher_for
 
     config, requests = _requests(run, cluster, overrides or [], sweep or [], sync, max_failures, after)
     if sync:
-        require(config.platform, "sync", "--sync")
+        require_capability(config.platform, "sync", "--sync")
     if after is not None:
-        require(config.platform, "dependency", "--after")
+        require_capability(config.platform, "dependency", "--after")
     launcher = launcher_for(config)
     plans = launcher.plan_sweep(requests) if sweep else [launcher.plan(requests[0])]
     if output is not None:
         _write(plans, output, overwrite=overwrite)
     if dry_run or explain:
-        _show(plans, dry_run=dry_run, explain=explain, as_json=as_json)
+        _show(plans, dry_run=dry_run, files=files, explain=explain, as_json=as_json)
     if output is not None or dry_run or explain:
         return
     _tell_estimates(requests, force=force)
@@ -119,8 +124,8 @@ def _requests(
     """The cluster, and what is to be launched on it: one request, or one per point of a sweep."""
     from drillyard.config import load_cluster_config, load_launch_config
     from drillyard.hardware import load_catalog
-    from drillyard.launch.launcher import LaunchRequest, SweepPoint
-    from drillyard.launch.sweep import sweep_points
+    from drillyard.launch.request import LaunchRequest
+    from drillyard.launch.sweep import SweepPoint, sweep_points
 
     if not cluster.exists():
         raise NotFoundError(f"{cluster}: there is no such file; give --cluster FILE, or write one: drillyard init")
@@ -149,20 +154,22 @@ def _requests(
 
 
 def _require_launcher(cluster: Path) -> None:
-    """Refuse a platform that cannot be launched on before more of its config is asked for."""
-    from drillyard.config.cluster import PLATFORMS
+    """Refuse a platform that cannot be launched on before asking for more of its config."""
+    from drillyard.config.platforms import launcher_class, platforms
     from drillyard.config.yaml_document import read_document
-    from drillyard.launch.registry import row_of
 
     config = read_document(cluster).value
     platform = config.get("platform") if isinstance(config, dict) else None
-    if isinstance(platform, str) and platform in PLATFORMS:
-        row_of(platform)
+    if isinstance(platform, str) and platform in platforms():
+        launcher_class(platform)
 
 
 def _with_ranks_of_this_machine(cluster: ClusterConfig) -> ClusterConfig:
-    """`cluster`, where it is this machine and says nothing of its ranks, with one per GPU, as `drillyard train` has."""
-    if cluster.platform != "local" or cluster.processes_per_node is not None or cluster.machine is not None:
+    """`cluster`; where it is this machine and sets no ranks, with one per GPU, as `drillyard train` starts."""
+    from drillyard.config.platforms import platforms
+
+    here = platforms()[cluster.platform].is_this_machine
+    if not here or cluster.processes_per_node is not None or cluster.machine is not None:
         return cluster
     from drillyard.cli.train import num_gpus
 
@@ -178,10 +185,10 @@ def _write(plans: list[Plan], output: Path, *, overwrite: bool) -> None:
         print(f"{len(written)} files in {directory}; {directory / 'apply.sh'} executes them", file=sys.stderr)
 
 
-def _show(plans: list[Plan], *, dry_run: bool, explain: bool, as_json: bool) -> None:
+def _show(plans: list[Plan], *, dry_run: bool, files: bool, explain: bool, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from drillyard.launch.status_text import explain_text, plan_text
+    from drillyard.launch.plan_output import explain_text, plan_text
 
     if as_json:
         told = [{**asdict(plan), "handle": str(plan.handle)} for plan in plans]
@@ -189,7 +196,7 @@ def _show(plans: list[Plan], *, dry_run: bool, explain: bool, as_json: bool) -> 
         return
     for plan in plans:
         if dry_run:
-            print(plan_text(plan), end="")
+            print(plan_text(plan, whole_files=files), end="")
         if explain:
             print(explain_text(plan), end="")
 
@@ -220,7 +227,7 @@ def _submit(
     from drillyard.launch.cluster_registry import remember_cluster
     from drillyard.launch.completion_cache import remember_run
 
-    take_back = remember_cluster(cluster)
+    undo = remember_cluster(cluster)
     handles = []
     try:
         for plan in plans:
@@ -233,7 +240,7 @@ def _submit(
             print(json.dumps([str(handle) for handle in handles]))
         # Or every `drillyard runs` from now on would ask a host whose name was mistyped once.
         if isinstance(error, UserError) and not handles and not _has_runs(launcher):
-            take_back()
+            undo()
         raise
     if as_json:
         told = [

@@ -19,8 +19,9 @@ import typer
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:
-    from drillyard.launch.launcher import Cancellation, Launcher
-    from drillyard.launch.lookup import Clusters, FoundRun
+    from drillyard.launch.cluster_registry import Clusters, FoundRun
+    from drillyard.launch.launcher import Launcher
+    from drillyard.launch.request import Cancellation
     from drillyard.launch.run_status import RunStatus
 
 JSON_VERSION = 1
@@ -274,8 +275,7 @@ def exit_code(status: RunStatus) -> int:
 
 def clusters(file: Path | None) -> Clusters:
     """Where runs are looked for."""
-    from drillyard.launch.cluster_registry import clusters_to_search
-    from drillyard.launch.lookup import Clusters
+    from drillyard.launch.cluster_registry import Clusters, clusters_to_search
 
     return Clusters(*clusters_to_search(file))
 
@@ -288,10 +288,7 @@ def find(run: str, file: Path | None) -> FoundRun:
 
 def head_host(found: FoundRun) -> str:
     """The host on which the run's directory can be seen, for people; empty where that is this machine."""
-    cluster = found.cluster
-    if cluster.ssh is not None:
-        return cluster.ssh.hosts[0]
-    return (cluster.slurm.login_host or "") if cluster.slurm is not None else ""
+    return found.cluster.section.head_host
 
 
 def print_json(told: dict[str, Any]) -> None:

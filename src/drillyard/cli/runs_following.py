@@ -14,8 +14,8 @@ from drillyard.errors import UserError
 
 if TYPE_CHECKING:
     from drillyard.console import SafeConsole
-    from drillyard.launch.launcher import LogSelection
-    from drillyard.launch.lookup import FoundRun
+    from drillyard.launch.cluster_registry import FoundRun
+    from drillyard.launch.request import LogSelection
     from drillyard.launch.run_status import RunStatus
 
 WHICH = "Which lines"
@@ -62,7 +62,7 @@ def logs_command(
     Ctrl-C ends the following, never the run.
     """
     from drillyard.cli.runs import find
-    from drillyard.launch.launcher import LogSelection
+    from drillyard.launch.request import LogSelection
 
     found = find(run, cluster)
     wanted = LogSelection(follow, rank, node, tail, None if since is None else moment_of(since, time.time()))
@@ -156,8 +156,8 @@ def _writes_events(found: FoundRun) -> bool:
 
     Raises UserError for a run that is over without a word.
     """
-    from drillyard.launch.launcher import LogSelection
     from drillyard.launch.remote_files import print_notice
+    from drillyard.launch.request import LogSelection
     from drillyard.launch.status_text import headline
     from drillyard.telemetry.events import EVENTS_FILE
 

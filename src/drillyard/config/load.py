@@ -23,7 +23,7 @@ import yaml
 from pydantic import ValidationError
 
 from drillyard import __version__
-from drillyard.config.cluster import ClusterConfig, cluster_problems, with_absolute_paths
+from drillyard.config.cluster import ClusterConfig, cluster_model, cluster_problems, with_absolute_paths
 from drillyard.config.environment import OPENING, reference_problems
 from drillyard.config.overrides import apply_overrides
 from drillyard.config.problems import Problem, raise_all
@@ -75,7 +75,7 @@ def load_cluster_config(
 
     Raises UserError with every mistake of the file and the overrides.
     """
-    config = _load(ClusterConfig, path, overrides, resolve_environment)
+    config = _load(cluster_model(), path, overrides, resolve_environment)
     raise_all(cluster_problems(config), config._origin.places)
     return with_absolute_paths(config, path)
 
@@ -174,12 +174,13 @@ _KINDS: Final[dict[type[StrictModel], str]] = {
 
 def _require_kind(document: YamlDocument, model: type[StrictModel]) -> None:
     """Raise UserError for a file that is evidently another kind of config: one that knows more of its keys."""
-    known = {kind: [key for key in document.value if key in kind.model_fields] for kind in _KINDS}
-    likeliest = max(_KINDS, key=lambda kind: len(known[kind]))
+    kinds = {cluster_model() if kind is ClusterConfig else kind: title for kind, title in _KINDS.items()}
+    known = {kind: [key for key in document.value if key in kind.model_fields] for kind in kinds}
+    likeliest = max(kinds, key=lambda kind: len(known[kind]))
     if len(known[likeliest]) > len(known[model]):
-        label, needed = document.places[()].label, _KINDS[model].partition(",")[0]
+        label, needed = document.places[()].label, kinds[model].partition(",")[0]
         raise ConfigError(
-            f"{label}: is {_KINDS[likeliest]}, as it has {', '.join(known[likeliest])}; needed here is {needed}"
+            f"{label}: is {kinds[likeliest]}, as it has {', '.join(known[likeliest])}; needed here is {needed}"
         )
 
 

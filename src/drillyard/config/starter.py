@@ -17,7 +17,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from drillyard.config.schema import MODELS
+from drillyard.config.platforms import THIS_MACHINE
+from drillyard.config.schema import config_model
 from drillyard.errors import UserError
 
 # A model of 0.3 million parameters that learns text-to-SQL on two CPU cores in minutes.
@@ -53,7 +54,7 @@ RUN: dict[str, Any] = {
     "logging": {"every_steps": 10},
 }
 
-CLUSTER: dict[str, Any] = {"name": "this-machine", "platform": "local", "nodes": 1}
+CLUSTER: dict[str, Any] = {"name": "this-machine", "platform": THIS_MACHINE, "nodes": 1}
 
 HEADERS = {
     "run": (
@@ -73,7 +74,7 @@ def starter(which: str) -> str:
     """The text of a starter: `run` or `cluster`."""
     chosen = {"run": RUN, "cluster": CLUSTER}[which]
     header = "".join(f"# {line}\n" for line in HEADERS[which].splitlines())
-    return header + "\n" + "\n".join(_settings(MODELS[which], chosen, "")).rstrip() + "\n"
+    return header + "\n" + "\n".join(_settings(config_model(which), chosen, "")).rstrip() + "\n"
 
 
 def write_starters(directory: Path) -> list[Path]:

@@ -68,13 +68,14 @@ def _on_storage(question: EstimateRequest) -> Iterator[str]:
 
 
 def _on_time_limit(question: EstimateRequest, run: RunTime) -> Iterator[str]:
-    """Where one Slurm job is over before the run is."""
-    slurm = None if question.place.cluster is None else question.place.cluster.slurm
-    limit = None if slurm is None else slurm.limit_seconds
+    """The time limit of a job, where it is shorter than the run."""
+    cluster = question.place.cluster
+    limit = None if cluster is None else cluster.section.limit_seconds
     longest = run.longest.high.value
-    if limit is not None and limit < longest:
+    if cluster is not None and limit is not None and limit < longest:
         yield (
-            f"slurm.time_limit: a job ends after {duration(limit)}, and the run may take {duration(longest)}: "
+            f"{cluster.platform}.time_limit: a job ends after {duration(limit)}, and the run may take "
+            f"{duration(longest)}: "
             "it then goes on in another job from its last checkpoint, whose wait and start are not counted"
         )
 

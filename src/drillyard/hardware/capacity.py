@@ -28,9 +28,6 @@ from drillyard.hardware.machines import Consumption, Machine
 if TYPE_CHECKING:
     from drillyard.config.cluster import ClusterConfig
 
-CLOUD_OF = {"gke": "gcp", "gce": "gcp", "vertex": "gcp", "nebius": "nebius"}
-"""Platforms that belong to one cloud; Slurm runs on any, and local and ssh machines on none."""
-
 CLOUD_TITLES = {"gcp": "Google Cloud", "aws": "AWS", "nebius": "Nebius"}
 
 
@@ -109,7 +106,7 @@ def quota_needed(cluster: ClusterConfig, facts: Catalog | None = None) -> list[Q
         return []
     known = facts or catalog()
     machine = known.machine(cluster.machine)
-    _require_cloud(cluster.platform, machine)
+    _require_cloud(cluster, machine)
     region = region_of(cluster)
     quantities = _quantities(machine, cluster.nodes, known)
     words = {
@@ -142,11 +139,11 @@ def region_of(cluster: ClusterConfig) -> str | None:
     return cluster.location.region
 
 
-def _require_cloud(platform: str, machine: Machine) -> None:
-    cloud = CLOUD_OF.get(platform)
+def _require_cloud(cluster: ClusterConfig, machine: Machine) -> None:
+    cloud = cluster.cloud
     if cloud is not None and machine.cloud is not None and machine.cloud != cloud:
         raise UserError(
-            f"machine {machine.name} is one of {CLOUD_TITLES[machine.cloud]}; platform {platform} is of"
+            f"machine {machine.name} is one of {CLOUD_TITLES[machine.cloud]}; platform {cluster.platform} is of"
             f" {CLOUD_TITLES[cloud]}: change `platform` or `machine`"
         )
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from drillyard.errors import UserError
-from drillyard.launch.handles import Handle, parse_handle
+from drillyard.launch.run_status import Handle, parse_handle
 
 _MOST_NAMES = 1000
 

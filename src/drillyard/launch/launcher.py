@@ -1,137 +1,100 @@
-"""What every launcher offers, and what it is asked. A new one is one file that does this, and a row of registry.py."""
+"""The interface of a launcher, and how to get one.
+
+A new launcher is a class that extends `Launcher` and has `plan`, `submit`, `runs`, `logs` and `cancel`. Where this
+machine can read its run directories, it extends `directory_launcher.DirectoryLauncher`, which has the rest. It is
+registered in `config/platforms.py`, or by the entry point `drillyard.launchers` of its own distribution.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 from drillyard.config.cluster import ClusterConfig
-from drillyard.config.run import RunConfig
-from drillyard.config.workload import WorkloadRunConfig
-from drillyard.hardware.catalog import Catalog
-from drillyard.launch.handles import Handle
+from drillyard.config.platforms import PlatformFacts, launcher_class, require_capability
+from drillyard.errors import NotFoundError, UserError
+from drillyard.hardware.machines import Machine
 from drillyard.launch.plan import Plan
-from drillyard.launch.run_status import RunStatus, State
+from drillyard.launch.programs import Programs
+from drillyard.launch.request import Cancellation, LaunchFinding, LaunchRequest, LogSelection
+from drillyard.launch.run_status import Handle, RunStatus
 
 
-@dataclass(frozen=True)
-class Capabilities:
-    """What a launcher can do; a config that asks for more is refused with the launchers that can."""
+class Launcher(ABC):
+    """The runs of one cluster. Every method but `plan` and `checks` talks to the cluster; it raises UserError where
+    the cluster does not answer."""
 
-    multi_node: bool = True
-    gang: bool = False
-    """All nodes start together or none does."""
-    requeue: bool = False
-    """After a lost node or preemption the scheduler itself starts the run again."""
-    queue: bool = False
-    array: bool = False
-    """Several points of a sweep as one job."""
-    image: bool = False
-    sync: bool = False
-    """The working directory can be carried to the nodes."""
-    time_limit: bool = False
-    exclude_nodes: bool = False
-    dependency: bool = False
+    facts: ClassVar[PlatformFacts]
+    """Read from plug-ins only; the facts of built-in platforms are found without importing their launchers."""
 
+    def __init__(self, cluster: ClusterConfig, programs: Programs) -> None:
+        self.cluster = cluster
+        self.programs = programs
 
-@dataclass(frozen=True)
-class SweepPoint:
-    """One point of a sweep: its name (a suffix of the run's) and its overrides."""
+    @classmethod
+    def checks(cls, request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
+        """The platform's own checks of a request, beside those of `checks.py`. Pure."""
+        yield from ()
 
-    name: str
-    overrides: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class LaunchRequest:
-    """What is to be launched, all of it: a plan is a function of this value alone."""
-
-    run: RunConfig | WorkloadRunConfig
-    cluster: ClusterConfig
-    facts: Catalog
-    here: str
-    """The working directory of this machine, absolute: relative paths of the run config begin here."""
-    python: str
-    """The interpreter that runs this process; what platform local starts ranks with."""
-    sync: bool = False
-    max_failures: int = 3
-    dependency: str | None = None
-    """Runs that must have succeeded before, by handle; `slurm` only."""
-
-
-READ_BYTES = 4 << 20
-"""The most that one `Launcher.read` returns."""
-
-
-@dataclass(frozen=True)
-class LogSelection:
-    """Which lines of a run's logs are asked for; `launch/logs/reader.py: run_logs` answers where hosts have the
-    files."""
-
-    follow: bool = False
-    """Until the run is over, and then what is left."""
-    rank: int | None = None
-    """Of one rank only: its own log, or its lines in its node's log, where a launcher's prefix tells them apart."""
-    node: int | None = None
-    tail: int | None = None
-    """The last so many lines of the answer; with `follow`, the last so many so far, then what comes."""
-    since: float | None = None
-    """Lines written at that time or later; Unix seconds."""
-    submitted_at: float | None = None
-    """Not those of submissions before the one of that time, where lines tell when they were written; Unix seconds."""
-
-
-@dataclass(frozen=True)
-class Cancellation:
-    """What came of `Launcher.cancel`."""
-
-    status: RunStatus
-    """How the run is now."""
-    before: State | None
-    """How it was over before, None where it went on until then."""
-
-
-class Launcher(Protocol):
-    """Runs of one cluster. Everything but `plan` talks to the cluster and raises UserError where it cannot."""
-
-    capabilities: Capabilities
-
+    @abstractmethod
     def plan(self, request: LaunchRequest) -> Plan:
-        """What launching `request` would write and call. Pure. Raises UserError for every mistake that can be seen."""
+        """What launching `request` writes and calls. Pure. Raises UserError for every mistake that can be seen."""
+
+    @abstractmethod
+    def submit(self, plan: Plan, *, replace: bool = False) -> Handle:
+        """Execute the plan's steps. Refuses a run that is not over; with `replace`, cancels it first."""
+
+    @abstractmethod
+    def runs(self) -> list[RunStatus]:
+        """The cluster's runs, newest first."""
+
+    @abstractmethod
+    def logs(self, run: str, selection: LogSelection) -> Iterator[bytes]:
+        """Lines in order of time, `NODE: STAMP TEXT` (of a rank `[rankR]: STAMP TEXT`), whole lines in each piece."""
+
+    @abstractmethod
+    def cancel(self, run: str) -> Cancellation:
+        """Stop a run; it gets its job's `stop_seconds` to save. Does nothing to a run that is over."""
 
     def plan_sweep(self, requests: list[LaunchRequest]) -> list[Plan]:
         """One plan per point of a sweep; where the scheduler has arrays, only the first one's steps submit."""
-
-    def submit(self, plan: Plan, *, replace: bool = False) -> Handle:
-        """Execute the plan's steps. Refused where the run is there already and not over, unless `replace`."""
-
-    def runs(self) -> list[RunStatus]:
-        """The runs that the scheduler or the head host know, newest first."""
+        if len(requests) > 1:
+            require_capability(self.cluster.platform, "queue", "--sweep")
+        return [self.plan(request) for request in requests]
 
     def status(self, run: str) -> RunStatus:
-        """One run. Raises UserError where it is not known, with the names that are."""
-
-    def logs(self, run: str, wanted: LogSelection) -> Iterator[bytes]:
-        """Lines in order of time, `NODE: STAMP TEXT` (of a rank `[rankR]: STAMP TEXT`), whole lines in each piece.
-
-        Where the files are on hosts, this is one call of `launch/logs/reader.py: run_logs`, which also follows them.
-        """
-
-    def cancel(self, run: str) -> Cancellation:
-        """Stop a run, which has its job's `stop_seconds` to save; nothing happens to one that is over."""
+        """The status of one run. Raises UserError with the known names where there is none of that name."""
+        statuses = self.runs()
+        found = next((status for status in statuses if status.handle.run == run), None)
+        if found is None:
+            raise no_such_run(run, f"cluster {self.cluster.name}", [each.handle.run for each in statuses])
+        return found
 
     def resume(self, run: str) -> Handle:
-        """Submit a run that is over again, from its checkpoint."""
+        """Submit a run that is over again; its trainer continues from the newest checkpoint."""
+        raise UserError(f"platform {self.cluster.platform} cannot resume {run}; launch its run config again")
 
     def artifacts(self, run: str) -> list[tuple[str, int]]:
-        """Files of the run directory: path relative to it, size in bytes (`launch/remote_files.py: artifacts_of`)."""
+        """Files of the run directory: path relative to it, size in bytes."""
+        raise UserError(f"platform {self.cluster.platform} cannot list the files of {run}")
 
     def fetch(self, run: str, paths: list[str], destination: str) -> None:
         """Copy files of the run directory to a directory here."""
+        raise UserError(f"platform {self.cluster.platform} cannot copy files of {run}")
 
     def read(self, run: str, path: str, offset: int) -> bytes:
         """The bytes of a file of the run directory from `offset` on (below 0: the last `-offset` bytes), at most
-        READ_BYTES; none where it ends or is not there yet. For what is followed and looked at: metrics.jsonl,
-        events.jsonl. On hosts: `launch/remote_files.py: read_file`.
-        """
+        `remote_files.READ_BYTES`; empty at its end and where there is no such file."""
+        return b""
+
+
+def launcher_for(cluster: ClusterConfig, programs: Programs | None = None) -> Launcher:
+    """The launcher of `cluster`. Raises UserError where its platform has none."""
+    launcher: Launcher = launcher_class(cluster.platform)(cluster, programs or Programs())
+    return launcher
+
+
+def no_such_run(run: str, where: str, names: list[str]) -> NotFoundError:
+    """The error for a run name that `where` does not have."""
+    return NotFoundError(f"there is no run '{run}'; {where} knows: {', '.join(names[:8]) or 'none yet'}")

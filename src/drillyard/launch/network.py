@@ -1,12 +1,12 @@
 """What a run's environment and containers need for NCCL to use the machine's data NICs, from the facts of its stack.
 
-Two places are told apart: containers on GKE and Vertex, where Google's installers put libraries below /usr/local, and
-virtual machines or bare metal (Slurm, ssh), where images bring them and interfaces have their own names.
+There are two cases: pods (GKE, Vertex AI), where Google's installers mount libraries below /usr/local, and virtual
+machines or bare metal (Slurm, ssh), where images contain them and interfaces have other names.
 
-A stack that comes with a shell script of settings has it sourced on the node, never copied: the settings belong to the
-plugin's version, and TCPXO ends a job whose settings differ from them. `NETWORK_FILE`, which travels with the plan, is
-what the agent sources: it finds the libraries, sources the stack's script, and puts back what the plan and the configs
-set, since the scripts are written for pods and would undo it. It names variables and holds none of a config's values.
+A stack's own shell script of settings is sourced on the node, never copied: they belong to the plugin's version, and
+TCPXO ends a job whose settings differ from them. The agent sources `NETWORK_FILE`, a file of the plan: it finds the
+libraries, sources the stack's script, and restores what the plan and the configs set, since the scripts are written for
+pods and would overwrite it. It names variables and contains none of a config's values.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from drillyard.config.cluster import ClusterConfig
+from drillyard.config.platforms import platforms
 from drillyard.errors import UserError
 from drillyard.hardware.capacity import machine_of
 from drillyard.hardware.catalog import Catalog
@@ -26,8 +27,6 @@ from drillyard.launch.plan import ExplainedField, PlanFile
 
 NETWORK_FILE = "network.sh"
 
-_IN_PODS = ("gke", "vertex")
-"""Platforms whose containers see the network as GKE's pods do."""
 _EVERY_MACHINE_HAS = "ethernet"
 _JOB_ID = "${SLURM_JOB_ID}"
 _LIBRARIES = "LD_LIBRARY_PATH"
@@ -39,9 +38,9 @@ class NetworkSetup:
 
     stack: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the run's command; they come before what the script sets."""
+    """Variables of the run's command; they take precedence over the script's."""
     profile_script: str | None = None
-    """The script of the nodes that sets the rest. It is `NETWORK_FILE` that sources it, see `network_file`."""
+    """The nodes' script that sets the rest; `NETWORK_FILE` sources it (`network_file`)."""
     library_path: str | None = None
     """Put in front of LD_LIBRARY_PATH."""
     shell_environment: Mapping[str, str] = field(default_factory=dict)
@@ -53,17 +52,18 @@ class NetworkSetup:
 
 
 def network_of(cluster: ClusterConfig, facts: Catalog, *, image: str | None) -> NetworkSetup:
-    """The network stack of `cluster`; nothing where no machine or stack is named, and on one node alone, where NVLink
-    carries everything. UserError where the machine lacks the stack."""
+    """The network stack of `cluster`; none where no machine or stack is named, and on a single node, where NVLink
+    is enough. UserError where the machine lacks the stack."""
     machine = machine_of(cluster, facts) if cluster.machine is not None else None
     stack = stack_of(cluster, machine, facts)
     if stack is None:
         return NetworkSetup()
     if cluster.nodes == 1:
-        why = "one node alone: what is between its GPUs needs no data NICs"
+        why = "one node: its GPUs need no data NICs"
         return NetworkSetup(fields=(ExplainedField("network stack", "none", why, "drillyard"),))
-    network = _in_pods(stack, machine) if cluster.platform in _IN_PODS else _on_hosts(stack, machine, image)
-    if _JOB_ID in str(network.shell_environment) and cluster.platform != "slurm":
+    platform = platforms()[cluster.platform]
+    network = _in_pods(stack, machine) if platform.in_pods else _on_hosts(stack, machine, image)
+    if _JOB_ID in str(network.shell_environment) and not platform.has_prolog:
         raise UserError(
             f"network stack {stack.name}: on virtual machines its daemon is started by Slurm's prolog, one per job "
             f"({stack.fact('host_environment').source}); platform {cluster.platform} has none\n"
@@ -73,9 +73,9 @@ def network_of(cluster: ClusterConfig, facts: Catalog, *, image: str | None) -> 
 
 
 def network_file(network: NetworkSetup, environment: Iterable[str]) -> PlanFile | None:
-    """What the agent sources for `network`, or None where variables are all that is needed.
+    """The file that the agent sources for `network`, or None where variables are enough.
 
-    `environment`: the names of all variables that the plan sets; the stack's script does not undo them.
+    `environment`: the names of all variables that the plan sets; the stack's script does not overwrite them.
     """
     if not (network.profile_script or network.library_path or network.shell_environment):
         return None
@@ -93,17 +93,17 @@ def network_file(network: NetworkSetup, environment: Iterable[str]) -> PlanFile 
 def stack_of(cluster: ClusterConfig, machine: Machine | None, facts: Catalog) -> NetworkStack | None:
     """The stack that the cluster config names, else the machine's. UserError where the machine does not have it."""
     wanted = cluster.network_stack
-    if cluster.platform == "local" or (machine is None and wanted is None):
+    if platforms()[cluster.platform].is_this_machine or (machine is None and wanted is None):
         return None
     if machine is None or wanted is None:
         return facts.network_stack(wanted or (machine.network_stack if machine else _EVERY_MACHINE_HAS))
     if wanted not in (machine.network_stack, _EVERY_MACHINE_HAS):
-        raise UserError(f"network_stack: {why_not_there(wanted, machine)}")
+        raise UserError(f"network_stack: {stack_problem(wanted, machine)}")
     return facts.network_stack(wanted)
 
 
-def why_not_there(wanted: str, machine: Machine) -> str:
-    """Why a machine cannot have the stack `wanted`, and what to do."""
+def stack_problem(wanted: str, machine: Machine) -> str:
+    """Why a machine cannot use the stack `wanted`, and what to write."""
     own = machine.network_stack
     source = machine.fact("network_stack").source
     choice = own if own == _EVERY_MACHINE_HAS else f"{own}, or {_EVERY_MACHINE_HAS} for plain TCP"
@@ -111,12 +111,12 @@ def why_not_there(wanted: str, machine: Machine) -> str:
 
 
 def lacks_stack(cluster: ClusterConfig, machine: Machine) -> bool:
-    """Whether the config asks for a stack that the machine does not have."""
+    """Whether the config names a stack that the machine does not have."""
     return cluster.network_stack not in (None, machine.network_stack, _EVERY_MACHINE_HAS)
 
 
 def _in_pods(stack: NetworkStack, machine: Machine | None) -> NetworkSetup:
-    """Containers on GKE and Vertex. Mounts are the chart's work (GKE), or there are none (Vertex)."""
+    """Containers on GKE and Vertex. The chart mounts what they need (GKE), or nothing does (Vertex)."""
     environment = stack.environment_on(machine.name if machine else "")
     library_path = environment.pop(_LIBRARIES, None)
     fields = [*_why(stack, machine), *_settings(stack, environment, machine, "environment")]
@@ -140,11 +140,11 @@ def _in_pods(stack: NetworkStack, machine: Machine | None) -> NetworkSetup:
 
 
 def _on_hosts(stack: NetworkStack, machine: Machine | None, image: str | None) -> NetworkSetup:
-    """Virtual machines and bare metal; a container there sees their interfaces and mounts what they have."""
-    told = stack.host_environment_on(machine.name if machine else "")
-    environment = {name: value for name, value in told.items() if "$" not in value}
-    expanded = {name: value for name, value in told.items() if "$" in value}
-    fields = [*_why(stack, machine), *_settings(stack, told, machine, "host_environment")]
+    """Virtual machines and bare metal; a container there sees their interfaces and mounts their libraries."""
+    settings = stack.host_environment_on(machine.name if machine else "")
+    environment = {name: value for name, value in settings.items() if "$" not in value}
+    expanded = {name: value for name, value in settings.items() if "$" in value}
+    fields = [*_why(stack, machine), *_settings(stack, settings, machine, "host_environment")]
     if stack.host_profile_script is not None:
         fields.append(_script_field(stack, stack.fact("host_profile_script")))
     if stack.host_library_path is not None:
@@ -173,10 +173,10 @@ def _sourcing(network: NetworkSetup, kept: list[str]) -> list[str]:
     return [
         f"if [ ! -r {script} ]; then",
         f"    echo {shlex.quote(missing)} >&2",
-        # The contract's word for what no restart will mend.
+        # Refused: no restart fixes this.
         "    return 2",
         "fi",
-        "# What the plan and the configs set comes before what the script sets.",
+        "# Settings of the plan and the configs take precedence over the script's.",
         *(f'kept_{name}="${name}"' for name in kept),
         f". {script}",
         *(f'export {name}="$kept_{name}"' for name in kept),
@@ -208,20 +208,20 @@ def _settings(
 
 def _script_field(stack: NetworkStack, script: Fact[str]) -> ExplainedField:
     reason = f"sourced, not copied: it belongs to the node's version of {stack.name}"
-    return ExplainedField(f"{NETWORK_FILE}: source", script.value, reason, _told(script))
+    return ExplainedField(f"{NETWORK_FILE}: source", script.value, reason, _source_line(script))
 
 
 def _library_field(path: Fact[str]) -> ExplainedField:
     return ExplainedField(
-        f"{NETWORK_FILE}: {_LIBRARIES}", path.value, "in front of what the node or image has", _told(path)
+        f"{NETWORK_FILE}: {_LIBRARIES}", path.value, "in front of what the node or image has", _source_line(path)
     )
 
 
 def _cited(row: NetworkStack | Machine, path: str) -> str:
-    """The source of a fact with its date. Machine names hold dots, so a path is looked up from its first part."""
+    """The source of a fact with its date. Machine names contain dots, so a path is looked up from its first part."""
     source = row.provenance.of(path)
     return f"{source.text}, {source.date}{' (unverified)' if source.unverified else ''}"
 
 
-def _told(fact: Fact[str]) -> str:
+def _source_line(fact: Fact[str]) -> str:
     return f"{fact.source}, {fact.date}{' (unverified)' if fact.unverified else ''}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from drillyard.launch.handles import Handle
+from drillyard.launch.run_status import Handle
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Program:
     sends_directory: str | None = None
     parallel: bool = False
     stage: str = ""
-    """What its answer means to the launcher that submits: each launcher has words of its own."""
+    """Which of the launcher's stages it belongs to; each launcher names its own."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,13 @@ class Plan:
     steps: tuple[Step, ...]
     fields: tuple[ExplainedField, ...]
     warnings: tuple[str, ...] = ()
+    script: str = ""
+    """Path of the job script among `files`, which a dry run prints whole; empty: there is none."""
 
     def file(self, path: str) -> PlanFile:
         """The file of that path."""
         return next(file for file in self.files if file.path == path)
+
+    def stage(self, stage: str) -> list[Program]:
+        """The programs of one stage, in order."""
+        return [step for step in self.steps if isinstance(step, Program) and step.stage == stage]

@@ -1,8 +1,14 @@
-"""`--output DIR`: a plan as files that a person can read, keep and apply without Drillyard.
+"""What a person sees of a plan before it is executed: a text, or a directory of files.
 
-DIR/launch/          the generated files, as they will lie in the run's launch directory
-DIR/requests/        the bodies of calls to a service
-DIR/apply.sh         the plan's steps, in order, as a shell script
+    plan_text(plan)         `--dry-run`: the job script, the steps in order, the other files by name and size
+    explain_text(plan)      `--explain`: each generated field, its reason and its source
+    write_plan(plan, DIR)   `--output DIR`: the plan as files that can be read, kept and applied without Drillyard
+
+    DIR/launch/             the generated files, as they will be in the run's launch directory
+    DIR/requests/           the bodies of calls to a service
+    DIR/apply.sh            the plan's steps, in order, as a shell script
+
+All three depend on the plan alone, byte for byte.
 """
 
 from __future__ import annotations
@@ -16,8 +22,10 @@ from pathlib import Path
 from drillyard.errors import UserError
 from drillyard.launch.plan import Call, Plan, Program, Step
 from drillyard.launch.programs import comment_safe
+from drillyard.launch.status_text import plural
 from drillyard.launch.submit_secrets import secret_names
 
+_AGENT = "agent/"
 _MADE_BY = "Made by `drillyard launch --output`."
 _HEADER = """\
 #!/bin/sh
@@ -36,6 +44,78 @@ python3 -c 'import json, os, sys; print(json.dumps({{name: os.environ[name] for 
     {names} >secrets.json
 """
 _NO_SECRETS = "echo '{}' >secrets.json\n"
+
+
+def plan_text(plan: Plan, *, whole_files: bool = False) -> str:
+    """The plan for a person: the job script, what is executed, and what is sent.
+
+    Other files are a line each, with mode and size, unless `whole_files`; the agent's source always is, since it is
+    Drillyard's own.
+    """
+    ranks = plan.nodes * plan.processes_per_node
+    lines = [
+        f"# {plan.handle}: {plural(plan.nodes, 'node')} x {plural(plan.processes_per_node, 'rank')} = {ranks}",
+        f"# run directory:    {comment_safe(plan.run_directory)}",
+        f"# launch directory: {comment_safe(plan.launch_directory)}",
+        f"# code:             {comment_safe(plan.code)}",
+        *(f"# warning: {line}" for warning in plan.warnings for line in warning.splitlines()),
+    ]
+    scripts = [file for file in plan.files if file.path == plan.script]
+    lines += [f"# step {number}: {step.purpose}" for number, step in enumerate(plan.steps, 1) if scripts]
+    for file in scripts:
+        lines += ["", f"----- {file.path} (mode {file.mode:04o})", *_content(file.content)]
+    lines += ["", f"# {plural(len(plan.steps), 'step')}, executed in this order:"]
+    for number, step in enumerate(plan.steps, 1):
+        lines += ["", *_step_lines(number, step, _is_parallel(plan.steps, number - 1))]
+    others = [file for file in plan.files if file not in scripts]
+    whole = [file for file in others if whole_files and not file.path.startswith(_AGENT)]
+    for file in whole:
+        lines += ["", f"----- {file.path} (mode {file.mode:04o})", *_content(file.content)]
+    how = "" if whole_files else " (--files prints them)"
+    lines += ["", f"# {plural(len(others), 'file')} more in {comment_safe(plan.launch_directory)}{how}:", ""]
+    lines += [f"{len(file.content.encode()):>9}  {file.mode:04o}  {file.path}" for file in others]
+    return "\n".join(lines) + "\n"
+
+
+def explain_text(plan: Plan) -> str:
+    """Every generated field of the plan as `--explain` prints it: where it is, its value, why, and by whose word."""
+    lines = [f"# {plan.handle}: why every generated field is as it is"]
+    for field in plan.fields:
+        first, *more = field.value.splitlines() or [""]
+        lines += ["", f"{field.place} = {first}", *(f"    | {line}" for line in more)]
+        lines += [f"    why:    {field.reason}", f"    source: {field.source}"]
+    return "\n".join(lines) + "\n"
+
+
+def _is_parallel(steps: Sequence[Step], index: int) -> bool:
+    both = [step for step in (steps[index - 1 : index + 1] if index else ()) if isinstance(step, Program)]
+    return len(both) == 2 and both[0].stage == both[1].stage and all(step.parallel for step in both)
+
+
+def _step_lines(number: int, step: Step, together: bool) -> list[str]:
+    beside = " (at the same time as the one before)" if together else ""
+    lines = [f"{number}. {step.purpose}{beside}"]
+    if isinstance(step, Program):
+        lines.append(f"   $ {shlex.join(step.argv)}")
+        if step.sends_directory is not None:
+            lines.append(f"   < a tar archive of the files in {step.sends_directory} that git does not ignore")
+    else:
+        lines.append(f"   {step.method} {step.target}")
+        body = json.dumps(step.body, indent=2, ensure_ascii=False) if step.body else ""
+        lines += [f"   {line}" for line in body.splitlines()]
+    if step.sends:
+        lines.append(f"   < a tar archive of {_sent(step.sends)}")
+    return lines
+
+
+def _sent(paths: Sequence[str]) -> str:
+    others = [path for path in paths if not path.startswith(_AGENT)]
+    return ", ".join([*others, *([f"{_AGENT}*"] if len(others) < len(paths) else [])])
+
+
+def _content(text: str) -> list[str]:
+    lines = text.split("\n")
+    return lines[:-1] if lines[-1] == "" else [*lines[:-1], f"{lines[-1]}\\ no newline at the end"]
 
 
 def write_plan(plan: Plan, directory: Path, *, overwrite: bool = False) -> list[Path]:

@@ -14,7 +14,7 @@ from drillyard.estimation.request import EstimateRequest
 from drillyard.estimation.run_estimate import estimate_run
 from drillyard.estimation.startup_estimate import startup_estimate
 from drillyard.estimation.target import cluster_target
-from drillyard.launch.launcher import LaunchRequest
+from drillyard.launch.request import LaunchRequest
 
 
 @dataclass(frozen=True)

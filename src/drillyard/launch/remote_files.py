@@ -27,11 +27,12 @@ from typing import Any, BinaryIO, Final, NamedTuple, Protocol
 
 from drillyard.errors import UserError
 from drillyard.launch import file_server
-from drillyard.launch.launcher import READ_BYTES
 from drillyard.launch.programs import Host, Programs, shell_line
 from drillyard.safe_files import new_file_below, require_plain_name
 
 _BOOTSTRAP: Final = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))"
+READ_BYTES: Final = 4 << 20
+"""The most that one `Launcher.read` returns."""
 _LONGEST_PAUSE: Final = 15.0
 _LINE_BYTES: Final = 64 << 20
 """Of one answer: the names of about half a million files. A host that sends more would fill this machine's memory."""

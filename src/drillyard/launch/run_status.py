@@ -1,4 +1,4 @@
-"""One language for what a run is doing, whichever scheduler has it."""
+"""A launched run: its handle, `platform://cluster/run`, and its status, in the same terms for every scheduler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,31 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from drillyard.launch.handles import Handle
+from drillyard.errors import UserError
+
+_HANDLE = re.compile(r"(?P<platform>[a-z][a-z0-9_-]*)://(?P<cluster>[a-z][a-z0-9-]*)/(?P<run>[a-z0-9][a-z0-9._-]*)")
+
+
+@dataclass(frozen=True, order=True)
+class Handle:
+    """Where a run is; means the same on every machine."""
+
+    platform: str
+    cluster: str
+    run: str
+
+    def __str__(self) -> str:
+        return f"{self.platform}://{self.cluster}/{self.run}"
+
+
+def parse_handle(text: str) -> Handle:
+    """Parse a handle. Raises UserError for other text."""
+    found = _HANDLE.fullmatch(text)
+    if found is None:
+        raise UserError(
+            f"'{text}' is not a run's handle; one looks like slurm://my-cluster/my-run (drillyard runs list)"
+        )
+    return Handle(**found.groupdict())
 
 
 class State(StrEnum):
@@ -24,7 +48,7 @@ class State(StrEnum):
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will happen by itself."""
+        """Whether the run has ended: only a new submission continues it."""
         return self in (State.succeeded, State.failed, State.cancelled)
 
 

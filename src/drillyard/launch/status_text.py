@@ -1,19 +1,12 @@
-"""What people and programs read about plans and runs: texts that are functions of their values.
+"""What people and programs read about runs: texts that are functions of a run's status, and of `now` for ages.
 
-    plan_text(plan)         what would be executed: steps in order, files with their contents
-    explain_text(plan)      each generated field, its reason and its source
-    status_text(status)     one run on one screen
-    runs_table(statuses)    many runs, a line each
-    status_json(status)     the fields that `--json` prints
-
-Plan texts depend on the plan alone, byte for byte; status texts also on `now`, for ages.
+status_text(status)     one run on one screen
+runs_table(statuses)    many runs, a line each
+status_json(status)     the fields that `--json` prints
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -23,8 +16,6 @@ from typing import Any, Final
 from rich.table import Table
 from rich.text import Text
 
-from drillyard.launch.plan import Plan, PlanFile, Program, Step
-from drillyard.launch.programs import comment_safe
 from drillyard.launch.run_status import RunFailure, RunStatus, State, beyond_failure
 from drillyard.supervise.rules import FINAL_EXIT_CODES
 
@@ -37,84 +28,9 @@ STATE_STYLES: Final = {
     State.failed: "bold red",
     State.cancelled: "dim",
 }
-_AGENT: Final = "agent/"
 _LABEL: Final = 15
-_TOLD_ELSEWHERE: Final = ("agent", "launch_directory")
+_SHOWN_ELSEWHERE: Final = ("agent", "launch_directory")
 _TITLES: Final = ("STATE", "FOR", "NODES")
-
-
-def plan_text(plan: Plan) -> str:
-    """The plan as `--dry-run` prints it: every file that is written, a job script first, then what is executed.
-
-    The agent's own source is told by size and checksum; `--output DIR` writes it out.
-    """
-    ranks = plan.nodes * plan.processes_per_node
-    lines = [
-        f"# {plan.handle}: {_plural(plan.nodes, 'node')} x {_plural(plan.processes_per_node, 'rank')} = {ranks}",
-        f"# run directory:    {comment_safe(plan.run_directory)}",
-        f"# launch directory: {comment_safe(plan.launch_directory)}",
-        f"# code:             {comment_safe(plan.code)}",
-        *(f"# warning: {line}" for warning in plan.warnings for line in warning.splitlines()),
-        "",
-        f"# {_plural(len(plan.files), 'file')} in {comment_safe(plan.launch_directory)}:",
-    ]
-    agents = [file for file in plan.files if file.path.startswith(_AGENT)]
-    for file in plan.files:
-        if file not in agents:
-            lines += ["", f"----- {file.path} (mode {file.mode:04o})", *_content(file.content)]
-    lines += ["", f"# {_plural(len(plan.steps), 'step')}, executed in this order:"]
-    for number, step in enumerate(plan.steps, 1):
-        lines += ["", *_step_lines(number, step, _joins_the_one_before(plan.steps, number - 1))]
-    if agents:
-        lines += ["", "----- agent/ (the node's agent, drillyard's own; --output DIR writes it out)"]
-        lines += [_checksum_line(file) for file in agents]
-    return "\n".join(lines) + "\n"
-
-
-def explain_text(plan: Plan) -> str:
-    """Every generated field of the plan as `--explain` prints it: where it is, its value, why, and by whose word."""
-    lines = [f"# {plan.handle}: why every generated field is as it is"]
-    for field in plan.fields:
-        first, *more = field.value.splitlines() or [""]
-        lines += ["", f"{field.place} = {first}", *(f"    | {line}" for line in more)]
-        lines += [f"    why:    {field.reason}", f"    source: {field.source}"]
-    return "\n".join(lines) + "\n"
-
-
-def _joins_the_one_before(steps: Sequence[Step], index: int) -> bool:
-    both = [step for step in (steps[index - 1 : index + 1] if index else ()) if isinstance(step, Program)]
-    return len(both) == 2 and both[0].stage == both[1].stage and all(step.parallel for step in both)
-
-
-def _step_lines(number: int, step: Step, together: bool) -> list[str]:
-    beside = " (at the same time as the one before)" if together else ""
-    lines = [f"{number}. {step.purpose}{beside}"]
-    if isinstance(step, Program):
-        lines.append(f"   $ {shlex.join(step.argv)}")
-        if step.sends_directory is not None:
-            lines.append(f"   < a tar archive of the files in {step.sends_directory} that git does not ignore")
-    else:
-        lines.append(f"   {step.method} {step.target}")
-        body = json.dumps(step.body, indent=2, ensure_ascii=False) if step.body else ""
-        lines += [f"   {line}" for line in body.splitlines()]
-    if step.sends:
-        lines.append(f"   < a tar archive of {_sent(step.sends)}")
-    return lines
-
-
-def _sent(paths: Sequence[str]) -> str:
-    others = [path for path in paths if not path.startswith(_AGENT)]
-    return ", ".join([*others, *([f"{_AGENT}*"] if len(others) < len(paths) else [])])
-
-
-def _content(text: str) -> list[str]:
-    lines = text.split("\n")
-    return lines[:-1] if lines[-1] == "" else [*lines[:-1], f"{lines[-1]}\\ no newline at the end"]
-
-
-def _checksum_line(file: PlanFile) -> str:
-    data = file.content.encode()
-    return f"{hashlib.sha256(data).hexdigest()}  {len(data):>7}  {file.path}"
 
 
 def status_text(status: RunStatus, *, progress: str | None = None, where: str = "", now: float | None = None) -> str:
@@ -177,8 +93,8 @@ def failure_line(failure: RunFailure) -> str:
     parts += [f"on {failure.node}" if parts else failure.node] if failure.node else []
     code = failure.exit_code
     reason = failure.reason.removeprefix(f"rank {failure.rank}: ")
-    told = reason if code is None or str(code) in reason else f"{reason} (exit code {code})"
-    return f"{' '.join(parts)}: {told}" if parts else told
+    text = reason if code is None or str(code) in reason else f"{reason} (exit code {code})"
+    return f"{' '.join(parts)}: {text}" if parts else text
 
 
 def next_steps(status: RunStatus) -> list[str]:
@@ -202,7 +118,7 @@ def next_steps(status: RunStatus) -> list[str]:
 
 def _native(status: RunStatus) -> str:
     """The scheduler's own names; hosts that have none tell of the agent that leads the run."""
-    return ", ".join(f"{name} {value}" for name, value in status.native.items() if name not in _TOLD_ELSEWHERE)
+    return ", ".join(f"{name} {value}" for name, value in status.native.items() if name not in _SHOWN_ELSEWHERE)
 
 
 def _hosts(hosts: Sequence[str], most: int = 8) -> str:
@@ -299,10 +215,10 @@ def _reason_beyond_headline(status: RunStatus) -> str:
 
 def status_json(status: RunStatus) -> dict[str, Any]:
     """A run for programs: the fields of `RunStatus`, the handle as text and in parts. Times are Unix seconds."""
-    told = asdict(status)
+    fields = asdict(status)
     handle = status.handle
     parts = {"handle": str(handle), "platform": handle.platform, "cluster": handle.cluster, "run": handle.run}
-    return {**parts, **{name: value for name, value in told.items() if name != "handle"}, "over": status.state.over}
+    return {**parts, **{name: value for name, value in fields.items() if name != "handle"}, "over": status.state.over}
 
 
 def moment(seconds: float) -> str:
@@ -319,5 +235,5 @@ def age(seconds: float) -> str:
     return f"{whole} s"
 
 
-def _plural(count: int, what: str) -> str:
+def plural(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from drillyard.errors import UserError
 from drillyard.launch.agent.identity import this_process
-from drillyard.launch.handles import Handle
 from drillyard.launch.plan import PlanFile
 from drillyard.launch.remote_files import print_notice
+from drillyard.launch.run_status import Handle
 
 LOCK, UNLOCK = "claim", "release"
 """Stages of a plan: the first thing and the last that is done on the head host to submit."""

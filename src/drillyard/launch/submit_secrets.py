@@ -1,7 +1,7 @@
-"""What every launcher does when it sends a plan: secrets come from this machine's environment, and Ctrl-C waits.
+"""Secrets at submission, and Ctrl-C during it.
 
-Configs are planned with `${env:NAME}` as it stands, so a plan holds no secret; the values are gathered when it is sent
-and reach the launch directory as secrets.json, which only its owner reads.
+Plans contain `${env:NAME}` as text and no secret. Submission reads the values from this machine's environment and
+writes them into the launch directory as secrets.json, which only its owner may read.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 
 from drillyard import redaction
@@ -18,14 +19,22 @@ from drillyard.config.environment import REFERENCE
 from drillyard.errors import UserError
 from drillyard.launch.plan import PlanFile
 
+CONFIG_FILES = ("run.yaml", "cluster.yaml", "job.json")
+"""Files of a launch directory that may refer to secrets; the workload's own are below files/."""
+
+
+def _is_config(path: str) -> bool:
+    *parents, name = path.split("/")
+    return name in CONFIG_FILES and "files" not in parents[-1:]
+
 
 def secret_names(files: Sequence[PlanFile]) -> tuple[str, ...]:
-    """The environment variables that files of a plan refer to; carried files are the workload's own."""
-    return names_in([file.content for file in files if "/" not in file.path])
+    """The environment variables that the configs of a plan refer to, those of a sweep's other runs included."""
+    return names_in([file.content for file in files if _is_config(file.path)])
 
 
 def names_in(texts: Sequence[str]) -> tuple[str, ...]:
-    """The environment variables that texts refer to as ${env:NAME}."""
+    """The environment variables that texts refer to by ${env:NAME}."""
     return tuple(sorted({name for text in texts for name in REFERENCE.findall(text)}))
 
 
@@ -44,17 +53,20 @@ def secrets_file(names: Sequence[str]) -> PlanFile:
 
 @contextlib.contextmanager
 def defer_interrupt(handle: str) -> Iterator[None]:
-    """Have Ctrl-C wait, also for the programs that are started meanwhile. To be used in the main thread.
+    """Defer Ctrl-C until the block ends, also for programs started in it. Does nothing outside the main thread.
 
-    The mask is what programs inherit; the handler is for a signal that another thread of this process takes.
+    Programs inherit the mask; the handler is for a signal that another thread of this process takes.
     """
-    asked: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGINT, handler)
-    if asked:
+    if received:
         print(f"drillyard: {handle} is submitted already; drillyard runs cancel {handle}", file=sys.stderr)

@@ -9,12 +9,20 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from drillyard.errors import UserError
-from drillyard.launch.launcher import SweepPoint
 
-LONGEST_NAME = 63
+MAX_NAME = 63
 _AXIS = re.compile(r"(?P<key>[A-Za-z_][\w.]*)=(?P<values>.+)")
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One point of a sweep: its name (a suffix of the run's) and its overrides."""
+
+    name: str
+    overrides: tuple[str, ...]
 
 
 def sweep_points(sweeps: Sequence[str], run: str) -> list[SweepPoint]:
@@ -33,7 +41,7 @@ def sweep_points(sweeps: Sequence[str], run: str) -> list[SweepPoint]:
         chosen = list(zip(keys, combination, strict=True))
         points.append(SweepPoint(_name(chosen), tuple(f"{key}={value}" for key, value in chosen)))
     names = [point.name for point in points]
-    if len(set(names)) < len(names) or any(len(run) + 1 + len(name) > LONGEST_NAME for name in names):
+    if len(set(names)) < len(names) or any(len(run) + 1 + len(name) > MAX_NAME for name in names):
         width = len(str(len(points) - 1))
         points = [SweepPoint(f"{number:0{width}}", point.overrides) for number, point in enumerate(points)]
     return points

@@ -15,7 +15,8 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from drillyard.launch.programs import Programs
+from drillyard.launch.plan import Program
+from drillyard.launch.programs import Host, Programs
 from drillyard.launch.remote_files import print_notice
 
 EDITED = "drillyard: edited on the cluster: "
@@ -46,6 +47,17 @@ _HARMLESS = re.compile(r"\.env\.(example|sample|template|dist)")
 _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY( BLOCK)?-----")
 _HEAD_BYTES = 4096
 _MOST_SHOWN = 5
+
+
+def sync_step(host: Host, here: str, project: str, stage: str) -> Program:
+    """The step that replaces the project's directory on a host with this machine's working directory."""
+    return Program(
+        f"carry the working directory to {host.title}",
+        host.argv(["sh", "-c", UNPACK_OVER, project, CARRIED_LIST]),
+        sends_directory=here,
+        parallel=True,
+        stage=stage,
+    )
 
 
 def archive_of_directory(directory: Path, programs: Programs) -> bytes:

@@ -17,7 +17,8 @@ from rich.live import Live
 
 from drillyard.errors import UserError
 from drillyard.hardware import Catalog
-from drillyard.launch.launcher import Launcher, LogSelection
+from drillyard.launch.launcher import Launcher
+from drillyard.launch.request import LogSelection
 from drillyard.measurement.read_logs import Tail
 from drillyard.measurement.result_text import render_result
 from drillyard.measurement.run_result import measure

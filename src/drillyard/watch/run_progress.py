@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from drillyard.errors import UserError
-from drillyard.launch.launcher import READ_BYTES, Launcher
+from drillyard.launch.launcher import Launcher
+from drillyard.launch.remote_files import READ_BYTES
 from drillyard.telemetry.events import EVENTS_FILE, is_event
 from drillyard.telemetry.jsonlines import decode
 from drillyard.telemetry.metrics import METRICS_FILE, is_step

@@ -20,8 +20,8 @@ from tests.integration.launch.desk import Desk
 from tests.integration.launch.sshd_hosts import SshHost, SshHosts, two_hosts
 from tests.integration.tiny_run import PATIENCE_SECONDS, STEPS, Run, write_config
 
-from drillyard.launch.handles import Handle
 from drillyard.launch.prepared_run import port_of
+from drillyard.launch.run_status import Handle
 
 TITAN = """
 import os, time

@@ -18,7 +18,7 @@ from tests.integration.launch.vertex_place import Place
 from tests.integration.launch.vertex_server import Replicas, Vertex
 
 from drillyard.launch import prepared_run as job_module
-from drillyard.launch.launcher import LogSelection
+from drillyard.launch.request import LogSelection
 from drillyard.launch.run_status import State
 from drillyard.launch.vertex import bucket_paths
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from drillyard.config import ClusterConfig
+from drillyard.config import ClusterConfig, platforms
 from drillyard.errors import UserError
-from drillyard.launch import registry
-from drillyard.launch.handles import Handle
-from drillyard.launch.launcher import Cancellation, Capabilities, LogSelection
 from drillyard.launch.logs.reader import run_logs
 from drillyard.launch.remote_files import LocalFiles, copy_files, read_file
-from drillyard.launch.run_status import RunStatus, State
+from drillyard.launch.request import Cancellation, LogSelection
+from drillyard.launch.run_status import Handle, RunStatus, State
 
 
 class FakeLauncher:
@@ -60,7 +56,7 @@ class FakeLauncher:
 
     def logs(self, run: str, wanted: LogSelection) -> Iterator[bytes]:
         launch = self.directory / self.cluster / run / "launch"
-        return run_logs(str(launch), [LocalFiles()], wanted, over=lambda: self.status(run).state.over)
+        return run_logs(str(launch), LocalFiles(), wanted, over=lambda: self.status(run).state.over)
 
     def cancel(self, run: str) -> Cancellation:
         status = self.status(run)
@@ -97,11 +93,9 @@ class World:
         monkeypatch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
         (directory / "empty").mkdir()
         monkeypatch.chdir(directory / "empty")
-        module = ModuleType("fake_launcher_of_tests")
-        module.launcher = self._launcher_of  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        for platform in ("slurm", "local"):
-            monkeypatch.setitem(registry.LAUNCHERS, platform, registry.LauncherRow(module.__name__, Capabilities()))
+        known = platforms.platforms()
+        fake = {name: replace(known[name], launcher=self._launcher_of) for name in ("slurm", "local")}
+        monkeypatch.setattr(platforms, "platforms", lambda: {**known, **fake})
 
     def _launcher_of(self, cluster: ClusterConfig, programs: Any) -> FakeLauncher:
         return self.clusters[cluster.name]

@@ -15,9 +15,8 @@ from tests.unit.cli.fake_launcher import World
 from drillyard.cli import main as cli
 from drillyard.cli import runs as command
 from drillyard.launch.completion_cache import remember_runs
-from drillyard.launch.handles import Handle
-from drillyard.launch.launcher import Cancellation
-from drillyard.launch.run_status import RunFailure, State
+from drillyard.launch.request import Cancellation
+from drillyard.launch.run_status import Handle, RunFailure, State
 
 
 @pytest.fixture

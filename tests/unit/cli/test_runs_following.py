@@ -13,8 +13,8 @@ from tests.unit.cli.test_runs import Capture, Said, world
 
 from drillyard.cli import runs_following as command
 from drillyard.errors import UserError
-from drillyard.launch.launcher import LogSelection
 from drillyard.launch.logs.merge import key_of
+from drillyard.launch.request import LogSelection
 from drillyard.launch.run_status import State
 from drillyard.telemetry.jsonlines import encode
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from drillyard.config import load_cluster_config, save_resolved
-from drillyard.config.cluster import PLATFORMS, ClusterConfig
+from drillyard.config.cluster import ClusterConfig
+from drillyard.config.platforms import platforms
 from drillyard.errors import UserError
 
 GKE = """\
@@ -55,17 +56,17 @@ def refuse(text: str, *overrides: str) -> list[str]:
 
 
 def test_every_platform_has_a_valid_config_that_survives_saving() -> None:
-    assert set(VALID) == set(PLATFORMS)
+    assert set(VALID) == set(platforms())
     for text in VALID.values():
         config = load(text)
         save_resolved(config, "saved.yaml")
         assert load_cluster_config("saved.yaml") == config
 
 
-@pytest.mark.parametrize("platform", sorted(PLATFORMS))
+@pytest.mark.parametrize("platform", sorted(platforms()))
 def test_everything_that_a_platform_needs_is_asked_for_at_once(platform: str) -> None:
     text = f"name: x\nplatform: {platform}\n"
-    required = PLATFORMS[platform].required
+    required = platforms()[platform].required
     if not required:
         assert load(text).platform == platform
         return
@@ -168,7 +169,7 @@ def test_a_slurm_cluster_that_is_to_be_made_on_a_cloud_needs_a_place_and_a_way_o
     assert all("neither location nor consumption" in line for line in told)
 
 
-@pytest.mark.parametrize("platform", sorted(PLATFORMS))
+@pytest.mark.parametrize("platform", sorted(platforms()))
 def test_every_platform_takes_a_hardware_file_whose_path_is_relative_to_the_config(platform: str) -> None:
     assert load(VALID[platform] + "hardware: ../own.yaml\n").hardware == str(Path.cwd().parent / "own.yaml")
     assert load(VALID[platform] + "hardware: /etc/own.yaml\n").hardware == "/etc/own.yaml"

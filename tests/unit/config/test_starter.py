@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from drillyard.config import check_run, load_cluster_config, load_run_config
 from drillyard.config.run import RunConfig
-from drillyard.config.schema import MODELS, json_schema
+from drillyard.config.schema import config_model, json_schema
 from drillyard.config.starter import starter, write_starters
 from drillyard.errors import UserError
 
@@ -70,7 +70,7 @@ def test_a_schema_describes_every_field_and_forbids_others(which: str) -> None:
     for definition in [schema, *schema["$defs"].values()]:
         assert definition["additionalProperties"] is False
         assert definition["description"]
-    assert schema["properties"].keys() == MODELS[which].model_fields.keys()
+    assert schema["properties"].keys() == config_model(which).model_fields.keys()
 
 
 def test_the_schema_is_that_of_what_is_loaded() -> None:

@@ -182,7 +182,7 @@ def test_aws_counts_vcpus_by_family():
 
 def test_machines_that_are_there_already_need_nothing():
     assert quota_needed(ClusterConfig(name="c", platform="local")) == []
-    assert quota_needed(ClusterConfig(name="c", platform="ssh", ssh={"hosts": ["a"]}, machine="a4-highgpu-8g")) == []
+    assert quota_needed(ClusterConfig(name="c", platform="ssh", machine="a4-highgpu-8g")) == []
     assert quota_needed(ClusterConfig(name="c", platform="slurm", nodes=4)) == []
     assert quota_needed(ClusterConfig(name="c", platform="slurm", machine="a3-megagpu-8g", nodes=4)) == []
 

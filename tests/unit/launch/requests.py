@@ -10,7 +10,7 @@ from typing import Any
 
 from drillyard.config import load_cluster_config, load_launch_config
 from drillyard.hardware import catalog
-from drillyard.launch.launcher import LaunchRequest
+from drillyard.launch.request import LaunchRequest
 
 TRAINING = """
 name: llama-8b

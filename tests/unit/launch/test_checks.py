@@ -9,9 +9,8 @@ from tests.unit.launch.requests import TRAINING, WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
 from drillyard.hardware import catalog
-from drillyard.launch.checks.cluster import gpus_of_gres
-from drillyard.launch.checks.request import check_request, require_launchable
-from drillyard.launch.checks.run import mount_parts
+from drillyard.launch.checks import check_request, mount_parts, require_launchable
+from drillyard.launch.slurm.checks import gpus_of_gres
 
 HOPPER, BLACKWELL, MEGA = "a3-ultragpu-8g", "a4-highgpu-8g", "a3-megagpu-8g"
 
@@ -87,7 +86,7 @@ def test_a_config_that_was_never_a_file_is_named_in_words():
         ({"slurm": '{gres: "gpu:4", exclusive: false}', "processes_per_node": 4}, None),
         ({"slurm": '{gres: "nic:1"}'}, r"slurm.gres: .* names no gpu"),
         ({"nodes": 6, "slurm": "{segment: 4}"}, r"slurm.segment: 6 nodes are no multiple of segments of 4"),
-        ({"mounts": "[/data]"}, r"mounts: are what a container sees, and the run has no `image`"),
+        ({"mounts": "[/data]"}, r"mounts: are for containers, and the run has no `image`"),
         ({"image": "i:1", "mounts": "[/a:/x, /b:/x:ro]"}, r"mounts.1: /x in the container is already /a of the node"),
         ({"slurm": '{time_limit: "5"}'}, r"slurm.time_limit: 5 \(300 s\) is not longer than slurm.signal_seconds: 300"),
         ({"slurm": "{signal_seconds: 70000}"}, r"slurm.signal_seconds: at most 65535"),
@@ -100,7 +99,7 @@ def test_a_config_that_was_never_a_file_is_named_in_words():
 )
 def test_what_a_cluster_cannot_do_is_refused_with_the_rule_and_the_fix(settings, said):
     told = mistakes(cluster(**settings))
-    assert len(told) == (said is not None), told
+    assert len(told) == (said is not None) + (settings.get("platform") == "vertex"), told
     if said is not None:
         assert re.search(said, told[0]), told[0]
 
@@ -170,7 +169,7 @@ def test_an_image_is_judged_by_what_its_tag_tells(machine, image, said):
 
 def test_an_image_that_tells_nothing_is_no_mistake_but_says_how_to_look():
     (glibc,) = [line for line in warnings(cluster(image="/images/mine.sqsh")) if "glibc" in line]
-    assert "ldd --version, run in the image" in glibc
+    assert "run in the image: ldd --version" in glibc
     (cuda,) = [line for line in warnings(cluster(machine=BLACKWELL, image="me/mine:latest")) if "CUDA" in line]
     assert "torch.version.cuda" in cuda
     assert not [line for line in warnings(cluster(nodes=1, image="me/mine:latest")) if "glibc" in line]
@@ -184,7 +183,7 @@ def test_the_images_of_a_network_stack_are_made_for_its_machines():
 def test_settings_of_an_earlier_tcpxo_are_warned_of():
     (told,) = [line for line in warnings(cluster(environment="{NCCL_ALGO: Ring}")) if "NCCL_ALGO" in line]
     assert "cluster.yaml" in told
-    assert "earlier set of settings" in told
+    assert "earlier settings of tcpxo" in told
 
 
 def test_gpus_that_nobody_uses_are_warned_of():
@@ -217,10 +216,10 @@ def test_a_time_limit_just_above_the_signal_is_warned_of():
         (
             {"slurm": "{login_host: l}"},
             "rows.jsonl",
-            "below the project's directory on the cluster; --sync carries it there",
+            "below the project's directory on the cluster; --sync copies it there",
         ),
-        ({"slurm": "{directory: /work}"}, "rows.jsonl", "--sync carries it there"),
-        ({"platform": "ssh"}, "rows.jsonl", "--sync carries it there"),
+        ({"slurm": "{directory: /work}"}, "rows.jsonl", "--sync copies it there"),
+        ({"platform": "ssh"}, "rows.jsonl", "--sync copies it there"),
         ({}, "org/data", None),
         ({}, "builtin:text-to-sql", None),
         ({"platform": "vertex"}, "/gcs/my-bucket/rows.jsonl", None),

@@ -9,7 +9,7 @@ from tests.unit.launch.requests import cluster, request
 
 from drillyard.launch.cluster_registry import clusters_directory, known_clusters, remember_cluster
 from drillyard.launch.completion_cache import remember_run, remember_runs, remembered_runs
-from drillyard.launch.handles import Handle
+from drillyard.launch.run_status import Handle
 
 
 @pytest.fixture(autouse=True)
@@ -31,11 +31,11 @@ def test_a_cluster_that_is_remembered_is_known_with_the_same_settings(monkeypatc
 
 
 def test_what_was_remembered_is_taken_back() -> None:
-    take_back = remember_cluster(request(cluster(nodes=2)).cluster)
-    take_back_the_second = remember_cluster(request(cluster(nodes=4)).cluster)
-    take_back_the_second()
+    undo = remember_cluster(request(cluster(nodes=2)).cluster)
+    undo_the_second = remember_cluster(request(cluster(nodes=4)).cluster)
+    undo_the_second()
     assert [known.nodes for known in known_clusters()[0]] == [2]
-    take_back()
+    undo()
     assert known_clusters() == ([], [])
 
 

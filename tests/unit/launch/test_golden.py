@@ -17,10 +17,10 @@ from tests.unit.launch.requests import TRAINING, cluster, request
 
 from drillyard.config import load_cluster_config, load_launch_config
 from drillyard.hardware import catalog, load_catalog
-from drillyard.launch.launcher import LaunchRequest
+from drillyard.launch.launcher import launcher_for
 from drillyard.launch.plan import Plan
-from drillyard.launch.registry import launcher_for
-from drillyard.launch.status_text import plan_text
+from drillyard.launch.plan_output import plan_text
+from drillyard.launch.request import LaunchRequest
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).with_name("golden")
@@ -57,10 +57,13 @@ CASES = {
 
 def normalised(plan: Plan) -> str:
     """The plan's text without what belongs to the version."""
-    text = re.sub(r"^# \d+ files in ", "# files in ", plan_text(plan), flags=re.MULTILINE)
+    text = re.sub(r"^# \d+ files in ", "# files in ", plan_text(plan, whole_files=True), flags=re.MULTILINE)
     text = re.sub(r"by drillyard \d[\w.]*", "by drillyard VERSION", text)
     text = re.sub(r'(drillyard-version(?:"|\\"): (?:"|\\"))[\w-]+', r"\1VERSION", text)
-    return re.sub(r"\n----- agent/ .*", "\n", text, flags=re.DOTALL)
+    text = re.sub(r"^# \d+ files more in ", "# files more in ", text, flags=re.MULTILINE)
+    return re.sub(
+        r"^ *\d+  \d+  (.*/)?(agent/.*|run.yaml|cluster.yaml|job.json|custom-job.json)\n", "", text, flags=re.MULTILINE
+    )
 
 
 def compare(name: str, text: str) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from drillyard.errors import UserError
-from drillyard.launch.handles import Handle
-from drillyard.launch.plan import Call, Plan, PlanFile, Program
-from drillyard.launch.plan_output import write_plan
+from drillyard.launch.plan import Call, ExplainedField, Plan, PlanFile, Program
+from drillyard.launch.plan_output import explain_text, plan_text, write_plan
+from drillyard.launch.run_status import Handle
 
 
 def plan(target: Path, here: Path) -> Plan:
@@ -84,3 +84,60 @@ def test_an_edited_plan_is_replaced_only_on_request(tmp_path: Path) -> None:
     assert (out / "launch" / "job.json").read_text() == '{"mine": 1}\n'
     write_plan(plan(tmp_path, tmp_path), out, overwrite=True)
     assert (out / "launch" / "job.json").read_text() == "{}\n"
+
+
+def shown_plan(
+    *steps: Program | Call, files: tuple[PlanFile, ...] = (), fields: tuple[ExplainedField, ...] = (), script: str = ""
+) -> Plan:
+    handle = Handle("slurm", "h100", "llama-8b")
+    return Plan(handle, 2, 8, "/r", "/r/launch", "there already: /p", files, steps, fields, ("first\nsecond",), script)
+
+
+def test_a_plan_shows_steps_as_shell_lines_and_calls_with_their_bodies() -> None:
+    text = plan_text(
+        shown_plan(
+            Program("write", ("tar", "-C", "/a dir", "-x"), sends=("job.json", "agent/a.py", "agent/b.py")),
+            Program("start n0", ("ssh", "n0", "go"), parallel=True),
+            Program("start n1", ("ssh", "n1", "go"), parallel=True),
+            Program("carry", ("tar", "x"), sends_directory="/p"),
+            Call("submit", "POST", "https://service/jobs", {"displayName": "é"}),
+        )
+    )
+
+    assert "# slurm://h100/llama-8b: 2 nodes x 8 ranks = 16\n" in text
+    assert "# warning: first\n# warning: second\n" in text
+    assert (
+        "1. write\n   $ tar -C '/a dir' -x\n   < a tar archive of job.json, agent/*\n\n"
+        "2. start n0\n   $ ssh n0 go\n\n"
+        "3. start n1 (at the same time as the one before)\n   $ ssh n1 go\n\n"
+        "4. carry\n   $ tar x\n   < a tar archive of the files in /p that git does not ignore\n\n"
+        '5. submit\n   POST https://service/jobs\n   {\n     "displayName": "é"\n   }\n'
+    ) in text
+
+
+def test_a_plan_shows_its_script_first_and_other_files_by_size_unless_all_are_wanted() -> None:
+    files: tuple[PlanFile, ...] = (PlanFile("job.json", "{}\n"), PlanFile("job.sbatch", "#!/bin/sh\nexit 0", 0o755))
+    plan = shown_plan(
+        Program("go", ("go",)), files=(*files, PlanFile("agent/a.py", "import os\n")), script="job.sbatch"
+    )
+
+    short, whole = plan_text(plan), plan_text(plan, whole_files=True)
+
+    script = "\n----- job.sbatch (mode 0755)\n#!/bin/sh\nexit 0\\ no newline at the end\n"
+    for text in (short, whole):
+        assert text.index("# step 1: go") < text.index(script) < text.index("1. go\n   $ go")
+        assert "        3  0644  job.json\n" in text and "       10  0644  agent/a.py\n" in text
+        assert "import os" not in text
+    assert "----- job.json" not in short and "----- job.json (mode 0644)\n{}\n" in whole
+
+
+def test_every_field_is_explained() -> None:
+    field = ExplainedField("environment: NCCL_NET", "gIB", "the machine's stack", "https://cloud.google.com")
+    script = ExplainedField("job.sbatch: setup", "one\ntwo", "as set", "cluster.yaml: slurm.setup")
+
+    text = explain_text(shown_plan(fields=(field, script)))
+
+    assert (
+        "\nenvironment: NCCL_NET = gIB\n    why:    the machine's stack\n    source: https://cloud.google.com\n" in text
+    )
+    assert "\njob.sbatch: setup = one\n    | two\n    why:    as set\n" in text

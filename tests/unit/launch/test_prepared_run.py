@@ -13,8 +13,8 @@ from tests.unit.launch.requests import TRAINING, cluster, request
 
 from drillyard.errors import UserError
 from drillyard.launch.agent.job import Job, read_job
-from drillyard.launch.handles import Handle, parse_handle
 from drillyard.launch.prepared_run import ClusterPaths, PreparedRun, port_of, prepare
+from drillyard.launch.run_status import Handle, parse_handle
 
 PLACE = ClusterPaths("/project", "/shared/runs", "/project/.venv/bin/python")
 SHARED = cluster(storage="{directory: /shared}")

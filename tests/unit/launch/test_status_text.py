@@ -1,8 +1,7 @@
-"""What people read about plans and runs."""
+"""What people read about runs."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 
@@ -11,15 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from drillyard.launch.handles import Handle
-from drillyard.launch.plan import Call, ExplainedField, Plan, PlanFile, Program
-from drillyard.launch.run_status import RunFailure, RunStatus, State
+from drillyard.launch.run_status import Handle, RunFailure, RunStatus, State
 from drillyard.launch.status_text import (
     age,
     cut_middle,
-    explain_text,
     headline,
-    plan_text,
     runs_table,
     status_json,
     status_text,
@@ -27,10 +22,6 @@ from drillyard.launch.status_text import (
 
 HANDLE = Handle("slurm", "h100", "llama-8b")
 NOW = 1_800_000_000.0
-
-
-def plan(*steps: Program | Call, files: tuple[PlanFile, ...] = (), fields: tuple[ExplainedField, ...] = ()) -> Plan:
-    return Plan(HANDLE, 2, 8, "/r", "/r/launch", "there already: /p", files, steps, fields, ("first\nsecond",))
 
 
 def test_a_cancelled_run_did_not_end_because_of_an_earlier_failure() -> None:
@@ -68,50 +59,6 @@ def test_what_was_the_agent_of_a_run_that_is_over_is_not_told() -> None:
 
 def status(state: State, **fields: object) -> RunStatus:
     return RunStatus(**{"handle": HANDLE, "state": state, "nodes": 2, **fields})  # type: ignore[arg-type]
-
-
-def test_a_plan_shows_steps_as_shell_lines_and_calls_with_their_bodies() -> None:
-    text = plan_text(
-        plan(
-            Program("write", ("tar", "-C", "/a dir", "-x"), sends=("job.json", "agent/a.py", "agent/b.py")),
-            Program("start n0", ("ssh", "n0", "go"), parallel=True),
-            Program("start n1", ("ssh", "n1", "go"), parallel=True),
-            Program("carry", ("tar", "x"), sends_directory="/p"),
-            Call("submit", "POST", "https://service/jobs", {"displayName": "é"}),
-        )
-    )
-
-    assert "# slurm://h100/llama-8b: 2 nodes x 8 ranks = 16\n" in text
-    assert "# warning: first\n# warning: second\n" in text
-    assert (
-        "1. write\n   $ tar -C '/a dir' -x\n   < a tar archive of job.json, agent/*\n\n"
-        "2. start n0\n   $ ssh n0 go\n\n"
-        "3. start n1 (at the same time as the one before)\n   $ ssh n1 go\n\n"
-        "4. carry\n   $ tar x\n   < a tar archive of the files in /p that git does not ignore\n\n"
-        '5. submit\n   POST https://service/jobs\n   {\n     "displayName": "é"\n   }\n'
-    ) in text
-
-
-def test_a_plan_shows_files_with_their_contents_and_the_agent_by_checksum() -> None:
-    agent = PlanFile("agent/node.py", "import os\n")
-
-    text = plan_text(plan(files=(PlanFile("job.sbatch", "#!/bin/sh\nexit 0", 0o755), agent)))
-
-    assert "----- job.sbatch (mode 0755)\n#!/bin/sh\nexit 0\\ no newline at the end\n" in text
-    assert f"{hashlib.sha256(b'import os' + bytes([10])).hexdigest()}       10  agent/node.py\n" in text
-    assert "import os" not in text
-
-
-def test_every_field_is_explained() -> None:
-    field = ExplainedField("environment: NCCL_NET", "gIB", "the machine's stack", "https://cloud.google.com")
-    script = ExplainedField("job.sbatch: setup", "one\ntwo", "as set", "cluster.yaml: slurm.setup")
-
-    text = explain_text(plan(fields=(field, script)))
-
-    assert (
-        "\nenvironment: NCCL_NET = gIB\n    why:    the machine's stack\n    source: https://cloud.google.com\n" in text
-    )
-    assert "\njob.sbatch: setup = one\n    | two\n    why:    as set\n" in text
 
 
 def test_headlines_say_state_and_age_in_words() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drillyard.errors import UserError
-from drillyard.launch.sweep import LONGEST_NAME, sweep_points
+from drillyard.launch.sweep import MAX_NAME, sweep_points
 
 
 def test_a_point_is_named_after_what_differs() -> None:
@@ -64,4 +64,4 @@ def test_names_are_different_and_fit_a_run_config(values: list[str]) -> None:
     names = [f"run-{point.name}" for point in points]
     assert len(set(names)) == len(values)
     assert all(re.fullmatch(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?", name) for name in names)
-    assert all(len(name) <= LONGEST_NAME for name in names)
+    assert all(len(name) <= MAX_NAME for name in names)

@@ -17,8 +17,8 @@ from tests.unit.launch.requests import TRAINING, cluster, request
 
 from drillyard.errors import UserError
 from drillyard.hardware import catalog
+from drillyard.launch.launcher import launcher_for
 from drillyard.launch.plan import Call, Plan
-from drillyard.launch.registry import launcher_for
 
 IMAGE = {"image": "nvcr.io/nvidia/pytorch:25.12-py3"}
 GPU_SCRIPT = "name: w\nworkload: {per: gpu, command: [python, train.py]}\n"

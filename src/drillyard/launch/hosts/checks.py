@@ -1,8 +1,8 @@
-"""What the hosts of a run told about themselves, judged before anything is started on any of them. Pure.
+"""Checks the facts that the hosts of a run report, before anything starts on any of them. Pure.
 
-Every problem of every host is told in one error, host by host, each with what to do; hosts with the same problem share
-its line. Clocks are compared among the hosts, never with the machine that launches: what a host told lies between the
-moments before the question and after the answer, so a slow connection can hide a difference, and never makes one up.
+One error lists every problem of every host with its fix; hosts with the same problem share a line. Clocks are compared
+among the hosts, never with the machine that launches: a host reads its clock between the request and the answer, so a
+slow connection can hide a difference but cannot invent one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from drillyard.launch.agent.protocol import NUM_PORTS
 from drillyard.launch.programs import Result
 
 CLOCK_SECONDS = 2.0
-"""Events of the hosts are put in one order by their clocks; and certificates and leases of file systems need them."""
+"""Events of all hosts are ordered by their clocks, and certificates and file system leases depend on them."""
 LEAST_FREE_BYTES = 1 << 30
 _SHOWN_HOSTS = 4
 
 
 @dataclass(frozen=True)
 class HostAnswer:
-    """What asking one host gave."""
+    """The answer of one host."""
 
     host: str
     result: Result | None
@@ -34,20 +34,20 @@ class HostAnswer:
     asked_at: float = 0.0
     answered_at: float = 0.0
 
-    def told(self) -> dict[str, Any] | None:
+    def parsed(self) -> dict[str, Any] | None:
         """The JSON object it printed, if it did."""
         if self.result is None or self.result.returncode != 0:
             return None
         try:
-            told = json.loads(self.result.stdout.strip().rpartition("\n")[2])
+            reported = json.loads(self.result.stdout.strip().rpartition("\n")[2])
         except (ValueError, RecursionError):
             return None
-        return told if isinstance(told, dict) else None
+        return reported if isinstance(reported, dict) else None
 
 
 @dataclass(frozen=True)
 class HostRequirements:
-    """What the run needs of every host."""
+    """What the run needs on every host."""
 
     run: str
     launch_directory: str
@@ -62,78 +62,78 @@ class HostRequirements:
 
 @dataclass
 class HostProblems:
-    """Problems by their words, each with the hosts that have it, in the order in which they were found."""
+    """Problems by their text, each with the hosts that have it, in the order in which they were found."""
 
     found: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, host: str, words: str) -> None:
-        """`host` has this problem."""
-        self.found.setdefault(words, []).append(host)
+    def add(self, host: str, problem: str) -> None:
+        """Record a problem of `host`."""
+        self.found.setdefault(problem, []).append(host)
 
     def lines(self) -> list[str]:
         """One line per problem."""
-        return [f"{_named(hosts)}: {words}" for words, hosts in self.found.items()]
+        return [f"{_named(hosts)}: {text}" for text, hosts in self.found.items()]
 
 
-def judge(answers: Sequence[HostAnswer], wanted: HostRequirements) -> list[str]:
-    """What must be mended before the run can be started, a line each; empty: all is well."""
+def judge(answers: Sequence[HostAnswer], needed: HostRequirements) -> list[str]:
+    """The problems to fix before the run can start, a line each."""
     problems = HostProblems()
-    told = {}
+    reported = {}
     for answer in answers:
-        facts = answer.told()
+        facts = answer.parsed()
         if facts is None:
-            problems.add(answer.host, why_no_answer(answer))
+            problems.add(answer.host, no_answer_reason(answer))
         else:
-            told[answer.host] = facts
-    for host, facts in told.items():
-        for words in _of_one(facts, wanted):
-            problems.add(host, words)
-    _compare(told, problems)
-    _clocks({answer.host: answer for answer in answers}, told, problems)
+            reported[answer.host] = facts
+    for host, facts in reported.items():
+        for text in _of_one(facts, needed):
+            problems.add(host, text)
+    _compare(reported, problems)
+    _clocks({answer.host: answer for answer in answers}, reported, problems)
     return problems.lines()
 
 
-def why_no_answer(answer: HostAnswer) -> str:
-    """What kept a host from answering, in its own or ssh's words, and what to do."""
+def no_answer_reason(answer: HostAnswer) -> str:
+    """Why a host did not answer, in its own or ssh's text, and what to do."""
     if answer.result is None:
         return answer.error
     said = [line.strip() for line in (answer.result.stderr or answer.result.stdout).splitlines() if line.strip()]
-    words = said[-1] if said else f"exit code {answer.result.returncode}"
+    text = said[-1] if said else f"exit code {answer.result.returncode}"
     if answer.result.unreachable:
-        return f"cannot be reached: {words} (try: ssh {answer.host} true)"
-    if answer.result.returncode == 127 and "python3" in words:
+        return f"cannot be reached: {text} (try: ssh {answer.host} true)"
+    if answer.result.returncode == 127 and "python3" in text:
         return "has no python3 on its PATH, which the agent needs: install it (any version from 3.9 on, no packages)"
-    return f"the check failed there: {words}"
+    return f"the check failed there: {text}"
 
 
-def _of_one(facts: Mapping[str, Any], wanted: HostRequirements) -> list[str]:
+def _of_one(facts: Mapping[str, Any], needed: HostRequirements) -> list[str]:
     """What is wrong with one host alone."""
-    return [*_program(facts, wanted), *_gpus(facts, wanted), *_disk(facts), *_others(facts, wanted)]
+    return [*_program(facts, needed), *_gpus(facts, needed), *_disk(facts), *_others(facts, needed)]
 
 
-def _program(facts: Mapping[str, Any], wanted: HostRequirements) -> list[str]:
+def _program(facts: Mapping[str, Any], needed: HostRequirements) -> list[str]:
     image, drillyard = facts.get("image"), facts.get("drillyard")
     if image and image.get("error"):
-        return [f"image {wanted.image}: {image['error']}"]
+        return [f"image {needed.image}: {image['error']}"]
     if not drillyard:
         return []
     python, version = drillyard["python"], drillyard.get("version")
     if version is None:
         return [
-            f"{python} cannot run drillyard: {drillyard.get('error')}; install drillyard {wanted.version} there, or "
+            f"{python} cannot run drillyard: {drillyard.get('error')}; install drillyard {needed.version} there, or "
             "name another `python` in the cluster config"
         ]
-    if version.split()[-1:] != [wanted.version]:
-        return [f"{python} has {version}, and this machine launches with {wanted.version}: install the same there"]
+    if version.split()[-1:] != [needed.version]:
+        return [f"{python} has {version}, and this machine launches with {needed.version}: install the same there"]
     return []
 
 
-def _gpus(facts: Mapping[str, Any], wanted: HostRequirements) -> list[str]:
+def _gpus(facts: Mapping[str, Any], needed: HostRequirements) -> list[str]:
     number = facts.get("gpus") or 0
     if number and facts.get("gpu_models") is None:
         return ["nvidia-smi fails, and there are GPUs: the driver must work before anything can run"]
-    if wanted.gpus is not None and number != wanted.gpus:
-        return [f"{number} GPUs, and machine {wanted.machine} has {wanted.gpus}: find the missing, or name what it is"]
+    if needed.gpus is not None and number != needed.gpus:
+        return [f"{number} GPUs, and machine {needed.machine} has {needed.gpus}: find the missing, or name what it is"]
     return []
 
 
@@ -149,18 +149,18 @@ def _disk(facts: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _others(facts: Mapping[str, Any], wanted: HostRequirements) -> list[str]:
+def _others(facts: Mapping[str, Any], needed: HostRequirements) -> list[str]:
     problems = [facts["unsafe"]] if facts.get("unsafe") else []
     if facts.get("ports_free") == []:
         problems.append(
-            f"ports {wanted.port} to {wanted.port + NUM_PORTS - 1}, on which the run's agents meet, are all taken: end "
+            f"ports {needed.port} to {needed.port + NUM_PORTS - 1}, on which the run's agents meet, are all taken: end "
             "what listens there (ss -ltnp)"
         )
     if facts.get("agents"):
-        problems.append(f"{wanted.run} is still running there: drillyard runs cancel {wanted.run}, or launch --replace")
+        problems.append(f"{needed.run} is still running there: drillyard runs cancel {needed.run}, or launch --replace")
     for run in facts.get("runs") or []:
         # Runs without GPUs share a machine as any programs do.
-        if run["launch_directory"] != wanted.launch_directory and facts.get("gpus"):
+        if run["launch_directory"] != needed.launch_directory and facts.get("gpus"):
             problems.append(
                 f"run {run['run']} of cluster {run['cluster']} is active there and has the GPUs: wait for its end, or "
                 f"drillyard runs cancel {run['run']}"
@@ -168,12 +168,14 @@ def _others(facts: Mapping[str, Any], wanted: HostRequirements) -> list[str]:
     return problems
 
 
-def _compare(told: Mapping[str, Mapping[str, Any]], problems: HostProblems) -> None:
+def _compare(reported: Mapping[str, Mapping[str, Any]], problems: HostProblems) -> None:
     """What the hosts must have in common."""
-    _same("GPUs", {host: _gpu_names(facts) for host, facts in told.items()}, "a run needs the same on all", problems)
-    images = {host: (facts.get("image") or {}).get("id") for host, facts in told.items()}
+    _same(
+        "GPUs", {host: _gpu_names(facts) for host, facts in reported.items()}, "a run needs the same on all", problems
+    )
+    images = {host: (facts.get("image") or {}).get("id") for host, facts in reported.items()}
     _same("image", images, "pull the same on all", problems)
-    users = {host: str(facts["user"]) if "user" in facts else None for host, facts in told.items()}
+    users = {host: str(facts["user"]) if "user" in facts else None for host, facts in reported.items()}
     _same("user id", users, "the agents of a run must be one user's, or they cannot read its directory", problems)
 
 
@@ -195,11 +197,13 @@ def _same(what: str, values: Mapping[str, str | None], advice: str, problems: Ho
             problems.add(host, f"{what}: {value}, where {other} has {usual}; {advice}")
 
 
-def _clocks(answers: Mapping[str, HostAnswer], told: Mapping[str, Mapping[str, Any]], problems: HostProblems) -> None:
+def _clocks(
+    answers: Mapping[str, HostAnswer], reported: Mapping[str, Mapping[str, Any]], problems: HostProblems
+) -> None:
     """Where a host's clock stands against this machine's lies in an interval; they must come near the usual one."""
     ahead = {
         host: (facts["clock_at_end"] - answers[host].answered_at, facts["clock"] - answers[host].asked_at)
-        for host, facts in told.items()
+        for host, facts in reported.items()
         if "clock" in facts and "clock_at_end" in facts
     }
     if len(ahead) < 2:
@@ -217,7 +221,7 @@ def _clocks(answers: Mapping[str, HostAnswer], told: Mapping[str, Mapping[str, A
             )
 
 
-def unshared(hosts: Sequence[str], directory: str, head: str) -> list[str]:
+def not_shared(hosts: Sequence[str], directory: str, head: str) -> list[str]:
     """The problem of hosts that do not see what the head host wrote."""
     if not hosts:
         return []

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from drillyard.launch.agent import rank_output
 from drillyard.launch.agent.identity import AGENT_MARK, RUN_MARK
 from drillyard.launch.agent.shared_modules import launched, redaction
-from drillyard.launch.handles import Handle
+from drillyard.launch.run_status import Handle
 
 SCRIPT = "container.sh"
 

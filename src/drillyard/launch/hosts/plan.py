@@ -1,17 +1,16 @@
-"""The plan of a run on hosts that are reached directly: by ssh, or the one that we are on. Pure.
+"""The plan of a run on hosts without a scheduler: hosts reached by ssh, or this machine. Pure.
 
-    check    on every host at once: nothing stays there; all must be well before anything is started
-    share    do the others see what the head host wrote into the directory of runs? `forget` removes it
+    check    every host in parallel, leaving nothing there; nothing starts unless all pass
+    share    whether the other hosts see a file that the head host wrote into the output directory; `forget` removes it
     carry    `--sync`: the working directory, once where the hosts share it, else to every host
-    claim    the launch directory, on the head host: one submission at a time writes there and starts agents
+    claim    take the submit lock of the launch directory, on the head host
     write    the launch directory, once: it is on storage that the hosts share
-    record   the run's entry in the index of the head host, where `runs` finds it: nothing runs that is not found
+    record   the run in the index of the head host, where `runs` finds it: before anything starts
     start    an agent on every host, detached: it outlives the connection
-    release  the claim, also where one of the three before has failed
+    release  the submit lock, also where one of the three before has failed
 
-What the steps of a stage print is judged before the next stage begins (`checks.py`). A submission is named by a
-digest of the run's secret, which is made for it: agents of different submissions never join, and the mark of `share` is
-never one of an earlier look.
+The output of a stage is checked before the next stage begins (`checks.py`). A submission is identified by a digest of
+its secret: agents of different submissions never join, and the file of `share` is never an earlier one's.
 """
 
 from __future__ import annotations
@@ -22,34 +21,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from drillyard.config.run import RunConfig
-from drillyard.errors import UserError
 from drillyard.launch.agent.job import Job
-from drillyard.launch.handles import Handle
 from drillyard.launch.hosts import container
-from drillyard.launch.launcher import LaunchRequest
+from drillyard.launch.hosts.config import SshConfig
 from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program
 from drillyard.launch.prepared_run import ClusterPaths, PreparedRun, agent_files, prepare
 from drillyard.launch.programs import Host
+from drillyard.launch.request import LaunchRequest
+from drillyard.launch.run_status import Handle
 from drillyard.launch.submit_lock import LOCK, LOCK_ALL, UNLOCK, UNLOCK_ALL, UNPACKED
 from drillyard.launch.submit_secrets import secret_names
-from drillyard.launch.sync_archive import CARRIED_LIST, UNPACK_OVER
+from drillyard.launch.sync_archive import sync_step
 
 CHECK, SHARE, FORGET, CARRY = "check", "share", "forget", "carry"
 WRITE, RECORD, START = "write", "record", "start"
 
-_ASK = f'{UNPACKED} && "$0" "$d/agent" check "$@"'
-"""The agent out of the archive on standard input, which leaves nothing behind. `$0` is its Python."""
+_PROBE = f'{UNPACKED} && "$0" "$d/agent" check "$@"'
+"""Runs the agent from the archive on standard input and leaves nothing behind. `$0` is its Python."""
 _FORGET = 'n=$(tar -x -O -f - secret | sha256sum | cut -c1-16) && rm -f -- "$0/.drillyard-$n"'
-_CLAIM = f"""\
+_LOCK = f"""\
 umask go-w && {UNPACKED} || exit 1
 launch=$1
 "$0" "$d/agent" prepare --launch-directory "$launch" || exit 1
 set -- "$launch/claim"
 {LOCK_ALL}"$0" "$d/agent" check --launch-directory "$launch" 9>&-
 """
-"""Makes LAUNCH_DIR, or refuses it, claims LAUNCH_DIR/claim, then tells which agents of the run live there: another
-launch may have had its claim, and released it, since the hosts were looked at."""
-_RELEASE = f"""\
+"""Creates LAUNCH_DIR, or refuses it, locks LAUNCH_DIR/claim, then lists the run's agents that are alive there: another
+launch may have had the lock, and released it, since the hosts were checked."""
+_UNLOCK = f"""\
 set -- "$0/claim"
 {UNLOCK_ALL}"""
 _UNPACK = 'umask go-w && cd "$0" && rm -f state.json && exec tar -x --no-same-permissions --no-same-owner -f -'
@@ -65,68 +64,42 @@ python=$(command -v "$0")
 exec $scope "$python" "$1/agent" start --job "$1/job.json" --node-rank "$2" --leader "$3" \\
     --submission "$(sha256sum <"$1/secret" | cut -c1-16)"
 """
-"""Starts a node's agent, with the programs beside the run's Python first on its PATH. It leads a session of its own;
-where logins are scopes of systemd and this user's manager stays without any (loginctl enable-linger), it is in a scope
-of that, which no logout ends."""
+"""Starts a node's agent in a new session, with the programs beside the run's Python first on its PATH. Where systemd
+ends a login's processes at logout and this user's manager lingers (loginctl enable-linger), the agent gets a scope of
+that manager, which no logout ends."""
 
 
 @dataclass(frozen=True)
 class HostLayout:
-    """The hosts of a cluster and where things are on them."""
+    """The hosts of a cluster and the paths on them."""
 
     hosts: tuple[Host, ...]
     leader: str
     """Name or address under which all hosts reach the first one."""
-    place: ClusterPaths
+    paths: ClusterPaths
     project_is_shared: bool
     """Whether the hosts see the same project directory."""
     code: str
-    """How the code gets there where nothing is carried and there is no image, in words."""
+    """Where the code is without --sync and without an image, for people."""
 
 
 def plan_on(layout: HostLayout, request: LaunchRequest) -> Plan:
     """The plan of `request` on hosts. Raises UserError for what cannot work there."""
-    prepared = prepare(request, layout.place)
-    prepared = _in_containers(prepared) if prepared.image else _with_path(prepared, layout.place)
-    job, files = prepared.job, tuple(file.path for file in prepared.files)
-    agent = [path for path in files if path.startswith("agent/")]
-    needs = ["--python", layout.place.python] if isinstance(request.run, RunConfig) else []
+    prepared = prepare(request, layout.paths)
+    prepared = _in_containers(prepared) if prepared.image else _with_path(prepared, layout.paths)
+    needs = ["--python", layout.paths.python] if isinstance(request.run, RunConfig) else []
     needs = ["--image", prepared.image] if prepared.image else needs
-    steps = [
-        *_checks(layout, job, agent, needs),
-        *_carry(layout, request),
-        _claim(layout, job, agent),
-        _write(layout.hosts[0], job, files),
-        _record(layout, job),
-        *_starts(layout, job),
-        _release(layout, job),
-    ]
-    return Plan(
-        handle=prepared.handle,
-        nodes=job.nodes,
-        processes_per_node=job.processes_per_node,
-        run_directory=job.run_directory,
-        launch_directory=job.launch_directory,
-        code=_code(layout, prepared, request),
-        files=prepared.files,
-        steps=tuple(steps),
-        fields=(*prepared.fields, *_fields(layout, prepared, request)),
-        warnings=prepared.warnings,
-    )
+    paths = [file.path for file in prepared.files]
+    steps = _steps(layout, prepared.job, needs, [path for path in paths if path.startswith("agent/")], paths)
+    first_start = next(number for number, step in enumerate(steps) if step.stage == LOCK)
+    steps[first_start:first_start] = _sync(layout, request)
+    return prepared.plan(_code(layout, prepared, request), steps, fields=_fields(layout, prepared, request))
 
 
 def plan_again(layout: HostLayout, job: Job) -> Plan:
-    """The plan of a run whose launch directory is there: its agents are started as before, by the files it has."""
-    trainer = job.command[1:3] == ["-m", "drillyard"]
+    """The plan of a run whose launch directory exists: its agents start as before, from the files in it."""
+    needs = ["--python", job.command[0]] if job.command[1:3] == ["-m", "drillyard"] else []
     files = agent_files()
-    steps = [
-        *_checks(layout, job, [file.path for file in files], ["--python", job.command[0]] if trainer else []),
-        _claim(layout, job, [file.path for file in files]),
-        _write(layout.hosts[0], job, ()),
-        _record(layout, job),
-        *_starts(layout, job),
-        _release(layout, job),
-    ]
     return Plan(
         handle=Handle(job.platform, job.cluster, job.run),
         nodes=job.nodes,
@@ -135,64 +108,70 @@ def plan_again(layout: HostLayout, job: Job) -> Plan:
         launch_directory=job.launch_directory,
         code="as it was",
         files=(PlanFile("job.json", job.as_json()), *files),
-        steps=tuple(steps),
+        steps=tuple(_steps(layout, job, needs, [file.path for file in files], ())),
         fields=(),
     )
+
+
+def _steps(
+    layout: HostLayout, job: Job, needs: Sequence[str], agent: Sequence[str], files: Sequence[str]
+) -> list[Program]:
+    """All steps but `sync`. `needs`: what each host is checked for; `agent`, `files`: paths of the agent's source and
+    of the launch directory."""
+    return [
+        *_checks(layout, job, agent, needs),
+        _lock(layout, job, agent),
+        _write(layout.hosts[0], job, files),
+        _record(layout, job),
+        *_starts(layout, job),
+        _unlock(layout, job),
+    ]
 
 
 def _checks(layout: HostLayout, job: Job, sent: Sequence[str], needs: Sequence[str]) -> list[Program]:
     head, *others = layout.hosts
     output = posixpath.dirname(job.run_directory)
     words = ["--directory", output, "--launch-directory", job.launch_directory, "--runs", *needs]
-    leaving_a_mark = _ASK.replace(" check ", ' check --write-nonce "$n" ') if others else _ASK
-    looking_for_it = _ASK.replace(" check ", ' check --nonce "$n" ')
+    writing = _PROBE.replace(" check ", ' check --write-nonce "$n" ') if others else _PROBE
+    reading = _PROBE.replace(" check ", ' check --nonce "$n" ')
 
     def ask(host: Host, purpose: str, stage: str, script: str, more: Sequence[str]) -> Program:
-        argv = host.argv(["sh", "-c", script, layout.place.agent_python, *more])
+        argv = host.argv(["sh", "-c", script, layout.paths.agent_python, *more])
         return Program(purpose, argv, sends=tuple(sent), parallel=True, stage=stage)
 
     what = "GPUs, clock, disk, ports, programs, other runs"
-    steps = [ask(head, f"look at {head.title}: {what}", CHECK, leaving_a_mark, [*words, "--port", str(job.port)])]
-    steps += [ask(host, f"look at {host.title}: {what}", CHECK, _ASK, words) for host in others]
+    steps = [ask(head, f"check {head.title}: {what}", CHECK, writing, [*words, "--port", str(job.port)])]
+    steps += [ask(host, f"check {host.title}: {what}", CHECK, _PROBE, words) for host in others]
     steps += [
-        ask(host, f"does {host.title} share {output}", SHARE, looking_for_it, ["--directory", output])
+        ask(host, f"check that {host.title} shares {output}", SHARE, reading, ["--directory", output])
         for host in others
     ]
     if others:
         forget = head.argv(["sh", "-c", _FORGET, output])
-        purpose = "remove the mark that all hosts should see"
+        purpose = "remove the file that all hosts should see"
         steps.append(Program(purpose, forget, sends=("agent/job.py",), stage=FORGET))
     return steps
 
 
-def _carry(layout: HostLayout, request: LaunchRequest) -> list[Program]:
+def _sync(layout: HostLayout, request: LaunchRequest) -> list[Program]:
     if not request.sync:
         return []
-    where = layout.hosts[:1] if layout.project_is_shared else layout.hosts
-    return [
-        Program(
-            f"carry the working directory to {host.title}",
-            host.argv(["sh", "-c", UNPACK_OVER, layout.place.project, CARRIED_LIST]),
-            sends_directory=request.here,
-            parallel=True,
-            stage=CARRY,
-        )
-        for host in where
-    ]
+    hosts = layout.hosts[:1] if layout.project_is_shared else layout.hosts
+    return [sync_step(host, request.here, layout.paths.project, CARRY) for host in hosts]
 
 
-def _claim(layout: HostLayout, job: Job, sent: Sequence[str]) -> Program:
+def _lock(layout: HostLayout, job: Job, sent: Sequence[str]) -> Program:
     head = layout.hosts[0]
-    argv = head.argv(["sh", "-c", _CLAIM, layout.place.agent_python, job.launch_directory])
-    purpose = f"claim the launch directory on {head.title}, which no other launch and no agent of the run may have"
+    argv = head.argv(["sh", "-c", _LOCK, layout.paths.agent_python, job.launch_directory])
+    purpose = f"lock the launch directory on {head.title}: no other launch and no agent of the run may use it"
     return Program(purpose, argv, sends=tuple(sent), stage=LOCK)
 
 
-def _release(layout: HostLayout, job: Job) -> Program:
+def _unlock(layout: HostLayout, job: Job) -> Program:
     head = layout.hosts[0]
-    argv = head.argv(["sh", "-c", _RELEASE, job.launch_directory])
-    # Its input is the submission's secret; the archive of a plan's step is not empty.
-    return Program(f"release the claim on {head.title}", argv, sends=("agent/job.py",), stage=UNLOCK)
+    argv = head.argv(["sh", "-c", _UNLOCK, job.launch_directory])
+    # It reads only the secret, which the launcher adds; the archive of a step is never empty.
+    return Program(f"release the lock on {head.title}", argv, sends=("agent/job.py",), stage=UNLOCK)
 
 
 def _write(head: Host, job: Job, files: Sequence[str]) -> Program:
@@ -208,7 +187,7 @@ def _starts(layout: HostLayout, job: Job) -> list[Program]:
     return [
         Program(
             f"start the agent on {host.title}",
-            host.argv(["sh", "-c", _START, layout.place.agent_python, job.launch_directory, str(node), layout.leader]),
+            host.argv(["sh", "-c", _START, layout.paths.agent_python, job.launch_directory, str(node), layout.leader]),
             parallel=True,
             stage=START,
         )
@@ -226,7 +205,7 @@ def _record(layout: HostLayout, job: Job) -> Program:
         "run_directory": job.run_directory,
         "launch_directory": job.launch_directory,
     }
-    words = [layout.place.agent_python, posixpath.join(job.launch_directory, "agent"), "index"]
+    words = [layout.paths.agent_python, posixpath.join(job.launch_directory, "agent"), "index"]
     argv = head.argv([*words, "--entry", json.dumps(entry)])
     return Program(f"enter the run into the index of {head.title}", argv, stage=RECORD)
 
@@ -237,40 +216,42 @@ def _code(layout: HostLayout, prepared: PreparedRun, request: LaunchRequest) -> 
     if not request.sync:
         return layout.code
     times = "once, as the hosts share it" if layout.project_is_shared else f"to each of {len(layout.hosts)} hosts"
-    carried = f"carried (--sync): {request.here}, what git does not ignore, to {layout.place.project}, {times}"
+    carried = f"carried (--sync): {request.here}, what git does not ignore, to {layout.paths.project}, {times}"
     return f"{carried}; the rest is in the image {prepared.image}" if prepared.image else carried
 
 
 def _fields(layout: HostLayout, prepared: PreparedRun, request: LaunchRequest) -> list[ExplainedField]:
     fields = [
         ExplainedField(
-            "agent: python", layout.place.agent_python, "starts the agents, which need no packages", "drillyard"
+            "agent: python", layout.paths.agent_python, "starts the agents, which need no packages", "drillyard"
         )
     ]
-    ssh = request.cluster.ssh
-    if ssh is not None:
+    ssh = request.cluster.section
+    if isinstance(ssh, SshConfig):
         source = "cluster.yaml: ssh.rendezvous_host" if ssh.rendezvous_host else "cluster.yaml: the first of ssh.hosts"
         why = "under this name the hosts reach the first one"
         fields.append(ExplainedField("agent start: --leader", layout.leader, why, source))
     if prepared.image is None:
-        default = "the .venv of the project's directory" if ssh is not None else "the interpreter that launches"
+        default = (
+            "the .venv of the project's directory" if isinstance(ssh, SshConfig) else "the interpreter that launches"
+        )
         source = "cluster.yaml: python" if request.cluster.python else f"default: {default}"
         fields += [
-            ExplainedField("python", layout.place.python, "starts the ranks", source),
+            ExplainedField("python", layout.paths.python, "starts the ranks", source),
             ExplainedField(
-                "path", _beside(layout.place), "first on PATH of what the agents start: torchrun is there", source
+                "path", _beside(layout.paths), "first on PATH of the agents' programs: torchrun is there", source
             ),
         ]
     return fields
 
 
-def _beside(place: ClusterPaths) -> str:
-    return posixpath.dirname(place.python)
+def _beside(paths: ClusterPaths) -> str:
+    return posixpath.dirname(paths.python)
 
 
-def _with_path(prepared: PreparedRun, place: ClusterPaths) -> PreparedRun:
-    """The same run, which finds torchrun and the like beside its Python: a login by ssh activates no environment."""
-    return replace(prepared, files=(*prepared.files, PlanFile("path", f"{_beside(place)}\n")))
+def _with_path(prepared: PreparedRun, paths: ClusterPaths) -> PreparedRun:
+    """The same run with the directory of its Python first on PATH: an ssh login activates no environment."""
+    return replace(prepared, files=(*prepared.files, PlanFile("path", f"{_beside(paths)}\n")))
 
 
 def _in_containers(prepared: PreparedRun) -> PreparedRun:
@@ -292,7 +273,6 @@ def _in_containers(prepared: PreparedRun) -> PreparedRun:
         working_directory=None,
         profile_script=None,
     )
-    files = [replace(file, content=inside.as_json()) if file.path == "job.json" else file for file in prepared.files]
     fields = [
         ExplainedField(
             "container.sh: docker run",
@@ -307,16 +287,4 @@ def _in_containers(prepared: PreparedRun) -> PreparedRun:
             for mount in prepared.mounts
         ),
     ]
-    return replace(
-        prepared,
-        job=inside,
-        files=(*files, PlanFile(container.SCRIPT, text, 0o755)),
-        fields=(*prepared.fields, *fields),
-    )
-
-
-def absolute(path: str, setting: str) -> str:
-    """`path`, which must be absolute on the hosts. Raises UserError."""
-    if not path.startswith("/"):
-        raise UserError(f"{setting}: '{path}' is not an absolute path; on the hosts it would depend on who logs in")
-    return posixpath.normpath(path)
+    return prepared.with_job(inside, fields, [PlanFile(container.SCRIPT, text, 0o755)])

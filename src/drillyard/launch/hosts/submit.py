@@ -1,9 +1,8 @@
-"""Executes a plan of `plan.py`: all hosts are asked at once, nothing is started before all of them are well.
+"""Executes a plan of `plan.py`: each stage runs on all hosts in parallel, and nothing starts before all checks pass.
 
-Ctrl-C before the first file is written leaves nothing behind. From there until all agents are started it waits, as
-those few seconds must not be torn apart; the run is submitted then and its handle is told. Where an agent cannot be
-started, those that were are stopped. Of launches of one run at the same moment one has the claim on the head host; the
-others are told so and undo nothing.
+Ctrl-C before the first file is written leaves nothing behind. From then until all agents have started it is deferred;
+the run is then submitted. Where an agent cannot start, those that did are stopped. Of several launches of one run at
+once, one gets the submit lock; the others report that and undo nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ MOST_AT_ONCE = 64
 CHECK_SECONDS = 180.0
 START_SECONDS = 120.0
 _RUNS_ALREADY = " runs here already (submission "
-"""What an agent's `start` says of an agent of another submission (agent/respawn.py)."""
+"""An agent's `start` prints this about an agent of another submission (agent/respawn.py)."""
 
 
 def ask_all(
@@ -77,15 +76,15 @@ class HostSubmission:
         self._secret = PlanFile("secret", secrets.token_hex(32) + "\n", 0o600)
 
     def execute(self, found_secrets: PlanFile) -> None:
-        """Check, write, start and record. Raises UserError, and then nothing is left running."""
+        """Check, write, record and start. Raises UserError, with nothing left running."""
         self._check()
         self._all_well(host_plan.CARRY, "the working directory could not be carried", seconds=None)
         with defer_interrupt(str(self._plan.handle)):
             try:
-                self._claim()
+                self._lock()
                 self._write_and_start(found_secrets)
             finally:
-                # Where that fails too, the claim ends with this process or with time.
+                # Where that fails too, the lock expires with this process or with time.
                 self._do(submit_lock.UNLOCK, START_SECONDS, (self._secret,))
 
     def _write_and_start(self, found_secrets: PlanFile) -> None:
@@ -101,39 +100,39 @@ class HostSubmission:
             self._undo()
             raise
 
-    def _claim(self) -> None:
-        """Become the one launch that writes. Raises UserError, and then another one has the run."""
+    def _lock(self) -> None:
+        """Take the submit lock. Raises UserError where another launch has it."""
         (answer,) = answers = self._do(submit_lock.LOCK, START_SECONDS, (self._secret, submit_lock.client()))
         if answer.result is not None and answer.result.returncode == submit_lock.LOCKED_BY_OTHER:
             raise submit_lock.being_launched_error(self._plan.handle, answer.result.stderr.strip())
-        self._judge(answers, "the launch directory could not be claimed")
+        self._judge(answers, "the launch directory could not be locked")
         submit_lock.print_unlocked_notice(answer.result.stderr if answer.result is not None else "")
-        agents = (answer.told() or {}).get("agents")
+        agents = (answer.parsed() or {}).get("agents")
         if agents:
             raise submit_lock.being_launched_error(
                 self._plan.handle, f"submission {agents[0].get('submission')}, running there"
             )
 
     def _require_own(self, head: HostAnswer) -> None:
-        """Raises UserError where the head host's agent is of another submission, which is not ours to stop."""
-        told, said = head.told() or {}, head.result.stderr if head.result is not None else ""
+        """Raise UserError where another submission's agent runs on the head host: it is not this one's to stop."""
+        answer, stderr = head.parsed() or {}, head.result.stderr if head.result is not None else ""
         own = hashlib.sha256(self._secret.content.encode()).hexdigest()[:16]
-        if told.get("submission", own) != own or _RUNS_ALREADY in said:
-            whose = f"submission {told['submission']}" if "submission" in told else said.strip()
+        if answer.get("submission", own) != own or _RUNS_ALREADY in stderr:
+            whose = f"submission {answer['submission']}" if "submission" in answer else stderr.strip()
             raise submit_lock.being_launched_error(self._plan.handle, whose)
 
     def _check(self) -> None:
         answers = self._do(host_plan.CHECK, CHECK_SECONDS, (self._secret,))
         try:
-            problems = host_checks.judge(answers, self._wanted())
+            problems = host_checks.judge(answers, self._requirements())
             if not problems:
                 problems = self._not_shared()
         finally:
-            if answers[0].told() is not None:
+            if answers[0].parsed() is not None:
                 self._do(host_plan.FORGET, START_SECONDS, (self._secret,))
         if problems:
             count = len(self._titles)
-            what = f"{count} hosts were looked at" if count > 1 else f"{self._titles[0]} was looked at"
+            what = f"{count} hosts were checked" if count > 1 else f"{self._titles[0]} was checked"
             raise UserError("\n".join([f"{self._plan.handle}: nothing was started; {what}:", *_indented(problems)]))
 
     def _not_shared(self) -> list[str]:
@@ -141,14 +140,14 @@ class HostSubmission:
         output = os.path.dirname(self._job.run_directory)
         unseen, problems = [], host_checks.HostProblems()
         for answer in answers:
-            told = answer.told()
-            if told is None:
-                problems.add(answer.host, host_checks.why_no_answer(answer))
-            elif not told["directory"]["seen"]:
+            parsed = answer.parsed()
+            if parsed is None:
+                problems.add(answer.host, host_checks.no_answer_reason(answer))
+            elif not parsed["directory"]["seen"]:
                 unseen.append(answer.host)
-        return [*problems.lines(), *host_checks.unshared(unseen, output, self._titles[0])]
+        return [*problems.lines(), *host_checks.not_shared(unseen, output, self._titles[0])]
 
-    def _wanted(self) -> host_checks.HostRequirements:
+    def _requirements(self) -> host_checks.HostRequirements:
         machine = self._cluster.machine
         gpus = machine_of(self._cluster, load_catalog(self._cluster.hardware)).num_accelerators if machine else None
         job = self._job
@@ -173,22 +172,22 @@ class HostSubmission:
         problems = host_checks.HostProblems()
         for answer in answers:
             if answer.result is None or answer.result.returncode != 0:
-                problems.add(answer.host, host_checks.why_no_answer(answer))
+                problems.add(answer.host, host_checks.no_answer_reason(answer))
         if problems.found:
             raise UserError("\n".join([f"{self._plan.handle}: {what}:", *_indented(problems.lines())]))
 
     def _do(self, stage: str, seconds: float | None, sent: Sequence[PlanFile] = ()) -> list[HostAnswer]:
-        """Execute the plan's steps of a stage, all at once; `sent` are files that are in no plan."""
-        steps = [step for step in self._plan.steps if isinstance(step, Program) and step.stage == stage]
+        """Execute the plan's steps of a stage in parallel; `sent`: files that are in no plan."""
+        steps = self._plan.stage(stage)
         if not steps:
             return []
-        # The last hosts: a stage has a step for all, for the first, or for all but the first.
+        # A stage has a step for every host, for the first, or for all but the first.
         titles = self._titles[-len(steps) :] if stage == host_plan.SHARE else self._titles[: len(steps)]
         stdin = self._stdin(steps[0], sent)
         return ask_all(titles, [step.argv for step in steps], self._programs, stdin=stdin, seconds=seconds)
 
     def _stdin(self, step: Program, sent: Sequence[PlanFile]) -> bytes:
-        """What the steps of a stage send, which is the same for all: made once."""
+        """The standard input of a stage's steps, the same for all."""
         if step.sends_directory is not None:
             return archive_of_directory(Path(step.sends_directory), self._programs)
         return archive([*sent, *(file for file in self._plan.files if file.path in step.sends)])

@@ -15,24 +15,22 @@ than five seconds are given out at once, newer ones half a second after they wer
 from __future__ import annotations
 
 import glob
-import itertools
 import json
 import math
 import posixpath
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from drillyard.errors import UserError
-from drillyard.launch.launcher import LogSelection
 from drillyard.launch.logs.merge import KEY_BYTES, LAST_KEY, LogMerge, LogSource, all_stamped, key_of
 from drillyard.launch.logs.ranks import RankFilter
 from drillyard.launch.logs.seeking import offsets_of_tail, offsets_since
 from drillyard.launch.remote_files import Files, ReadRequest, ReadResult, print_notice
+from drillyard.launch.request import LogSelection
 
 HELD_BYTES: Final = 8 << 20
 """Of all files together, in memory at a time (as text: as lists of lines about ten times as much, at worst)."""
@@ -52,7 +50,6 @@ class _Log:
     """One file that is read."""
 
     path: str
-    files: Files
     source: LogSource
     offset: int = 0
     head: bytes = b""
@@ -84,7 +81,7 @@ class _Log:
 
 def run_logs(
     launch_directory: str,
-    places: Sequence[Files],
+    files: Files,
     wanted: LogSelection,
     *,
     over: Callable[[], bool],
@@ -95,15 +92,12 @@ def run_logs(
     following ends; it is asked every few seconds, beside the reading. Nothing comes where nothing was written yet.
     Raises UserError for a node or rank that the run does not have, and where the logs cannot be read.
     """
-    for place in places:
-        place.patient = wanted.follow
-    reader = _Reader(launch_directory, places, wanted)
-    with ThreadPoolExecutor(max(2, min(32, len(places)))) as threads:
-        reader.threads = threads
-        if wanted.follow:
-            yield from _follow(reader, over)
-        else:
-            yield from _tailed(_until_end(reader), wanted.tail)
+    files.patient = wanted.follow
+    reader = _Reader(launch_directory, files, wanted)
+    if wanted.follow:
+        yield from _follow(reader, over)
+    else:
+        yield from _tailed(_until_end(reader), wanted.tail)
 
 
 def _until_end(reader: _Reader) -> Iterator[bytes]:
@@ -204,14 +198,13 @@ def _tailed(pieces: Iterator[bytes], tail: int | None) -> Iterator[bytes]:
 class _Reader:
     """The files of the logs that are wanted, as far as they are there."""
 
-    def __init__(self, launch_directory: str, places: Sequence[Files], wanted: LogSelection) -> None:
+    def __init__(self, launch_directory: str, files: Files, wanted: LogSelection) -> None:
         self.wanted = wanted
         self.merge = LogMerge()
         self.logs: list[_Log] = []
-        self.threads: ThreadPoolExecutor
-        self._places = places
+        self._files = files
         self._launch_directory = launch_directory
-        job = _job_of(places[0], posixpath.join(launch_directory, "job.json"))
+        job = _job_of(files, posixpath.join(launch_directory, "job.json"))
         self._nodes, self._ranks = job["nodes"], job["nodes"] * job["processes_per_node"]
         self._per_node: int = job["processes_per_node"]
         self._run_directory: str = job["run_directory"]
@@ -245,15 +238,8 @@ class _Reader:
         """Take up files that have appeared, as long as not all of them have."""
         if self._all_known:
             return
-        known = {(id(log.files), log.path) for log in self.logs}
-        asked = [(place, patterns) for number, place in enumerate(self._places) if (patterns := self._patterns(number))]
-        told = self.threads.map(lambda row: row[0].find(row[1]), asked)
-        fresh = [
-            self._log(path, size, place)
-            for (place, _), found in zip(asked, told, strict=True)
-            for path, size in found
-            if (id(place), path) not in known
-        ]
+        known = {log.path for log in self.logs}
+        fresh = [self._log(path, size) for path, size in self._files.find(self._patterns()) if path not in known]
         if self.wanted.rank is not None:
             fresh = self._of_rank(fresh)
         self._begin(fresh)
@@ -261,30 +247,26 @@ class _Reader:
             self.logs.append(log)
             self.merge.add(log.source)
 
-    def _patterns(self, number: int) -> list[str]:
-        """The files that a place may have; of one place per node, only that node's."""
-        wanted = self.wanted
-        node = wanted.node if wanted.rank is None else wanted.rank // self._per_node
-        own = number if len(self._places) > 1 else None
-        if own is not None and node is not None and own != node:
-            return []
-        which = own if node is None else node
-        patterns = [glob.escape(self._launch_directory) + f"/node-{'*' if which is None else which}.log"]
-        return [*patterns, glob.escape(self._rank_log)] if wanted.rank is not None else patterns
+    def _patterns(self) -> list[str]:
+        """The files that may have the selected lines."""
+        rank, node = self.wanted.rank, self.wanted.node
+        node = node if rank is None else rank // self._per_node
+        patterns = [glob.escape(self._launch_directory) + f"/node-{'*' if node is None else node}.log"]
+        return [*patterns, glob.escape(self._rank_log)] if rank is not None else patterns
 
     @property
     def _rank_log(self) -> str:
         return posixpath.join(self._run_directory, "logs", f"rank-{self.wanted.rank}.log")
 
-    def _log(self, path: str, size: int, place: Files) -> _Log:
+    def _log(self, path: str, size: int) -> _Log:
         rank = self.wanted.rank
         if rank is not None:
             node = rank // self._per_node
             finder = None if path == self._rank_log else RankFilter(rank, node, self._per_node)
-            return _Log(path, place, self._source(node, b"[rank%d]: " % rank, finder), size=size)
+            return _Log(path, self._source(node, b"[rank%d]: " % rank, finder), size=size)
         node = int(posixpath.basename(path)[len("node-") : -len(".log")])
         width = len(str(self._nodes - 1))
-        return _Log(path, place, self._source(node, b"%*d: " % (width, node)), size=size)
+        return _Log(path, self._source(node, b"%*d: " % (width, node)), size=size)
 
     def _source(self, node: int, prefix: bytes, keep: Callable[[bytes], bool] | None = None) -> LogSource:
         return LogSource(node, prefix, keep=keep, since=self._since, keep_untimed=self._keeps_untimed)
@@ -301,15 +283,13 @@ class _Reader:
 
     def _begin(self, fresh: list[_Log]) -> None:
         """Where reading begins: what was written before `since` or the `tail` is passed over unread."""
-        for _, group in itertools.groupby(fresh, key=lambda log: id(log.files)):
-            logs = list(group)
-            sizes = [(log.path, log.size) for log in logs]
-            if self._since:
-                for log, begin in zip(logs, offsets_since(logs[0].files, sizes, self._since), strict=True):
-                    log.offset = begin
-            if self.wanted.tail is not None and not any(log.source.chooses for log in logs):
-                for log, begin in zip(logs, offsets_of_tail(logs[0].files, sizes, self.wanted.tail), strict=True):
-                    log.offset = max(log.offset, begin)
+        sizes = [(log.path, log.size) for log in fresh]
+        if self._since:
+            for log, begin in zip(fresh, offsets_since(self._files, sizes, self._since), strict=True):
+                log.offset = begin
+        if self.wanted.tail is not None and not any(log.source.chooses for log in fresh):
+            for log, begin in zip(fresh, offsets_of_tail(self._files, sizes, self.wanted.tail), strict=True):
+                log.offset = max(log.offset, begin)
 
     def fill(self, *, all_of_them: bool = False) -> None:
         """Read on where lines are used up; `all_of_them`: in every file, as followers do."""
@@ -318,18 +298,10 @@ class _Reader:
         ]
         least, most = _PIECE_BYTES
         length = min(max(HELD_BYTES // (len(self.logs) or 1), least), most)
-        by_place: dict[int, list[_Log]] = {}
-        for log in hungry:
-            by_place.setdefault(id(log.files), []).append(log)
-        groups = list(by_place.values())
-
-        def read(logs: list[_Log]) -> list[ReadResult | None]:
-            return logs[0].files.read([ReadRequest(log.path, log.offset, length, log.head) for log in logs])
-
-        for logs, pieces in zip(groups, self.threads.map(read, groups), strict=True):
-            for log, piece in zip(logs, pieces, strict=True):
-                log.take(piece, length)
-                self._require_times(log)
+        pieces = self._files.read([ReadRequest(log.path, log.offset, length, log.head) for log in hungry])
+        for log, piece in zip(hungry, pieces, strict=True):
+            log.take(piece, length)
+            self._require_times(log)
 
     def _require_times(self, log: _Log) -> None:
         enough = log.source.paused or log.read > _UNKNOWN_TIME_BYTES

@@ -23,22 +23,22 @@ _ADVICE = {
     "account": "sacctmgr show associations user=$USER lists your accounts; set slurm.account in the cluster config",
     "partition": "sinfo -s lists the partitions; set slurm.partition in the cluster config",
     "qos": "sacctmgr show qos lists them; set slurm.qos in the cluster config",
-    "time limit": "scontrol show partition tells its MaxTime; set slurm.time_limit in the cluster config",
-    "node configuration": "sinfo -o '%P %D %c %m %G' tells what nodes have; compare nodes, machine and slurm.gres",
-    "generic resource": "sinfo -o '%P %G' tells the GPUs' types; set slurm.gres as it is written there",
-    "job array specification": "scontrol show config | grep MaxArraySize tells how many; sweep over fewer at a time",
+    "time limit": "scontrol show partition shows its MaxTime; set slurm.time_limit in the cluster config",
+    "node configuration": "sinfo -o '%P %D %c %m %G' shows what nodes have; compare nodes, machine and slurm.gres",
+    "generic resource": "sinfo -o '%P %G' shows the GPUs' types; set slurm.gres as it is written there",
+    "job array specification": "scontrol show config | grep MaxArraySize shows how many; sweep over fewer at a time",
     "constraint": "sinfo -o '%P %f' lists the features; set slurm.constraint in the cluster config",
 }
-"""What to do about a refusal of sbatch, by words of its message."""
+"""Advice about a refusal of sbatch, by words of its message."""
 
 
 class ControllerUnreachable(UnreachableError):
-    """slurmctld does not answer: it may soon."""
+    """slurmctld does not answer now."""
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job, or a task of an array, as Slurm has it."""
+    """A job, or a task of an array."""
 
     job_id: str
     """`12`, or `12_3` for task 3 of array 12."""
@@ -54,12 +54,12 @@ class SlurmJob:
     comment: str = ""
     """The handle of the run, where the job is one of ours."""
     note: str = ""
-    """Why the job script queued the job again: it appends that to the comment."""
+    """Why the job script queued the job again; it appends that to the comment."""
     exit_code: int | None = None
 
     @property
     def number(self) -> tuple[int, int]:
-        """For the order of jobs: later ones have higher numbers."""
+        """Sort key: later jobs have higher numbers."""
         array, _, task = self.job_id.partition("_")
         return int(array), int(task) if task.isdigit() else -1
 
@@ -72,36 +72,34 @@ class Slurm:
         self._programs = programs
 
     def jobs(self) -> list[SlurmJob]:
-        """Every job of this user that Slurm remembers, tasks of arrays one by one. Raises NoController, UserError."""
+        """Every job of this user that Slurm has not forgotten, tasks of arrays one by one. Raises UserError."""
         words = ["squeue", "--noheader", "--all", "--array", "--states=all", "--me", f"--format={_SQUEUE_FORMAT}"]
         return parse_squeue(self._ask([*_UNIX_TIMES, *words], "the queue cannot be read").stdout)
 
     def accounts(self, job_ids: Iterable[str]) -> dict[str, SlurmJob]:
-        """What Slurm's accounts know of jobs that it has forgotten; nothing where no accounts are kept."""
-        wanted = sorted(job_ids)
-        if not wanted:
+        """The records of these jobs in Slurm's accounts; empty where the cluster keeps none."""
+        ids = sorted(job_ids)
+        if not ids:
             return {}
         words = ["sacct", "--allocations", "--noheader", "--parsable2", "--duplicates", f"--format={_SACCT_FORMAT}"]
-        result = self._run([*_UNIX_TIMES, *words, f"--jobs={','.join(wanted)}"])
-        # "Slurm accounting storage is disabled" is no mistake: the run's own files are all there is then.
+        result = self._run([*_UNIX_TIMES, *words, f"--jobs={','.join(ids)}"])
+        # "Slurm accounting storage is disabled" is no error: then only the run's own files are left.
         return {job.job_id: job for job in parse_sacct(result.stdout)} if result.returncode == 0 else {}
 
-    def submitted(self, result: Result) -> str:
-        """The job's id from what the submitting program gave. Raises UserError with its words, or those of sbatch, and
-        what to do."""
+    def require_submitted(self, result: Result) -> None:
+        """Raise UserError where the submitting program failed, with its words or those of sbatch, and what to do."""
         if result.returncode == 0:
-            return result.stdout.strip().splitlines()[-1].partition(";")[0]
-        said = result.stderr.lower()
-        missing = "sbatch: not found" in said and result.returncode == 127
-        advice = [text for words, text in _ADVICE.items() if words in said]
+            return
+        stderr = result.stderr.lower()
+        missing = "sbatch: not found" in stderr and result.returncode == 127
+        advice = [text for words, text in _ADVICE.items() if words in stderr]
         if missing:
             advice = [f"sbatch is not installed on {self.host.title}; slurm.login_host names a node that has it"]
-        what = "sbatch refused the job" if "sbatch:" in said else "nothing was submitted"
+        what = "sbatch refused the job" if "sbatch:" in stderr else "nothing was submitted"
         require_success(result, f"{self.host.title}: {what}", advice[0] if advice else "")
-        raise AssertionError
 
     def cancel(self, job_id: str) -> None:
-        """scancel; a job that is over is none any more. Raises NoController, UserError."""
+        """scancel; does nothing to a job that is over. Raises UserError."""
         result = self._run(["scancel", job_id])
         if result.returncode != 0 and not re.search(r"Invalid job id|already completing", result.stderr, re.I):
             self._require(result, f"job {job_id} cannot be cancelled")
@@ -111,7 +109,7 @@ class Slurm:
         self._run(["scancel", "--signal=TERM", job_id])
 
     def unusable_nodes(self, partition: str) -> list[str]:
-        """Nodes of a partition that are down or drained, with the reason; nothing where sinfo does not tell."""
+        """Nodes of a partition that are down or drained, with the reason; empty where sinfo fails."""
         words = ["sinfo", "--noheader", "--list-reasons", "--format=%N|%T|%E"]
         result = self._run([*words, *([f"--partition={partition}"] if partition else [])])
         rows = [line.split("|", 2) for line in result.stdout.splitlines() if line.count("|") >= 2]
@@ -186,13 +184,13 @@ def _time(text: str) -> float | None:
 
 
 def _count(text: str) -> int:
-    """`4`, or `1-4` of a job that takes what there is."""
+    """`4`, or `1-4` of a job with a range."""
     digits = re.match(r"\d+", text)
     return int(digits[0]) if digits else 0
 
 
 def _exit_code(text: str) -> int | None:
-    """Of `CODE:SIGNAL`, as a shell shows it."""
+    """`CODE:SIGNAL` as a shell's exit code."""
     code, _, number = text.partition(":")
     if not code.isdigit() or not number.isdigit():
         return None

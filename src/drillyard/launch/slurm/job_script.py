@@ -1,8 +1,20 @@
-"""job.sbatch: the script that Slurm runs on the first node of an allocation, and why each of its lines is there.
+"""job.sbatch: the script that Slurm runs on the first node of an allocation, and the reason of each of its lines.
 
-One task per node, and each is an agent, which keeps the contract with the trainer. What is left for the script is what
-only a batch script can do: find the first host, pass on that the time limit comes near, and queue the job again
-(`scontrol` is not in containers, https://github.com/NVIDIA/pyxis/issues/129).
+It starts one agent per node; agents start and restart the ranks. The script does what only a batch script can do: find
+the first host, forward the signal before the time limit, and queue the job again (`scontrol` is not in containers,
+https://github.com/NVIDIA/pyxis/issues/129).
+
+A script is a generated head (directives, variables, the srun command) and files of this package as they are:
+
+    requeue.sh   queueing the job again: job.sbatch and array.sbatch
+    job.sh       one start of the job: job.sbatch only
+
+Slurm opens the file of --output before it starts the script, and fails the job where the storage is not mounted on the
+first node. So Slurm gets /dev/null, and the script opens its log itself, once it can read the storage. The reason for
+queueing a job again is in its comment, after the run's handle: `drillyard runs` finds it there without the storage.
+
+A cancelled job must not queue itself again, and `scontrol requeue` would do that. So the script asks Slurm why the job
+ends: PreemptTime and Reason=TimeLimit mark a job that continues.
 """
 
 from __future__ import annotations
@@ -10,17 +22,17 @@ from __future__ import annotations
 import posixpath
 import shlex
 from collections.abc import Iterator, Sequence
+from importlib.resources import files
 from typing import NamedTuple
 
-from drillyard.config.cluster import SlurmConfig
 from drillyard.errors import UserError
 from drillyard.hardware.capacity import machine_of
-from drillyard.launch.handles import Handle
-from drillyard.launch.launcher import LaunchRequest
 from drillyard.launch.plan import ExplainedField
 from drillyard.launch.prepared_run import PreparedRun
 from drillyard.launch.programs import comment_safe
-from drillyard.launch.slurm.template import ARRAY_TEMPLATE, TEMPLATE
+from drillyard.launch.request import LaunchRequest
+from drillyard.launch.run_status import Handle
+from drillyard.launch.slurm.config import slurm_of
 
 SCRIPT = "job.sbatch"
 ENDED = "ended.json"
@@ -28,6 +40,7 @@ ENDED = "ended.json"
 _SBATCH = "https://slurm.schedmd.com/sbatch.html"
 _SRUN = "https://slurm.schedmd.com/srun.html"
 _OURS = "drillyard"
+_BREAK = " \\\n        "
 _RESERVED = {
     "--nodes": "`nodes`",
     "-N": "`nodes`",
@@ -52,7 +65,7 @@ _RESERVED = {
     "--wrap": "no other: the script is drillyard's",
     "--export": "`environment`",
 }
-"""Options of `slurm.arguments` that would undo what the script relies on, and the setting to use instead."""
+"""Options of `slurm.arguments` that the script sets itself, and the setting to use instead."""
 
 
 class Directive(NamedTuple):
@@ -83,20 +96,33 @@ def job_script(request: LaunchRequest, prepared: PreparedRun, agent_python: str)
     """The text of job.sbatch and the reason of each of its parts. Raises UserError."""
     lines = directives(request, prepared.handle)
     srun = list(_srun(request, prepared))
-    text = TEMPLATE.format(
-        handle=prepared.handle,
-        nodes=_count(prepared.job.nodes, "node"),
-        processes=_count(prepared.job.processes_per_node, "process", "processes"),
-        launch=shlex.quote(prepared.job.launch_directory),
-        shown=comment_safe(shlex.quote(prepared.job.launch_directory)),
-        directives="\n".join(f"#SBATCH {each.option}" for each in lines),
-        max_requeues=slurm_of(request).max_requeues,
-        max_failures=prepared.job.max_failures,
-        setup=_setup(slurm_of(request).setup),
-        srun=" \\\n        ".join(option for option, _, _ in srun),
-        python=shlex.quote(agent_python),
-        ended=ENDED,
-    )
+    launch = prepared.job.launch_directory
+    shown = comment_safe(shlex.quote(launch))
+    head = f"""\
+#!/bin/bash
+# {prepared.handle}: {_count(prepared.job.nodes, "node")} with \
+{_count(prepared.job.processes_per_node, "process", "processes")} each, an agent on every node.
+#
+# Made by `drillyard launch` from run.yaml and cluster.yaml in this directory.
+# By hand: sbatch {shown}/{SCRIPT}
+# Its log: {shown}/slurm-JOB.log
+#
+# Before its time limit, after preemption and after a lost node the job is queued again and continues from its newest
+# checkpoint. Exit code: 0 done, 2 refused, 130 cancelled, anything else failed.
+#
+{_sbatch_lines(lines)}
+set -euo pipefail
+
+launch={shlex.quote(launch)}
+{_variables(request, prepared.handle)}
+run_on_all_nodes() {{
+    srun {_BREAK.join(option for option, _, _ in srun)} \\
+        {shlex.quote(agent_python)} "$@"
+}}
+
+"""
+    setup = slurm_of(request.cluster).setup
+    text = head + _source("requeue.sh") + _source("job.sh").replace("# SETUP\n", _setup(setup))
     fields = [_field(each.option, each.reason, each.source) for each in lines]
     fields += [_field(f"srun {option}", reason, source) for option, reason, source in srun]
     return text, [*fields, *_flow(request, agent_python)]
@@ -105,22 +131,37 @@ def job_script(request: LaunchRequest, prepared: PreparedRun, agent_python: str)
 def array_script(request: LaunchRequest, launches: Sequence[str]) -> str:
     """The script of an array job: task I becomes the job.sbatch in `launches[I]`. `request`: the first point's."""
     first = Handle(request.cluster.platform, request.cluster.name, request.run.name)
-    lines = [each.option for each in directives(request, first)]
-    lines.append(f"--array=0-{len(launches) - 1}")
-    return ARRAY_TEMPLATE.format(
-        count=len(launches),
-        handle=first,
-        max_requeues=slurm_of(request).max_requeues,
-        max_failures=request.max_failures,
-        here=comment_safe(shlex.quote(posixpath.join(launches[0], "array.sbatch"))),
-        directives="\n".join(f"#SBATCH {line}" for line in lines),
-        points="\n".join(f"    {shlex.quote(launch)}" for launch in launches),
-    )
+    array = Directive(f"--array=0-{len(launches) - 1}", "one task per point", "--sweep")
+    points = "\n".join(f"    {shlex.quote(launch)}" for launch in launches)
+    head = f"""\
+#!/bin/bash
+# A sweep of {len(launches)} runs, of which {first} is the first. Each task is the job of one run.
+# By hand: sbatch {comment_safe(shlex.quote(posixpath.join(launches[0], "array.sbatch")))}
+#
+{_sbatch_lines([*directives(request, first), array])}
+set -euo pipefail
+
+points=(
+{points}
+)
+launch=${{points[$SLURM_ARRAY_TASK_ID]}}
+{_variables(request, first)}
+"""
+    return head + _source("requeue.sh") + 'exec bash "$launch/job.sbatch"\n'
 
 
-def slurm_of(request: LaunchRequest) -> SlurmConfig:
-    """The cluster's `slurm` section, with defaults where it has none."""
-    return request.cluster.slurm or SlurmConfig()
+def _sbatch_lines(lines: Sequence[Directive]) -> str:
+    return "\n".join(f"#SBATCH {each.option}" for each in lines)
+
+
+def _variables(request: LaunchRequest, handle: Handle) -> str:
+    """The variables that requeue.sh and job.sh read beside `launch`."""
+    max_requeues = slurm_of(request.cluster).max_requeues
+    return f"handle={handle}\nmax_requeues={max_requeues}\nmax_failures={request.max_failures}"
+
+
+def _source(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def enroot_image(image: str) -> str:
@@ -138,11 +179,11 @@ def enroot_image(image: str) -> str:
 
 def _named(handle: Handle) -> Iterator[Directive]:
     yield Directive(_option("job-name", handle.run), "the run's name", "run.yaml: name")
-    yield Directive(_option("comment", str(handle)), "by this `drillyard runs` knows its jobs", _OURS)
+    yield Directive(_option("comment", str(handle)), "`drillyard runs` finds its jobs by it", _OURS)
 
 
 def _resources(request: LaunchRequest) -> Iterator[Directive]:
-    cluster, slurm = request.cluster, slurm_of(request)
+    cluster, slurm = request.cluster, slurm_of(request.cluster)
     for option in ("partition", "account", "qos"):
         value = getattr(slurm, option)
         if value is not None:
@@ -151,7 +192,7 @@ def _resources(request: LaunchRequest) -> Iterator[Directive]:
     yield Directive("--ntasks-per-node=1", "one agent per node; it starts the ranks", _OURS)
     yield from _gpus(request)
     if slurm.exclusive:
-        yield Directive("--exclusive", "nobody else takes cores, memory or NICs", "cluster.yaml: slurm.exclusive")
+        yield Directive("--exclusive", "no other job takes cores, memory or NICs", "cluster.yaml: slurm.exclusive")
         yield Directive("--mem=0", "all memory of the nodes; the default may be a share", _SBATCH)
     if slurm.exclude:
         yield Directive(_option("exclude", ",".join(slurm.exclude)), "nodes not to use", "cluster.yaml: slurm.exclude")
@@ -162,7 +203,7 @@ def _resources(request: LaunchRequest) -> Iterator[Directive]:
 
 
 def _gpus(request: LaunchRequest) -> Iterator[Directive]:
-    cluster, slurm = request.cluster, slurm_of(request)
+    cluster, slurm = request.cluster, slurm_of(request.cluster)
     if slurm.gres is not None:
         yield Directive(_option("gres", slurm.gres), "GPUs as this cluster types them", "cluster.yaml: slurm.gres")
     elif cluster.machine is not None:
@@ -173,19 +214,19 @@ def _gpus(request: LaunchRequest) -> Iterator[Directive]:
 
 
 def _times(request: LaunchRequest) -> Iterator[Directive]:
-    slurm = slurm_of(request)
+    slurm = slurm_of(request.cluster)
     if slurm.time_limit is not None:
         yield Directive(f"--time={slurm.time_limit}", "as set", "cluster.yaml: slurm.time_limit")
     yield Directive(
         f"--signal=B:USR1@{slurm.signal_seconds}",
-        "this script hears of the time limit ahead of it (up to 60 s earlier), and has the run save",
+        "this script gets the signal before the time limit (up to 60 s earlier), so that the run saves",
         "cluster.yaml: slurm.signal_seconds",
     )
     yield Directive("--requeue", "after a lost node or preemption Slurm queues the job again", _SBATCH)
 
 
 def _extra(request: LaunchRequest) -> Iterator[Directive]:
-    for argument in slurm_of(request).arguments:
+    for argument in slurm_of(request.cluster).arguments:
         name = argument.split("=")[0].split(" ")[0]
         if not argument.startswith("-") or not argument.isprintable():
             raise UserError(f"cluster config: slurm.arguments: '{argument}' is no option like --mail-type=END")
@@ -202,8 +243,8 @@ def _srun(request: LaunchRequest, prepared: PreparedRun) -> Iterator[tuple[str, 
         "srun does not take it over from sbatch since 22.05; without it all ranks of a node share one core",
         _SRUN,
     )
-    yield "--kill-on-bad-exit=0", "the agents end together by themselves, with time to save", _OURS
-    yield "--wait=60", "agents end together, once the ranks have: one that does not answer is killed then", _SRUN
+    yield "--kill-on-bad-exit=0", "the agents end together, with time to save", _OURS
+    yield "--wait=60", "agents end together, after the ranks: srun kills one that does not answer then", _SRUN
     yield "--label", "lines in this log begin with the node's rank", _SRUN
     if prepared.image is not None:
         yield (
@@ -217,16 +258,16 @@ def _srun(request: LaunchRequest, prepared: PreparedRun) -> Iterator[tuple[str, 
 
 
 def _flow(request: LaunchRequest, agent_python: str) -> list[ExplainedField]:
-    """The parts of the script that are no option."""
-    slurm = slurm_of(request)
-    said = [
+    """The parts of the script that are no options."""
+    slurm = slurm_of(request.cluster)
+    parts = [
         ("leader", "first name of scontrol show hostnames", "a name, as a host may have many addresses", _SBATCH),
         ("agent", f"{agent_python} LAUNCH_DIR/agent run", "runs the node's part; needs no packages", _OURS),
         ("trap USR1", "scancel --signal=TERM", "the whole step saves and ends with 85, as on preemption", _SBATCH),
         (
             "code 85, 75",
             "scontrol requeue",
-            "all is saved, or a node was lost: again, without that node the second time",
+            "all is saved, or a node was lost: queued again, the second time without that node",
             _OURS,
         ),
         (
@@ -236,8 +277,8 @@ def _flow(request: LaunchRequest, agent_python: str) -> list[ExplainedField]:
             "cluster.yaml: slurm.max_requeues",
         ),
     ]
-    said += [("setup", line, "as set", "cluster.yaml: slurm.setup") for line in slurm.setup]
-    return [_field(name, reason, source, value) for name, value, reason, source in said]
+    parts += [("setup", line, "as set", "cluster.yaml: slurm.setup") for line in slurm.setup]
+    return [_field(name, reason, source, value) for name, value, reason, source in parts]
 
 
 def _field(place: str, reason: str, source: str, value: str | None = None) -> ExplainedField:
@@ -255,7 +296,7 @@ def _option(name: str, value: str) -> str:
 
 def _setup(lines: Sequence[str]) -> str:
     # Scripts that `module load` and the like source use unset variables.
-    return "\n".join(["set +u", *lines, "set -u", "", ""]) if lines else ""
+    return "\n".join(["set +u", *lines, "set -u", ""]) if lines else ""
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

@@ -1,8 +1,8 @@
-"""What a Vertex AI custom job must obey, judged before anything is sent. Each rule has its source and says the fix.
+"""Rules of Vertex AI's custom jobs, checked before anything is sent. Each has its source and the fix.
 
-Where nothing else is named, the source is Google's description of the type in google.cloud.aiplatform.v1
-(https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec). What only the service knows (whether image,
-bucket, quota and capacity are there) it says itself at submission, or by the job's end; see vertex_errors.py.
+Where no other source is named, it is Google's description of the type in google.cloud.aiplatform.v1
+(https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec). Only the service knows whether image, bucket,
+quota and capacity exist: it reports that at submission, or by the job's end (service.py).
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from drillyard.config.cluster import ClusterConfig, VertexConfig
-from drillyard.config.problems import Problem, location_of, problem_line
-from drillyard.errors import UserError
-from drillyard.hardware.capacity import machine_of, quota_needed
-from drillyard.hardware.catalog import Catalog
+from drillyard.config.cluster import ClusterConfig
+from drillyard.config.workload import WorkloadRunConfig
 from drillyard.hardware.machines import Machine
+from drillyard.launch.request import LaunchFinding, LaunchRequest, error
+from drillyard.launch.vertex.config import VertexConfig, vertex_of
 
 MAX_DISPLAY_NAME = 128
 MAX_ENVIRONMENT = 100
@@ -41,29 +40,23 @@ _HYPERDISK_ONLY = ("h200", "b200", "gb200", "gb300")
 """Accelerators whose machines boot from Hyperdisk alone."""
 
 
-def require_possible(cluster: ClusterConfig, facts: Catalog, image: str) -> Machine:
-    """The machine of a cluster where nothing speaks against the job. Raises a UserError with every rule broken."""
-    machine = machine_of(cluster, facts)
-    # Refuses the machine of another cloud.
-    quota_needed(cluster, facts)
-    vertex = cluster.vertex or VertexConfig()
-    broken = [_at_its_line(cluster, said) for rule in _RULES for said in rule(cluster, vertex, machine)]
-    if broken:
-        raise UserError("\n".join(broken))
-    if not _IMAGE.fullmatch(image):
-        raise UserError(
-            f"image: '{image}' is not an image's address as Vertex AI reads it: write REGION-docker.pkg.dev/PROJECT/"
+def findings(request: LaunchRequest, machine: Machine) -> Iterator[LaunchFinding]:
+    """Every rule that the request breaks."""
+    cluster = request.cluster
+    if machine.cloud not in (None, cluster.cloud):
+        # Planning refuses that in its own words.
+        return
+    for rule in _RULES:
+        for broken in rule(cluster, vertex_of(cluster), machine):
+            key, _, message = broken.partition(": ")
+            yield error("cluster", key, message.replace("\n", ". "))
+    if not _IMAGE.fullmatch(request.image or ""):
+        message = (
+            f"'{request.image}' is not an image's address as Vertex AI reads it: write REGION-docker.pkg.dev/PROJECT/"
             f"REPOSITORY/NAME:TAG, without https:// or docker:// ({_SPEC}#ContainerSpec)"
         )
-    return machine
-
-
-def _at_its_line(cluster: ClusterConfig, said: str) -> str:
-    """`KEY: what is wrong` at the line of the cluster config where KEY stands."""
-    key, _, message = said.partition(": ")
-    problem = Problem(tuple(key.split(".")), message.replace("\n", ". "))
-    places = cluster._origin.places
-    return f"cluster config: {said}" if places is None else problem_line(location_of(problem.path, places), problem)
+        own = isinstance(request.run, WorkloadRunConfig) and request.run.workload.image is not None
+        yield error("run", "workload.image", message) if own else error("cluster", "image", message)
 
 
 def _accelerator(cluster: ClusterConfig, vertex: VertexConfig, machine: Machine) -> Iterator[str]:
@@ -195,5 +188,5 @@ def _default(field: str) -> object:
 
 
 _Rule = Callable[[ClusterConfig, VertexConfig, Machine], Iterator[str]]
-"""What is wrong, each beginning with the key of the setting: `vertex.network: ...`."""
+"""Yields problems, each beginning with the key of the setting: `vertex.network: ...`."""
 _RULES: tuple[_Rule, ...] = (_accelerator, _place, _flex_start, _reservation, _network, _accounts, _disk, _labels)

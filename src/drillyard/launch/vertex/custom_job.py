@@ -19,15 +19,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import drillyard
-from drillyard.config.cluster import ClusterConfig, VertexConfig
+from drillyard.config.cluster import ClusterConfig
 from drillyard.config.workload import WorkloadRunConfig
+from drillyard.hardware.capacity import machine_of, quota_needed
 from drillyard.hardware.machines import Machine
-from drillyard.launch.launcher import LaunchRequest
 from drillyard.launch.plan import Call, ExplainedField, Plan, PlanFile
 from drillyard.launch.prepared_run import ClusterPaths, PreparedRun, prepare
+from drillyard.launch.request import LaunchRequest
 from drillyard.launch.submit_secrets import secret_names
 from drillyard.launch.vertex.bucket_paths import BucketPath, output_of, project_of
-from drillyard.launch.vertex.checks import MAX_DISPLAY_NAME, MAX_ENVIRONMENT, MAX_LABEL_LETTERS, require_possible
+from drillyard.launch.vertex.checks import MAX_DISPLAY_NAME, MAX_ENVIRONMENT, MAX_LABEL_LETTERS
+from drillyard.launch.vertex.config import VertexConfig, vertex_of
 
 RUN_LABEL, CLUSTER_LABEL, VERSION_LABEL = "drillyard-run", "drillyard-cluster", "drillyard-version"
 REQUEST_FILE = "custom-job.json"
@@ -54,40 +56,31 @@ def plan_of(request: LaunchRequest) -> Plan:
     assert cluster.location is not None
     output = output_of(request.run.output, cluster)
     project = project_of(cluster)
-    place = ClusterPaths(project.mounted, output.mounted, cluster.python or "python3")
-    prepared = _as_vertex_needs(prepare(request, place), request)
-    machine = require_possible(cluster, request.facts, prepared.image or "")
+    paths = ClusterPaths(project.mounted, output.mounted, cluster.python or "python3")
+    prepared = _as_vertex_needs(prepare(request, paths), request)
+    machine = machine_of(cluster, request.facts)
+    # Refuses the machine of another cloud.
+    quota_needed(cluster, request.facts)
     launch = output.below(f"{prepared.job.run}/launch")
     body, fields = custom_job(prepared, cluster, machine, launch)
-    sent = (*prepared.files, PlanFile(REQUEST_FILE, json.dumps(body, indent=2) + "\n"))
-    paths = tuple(file.path for file in sent)
-    return Plan(
-        handle=prepared.handle,
-        nodes=prepared.job.nodes,
-        processes_per_node=prepared.job.processes_per_node,
-        run_directory=prepared.job.run_directory,
-        launch_directory=prepared.job.launch_directory,
-        code=f"in the image {prepared.image}",
-        files=sent,
-        steps=(
-            Call("put the run's files into the bucket", UPLOAD, f"{launch.uri}/", {}, paths),
-            Call(
-                "create the custom job",
-                "POST",
-                f"{service_of(cluster)}/v1/{parent_of(cluster)}/customJobs",
-                body,
-            ),
-        ),
-        fields=(*fields, *prepared.fields),
-        warnings=(*prepared.warnings, *_warnings(cluster, prepared, launch)),
+    files = (*prepared.files, PlanFile(REQUEST_FILE, json.dumps(body, indent=2) + "\n"))
+    upload = Call(
+        "put the run's files into the bucket", UPLOAD, f"{launch.uri}/", {}, tuple(file.path for file in files)
     )
+    address = f"{service_of(cluster)}/v1/{parent_of(cluster)}/customJobs"
+    plan = prepared.plan(
+        f"in the image {prepared.image}",
+        [upload, Call("create the custom job", "POST", address, body)],
+        files=files,
+        warnings=_warnings(cluster, prepared, launch),
+    )
+    return dataclasses.replace(plan, fields=(*fields, *prepared.fields))
 
 
 def service_of(cluster: ClusterConfig) -> str:
     """Address of the service: jobs are made and found in their region alone."""
     assert cluster.location is not None
-    own = cluster.vertex.endpoint if cluster.vertex else None
-    address = (own or f"{cluster.location.region}-aiplatform.googleapis.com").rstrip("/")
+    address = (vertex_of(cluster).endpoint or f"{cluster.location.region}-aiplatform.googleapis.com").rstrip("/")
     return address if "://" in address else f"https://{address}"
 
 
@@ -112,7 +105,7 @@ def custom_job(
     prepared: PreparedRun, cluster: ClusterConfig, machine: Machine, launch: BucketPath
 ) -> tuple[dict[str, Any], list[ExplainedField]]:
     """The CustomJob, and why each of its fields has its value."""
-    vertex = cluster.vertex or VertexConfig()
+    vertex = vertex_of(cluster)
     entries = [
         _Entry("displayName", prepared.job.run, "the run's name", "run.yaml: name"),
         *_label_entries(prepared, vertex),
@@ -341,8 +334,7 @@ def _as_vertex_needs(prepared: PreparedRun, request: LaunchRequest) -> PreparedR
                 "job.json: working_directory", "null", "the code is in the image: where the image starts", _OURS
             )
         )
-    files = tuple(PlanFile("job.json", job.as_json()) if file.path == "job.json" else file for file in prepared.files)
-    return dataclasses.replace(prepared, job=job, files=files, fields=(*prepared.fields, *fields))
+    return prepared.with_job(job, fields)
 
 
 def _warnings(cluster: ClusterConfig, prepared: PreparedRun, launch: BucketPath) -> list[str]:

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
 from drillyard.hardware.capacity import quota_needed
+from drillyard.launch.vertex.config import vertex_of
 
 _QUOTAS = "https://console.cloud.google.com/iam-admin/quotas"
 _DISABLED = "SERVICE_DISABLED"
@@ -52,7 +53,7 @@ def _advice(refusal: Refusal, cluster: ClusterConfig) -> list[str]:
         case HTTPStatus.FORBIDDEN if refusal.reason == _DISABLED or "has not been used in project" in refusal.message:
             return [f"Enable it: gcloud services enable aiplatform.googleapis.com --project {project}"]
         case HTTPStatus.FORBIDDEN:
-            account = cluster.vertex.service_account if cluster.vertex else None
+            account = vertex_of(cluster).service_account
             act_as = f", and roles/iam.serviceAccountUser on {account}" if account else ""
             return [f"You need roles/aiplatform.user in project {project}{act_as}: ask its owner."]
         case HTTPStatus.UNAUTHORIZED:

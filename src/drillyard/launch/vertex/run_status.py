@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from drillyard.launch.handles import Handle
-from drillyard.launch.run_status import RunFailure, RunStatus, State, failure_of
+from drillyard.launch.run_status import Handle, RunFailure, RunStatus, State, failure_of
 from drillyard.launch.vertex.bucket_paths import BucketPath
 
 CustomJobJson = Mapping[str, Any]

@@ -77,7 +77,7 @@ class Service:
 
     def create(self, body: CustomJobJson) -> CustomJobJson:
         """Create the job that a plan holds. Raises UserError; then no job was made, as far as can be known."""
-        request = CreateCustomJobRequest(parent=self._parent, custom_job=checked(body))
+        request = CreateCustomJobRequest(parent=self._parent, custom_job=parse_request(body))
         run_label = body["labels"][RUN_LABEL]
         before = {job["name"] for job in self._list(f"labels.{RUN_LABEL}={run_label}")}
         for attempt in range(_CREATE_ATTEMPTS):
@@ -145,8 +145,8 @@ class Service:
             ) from None
 
 
-def checked(body: CustomJobJson) -> CustomJob:
-    """The request as Google's type. Raises UserError where it is none: a field that does not exist, a wrong value."""
+def parse_request(body: CustomJobJson) -> CustomJob:
+    """The request as Google's type. Raises UserError for an unknown field or a wrong value."""
     try:
         return CustomJob(json_format.ParseDict(body, CustomJob.pb()(), ignore_unknown_fields=False))
     except json_format.ParseError as error:

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.launch.hosts.checks import HostAnswer, HostRequirements, judge, unshared
+from drillyard.launch.hosts.checks import HostAnswer, HostRequirements, judge, not_shared
 from drillyard.launch.programs import Result
 
 WANTED = HostRequirements(
@@ -164,8 +164,8 @@ def test_a_clock_that_is_further_off_than_the_round_trip_can_hide_is_always_told
 
 
 def test_hosts_that_do_not_share_the_directory_are_named() -> None:
-    assert unshared([], "/s", "a") == []
-    (told,) = unshared(["b", "c"], "/s", "a")
+    assert not_shared([], "/s", "a") == []
+    (told,) = not_shared(["b", "c"], "/s", "a")
     assert told.startswith(
         "b, c: /s is not the directory that a sees under that path: put `output` or storage.directory"
     )

@@ -11,8 +11,8 @@ import pytest
 from tests.unit.launch.requests import WORKLOAD, request
 
 from drillyard.launch.hosts.container import volumes
+from drillyard.launch.launcher import launcher_for
 from drillyard.launch.plan import Plan, Program
-from drillyard.launch.registry import launcher_for
 
 CLUSTER = """
 name: pair

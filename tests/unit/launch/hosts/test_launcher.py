@@ -15,9 +15,8 @@ import pytest
 from drillyard.launch import agent
 from drillyard.launch.agent import host_probe, identity, index
 from drillyard.launch.agent.job import Job
-from drillyard.launch.handles import Handle
 from drillyard.launch.hosts.launcher import run_status
-from drillyard.launch.run_status import RunStatus
+from drillyard.launch.run_status import Handle, RunStatus
 from drillyard.launch.status_text import next_steps
 
 INSPECT = '#!/bin/sh\ncase "$1" in version) exit {version} ;; image) echo {id}; exit {image} ;; esac\n'

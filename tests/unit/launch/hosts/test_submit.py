@@ -23,15 +23,14 @@ from tests.unit.launch.requests import WORKLOAD, request
 
 from drillyard import __version__
 from drillyard.errors import UserError
-from drillyard.launch import stopping
+from drillyard.launch import directory_launcher
 from drillyard.launch.agent.job import Job
-from drillyard.launch.handles import Handle
 from drillyard.launch.hosts.launcher import HostsLauncher, run_status
 from drillyard.launch.hosts.submit import MOST_AT_ONCE, ask_all
-from drillyard.launch.launcher import Launcher
+from drillyard.launch.launcher import Launcher, launcher_for
 from drillyard.launch.plan import Plan
 from drillyard.launch.programs import Programs, Result
-from drillyard.launch.registry import launcher_for
+from drillyard.launch.run_status import Handle
 from drillyard.launch.submit_lock import LOCKED_BY_OTHER
 from drillyard.launch.submit_secrets import defer_interrupt
 
@@ -143,7 +142,7 @@ def test_a_variable_that_is_not_set_is_told_before_anything_is_sent(monkeypatch:
 def test_where_one_host_is_not_well_nothing_is_written_and_the_mark_is_removed() -> None:
     hosts = Hosts(says={("check", "n1"): failed("ssh: connect to host n1: No route to host", 255)})
     launcher, plan = made(hosts)
-    with pytest.raises(UserError, match=r"nothing was started; 2 hosts were looked at:\n  n1: cannot be reached"):
+    with pytest.raises(UserError, match=r"nothing was started; 2 hosts were checked:\n  n1: cannot be reached"):
         launcher.submit(plan)
     assert hosts.verbs() == ["list", "check", "rm -f --"]
 
@@ -217,7 +216,7 @@ RUNNING = {"state": "running", "nodes": 2, "hosts": ["n0", "n1"], "round": 1, "f
 def test_a_run_that_goes_on_is_not_started_twice() -> None:
     hosts = Hosts(known=known(RUNNING))
     launcher, plan = made(hosts)
-    with pytest.raises(UserError, match=r"is running already, and nothing was started"):
+    with pytest.raises(UserError, match=r"is running already, and nothing was submitted"):
         launcher.submit(plan)
     assert hosts.verbs() == ["list"]
 
@@ -290,13 +289,13 @@ def test_who_waits_for_a_run_to_end_is_told_for_how_long(
 ) -> None:
     said = threading.Event()
     told = []
-    monkeypatch.setattr(stopping, "print_notice", lambda text: (told.append(text), said.set()))
-    with stopping.cancel_notice(Handle("ssh", "c", "quick"), 120.0):
+    monkeypatch.setattr(directory_launcher, "print_notice", lambda text: (told.append(text), said.set()))
+    with directory_launcher.cancel_notice(Handle("ssh", "c", "quick"), 120.0):
         pass
-    monkeypatch.setattr(stopping, "QUIET_SECONDS", 0.0)
-    with stopping.cancel_notice(Handle("ssh", "c", "slow"), 120.0):
+    monkeypatch.setattr(directory_launcher, "_QUIET_SECONDS", 0.0)
+    with directory_launcher.cancel_notice(Handle("ssh", "c", "slow"), 120.0):
         assert said.wait(60)
-    assert told == ["ssh://c/slow: is told to stop, and has 120 s to save; cancel it once more to end it at once"]
+    assert told == ["ssh://c/slow: is stopping and has 120 s to save; cancel it again to kill it at once"]
 
 
 def test_cancel_of_a_run_of_which_nothing_was_started_takes_it_off_the_index() -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from drillyard.errors import UserError
-from drillyard.launch.launcher import LogSelection
 from drillyard.launch.logs.merge import key_of
 from drillyard.launch.logs.reader import as_json_lines, plain, run_logs
 from drillyard.launch.programs import Host, Programs
 from drillyard.launch.remote_files import Files, LocalFiles, RemoteFiles, copy_files, read_file
+from drillyard.launch.request import LogSelection
 
 NOON = 1_763_985_600
 
@@ -51,7 +51,7 @@ class Place:
     def pieces(
         self, *, files: Files | None = None, over: Callable[[], bool] = lambda: True, **wanted: Any
     ) -> Iterator[bytes]:
-        return run_logs(str(self.launch_directory), [files or LocalFiles()], LogSelection(**wanted), over=over)
+        return run_logs(str(self.launch_directory), files or LocalFiles(), LogSelection(**wanted), over=over)
 
 
 @pytest.fixture(autouse=True)

@@ -85,7 +85,7 @@ def test_without_accounts_the_accounts_know_nothing():
 def test_a_refusal_of_sbatch_comes_with_its_words_its_command_and_what_to_do(said: str, advice: str):
     argv = ("sbatch", "--parsable", "/shared/launch/job.sbatch")
     with pytest.raises(UserError) as refused:
-        Slurm(Host(), Answers()).submitted(Result(argv, 1, "", said + "\n"))
+        Slurm(Host(), Answers()).require_submitted(Result(argv, 1, "", said + "\n"))
     assert said in str(refused.value) and "sbatch --parsable /shared/launch/job.sbatch" in str(refused.value)
     assert advice in str(refused.value)
 
@@ -96,12 +96,8 @@ def test_a_refusal_of_sbatch_comes_with_its_words_its_command_and_what_to_do(sai
 )
 def test_what_fails_before_sbatch_is_no_refusal_of_sbatch(said: str, code: int):
     with pytest.raises(UserError, match="nothing was submitted") as failed:
-        Slurm(Host(), Answers()).submitted(Result(("sh", "-c", "..."), code, "", said + "\n"))
+        Slurm(Host(), Answers()).require_submitted(Result(("sh", "-c", "..."), code, "", said + "\n"))
     assert said in str(failed.value) and "sbatch" not in str(failed.value)
-
-
-def test_of_a_federation_the_job_id_is_what_stands_before_the_cluster():
-    assert Slurm(Host(), Answers()).submitted(Result(("sbatch",), 0, "1234;east\n", "")) == "1234"
 
 
 @pytest.mark.parametrize(

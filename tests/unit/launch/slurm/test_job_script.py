@@ -12,9 +12,9 @@ from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
 from drillyard.launch.plan import Plan, Program
+from drillyard.launch.plan_output import plan_text
 from drillyard.launch.slurm.job_script import enroot_image
 from drillyard.launch.slurm.plan import plan_array, plan_of
-from drillyard.launch.status_text import plan_text
 
 SHARED = {"storage": "{directory: /shared}"}
 
@@ -68,7 +68,7 @@ def test_every_option_is_explained():
 @pytest.mark.parametrize(
     ("slurm", "words"),
     [
-        ("{time_limit: '4', signal_seconds: 240}", "would be told to stop at once"),
+        ("{time_limit: '4', signal_seconds: 240}", "would get the signal to stop at once"),
         ("{arguments: ['--nodes=4']}", "use `nodes`"),
         ("{arguments: ['-t 10']}", "use `slurm.time_limit`"),
         ("{arguments: ['mail-type=END']}", "no option like --mail-type=END"),
@@ -128,9 +128,9 @@ def test_the_plan_begins_with_the_job_script_and_is_one_program():
     assert plan.files[0].path == "job.sbatch"
     (step,) = plan.steps
     assert isinstance(step, Program) and {file.path for file in plan.files} < set(step.sends)
-    text = plan_text(plan)
-    assert text.index("----- job.sbatch") < min(text.index(f"----- {name}") for name in ("job.json", "run.yaml"))
-    assert text.index("----- job.sbatch") < text.index("# 1 step, executed") and "flock" not in text
+    lines = plan_text(plan).splitlines()
+    assert lines.index("----- job.sbatch (mode 0755)") < 10 and not any("----- job.json" in line for line in lines)
+    assert lines.index("# 1 step, executed in this order:") > 10 and any(line.endswith("  run.yaml") for line in lines)
 
 
 def test_a_run_after_another_asks_slurm_for_its_job():

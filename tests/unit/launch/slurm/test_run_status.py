@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from drillyard.launch.handles import Handle
-from drillyard.launch.run_status import State
+from drillyard.launch.run_status import Handle, State
 from drillyard.launch.slurm.commands import SlurmJob
 from drillyard.launch.slurm.run_status import SlurmRun, needs_accounts, status_of
 from drillyard.launch.status_text import status_text
@@ -35,7 +34,7 @@ def own(state: str, reason: str | None = None, **changes: Any) -> dict[str, Any]
     ("reason", "words"),
     [
         ("Resources", "waits for nodes to become free (Resources)"),
-        ("Priority", "others are before it in the queue (Priority)"),
+        ("Priority", "other jobs are before it in the queue (Priority)"),
         (
             "(ReqNodeNotAvail, UnavailableNodes:n[1-2])",
             "nodes that it needs are down, drained or reserved (ReqNodeNotAvail",

@@ -112,7 +112,7 @@ def test_a_directory_outside_of_the_bucket_is_refused() -> None:
     ("option", "capability"), [({"sync": True}, "sync"), ({"dependency": "slurm://c/a"}, "depend")]
 )
 def test_what_the_platform_cannot_do_names_those_that_can(option: dict[str, object], capability: str) -> None:
-    from drillyard.launch.registry import launcher_for
+    from drillyard.launch.launcher import launcher_for
 
     asked = request(cluster("vertex", storage="{bucket: my-bucket}"), WORKLOAD, **option)
     with pytest.raises(UserError, match=rf"platform vertex cannot do that \({capability}.*these can: .*slurm"):

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
+from drillyard.launch.launcher import launcher_for
 from drillyard.launch.plan import Call, Plan
-from drillyard.launch.registry import launcher_for
 from drillyard.launch.vertex.custom_job import label_of
-from drillyard.launch.vertex.service import checked
+from drillyard.launch.vertex.service import parse_request
 
 RUN = "projects/123/zones/us-central1-b/reservations/"
 
@@ -132,7 +132,7 @@ def test_every_setting_of_the_service_arrives() -> None:
 
 def test_googles_type_knows_every_field_and_changes_none() -> None:
     made = body(plan(vertex(consumption="flex-start")))
-    again = json.loads(json_format.MessageToJson(CustomJob.pb(checked(made))))
+    again = json.loads(json_format.MessageToJson(CustomJob.pb(parse_request(made))))
     # Proto3's JSON leaves out what is false.
     made["jobSpec"]["scheduling"].pop("disableRetries")
     made["jobSpec"]["scheduling"].pop("restartJobOnWorkerRestart")
@@ -144,7 +144,7 @@ def test_a_field_or_value_that_googles_type_lacks_is_refused(wrong: dict[str, An
     made = body(plan(vertex()))
     made["jobSpec"]["workerPoolSpecs"][0]["machineSpec"].update(wrong)
     with pytest.raises(UserError, match=named):
-        checked(made)
+        parse_request(made)
 
 
 def test_the_run_is_in_the_bucket_and_its_files_are_sent_before_the_request() -> None:
@@ -243,7 +243,7 @@ def test_planning_imports_nothing_of_googles() -> None:
     code = (
         "import sys\n"
         "from tests.unit.launch.requests import WORKLOAD, cluster, request\n"
-        "from drillyard.launch.registry import launcher_for\n"
+        "from drillyard.launch.launcher import launcher_for\n"
         "asked = request(cluster('vertex', storage='{bucket: my-bucket}'), WORKLOAD)\n"
         "launcher_for(asked.cluster).plan(asked)\n"
         "print([n for n in sys.modules if n.startswith(('google.cloud.', 'google.api', 'google.auth', 'grpc'))])"

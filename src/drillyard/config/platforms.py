@@ -1,0 +1,155 @@
+"""The registry of platforms: what `platform` of a cluster config may be, and which class launches there.
+
+`PlatformFacts` describe a platform: what its config needs, how its machines are bought, how its nodes see network and
+storage. A launcher's facts stand in its own package; those of platforms without a launcher stand here. Another
+distribution adds a launcher by an entry point `drillyard.launchers` under the platform's name: a subclass of
+`drillyard.launch.launcher.Launcher` with `facts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from drillyard.config.problems import Problem
+from drillyard.config.strict_model import StrictModel
+from drillyard.errors import UserError
+from drillyard.plugins import import_name, load_plugins
+
+# ssh takes a name that begins with "-" for an option, of which some run programs; nothing else needs other characters.
+Login = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+@\\-]*$")]
+HostAddress = Annotated[str, Field(pattern=r"^[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*$")]
+SshHost = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.+@\\-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*$")]
+
+THIS_MACHINE = "local"
+"""The platform of a new cluster config."""
+
+
+class PlatformSection(StrictModel):
+    """Base of a platform's own settings: the section of cluster.yaml that has the platform's name."""
+
+    @property
+    def project_directory(self) -> str | None:
+        """The project's directory on the cluster; None: the same path as here."""
+        return None
+
+    @property
+    def head_host(self) -> str:
+        """The host on which run directories can be read, for people; empty: this machine."""
+        return ""
+
+    @property
+    def limit_seconds(self) -> int | None:
+        """The time limit of one job (`time_limit`), after which the run continues in another job."""
+        return None
+
+    def problems(self, nodes: int) -> Iterator[Problem]:
+        """Contradictions between this section and the cluster's number of nodes."""
+        yield from ()
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a launcher can do; a config that asks for more is refused with the launchers that can."""
+
+    multi_node: bool = True
+    gang: bool = False
+    """All nodes start together or none does."""
+    requeue: bool = False
+    """The scheduler itself restarts the run after preemption or the loss of a node."""
+    queue: bool = False
+    array: bool = False
+    """Submits several points of a sweep as one job."""
+    image: bool = False
+    sync: bool = False
+    """Copies the working directory to the nodes (`--sync`)."""
+    time_limit: bool = False
+    exclude_nodes: bool = False
+    dependency: bool = False
+
+
+@dataclass(frozen=True)
+class PlatformFacts:
+    """What holds for every cluster of a platform."""
+
+    required: tuple[str, ...] = ()
+    """Settings of cluster.yaml that must be given."""
+    optional: tuple[str, ...] = ()
+    """Settings that may be given, beside those that every platform has."""
+    section: type[PlatformSection] = PlatformSection
+    """The model of the section that has the platform's name; PlatformSection itself: there is none."""
+    consumption: tuple[str, ...] = ()
+    """How capacity can be bought."""
+    max_nodes: int | None = None
+    cloud: str | None = None
+    """The cloud whose machines and quotas the platform uses; None: any or none."""
+    machines: Literal["own", "own or bought", "bought"] = "bought"
+    is_this_machine: bool = False
+    in_pods: bool = False
+    """Containers see the network as GKE's pods do: Google's installers mount libraries below /usr/local."""
+    has_prolog: bool = False
+    """The scheduler's prolog starts the daemon that a network stack needs on hosts, one per job."""
+    bucket_mount: str | None = None
+    """The directory below which nodes see storage.bucket; None: nodes share a file system."""
+    capabilities: Capabilities = Capabilities()
+    launcher: str | type[Any] = ""
+    """The launcher class, or its `module:name`; empty: nothing can be launched there yet."""
+
+
+_LAUNCHERS = {
+    "local": "drillyard.launch.hosts.config:LOCAL",
+    "ssh": "drillyard.launch.hosts.config:SSH",
+    "slurm": "drillyard.launch.slurm.config:SLURM",
+    "vertex": "drillyard.launch.vertex.config:VERTEX",
+}
+_CLOUDS = {
+    "gke": PlatformFacts(
+        required=("location.project", "location.region", "machine", "consumption", "image", "storage.bucket"),
+        optional=("location", "storage", "reservation"),
+        consumption=("on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"),
+        cloud="gcp",
+        in_pods=True,
+    ),
+    "gce": PlatformFacts(
+        required=("location.project", "location.zone", "machine", "consumption"),
+        optional=("location", "storage", "reservation", "image"),
+        consumption=("on-demand", "reservation", "spot", "flex-start", "calendar"),
+        cloud="gcp",
+    ),
+    "nebius": PlatformFacts(
+        required=("location.project", "location.region", "machine", "consumption"),
+        optional=("location", "storage", "reservation", "image"),
+        consumption=("on-demand", "reservation", "spot"),
+        cloud="nebius",
+    ),
+}
+_ORDER = ("local", "ssh", "slurm", "gke", "vertex", "gce", "nebius")
+
+
+@cache
+def platforms() -> dict[str, PlatformFacts]:
+    """The facts of every platform by name: built-in ones, then plug-ins."""
+    known = {name: _CLOUDS[name] if name in _CLOUDS else import_name(_LAUNCHERS[name]) for name in _ORDER}
+    plugins = load_plugins("drillyard.launchers", "drillyard.launch.launcher:Launcher", _ORDER)
+    return {**known, **{name: replace(found.facts, launcher=found) for name, found in plugins.items()}}
+
+
+def launcher_class(platform: str) -> Any:
+    """The launcher class of a platform. Raises UserError where there is none."""
+    facts = platforms().get(platform)
+    if facts is None or not facts.launcher:
+        able = ", ".join(name for name, each in platforms().items() if each.launcher)
+        raise UserError(f"platform {platform} cannot be launched on yet; these can: {able}")
+    return import_name(facts.launcher) if isinstance(facts.launcher, str) else facts.launcher
+
+
+def require_capability(platform: str, capability: str, option: str) -> None:
+    """Raise UserError where the platform's launcher lacks what `option` needs; it names the launchers that have it."""
+    assert capability in {each.name for each in fields(Capabilities)}, capability
+    if not getattr(platforms()[platform].capabilities, capability):
+        able = [name for name, each in platforms().items() if each.launcher and getattr(each.capabilities, capability)]
+        raise UserError(f"{option}: platform {platform} cannot do that ({capability}); these can: {', '.join(able)}")

@@ -1,0 +1,335 @@
+"""What cannot work, or is likely not meant, in a run and a cluster together: found before anything is sent.
+
+    warnings = require_launchable(request)
+
+Each check yields findings with the rule, its source and the fix, at the line of the config where the value stands; one
+error lists all mistakes. Checks are pure: no disk, no network. Those of one platform belong to its launcher
+(`Launcher.checks`); contradictions within one config are `config`'s.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+
+from drillyard.config.environment import OPENING
+from drillyard.config.platforms import launcher_class, platforms, require_capability
+from drillyard.config.problems import SourceLocation, location_of, problem_line
+from drillyard.config.run import RunConfig, SourceConfig
+from drillyard.config.workload import WorkloadRunConfig
+from drillyard.errors import UserError
+from drillyard.hardware.capacity import consumption_problem
+from drillyard.hardware.facts import Fact
+from drillyard.hardware.image_tags import image_contents, version_at_least
+from drillyard.hardware.machines import Machine
+from drillyard.launch.agent import rank_output
+from drillyard.launch.agent.shared_modules import launched, redaction
+from drillyard.launch.network import lacks_stack, stack_of, stack_problem
+from drillyard.launch.request import Check, ConfigName, LaunchFinding, LaunchRequest, error, warning
+
+_FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".csv", ".txt", ".arrow", ".gz", ".zst", ".bz2", ".xz")
+_BUILTIN = "builtin:"
+_TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+_CUDA_COMMAND = "python3 -c 'import torch; print(torch.version.cuda)'"
+
+
+def check_request(request: LaunchRequest) -> list[LaunchFinding]:
+    """All findings about `request`, in the order of the checks."""
+    name = request.cluster.machine
+    machine = None if name is None else request.facts.find_machine(name)
+    found = [finding for check in CHECKS for finding in check(request, machine)]
+    return [*found, *launcher_class(request.cluster.platform).checks(request, machine)]
+
+
+def require_launchable(request: LaunchRequest) -> tuple[str, ...]:
+    """The warnings of `request`. Raises one UserError that lists every mistake, run config first, in order of lines."""
+    found = sorted(dict.fromkeys(check_request(request)), key=lambda finding: _order(request, finding))
+    lines = {finding: problem_line(_location(request, finding), finding.problem) for finding in found}
+    mistakes = [line for finding, line in lines.items() if finding.fatal]
+    if mistakes:
+        raise UserError("\n".join(mistakes))
+    return tuple(lines.values())
+
+
+def _location(request: LaunchRequest, finding: LaunchFinding) -> SourceLocation:
+    config = request.run if finding.config == "run" else request.cluster
+    places = config._origin.places
+    if places is None:
+        return SourceLocation(f"{finding.config} config", 0)
+    return location_of(finding.problem.path, places)
+
+
+def _order(request: LaunchRequest, finding: LaunchFinding) -> tuple[bool, int]:
+    return finding.config == "cluster", _location(request, finding).order
+
+
+# The cluster: its machine and how it is bought, ranks per node, network stack.
+
+
+def _machine(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
+    name = request.cluster.machine
+    if name is None:
+        return
+    if machine is None:
+        try:
+            request.facts.machine(name)
+        except UserError as missing:
+            yield error("cluster", "machine", " ".join(str(missing).splitlines()))
+        return
+    problem = consumption_problem(request.cluster.consumption, machine)
+    if problem is not None:
+        yield error("cluster", "consumption", f"{problem} ({machine.fact('consumption').source})")
+
+
+def _ranks(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
+    """Ranks that a node cannot hold, or that leave some of its GPUs idle."""
+    run = request.run
+    own = run.processes_per_node if isinstance(run, WorkloadRunConfig) else None
+    processes = request.processes_per_node
+    if machine is None or processes is None or machine.accelerator == "cpu" or not request.uses_gpus:
+        return
+    available = machine.num_accelerators
+    source = machine.fact("num_accelerators").source
+    if processes > available:
+        message = f"{processes} ranks, but {machine.name} has {available} accelerators ({source}); "
+        message += f"write {available}, or more nodes"
+        yield error("run" if own is not None else "cluster", "processes_per_node", message)
+    elif processes < available and not isinstance(run, WorkloadRunConfig):
+        idle = available - processes
+        yield warning("cluster", "processes_per_node", f"{idle} of the {available} accelerators of each node stay idle")
+
+
+def _stack(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
+    stack = request.cluster.network_stack
+    if stack is not None and machine is not None and lacks_stack(request.cluster, machine):
+        yield error("cluster", "network_stack", stack_problem(stack, machine))
+
+
+def _stack_settings(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
+    """Variables in the configs that the network stack forbids, checks, or has replaced."""
+    cluster = request.cluster
+    if (machine is not None and lacks_stack(cluster, machine)) or cluster.nodes == 1:
+        return
+    stack = stack_of(cluster, machine, request.facts)
+    if stack is None:
+        return
+    source = stack.provenance.row.text
+    for config, key, environment in _environments(request):
+        for name, value in environment.items():
+            at, right = f"{key}.{name}", stack.profile_environment.get(name)
+            if name in stack.forbidden:
+                message = f"must not be set with network stack {stack.name} ({source}); remove it"
+                yield error(config, at, message)
+            elif name in stack.enforced and value != right:
+                message = (
+                    f"{stack.name} ends a job where it is not {right} ({source}); remove it: the node's script sets it"
+                )
+                yield error(config, at, message)
+            elif name in stack.superseded:
+                message = f"belongs to earlier settings of {stack.name}; do not mix them with the present ones"
+                yield warning(config, at, f"{message} ({source})")
+
+
+def _reserved_variables(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
+    ours = (*launched.GIVEN, rank_output.PIPES, redaction.GIVEN_NAMES)
+    reserved = (*ours, *_TORCHRUN_VARIABLES) if isinstance(request.run, RunConfig) else ours
+    for config, key, environment in _environments(request):
+        for name in environment:
+            if name in reserved:
+                yield error(config, f"{key}.{name}", "is set by the launcher for each attempt and node; remove it")
+
+
+# The image: what the network stack and the GPUs need in it, as far as its tag shows. A tag that shows nothing is no
+# mistake: the finding is then a warning with the command that shows it.
+
+
+def _glibc(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
+    """A stack's libraries, which are mounted into the image, need its C library to be new enough."""
+    cluster = request.cluster
+    if cluster.nodes == 1 or (machine is not None and lacks_stack(cluster, machine)):
+        return
+    stack = stack_of(cluster, machine, request.facts)
+    if stack is not None and "glibc" in stack.requires:
+        floor: Fact[str] = stack.fact("requires.glibc")
+        yield from _floor(request, "glibc", floor, f"network stack {stack.name}", "ldd --version")
+
+
+def _cuda(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
+    """Programs of an older CUDA have no code for a newer GPU."""
+    if machine is None:
+        return
+    accelerator = request.facts.accelerator_of(machine)
+    if accelerator.min_cuda is not None:
+        yield from _floor(request, "cuda", accelerator.fact("min_cuda"), accelerator.title, _CUDA_COMMAND)
+
+
+def _floor(
+    request: LaunchRequest, part: str, floor: Fact[str], needed_by: str, command: str
+) -> Iterator[LaunchFinding]:
+    image = request.image
+    if image is None or any(image in stack.images.values() for stack in request.facts.network_stacks.values()):
+        # A network stack's own images are made for its machines.
+        return
+    run = request.run
+    own = isinstance(run, WorkloadRunConfig) and run.workload.image is not None
+    config: ConfigName = "run" if own else "cluster"
+    key = "workload.image" if own else "image"
+    contents = image_contents(image)
+    version = None if contents is None else getattr(contents, part)
+    title = {"glibc": "glibc", "cuda": "CUDA"}[part]
+    rule = f"{needed_by} needs {title} >= {floor.value} ({floor.source})"
+    if contents is None or version is None:
+        yield warning(config, key, f"{rule}, and the tag of {image} does not show it; run in the image: {command}")
+    elif not version_at_least(version, floor.value):
+        yield error(config, key, f"{image} has {title} {version} ({contents.source.text}); {rule}: take a later tag")
+
+
+# The run: what its launcher can do, its command, its files, and where they are looked for.
+
+
+def _capabilities(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
+    """What the request needs and the launcher cannot do."""
+    run, cluster = request.run, request.cluster
+    own_image = isinstance(run, WorkloadRunConfig) and run.workload.image is not None
+    needed: list[tuple[bool, str, ConfigName, str, str]] = [
+        (cluster.nodes > 1, "multi_node", "cluster", "nodes", "nodes"),
+        (own_image, "image", "run", "workload.image", "workload.image"),
+        (request.sync, "sync", "cluster", "platform", "--sync"),
+        (request.dependency is not None, "dependency", "cluster", "platform", "--after"),
+    ]
+    for is_needed, capability, config, key, option in needed:
+        if is_needed:
+            try:
+                require_capability(cluster.platform, capability, option)
+            except UserError as lacking:
+                yield error(config, key, str(lacking))
+
+
+def _command(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
+    if not isinstance(request.run, WorkloadRunConfig):
+        return
+    workload = request.run.workload
+    if workload.command is None and workload.launcher_file is None:
+        yield error("run", "workload", "has neither `command` nor `launcher_file`; give one of them")
+    if workload.command is not None and workload.launcher_file is not None:
+        yield error("run", "workload.launcher_file", "and `command` are both given; keep one of them")
+    if workload.command is not None and not workload.command[0].strip():
+        yield error("run", "workload.command", "its first item is empty; it is the program")
+
+
+def _sent_files(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
+    """Each of the workload's files has its own path below the launch directory."""
+    if not isinstance(request.run, WorkloadRunConfig):
+        return
+    workload = request.run.workload
+    for target in workload.files:
+        if target.startswith("/") or ".." in target.split("/") or posixpath.normpath(target) in (".", ""):
+            message = "is not a path below the run's launch directory; write a relative one without '..'"
+            yield error("run", ("workload", "files", target), message)
+    script = workload.launcher_file
+    if script is not None and posixpath.basename(script) in map(posixpath.normpath, workload.files):
+        message = f"would overwrite `files` {posixpath.basename(script)}; give that another name"
+        yield error("run", "workload.launcher_file", message)
+
+
+def _mounts(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
+    """Only containers have mounts, and a path in a container shows one directory."""
+    mounts = request.cluster.mounts
+    if mounts and not request.image:
+        yield error("cluster", "mounts", "are for containers, and the run has no `image`; remove them or name one")
+    sources: dict[str, str] = {}
+    for number, mount in enumerate(mounts):
+        host, inside = mount_parts(mount)
+        if sources.setdefault(inside, host) != host:
+            message = f"{inside} in the container is already {sources[inside]} of the node; mount it elsewhere"
+            yield error("cluster", ("mounts", number), message)
+
+
+def _inputs(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
+    """Data and models that are named by a path: nodes look for them, not this machine."""
+    run, cluster = request.run, request.cluster
+    facts = platforms()[cluster.platform]
+    if not isinstance(run, RunConfig) or facts.is_this_machine:
+        return
+    project = cluster.section.project_directory
+    is_project_here = facts.bucket_mount is None and not cluster.section.head_host and project in (None, request.here)
+    bucket = None if facts.bucket_mount is None else f"{facts.bucket_mount}/{cluster.storage.bucket}"
+    visible = [mount_parts(mount)[1] for mount in cluster.mounts]
+    visible += [path for path in (project or request.here, cluster.storage.directory, bucket) if path is not None]
+    if bucket is not None:
+        advice = f"put it on the bucket, which the nodes see as {bucket}"
+    elif cluster.image:
+        advice = "add its directory to `mounts` of the cluster config, or put it below storage.directory"
+    else:
+        advice = "put it on storage that the nodes share, and name that in storage.directory of the cluster config"
+    for key, path in _paths(run):
+        if not path.startswith(("/", "~")):
+            if bucket is not None:
+                yield warning("run", key, f"'{path}' is looked for in the image; put it on {bucket}")
+            elif not request.sync and not is_project_here:
+                message = "is looked for below the project's directory on the cluster; --sync copies it there"
+                yield warning("run", key, f"'{path}' {message}")
+        elif not any(path == top or path.startswith(top.rstrip("/") + "/") for top in visible):
+            where = "in the container" if cluster.image else "on every node"
+            yield warning("run", key, f"'{path}' is looked for {where}, not on this machine; {advice}")
+
+
+def _output(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
+    """All nodes read and write one run directory."""
+    run, cluster = request.run, request.cluster
+    paths: list[tuple[ConfigName, str, str | None]] = [
+        ("run", "output", run.output),
+        ("cluster", "storage.directory", cluster.storage.directory),
+        ("cluster", f"{cluster.platform}.directory", cluster.section.project_directory),
+    ]
+    for config, key, path in paths:
+        if path is not None and OPENING in path:
+            # Plans, job scripts and the index contain these paths, and each host may have another value.
+            yield error(config, key, f"'{path}': a launched run's directories are written out; write the path itself")
+    shared = platforms()[cluster.platform].bucket_mount is None and cluster.nodes > 1
+    if shared and cluster.storage.directory is None and not run.output.startswith("/"):
+        message = (
+            f"the run directory is {run.output}/{run.name} below the project's directory on the cluster, which all "
+            f"{cluster.nodes} nodes must share; if they do not, set storage.directory in the cluster config"
+        )
+        yield warning("run", "output", message)
+
+
+CHECKS: tuple[Check, ...] = (
+    *(_machine, _ranks, _stack, _stack_settings, _reserved_variables),
+    *(_capabilities, _command, _sent_files, _mounts, _inputs, _output),
+    *(_glibc, _cuda),
+)
+
+
+def mount_parts(mount: str) -> tuple[str, str]:
+    """Directory of the node and path in the container of `/here`, `/here:/there` and either with `:ro`."""
+    host, *rest = mount.removesuffix(":ro").split(":")
+    return host, rest[0] if rest else host
+
+
+def _environments(request: LaunchRequest) -> Iterator[tuple[ConfigName, str, dict[str, str]]]:
+    yield "cluster", "environment", request.cluster.environment
+    if isinstance(request.run, WorkloadRunConfig):
+        yield "run", "workload.environment", request.run.workload.environment
+
+
+def _paths(run: RunConfig) -> Iterator[tuple[str, str]]:
+    """Key and value of everything in a run config that looks like a path."""
+    named: list[tuple[str, object]] = [
+        ("data.source", run.data.source),
+        ("data.held_out.source", run.data.held_out.source),
+        ("model.id", run.model.id),
+        ("data.tokenizer", run.data.tokenizer),
+    ]
+    for key, value in named:
+        many = value if isinstance(value, list) else [value]
+        for number, one in enumerate(many):
+            at = f"{key}.{number}" if isinstance(value, list) else key
+            text = one.path if isinstance(one, SourceConfig) else one
+            if isinstance(text, str) and not text.startswith(_BUILTIN) and _is_path(text):
+                yield at, text
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith(("/", "~", "./", "../")) or text.endswith(_FILE_ENDINGS)

@@ -1,1 +1,0 @@
-"""What is known to go wrong, looked for before anything is sent."""

@@ -1,0 +1,107 @@
+"""What a launcher is asked to do, and what may be found wrong with it beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from drillyard.config.cluster import ClusterConfig
+from drillyard.config.problems import Path, Problem
+from drillyard.config.run import RunConfig
+from drillyard.config.workload import WorkloadRunConfig
+from drillyard.hardware.catalog import Catalog
+from drillyard.hardware.machines import Machine
+from drillyard.launch.run_status import RunStatus, State
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """One run to launch. A plan is a function of this value alone."""
+
+    run: RunConfig | WorkloadRunConfig
+    cluster: ClusterConfig
+    facts: Catalog
+    here: str
+    """The working directory of this machine, absolute: relative paths of the run config begin here."""
+    python: str
+    """The interpreter of this process; platform local starts ranks with it."""
+    sync: bool = False
+    max_failures: int = 3
+    dependency: str | None = None
+    """Handle of the run that must succeed before this one starts; Slurm only."""
+
+    @property
+    def processes_per_node(self) -> int | None:
+        """Ranks per node as a config sets them; None: one per accelerator."""
+        own = self.run.processes_per_node if isinstance(self.run, WorkloadRunConfig) else None
+        return own or self.cluster.processes_per_node
+
+    @property
+    def uses_gpus(self) -> bool:
+        """False for a training run on CPUs."""
+        return not (isinstance(self.run, RunConfig) and self.run.training.device == "cpu")
+
+    @property
+    def image(self) -> str | None:
+        """The container image of the run, if it has one."""
+        own = self.run.workload.image if isinstance(self.run, WorkloadRunConfig) else None
+        return own or self.cluster.image
+
+
+@dataclass(frozen=True)
+class LogSelection:
+    """The lines of a run's logs to return."""
+
+    follow: bool = False
+    """Continue until the run is over."""
+    rank: int | None = None
+    """Lines of one rank only: its own log, or its lines in its node's log, recognised by a launcher's prefix."""
+    node: int | None = None
+    tail: int | None = None
+    """The last so many lines; with `follow`, the last so many at first, then new ones."""
+    since: float | None = None
+    """Lines written at that time or later; Unix seconds."""
+    submitted_at: float | None = None
+    """Omit lines of submissions before the one of that time, where lines carry times; Unix seconds."""
+
+
+@dataclass(frozen=True)
+class Cancellation:
+    """The result of `Launcher.cancel`."""
+
+    status: RunStatus
+    """The run's status now."""
+    before: State | None
+    """The state in which the run was already over; None where it was not."""
+
+
+ConfigName = Literal["run", "cluster"]
+
+
+@dataclass(frozen=True)
+class LaunchFinding:
+    """A finding about the value at `problem.path` of a config; one that is not `fatal` is a warning."""
+
+    config: ConfigName
+    problem: Problem
+    fatal: bool = True
+
+
+Check = Callable[[LaunchRequest, Machine | None], Iterator[LaunchFinding]]
+"""Checks a request against its machine; None where no machine is named or it is not in the catalog."""
+
+
+def error(config: ConfigName, key: str | Path, message: str) -> LaunchFinding:
+    """A mistake in the value at `key`, dotted or in parts."""
+    return LaunchFinding(config, Problem(_path(key), message))
+
+
+def warning(config: ConfigName, key: str | Path, message: str) -> LaunchFinding:
+    """A likely mistake in the value at `key`, dotted or in parts."""
+    return LaunchFinding(config, Problem(_path(key), message), fatal=False)
+
+
+def _path(key: str | Path) -> Path:
+    parts = key.split(".") if isinstance(key, str) else key
+    return tuple(int(part) if isinstance(part, str) and part.isdecimal() else part for part in parts)

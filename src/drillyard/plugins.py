@@ -1,0 +1,56 @@
+"""Plug-ins: classes that other distributions register as entry points.
+
+    [project.entry-points."drillyard.launchers"]
+    fake = "fake_launcher:FakeLauncher"
+
+A plug-in whose import fails, that lacks a method, or that takes the name of a built-in is left out: one line on
+standard error names it and its distribution, once per process, and the command continues.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Collection
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+
+def import_name(path: str) -> Any:
+    """The object that `package.module:name` names."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@cache
+def load_plugins(group: str, base: str, built_in: Collection[str]) -> dict[str, Any]:
+    """The usable classes of an entry point group by name. `base`: `module:Class` that each must extend."""
+    classes: dict[str, Any] = {}
+    for entry in entry_points(group=group):
+        try:
+            classes[entry.name] = _load(entry, base, {*built_in, *classes})
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}" if not isinstance(error, _Unusable) else str(error)
+            line = " ".join(f"{group} '{entry.name}' of {_distribution(entry)} is left out: {why}".split())
+            print(f"drillyard: {line}", file=sys.stderr)
+    return classes
+
+
+class _Unusable(Exception):
+    """A plug-in that was imported and cannot be used."""
+
+
+def _load(entry: EntryPoint, base: str, taken: Collection[str]) -> Any:
+    if entry.name in taken:
+        raise _Unusable("the name is taken")
+    found = entry.load()
+    if not (isinstance(found, type) and issubclass(found, import_name(base))):
+        raise _Unusable(f"{entry.value} does not extend {base.replace(':', '.')}")
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise _Unusable(f"{entry.value} lacks {', '.join(missing)}")
+    return found
+
+
+def _distribution(entry: EntryPoint) -> str:
+    return "an unknown distribution" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
