@@ -1,7 +1,7 @@
 """Documents to token sequences: sources, prompt formats, the tokenised cache, packing, and the resumable loader.
 
-`prepare(config)` is the door: it reads what `run.yaml` names, tokenises and packs it once into a cache that every
-rank maps, and gives the training mixture and the held-out sequences. Nothing here imports torch by itself.
+`prepare(config)` is the entry point: it reads the sources in `run.yaml`, tokenises and packs them once into a cache
+that every rank maps, and returns the training mixture and the held-out sequences. Nothing here imports torch.
 """
 
 from drillyard.data.held_out_split import evaluation_rows, held_out_names

@@ -1,18 +1,18 @@
-"""Conversations in one form, whatever kind of file they come from.
+"""Conversations in one form, from any kind of file.
 
-The same row must give the same tokens from JSON Lines, CSV, Parquet and a saved data set. The rules:
+The same row has the same tokens in JSON Lines, CSV, Parquet and a saved data set. The rules:
 
 - A key whose value is null counts as absent, everywhere in `messages` and `tools`. Arrow stores every row with all
-  keys of the column and fills in nulls, so a null that was written looks like one that was not. Nulls in lists
-  stay. To train a call with a null argument, write its `arguments` as JSON text: those nulls are kept.
+  keys of the column and fills in nulls, so a null in the data looks like an absent key. Nulls in lists are kept. To
+  train a call with a null argument, write its `arguments` as JSON text: those nulls are kept.
 - `messages`, `tools`, their items and `tool_calls` may be JSON text, as in CSV and in many data sets on the hub.
-- ShareGPT's {from, value} is read as {role, content}, and other names of the roles (`ROLE_NAMES`) as the usual ones.
+- ShareGPT's {from, value} is read as {role, content}, and other role names (`ROLE_NAMES`) as the usual ones.
 - `content` is text, or a list of parts of type text; an empty list counts as absent, and a user's message must have
   content. In a tool's result it may be any JSON value.
 - `weight: 0` on an assistant's message means that the turn is not learnt; 1 is the default.
 
-What no reader can restore: Arrow keeps one order of keys and one type per key for all rows. Where these differ between
-rows (arguments 1 and 1.5, or {x, y} and {y, x}), write `arguments` as JSON text.
+No reader can restore what Arrow drops: it keeps one order of keys and one type per key for all rows. If these differ
+between rows (arguments 1 and 1.5, or {x, y} and {y, x}), write `arguments` as JSON text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROLE_NAMES = {
     "ai": "assistant",
     "model": "assistant",
 }
-"""Names of the two speakers elsewhere: ShareGPT, OpenAssistant, LangChain, Gemini."""
+"""Names of the two speakers in ShareGPT, OpenAssistant, LangChain and Gemini."""
 _ROLES = ("system", "user", "assistant", "tool")
 _SHAREGPT_KEYS = {"from": "role", "value": "content"}
 CALLS = ("tool_calls", "function_call")
@@ -43,7 +43,7 @@ _TURN_KEYS = {"content", *CALLS, "reasoning_content", "reasoning", "thinking"}
 
 
 def without_nulls(value: Any) -> Any:
-    """The value without the keys that hold null, at any depth; nulls in lists stay."""
+    """The value without keys whose value is null, at any depth; nulls in lists stay."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -52,7 +52,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def normalised_messages(value: Any, where: str) -> list[Row]:
-    """The messages of a row as [{role, content, ...}]. UserError, which names the message, for what is not that."""
+    """The messages of a row as [{role, content, ...}]. UserError, with the message's number, if invalid."""
     messages = _parsed(value, "messages", where)
     if not isinstance(messages, list) or not messages:
         raise UserError(
@@ -62,7 +62,7 @@ def normalised_messages(value: Any, where: str) -> list[Row]:
 
 
 def normalised_tools(value: Any, where: str) -> list[Row] | None:
-    """The tools of a row as a list of JSON schemas, or None where there are none."""
+    """The tools of a row as a list of JSON schemas, or None if there are none."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     tools = _parsed(value, "tools", where)
@@ -97,7 +97,7 @@ def _message(value: Any, number: int, where: str) -> Row:
 
 
 def _check_json(message: Row, number: int, where: str) -> None:
-    """UserError for what Arrow has and JSON does not, such as dates, in what templates write as JSON."""
+    """UserError for values that JSON does not have, such as Arrow's dates, where templates write JSON."""
     try:
         for key in ("content", *CALLS):
             if not isinstance(message.get(key), str):
@@ -140,7 +140,7 @@ def _check_content(message: Row, number: int, where: str) -> None:
 
 
 def _check_weight(message: Row, number: int, where: str) -> None:
-    """Keep `weight` only where it switches an assistant's turn off."""
+    """Keep `weight` only if it is 0 on an assistant's turn."""
     if "weight" not in message:
         return
     weight = message.pop("weight")
@@ -160,13 +160,11 @@ def _parsed(value: Any, what: str, where: str) -> Any:
     try:
         return json.loads(value)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(
-            f"{where}: {what}: text is expected to be JSON here, and is not ({error}). Fix the row."
-        ) from None
+        raise UserError(f"{where}: {what}: expected JSON text ({error}). Fix the row.") from None
 
 
 def message_variants(messages: list[Row]) -> Iterator[list[Row]]:
-    """The forms in which a template may expect these messages, the usual one first."""
+    """The variants of these messages that a template may expect, the usual one first."""
     choices: list[tuple[Callable[[Row], Row], ...]] = []
     if any(_has_data(message) for message in messages):
         choices.append((_with_objects, _with_json_text))
@@ -182,8 +180,8 @@ def message_variants(messages: list[Row]) -> Iterator[list[Row]]:
 
 
 def identity_key(messages: list[Row]) -> str:
-    """The same for conversations that say the same, whatever the order of their keys, their weights, and whether
-    content comes in parts and arguments as JSON text."""
+    """A key that is equal for equal conversations: it ignores the order of keys, weights, whether content is in parts,
+    and whether arguments are JSON text."""
     same = [_with_joined_parts(_with_objects(message)) for message in messages]
     for message in same:
         message.pop("weight", None)
@@ -191,15 +189,17 @@ def identity_key(messages: list[Row]) -> str:
 
 
 def text_parts(message: Row) -> list[Row]:
-    """The parts of type text that a message's content is a list of; none if it is anything else."""
+    """The parts of a content that is a list of text parts; empty for any other content."""
     content = message.get("content")
     is_parts = isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content)
     return content if is_parts and content else []
 
 
 def insert_probes(messages: list[Row]) -> tuple[list[Row], list[str]]:
-    """The messages with every value of a content that is not plain text replaced by a probe, and the probes: a
-    template that renders such content renders them all."""
+    """The messages with each value of contents that are not plain text replaced by a probe, and the probes.
+
+    A template that renders such content renders all probes.
+    """
     probes: list[str] = []
 
     def probed(value: Any) -> Any:
@@ -244,20 +244,20 @@ def _functions(message: Row) -> Iterator[Row]:
                 yield function
 
 
-def _own_copy(message: Row) -> Row:
-    """A copy whose calls can be changed."""
+def _modifiable(message: Row) -> Row:
+    """A copy whose calls may be modified."""
     return copy.deepcopy(message) if any(_functions(message)) else dict(message)
 
 
 def _with_objects(message: Row) -> Row:
-    changed = _own_copy(message)
+    changed = _modifiable(message)
     for function in _functions(changed):
         function["arguments"] = _decoded(function["arguments"])
     return changed
 
 
 def _with_json_text(message: Row) -> Row:
-    changed = _own_copy(message)
+    changed = _modifiable(message)
     for function in _functions(changed):
         if not isinstance(function["arguments"], str):
             function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
@@ -267,7 +267,7 @@ def _with_json_text(message: Row) -> Row:
 
 
 def _decoded(arguments: Any) -> Any:
-    """Arguments given as JSON text as the object they are; other text, such as a program, as it is."""
+    """Arguments in JSON text as an object; other text, such as a program, unchanged."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
@@ -276,7 +276,7 @@ def _decoded(arguments: Any) -> Any:
 
 
 def objects_in(messages: list[Row]) -> Iterator[Any]:
-    """Everything in the messages whose notation in Python and in JSON differ."""
+    """All values in the messages whose Python and JSON notations differ."""
     for message in messages:
         for function in _functions(message):
             if isinstance(function["arguments"], dict) and function["arguments"]:

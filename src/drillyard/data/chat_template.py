@@ -1,15 +1,15 @@
 """Conversations as documents: the tokenizer's own chat template, with loss on the assistant's turns only.
 
 Two ways to find those turns, both exact or an error:
-- a template with `{% generation %}` blocks says itself which characters the assistant wrote;
-- otherwise the conversation is rendered up to each assistant turn, with and without the turn. If both are true
-  prefixes of the whole rendering, the characters between them are the turn (its end-of-turn token included).
+- a template with `{% generation %}` blocks marks the characters that the assistant wrote;
+- otherwise the conversation is rendered up to each assistant turn, with and without the turn. If both are prefixes of
+  the full rendering, the characters between them are the turn (with its end-of-turn token).
 
 Some templates render a turn differently when others follow: Qwen3's writes an empty `<think>` block only into the
-turns after the last question. There a turn in the middle of a conversation is not what the model will be asked to
-write. Such turns are learnt from a document of their own, the conversation up to and including the turn, as it is
-rendered when the model writes it. A conversation becomes as few documents as that takes, each turn is learnt once,
-and most templates need one document.
+turns after the last question. With them a turn in the middle of a conversation is not what the model has to write. Such
+turns are learnt from a separate document: the conversation up to and including the turn, as rendered when the model
+writes it. A conversation becomes as few documents as possible; each turn is learnt once, and with most templates one
+document is enough.
 
 `loss_on: last` learns the last assistant turn only, from one document that ends with it.
 
@@ -38,7 +38,7 @@ Span = tuple[int, int]
 
 @dataclass
 class RenderedChat:
-    """The documents of one conversation, and what is to be counted about it (`NO_TURN`, ...)."""
+    """The documents of one conversation, and the names of counts to raise for it (`NO_TURN`, ...)."""
 
     documents: list[Segments] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)
@@ -54,7 +54,7 @@ class ChatRenderer:
         self.marks_generation = _GENERATION.search(template) is not None
 
     def render(self, row: Row, where: str) -> RenderedChat:
-        """Documents of one conversation. UserError if the template refuses it or cannot tell its turns apart."""
+        """Documents of one conversation. UserError if the template refuses it, or its turns cannot be found."""
         weights = [message.get("weight", 1) for message in row["messages"]]
         messages = [{key: value for key, value in message.items() if key != "weight"} for message in row["messages"]]
         chat = _accepted(_Chat(self, messages, row.get("tools") or None, where))
@@ -81,14 +81,14 @@ class ChatRenderer:
 
 
 class _Chat:
-    """One conversation under one template; each part of it is rendered once."""
+    """One conversation with one template; each part is rendered once."""
 
     def __init__(self, renderer: ChatRenderer, messages: list[Row], tools: list[Row] | None, where: str) -> None:
         self.renderer, self.messages, self.tools, self.where = renderer, messages, tools, where
         self._texts: dict[tuple[int, bool], str] = {}
 
     def text(self, stop: int | None = None, prompt: bool = False) -> str:
-        """The first `stop` messages as text; with `prompt` up to where the assistant begins to write."""
+        """The first `stop` messages as text; with `prompt`, plus the start of the assistant's turn."""
         key = (len(self.messages) if stop is None else stop, prompt)
         if key not in self._texts:
             self._texts[key], _ = self._render(key[0], prompt=prompt)
@@ -102,7 +102,7 @@ class _Chat:
         return spans
 
     def turn(self, number: int, text: str) -> Span | None:
-        """The characters of one turn in `text`; None where `text` renders the turn or what is before it otherwise."""
+        """The characters of one turn in `text`; None if `text` renders the turn, or the text before it, differently."""
         before, through = self.text(number, prompt=True), self.text(number + 1)
         return (len(before), len(through)) if text.startswith(through) and through.startswith(before) else None
 
@@ -129,7 +129,7 @@ class _Chat:
 
 
 def _segments(text: str, spans: list[Span], learnt: bool = True) -> Segments:
-    """The text cut at the spans, which carry loss if `learnt`, and the rest otherwise."""
+    """The text cut at the spans; the spans carry loss if `learnt`, else the rest does."""
     segments: Segments = []
     position = 0
     for start, end in spans:
@@ -139,7 +139,7 @@ def _segments(text: str, spans: list[Span], learnt: bool = True) -> Segments:
 
 
 def _by_prefix(chat: _Chat, turns: list[int], stop: int) -> list[Segments]:
-    """As few documents as it takes to learn each of these turns once, as rendered when nothing follows it."""
+    """The fewest documents in which each of these turns is learnt once, as rendered when nothing follows it."""
     if not turns:
         return [_segments(chat.text(stop), [])]
     documents = []
@@ -161,7 +161,7 @@ def _unknown_turn(chat: _Chat, turn: int) -> UserError:
     follows_itself = turn > 0 and chat.messages[turn - 1]["role"] == "assistant"
     advice = "Join it with the assistant's message before it, use" if follows_itself else "Use"
     return UserError(
-        f"{chat.where}: where the assistant's message {turn + 1} begins cannot be found: the chat template's "
+        f"{chat.where}: the begin of the assistant's message {turn + 1} cannot be found: the chat template's "
         f"generation prompt is not what it puts before that message. {advice} a template with {{% generation %}} "
         f"blocks, or data.loss_on: all."
     )
@@ -191,7 +191,7 @@ def _spans(chat: _Chat, turns: list[int], stop: int) -> list[tuple[int, Span]]:
 
 
 def _ignores_tools(chat: _Chat) -> bool:
-    """Whether the template leaves the row's tools out. UserError if it leaves out what the assistant called."""
+    """Whether the template ignores the row's tools. UserError if it ignores the assistant's calls."""
     without = [{key: value for key, value in message.items() if key not in CALLS} for message in chat.messages]
     caller = next((n for n, message in enumerate(chat.messages) if message.keys() & set(CALLS)), None)
     if caller is not None and _same_text(chat, without, chat.tools):
@@ -206,16 +206,16 @@ def _same_text(chat: _Chat, messages: list[Row], tools: list[Row] | None) -> boo
     try:
         return _Chat(chat.renderer, messages, tools, chat.where).text() == chat.text()
     except UserError:
-        return False  # the template needs what was left out
+        return False  # the template needs the removed part
 
 
 def _accepted(chat: _Chat) -> _Chat:
-    """The conversation in the form that this template takes.
+    """The conversation in the variant that this template accepts.
 
-    Templates differ in what they expect: a call's arguments and a tool's result as objects or as JSON text, content as
-    parts or as text, a message without content without that key (as transformers passes it) or with null. Forms are
-    tried in this order, and the first is taken that the template renders without an error, without Python's notation
-    of an object, and with every value of contents that are not plain text.
+    Templates expect a call's arguments and a tool's result as objects or as JSON text, content as parts or as text, a
+    message without content without that key (as transformers passes it) or with null. Variants are tried in this order;
+    the first is used that the template renders without an error, without Python's notation of an object, and with every
+    value of contents that are not plain text.
     """
     candidates = list(message_variants(chat.messages))
     if len(candidates) == 1:
@@ -247,8 +247,8 @@ def _accepted(chat: _Chat) -> _Chat:
 
 
 def _renders_all_content(chat: _Chat) -> bool:
-    """Whether nothing of a content that is not plain text is left out. Qwen3's template, for one, renders an object or
-    a list of parts as nothing."""
+    """Whether all values of contents that are not plain text are rendered. Qwen3's template, for example, ignores
+    objects and lists of parts."""
     messages, probes = insert_probes(chat.messages)
     if not probes:
         return True

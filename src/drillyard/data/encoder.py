@@ -1,14 +1,13 @@
-"""From raw rows to tokenised pieces: the work that is spread over processes.
+"""From raw rows to tokenised pieces: the work that runs in parallel processes.
 
-A document begins with what the tokenizer itself puts before a text (BOS, or nothing: GPT-2's and Qwen's put nothing),
-so that training sees the tokens that plain transformers makes of a prompt. Then come its segments' tokens and EOS. A
-conversation is what its chat template writes, no more, and is tokenised as a whole; a token learns if any of its
-characters does. A piece is what packing places: at most T = sequence_length tokens of one document. `split` cuts a
-long document so that neighbours overlap by one token, which is context in the second: every token of a document except
-its first carries loss exactly once, and bits per byte over the text that carries loss are exact.
+A document begins with the tokens that the tokenizer adds before a text (BOS, or none for GPT-2 and Qwen), so that a
+prompt has the same tokens in training as in plain transformers. Then follow its segments' tokens and EOS. A
+conversation is exactly the output of its chat template, tokenised as one text; a token is learnt if any of its
+characters is. Packing places pieces: at most T = sequence_length tokens of one document. `split` cuts a long document
+so that neighbours overlap by one token, which is context in the second: every token of a document except its first
+carries loss exactly once, and bits per byte over the text that carries loss are exact.
 
-Loss is kept per position, as the model is trained: position t carries loss if token t+1 of the same piece is to be
-learnt.
+Loss is per position: position t carries loss if token t+1 of the same piece is to be learnt.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class HeldOutSplit:
     column: str | None = None
 
     def part_of(self, row: Row, identity: str, where: str) -> int:
-        """TRAIN or HELD_OUT; the same for equal documents (equal values of `column`), whatever else is in the data."""
+        """TRAIN or HELD_OUT; depends only on the document (or on its value of `column`)."""
         if self.fraction == 0.0:
             return TRAIN
         if self.column is not None:
@@ -56,7 +55,7 @@ class HeldOutSplit:
 
 @dataclass(frozen=True)
 class EncodeSettings:
-    """All that decides how rows become pieces. Picklable; also part of a cache's key."""
+    """The settings that decide how rows become pieces. Picklable; also part of a cache's key."""
 
     format: RowFormat
     sequence_length: int
@@ -71,7 +70,7 @@ class EncodeSettings:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """uint16 while the vocabulary fits."""
+        """uint16 if the vocabulary fits."""
         return np.dtype(np.uint32 if self.wide else np.uint16)
 
 
@@ -79,8 +78,8 @@ class EncodeSettings:
 class Pieces:
     """Tokenised pieces of one raw batch and one part, concatenated.
 
-    places: where the document of each piece comes from, uint64 as in `batches.NUMBER_BITS`; the origins are the raw
-    batch's, until a cache counts its own.
+    places: the place of each piece's document, uint64 as in `raw_batches.NUMBER_BITS`; numbers of origins are those of
+    the raw batch until a cache assigns its own.
     """
 
     tokens: npt.NDArray[Any]
@@ -91,8 +90,8 @@ class Pieces:
 
 @dataclass
 class Encoded:
-    """What one raw batch became, per part (TRAIN, HELD_OUT): pieces, counts, the place where each count was first
-    raised (and last), and (hash of what it is known by, place) of each document; and what the rows came from."""
+    """The result for one raw batch, per part (TRAIN, HELD_OUT): pieces, counts, the first and last place of each count,
+    and (hash of its identity, place) of each document; and the origins of the rows."""
 
     nbytes: int
     origins: tuple[Origin, ...] = ()
@@ -103,7 +102,7 @@ class Encoded:
     lasts: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def count(self, part: int, what: str, place: int) -> None:
-        """Count something about the row at `place`, once for all documents of the row."""
+        """Raise a count for the row at `place`, once for all documents of the row."""
         if self.lasts.get((part, what)) == place:
             return
         self.lasts[part, what] = place
@@ -113,7 +112,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class _Document:
-    """A document to be: the number and place of its row, its part, hash, and how many segments it has."""
+    """A document before tokenising: number and place of its row, its part, hash, and number of segments."""
 
     number: int
     place: int
@@ -131,7 +130,7 @@ class Encoder:
         self.settings = settings
         self.tokenizer = Tokenizer.from_str(settings.tokenizer_json)
         self.is_chat = settings.format.name == "chat"
-        # A chat template writes special tokens as text; everywhere else such text is data and must stay harmless.
+        # A chat template writes special tokens as text; anywhere else such text is data and must stay text.
         self.tokenizer.encode_special_tokens = not self.is_chat
         special = [
             re.escape(token.content) for token in self.tokenizer.get_added_tokens_decoder().values() if token.special
@@ -143,11 +142,11 @@ class Encoder:
 
             assert settings.chat_template is not None
             self.chat = ChatRenderer(settings.chat_template, settings.special_tokens, settings.format.loss_on)
-            # Without special tokens it only trims the offsets, by which turns are found.
+            # Without special tokens it only trims the offsets, which find the turns.
             self.tokenizer.post_processor = None
         self.start = [] if self.is_chat else list(settings.start_ids)
         self.end = [] if settings.eos_id is None or self.is_chat else [settings.eos_id]
-        # The first token of such a document is learnt from nothing, so its bytes carry no loss.
+        # Nothing precedes the first token of such a document, so its bytes carry no loss.
         self.first_is_context = settings.format.name == "text" and not self.start
         self.added = {i: token.content for i, token in self.tokenizer.get_added_tokens_decoder().items()}
 
@@ -234,8 +233,8 @@ class Encoder:
     def _chat_runs(
         self, texts: list[str], flags: list[bool], documents: list[_Document]
     ) -> list[list[tuple[list[int], bool]]]:
-        """As `_runs`, but each conversation is tokenised as a whole, as plain transformers does; all of it stands at
-        its first segment."""
+        """Like `_runs`, but each conversation is tokenised as one text, as in plain transformers; all its runs are at
+        the index of its first segment."""
         bounds = list(itertools.accumulate((document.num_segments for document in documents), initial=0))
         spans = [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
         encodings = self.tokenizer.encode_batch(["".join(texts[span]) for span in spans], add_special_tokens=False)
@@ -253,7 +252,7 @@ class Encoder:
         return runs
 
     def _num_bytes(self, token: int, text: str) -> int:
-        """Bytes of `text` that its first token stands for, in a byte-level vocabulary, where a character is a byte."""
+        """Bytes of `text` in its first token, with a byte-level vocabulary (a character is a byte)."""
         if token in self.added:
             return len(self.added[token].encode("utf-8"))
         piece = self.tokenizer.id_to_token(token) or ""
@@ -261,7 +260,7 @@ class Encoder:
         return len(piece) - is_prefix_space
 
     def _place(self, result: Encoded, batch: RawBatch, flat: _Flat, documents: list[_Document]) -> None:
-        """Cut documents that are too long, drop pieces without loss, count, and sort the rest by part."""
+        """Cut documents that are too long, drop pieces without loss, count, and group the rest by part."""
         with_loss_before = np.concatenate([[0], np.cumsum(flat.loss)])
         spans: dict[int, list[tuple[int, int]]] = {}
         places: dict[int, list[int]] = {}
@@ -273,7 +272,7 @@ class Encoder:
             kept = 0
             pieces = self._cut(begin, end, document, result, batch)
             for start, stop in pieces:
-                # The last position of a piece predicts nothing: what follows is not in the piece.
+                # The last position of a piece predicts nothing: the next token is not in the piece.
                 if with_loss_before[stop - 1] > with_loss_before[start]:
                     spans.setdefault(part, []).append((start, stop))
                     kept += 1
@@ -293,7 +292,7 @@ class Encoder:
     def _cut(
         self, begin: int, end: int, document: _Document, result: Encoded, batch: RawBatch
     ) -> list[tuple[int, int]]:
-        """Where the pieces of the document [begin, end) of the flat tokens begin and end."""
+        """The bounds of the pieces of the document [begin, end) of the flat tokens."""
         limit = self.settings.sequence_length
         if end - begin <= limit:
             return [(begin, end)]
@@ -314,7 +313,7 @@ class Encoder:
 
 @dataclass
 class _Flat:
-    """Documents laid end to end: tokens, loss per position (shifted), where each document ends, its bytes of text."""
+    """Concatenated documents: tokens, loss per position (shifted), the end of each document, and its bytes of text."""
 
     tokens: npt.NDArray[Any]
     loss: npt.NDArray[np.bool_]
@@ -338,8 +337,8 @@ def _lone_surrogate(batch: RawBatch, texts: list[str], documents: list[_Document
         for text in texts[position : position + document.num_segments]:
             if any("\ud800" <= character <= "\udfff" for character in text):
                 return (
-                    f"{batch.where(document.number)}: the text holds a lone surrogate (\\ud800 to \\udfff), "
-                    f"which is not Unicode text. Mend the row."
+                    f"{batch.where(document.number)}: the text has a lone surrogate (\\ud800 to \\udfff), "
+                    f"which is not Unicode text. Fix the row."
                 )
         position += document.num_segments
     raise AssertionError("the tokenizer refused text without surrogates")

@@ -1,4 +1,4 @@
-"""What became of the documents, and what a reader of it should know before a GPU is paid for.
+"""Statistics of the documents, and warnings about rows before a GPU is paid for.
 
 Counts come from the caches' manifests, so a warning about a row appears on every start, not only on the one that
 tokenised it. A check that passes over all documents (`shared_rows`: 16 bytes a document) runs only when training
@@ -23,10 +23,10 @@ _WARNINGS = {
     "without_assistant_turn": "have no assistant turn, so nothing is learnt from them (known roles: system, user, "
     "assistant, tool)",
     "without_loss": "have no token that carries loss within the sequence length, so nothing is learnt from them",
-    "dropped": "are longer than data.sequence_length and left out (data.too_long: drop)",
-    "truncated": "are longer than data.sequence_length and cut off (data.too_long: truncate)",
-    "empty": "are empty and left out",
-    "tools_not_rendered": "list tools that the chat template leaves out: the model will not see them",
+    "dropped": "are longer than data.sequence_length and dropped (data.too_long: drop)",
+    "truncated": "are longer than data.sequence_length and truncated (data.too_long: truncate)",
+    "empty": "are empty and dropped",
+    "tools_not_rendered": "list tools that the chat template ignores: the model will not see them",
     "cut_by_turn": "became several documents, because the chat template renders a turn differently when others follow",
 }
 _ROWS_AT_ONCE = 1 << 22
@@ -34,13 +34,13 @@ _ROWS_AT_ONCE = 1 << 22
 
 @dataclass
 class DataReport:
-    """What became of the documents: per part its counts, fill rate and sizes; and what a reader should know besides."""
+    """Counts, fill rate and sizes of each part, and notes for the user."""
 
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def add(self, name: str, path: str, sequences: Sequences) -> None:
-        """Add a part; `path` is its source's, by which places in a single file are named."""
+        """Add a part; `path` is its source's, which names places in a single file."""
         self.parts[name] = {
             "sequences": len(sequences),
             "tokens": sequences.num_tokens,
@@ -64,7 +64,7 @@ class DataReport:
 
 
 def row_warnings(name: str, path: str, sequences: Sequences) -> Iterator[str]:
-    """Sentences on the rows of a part that are not trained as a reader may expect, with their count and first place."""
+    """Warnings about rows of a part that are not trained as the user may expect, with their count and first place."""
     rows = sequences.counts.get("rows", 0)
     for key, what in _WARNINGS.items():
         if count := sequences.counts.get(key, 0):
@@ -74,9 +74,9 @@ def row_warnings(name: str, path: str, sequences: Sequences) -> Iterator[str]:
 def overlap_warnings(
     name: str, path: str, held_out: Sequences, training: Sequence[tuple[str, Sequences]]
 ) -> Iterator[str]:
-    """A sentence for each training source, given with its path, that has rows of a held-out part.
+    """A warning for each training source, given with its path, that has rows of a held-out part.
 
-    Rows are the same where their prompts are, or the texts or messages of formats without prompts.
+    Rows are equal if their prompts are, or their texts or messages in formats without prompts.
     """
     hashes, places = held_out.documents[:, 0], held_out.documents[:, 1]
     for train_path, source in training:
@@ -92,14 +92,14 @@ def overlap_warnings(
             same = places[np.argmax(hashes == first[0])]
             yield (
                 f"{name}: {len(np.unique(places[shared])):,} of {len(np.unique(places)):,} held-out rows are in the "
-                f"training source {source.name!r} too, so the figures on them say nothing about new data; the first is "
+                f"training source {source.name!r} too, so their results do not measure new data; the first is "
                 f"{_place(path, *held_out.place_of(int(same)))}, which is "
                 f"{_place(train_path, *source.place_of(int(first[1])))}"
             )
 
 
 def too_few_sequences(num_sequences: int, num_documents: int, global_batch_size: int) -> Iterator[str]:
-    """A sentence where the training data do not fill one step."""
+    """A warning if the training data do not fill one step."""
     if num_sequences < global_batch_size:
         yield (
             f"the training data are {num_sequences:,} sequences ({num_documents:,} documents), fewer than the global "
@@ -109,8 +109,8 @@ def too_few_sequences(num_sequences: int, num_documents: int, global_batch_size:
 
 
 def file_of_source(path: str, name: str) -> str:
-    """A file of the source at `path`, by its name there: the source itself, one below it, or what a data set calls
-    itself."""
+    """A file of the source at `path` by its name there: the source itself, a file below it, or the name of a data
+    set."""
     if not name:
         return path
     return str(Path(path) / name) if kind_of(Path(name)) is not None else name

@@ -1,9 +1,8 @@
-"""The first packed samples as a person can judge them: which tokens carry loss, where documents begin, what is
-padding.
+"""A preview of packed samples: which tokens carry loss, where documents begin, and the padding.
 
-Tokens that are learnt are green, tokens that are only context are dim, and documents alternate between two shades of
-background. A document in which every token, or no token, carries loss although only completions should is what makes
-fine-tuning runs fail silently; it is found here, before a GPU is paid for.
+Learnt tokens are green, context tokens are dim, and documents alternate between two shades of background. A document in
+which every token, or no token, carries loss although only completions should makes fine-tuning runs fail silently; the
+preview shows it before a GPU is paid for.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ class TokenSpan:
 
 
 def trained_tokens(batch: Batch, row: int) -> npt.NDArray[np.bool_]:
-    """Per position whether the token there is learnt, that is, is the label of the position before. Shape [T]."""
+    """Whether the token at each position is learnt, as the label of the position before. Shape [T]."""
     learnt = np.zeros(batch.labels.shape[1], np.bool_)
     learnt[1:] = batch.labels[row, :-1] != IGNORED
     return learnt
 
 
 def spans_of(batch: Batch, row: int) -> list[TokenSpan]:
-    """The sequence cut where a document begins or learning starts or ends; padding is left out."""
+    """The sequence without padding, cut where a document begins, or where loss starts or ends."""
     documents, learnt = batch.document_ids[row], trained_tokens(batch, row)
     used = int(np.count_nonzero(documents >= 0))
     if used == 0:
@@ -53,7 +52,7 @@ def spans_of(batch: Batch, row: int) -> list[TokenSpan]:
 
 
 def loss_problems(batch: Batch, row: int, completions_only: bool) -> list[str]:
-    """What is wrong with the loss of a sequence's documents; nothing if all is well.
+    """Problems with the loss of a sequence's documents.
 
     The first token of a document is never learnt (nothing precedes it). With loss on completions, a document that is
     learnt from its second token on has no prompt.
@@ -72,7 +71,7 @@ def loss_problems(batch: Batch, row: int, completions_only: bool) -> list[str]:
 
 
 def coloured_tokens(batch: Batch, row: int, tokenizer: Tokenizer) -> Text:
-    """One sequence as text in colour."""
+    """One sequence as coloured text."""
     from rich.text import Text
 
     text = Text()

@@ -1,13 +1,12 @@
 """Best-fit packing of pieces into sequences of T tokens, in constant memory.
 
-Pieces arrive in order and are gathered in windows of some millions of tokens. In a window the longest pieces are
-placed first, each into the open sequence with the least room that still takes it (best fit decreasing, whose waste is
-close to optimal for such many small items). Sequences that stay open at the end of a window are taken into the next,
-up to an eighth of it. Nothing is lost, doubled or cut here.
+Pieces arrive in order and are collected in windows of some millions of tokens. In a window the longest pieces are
+placed first, each into the open sequence with the least room that is enough (best fit decreasing, close to optimal for
+many small items). The emptiest sequences of a window are packed again with the next, up to an eighth of it. No piece is
+lost, duplicated or cut here.
 
-Cost: the room of open sequences is indexed by one big integer whose bit r says "a sequence with room r is open", so
-best fit is two shifts: about a microsecond per piece up to T of 100 thousand. The result depends only on the pieces
-and their order.
+Cost: bit r of one big integer is set while a sequence with room r is open, so best fit takes two shifts: about a
+microsecond per piece up to T of 100 thousand. The result depends only on the pieces and their order.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ def best_fit(lengths: npt.NDArray[np.int32], capacity: int) -> list[list[int]]:
 
 @dataclass
 class PackedSequences:
-    """Consecutive finished sequences. Each begins at a multiple of 8 in the flat arrays, so that bits can be packed
-    by row.
+    """Consecutive finished sequences. Each begins at a multiple of 8 in the flat arrays, so that bits can be packed by
+    row.
 
     tokens, loss, starts: flat [sum of padded lengths]; lengths: tokens per sequence, int32; valid_tokens: positions
     with loss, int32; pieces: pieces per sequence, int64; places: per piece, in the order of the sequences.
@@ -69,12 +68,12 @@ class PackedSequences:
 
 
 def padded(lengths: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Room that rows of these lengths take: the next multiple of 8."""
+    """Size of rows of these lengths in the flat arrays: the next multiple of 8."""
     return (lengths.astype(np.int64) + 7) // 8 * 8
 
 
 class Packer:
-    """Takes pieces, gives finished sequences. `packing=False`: each piece is a sequence of its own."""
+    """Packs pieces into sequences. `packing=False`: each piece is one sequence."""
 
     def __init__(self, sequence_length: int, packing: bool, window_tokens: int | None = None) -> None:
         self.sequence_length = sequence_length
@@ -84,7 +83,7 @@ class Packer:
         self._held_tokens = 0
 
     def add(self, pieces: Pieces) -> Iterator[PackedSequences]:
-        """Hold the pieces; sequences come out whenever a window is full."""
+        """Add pieces; yields sequences when a window is full."""
         self._held.append(pieces)
         self._held_tokens += len(pieces.tokens)
         if self._held_tokens >= self.window_tokens:
@@ -111,7 +110,7 @@ class Packer:
         return _assemble(rows, held)
 
     def _carry_over(self, rows: list[list[int]], pieces: Pieces) -> list[list[int]]:
-        """Keep the emptiest sequences' pieces for the next window; returns the rows that are finished."""
+        """Keep the pieces of the emptiest sequences for the next window; returns the finished rows."""
         tokens, loss, lengths = pieces.tokens, pieces.loss, pieces.lengths
         fills = np.array([int(lengths[row].sum()) for row in rows])
         emptiest = np.argsort(fills, kind="stable")
@@ -134,7 +133,7 @@ class Packer:
 
 
 def _assemble(rows: list[list[int]], pieces: Pieces) -> PackedSequences:
-    """Lay pieces out row by row."""
+    """Copy pieces into flat arrays, row by row."""
     tokens, loss, lengths = pieces.tokens, pieces.loss, pieces.lengths
     ends = np.cumsum(lengths, dtype=np.int64)
     begins = ends - lengths

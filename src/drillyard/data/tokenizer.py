@@ -1,13 +1,12 @@
 """The tokenizer of a run: the model's, one from a path, or one trained from the training documents.
 
-A `TextTokenizer` holds what the data room needs (the `tokenizer.json`, the ids of special tokens, the chat template),
-so that workers load only the `tokenizers` library; the transformers object is made when asked for.
+A `TextTokenizer` has the parts that tokenising needs (the `tokenizer.json`, the ids of special tokens, the chat
+template), so that workers load only the `tokenizers` library; the transformers object is created on first use.
 
 A trained tokenizer is byte-level BPE: every text can be encoded, and decode(encode(x)) == x including leading spaces.
-Its <|endoftext|> begins and ends documents, its <|pad|> fills sequences. The training is deterministic, and is kept
-in the cache under the content of its documents, with checksums: one that is damaged is trained again. At most
-`TRAINING_BYTES` of text are looked at, taken in equal shares from the sources, because the trainer keeps every distinct
-word in memory.
+Its <|endoftext|> begins and ends documents, its <|pad|> fills sequences. The training is deterministic; the result is
+cached under the content of its documents, with checksums, and trained again if damaged. At most `TRAINING_BYTES` of
+text are read, in equal shares from the sources, because the trainer keeps every distinct word in memory.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class TextTokenizer:
 
     @cached_property
     def key(self) -> str:
-        """Changes when any token of any document would."""
+        """Changes when any token of any document changes."""
         parts = [
             self.json,
             start_ids_key(self.start_ids),
@@ -77,7 +76,7 @@ class TextTokenizer:
 
 
 def prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
-    """Token ids of a prompt exactly as in training: what the tokenizer puts before a text, then the text.
+    """Token ids of a prompt exactly as in training: the tokenizer's start tokens, then the text.
 
     Text that looks like a special token is encoded as plain text, as in training.
     """
@@ -92,11 +91,11 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
 
 
 def start_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
-    """What the tokenizer itself puts before a text: BOS, several tokens, or nothing, as with GPT-2's and Qwen's.
+    """The tokens that the tokenizer adds before a text: BOS, several tokens, or none, as with GPT-2's and Qwen's.
 
-    A `bos_token` alone says nothing: GPT-2's tokenizer names one and never puts it.
+    A `bos_token` alone does not decide: GPT-2's tokenizer names one and never adds it.
     """
-    # A vocabulary of nucleotides, say, may have no token for "a": then the text of a token that it has.
+    # A vocabulary (of nucleotides, say) may have no token for "a": then try the texts of its own tokens.
     texts = chain("a", (tokenizer.decode([token]) for token in range(len(tokenizer))))
     for encoding in (tokenizer(text, return_special_tokens_mask=True) for text in texts):
         if 0 in encoding["special_tokens_mask"]:
@@ -105,24 +104,24 @@ def start_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
 
 
 def start_ids_key(start: tuple[int, ...]) -> int | list[int] | None:
-    """The start of documents as it stands in keys: one token by its number, as keys have always had it."""
+    """The start tokens as a part of cache keys: a single token is a number, as in old keys."""
     return None if not start else start[0] if len(start) == 1 else list(start)
 
 
 def is_byte_level(tokenizer_json: str) -> bool:
-    """Whether a character of the vocabulary stands for a byte of the text."""
+    """Whether each character of the vocabulary is one byte of text."""
     decoder = json.loads(tokenizer_json).get("decoder") or {}
     return any(step.get("type") == "ByteLevel" for step in [decoder, *decoder.get("decoders", [])])
 
 
 def open_tokenizer(path: str) -> TextTokenizer:
-    """The fast tokenizer of a model id or of a directory. UserError when there is none."""
+    """The fast tokenizer of a model id or of a directory. UserError if there is none."""
     tokenizer = _load_pretrained(path)
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    settled = TextTokenizer(
+    loaded = TextTokenizer(
         json=backend.to_str(),
         vocab_size=max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=0)),
         start_ids=start_ids(tokenizer),
@@ -134,34 +133,34 @@ def open_tokenizer(path: str) -> TextTokenizer:
         },
         origin=path,
     )
-    settled.__dict__["pretrained"] = tokenizer
-    return settled
+    loaded.__dict__["pretrained"] = tokenizer
+    return loaded
 
 
 def trained_tokenizer(
-    wanted: TrainTokenizer, documents_key: str, documents: Callable[[], Iterator[str]], cache: Path
+    setting: TrainTokenizer, documents_key: str, documents: Callable[[], Iterator[str]], cache: Path
 ) -> TextTokenizer:
-    """The byte-level BPE trained from `documents()`, from the cache when it is there."""
+    """The byte-level BPE trained from `documents()`, cached if possible."""
     key = xxhash.xxh3_128_hexdigest(
-        f"{_VERSION}/{wanted.train}/{wanted.vocab_size}/{TRAINING_BYTES}/{documents_key}".encode()
+        f"{_VERSION}/{setting.train}/{setting.vocab_size}/{TRAINING_BYTES}/{documents_key}".encode()
     )
     directory = cache / "tokenizers" / key
-    if not _is_whole(directory):
+    if not _is_intact(directory):
         temporary = directory.with_name(f"{key}.building-{os.getpid()}")
         shutil.rmtree(temporary, ignore_errors=True)
-        _as_pretrained(_train(wanted.vocab_size, documents())).save_pretrained(str(temporary))
+        _as_pretrained(_train(setting.vocab_size, documents())).save_pretrained(str(temporary))
         (temporary / _CHECKSUMS).write_text(json.dumps(_checksums(temporary)), encoding="utf-8")
-        if not _is_whole(directory):
+        if not _is_intact(directory):
             shutil.rmtree(directory, ignore_errors=True)
         try:
             publish_directory(temporary, directory, last="tokenizer.json")
         except OSError:
-            shutil.rmtree(temporary)  # another run made the same tokenizer first
+            shutil.rmtree(temporary)  # another run trained the same tokenizer first
     return open_tokenizer(str(directory))
 
 
-def _is_whole(directory: Path) -> bool:
-    """Whether a trained tokenizer is there and every file of it as it was written."""
+def _is_intact(directory: Path) -> bool:
+    """Whether a trained tokenizer exists and its files match their checksums."""
     try:
         written = json.loads((directory / _CHECKSUMS).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -190,7 +189,7 @@ def _train(vocab_size: int, documents: Iterator[str]) -> Tokenizer:
         show_progress=False,
     )
     _in_this_thread(documents, lambda handed_over: tokenizer.train_from_iterator(handed_over, trainer))
-    # Plain transformers must put the same token before a prompt as training did.
+    # Plain transformers must add the same token before a prompt as training does.
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))]
     )
@@ -198,7 +197,7 @@ def _train(vocab_size: int, documents: Iterator[str]) -> Tokenizer:
 
 
 def _in_this_thread(items: Iterator[str], consume: Callable[[Iterator[list[str]]], None]) -> None:
-    """Run `consume` in a thread of its own, fed with lists of `items`, which are drawn here.
+    """Run `consume` in another thread on lists of `items`, which are drawn in this thread.
 
     The trainer draws from a thread of its pool, and a source may be bound to the thread that opened it (sqlite is).
     """
@@ -239,7 +238,7 @@ def _load_pretrained(path: str) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:  # the library raises many types for what is always the same: there is no tokenizer
+    except Exception as error:  # the library raises many types when there is no tokenizer
         if requires_remote_code(error):
             raise UserError(
                 f"the tokenizer of {path} {REMOTE_CODE_REFUSED} in its tokenizer_config.json. "
@@ -264,14 +263,14 @@ def tokenizer_of(
     documents_key: Callable[[], str],
     documents: Callable[[], Iterator[str]],
 ) -> TextTokenizer:
-    """The tokenizer that a run uses: `directory` (a saved one, such as a checkpoint's) goes before the config's."""
-    wanted = config.data.tokenizer
+    """The tokenizer of a run: `directory` (a saved one, such as a checkpoint's) overrides the config's."""
+    setting = config.data.tokenizer
     if directory is not None:
         return open_tokenizer(str(directory))
-    if isinstance(wanted, TrainTokenizer):
-        return trained_tokenizer(wanted, documents_key(), documents, cache)
-    if wanted is not None:
-        return open_tokenizer(wanted)
+    if isinstance(setting, TrainTokenizer):
+        return trained_tokenizer(setting, documents_key(), documents, cache)
+    if setting is not None:
+        return open_tokenizer(setting)
     if config.model.id is None:
         raise UserError(
             "data.tokenizer is missing: a model given by `config` has none. "

@@ -171,7 +171,7 @@ def test_the_same_rows_give_the_same_tokens_masks_and_parts_from_every_kind_of_f
 def test_messages_of_the_assistant_in_a_row_are_learnt_or_refused_with_what_to_do(rendered: Rendered) -> None:
     messages = [{"role": "user", "content": "?"}, *({"role": "assistant", "content": text} for text in "ab")]
     assert rendered(CHATML, {"messages": messages}) == "<user>?;<assistant>a;<assistant>b;"
-    with pytest.raises(UserError, match=r"message 3 begins cannot be found.*Join it with"):
+    with pytest.raises(UserError, match=r"message 3 cannot be found.*Join it with"):
         rendered(QWEN3, {"messages": messages})
     assert rendered(QWEN3, {"messages": messages}, "all").count("<|im_start|>") == 3
 
@@ -306,9 +306,9 @@ def test_empty_text_for_tool_calls_is_none(rendered: Rendered) -> None:
         ({"messages": [{"role": "assistant", "content": []}]}, "no content and no tool_calls"),
         ({"messages": [{"role": "user", "text": "Hi"}, PARTS[1]]}, "message 1 of the user has no content"),
         ({"messages": [{"role": "user", "content": []}, PARTS[1]]}, "message 1 of the user has no content"),
-        ({"messages": "[{"}, "messages: text is expected to be JSON"),
-        ({"messages": PARTS, "tools": "[{"}, "tools: text is expected to be JSON"),
-        ({"messages": PARTS, "tools": "f(x)"}, "tools: text is expected to be JSON"),
+        ({"messages": "[{"}, "messages: expected JSON text"),
+        ({"messages": PARTS, "tools": "[{"}, "tools: expected JSON text"),
+        ({"messages": PARTS, "tools": "f(x)"}, "tools: expected JSON text"),
         ({"messages": PARTS, "tools": '{"name": "f"}'}, "column 'tools' must be a list"),
         ({"messages": PARTS, "tools": [1]}, "column 'tools' must be a list"),
         (
@@ -317,7 +317,7 @@ def test_empty_text_for_tool_calls_is_none(rendered: Rendered) -> None:
         ),
     ],
 )
-def test_what_a_row_cannot_say_is_refused_with_its_place(row: dict[str, Any], words: str, rendered: Rendered) -> None:
+def test_an_invalid_row_is_refused_with_its_place(row: dict[str, Any], words: str, rendered: Rendered) -> None:
     with pytest.raises(UserError) as error:
         rendered(CHATML, row)
     assert "data.jsonl, line 1: " in str(error.value)

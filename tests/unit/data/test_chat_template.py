@@ -75,10 +75,10 @@ def test_the_form_of_sharegpt_is_understood() -> None:
 
 
 @pytest.mark.parametrize(("messages", "told"), [
-    ([], "non-empty list"), ("Hi", "JSON"), ([{"role": "user", "content": ""}, "x"], "message 2: text"),
+    ([], "non-empty list"), ("Hi", "JSON"), ([{"role": "user", "content": ""}, "x"], "message 2: expected JSON text"),
     ([{"role": "user", "content": ""}, 3], "message 2 is not"),
 ])  # fmt: skip
-def test_malformed_conversations_are_told(messages: Any, told: str) -> None:
+def test_malformed_conversations_are_errors(messages: Any, told: str) -> None:
     with pytest.raises(UserError, match=told):
         learnt(CHATML, messages)
 

@@ -84,9 +84,9 @@ def test_a_value_that_is_not_text_is_an_error(
         prepare(make_config(path))
 
 
-def test_half_of_a_surrogate_pair_is_told(make_config: MakeConfig, write_rows: WriteRows) -> None:
+def test_half_of_a_surrogate_pair_is_an_error(make_config: MakeConfig, write_rows: WriteRows) -> None:
     path = write_rows([{"text": "fine"}, {"text": "bad \ud800"}])
-    with pytest.raises(UserError, match="line 2: the text holds a lone surrogate"):
+    with pytest.raises(UserError, match="line 2: the text has a lone surrogate"):
         prepare(make_config(path))
 
 

@@ -61,13 +61,13 @@ def test_data_without_any_assistant_turn_are_refused_with_the_role_to_use(
     assert prepare(make_config(path, **chat, loss_on="all")).train.num_sequences == 1
 
 
-def test_tools_that_the_template_leaves_out_are_counted(
+def test_tools_that_the_template_ignores_are_counted(
     make_config: MakeConfig, write_rows: WriteRows, chat: dict[str, Any]
 ) -> None:
     rows = [{"messages": talk("user", "assistant"), "tools": [{"name": "f"}] if n else []} for n in range(3)]
     path = write_rows(rows, "x/rows.jsonl")
     (note,) = prepare(make_config(path.parent, **chat)).report.notes
-    assert note.startswith("x: 2 of 3 rows list tools that the chat template leaves out")
+    assert note.startswith("x: 2 of 3 rows list tools that the chat template ignores")
     assert note.endswith(f"the first is {path}, line 2")
 
 

@@ -1,4 +1,4 @@
-"""The data sets that come with Drillyard: `builtin:text-to-sql` and `builtin:python-stdlib`.
+"""The built-in data sets: `builtin:text-to-sql` and `builtin:python-stdlib`.
 
 Each is a stream of rows (dicts), a function of its options alone, for training or for one of its held-out parts.
 Nothing is downloaded and torch is not imported.
@@ -33,7 +33,7 @@ _MINIMUM = {"examples": 1, "seed": 0, "held_out_examples": 1}
 
 
 def validate_options(name: str, options: Options) -> Options:
-    """The options with their defaults. Raises UserError for a name, a key or a value that does not exist."""
+    """The options with their defaults. Raises UserError for an unknown name or key, or an invalid value."""
     if name not in _DEFAULTS:
         raise UserError(f"builtin:{name} does not exist; {_nearest(name, NAMES)}.")
     allowed = _DEFAULTS[name]
@@ -67,7 +67,7 @@ def _nearest(found: str, allowed: tuple[str, ...]) -> str:
 
 
 def held_out_parts(name: str, options: Options | None = None) -> list[str]:
-    """Names of the held-out parts: those that the options choose, or all that exist when no options are given."""
+    """Names of the held-out parts that the options choose; of all parts without options."""
     if options is not None:
         options = validate_options(name, options)
     if name == "python-stdlib":
@@ -87,7 +87,7 @@ def documents(name: str, options: Options, part: str) -> Iterator[dict[str, Any]
 
 
 def content_key(name: str, options: Options) -> str:
-    """Changes when the rows of any part would; which held-out parts are asked for is no part of it."""
+    """Changes when the rows of any part change; does not depend on the chosen held-out parts."""
     settings = validate_options(name, options)
     if name == "python-stdlib":
         return f"python-stdlib {python_stdlib.content_key()}"

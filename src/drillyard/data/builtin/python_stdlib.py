@@ -1,9 +1,9 @@
 """`builtin:python-stdlib`: the source text of the running Python's standard library, one row per file.
 
-About 8.9 MB of real text that every machine has, for runs that need no download. Left out, wherever they occur in a
-path: tests (`test`, `tests`), `site-packages` and `dist-packages`, `idlelib`, `encodings`, `pydoc_data` and `lib2to3`;
-and empty files and `_sysconfigdata*`, which is generated for one machine. The text differs from one Python version to
-the next, and `content_key` with it.
+About 8.9 MB of real text on every machine, without a download. Excluded, anywhere in a path: tests (`test`, `tests`),
+`site-packages` and `dist-packages`, `idlelib`, `encodings`, `pydoc_data` and `lib2to3`; also empty files and
+`_sysconfigdata*`, which is generated for one machine. The text, and `content_key` with it, differs between Python
+versions.
 
 A file is held out by a hash of its relative path, about 5 % of them: the same files everywhere they exist. A training
 file that nearly repeats a held-out one is dropped: of the distinct lines of 20 characters or more (white space at both
@@ -29,7 +29,7 @@ HELD_OUT_PERCENT = 5
 NEAR_DUPLICATE_SHARE = 0.5
 
 VERSION = 1
-"""Counted up by hand with every change of what is left out, held out or dropped; part of the content key."""
+"""Raised by hand with every change of the excluded, held-out or dropped files; part of the content key."""
 
 EXCLUDED = frozenset(
     {"test", "tests", "site-packages", "dist-packages", "idlelib", "encodings", "pydoc_data", "lib2to3", "__pycache__"}
@@ -61,12 +61,12 @@ def is_held_out(path: str) -> bool:
 
 
 def documents(part: str, root: Path | None = None) -> Iterator[dict[str, Any]]:
-    """Rows {text, path} of "train" or "files", sorted by path. Raises UserError when there is no source to read."""
+    """Rows {text, path} of "train" or "files", sorted by path. Raises UserError if there are no source files."""
     root = root or standard_library()
     paths = source_files(root)
     if not paths:
         raise UserError(
-            f"builtin:python-stdlib: {root} holds no Python source files; install the standard library's sources, "
+            f"builtin:python-stdlib: {root} has no Python source files; install the standard library's sources, "
             "or use another source."
         )
     held_out = {path: text for path in paths if is_held_out(path) and (text := read_source(root / path))}
