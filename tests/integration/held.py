@@ -83,15 +83,15 @@ class Held:
 
             return prepare(*arguments, on_progress=progress, **options)
 
-        def before_forwards(show_forwards: Any, model: Any, *arguments: Any) -> None:
-            show_forwards(model, *arguments)
+        def before_forwards(beat_at_forwards: Any, model: Any, *arguments: Any) -> None:
+            beat_at_forwards(model, *arguments)
             for module in (model.root, model.causal_lm):
                 module.register_forward_pre_hook(self._before_forward, prepend=True)
 
         patch_function("drillyard.training.trainer", "Trainer.train_step", before_step)
         patch_function("drillyard.training.checkpoint.dcp_storage", "write_manifest", before_manifest)
         patch_function("drillyard.training.run", "prepare", during_tokenising)
-        patch_function("drillyard.training.run", "show_forwards", before_forwards)
+        patch_function("drillyard.training.run", "beat_at_forwards", before_forwards)
 
     def wait(self, moment: str) -> None:
         """Wait while this moment of this round is held."""

@@ -1,8 +1,7 @@
 """Statistics of the documents, and warnings about rows before a GPU is paid for.
 
 Counts come from the caches' manifests, so a warning about a row appears on every start, not only on the one that
-tokenised it. A check that passes over all documents (`shared_rows`: 16 bytes a document) runs only when training
-begins.
+tokenised it. The check that reads all documents (`overlap_warnings`: 16 bytes per document) runs only before training.
 """
 
 from __future__ import annotations
