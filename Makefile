@@ -13,11 +13,12 @@ export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PYTHON
 
-.PHONY: help setup demo test lint format unit distributed integration integration-runs integration-launch fuzz gpu bench soak size clean
+.PHONY: help setup demo test quick lint format unit distributed integration integration-runs integration-launch fuzz gpu bench soak size clean
 
 help:
 	@echo "make demo         train a small model on two ranks, kill one, resume, measure, export, report"
 	@echo "make test         lint, then every group of tests: unit, distributed, integration"
+	@echo "make quick        lint and unit tests: under three minutes, without root"
 	@echo "make lint         ruff format --check, ruff check, mypy --strict"
 	@echo "make format       ruff format and ruff check --fix"
 	@echo "make bench        the benchmarks under benchmarks/"
@@ -41,6 +42,10 @@ test: setup
 	    $(MAKE) --no-print-directory $$group || { echo "== $$group FAILED after $$(($$(date +%s) - started)) s"; exit 1; }; \
 	    echo "== $$group: $$(($$(date +%s) - started)) s"; \
 	done
+
+# The two need one core each: mypy runs beside the tests.
+quick: setup
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint unit
 
 lint: setup
 	@$(BIN)/ruff format --check --quiet . || { echo "ruff format: run 'make format'"; exit 1; }

@@ -1,6 +1,45 @@
 """Drillyard: LLM training runs on GPU clusters, from two YAML files to a trained, measured model.
 
-The package itself imports nothing: `drillyard --help` starts fast, and torch is loaded only by the rooms that compute.
+    from drillyard import estimate, measure, report
+
+`__all__` is the public API. It follows semantic versioning (CHANGELOG.md); every other module is private and may change
+in any release. `import drillyard` imports nothing else: a name is loaded when it is first used, and torch only by code
+that computes.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from drillyard import hardware
+    from drillyard.api import estimate, measure, report, train
+    from drillyard.config import load_run_config
+    from drillyard.errors import UserError
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "UserError",
+    "estimate",
+    "hardware",
+    "load_run_config",
+    "measure",
+    "report",
+    "train",
+]
+
+_MODULES = {"UserError": "drillyard.errors", "load_run_config": "drillyard.config"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "hardware":
+        return importlib.import_module("drillyard.hardware")
+    return getattr(importlib.import_module(_MODULES.get(name, "drillyard.api")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

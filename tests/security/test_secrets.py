@@ -127,7 +127,10 @@ def test_other_variables_and_short_values_are_left_alone(tmp_path: Path) -> None
     assert redactor.text("abcdefgh abcdefg") == "${env:TOKEN} abcdefg"
 
 
-secrets = st.text(min_size=8, max_size=20).filter(lambda text: text.isprintable() and text.strip() == text)
+# Hypothesis draws literals of the source too, and a path that exists (/dev/kmsg) is no secret.
+secrets = st.text(min_size=8, max_size=20).filter(
+    lambda text: text.isprintable() and text.strip() == text and not text.startswith("/")
+)
 
 
 @given(secrets, st.binary(max_size=9), st.binary(max_size=9))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from drillyard.cli.options import find_runs
-
-if TYPE_CHECKING:
-    from drillyard.reporting.content import Content
 
 LOGS = "For the logs of other frameworks, where these do not say it"
 
@@ -86,77 +83,29 @@ def register(app: typer.Typer) -> None:
         The run may still be going, and it may be any framework's whose logs `drillyard metrics` reads. The file needs
         no network, follows light and dark mode, and shows its charts as tables where there is no JavaScript.
         """
-        from drillyard import formatting
-        from drillyard.errors import UserError
-        from drillyard.reporting.page import render
-        from drillyard.reporting.report_file import REPORT_FILE, write_report
-        from drillyard.reporting.run_content import is_run_directory
-        from drillyard.telemetry.events import refusing_odd_values
+        from drillyard import api, formatting
 
-        paths = find_runs(paths)
-        facts: dict[str, object] = {
-            "accelerator": accelerator,
-            "num_gpus": num_gpus,
-            "params": params,
-            "active_params": active_params,
-            "config": config,
-            "batch_size_per_gpu": batch_size_per_gpu,
-            "global_batch_size": global_batch_size,
-            "sequence_length": sequence_length,
-            "precision": precision,
-            "formula": formula,
-            "price_per_node_hour": price_per_node_hour,
-            "gpus_per_node": gpus_per_node,
-            "start_step": start_step,
-            "end_step": end_step,
-        }
-        reading = {"timezone": timezone, "framework": framework}
-        directories = [path for path in paths if is_run_directory(Path(path))]
-        if directories:
-            with refusing_odd_values(Path(directories[0])):
-                page = render(_of_run(paths, price_per_gpu_hour, {**facts, "hardware": hardware, **reading}))
-        else:
-            page = render(_of_logs(paths, price_per_gpu_hour, facts, hardware, reading))
-        target = output or (Path(directories[0]) / REPORT_FILE if directories else Path(REPORT_FILE))
-        if output is None and target.is_symlink():
-            # Of a run directory from elsewhere it could lead to any file of the user's.
-            raise UserError(f"{target}: is a link, and is not followed; name the file to write: --output FILE")
-        size = write_report(target, page, overwrite=overwrite)
-        typer.echo(f"{target} ({formatting.size(size)})")
-
-
-def _of_run(paths: list[str], price: float | None, given: dict[str, object]) -> Content:
-    """A run directory, which says everything but the price itself."""
-    from drillyard.errors import UserError
-    from drillyard.reporting.run_content import read_run_directory
-
-    if len(paths) > 1:
-        raise UserError("a report is of one run: give one run directory (drillyard metrics --compare shows several)")
-    if flags := [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]:
-        raise UserError(f"{paths[0]} is a run directory and says itself what {', '.join(flags)} would: leave it out")
-    return read_run_directory(Path(paths[0]), price)
-
-
-def _of_logs(
-    paths: list[str],
-    price: float | None,
-    facts: dict[str, object],
-    hardware: Path | None,
-    reading: dict[str, str | None],
-) -> Content:
-    """Logs of one run of any framework, measured as `drillyard metrics` does."""
-    from typing import Any
-
-    from drillyard.estimation.asking import parse_count
-    from drillyard.hardware import load_catalog
-    from drillyard.measurement.read_logs import read_logs
-    from drillyard.measurement.run_result import measure
-    from drillyard.measurement.user_facts import UserFacts, to_formula
-    from drillyard.reporting.log_content import measured_content
-
-    said: dict[str, Any] = dict(facts)
-    for name in ("params", "active_params"):
-        said[name] = parse_count(f"--{name.replace('_', '-')}", said[name])
-    said["formula"] = to_formula(said["formula"])
-    asked = UserFacts(price_per_gpu_hour=price, **said)
-    return measured_content(measure(read_logs(paths, **reading), asked, load_catalog(hardware)))
+        target = api.report(
+            find_runs(paths),
+            output,
+            overwrite=overwrite,
+            price_per_gpu_hour=price_per_gpu_hour,
+            accelerator=accelerator,
+            num_gpus=num_gpus,
+            params=params,
+            active_params=active_params,
+            config=config,
+            batch_size_per_gpu=batch_size_per_gpu,
+            global_batch_size=global_batch_size,
+            sequence_length=sequence_length,
+            precision=precision,
+            formula=formula,
+            price_per_node_hour=price_per_node_hour,
+            gpus_per_node=gpus_per_node,
+            start_step=start_step,
+            end_step=end_step,
+            hardware=hardware,
+            timezone=timezone,
+            framework=framework,
+        )
+        typer.echo(f"{target} ({formatting.size(target.stat().st_size)})")

@@ -1,0 +1,170 @@
+"""The public functions: what the commands of the same names do, as values instead of text.
+
+Every mistake of the caller is a `UserError` (`drillyard.errors` has its kinds). Paths may be given as text. Each
+function imports what it needs when it is called.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drillyard.errors import UserError
+
+if TYPE_CHECKING:
+    from drillyard.config import RunConfig
+    from drillyard.estimation.run_estimate import RunEstimate
+    from drillyard.measurement.run_result import RunResult
+    from drillyard.measurement.user_facts import UserFacts
+
+PathLike = str | os.PathLike[str]
+
+
+def estimate(
+    run: PathLike,
+    *,
+    cluster: PathLike | None = None,
+    machine: str | None = None,
+    nodes: int | None = None,
+    accelerator: str | None = None,
+    num_gpus: int | None = None,
+    overrides: Sequence[str] = (),
+    hardware: PathLike | None = None,
+    price_per_gpu_hour: float | None = None,
+) -> RunEstimate:
+    """Estimate memory, speed, time, cost and failures of a run before it starts. Needs no GPU, torch or weights.
+
+    Where it runs: `cluster` (a cluster.yaml), or `machine` and `nodes`, or `accelerator` and `num_gpus`. `overrides`
+    are KEY=VALUE settings of the run config, `hardware` a file of your own hardware. The result's `verdict` is `fits`,
+    `may not fit` or `does not fit`; each figure is a quantity with its unit, range, formula and source.
+    """
+    from drillyard.estimation.asking import EstimateOptions, TargetOptions, build_request
+    from drillyard.estimation.cost import PriceOptions
+    from drillyard.estimation.run_estimate import estimate_run
+
+    target = TargetOptions(
+        cluster=_path(cluster),
+        machine=machine,
+        nodes=nodes,
+        accelerator=accelerator,
+        num_gpus=num_gpus,
+        hardware=_path(hardware),
+    )
+    price = PriceOptions(price_per_gpu_hour, None)
+    return estimate_run(
+        build_request(EstimateOptions(run=Path(run), where=target, overrides=tuple(overrides), price=price))
+    )
+
+
+def train(
+    config: PathLike | RunConfig,
+    *,
+    overrides: Sequence[str] = (),
+    nproc_per_node: int | None = None,
+    max_restarts: int | None = None,
+) -> int:
+    """Train on this host until the run is over, in processes of their own; return the exit code of `drillyard train`.
+
+    0: done; 1: failed; 2: the config or the data must be fixed; 85: stopped on request with everything saved. A run
+    that was stopped or has crashed resumes from its newest checkpoint. Raises ConfigError for an invalid config.
+    """
+    from drillyard.config import load_run_config, save_resolved
+
+    with tempfile.TemporaryDirectory(prefix="drillyard-") as directory:
+        if isinstance(config, str | os.PathLike):
+            path = os.fspath(config)
+            load_run_config(path, list(overrides))
+        else:
+            path = os.path.join(directory, "run.yaml")
+            save_resolved(config, path)
+        command = [sys.executable, "-m", "drillyard", "train", path]
+        options = {"--set": overrides, "--nproc-per-node": [nproc_per_node], "--max-restarts": [max_restarts]}
+        for flag, values in options.items():
+            command += [word for value in values if value is not None for word in (flag, str(value))]
+        return subprocess.run(command, check=False).returncode
+
+
+def measure(
+    paths: PathLike | Sequence[PathLike],
+    *,
+    hardware: PathLike | None = None,
+    timezone: str | None = None,
+    framework: str | None = None,
+    **facts: Any,
+) -> RunResult:
+    """Measure one run of any framework from its logs: step times, MFU, goodput, cost, waits.
+
+    `facts` are what the logs do not say, named as the flags of `drillyard metrics`: `accelerator`, `num_gpus`,
+    `params`, `global_batch_size`, `sequence_length`, `price_per_gpu_hour` and so on. What is neither in the log nor
+    given is None in the result, whose `as_json()` is the document of `drillyard metrics --json`.
+    """
+    from drillyard.hardware import load_catalog
+    from drillyard.measurement import run_result
+    from drillyard.measurement.read_logs import read_logs
+
+    log = read_logs(_texts(paths), timezone=timezone, framework=framework)
+    return run_result.measure(log, _user_facts(facts), load_catalog(_path(hardware)))
+
+
+def report(
+    paths: PathLike | Sequence[PathLike],
+    output: PathLike | None = None,
+    *,
+    overwrite: bool = False,
+    price_per_gpu_hour: float | None = None,
+    **facts: Any,
+) -> Path:
+    """Write the HTML report of a run directory, or of the logs of any framework; return its path.
+
+    Default `output`: report.html in the run directory, or in the working directory. A file that is no report, or an
+    edited one, is replaced with `overwrite` only. `facts`: as for `measure`, for logs only.
+    """
+    from drillyard.reporting.log_content import measured_content
+    from drillyard.reporting.page import render
+    from drillyard.reporting.report_file import REPORT_FILE, write_report
+    from drillyard.reporting.run_content import is_run_directory, read_run_directory
+    from drillyard.telemetry.events import refusing_odd_values
+
+    names = _texts(paths)
+    directory = next((Path(name) for name in names if is_run_directory(Path(name))), None)
+    given = {name: value for name, value in facts.items() if value is not None}
+    if directory is None:
+        page = render(measured_content(measure(names, price_per_gpu_hour=price_per_gpu_hour, **given)))
+    elif len(names) > 1:
+        raise UserError("a report is of one run: give one run directory (drillyard metrics --compare shows several)")
+    elif given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UserError(f"{names[0]} is a run directory and has what {flags} would give: leave it out")
+    else:
+        with refusing_odd_values(directory):
+            page = render(read_run_directory(directory, price_per_gpu_hour))
+    target = Path(output) if output is not None else (directory or Path()) / REPORT_FILE
+    if output is None and target.is_symlink():
+        # In a run directory from elsewhere it could lead to any file of the user's.
+        raise UserError(f"{target}: is a link, and is not followed; name the file to write: --output FILE")
+    write_report(target, page, overwrite=overwrite)
+    return target
+
+
+def _path(path: PathLike | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+def _texts(paths: PathLike | Sequence[PathLike]) -> list[str]:
+    return [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+
+
+def _user_facts(given: dict[str, Any]) -> UserFacts:
+    from drillyard.estimation.asking import parse_count
+    from drillyard.measurement.user_facts import UserFacts, to_formula
+
+    facts = {**given, "config": _path(given.get("config")), "formula": to_formula(given.get("formula"))}
+    for name in ("params", "active_params"):
+        if isinstance(facts.get(name), str):
+            facts[name] = parse_count(f"--{name.replace('_', '-')}", facts[name])
+    return UserFacts(**facts)

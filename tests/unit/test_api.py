@@ -1,0 +1,83 @@
+"""The public API: lazy, typed, and each function on the smallest real input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.unit.reporting.conftest import run_directory
+
+import drillyard
+from drillyard.errors import ConfigError, NotFoundError
+
+__all__ = ["run_directory"]
+RUN = """
+name: small
+model: {config: {model_type: llama, vocab_size: 32000, hidden_size: 1024, intermediate_size: 2816,
+  num_hidden_layers: 8, num_attention_heads: 16, num_key_value_heads: 8, max_position_embeddings: 4096}}
+data: {source: builtin:text-to-sql, sequence_length: 1024}
+training: {steps: 100, optimizer: {learning_rate: 1.0e-4}}
+"""
+
+
+def test_the_package_imports_nothing_until_a_name_is_used() -> None:
+    code = (
+        "import json, sys, drillyard\n"
+        "loaded = [name for name in sys.modules if name.startswith(('drillyard.', 'torch', 'pydantic', 'numpy'))]\n"
+        "print(json.dumps([loaded, sorted(set(drillyard.__all__) - set(dir(drillyard)))]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [[], []]
+
+
+def test_every_public_name_is_there_after_everything_is_imported() -> None:
+    import drillyard.estimation.run_estimate
+    import drillyard.measurement.run_result
+    import drillyard.reporting.page
+
+    assert all(callable(getattr(drillyard, name)) for name in drillyard.__all__ if name != "hardware")
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = drillyard.no_such_name
+
+
+def test_an_estimate_has_a_verdict_and_quantities(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(RUN)
+    found = drillyard.estimate(config, accelerator="h100", num_gpus=8)
+    assert found.verdict == "fits" and found.memory is not None
+    with pytest.raises(drillyard.UserError):
+        drillyard.estimate(config, accelerator="h100000", num_gpus=8)
+
+
+def test_errors_of_a_caller_can_be_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        drillyard.load_run_config(str(tmp_path / "absent.yaml"))
+    (tmp_path / "run.yaml").write_text("name: 1x\nmodle: {}\n")
+    with pytest.raises(ConfigError):
+        drillyard.train(tmp_path / "run.yaml")
+    assert issubclass(ConfigError, drillyard.UserError)
+
+
+def test_a_run_directory_gives_a_report(run_directory: Path, tmp_path: Path) -> None:
+    page = drillyard.report(run_directory, tmp_path / "page.html")
+    assert page.read_text().startswith("<!doctype html>")
+    with pytest.raises(drillyard.UserError, match="--accelerator"):
+        drillyard.report(run_directory, tmp_path / "page.html", accelerator="h100")
+
+
+def test_a_log_is_measured(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    step = "Step: {} | Time: 0.5s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620"
+    log.write_text("".join(f"{step.format(number)}\n" for number in range(1, 41)))
+    result = drillyard.measure(log, num_gpus=8, accelerator="h100", params="7B", sequence_length=1024)
+    assert result.timing.times.typical == 0.5
+    assert result.as_json()["name"] == result.name
+    with pytest.raises(TypeError):
+        drillyard.measure(log, no_such_fact=1)
+
+
+def test_hardware_is_looked_up() -> None:
+    assert drillyard.hardware.catalog().accelerator("h100").name == "h100"
