@@ -4,7 +4,7 @@
 
 Each kind is read in a process of its own. Printed are MB/s and steps/s of processor time (so that a busy machine
 disturbs less; reading is single-threaded, and the log is in the kernel's cache), and the resident memory at its peak.
-Goals: 100 MB/s for a realistic log (one line in 20 is a step, behind a prefix), DLLogger and metrics.jsonl; 300,000
+Goals: 100 MB/s for a realistic log (one line in 20 is a step, behind a prefix), DLLogger and metrics.jsonl; 100,000
 steps/s for logs of only step lines; 60 MB/s for trainer_state.json; under 200 MB to a million steps.
 """
 
@@ -197,12 +197,12 @@ def _trainer_state(steps: int) -> Iterator[str]:
 
 _READ = """
 import resource, sys, time
-from drillyard.measurement.read_logs import read
+from drillyard.measurement.read_logs import read_logs
 with open(sys.argv[1], "rb") as file:
     while file.read(1 << 20):
         pass  # From the disk into the kernel's cache, which costs processor time too.
 begin = time.process_time()
-log = read([sys.argv[1]])
+log = read_logs([sys.argv[1]])
 took = time.process_time() - begin
 print(took, len(log.steps), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, log.folding_error)
 """

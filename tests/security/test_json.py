@@ -17,8 +17,7 @@ from drillyard.errors import UserError
 from drillyard.launch.agent.records import last_state, read_json_object, summary_completed
 from drillyard.loglines.sources import LogFile
 from drillyard.measurement import gpu_recipes
-from drillyard.measurement.formats.hf_trainer_state import TrainerState
-from drillyard.measurement.lanes import Lanes
+from drillyard.measurement.formats.hf_trainer_state import HfTrainerState
 from drillyard.measurement.source_reader import TextSourceReader
 from drillyard.modelspec.config_json import read_config
 from drillyard.telemetry.console import parse_step_line
@@ -86,7 +85,7 @@ def lines_of_logs(directory: Path) -> None:
         'DLLL {"step": "PARAMETER", "data": ' + DEEP + "}",
     ):
         reading.feed(line.encode() + b"\n")
-    assert all(not found.records for found in reading.results())
+    assert all(not found.records for found in reading.content().found)
 
 
 def trainer_state(directory: Path) -> None:
@@ -96,7 +95,7 @@ def trainer_state(directory: Path) -> None:
         '{"log_history": [{"step": 1, "a": {"b": 1}, "c": ' + whole + "}]}",
         '{"log_history": [], "a": ' + whole + "}",
     ):
-        TrainerState("trainer_state.json", Lanes(0)).read(io.BytesIO(text.encode()))
+        HfTrainerState().read("trainer_state.json", 0, io.BytesIO(text.encode()))
 
 
 def gpu_recipes_log(directory: Path) -> None:

@@ -14,18 +14,21 @@ import pytest
 from drillyard.loglines.blocks import LONGEST_LINE
 from drillyard.loglines.prefixes import split_prefix
 from drillyard.loglines.sources import LogFile
-from drillyard.measurement.formats.registry import TEXT_FORMATS
+from drillyard.measurement.formats.log_format import TextFormat
+from drillyard.measurement.formats.registry import BUILT_IN
 from drillyard.measurement.source_reader import TextSourceReader
 from drillyard.supervise.cause import last_words, speaks_of_lost_peer
 from drillyard.supervise.hang import innermost_frame
 from drillyard.telemetry.console import parse_step_line
+
+TEXT_FORMATS = [kind for kind in BUILT_IN if issubclass(kind, TextFormat)]
 
 FAST_SECONDS = 0.05
 MAX_RATIO = 10
 SHORT, LONG = 25_000, 100_000
 
 ANCHORS = b"".join(kind.anchor for kind in TEXT_FORMATS)
-LITERALS = b" ".join(sorted({note.literal for kind in TEXT_FORMATS for note in kind().notes()}))
+LITERALS = b" ".join(sorted({note.literal for kind in TEXT_FORMATS for note in kind().rules()}))
 REPEATED = [
     b"0: ",
     b"1",

@@ -43,7 +43,6 @@ _MONTHS: Final = {
     name: number for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)
 }
 _FIRST: Final = re.compile(b"|".join(b"(?P<%s>%s)" % (name.encode(), pattern) for name, pattern in STYLES.items()))
-_ISO_WIDTH: Final = len("2025-01-01T12:00:00")
 _HALF_A_YEAR: Final = 182 * 86_400_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -90,7 +89,7 @@ class Stamps:
         self.zoneless = False
         self.coarsest_us = 1
 
-    def convert(self, style: str, stamps: Sequence[bytes] | NDArray[np.bytes_]) -> list[int | None]:
+    def convert(self, style: str, stamps: Sequence[bytes]) -> list[int | None]:
         """UTC microseconds of stamps of one style in the order of the log; None for one that is no date (month 13)."""
         convert: Callable[[bytes], int | None] = {
             "iso": self._iso,
@@ -102,43 +101,12 @@ class Stamps:
             self.coarsest_us = max(self.coarsest_us, _unit_us(style, stamps[0]))
         return [convert(stamp) for stamp in stamps]
 
-    def column(self, style: str, stamps: Sequence[bytes] | NDArray[np.bytes_]) -> NDArray[np.int64]:
-        """The same as an array, with `NO_TIME` for what is no date; ten times faster for many stamps of one length.
-
-        Stamps in an array have one length.
-        """
+    def column(self, style: str, stamps: Sequence[bytes]) -> NDArray[np.int64]:
+        """The same as an array, with `NO_TIME` for what is no date."""
         import numpy as np
 
-        alike = isinstance(stamps, np.ndarray) or len(set(map(len, stamps))) == 1
-        if style == "iso" and len(stamps) >= 32 and alike and len(stamps[0]) >= _ISO_WIDTH:
-            return self._iso_column(stamps)
         times = self.convert(style, stamps)
         return np.array([NO_TIME if time is None else time for time in times], np.int64)
-
-    def _iso_column(self, stamps: Sequence[bytes] | NDArray[np.bytes_]) -> NDArray[np.int64]:
-        import numpy as np
-
-        self.coarsest_us = max(self.coarsest_us, _unit_us("iso", stamps[0]))
-        digits = np.array(stamps, np.bytes_).view(np.uint8).reshape(len(stamps), -1)
-        alike = (digits[1:, :16] == digits[:-1, :16]).all(axis=1)
-        zones = digits[:, 19:]
-        fraction = re.match(rb"[.,]\d+", stamps[0][19:])
-        width = fraction.end() if fraction else 0
-        uniform = (zones[:, width:] == zones[:1, width:]).all() and (width == 0 or (zones[:, 1:width] >= 48).all())
-        seconds = digits[:, 17:19]
-        if not uniform or (seconds < 48).any() or (seconds > 57).any() or (width and (zones[:, 1:width] > 57).any()):
-            times = self.convert("iso", stamps)
-            return np.array([NO_TIME if time is None else time for time in times], np.int64)
-        # The minute is looked up where it changes; seconds and their fraction are arithmetic on digits.
-        changes = np.flatnonzero(np.append(True, ~alike))
-        minutes = [self._iso(stamps[row][:17] + b"00" + stamps[row][19 + width :]) for row in changes.tolist()]
-        known = np.array([NO_TIME if minute is None else minute for minute in minutes], np.int64)
-        minute = np.repeat(known, np.diff(np.append(changes, len(stamps))))
-        values = (digits[:, 17].astype(np.int64) - 48) * 10 + digits[:, 18] - 48
-        values *= 1_000_000
-        for place in range(1, min(width, 7)):
-            values += (zones[:, place].astype(np.int64) - 48) * 10 ** (6 - place)
-        return np.where(minute == NO_TIME, NO_TIME, minute + values)
 
     def _iso(self, stamp: bytes) -> int | None:
         try:

@@ -131,11 +131,11 @@ def _in_order(steps: Steps, row: int, end: int, files: Mapping[int, Times]) -> T
 
 
 def find_attempts(
-    steps: Steps, marks: Sequence[Mark], files: Mapping[int, Times], *, clock_of_start: bool = False
+    steps: Steps, marks: Sequence[Mark], files: Mapping[int, Times], *, clock_restarts: bool = False
 ) -> list[LoggedAttempt]:
     """The attempts of a run. `files` holds the first and last time stamp of each source.
 
-    The first and last attempt in a file reach to its first and last stamp; with `clock_of_start` a later one began when
+    The first and last attempt in a file reach to its first and last stamp; with `clock_restarts` a later one began when
     its `elapsed_seconds` were 0.
     """
     starts = _starts(steps)
@@ -152,7 +152,7 @@ def find_attempts(
         if end + 1 == len(steps) or int(steps.file[end + 1]) != last_file:
             times += [time for time in files.get(last_file, (None, None))[1:] if time is not None]
         elapsed = float(steps.elapsed_seconds[row])
-        if clock_of_start and index and own[0] != NO_TIME and 0 <= elapsed < LONGEST_SECONDS:
+        if clock_restarts and index and own[0] != NO_TIME and 0 <= elapsed < LONGEST_SECONDS:
             times.append(int(own[0]) - round(elapsed * 1e6))
         first, last = (min(times), max(times)) if times else (None, None)
         if goes_back(steps.time_us[row : end + 1]):

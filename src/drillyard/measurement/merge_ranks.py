@@ -71,12 +71,12 @@ def merge_ranks(
     *,
     windowed: bool,
     starts: Sequence[NDArray[np.int64]] | None = None,
-    clock_of_start: bool = False,
+    clock_restarts: bool = False,
     taking: bool = False,
 ) -> MergedSteps:
     """One table from lanes, each with the name of its source; `windowed` formats log means since the line before.
 
-    `starts` has for each lane the rows with which a later start begins; `clock_of_start`: `elapsed_seconds` begins anew
+    `starts` has for each lane the rows with which a later start begins; `clock_restarts`: `elapsed_seconds` begins anew
     only then. With `taking` the lanes give their columns away, which saves memory, and are of no use afterwards.
     """
     begun = starts or [_NO_ROWS] * len(lanes)
@@ -84,7 +84,7 @@ def merge_ranks(
         track
         for (lane, name), rows in zip(lanes, begun, strict=True)
         if lane.length
-        for track in _tracks(lane, lane.take() if taking else lane.columns(), name, rows, clock_of_start)
+        for track in _tracks(lane, lane.take() if taking else lane.columns(), name, rows, clock_restarts)
     ]
     if not tracks:
         return MergedSteps(Steps.of())
@@ -109,7 +109,7 @@ def _order(origin: Origin) -> tuple[bool, int, tuple[tuple[int, str], ...]]:
 
 
 def _tracks(
-    lane: Lane, columns: dict[str, NDArray[Any]], source: str, starts: NDArray[np.int64], clock_of_start: bool
+    lane: Lane, columns: dict[str, NDArray[Any]], source: str, starts: NDArray[np.int64], clock_restarts: bool
 ) -> list[Track]:
     """The columns of a lane as one track, or as one for each rank that its lines do not name."""
     origin = lane.origin
@@ -122,7 +122,7 @@ def _tracks(
     changes = np.zeros(len(step) - 1, np.bool_) if rounds is None else rounds[1:] != rounds[:-1]
     changes[starts[starts > 0] - 1] = True
     begun = bool(len(starts)) and int(starts[0]) == 0
-    if clock_of_start and "elapsed_seconds" in columns:
+    if clock_restarts and "elapsed_seconds" in columns:
         changes |= rises & (np.diff(columns["elapsed_seconds"]) < -_SKEW_SECONDS)
     attempt = np.append(0, np.cumsum(~rises | changes))
     times = columns.get("time_us")

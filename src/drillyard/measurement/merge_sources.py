@@ -1,6 +1,6 @@
 """What was read of each source -> the RunLog of one run.
 
-Where the same run was logged in several formats, the steps come from the first of registry.PREFERENCE that has at least
+Where the same run was logged in several formats, the steps come from the first of `log_formats` that has at least
 half as many as any other; facts and marks are taken from the others too. Every source is listed in `ParsedLog.sources`,
 with the reason if its steps were not used.
 """
@@ -16,9 +16,9 @@ import numpy as np
 from drillyard.errors import UserError
 from drillyard.measurement.attempts import assign_marks, find_attempts, goes_back, split_at_starts
 from drillyard.measurement.formats.drillyard import Drillyard
-from drillyard.measurement.formats.registry import CLOCK_OF_START, PREFERENCE, WINDOWED
+from drillyard.measurement.formats.registry import log_formats
 from drillyard.measurement.merge_ranks import merge_ranks
-from drillyard.measurement.parsed_log import FORMATS, LogClock, ParsedLog, empty_parsed_log
+from drillyard.measurement.parsed_log import LogClock, ParsedLog, empty_parsed_log
 from drillyard.measurement.source_reader import FormatContent, SourceContent
 from drillyard.measurement.starts import start_rows
 
@@ -30,6 +30,8 @@ def merge_sources(readings: list[SourceContent], zone: tzinfo | None, *, last: b
     """One run from all that was read; nothing may be read on after the `last` time."""
     sources = [reading.source for reading in readings]
     chosen = _best_format([found for reading in readings for found in reading.found])
+    kind = None if chosen is None else log_formats()[chosen]
+    clock_restarts = kind is not None and kind.clock_restarts
     log = empty_parsed_log(sources)
     log.format = chosen
     lanes = []
@@ -50,9 +52,9 @@ def merge_sources(readings: list[SourceContent], zone: tzinfo | None, *, last: b
         # Figures that are not finite are data here.
         joined = merge_ranks(
             lanes,
-            windowed=chosen in WINDOWED,
+            windowed=kind is not None and kind.windowed,
             starts=starts,
-            clock_of_start=chosen in CLOCK_OF_START,
+            clock_restarts=clock_restarts,
             taking=last,
         )
     log.steps, log.ranks, log.folding_error = joined.steps, joined.ranks, joined.folding_error
@@ -66,7 +68,7 @@ def merge_sources(readings: list[SourceContent], zone: tzinfo | None, *, last: b
         log.steps = split_at_starts(log.steps, [time for time in begun if time is not None])
     log.marks = assign_marks(marks, log.steps)
     times = {number: (reading.first_time_us, reading.last_time_us) for number, reading in enumerate(readings)}
-    log.attempts = find_attempts(log.steps, log.marks, times, clock_of_start=chosen in CLOCK_OF_START)
+    log.attempts = find_attempts(log.steps, log.marks, times, clock_restarts=clock_restarts)
     _widen(log)
     _warn(log)
     return log
@@ -80,7 +82,7 @@ def _best_format(found: list[FormatContent]) -> str | None:
     most = max(records.values(), default=0)
     if not most:
         return None
-    return next(name for name in PREFERENCE if records.get(name, 0) * 2 >= most)
+    return next(name for name in log_formats() if records.get(name, 0) * 2 >= most)
 
 
 def _without_echo(lanes: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
@@ -98,14 +100,14 @@ def _describe(reading: SourceContent, mine: FormatContent | None, chosen: str | 
         source.steps = sum(lane.length for lane in mine.lanes)
         ranks = {lane.origin.rank for lane in mine.lanes} - {None}
         source.ranks = tuple(sorted(rank for rank in ranks if rank is not None))
-        others = [FORMATS[name] for name in steps if name != chosen]
+        others = [log_formats()[name].title for name in steps if name != chosen]
         if others:
             source.note = f"also holds {', '.join(others)}"
     elif steps:
         other = max(steps.values(), key=lambda found: found.records)
         source.format, source.used = other.format, False
         source.steps = sum(lane.length for lane in other.lanes)
-        source.note = f"taken for the same run; {FORMATS[chosen or other.format]} has more to say"
+        source.note = f"taken for the same run; {log_formats()[chosen or other.format].title} has more to say"
     elif source.format is None and not source.note:
         source.used = any(found.marks for found in reading.found)
         source.note = "no steps"

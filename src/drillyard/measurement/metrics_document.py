@@ -130,6 +130,8 @@ class MissingFigure(_Part):
 class MetricsDocument(_Part):
     """What a run achieved."""
 
+    model_config = ConfigDict(title="Document")
+
     version: Literal[1]
     drillyard: str = Field(description="The version of Drillyard that measured.")
     name: str

@@ -285,31 +285,14 @@ _TEXTS: Final = frozenset(fact.name for fact in fields(LogFacts) if str(fact.typ
 _LARGEST_FACT: Final = 1e30
 
 
-FORMATS: Final = {
-    "dllogger": "DLLogger JSON",
-    "nemo2": "NeMo 2 text",
-    "nemo1": "NeMo 1 / Lightning progress bar",
-    "megatron": "Megatron-LM",
-    "torchtitan": "torchtitan",
-    "torchtune": "torchtune",
-    "maxtext": "MaxText",
-    "perflogger": "PerfLogger",
-    "hf_trainer": "HF Trainer stdout",
-    "hf_trainer_state": "HF trainer_state.json",
-    "drillyard": "Drillyard run directory (metrics.jsonl, events.jsonl)",
-    "tensorboard": "TensorBoard event file",
-}
-"""Every format that is read, by its short name (for `--framework`) and the name shown to people."""
-
-
 @dataclass(slots=True)
-class LogSource:
+class ReadSource:
     """One file (or stream) that was read or looked at."""
 
     name: str
     """As a person would name it: the path, `-`, `gs://...`."""
     format: str | None
-    """A key of FORMATS; None where nothing was recognised."""
+    """A name in `log_formats`; None where nothing was recognised."""
     used: bool = True
     """Whether its steps are in RunLog.steps; otherwise `note` says why not."""
     note: str = ""
@@ -354,10 +337,10 @@ class ParsedLog:
     """In the order of attempts and, within one, of the log."""
     facts: LogFacts
     attempts: list[LoggedAttempt]
-    sources: list[LogSource]
+    sources: list[ReadSource]
     clock: LogClock
     format: str | None
-    """The format of the source that the steps come from (a key of FORMATS)."""
+    """The format of the source that the steps come from (a name in `log_formats`)."""
     warnings: list[str] = field(default_factory=list)
     """For people: what was set aside, assumed or damaged."""
     ranks: tuple[int, ...] = ()
@@ -391,6 +374,6 @@ def times_us(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.where(known, np.round(np.where(known, seconds, 0.0) * 1e6), NO_TIME).astype(np.int64)
 
 
-def empty_parsed_log(sources: Sequence[LogSource] = ()) -> ParsedLog:
+def empty_parsed_log(sources: Sequence[ReadSource] = ()) -> ParsedLog:
     """A log without a step, for what is still to be written (following a run that has not begun)."""
     return ParsedLog(Steps.of(), [], LogFacts(), [], list(sources), LogClock(), None)

@@ -23,8 +23,9 @@ from drillyard.errors import UserError
 from drillyard.loglines.packed import trouble
 from drillyard.loglines.sources import GCS, LogFile, find_files, open_log
 from drillyard.loglines.stamps import time_zone
+from drillyard.measurement.formats.registry import log_formats
 from drillyard.measurement.merge_sources import RUN_FILES, add_directory, merge_sources
-from drillyard.measurement.parsed_log import FORMATS, LogSource, ParsedLog
+from drillyard.measurement.parsed_log import ParsedLog, ReadSource
 from drillyard.measurement.source_reader import SourceContent, read_source
 from drillyard.measurement.tail import FollowedSource
 
@@ -43,9 +44,9 @@ def read_logs(
 ) -> ParsedLog:
     """Read one run from its logs.
 
-    `timezone` is for time stamps without a zone: a name or offset as `--timezone` takes it. `framework` is a key of
-    records.FORMATS: only that format is looked for. Raises UserError for paths that cannot be read, and, naming the
-    formats tried, when there is nothing of a run in them.
+    `timezone` is for time stamps without a zone: a name or offset as `--timezone` takes it. `framework` is the
+    name of the only format to look for. Raises UserError for paths that cannot be read, and, naming the formats tried,
+    if they hold no step and no mark.
     """
     zone = time_zone(timezone) if isinstance(timezone, str) else timezone
     only = _format(framework)
@@ -157,15 +158,15 @@ class Tail:
 
 
 def _format(framework: str | None) -> str | None:
-    if framework is not None and framework not in FORMATS:
-        raise UserError(f"--framework {framework}: not known. Choose one of {', '.join(FORMATS)}.")
+    if framework is not None and framework not in log_formats():
+        raise UserError(f"--framework {framework}: not known. Choose one of {', '.join(log_formats())}.")
     return framework
 
 
-def _choose(names: list[str]) -> tuple[list[LogFile], list[LogSource], Path | None]:
+def _choose(names: list[str]) -> tuple[list[LogFile], list[ReadSource], Path | None]:
     """The files to read, those set aside unread, and the run directory that they are of."""
     files: list[LogFile] = []
-    aside: list[LogSource] = []
+    aside: list[ReadSource] = []
     directory: Path | None = None
     for name in names:
         path = Path(name)
@@ -182,7 +183,7 @@ def _choose(names: list[str]) -> tuple[list[LogFile], list[LogSource], Path | No
         for other in ("dllogger.json", "tensorboard", "logs"):
             if (path / other).exists():
                 note = f"the same run; {run_files[0].name} has more to say"
-                aside.append(LogSource(str(path / other), None, used=False, note=note))
+                aside.append(ReadSource(str(path / other), None, used=False, note=note))
     unique = {file.name: file for file in files}
     return list(unique.values()), aside, directory
 
@@ -212,7 +213,7 @@ def _nothing_found(log: ParsedLog, only: str | None, broken: list[str]) -> str:
     size = sum(source.bytes for source in log.sources)
     if not size:
         return "\n".join(broken) or f"{names}: empty. Give a log that has at least one step."
-    tried = FORMATS[only] if only else ", ".join(FORMATS.values())
+    tried = ", ".join(kind.title for name, kind in log_formats().items() if only in (None, name))
     binary = all(source.note.startswith("binary") for source in log.sources)
     lines = "binary" if binary else f"{log.lines} line{'s' * (log.lines != 1)}"
     return "\n".join([*broken, f"{names}: no step found ({lines}). Formats tried: {tried}."])

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from drillyard.measurement.parsed_log import FORMATS
+from drillyard.measurement.formats.registry import format_title
 from drillyard.measurement.run_result import RunResult
 from drillyard.measurement.speed import AS_PRINTED
 from drillyard.measurement.waits import WaitKind
@@ -64,7 +64,7 @@ def _heading(result: RunResult) -> str:
     steps = f"{len(log.steps):,} logged steps" if len(log.steps) != 1 else "1 logged step"
     starts = f", {len(log.attempts)} starts" if len(log.attempts) > 1 else ""
     ranks = f", {len(log.ranks)} ranks" if len(log.ranks) > 1 else ""
-    return f"{result.name}: {FORMATS.get(log.format or '', 'no known format')}, {steps}{starts}{ranks}"
+    return f"{result.name}: {format_title(log.format, 'no known format')}, {steps}{starts}{ranks}"
 
 
 def _rows(result: RunResult) -> Iterator[Row]:

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from drillyard.errors import UserError
 from drillyard.hardware import Accelerator, Catalog
 from drillyard.measurement.flag_conflicts import PRECISIONS, flag_conflicts
-from drillyard.measurement.parsed_log import FORMATS, ParsedLog, Steps
+from drillyard.measurement.formats.registry import format_title
+from drillyard.measurement.parsed_log import ParsedLog, Steps
 from drillyard.measurement.step_times import Durations, Timing
 from drillyard.measurement.user_facts import Missing, UserFacts
 from drillyard.modelspec import (
@@ -310,7 +311,7 @@ def contradictions(log: ParsedLog, timing: Timing, tokens_per_gpu: float | None)
     found = timing.all
     if found is None or found.basis not in ("steps", "windows"):
         return
-    shown = FORMATS.get(log.format or "", "the log")
+    shown = format_title(log.format, "the log")
     for column, name, work in (
         ("printed_tokens_per_second_per_gpu", "tokens/s/GPU", tokens_per_gpu),
         ("printed_tflops_per_gpu", "TFLOP/s/GPU", None),

@@ -16,8 +16,7 @@ from typing import Final
 from drillyard.errors import UserError
 from drillyard.loglines.followers import follower
 from drillyard.loglines.sources import LogFile, open_log
-from drillyard.measurement.formats import hf_trainer_state, tensorboard
-from drillyard.measurement.source_reader import SourceContent, TextSourceReader, read_source
+from drillyard.measurement.source_reader import SourceContent, TextSourceReader, document_format, read_source
 
 _HEAD_BYTES: Final = 1 << 16
 
@@ -72,8 +71,7 @@ class FollowedSource:
         """What was read so far."""
         if self._document is not None:
             return self._document
-        text = self._text
-        return SourceContent(text.source, text.results(), text.stamps, text.first_time_us, text.last_time_us)
+        return self._text.content()
 
     def _read_on(self) -> bool:
         news = False
@@ -85,7 +83,7 @@ class FollowedSource:
             else:
                 self._text.feed(piece)
         if news and not self._is_text:
-            found = self._text.results()
+            found = self._text.content().found
             self._is_text = self._text.source.bytes >= _HEAD_BYTES or any(one.lanes for one in found)
         if self._is_text:
             self._document = None
@@ -100,9 +98,7 @@ class FollowedSource:
                 head = stream.read(_HEAD_BYTES)
         except FileNotFoundError:
             return False
-        return (self._only in (None, tensorboard.NAME) and tensorboard.looks_like(head)) or (
-            self._only in (None, hf_trainer_state.NAME) and hf_trainer_state.looks_like(head)
-        )
+        return document_format(head, self._only) is not None
 
     def _read_anew(self) -> bool:
         status = os.stat(self.file.name)

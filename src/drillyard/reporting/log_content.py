@@ -14,7 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from drillyard import formatting
-from drillyard.measurement.parsed_log import FORMATS, NONFINITE, SKIPPED, Mark, ParsedLog
+from drillyard.measurement.formats.registry import format_title
+from drillyard.measurement.parsed_log import NONFINITE, SKIPPED, Mark, ParsedLog
 from drillyard.measurement.run_result import RunResult
 from drillyard.measurement.step_times import last_rows
 from drillyard.reporting.content import COUNTS, Content, Curves, Floats, Point, Table, Tile
@@ -51,7 +52,7 @@ def measured_content(result: RunResult) -> Content:
         title=PurePath(result.name).name or result.name,
         source=", ".join(source.name for source in log.sources if source.used),
         subtitle=_subtitle(result),
-        status=FORMATS.get(log.format or "", "unknown format"),
+        status=format_title(log.format, "unknown format"),
         status_level="note",
         device="GPU",
         begin_us=log.clock.first_time_us,
@@ -235,7 +236,7 @@ def _checkpoints(result: RunResult) -> Table | None:
 def _environment(result: RunResult) -> Iterator[tuple[str, str]]:
     """What the figures rest on: the files, and the facts that they or the flags gave."""
     for source in result.log.sources:
-        what = FORMATS.get(source.format or "", "nothing recognised") if source.used else f"not used: {source.note}"
+        what = format_title(source.format, "nothing recognised") if source.used else f"not used: {source.note}"
         yield source.name, f"{what}; {formatting.plural(source.lines, 'line')}"
     speed = result.speed
     facts: list[tuple[str, Any]] = [

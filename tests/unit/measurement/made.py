@@ -9,9 +9,9 @@ from drillyard.measurement.parsed_log import (
     LogClock,
     LogFacts,
     LoggedAttempt,
-    LogSource,
     Mark,
     ParsedLog,
+    ReadSource,
     Steps,
 )
 
@@ -36,7 +36,7 @@ def run_log(marks: list[Mark] | None = None, facts: dict[str, Any] | None = None
         attempts.append(LoggedAttempt(number, times[0] if times else None, times[-1] if times else None, 0, 11))
     clock = LogClock("stated" if stamped else "none", first, last, resolution_us)
     return ParsedLog(
-        steps, marks or [], LogFacts(**(facts or {})), attempts, [LogSource("run.log", format)], clock, format
+        steps, marks or [], LogFacts(**(facts or {})), attempts, [ReadSource("run.log", format)], clock, format
     )
 
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.measurement.lines import read_bytes
 
-from drillyard.measurement.formats.jsonlines import Rows, Wanted, field, floats, gather, load_all
-from drillyard.measurement.formats.values import WholeLines
+from drillyard.measurement.formats.jsonlines import FieldSelection, JsonRows, field, floats, gather, load_all
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | st.text(max_size=6),
@@ -19,19 +18,14 @@ VALUES = st.recursive(
     max_leaves=6,
 )
 OBJECTS = st.dictionaries(st.sampled_from(["step", "loss", "time", "other", "st\u00e9p"]), VALUES, max_size=5)
-WANTED = Wanted("step", "loss", "time")
+WANTED = FieldSelection("step", "loss", "time")
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(OBJECTS, min_size=1, max_size=6), st.booleans(), st.booleans())
-def test_wanted_fields_are_those_of_the_whole_objects(
-    objects: list[dict[str, Any]], ascii_only: bool, whole: bool
-) -> None:
+@given(st.lists(OBJECTS, min_size=1, max_size=6), st.booleans())
+def test_wanted_fields_are_those_of_the_whole_objects(objects: list[dict[str, Any]], ascii_only: bool) -> None:
     lines = [json.dumps(each, ensure_ascii=ascii_only).encode() for each in objects]
-    text = b"".join(line + b"\n" for line in lines)
-    texts = WholeLines(text, len(lines)) if whole else lines
-    assert (list(texts), len(texts), texts[-1]) == (lines, len(lines), lines[-1])
-    rows, plain = Rows(WANTED.load_all(texts)), load_all(texts)
+    rows, plain = JsonRows(WANTED.load_all(lines)), load_all(lines)
     for name in ("step", "loss", "time"):
         assert repr(list(rows[name])) == repr(field(plain, name))
         assert rows.floats(name).tobytes() == floats(field(plain, name)).tobytes()
@@ -42,46 +36,30 @@ def test_wanted_fields_are_those_of_the_whole_objects(
         assert (gathered[0], gathered[1].tobytes()) == (slow[0], slow[1].tobytes())
 
 
-INSIDE = Wanted("step", data=Wanted("loss", "train loss"))
+INSIDE = FieldSelection("step", data=FieldSelection("loss", "train loss"))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(["loss", "train loss", "x"]), VALUES) | VALUES, min_size=1, max_size=4))
 def test_wanted_fields_of_an_object_inside_are_those_of_the_whole_objects(inner: list[Any]) -> None:
     lines = [json.dumps({"step": step, "data": each}).encode() for step, each in enumerate(inner)]
-    rows = Rows(INSIDE.load_all(lines))
+    rows = JsonRows(INSIDE.load_all(lines))
     assert list(rows["step"]) == list(range(len(inner)))
     for kept, each in zip(rows["data"], inner, strict=True):
         assert (kept is None) == (not isinstance(each, dict))
         if isinstance(each, dict):
-            data = Rows([kept])
+            data = JsonRows([kept])
             for name in ("loss", "train loss"):
                 assert repr(data[name][0]) == repr(each.get(name))
                 assert data.has(0, name) == (name in each)
-
-
-def test_lines_behind_an_opening() -> None:
-    text = b'DLLL {"step": 1}\nDLLL {"step": 2}\n'
-    whole = WholeLines.behind(b"DLLL ", text, 2)
-    assert whole is not None
-    assert list(whole) == [b'{"step": 1}', b'{"step": 2}']
-    assert whole[-1] == b'{"step": 2}'
-    assert [row.step for row in WANTED.load_all(whole)] == [1, 2]
-    for other in (b'DLLL {}\nDLLX {"step": 2}\n', b"DLLL {}\nDLLL \n\n", b"DLLL {}\nDL\n", b"\nDLLL {}\n"):
-        other_lines = WholeLines.behind(b"DLLL ", other, other.count(b"\n"))
-        if other_lines is not None:
-            with pytest.raises(ValueError, match=r"."):
-                WANTED.load_all(other_lines)
 
 
 @pytest.mark.parametrize(
     "line", ["", "3", "[1]", "null", '{"step": 1', '{"step": 1} more', '{"step": 1}{"step": 2}', "hello"]
 )
 def test_what_is_no_object_is_an_error(line: str) -> None:
-    good = b'{"step": 1}'
-    for texts in ([good, line.encode()], WholeLines(good + b"\n" + line.encode() + b"\n", 2)):
-        with pytest.raises(ValueError, match=r"."):
-            WANTED.load_all(texts)
+    with pytest.raises(ValueError, match=r"."):
+        WANTED.load_all([b'{"step": 1}', line.encode()])
 
 
 ROW = {"time": "2026-01-01T00:00:00.000000Z", "round": 0, "loss": 2.0, "step_seconds": 0.5, "num_gpus": 2}
@@ -120,4 +98,4 @@ def test_a_line_that_is_nested_without_end_is_damaged(closed: bool) -> None:
 
 def test_two_objects_on_a_line_are_none() -> None:
     with pytest.raises(ValueError, match="Extra data"):
-        WANTED.load_all(WholeLines(b'{"step": 1}{"step": 2}\n\n', 2))
+        WANTED.load_all([b'{"step": 1}{"step": 2}', b""])

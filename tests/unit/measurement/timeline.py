@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from drillyard.goodput import CATEGORIES
-from drillyard.measurement.parsed_log import LogClock, LogFacts, LoggedAttempt, LogSource, Mark, ParsedLog, Steps
+from drillyard.measurement.parsed_log import LogClock, LogFacts, LoggedAttempt, Mark, ParsedLog, ReadSource, Steps
 
 SECOND = 1_000_000
 NEW_YEAR = 1_798_761_600 * SECOND
@@ -73,7 +73,7 @@ class Timeline:
             self.marks,
             LogFacts(),
             self.attempts,
-            [LogSource("run.log", "megatron")],
+            [ReadSource("run.log", "megatron")],
             LogClock(**clock),
             "megatron",
         )

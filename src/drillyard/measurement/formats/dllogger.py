@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drillyard.loglines.blocks import LONGEST_LINE
-from drillyard.measurement.formats.jsonlines import OBJECT, Rows, Wanted, gather, load_all
+from drillyard.measurement.formats.jsonlines import OBJECT, FieldSelection, JsonRows, gather, load_all
 from drillyard.measurement.formats.line_rules import LineRule, RuleContext
-from drillyard.measurement.formats.text_format import LARGEST_STEP, MatchedLines, StepPattern, TextFormat
+from drillyard.measurement.formats.log_format import LARGEST_STEP, MatchedLines, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Columns, Values
 from drillyard.measurement.parsed_log import NO_TIME, times_us
 
@@ -33,14 +33,17 @@ _NAMES: Final = {
     "printed_tflops_per_gpu": ("TFLOPS_per_GPU",),
     "printed_tokens_per_second_per_gpu": ("tokens_per_sec_per_gpu",),
 }
-_DATA: Final = Wanted(*(name for names in _NAMES.values() for name in names), "global_step")
-_WANTED: Final = Wanted("type", "step", "timestamp", "elapsedtime", data=_DATA)
+_DATA: Final = FieldSelection(*(name for names in _NAMES.values() for name in names), "global_step")
+_WANTED: Final = FieldSelection("type", "step", "timestamp", "elapsedtime", data=_DATA)
 
 
 class DLLogger(TextFormat):
-    """The format."""
+    """See the module."""
 
     name = "dllogger"
+    title = "DLLogger JSON"
+    preference = 20
+    clock_restarts = True
     longest = LONGEST_LINE
     anchor = b"DLLL {"
 
@@ -48,13 +51,13 @@ class DLLogger(TextFormat):
         super().__init__()
         self._numbered = 0
 
-    def message(self, line: bytes) -> StepPattern | None:
+    def step_pattern(self, line: bytes) -> StepPattern | None:
         """See TextFormat."""
         begin = line.find(self.anchor)
-        return None if begin < 0 else StepPattern(begin, rb"DLLL " + OBJECT, self._decode, b"DLLL ")
+        return None if begin < 0 else StepPattern(begin, rb"DLLL " + OBJECT, self._decode)
 
     def _decode(self, groups: Sequence[Values], place: MatchedLines) -> Columns:
-        lines = Rows(_WANTED.load_all(groups[0]))
+        lines = JsonRows(_WANTED.load_all(groups[0]))
         kinds, inside = lines.raw("type"), lines.raw("data")
         if kinds.count("LOG") < len(kinds) or set(map(type, inside)) != {_DATA.row}:
             nothing = _DATA.row()
@@ -62,17 +65,17 @@ class DLLogger(TextFormat):
                 values if kind == "LOG" and values is not None else nothing
                 for kind, values in zip(kinds, inside, strict=True)
             ]
-        data = Rows(inside)
+        data = JsonRows(inside)
         columns: Columns = gather(data, _NAMES)
         step = self._steps(lines, data)
-        told = np.zeros(len(step), np.bool_)
+        is_step = np.zeros(len(step), np.bool_)
         for name in ("loss", "seconds"):
             if name in columns:
-                told |= ~np.isnan(columns[name])
-        for row in np.flatnonzero(~told).tolist():
+                is_step |= ~np.isnan(columns[name])
+        for row in np.flatnonzero(~is_step).tolist():
             # A loss that is NaN is a step all the same.
-            told[row] = any(data.has(row, name) for name in _NAMES["loss"])
-        step[~told] = -1
+            is_step[row] = any(data.has(row, name) for name in _NAMES["loss"])
+        step[~is_step] = -1
         times = times_us(lines.floats("timestamp"))
         if (times != NO_TIME).any():
             place.stamps.zoned = True
@@ -81,7 +84,7 @@ class DLLogger(TextFormat):
         window = 0 if data.anywhere("train_step_timing in s") else 1
         return {**columns, "step": step, "window_steps": np.full(len(step), window)}
 
-    def _steps(self, lines: Rows, data: Rows) -> NDArray[np.int64]:
+    def _steps(self, lines: JsonRows, data: JsonRows) -> NDArray[np.int64]:
         """Steps by `global_step`, else by `step`; -1 for what is no step."""
         quick = data.floats("global_step")
         if ((quick >= 0) & (quick < LARGEST_STEP)).all():
@@ -98,8 +101,8 @@ class DLLogger(TextFormat):
                 numbers.append(-1)
         return np.array(numbers, np.int64)
 
-    def notes(self) -> tuple[LineRule, ...]:
-        """What else the log says."""
+    def rules(self) -> tuple[LineRule, ...]:
+        """See TextFormat."""
         return (LineRule(b'"PARAMETER"', rb"DLLL (\{[^\n]*)", _parameter),)
 
 
@@ -111,7 +114,7 @@ _PARAMETERS: Final = {
 }
 
 
-def _parameter(book: RuleContext, match: Any) -> None:
+def _parameter(context: RuleContext, match: Any) -> None:
     try:
         record = load_all([match[1][: match[1].rfind(b"}") + 1]])[0]
     except ValueError:
@@ -121,4 +124,4 @@ def _parameter(book: RuleContext, match: Any) -> None:
         return
     for name, fact in _PARAMETERS.items():
         if isinstance(data.get(name), int):
-            book.learn(**{fact: data[name]})
+            context.learn(**{fact: data[name]})

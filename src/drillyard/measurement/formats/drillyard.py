@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drillyard.loglines.blocks import LONGEST_LINE
-from drillyard.measurement.formats.jsonlines import OBJECT, Rows, Wanted, gather, load
+from drillyard.measurement.formats.jsonlines import OBJECT, FieldSelection, JsonRows, gather, load
 from drillyard.measurement.formats.line_rules import LineRule, RuleContext
-from drillyard.measurement.formats.text_format import LARGEST_STEP, MatchedLines, StepPattern, TextFormat
+from drillyard.measurement.formats.log_format import LARGEST_STEP, MatchedLines, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Columns, Values
 from drillyard.measurement.parsed_log import COMPILED, MarkKind
 
@@ -33,31 +33,33 @@ _NAMES: Final = {
     "_skipped_so_far": ("skipped_steps",),
 }
 _OTHERS: Final = ("step", "time", "round", "window_steps", "compile_seconds", "num_gpus", "formula", "nonfinite")
-_WANTED: Final = Wanted(*(name for names in _NAMES.values() for name in names), *_OTHERS)
+_WANTED: Final = FieldSelection(*(name for names in _NAMES.values() for name in names), *_OTHERS)
 _KINDS: Final = frozenset(get_args(MarkKind))
 
 
 class Drillyard(TextFormat):
-    """The format."""
+    """See the module."""
 
     name = "drillyard"
+    title = "Drillyard run directory (metrics.jsonl, events.jsonl)"
+    preference = 10
     longest = LONGEST_LINE
     anchor = b'"step_seconds"'
 
-    def message(self, line: bytes) -> StepPattern | None:
+    def step_pattern(self, line: bytes) -> StepPattern | None:
         """See TextFormat."""
         begin = line.find(b"{")
         if begin < 0 or b'"step":' not in line or not line.rstrip().endswith(b"}"):
             return None
-        return StepPattern(begin, OBJECT, self._decode, b"")
+        return StepPattern(begin, OBJECT, self._decode)
 
     def _decode(self, groups: Sequence[Values], place: MatchedLines) -> Columns:
         records = _WANTED.load_all(groups[0])
-        rows = Rows(records)
+        rows = JsonRows(records)
         if rows.anywhere("nonfinite"):
             for record in records:
                 _restore(record)
-            rows = Rows(records)
+            rows = JsonRows(records)
         columns: Columns = dict(gather(rows, _NAMES))
         columns["step"] = _whole(rows.raw("step"))
         # Other events name a step too; only those with its time are its record.
@@ -67,17 +69,17 @@ class Drillyard(TextFormat):
             compiled = np.nan_to_num(rows.floats("compile_seconds")) > 0
             columns["flags"] = columns["flags"] | (compiled * np.uint8(COMPILED))
         columns["_round"] = np.nan_to_num(rows.floats("round"), nan=-1.0)
-        stamps = _stamps(rows.raw("time"))
-        if stamps is not None:
-            columns["time_us"] = place.stamps.column("iso", stamps)
+        times = rows.raw("time")
+        if set(map(type, times)) == {str}:
+            columns["time_us"] = place.stamps.column("iso", [time.encode() for time in times])
         if isinstance(records[0].num_gpus, int):
-            self.found["num_gpus"] = records[0].num_gpus
+            self.facts["num_gpus"] = records[0].num_gpus
         if isinstance(records[0].formula, str):
-            self.found["formula"] = records[0].formula
+            self.facts["formula"] = records[0].formula
         return columns
 
-    def notes(self) -> tuple[LineRule, ...]:
-        """What else the log says."""
+    def rules(self) -> tuple[LineRule, ...]:
+        """See TextFormat."""
         return (LineRule(b'"event": "', rb'"event": "(?!step")\w', _event),)
 
 
@@ -88,22 +90,6 @@ def _whole(steps: Sequence[Any]) -> NDArray[np.int64]:
     return np.fromiter(steps, np.int64, len(steps))
 
 
-def _stamps(times: Sequence[Any]) -> list[bytes] | NDArray[np.bytes_] | None:
-    """The texts of times, as an array where they have one width; None where one is no text, or more than a line."""
-    try:
-        text = "\n".join((*times, "")).encode()
-    except TypeError:
-        return None
-    width = len(text) // len(times)
-    if width > 1 and width * len(times) == len(text):
-        characters = np.frombuffer(text, np.uint8).reshape(-1, width)
-        ends = characters == ord("\n")
-        if ends[:, -1].all() and np.count_nonzero(ends) == len(times):
-            return np.ascontiguousarray(characters[:, :-1]).view(f"S{width - 1}")[:, 0]
-    stamps = text.split(b"\n")[:-1]
-    return stamps if len(stamps) == len(times) else None
-
-
 def _restore(record: Any) -> None:
     if isinstance(record.nonfinite, dict):
         for name, text in record.nonfinite.items():
@@ -111,16 +97,16 @@ def _restore(record: Any) -> None:
                 setattr(record, name, float(text))
 
 
-def _event(book: RuleContext, match: re.Match[bytes]) -> None:
+def _event(context: RuleContext, match: re.Match[bytes]) -> None:
     try:
-        record = load(book.line[book.line.find(b"{") : book.line.rfind(b"}") + 1])
+        record = load(context.line[context.line.find(b"{") : context.line.rfind(b"}") + 1])
     except ValueError:
         return
     if not isinstance(record, dict):
         return
     kind: Any = record.get("event") if isinstance(record.get("event"), str) else None
     if kind == "parameters":
-        book.learn(
+        context.learn(
             parameters=record.get("count"),
             trainable_parameters=record.get("trainable"),
             formula=record.get("formula"),
@@ -130,7 +116,7 @@ def _event(book: RuleContext, match: re.Match[bytes]) -> None:
             peak_flops=record.get("peak_flops"),
         )
     if kind in ("run_start", "round_start"):
-        book.learn(num_gpus=record.get("world_size"))
+        context.learn(num_gpus=record.get("world_size"))
     if kind not in _KINDS:
         return
     time = str(record.get("time", "")).encode()
@@ -138,10 +124,10 @@ def _event(book: RuleContext, match: re.Match[bytes]) -> None:
     values = {name: value for name, value in record.items() if name not in known}
     if kind == "evaluation" and isinstance(values.get("results"), dict):
         values = values["results"]
-    book.add(
+    context.add(
         kind,
         match,
-        time_us=book.stamps.convert("iso", [time])[0] if time else None,
+        time_us=context.stamps.convert("iso", [time])[0] if time else None,
         attempt=record["round"] if isinstance(record.get("round"), int) else 0,
         step=record.get("step") if isinstance(record.get("step"), int) else None,
         seconds=record.get("seconds") if isinstance(record.get("seconds"), int | float) else None,

@@ -20,8 +20,8 @@ import numpy as np
 from drillyard.loglines.blocks import LineBlock
 from drillyard.loglines.prefixes import NOWHERE, LineOrigins, Origin
 from drillyard.measurement.formats.line_rules import LineRule, RuleContext
-from drillyard.measurement.formats.nemo1 import clock_seconds
-from drillyard.measurement.formats.text_format import NUMBER, MatchedLines, StepPattern, TextFormat
+from drillyard.measurement.formats.log_format import NUMBER, MatchedLines, StepPattern, TextFormat
+from drillyard.measurement.formats.nemo import clock_seconds
 from drillyard.measurement.formats.values import Columns, Value, Values, decode_values
 from drillyard.measurement.lanes import Lane
 
@@ -50,9 +50,13 @@ _VALUES: Final = {
 
 
 class HfTrainer(TextFormat):
-    """The format."""
+    """See the module."""
 
     name = "hf_trainer"
+    title = "HF Trainer stdout"
+    preference = 110
+    windowed = True
+    clock_restarts = True
     anchor = b"'loss': "
 
     def __init__(self) -> None:
@@ -63,7 +67,7 @@ class HfTrainer(TextFormat):
         self._drawn: list[tuple[int, Origin, _Bar]] = []
         self._numbered = 0
 
-    def message(self, line: bytes) -> StepPattern | None:
+    def step_pattern(self, line: bytes) -> StepPattern | None:
         """See TextFormat."""
         found = _OPEN.search(line)
         if found is None:
@@ -110,8 +114,6 @@ class HfTrainer(TextFormat):
 
     def _bars_before(self, place: MatchedLines) -> list[_Bar | None]:
         """For each line the last bar that its rank drew."""
-        if place.begins is None:
-            return [self._last_of(NOWHERE)] * place.count
         bars = self._bars(place.block)
         if not bars and len(self._last) < 2:
             return [self._last_of(NOWHERE)] * place.count
@@ -144,15 +146,33 @@ class HfTrainer(TextFormat):
         for _, where, bar in self._bars(block):
             self._last[where] = bar
 
-    def notes(self) -> tuple[LineRule, ...]:
-        """What else the log says."""
+    def rules(self) -> tuple[LineRule, ...]:
+        """See TextFormat."""
         return (
             LineRule(b"***** Running training *****", rb"Running training", RuleContext.begin_round),
-            LineRule(b"Total optimization steps", rb"Total optimization steps = ([\d,]+)", _total, once=True),
-            LineRule(b"Total train batch size", rb"Total train batch size [^=\n]{0,200}= (\d+)", _batch, once=True),
-            LineRule(b"batch size per device", rb"nstantaneous batch size per device = (\d+)", _micro_batch, once=True),
             LineRule(
-                b"Number of trainable parameters", rb"Number of trainable parameters = ([\d,]+)", _trainable, once=True
+                b"Total optimization steps",
+                rb"Total optimization steps = (?P<total_steps>[\d,]+)",
+                RuleContext.learn_groups,
+                once=True,
+            ),
+            LineRule(
+                b"Total train batch size",
+                rb"Total train batch size [^=\n]{0,200}= (?P<global_batch_size>\d+)",
+                RuleContext.learn_groups,
+                once=True,
+            ),
+            LineRule(
+                b"batch size per device",
+                rb"nstantaneous batch size per device = (?P<micro_batch_size>\d+)",
+                RuleContext.learn_groups,
+                once=True,
+            ),
+            LineRule(
+                b"Number of trainable parameters",
+                rb"Number of trainable parameters = (?P<trainable_parameters>[\d,]+)",
+                RuleContext.learn_groups,
+                once=True,
             ),
             LineRule(
                 b"Continuing training from global step",
@@ -160,11 +180,11 @@ class HfTrainer(TextFormat):
                 RuleContext.mark("resume"),
             ),
             LineRule(b"Saving model checkpoint to", rb"checkpoint-(?P<step>\d+)", RuleContext.mark("checkpoint_begin")),
-            LineRule(b"'eval_loss': ", rb"'eval_loss': '?([-+.\deE]+|nan|inf)", _evaluation),
+            LineRule(b"'eval_loss': ", rb"'eval_loss': '?(?P<loss>[-+.\deE]+|nan|inf)", RuleContext.evaluation),
             LineRule(b"'train_runtime': ", rb"'train_runtime': '?(?P<seconds>[\d.]+)", _end),
         )
 
-    def settle(self, lane: Lane) -> None:
+    def finish_lane(self, lane: Lane) -> None:
         """Lines between two drawings of the bar have its count: they are numbered on from it."""
         step = lane.column("step")
         assert step is not None
@@ -176,26 +196,6 @@ class HfTrainer(TextFormat):
             lane.replace("step", step + index - np.maximum.accumulate(np.where(again, 0, index)))
 
 
-def _total(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.learn(total_steps=int(match[1].replace(b",", b"")))
-
-
-def _batch(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.learn(global_batch_size=int(match[1]))
-
-
-def _micro_batch(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.learn(micro_batch_size=int(match[1]))
-
-
-def _trainable(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.learn(trainable_parameters=float(match[1].replace(b",", b"")))
-
-
-def _evaluation(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.add("evaluation", match, values={"loss": float(match[1])})
-
-
-def _end(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.learn(train_runtime_seconds=float(match["seconds"]))
-    book.add("end", match)
+def _end(context: RuleContext, match: re.Match[bytes]) -> None:
+    context.learn(train_runtime_seconds=float(match["seconds"]))
+    context.add("end", match)

@@ -18,14 +18,13 @@ from typing import Any, Final
 import numpy as np
 
 from drillyard.loglines.blocks import Readable
-from drillyard.loglines.prefixes import NOWHERE, Origin
+from drillyard.loglines.prefixes import NOWHERE
 from drillyard.measurement.formats.jsonlines import gather, load
-from drillyard.measurement.formats.text_format import LARGEST_STEP, append_rows
+from drillyard.measurement.formats.log_format import LARGEST_STEP, DocumentFormat, ParsedDocument, append_rows
 from drillyard.measurement.formats.values import parsed_json
 from drillyard.measurement.lanes import Lanes
-from drillyard.measurement.parsed_log import LogFacts, Mark
+from drillyard.measurement.parsed_log import Mark
 
-NAME: Final = "hf_trainer_state"
 _PIECE: Final = 1 << 20
 _LARGEST_OBJECT: Final = 16 << 20
 _OPENING: Final = re.compile(rb'"log_history"\s*:\s*\[')
@@ -41,25 +40,22 @@ _NAMES: Final = {
 }
 
 
-def looks_like(head: bytes) -> bool:
-    """Whether a file that begins so may be a trainer_state.json."""
-    return head.lstrip()[:1] == b"{" and (b'"log_history"' in head or b'"best_model_checkpoint"' in head)
+class HfTrainerState(DocumentFormat):
+    """See the module. `records` counts the objects of the history."""
 
+    name = "hf_trainer_state"
+    title = "HF trainer_state.json"
+    preference = 90
+    windowed = True
 
-class TrainerState:
-    """Reads one document into `lanes`, `marks` and `facts`. `records` counts the objects of the history."""
+    @staticmethod
+    def matches(head: bytes) -> bool:
+        """Whether a file may be a trainer_state.json."""
+        return head.lstrip()[:1] == b"{" and (b'"log_history"' in head or b'"best_model_checkpoint"' in head)
 
-    def __init__(self, name: str, lanes: Lanes) -> None:
-        self.name = name
-        self.lanes = lanes
-        self.facts = LogFacts()
-        self.marks: list[tuple[Origin, Mark]] = []
-        self.records = 0
-        self.bytes = 0
-        self.complete = False
-
-    def read(self, stream: Readable) -> None:
-        """Read the whole stream."""
+    def read(self, name: str, file: int, stream: Readable) -> ParsedDocument:
+        """See DocumentFormat."""
+        self._name, self._parsed = name, ParsedDocument(lanes=Lanes(file), complete=False)
         head = b""
         opening = None
         while opening is None and len(head) < _LARGEST_OBJECT and (piece := self._more(stream)):
@@ -68,10 +64,11 @@ class TrainerState:
         if opening is not None:
             tail = self._history(head[opening.end() - 1 :], stream)
             self._settings(head[: opening.start()] + b'"log_history": [' + tail)
+        return self._parsed
 
     def _more(self, stream: Readable) -> bytes:
         piece = stream.read(_PIECE)
-        self.bytes += len(piece)
+        self._parsed.bytes += len(piece)
         return piece
 
     def _history(self, rest: bytes, stream: Readable) -> bytes:
@@ -113,7 +110,7 @@ class TrainerState:
             position = _BETWEEN.match(text, position).end()  # type: ignore[union-attr]
         if entries:
             self._rows(entries)
-            self.records += len(entries)
+            self._parsed.records += len(entries)
         left = text[position:].encode("utf-8", "surrogateescape")
         return (left if closed else b"[" + left), closed
 
@@ -126,7 +123,7 @@ class TrainerState:
         entries = [entry if isinstance(entry, dict) else {} for entry in entries]
         if entries:
             self._rows(entries)
-            self.records += len(entries)
+            self._parsed.records += len(entries)
         return True
 
     def _rows(self, entries: list[dict[str, Any]]) -> None:
@@ -136,33 +133,33 @@ class TrainerState:
         trained = np.array(["loss" in entry or "train/loss" in entry for entry in entries])
         trained &= (step >= 0) & (step < LARGEST_STEP)
         columns["step"] = np.where(trained, step, -1).astype(np.int64)
-        columns["line"] = np.arange(self.records + 1, self.records + count + 1)
-        append_rows(self.lanes.lane(NOWHERE), columns, trained)
+        columns["line"] = np.arange(self._parsed.records + 1, self._parsed.records + count + 1)
+        append_rows(self._parsed.lanes.lane(NOWHERE), columns, trained)
         for index in np.flatnonzero(~trained).tolist():
-            self._other(entries[index], self.records + index + 1)
+            self._other(entries[index], self._parsed.records + index + 1)
 
     def _other(self, entry: dict[str, Any], line: int) -> None:
         number = entry.get("step")
         step = int(number) if isinstance(number, int | float) and 0 <= number < LARGEST_STEP else None
         if "eval_loss" in entry:
             values = {"loss": entry["eval_loss"]}
-            mark = Mark("evaluation", None, self.lanes.file, line, step=step, values=values)
-            self.marks.append((NOWHERE, mark))
+            mark = Mark("evaluation", None, self._parsed.lanes.file, line, step=step, values=values)
+            self._parsed.marks.append((NOWHERE, mark))
         if isinstance(entry.get("train_runtime"), int | float):
-            self.facts.learn(f"{self.name}:{line}", train_runtime_seconds=float(entry["train_runtime"]))
+            self._parsed.facts.learn(f"{self._name}:{line}", train_runtime_seconds=float(entry["train_runtime"]))
 
     def _settings(self, document: bytes) -> None:
         try:
             settings = load(document)
         except ValueError:
             return
-        self.complete = True
-        place = f"{self.name} (after log_history)"
+        self._parsed.complete = True
+        place = f"{self._name} (after log_history)"
         for key, fact in (("logging_steps", "log_interval"), ("max_steps", "total_steps")):
             if isinstance(settings.get(key), int | float) and 1 <= settings[key] < LARGEST_STEP:
-                self.facts.learn(place, **{fact: int(settings[key])})
+                self._parsed.facts.learn(place, **{fact: int(settings[key])})
         if isinstance(settings.get("train_batch_size"), int):
-            self.facts.learn(place, micro_batch_size=settings["train_batch_size"])
+            self._parsed.facts.learn(place, micro_batch_size=settings["train_batch_size"])
 
 
 def _closing(text: bytes, since: int) -> int:

@@ -17,11 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from drillyard.measurement.formats.values import Values, WholeLines, parsed_json
+from drillyard.measurement.formats.values import Values, parsed_json
 from drillyard.measurement.lanes import NONFINITE_COLUMNS, nonfinite_flags
-
-_OPENS: Final = ord("{")
-_CLOSES: Final = ord("}")
 
 OBJECT: Final = rb"(\{[^\n]*\})[ \t]*"
 """A whole JSON object at the end of a line, as one group."""
@@ -47,7 +44,7 @@ ABSENT: Final = float("nan")
 """What a row has for a field that its object lacks: this very number, so that a column of rows is one of numbers."""
 
 
-class Rows:
+class JsonRows:
     """Objects of which only the wanted fields were kept, as columns."""
 
     def __init__(self, rows: Sequence[msgspec.Struct]) -> None:
@@ -90,14 +87,14 @@ class Rows:
         return self._columns[name][row] is not ABSENT
 
 
-class Wanted:
+class FieldSelection:
     """Reads objects of which only some fields are wanted, into rows that have these as attributes (see `ABSENT`).
 
     A name in `inside` is that of an object in the object, of which again only some fields are wanted; it is None where
     it is something else. Only names that are identifiers can be read as attributes.
     """
 
-    def __init__(self, *names: str, **inside: Wanted) -> None:
+    def __init__(self, *names: str, **inside: FieldSelection) -> None:
         attributes = {name if name.isidentifier() else f"_{place}": name for place, name in enumerate(names)}
         fields: list[tuple[str, Any, Any]] = [(attribute, Any, ABSENT) for attribute in attributes]
         fields += [(name, wanted.row | None, None) for name, wanted in inside.items()]
@@ -108,11 +105,11 @@ class Wanted:
     def load_all(self, texts: Values) -> list[Any]:
         """The objects of JSON texts as rows. Raises ValueError if any is no JSON, or no object."""
         try:
-            whole = texts if isinstance(texts, WholeLines) else WholeLines.of(texts)
-            rows: list[Any] = self._decoder.decode_lines(whole.text)
-            if len(rows) == len(texts) and _one_on_each(whole):
+            rows: list[Any] = self._decoder.decode_lines(b"\n".join(texts))  # type: ignore[arg-type]
+            # As many objects as texts, each with its braces at both ends: there is one object in each.
+            if len(rows) == len(texts) and all(text and text[:1] == b"{" and text[-1:] == b"}" for text in texts):
                 return rows
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, RecursionError, TypeError):
             pass
         return [self._row(value) for value in load_all(texts)]
 
@@ -125,16 +122,6 @@ class Wanted:
             elif name in value:
                 setattr(row, attribute, value[name])
         return row
-
-
-def _one_on_each(lines: WholeLines) -> bool:
-    """Whether each line, of as many as there are objects, is one: no object goes on behind a brace that closes with
-    one that opens."""
-    characters, begins = np.frombuffer(lines.text, np.uint8), lines.begins
-    if begins[-1] >= len(characters):
-        return False
-    ends = np.append(begins[1:] - lines.blanks, len(characters)) - len("}\n")
-    return bool((characters[begins] == _OPENS).all() and (characters[ends] == _CLOSES).all())
 
 
 def load_all(texts: Values) -> list[dict[str, Any]]:
@@ -150,19 +137,19 @@ def load_all(texts: Values) -> list[dict[str, Any]]:
     return values
 
 
-def gather(records: Rows | Sequence[dict[str, Any]], names: Mapping[str, Sequence[str]]) -> dict[str, NDArray[Any]]:
+def gather(records: JsonRows | Sequence[dict[str, Any]], names: Mapping[str, Sequence[str]]) -> dict[str, NDArray[Any]]:
     """Columns of numbers: for each column the first of its names that a record has. What is no number is NaN.
 
     The column `flags` comes with them.
     """
     columns: dict[str, NDArray[Any]] = {}
     printed: dict[str, str] = {}
-    anywhere = records.anywhere if isinstance(records, Rows) else _names_of(records, names).__contains__
+    anywhere = records.anywhere if isinstance(records, JsonRows) else _names_of(records, names).__contains__
     for column, choices in names.items():
         for name in choices:
             if not anywhere(name):
                 continue
-            values = records.floats(name) if isinstance(records, Rows) else floats(field(records, name))
+            values = records.floats(name) if isinstance(records, JsonRows) else floats(field(records, name))
             known = columns.get(column)
             columns[column] = values if known is None else np.where(np.isnan(known), values, known)
             printed.setdefault(column, name)
@@ -180,9 +167,9 @@ def _names_of(records: Sequence[dict[str, Any]], names: Mapping[str, Sequence[st
     return present.union(*records)
 
 
-def field(records: Rows | Sequence[dict[str, Any]], name: str) -> Sequence[Any]:
+def field(records: JsonRows | Sequence[dict[str, Any]], name: str) -> Sequence[Any]:
     """One field of all records; None where a record lacks it."""
-    if isinstance(records, Rows):
+    if isinstance(records, JsonRows):
         return records[name]
     try:
         return list(map(itemgetter(name), records))

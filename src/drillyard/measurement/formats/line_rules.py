@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from ahocorasick_rs import BytesAhoCorasick, MatchKind
@@ -124,21 +124,31 @@ class RuleContext:
             self.marks.append((self._origin, Mark(kind, time_us, self.file, self._number, rank=rank, **fields)))
 
     def begin_round(self, match: re.Match[bytes]) -> None:
-        """The current line is one that every start of the ranks prints once."""
+        """The current line is one that every start of the ranks prints once; named groups are facts."""
         self.add("round_start", match)
+        self.learn_groups(match)
+
+    def learn_groups(self, match: re.Match[bytes]) -> None:
+        """The pattern's named groups are facts."""
+        self.learn(**{name: _FACT_READERS[name](text) for name, text in match.groupdict().items()})
+
+    def evaluation(self, match: re.Match[bytes]) -> None:
+        """The current line has the `loss` of an evaluation, after `step` steps if it says so."""
+        step = match.groupdict().get("step")
+        self.add("evaluation", match, step=int(step) if step else None, values={"loss": float(match["loss"])})
 
     @staticmethod
     def mark(kind: MarkKind) -> Action:
         """An action that marks its line; the groups `step` and `seconds` of the pattern are the mark's."""
 
-        def action(book: RuleContext, match: re.Match[bytes]) -> None:
+        def action(context: RuleContext, match: re.Match[bytes]) -> None:
             fields: dict[str, Any] = {}
             named = match.groupdict()
             if named.get("seconds"):
                 fields["seconds"] = float(named["seconds"])
             if named.get("step"):
                 fields["step"] = int(named["step"])
-            book.add(kind, match, **fields)
+            context.add(kind, match, **fields)
 
         return action
 
@@ -165,12 +175,22 @@ def parse_count_suffix(text: bytes) -> float:
     return float(plain[:-1]) * scale if scale else float(plain)
 
 
+_READERS: Final[dict[str, Callable[[bytes], Any]]] = {
+    "str": lambda text: text.decode("utf-8", "replace"),
+    "int": lambda text: int(text.replace(b",", b"")),
+    "float": parse_count_suffix,
+}
+_FACT_READERS: Final = {
+    fact.name: _READERS[kind] for fact in fields(LogFacts) if (kind := str(fact.type).partition(" ")[0]) in _READERS
+}
+
+
 LAUNCHER_RULES: Final = (
     # torch elastic's own words, the same under every framework.
     LineRule(
         b"(exitcode: ",
         rb"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)",
-        lambda book, match: book.add("failure", match, values={"exit_code": int(match["code"])}),
+        lambda context, match: context.add("failure", match, values={"exit_code": int(match["code"])}),
     ),
     LineRule(b"will restart worker group", rb"will restart worker group", RuleContext.mark("restart")),
     LineRule(b"DUE TO ", rb"CANCELLED AT \S+ DUE TO [A-Z ]+", RuleContext.mark("failure")),

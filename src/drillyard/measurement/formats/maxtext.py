@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from drillyard.measurement.formats.line_rules import LineRule, RuleContext
-from drillyard.measurement.formats.text_format import ENDS, NUMBER, StepPattern, TextFormat
+from drillyard.measurement.formats.log_format import ENDS, NUMBER, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Value, decode_values
 
 _PATTERN: Final = (
@@ -41,21 +41,23 @@ _CONFIG: Final[dict[bytes, tuple[str, Callable[[bytes], Any]]]] = {
 
 
 class MaxText(TextFormat):
-    """The format."""
+    """See the module."""
 
     name = "maxtext"
+    title = "MaxText"
+    preference = 60
     anchor = b"completed step: "
 
-    def message(self, line: bytes) -> StepPattern | None:
+    def step_pattern(self, line: bytes) -> StepPattern | None:
         """See TextFormat."""
         match = _LINE.search(line)
         return None if match is None else StepPattern(match.start(), _PATTERN, decode_values(_VALUES, {}))
 
-    def notes(self) -> tuple[LineRule, ...]:
-        """What else the log says."""
+    def rules(self) -> tuple[LineRule, ...]:
+        """See TextFormat."""
         return (
             LineRule(b"number parameters: ", rb"number parameters: ([\d.]+) billion", _parameters, once=True),
-            LineRule(b"Num_devices: ", rb"Num_devices: (\d+)", _devices),
+            LineRule(b"Num_devices: ", rb"Num_devices: (?P<num_gpus>\d+)", RuleContext.begin_round),
             LineRule(b"Config param ", rb"Config param (\w+): (\S+)", _config),
             LineRule(
                 b"restoring from this run's directory",
@@ -67,24 +69,19 @@ class MaxText(TextFormat):
                 rb"saved a checkpoint at step (?P<step>\d+)",
                 RuleContext.mark("checkpoint"),
             ),
-            LineRule(b"eval metrics after step", rb"eval metrics after step: (\d+), loss=([-+.\deE]+)", _evaluation),
+            LineRule(
+                b"eval metrics after step",
+                rb"eval metrics after step: (?P<step>\d+), loss=(?P<loss>[-+.\deE]+)",
+                RuleContext.evaluation,
+            ),
         )
 
 
-def _parameters(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.learn(parameters=float(match[1]) * 1e9)
+def _parameters(context: RuleContext, match: re.Match[bytes]) -> None:
+    context.learn(parameters=float(match[1]) * 1e9)
 
 
-def _devices(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.begin_round(match)
-    book.learn(num_gpus=int(match[1]))
-
-
-def _config(book: RuleContext, match: re.Match[bytes]) -> None:
+def _config(context: RuleContext, match: re.Match[bytes]) -> None:
     known = _CONFIG.get(match[1])
     if known is not None and (known[1] is not int or match[2].isdigit()):
-        book.learn(**{known[0]: known[1](match[2])})
-
-
-def _evaluation(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.add("evaluation", match, step=int(match[1]), values={"loss": float(match[2])})
+        context.learn(**{known[0]: known[1](match[2])})

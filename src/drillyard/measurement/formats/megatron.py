@@ -18,10 +18,9 @@ from typing import Final
 
 import numpy as np
 
-from drillyard.measurement.formats.keyed import BAR, keyed_pattern
 from drillyard.measurement.formats.line_rules import LineRule, RuleContext
-from drillyard.measurement.formats.text_format import MatchedLines, StepPattern, TextFormat
-from drillyard.measurement.formats.values import Columns, Value, Values, decode_values
+from drillyard.measurement.formats.log_format import MatchedLines, StepPattern, TextFormat
+from drillyard.measurement.formats.values import BAR, Columns, Value, Values, decode_values, keyed_pattern
 from drillyard.measurement.lanes import Lane
 from drillyard.measurement.parsed_log import NONFINITE, SKIPPED
 
@@ -50,16 +49,19 @@ _KEYS: Final = {
 
 
 class Megatron(TextFormat):
-    """The format."""
+    """See the module."""
 
     name = "megatron"
+    title = "Megatron-LM"
+    preference = 30
+    windowed = True
     anchor = b"iteration "
 
     def __init__(self) -> None:
         super().__init__()
         self._prints_loss = False
 
-    def message(self, line: bytes) -> StepPattern | None:
+    def step_pattern(self, line: bytes) -> StepPattern | None:
         """See TextFormat."""
         header = _LINE.search(line)
         if header is None or b"Training epoch" in line[: header.start()]:
@@ -69,7 +71,7 @@ class Megatron(TextFormat):
         pattern, values = keyed_pattern(line[header.end() :], keys)
         if not values:
             return None
-        self.found["total_steps"] = int(header[1])
+        self.facts["total_steps"] = int(header[1])
         decode = decode_values([Value("step", integer=True), *values], {})
         has_loss = any(value.column == "loss" for value in values)
         self._prints_loss |= has_loss
@@ -84,11 +86,11 @@ class Megatron(TextFormat):
         begins = _HEADER + BAR if b"\t" in line else (_HEADER + BAR).replace(rb"[ \t]", b" ")
         return StepPattern(header.start(), begins + pattern, columns)
 
-    def notes(self) -> tuple[LineRule, ...]:
-        """What else the log says."""
+    def rules(self) -> tuple[LineRule, ...]:
+        """See TextFormat."""
         begun = RuleContext.mark
         return (
-            LineRule(b"using world size: ", rb"using world size: (\d+)", _world),
+            LineRule(b"using world size: ", rb"using world size: (?P<num_gpus>\d+)", RuleContext.begin_round),
             LineRule(b" ......", rb"[ \t](\w+) \.{3,} (\S+)", _argument),
             LineRule(b" checkpoint ", rb"saving checkpoint at iteration +(?P<step>\d+)", begun("checkpoint_begin")),
             LineRule(
@@ -98,8 +100,8 @@ class Megatron(TextFormat):
             ),
             LineRule(
                 b"validation loss at iteration",
-                rb"validation loss at iteration +(\d+)[^|\n]{0,200}\|[^|\n]{0,200}?value: ([-+.\deE]+)",
-                _validation,
+                rb"validation loss at iteration +(?P<step>\d+)[^|\n]{0,200}\|[^|\n]{0,200}?value: (?P<loss>[-+.\deE]+)",
+                RuleContext.evaluation,
             ),
             LineRule(
                 b" checkpoint ",
@@ -109,16 +111,11 @@ class Megatron(TextFormat):
             LineRule(b"] after training is done", rb"after training is done", begun("end")),
         )
 
-    def settle(self, lane: Lane) -> None:
+    def finish_lane(self, lane: Lane) -> None:
         """A log that never prints a loss says nothing by leaving it out."""
         flags = lane.column("flags")
         if flags is not None and not self._prints_loss:
             lane.replace("flags", flags & ~np.uint8(NONFINITE))
-
-
-def _world(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.begin_round(match)
-    book.learn(num_gpus=int(match[1]))
 
 
 _ARGUMENTS: Final = {
@@ -131,18 +128,14 @@ _ARGUMENTS: Final = {
 }
 
 
-def _argument(book: RuleContext, match: re.Match[bytes]) -> None:
+def _argument(context: RuleContext, match: re.Match[bytes]) -> None:
     name, value = match[1], match[2]
     if name in _ARGUMENTS and value.isdigit():
-        book.learn(**{_ARGUMENTS[name]: int(value)})
+        context.learn(**{_ARGUMENTS[name]: int(value)})
     elif name == b"fp8" and value != b"None":
-        book.learn(precision="fp8")
+        context.learn(precision="fp8")
     elif name == b"params_dtype":
         dtype = {b"torch.bfloat16": "bf16", b"torch.float16": "fp16", b"torch.float32": "fp32"}.get(value)
-        book.learn(precision=dtype)
+        context.learn(precision=dtype)
     elif name in (b"tokenizer_model", b"tokenizer_type") and value != b"None":
-        book.learn(tokenizer=value.decode("utf-8", "replace"))
-
-
-def _validation(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.add("evaluation", match, step=int(match[1]), values={"loss": float(match[2])})
+        context.learn(tokenizer=value.decode("utf-8", "replace"))

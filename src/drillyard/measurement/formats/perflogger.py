@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext, parse_count_suffix
-from drillyard.measurement.formats.text_format import ENDS, NUMBER, StepPattern, TextFormat
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext
+from drillyard.measurement.formats.log_format import ENDS, NUMBER, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Value, decode_values
 
 _PATTERN: Final = (
@@ -30,23 +30,26 @@ _VALUES: Final = (
 
 
 class PerfLogger(TextFormat):
-    """The format."""
+    """See the module."""
 
     name = "perflogger"
+    title = "PerfLogger"
+    preference = 70
     anchor = b"TFLOPs/s/GPU: "
 
-    def message(self, line: bytes) -> StepPattern | None:
+    def step_pattern(self, line: bytes) -> StepPattern | None:
         """See TextFormat."""
         match = _LINE.search(line)
         return None if match is None else StepPattern(match.start(), _PATTERN, decode_values(_VALUES, {}))
 
-    def notes(self) -> tuple[LineRule, ...]:
-        """What else the log says."""
+    def rules(self) -> tuple[LineRule, ...]:
+        """See TextFormat."""
         return (
-            LineRule(b"[PerfLogger] Using ", rb"Using ([\d.]+[KMBT]?) parameters", _parameters, once=True),
+            LineRule(
+                b"[PerfLogger] Using ",
+                rb"Using (?P<parameters>[\d.]+[KMBT]?) parameters",
+                RuleContext.learn_groups,
+                once=True,
+            ),
             LineRule(b"Starting FSDP training", rb"Starting FSDP training", RuleContext.begin_round),
         )
-
-
-def _parameters(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.learn(parameters=parse_count_suffix(match[1]))

@@ -1,23 +1,26 @@
-"""All formats, in the order in which they are preferred where the same run was logged in several."""
+"""All log formats by name, in order of preference: the built-in ones and those of other distributions."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
-from drillyard.measurement.formats import hf_trainer_state, tensorboard
 from drillyard.measurement.formats.dllogger import DLLogger
 from drillyard.measurement.formats.drillyard import Drillyard
 from drillyard.measurement.formats.hf_trainer import HfTrainer
+from drillyard.measurement.formats.hf_trainer_state import HfTrainerState
+from drillyard.measurement.formats.log_format import LogFormat
 from drillyard.measurement.formats.maxtext import MaxText
 from drillyard.measurement.formats.megatron import Megatron
-from drillyard.measurement.formats.nemo1 import NeMo1
-from drillyard.measurement.formats.nemo2 import NeMo2
+from drillyard.measurement.formats.nemo import NeMo1, NeMo2
 from drillyard.measurement.formats.perflogger import PerfLogger
-from drillyard.measurement.formats.text_format import TextFormat
+from drillyard.measurement.formats.tensorboard import TensorBoardEvents
 from drillyard.measurement.formats.torchtitan import TorchTitan
 from drillyard.measurement.formats.torchtune import TorchTune
+from drillyard.plugins import load_plugins
 
-TEXT_FORMATS: Final[tuple[type[TextFormat], ...]] = (
+GROUP: Final = "drillyard.log_formats"
+BUILT_IN: Final[tuple[type[LogFormat], ...]] = (
     Drillyard,
     DLLogger,
     Megatron,
@@ -26,28 +29,23 @@ TEXT_FORMATS: Final[tuple[type[TextFormat], ...]] = (
     MaxText,
     PerfLogger,
     NeMo2,
+    HfTrainerState,
+    TensorBoardEvents,
     HfTrainer,
     NeMo1,
 )
+_BASE: Final = "drillyard.measurement.formats.log_format:LogFormat"
 
-PREFERENCE: Final = (
-    "drillyard",
-    "dllogger",
-    "megatron",
-    "torchtitan",
-    "torchtune",
-    "maxtext",
-    "perflogger",
-    "nemo2",
-    hf_trainer_state.NAME,
-    tensorboard.NAME,
-    "hf_trainer",
-    "nemo1",
-)
-"""Full precision and times of their own first, progress bars last."""
 
-WINDOWED: Final = frozenset({"megatron", "torchtitan", "hf_trainer", hf_trainer_state.NAME})
-"""Formats whose lines are means over the steps since the line before."""
+@cache
+def log_formats() -> dict[str, type[LogFormat]]:
+    """All formats by name, in order of preference. A plug-in that cannot be used is left out with a line on stderr."""
+    formats = {kind.name: kind for kind in BUILT_IN}
+    for name, kind in load_plugins(GROUP, _BASE, tuple(formats)).items():
+        formats[name] = kind if kind.name == name else type(kind.__name__, (kind,), {"name": name})
+    return dict(sorted(formats.items(), key=lambda item: item[1].preference))
 
-CLOCK_OF_START: Final = frozenset({"dllogger", "hf_trainer"})
-"""Formats whose `elapsed_seconds` begin anew with each start of the ranks, and only then (NeMo 1: with each epoch)."""
+
+def format_title(name: str | None, unknown: str) -> str:
+    """The title of a format; `unknown` for None."""
+    return unknown if name is None else log_formats()[name].title

@@ -21,10 +21,10 @@ import numpy as np
 
 from drillyard.loglines.blocks import Readable
 from drillyard.loglines.prefixes import NOWHERE
+from drillyard.measurement.formats.log_format import DocumentFormat, ParsedDocument
 from drillyard.measurement.lanes import Lanes, nonfinite_flags
 from drillyard.measurement.parsed_log import LATEST_SECONDS, times_us
 
-NAME: Final = "tensorboard"
 TAGS: Final[dict[str, str]] = {
     # Drillyard
     "train/loss": "loss",
@@ -76,13 +76,6 @@ MOVING: Final = frozenset({"train_step_timing in s"})
 _SCALE: Final = {"mfu(%)": ("printed_mfu", 0.01)}
 _BATCH: Final = 4096
 _LARGEST: Final = 1 << 30
-
-
-def looks_like(head: bytes) -> bool:
-    """Whether a file that begins so is an event file: its first record names the format's version."""
-    return (
-        len(head) >= 12 and masked_crc(head[:8]) == struct.unpack("<I", head[8:12])[0] and b"brain.Event" in head[:64]
-    )
 
 
 def _table() -> list[int]:
@@ -209,61 +202,70 @@ def _tensor(tensor: bytes) -> float | None:
     return float(struct.unpack(code, content)[0]) if content is not None and len(content) == size else None
 
 
-@dataclass(slots=True)
-class EventFile:
-    """Reads one event file into `lanes`. `trouble` says why it ended early; `unknown` counts scalars by other tags."""
+class TensorBoardEvents(DocumentFormat):
+    """See the module."""
 
-    lanes: Lanes
-    trouble: str | None = None
-    records: int = 0
-    bytes: int = 0
-    first_time_us: int | None = None
-    last_time_us: int | None = None
-    unknown: dict[str, int] = field(default_factory=dict)
-    _rows: dict[int, dict[str, float]] = field(default_factory=dict)
-    _round: int = 0
-    _last: dict[str, int] = field(default_factory=dict)
-    _moving: bool = False
+    name = "tensorboard"
+    title = "TensorBoard event file"
+    preference = 100
 
-    def read(self, stream: Readable) -> None:
-        """Read the whole file."""
+    @staticmethod
+    def matches(head: bytes) -> bool:
+        """Whether a file is an event file: its first record names the format's version."""
+        checked = len(head) >= 12 and masked_crc(head[:8]) == struct.unpack("<I", head[8:12])[0]
+        return checked and b"brain.Event" in head[:64]
+
+    def read(self, name: str, file: int, stream: Readable) -> ParsedDocument:
+        """See DocumentFormat."""
+        parsed, scalars_of = ParsedDocument(lanes=Lanes(file)), _Scalars()
         try:
             for data in records(stream):
-                self.records += 1
-                self.bytes += len(data) + 16
+                parsed.records += 1
+                parsed.bytes += len(data) + 16
                 wall_time, step, found = scalars(data)
                 if 0 < wall_time < LATEST_SECONDS:
-                    self.last_time_us = round(wall_time * 1e6)
-                    self.first_time_us = self.first_time_us or self.last_time_us
-                self._event(wall_time, step, found)
+                    parsed.last_time_us = round(wall_time * 1e6)
+                    parsed.first_time_us = parsed.first_time_us or parsed.last_time_us
+                scalars_of.add(parsed, wall_time, step, found)
         except (ValueError, IndexError, struct.error) as error:
-            self.trouble = str(error)
-        self._flush(len(self._rows))
+            parsed.error = str(error)
+        scalars_of.flush(parsed.lanes)
+        return parsed
 
-    def _event(self, wall_time: float, step: int, found: list[tuple[str, float]]) -> None:
+
+@dataclass(slots=True)
+class _Scalars:
+    """Values by step that are not in a lane yet."""
+
+    rows: dict[int, dict[str, float]] = field(default_factory=dict)
+    round: int = 0
+    last: dict[str, int] = field(default_factory=dict)
+    moving: bool = False
+
+    def add(self, parsed: ParsedDocument, wall_time: float, step: int, found: list[tuple[str, float]]) -> None:
+        """Add the scalars of an event."""
         for tag, value in found:
             column, scale = _SCALE.get(tag) or (TAGS.get(tag), 1.0)
             if column is None:
-                self.unknown[tag] = self.unknown.get(tag, 0) + 1
                 continue
-            if step <= self._last.get(tag, -1):
-                self._flush(len(self._rows))
-                self._round += 1
-                self._last.clear()
-            self._last[tag] = step
-            self._moving |= tag in MOVING
-            row = self._rows.get(step)
+            if step <= self.last.get(tag, -1):
+                self.flush(parsed.lanes)
+                self.round += 1
+                self.last.clear()
+            self.last[tag] = step
+            self.moving |= tag in MOVING
+            row = self.rows.get(step)
             if row is None:
-                if len(self._rows) >= 2 * _BATCH:
-                    self._flush(_BATCH)
-                row = self._rows[step] = {"step": step, "line": self.records, "_time": wall_time}
+                if len(self.rows) >= 2 * _BATCH:
+                    self.flush(parsed.lanes, _BATCH)
+                row = self.rows[step] = {"step": step, "line": parsed.records, "_time": wall_time}
             row[column] = value * scale
             if column == "loss":
                 row["_time"] = wall_time
 
-    def _flush(self, count: int) -> None:
+    def flush(self, lanes: Lanes, count: int | None = None) -> None:
         """Append the `count` oldest rows to the lane; rows that have neither loss nor time are no steps."""
-        chosen = [self._rows.pop(step) for step in sorted(self._rows)[:count]]
+        chosen = [self.rows.pop(step) for step in sorted(self.rows)[:count]]
         rows = [row for row in chosen if "loss" in row or "seconds" in row]
         if not rows:
             return
@@ -271,7 +273,7 @@ class EventFile:
         columns: dict[str, Any] = {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
         columns["time_us"] = times_us(np.array([row["_time"] for row in rows]))
         columns["flags"] = nonfinite_flags(columns, {"loss": [row.get("loss") for row in rows]})
-        columns["_round"] = np.full(len(rows), self._round)
-        if self._moving:
+        columns["_round"] = np.full(len(rows), self.round)
+        if self.moving:
             columns["window_steps"] = np.zeros(len(rows))
-        self.lanes.lane(NOWHERE).extend(len(rows), columns)
+        lanes.lane(NOWHERE).extend(len(rows), columns)

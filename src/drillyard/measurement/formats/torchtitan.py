@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext, parse_count_suffix
-from drillyard.measurement.formats.text_format import NUMBER, StepPattern, TextFormat
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext
+from drillyard.measurement.formats.log_format import NUMBER, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Value, decode_values
 
 _GAP: Final = rb"[ \t]++"
@@ -34,12 +34,15 @@ _VALUES: Final = {
 
 
 class TorchTitan(TextFormat):
-    """The format."""
+    """See the module."""
 
     name = "torchtitan"
+    title = "torchtitan"
+    preference = 40
+    windowed = True
     anchor = b"GiB("
 
-    def message(self, line: bytes) -> StepPattern | None:
+    def step_pattern(self, line: bytes) -> StepPattern | None:
         """See TextFormat."""
         header = _LINE.search(line)
         if header is None or line[: header.start()].endswith(b"validate "):
@@ -55,15 +58,41 @@ class TorchTitan(TextFormat):
             return None
         return StepPattern(header.start(), _GAP.join(pieces) + rb"(?=[ \t\n]|\Z)", decode_values(values, {}))
 
-    def notes(self) -> tuple[LineRule, ...]:
-        """What else the log says."""
+    def rules(self) -> tuple[LineRule, ...]:
+        """See TextFormat."""
         return (
             LineRule(b"Starting job: ", rb"Starting job: ", RuleContext.begin_round),
-            LineRule(b"total parameters", rb"Model (.{1,200}?) size: ([\d,]+) total parameters", _model, once=True),
-            LineRule(b"Peak FLOPS used", rb"Peak FLOPS used for computing MFU: ([\d.eE+]+)", _peak, once=True),
-            LineRule(b"capacity: ", rb"capacity: (.{1,200}) with [\d.]+GiB memory", _accelerator, once=True),
-            LineRule(b"global batch size", rb"local batch size:? (\d+), global batch size:? (\d+)", _batch, once=True),
-            LineRule(b"total steps", rb"sequence length:? (\d+), total steps:? (\d+)", _length, once=True),
+            LineRule(
+                b"total parameters",
+                rb"Model (?P<model>.{1,200}?) size: "
+                rb"(?P<parameters>[\d,]+) total parameters",
+                RuleContext.learn_groups,
+                once=True,
+            ),
+            LineRule(
+                b"Peak FLOPS used",
+                rb"Peak FLOPS used for computing MFU: (?P<peak_flops>[\d.eE+]+)",
+                RuleContext.learn_groups,
+                once=True,
+            ),
+            LineRule(
+                b"capacity: ",
+                rb"capacity: (?P<accelerator>.{1,200}) with [\d.]+GiB memory",
+                RuleContext.learn_groups,
+                once=True,
+            ),
+            LineRule(
+                b"global batch size",
+                rb"local batch size:? (?P<micro_batch_size>\d+), global batch size:? (?P<global_batch_size>\d+)",
+                RuleContext.learn_groups,
+                once=True,
+            ),
+            LineRule(
+                b"total steps",
+                rb"sequence length:? (?P<sequence_length>\d+), total steps:? (?P<total_steps>\d+)",
+                RuleContext.learn_groups,
+                once=True,
+            ),
             LineRule(b"device mesh with", rb"\[([\d, ]{1,100})\]", _mesh, once=True),
             LineRule(b"ing the checkpoint", rb"Saving the checkpoint", RuleContext.mark("checkpoint_begin")),
             LineRule(
@@ -72,37 +101,17 @@ class TorchTitan(TextFormat):
                 RuleContext.mark("checkpoint_end"),
             ),
             LineRule(b"ing the checkpoint", rb"Finished loading the checkpoint", RuleContext.mark("resume")),
-            LineRule(b"validate step:", rb"validate step:[ \t]*(\d+)[ \t]+loss:[ \t]*([-+.\deE]+)", _validation),
+            LineRule(
+                b"validate step:",
+                rb"validate step:[ \t]*(?P<step>\d+)[ \t]+loss:[ \t]*(?P<loss>[-+.\deE]+)",
+                RuleContext.evaluation,
+            ),
             LineRule(b"Training completed", rb"Training completed", RuleContext.mark("end")),
         )
 
 
-def _model(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.learn(model=match[1].decode("utf-8", "replace"), parameters=parse_count_suffix(match[2]))
-
-
-def _peak(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.learn(peak_flops=float(match[1]))
-
-
-def _accelerator(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.learn(accelerator=match[1].decode("utf-8", "replace"))
-
-
-def _batch(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.learn(micro_batch_size=int(match[1]), global_batch_size=int(match[2]))
-
-
-def _length(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.learn(sequence_length=int(match[1]), total_steps=int(match[2]))
-
-
-def _mesh(book: RuleContext, match: re.Match[bytes]) -> None:
+def _mesh(context: RuleContext, match: re.Match[bytes]) -> None:
     size = 1
     for axis in match[1].split(b","):
         size *= int(axis)
-    book.learn(num_gpus=size)
-
-
-def _validation(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.add("evaluation", match, step=int(match[1]), values={"loss": float(match[2])})
+    context.learn(num_gpus=size)

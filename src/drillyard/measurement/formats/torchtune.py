@@ -20,8 +20,8 @@ from typing import Final
 import numpy as np
 
 from drillyard.measurement.formats.line_rules import LineRule, RuleContext
-from drillyard.measurement.formats.nemo1 import clock_seconds
-from drillyard.measurement.formats.text_format import ENDS, NUMBER, MatchedLines, StepPattern, TextFormat
+from drillyard.measurement.formats.log_format import ENDS, NUMBER, MatchedLines, StepPattern, TextFormat
+from drillyard.measurement.formats.nemo import clock_seconds
 from drillyard.measurement.formats.values import Columns, Value, Values, decode_values
 
 _BAR: Final = rb"(?:(?<!\d)\d++\|\d++\|Loss: [^\n\[]{0,1000}+\[([\d:]{1,20})<[^\]\n]{0,200}\][ \t]*)?"
@@ -39,12 +39,14 @@ _VALUES: Final = {
 
 
 class TorchTune(TextFormat):
-    """The format."""
+    """See the module."""
 
     name = "torchtune"
+    title = "torchtune"
+    preference = 50
     anchor = b"Step "
 
-    def message(self, line: bytes) -> StepPattern | None:
+    def step_pattern(self, line: bytes) -> StepPattern | None:
         """See TextFormat."""
         header = _LINE.search(line)
         if header is None:
@@ -72,23 +74,21 @@ class TorchTune(TextFormat):
         whole = rb"[ \t\r]*+(?=\n)" if not line[position:].strip() else b""
         return StepPattern(header.start(), rb" ++".join(pieces) + whole, columns)
 
-    def notes(self) -> tuple[LineRule, ...]:
-        """What else the log says."""
+    def rules(self) -> tuple[LineRule, ...]:
+        """See TextFormat."""
         return (
             LineRule(b" with resolved config:", rb"Running \w+ with resolved config:", RuleContext.begin_round),
-            LineRule(b"dtype: ", rb"(?<!\w)dtype: (bf16|fp16|fp32)\s*$", _precision, once=True),
-            LineRule(b"| val_loss:", rb"Step (\d+) \| val_loss:([-+.\deE]+|[-+]?nan|[-+]?inf)", _validation),
+            LineRule(
+                b"dtype: ", rb"(?<!\w)dtype: (?P<precision>bf16|fp16|fp32)\s*$", RuleContext.learn_groups, once=True
+            ),
+            LineRule(
+                b"| val_loss:",
+                rb"Step (?P<step>\d+) \| val_loss:(?P<loss>[-+.\deE]+|[-+]?nan|[-+]?inf)",
+                RuleContext.evaluation,
+            ),
             LineRule(
                 b"Saving checkpoint took ",
                 rb"Saving checkpoint took (?P<seconds>[\d.]+) secs",
                 RuleContext.mark("checkpoint_end"),
             ),
         )
-
-
-def _precision(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.learn(precision=match[1].decode())
-
-
-def _validation(book: RuleContext, match: re.Match[bytes]) -> None:
-    book.add("evaluation", match, step=int(match[1]), values={"loss": float(match[2])})

@@ -1,0 +1,113 @@
+"""A separate distribution adds a log format; one that cannot be used costs a line on stderr and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.unit.measurement.lines import perf, write
+from tests.unit.measurement.prefixes import PREFIXES, prefixed
+
+from drillyard.measurement.formats.registry import GROUP, log_formats
+from drillyard.measurement.read_logs import read_logs
+from drillyard.measurement.run_result import measure
+from drillyard.plugins import load_plugins
+
+FORMAT = '''
+import re
+
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext
+from drillyard.measurement.formats.log_format import NUMBER, StepPattern, TextFormat
+from drillyard.measurement.formats.values import Value, decode_values
+
+PATTERN = rb"acme step=(\\d{1,18}) loss=%s took_ms=%s" % (NUMBER, NUMBER)
+VALUES = [Value("step", integer=True), Value("loss"), Value("seconds", 1e-3)]
+
+
+class Acme(TextFormat):
+    """acme step=3 loss=2.5 took_ms=500"""
+
+    name = "acme"
+    title = "Acme Trainer"
+    preference = 15
+    windowed = True
+    anchor = b"acme step="
+
+    def step_pattern(self, line):
+        found = re.search(PATTERN, line)
+        return found and StepPattern(found.start(), PATTERN, decode_values(VALUES, {}))
+
+    def rules(self):
+        return (LineRule(b"acme gpus", rb"acme gpus (?P<num_gpus>\\d+)", RuleContext.learn_groups),)
+'''
+LOG = b"acme gpus 16\n" + b"".join(b"acme step=%d loss=%.2f took_ms=500\n" % (step, 9 / step) for step in (10, 20, 30))
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Install a distribution with one module and entry points NAME=VALUE."""
+    before = set(sys.modules)
+
+    def install(source: str, **entries: str) -> None:
+        write(tmp_path / "site/acme_logs.py", source)
+        info = tmp_path / "site/acme_logs-1.2.dist-info"
+        write(info / "METADATA", "Metadata-Version: 2.1\nName: acme-logs\nVersion: 1.2\n")
+        lines = "".join(f"{name} = {value}\n" for name, value in entries.items())
+        write(info / "entry_points.txt", f"[{GROUP}]\n{lines}")
+        monkeypatch.syspath_prepend(str(tmp_path / "site"))
+        _forget()
+
+    yield install
+    for name in set(sys.modules) - before:
+        if name.startswith("acme"):
+            del sys.modules[name]
+    _forget()
+
+
+def _forget() -> None:
+    log_formats.cache_clear()
+    load_plugins.cache_clear()
+
+
+def test_a_format_of_another_distribution_is_read_behind_every_prefix(install: Install, tmp_path: Path) -> None:
+    install(FORMAT, acme="acme_logs:Acme")
+    assert list(log_formats())[:3] == ["drillyard", "acme", "dllogger"]
+    for launcher, prefix in PREFIXES.items():
+        log = read_logs([write(tmp_path / "run.log", prefixed(LOG, prefix))])
+        assert (log.format, log.steps.step.tolist()) == ("acme", [10, 20, 30]), launcher
+        assert log.steps.seconds.tolist() == [0.5] * 3
+        assert log.steps.window_steps.tolist() == [10] * 3
+        assert log.facts.num_gpus == 16
+    assert read_logs([tmp_path / "run.log"], framework="acme").format == "acme"
+    document = measure(log).as_json()
+    assert (document["format"], document["step_seconds"]["p50"], document["num_gpus"]) == ("acme", 0.5, 16)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("import no_such_module_anywhere\n", "acme"),
+        ("raise RuntimeError('broken\\nfile')\n", "acme"),
+        (FORMAT.replace("def step_pattern", "def other"), "acme"),
+        (FORMAT.replace('title = "Acme Trainer"', ""), "acme"),
+        ("class Acme: pass\n", "acme"),
+        (FORMAT, "megatron"),
+    ],
+)
+def test_a_format_that_cannot_be_used_is_one_line(
+    source: str, name: str, install: Install, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(source, **{name: "acme_logs:Acme"})
+    log = read_logs([write(tmp_path / "run.log", "".join(f"{perf(step)}\n" for step in (1, 2, 3)))])
+    assert log.format == "perflogger"
+    assert "acme" not in log_formats() and log_formats()["megatron"].title == "Megatron-LM"
+    (line,) = capfd.readouterr().err.splitlines()
+    assert GROUP in line and "acme-logs 1.2" in line and name in line
+
+
+def test_a_format_is_known_by_the_name_of_its_entry_point(install: Install, tmp_path: Path) -> None:
+    install(FORMAT, acme_2="acme_logs:Acme")
+    assert read_logs([write(tmp_path / "run.log", LOG)]).format == "acme_2"
