@@ -8,7 +8,7 @@ from drillyard.config.checks import check_run, num_data_ranks, require_valid, re
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.load import load_cluster_config, load_launch_config, load_run_config, resolved_text, save_resolved
 from drillyard.config.run import RunConfig
-from drillyard.config.run_identity import config_digest, differences
+from drillyard.config.run_identity import differences
 from drillyard.config.workload import WorkloadRunConfig
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "RunConfig",
     "WorkloadRunConfig",
     "check_run",
-    "config_digest",
     "differences",
     "load_cluster_config",
     "load_launch_config",

@@ -10,7 +10,6 @@ micro-batch is the same run as 1 rank x 4.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -55,11 +54,6 @@ RECORDED = frozenset(
 )
 """Settings, or whole sections, that a resume may change and that change what is trained from there on. A checkpoint
 holds them, and the event `settings_changed` says what they were."""
-
-
-def config_digest(config: RunConfig) -> str:
-    """SHA-256, in hex, of everything that must stay; equal exactly when `differences` finds nothing but the batch."""
-    return hashlib.sha256(json.dumps(_essence(config), sort_keys=True).encode()).hexdigest()
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:

@@ -34,7 +34,7 @@ from drillyard.estimation.step_time import StepTime, step_time
 from drillyard.estimation.target import Target
 from drillyard.estimation.verdict import Verdict, verdict_on
 from drillyard.hardware import Fact, Quota, quota_needed
-from drillyard.modelspec.adapters import adapter_parameters
+from drillyard.modelspec.spec import adapter_parameters
 
 
 @dataclass(frozen=True, slots=True)

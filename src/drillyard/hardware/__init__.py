@@ -13,7 +13,7 @@ import os
 from drillyard.hardware.accelerators import Accelerator
 from drillyard.hardware.bandwidths import Bandwidth, BusBandwidth
 from drillyard.hardware.capacity import Quota, quota_needed, region_of
-from drillyard.hardware.catalog import Catalog, accelerators, catalog, find_accelerator
+from drillyard.hardware.catalog import Catalog, catalog, find_accelerator
 from drillyard.hardware.facts import Fact, FactSource, combine, total
 from drillyard.hardware.machines import Machine, Price
 from drillyard.hardware.network_stacks import NetworkStack
@@ -29,7 +29,6 @@ __all__ = [
     "NetworkStack",
     "Price",
     "Quota",
-    "accelerators",
     "catalog",
     "combine",
     "find_accelerator",

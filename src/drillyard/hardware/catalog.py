@@ -216,11 +216,6 @@ def catalog() -> Catalog:
     return Catalog()
 
 
-def accelerators() -> tuple[Accelerator, ...]:
-    """All accelerators of our catalog, in the order of the data file."""
-    return tuple(catalog().accelerators.values())
-
-
 def find_accelerator(name: str) -> Accelerator | None:
     """The accelerator of our catalog with our name or the driver's, in any case; None if unknown."""
     return catalog().find_accelerator(name)

@@ -108,14 +108,6 @@ class NetworkStack(CatalogRow):
         settings.pop("LD_LIBRARY_PATH", None)
         return settings
 
-    def pod_interfaces(self, machine: Machine) -> dict[str, str]:
-        """Interface of a pod -> name of its network, the primary one on `default`; empty where pods need none named."""
-        if self.interfaces is None or self.interfaces.first_data is None or self.interfaces.network is None:
-            return {}
-        first, network, start = self.interfaces.first_data, self.interfaces.network, self.interfaces.first_network
-        data = {f"eth{first + n}": network.format(start + n) for n in range(machine.data_nics.count)}
-        return {self.interfaces.primary: "default", **data}
-
     def additional_vpcs(self, machine: Machine) -> int:
         """How many VPCs a cluster of `machine` needs beside its own."""
         if self.networks is None:
@@ -126,7 +118,3 @@ class NetworkStack(CatalogRow):
     def additional_subnets(self, machine: Machine) -> int:
         """How many subnets a cluster of `machine` needs beside its own: one per data NIC, one for a second host NIC."""
         return 0 if self.networks is None else machine.data_nics.count + self.networks.host_vpcs
-
-    def works_with(self, plugin: str, rxdm: str) -> bool:
-        """Whether the pair of versions is known to work together."""
-        return {"plugin": plugin, "rxdm": rxdm} in self.coupled_versions

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from drillyard.errors import UserError
 from drillyard.loglines.sources import find_files, open_log
-from drillyard.modelspec.utilisation import implausible_mfu
+from drillyard.modelspec.flops import implausible_mfu
 
 DEFAULT_START_STEP: Final = 10
 DEFAULT_END_STEP: Final = 30

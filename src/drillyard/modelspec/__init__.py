@@ -1,20 +1,21 @@
 """A model from its config alone, without torch: tensors, parameters, FLOPs per token under named formulas, MFU."""
 
-from drillyard.modelspec.adapters import adapter_layers, adapter_parameters
 from drillyard.modelspec.config_json import model_spec, read_config
 from drillyard.modelspec.families import all_families
 from drillyard.modelspec.flops import (
     FORMULAS,
     Formula,
+    Utilisation,
     attention_flops_per_token,
     flops_per_token,
     formula_label,
+    implausible_mfu,
     mean_attended_length,
-    training_flops_per_token,
+    mfu,
+    utilisation,
 )
-from drillyard.modelspec.spec import Attention, Block, Mlp, ModelSpec, TensorSpec
+from drillyard.modelspec.spec import Attention, Block, Mlp, ModelSpec, TensorSpec, adapter_layers, adapter_parameters
 from drillyard.modelspec.unknown_family import spec_from_counts, spec_from_shapes
-from drillyard.modelspec.utilisation import Utilisation, implausible_mfu, mfu, utilisation
 
 __all__ = [
     "FORMULAS",
@@ -38,6 +39,5 @@ __all__ = [
     "read_config",
     "spec_from_counts",
     "spec_from_shapes",
-    "training_flops_per_token",
     "utilisation",
 ]

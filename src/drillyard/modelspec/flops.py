@@ -1,5 +1,8 @@
-"""FLOPs per token of a training step under each named formula. A figure without its formula says little: one and the
-same B200 run is 42.4 % to 45.7 % by the formulas for model FLOPs below.
+"""FLOPs per token of a training step under each named formula, and MFU.
+
+An MFU without its formula is ambiguous: one and the same B200 run is 42.4 % to 45.7 % by the formulas for model FLOPs
+below. `Utilisation` carries the formula and the peak. Nothing is clipped: a figure above the best published matmul rate
+of the accelerator, or above the peak, is nearly always an error of units, so it is shown as computed with a warning.
 
 Letters: N active parameters, L layers, H query heads, Q head dimension, S sequence length. One multiply-add is 2 FLOPs.
 A weight takes 2 in the forward pass, 2 for the gradient of its input and 2 for its own; attention (scores and values)
@@ -31,16 +34,24 @@ What the letters leave open:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from drillyard.errors import UserError
-from drillyard.modelspec.config_json import model_spec
 from drillyard.modelspec.spec import Attention, ModelSpec
 
 Formula = Literal["6N", "palm", "causal", "torchtitan", "megatron", "hfu-full", "hfu-attention"]
 FORMULAS: Final[tuple[Formula, ...]] = get_args(Formula)
+
+PLAUSIBLE_BF16: Final = 0.80
+"""The limit in bf16 where the achievable matmul rate of an accelerator is not published. The published ones lie between
+77.6 % (B200) and 86.9 % (A100) of peak, and a training step has more to do than matmuls."""
+
+CAUSES: Final = (
+    "another precision's peak (fp8 runs take the fp8 peak), tokens/s of all GPUs taken for one GPU's, "
+    "step times in another unit, padding counted as tokens, FLOPs of another sequence length"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +103,6 @@ def flops_per_token(
     return flops + passes * attention_flops_per_token(spec, sequence_length, causal=terms.attention == "causal")
 
 
-def training_flops_per_token(config: Mapping[str, Any], formula: Formula, sequence_length: int) -> float:
-    """`flops_per_token` of the model that a config.json describes. All weights are taken as trained (no LoRA)."""
-    return flops_per_token(model_spec(config), formula, sequence_length)
-
-
 def formula_label(formula: Formula, *, adapters: bool = False) -> str:
     """The formula as it is to be shown: with adapters it says that frozen weights take 4 instead of 6."""
     if not adapters:
@@ -125,3 +131,96 @@ def mean_attended_length(attention: Attention, sequence_length: int, *, causal: 
         chunks, rest = divmod(sequence_length, width)
         return (chunks * width**2 + rest**2) / (2 * sequence_length)
     return width - width**2 / (2 * sequence_length)
+
+
+@dataclass(frozen=True, slots=True)
+class Utilisation:
+    """What a speed amounts to. FLOP/s are per GPU; `mfu` is a fraction of `peak_flops_per_second`, None without it.
+
+    `warning` says why the figure cannot be right, None where it can.
+    """
+
+    formula: str
+    flops_per_token: float
+    tokens_per_second_per_gpu: float
+    accelerator: str | None
+    precision: str
+    peak_flops_per_second: float | None
+    mfu: float | None
+    warning: str | None
+
+    @property
+    def flops_per_second(self) -> float:
+        return self.flops_per_token * self.tokens_per_second_per_gpu
+
+    def __str__(self) -> str:
+        rate = f"{self.flops_per_second / 1e12:.1f} TFLOP/s per GPU"
+        if self.mfu is None or self.peak_flops_per_second is None:
+            device = self.accelerator or "this accelerator"
+            return f"{rate} by {self.formula}; no MFU: the {self.precision} peak of {device} is not known"
+        peak = f"{self.peak_flops_per_second / 1e12:g} TFLOP/s"
+        return f"{rate} by {self.formula}, {self.mfu:.2%} of {peak} ({self.accelerator}, {self.precision})"
+
+
+def utilisation(
+    *,
+    formula: str,
+    flops_per_token: float,
+    tokens_per_second_per_gpu: float,
+    accelerator: str | None,
+    precision: str,
+    peak_flops_per_second: float | None,
+    achievable_flops_per_second: float | None = None,
+) -> Utilisation:
+    """A measured or predicted speed against an accelerator's dense peak at the run's precision.
+
+    `achievable_flops_per_second` is the best published matmul rate at that precision, where there is one.
+    """
+    fraction = mfu(
+        flops_per_token=flops_per_token,
+        tokens_per_second_per_gpu=tokens_per_second_per_gpu,
+        peak_flops_per_second=peak_flops_per_second,
+    )
+    warning = None
+    if fraction is not None and peak_flops_per_second is not None:
+        rate = achievable_flops_per_second
+        warning = implausible_mfu(fraction, precision, None if rate is None else rate / peak_flops_per_second)
+    return Utilisation(
+        formula=formula,
+        flops_per_token=flops_per_token,
+        tokens_per_second_per_gpu=tokens_per_second_per_gpu,
+        accelerator=accelerator,
+        precision=precision,
+        peak_flops_per_second=peak_flops_per_second,
+        mfu=fraction,
+        warning=warning,
+    )
+
+
+def implausible_mfu(fraction: float, precision: str, achievable: float | None = None) -> str | None:
+    """Why an MFU (or HFU) of `fraction` cannot be right, or None.
+
+    `achievable` is the best published matmul rate as a fraction of the peak. Without it the limit is 80 % in bf16 and
+    the peak itself in other precisions.
+    """
+    if fraction > 1:
+        limit = "the peak itself"
+    elif achievable is not None and fraction > achievable:
+        limit = f"the best matmul rate published for this accelerator, {achievable:.1%} of peak"
+    elif achievable is None and precision == "bf16" and fraction > PLAUSIBLE_BF16:
+        limit = f"training in bf16 reaches on any accelerator, {PLAUSIBLE_BF16:.0%} of peak"
+    else:
+        return None
+    return f"{fraction:.1%} is more than {limit}: an error of units. Usual causes: {CAUSES}."
+
+
+def mfu(
+    *, flops_per_token: float, tokens_per_second_per_gpu: float, peak_flops_per_second: float | None
+) -> float | None:
+    """Model FLOPs utilisation as a fraction of the accelerator's dense peak at the precision used; None without a peak.
+
+    Name the formula of `flops_per_token`, the peak and the precision wherever the result is shown.
+    """
+    if peak_flops_per_second is None:
+        return None
+    return flops_per_token * tokens_per_second_per_gpu / peak_flops_per_second

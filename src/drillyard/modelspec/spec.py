@@ -10,11 +10,16 @@ Blocks that are equal are one object, so a model of a hundred layers costs as mu
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Literal
 
+from drillyard.errors import UserError
+
+AdapterTargets = Sequence[str] | Literal["all-linear"]
+"""Names of modules as PEFT matches them: by the last part, or all linear layers but the head."""
 Role = Literal["attention", "mlp", "router", "expert", "norm", "embedding", "positions", "projection", "head"]
 
 
@@ -147,10 +152,6 @@ class ModelSpec:
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
-    def num_layers(self) -> int:
-        return len(self.blocks)
-
-    @property
     def attention(self) -> Attention:
         """The attention of the layer that says most about the model: the first one with softmax, else the first."""
         assert self.blocks, "only parameter counts are known"
@@ -172,10 +173,6 @@ class ModelSpec:
     def windows(self) -> tuple[int | None, ...]:
         """For each layer the number of positions it attends to at most, None for all of them."""
         return tuple(block.attention.window for block in self.blocks)
-
-    @property
-    def is_mixture(self) -> bool:
-        return any(block.mlp.num_experts for block in self.blocks)
 
     @cached_property
     def root_parameters(self) -> int:
@@ -205,11 +202,6 @@ class ModelSpec:
         return sum(t.parameters for t in self.root if t.role == role and len(t.shape) == 2)
 
     @cached_property
-    def largest_block_parameters(self) -> int:
-        """Of the block with most parameters: what FSDP holds gathered at a time, besides the root."""
-        return max((block.parameters for block in self.blocks), default=0)
-
-    @cached_property
     def active_mlp_matmul_parameters(self) -> int:
         """Weights of the MLP matrices that one token passes, over all layers, routers left out."""
         return sum(block.active_mlp_matrices for block in self.blocks)
@@ -227,3 +219,36 @@ class ModelSpec:
         for index, block in enumerate(self.blocks):
             shapes |= {f"{self.blocks_path}.{index}.{tensor.name}": tensor.shape for tensor in block.tensors}
         return shapes
+
+
+def adapter_layers(tensors: Iterable[TensorSpec], targets: AdapterTargets) -> tuple[TensorSpec, ...]:
+    """The weights of the linear layers among `tensors` that `targets` name; the head is never among them."""
+    return tuple(
+        tensor
+        for tensor in tensors
+        if tensor.linear and tensor.role != "head" and (targets == "all-linear" or module_name(tensor) in targets)
+    )
+
+
+def adapter_parameters(spec: ModelSpec, rank: int, targets: AdapterTargets) -> int:
+    """The parameters of LoRA adapters of `rank` on the layers of `targets` (`q_proj`, `down_proj`, ... or all-linear).
+
+    An adapter of rank r on a linear layer of m inputs and n outputs has r (m + n) parameters (LoRA, arXiv 2106.09685
+    section 4.1). Experts that are stacked into one tensor are no linear layers, and PEFT's target_modules do not match
+    them.
+
+    Raises UserError for a target that no layer of the model has.
+    """
+    everywhere = [*spec.root, *(tensor for block in spec.blocks for tensor in block.tensors)]
+    names = {module_name(tensor) for tensor in adapter_layers(everywhere, "all-linear")}
+    missing = [] if targets == "all-linear" else [name for name in targets if name not in names]
+    if missing:
+        raise UserError(
+            f"LoRA: {spec.model_type} has no linear layer {', '.join(missing)}\nit has {', '.join(sorted(names))}."
+        )
+    return rank * sum(sum(tensor.shape) for tensor in adapter_layers(everywhere, targets))
+
+
+def module_name(tensor: TensorSpec) -> str:
+    """The last part of the name of a tensor's module: q_proj of self_attn.q_proj.weight."""
+    return tensor.name.rsplit(".", 2)[-2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drillyard.hardware import accelerators, catalog, find_accelerator
+from drillyard.hardware import catalog, find_accelerator
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_form_factors_of_one_gpu_differ_where_their_datasheets_do():
 
 
 def test_every_name_leads_to_one_row():
-    for accelerator in accelerators():
+    for accelerator in catalog().accelerators.values():
         for name in (accelerator.name, accelerator.title, *accelerator.aliases, *accelerator.reported_as):
             assert find_accelerator(name) is (accelerator if accelerator.name != "cpu" else None)
 
@@ -92,7 +92,7 @@ def test_the_cpu_is_known_by_its_name_and_has_no_peak():
 
 
 def test_lower_precision_is_never_slower_and_fp8_is_twice_bf16():
-    for accelerator in accelerators():
+    for accelerator in catalog().accelerators.values():
         peaks = [
             accelerator.peak_flops[p]
             for p in ("fp64", "fp32", "tf32", "bf16", "fp8", "fp4")

@@ -179,20 +179,7 @@ def test_stacks_carry_the_versions_that_their_images_have():
             assert stack.images["installer"].endswith(f":v{stack.versions['plugin']}")
         if "rxdm" in stack.versions:
             assert stack.images["sidecar"].endswith(f":v{stack.versions['rxdm']}")
-            assert stack.works_with(stack.versions["plugin"], stack.versions["rxdm"])
-            assert not stack.works_with(stack.versions["plugin"], "9.9.9")
-
-
-def test_pods_are_on_a_network_for_every_data_nic():
-    def networks(name: str) -> dict[str, str]:
-        machine = catalog().machine(name)
-        return catalog().network_stack(machine.network_stack).pod_interfaces(machine)
-
-    assert networks("a3-highgpu-8g") == {"eth0": "default", **{f"eth{n}": f"vpc{n}" for n in range(1, 5)}}
-    assert networks("a3-megagpu-8g") == {"eth0": "default", **{f"eth{n}": f"vpc{n}" for n in range(1, 9)}}
-    assert networks("a4-highgpu-8g") == {"eth0": "default", **{f"eth{n + 2}": f"rdma-{n}" for n in range(8)}}
-    assert networks("a4x-highgpu-4g") == {"eth0": "default", **{f"eth{n + 2}": f"rdma-{n}" for n in range(4)}}
-    assert networks("p5.48xlarge") == {}
+            assert {"plugin": stack.versions["plugin"], "rxdm": stack.versions["rxdm"]} in stack.coupled_versions
 
 
 def test_settings_of_a_stack_can_depend_on_the_machine():

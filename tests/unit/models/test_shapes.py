@@ -16,7 +16,7 @@ def test_a_family_without_a_row_is_counted_as_it_is_built():
     assert "helium" not in all_families()
     spec = build_spec(config)
     assert spec.total_parameters == spec.active_parameters == 2_172_643_840
-    assert (spec.num_layers, spec.num_heads, spec.head_dim) == (24, 20, 128)
+    assert (len(spec.blocks), spec.num_heads, spec.head_dim) == (24, 20, 128)
     assert flops_per_token(spec, "palm", 1024) == 6 * spec.total_parameters + 12 * 24 * 2560 * 1024
 
 

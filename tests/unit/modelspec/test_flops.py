@@ -16,7 +16,6 @@ from drillyard.modelspec import (
     mfu,
     model_spec,
     spec_from_counts,
-    training_flops_per_token,
 )
 
 LLAMA_8B = {
@@ -53,7 +52,7 @@ def test_a_70b_run_on_b200_under_each_formula(formula, gflops_per_token, tflops_
     # 16 B200s (2250 TFLOP/s), 8 sequences of 4096 per GPU, 14.53 s per step.
     assert model_spec(LLAMA_70B).total_parameters == 70_553_706_496
     tokens_per_second = 8 * 4096 / 14.53
-    flops = training_flops_per_token(LLAMA_70B, formula, 4096)
+    flops = flops_per_token(model_spec(LLAMA_70B), formula, 4096)
     fraction = mfu(flops_per_token=flops, tokens_per_second_per_gpu=tokens_per_second, peak_flops_per_second=2250e12)
     assert flops / 1e9 == pytest.approx(gflops_per_token, abs=0.005)
     assert flops * tokens_per_second / 1e12 == pytest.approx(tflops_per_gpu, abs=0.05)
@@ -72,13 +71,13 @@ def test_a_70b_run_on_b200_under_each_formula(formula, gflops_per_token, tflops_
     ],
 )
 def test_flops_per_sample_of_the_table_used_in_the_field(config, sequence_length, flops_per_sample):
-    flops = training_flops_per_token(config, "torchtitan", sequence_length) * sequence_length
+    flops = flops_per_token(model_spec(config), "torchtitan", sequence_length) * sequence_length
     assert float(f"{flops:.2e}") == flops_per_sample
 
 
 def test_an_unknown_formula_is_refused_with_the_known_ones():
     with pytest.raises(UserError, match=r"8N.*6N, palm"):
-        training_flops_per_token(LLAMA_8B, "8N", 128)
+        flops_per_token(model_spec(LLAMA_8B), "8N", 128)
 
 
 configs = st.builds(
@@ -104,8 +103,8 @@ def test_formulas_differ_by_their_terms(config, length):
     spec = model_spec(config)
     flops = {formula: flops_per_token(spec, formula, length) for formula in FORMULAS}
     width = spec.num_heads * spec.head_dim
-    attention = 12 * spec.num_layers * width * length
-    norms = (2 * spec.num_layers + 1) * spec.hidden_size
+    attention = 12 * len(spec.blocks) * width * length
+    norms = (2 * len(spec.blocks) + 1) * spec.hidden_size
     embedding = spec.embedding_parameters
     assert flops["6N"] == 6 * spec.total_parameters
     assert flops["palm"] - flops["6N"] == pytest.approx(attention)
@@ -127,7 +126,7 @@ def test_a_window_attends_to_the_mean_number_of_positions_inside_it(length, wind
     spec = model_spec(config)
 
     def attention_flops(config, formula):
-        return training_flops_per_token(config, formula, length) - 6 * spec.total_parameters
+        return flops_per_token(model_spec(config), formula, length) - 6 * spec.total_parameters
 
     mean_attended = sum(min(position + 0.5, window) for position in range(length)) / length
     assert attention_flops(config, "causal") == pytest.approx(12 * 3 * 2 * 4 * mean_attended, rel=1e-6, abs=1e-3)
