@@ -1,4 +1,4 @@
-"""Where `drillyard` and `python -m drillyard` begin, so that Ctrl-C is answered before anything large is imported."""
+"""Entry point of `drillyard` and `python -m drillyard`; handles Ctrl-C before anything large is imported."""
 
 import os
 import signal
@@ -9,9 +9,9 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C is a KeyboardInterrupt while a command runs, and the end at once before and after.
+    """Run the command line. Ctrl-C is a KeyboardInterrupt while a command runs, and exits at once before and after.
 
-    In the middle of an import or of the interpreter's shutdown it would be a traceback of library code.
+    During imports or the interpreter's shutdown a KeyboardInterrupt would show a traceback of library code.
     """
     _leave_on_interrupt()
     _open_standard_streams()
@@ -26,9 +26,9 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Put /dev/null where the caller closed a standard descriptor (`>&-`).
+    """Open /dev/null for each standard descriptor that the caller closed (`>&-`).
 
-    The next file that is opened, a checkpoint perhaps, would get that number, and what ranks print would go into it.
+    Otherwise the next open file, a checkpoint perhaps, would get that number, and ranks would print into it.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -39,7 +39,7 @@ def _open_standard_streams() -> None:
 
 
 def _leave_on_interrupt() -> None:
-    # A shell without job control has SIGINT ignored in what it starts in the background: that stays so.
+    # A shell without job control ignores SIGINT in background processes: keep that.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
 

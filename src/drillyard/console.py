@@ -1,7 +1,6 @@
-"""rich's console for texts from elsewhere: only what rich itself renders may move the cursor or set a colour.
+"""rich's console for untrusted texts: only rich itself may move the cursor or set a colour.
 
-Use it instead of `rich.console.Console`, which has no colours: standard output cleans what that writes
-(control_characters.py).
+Use it instead of `rich.console.Console`: standard output removes the colours of that (control_characters.py).
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from drillyard.redaction import redact
 
 
 class SafeConsole(rich.console.Console):
-    """A console whose texts are cleaned before they are laid out, so that tables keep their columns."""
+    """A console that cleans texts before layout, so that tables keep their columns."""
 
     def render(
         self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """The segments of `renderable`: those of control are rich's, the text of others is cleaned."""
+        """The segments of `renderable`, with cleaned text; control segments are rich's own."""
         if isinstance(renderable, Text):
             renderable = _redacted(renderable)
         for segment in super().render(renderable, options):
@@ -31,7 +30,7 @@ class SafeConsole(rich.console.Console):
             yield segment if segment.control or text == (safe := clean(text)) else Segment(safe, segment.style)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """`text` as rich's Text, with references in the place of secrets."""
+        """`text` as rich's Text, without secrets."""
         return _redacted(super().render_str(text, **options))
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
@@ -39,7 +38,7 @@ class SafeConsole(rich.console.Console):
 
 
 def _redacted(text: Text) -> Text:
-    """`text` without secrets; the stream would not find a value that a line's end or a colour cuts in two."""
+    """`text` without secrets; the stream would miss a value that a line break or a colour cuts in two."""
     if (safe := redact(text.plain)) == text.plain:
         return text
     return text.blank_copy(safe)

@@ -1,13 +1,13 @@
-"""The one way of text to standard output and standard error: what a terminal would obey is shown, not sent.
+"""Standard output and standard error without control characters: they are shown as escapes, not sent to the terminal.
 
-Run names, reasons of failures, log lines, host names and model names come from other users, hosts and programs. A
-terminal that gets their bytes unchanged may set its title, clear the screen, write to the clipboard (OSC 52) or show
-lines in another order. While a command runs, `sys.stdout` and `sys.stderr` are `CleanStream`s, so that every `print`,
-`typer.echo` and `warnings.warn` is cleaned, wherever it is called. Colours and cursor movements of ours are made by
-`drillyard.console.SafeConsole`, which cleans its texts first and marks what it has rendered as `CleanedText`.
+Run names, failure reasons, log lines, host names and model names come from other users, hosts and programs. Their raw
+bytes could set a terminal's title, clear its screen, write to the clipboard (OSC 52) or reorder its lines. While a
+command runs, `sys.stdout` and `sys.stderr` are `CleanStream`s, so every `print`, `typer.echo` and `warnings.warn` is
+cleaned. Our own colours and cursor movements come from `drillyard.console.SafeConsole`, which cleans its texts first
+and marks its output as `CleanedText`.
 
-The streams clean for files and pipes too: what goes to `less -R` or `tee` reaches a terminal later. They have no
-`buffer`: lines of a log, as bytes, go through `write_lines`.
+Output to files and pipes is cleaned too: `less -R` or `tee` bring it to a terminal later. The streams have no `buffer`:
+use `write_lines` for log lines in bytes.
 
 Cost: 0.5 ms per MiB of ASCII without control characters, about 5 ms per MiB of other text.
 """
@@ -24,25 +24,25 @@ _COLOUR = r"\x1b\[[0-9;:]*m"
 """SGR (ECMA-48 8.3.117): colours, bold, underlined."""
 _PLAIN = "\x1b[0m"
 _COLOURED_TO_THE_END = re.compile(r"\x1b\[(?!0?m)[^\x1b]*\Z")
-"""The last sequence of a line is a colour, not an end of colours."""
+"""The last sequence of a line is a colour, not a reset."""
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-"""A whole control sequence of ECMA-48 5.4: colours, cursor movements, erasing. Linear: no part can match as another."""
+"""A complete control sequence of ECMA-48 5.4: colours, cursor movements, erasing. Matches in linear time."""
 _UNSAFE_CHARACTERS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-"""C0 but newline and tab, DEL, C1, Unicode's embeddings, overrides and isolates (UAX #9), and halves of pairs, which no
-encoding takes."""
+"""C0 except newline and tab, DEL, C1, Unicode's embeddings, overrides and isolates (UAX #9), and surrogates, which no
+encoding accepts."""
 _UNSAFE = re.compile(_UNSAFE_CHARACTERS)
 _COLOUR_OR_UNSAFE = re.compile(f"({_COLOUR})|{_UNSAFE_CHARACTERS}")
 _CONTROL_BYTES = bytes(code for code in (*range(32), 127) if code not in b"\t\n")
 
 
 class CleanedText(str):
-    """Text that holds only control sequences of ours: written as it is."""
+    """Text whose only control sequences are ours: written unchanged."""
 
 
 def clean(text: str, *, colours: bool = False) -> str:
-    r"""`text` without what a terminal obeys: control sequences are left out, other control characters become `\u001b`.
+    r"""`text` without control sequences, and with escapes such as `\u001b` for other control characters.
 
-    That is also how JSON writes them, so JSON stays the same value. `colours`: SGR sequences stay.
+    JSON has the same escapes, so a JSON text keeps its value. `colours`: keep SGR sequences.
     """
     if text.isprintable() or _UNSAFE.search(text) is None:
         return text
@@ -52,15 +52,15 @@ def clean(text: str, *, colours: bool = False) -> str:
 
 
 def clean_lines(data: bytes, *, colours: bool = False) -> bytes:
-    r"""The same for bytes of whole log lines; bytes that are no UTF-8 become `\x9b`.
+    r"""The same for bytes of whole log lines; bytes that are not UTF-8 become escapes such as `\x9b`.
 
-    A line may end in a carriage return and a newline. Of progress bars, node logs have only the last drawing already.
+    A line may end in a carriage return and a newline.
     """
     if data.isascii() and len(data.translate(None, _CONTROL_BYTES)) == len(data):
         return data
     text = clean(data.replace(b"\r\n", b"\n").decode("utf-8", "backslashreplace"), colours=colours)
     if "\x1b" in text:
-        # A colour ends with its line: black on black or concealed text (SGR 8) would hide the lines of others.
+        # Reset colours at the end of each line: black on black or concealed text (SGR 8) would hide other lines.
         text = "\n".join(line + _PLAIN if _COLOURED_TO_THE_END.search(line) else line for line in text.split("\n"))
     return text.encode()
 
@@ -78,7 +78,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 class CleanStream:
-    """A text stream that cleans what is written to it, secrets included; everything else is the stream's own."""
+    """A text stream that cleans and redacts what is written to it; all else is passed to the stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -86,7 +86,7 @@ class CleanStream:
     def write(self, text: str) -> int:
         """Write `text`, cleaned; returns the characters of `text`.
 
-        A carriage return may begin it or end its lines: libraries draw their progress bars so, from the first column.
+        A carriage return may begin it or end its lines, as in progress bars of libraries.
         """
         safe = redact(text)
         if isinstance(text, CleanedText):
@@ -109,7 +109,7 @@ class CleanStream:
 
     def __getattr__(self, name: str) -> Any:
         if name == "buffer":
-            # A way around: click takes it where the encoding is ASCII.
+            # click would write to it, uncleaned, if the encoding is ASCII.
             raise AttributeError(name)
         return getattr(self._stream, name)
 
@@ -118,7 +118,7 @@ class CleanStream:
 
 
 def standard_output() -> CleanStream:
-    """Standard output, which is cleaned from here on."""
+    """Standard output, cleaned from now on."""
     clean_standard_streams()
     stream: Any = sys.stdout
     assert isinstance(stream, CleanStream)
@@ -126,9 +126,9 @@ def standard_output() -> CleanStream:
 
 
 def clean_standard_streams() -> None:
-    """From here on, what this process prints is cleaned, and letters that the encoding lacks are shown by number.
+    """Clean the output of this process from now on, and escape characters that the encoding lacks.
 
-    Streams that are cleaned already stay.
+    Streams that are cleaned already are left alone.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

@@ -1,14 +1,13 @@
-"""A directory that holds an exported model: which of its files an export wrote, and how new ones take their place.
+"""The directory of an exported model: which files an export wrote, and how new files replace them.
 
-An export keeps a record in its directory, `.drillyard-export.json`: the name, size and checksum of each file that it
-wrote. An export goes into a directory that is absent or empty, or replaces an earlier export, and then only if the
-record accounts for everything in the directory. So no file is deleted or replaced that an export did not write, or that
-has been changed since.
+An export keeps a record in its directory, `.drillyard-export.json`: name, size and checksum of each file that it wrote.
+It writes to a missing or empty directory, or replaces an earlier export if the record accounts for everything in the
+directory. So it never deletes or replaces a file that an export did not write, or that was changed since.
 
-New files are written beside the old ones as NAME.incomplete, and the record names them before the first is made. When
-all are complete, config.json is deleted, the others are moved into place, and the new config.json comes last: without
-one, no program takes the directory for a model. An export that was killed at any point is finished by the next one. No
-directory is renamed or deleted, so links, mount points and buckets behave as ordinary directories do.
+New files are written beside the old ones as NAME.incomplete; the record lists them first. When all are complete,
+config.json is deleted, the other files are moved into place, and the new config.json comes last: without one, no
+program takes the directory for a model. The next export finishes one that was killed at any point. No directory is
+renamed or deleted, so links, mount points and buckets work like ordinary directories.
 
 Cost: checksums are taken while files are written; replacing an export reads the old files once. Needs no torch.
 """
@@ -31,8 +30,8 @@ from drillyard.safe_files import flush
 
 RECORD = ".drillyard-export.json"
 CONFIG = "config.json"
-EARLIER_EXPORT = "holds an earlier export"
-"""The reason of `refusal` that `overwrite` removes."""
+EARLIER_EXPORT = "has an earlier export"
+"""The reason of `reason_to_refuse` that `overwrite` removes."""
 _INCOMPLETE = ".incomplete"
 _VERSION = 1
 _NAMES_SHOWN = 3
@@ -40,7 +39,7 @@ _NAMES_SHOWN = 3
 
 @dataclass(frozen=True)
 class FileChecksum:
-    """What is in a file: its size and XXH3-128, 32 hexadecimal digits."""
+    """Size and XXH3-128 (32 hexadecimal digits) of a file."""
 
     bytes: int
     xxh3_128: str
@@ -48,10 +47,10 @@ class FileChecksum:
 
 @dataclass(frozen=True)
 class ExportRecord:
-    """What exports wrote into a directory, by path relative to it.
+    """The files that exports wrote into a directory, by relative path.
 
-    `files`: the contents that an export gave each file; two while one is being replaced. `writing`: the files of an
-    export that is going on, or was interrupted.
+    `files`: the checksum of each file; two while it is being replaced. `writing`: the files of an export that is
+    running, or was interrupted.
     """
 
     files: dict[str, list[FileChecksum]] = field(default_factory=dict)
@@ -70,14 +69,14 @@ class ExportRecord:
 
 
 def incomplete(directory: Path, name: str) -> Path:
-    """Where an export writes the file `name` until it is complete."""
+    """The path of the file `name` until it is complete."""
     return directory / f"{name}{_INCOMPLETE}"
 
 
 def reason_to_refuse(directory: Path, *, overwrite: bool) -> str | None:
-    """Why nothing may be exported to `directory`, for people; None when it may.
+    """Why an export to `directory` is refused, or None if it is allowed.
 
-    Judged by names and sizes; `first_changed` reads the content. Raises OSError.
+    Depends on names and sizes; `first_changed` reads the content. Raises OSError.
     """
     if not os.path.lexists(directory):
         return None
@@ -88,12 +87,12 @@ def reason_to_refuse(directory: Path, *, overwrite: bool) -> str | None:
     foreign = [name for name, size in entries.items() if not record.accounts_for(name, size)]
     if foreign:
         more = f" and {len(foreign) - _NAMES_SHOWN} more" if len(foreign) > _NAMES_SHOWN else ""
-        return f"holds {', '.join(sorted(foreign)[:_NAMES_SHOWN])}{more}, not written by an export or changed since"
+        return f"has {', '.join(sorted(foreign)[:_NAMES_SHOWN])}{more}, not written by an export or changed since"
     return EARLIER_EXPORT if record.files and not overwrite else None
 
 
 def first_changed(directory: Path, share: int = 0, num_shares: int = 1) -> str | None:
-    """The first recorded file whose content is not what an export wrote; None when there is none. Raises OSError.
+    """The first recorded file that was changed since the export, as a reason to refuse, or None. Raises OSError.
 
     Reads every `num_shares`-th file, from number `share` on: ranks do this together.
     """
@@ -101,14 +100,16 @@ def first_changed(directory: Path, share: int = 0, num_shares: int = 1) -> str |
     for name, contents in files:
         path = directory / name
         if path.is_file() and _content_of(path) not in contents:
-            return f"holds {name}, which has changed since it was exported"
+            return f"has {name}, which was changed since it was exported"
     return None
 
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keep other exports out of a directory that is there. UserError when one is going on. The kernel ends the lock
-    with its process; on file systems without locks there is none."""
+    """Lock an existing directory against other exports. UserError if one is running.
+
+    The kernel releases the lock with its process; file systems without locks have no protection.
+    """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -123,7 +124,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def begin(directory: Path, names: list[str]) -> None:
-    """Record that the files `names` will be written, and delete what an interrupted export left. Raises OSError."""
+    """Record that the files `names` will be written; delete files of an interrupted export. Raises OSError."""
     record = read_record(directory)
     _delete_incomplete(directory, record)
     there = {name: contents for name, contents in record.files.items() if (directory / name).is_file()}
@@ -131,7 +132,7 @@ def begin(directory: Path, names: list[str]) -> None:
 
 
 def cancel(directory: Path) -> None:
-    """Delete what has been written since `begin`; an earlier export stays as it was. Raises OSError."""
+    """Delete the files written since `begin`; an earlier export stays intact. Raises OSError."""
     record = read_record(directory)
     _delete_incomplete(directory, record)
     if record.files:
@@ -141,7 +142,7 @@ def cancel(directory: Path) -> None:
 
 
 def complete(directory: Path, contents: Mapping[str, FileChecksum]) -> None:
-    """Record the contents of all files that `begin` named: from here on they can be put in place. Raises OSError."""
+    """Record the checksums of all files that `begin` listed; then `put_in_place` may run. Raises OSError."""
     old = read_record(directory).files
     both = {name: [*old.get(name, []), content] for name, content in contents.items()}
     _write_record(directory, ExportRecord({**old, **both}, list(contents)))
@@ -150,9 +151,9 @@ def complete(directory: Path, contents: Mapping[str, FileChecksum]) -> None:
 def put_in_place(directory: Path, contents: Mapping[str, FileChecksum]) -> None:
     """Replace the files of an earlier export, if any, by the complete ones.
 
-    Raises OSError; then the next export repeats it.
+    Raises OSError; the next export repeats it.
     """
-    # Without its config the old one is no model, however far this gets.
+    # Delete the config first: without it the old export is not a model, even if this is interrupted.
     for name in sorted(read_record(directory).files, key=lambda name: name != CONFIG):
         if name == CONFIG or name not in contents:
             (directory / name).unlink(missing_ok=True)
@@ -164,7 +165,7 @@ def put_in_place(directory: Path, contents: Mapping[str, FileChecksum]) -> None:
 
 
 def read_record(directory: Path) -> ExportRecord:
-    """The record of a directory; an empty one where there is none, or none that can be read: then nothing is known."""
+    """The record of a directory; empty if it is missing or cannot be read."""
     try:
         content = json.loads((directory / RECORD).read_text(encoding="utf-8"))
         files = {name: [FileChecksum(**entry) for entry in entries] for name, entries in content["files"].items()}
@@ -208,7 +209,8 @@ def _remove_empty_parents(directory: Path, name: str) -> None:
 
 
 def _entries(directory: Path, prefix: str) -> Iterator[tuple[str, int | None]]:
-    """(relative path, bytes) of all below a directory; an empty directory has None, what is no regular file -1."""
+    """(relative path, bytes) of all entries below a directory; None for an empty directory, -1 if not a regular
+    file."""
     with os.scandir(directory) as found:
         for entry in found:
             name = f"{prefix}{entry.name}"

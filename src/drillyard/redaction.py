@@ -1,13 +1,13 @@
-"""Known secrets in texts: each value of a `${env:NAME}` is written as `${env:NAME}` again, wherever it has got to.
+"""Redaction: the value of each secret `${env:NAME}` in a text is replaced by `${env:NAME}`.
 
-A config shows references, but what is derived from a value (a URL in an error, a header in a traceback, what a workload
-prints) is ordinary text. So everything that we write goes through `redact`: what commands print, events, summaries,
-reports, and on the nodes a run's logs, state.json and exits/. A process knows the values that its configs refer to, and
-those whose names a launcher gave it in `DRILLYARD_SECRETS`.
+A config has references, but text derived from a value (a URL in an error, a header in a traceback, the output of a
+workload) does not. So all that we write goes through `redact`: the output of commands, events, summaries, reports, and
+on the nodes a run's logs, state.json and exits/. The secrets of a process are the values that its configs refer to, and
+those of the variables that a launcher lists in `DRILLYARD_SECRETS`.
 
-A value is found as it is, quoted for a URL, in JSON, Python or HTML, and within base64 text (an Authorization header).
-Not found: other encodings, values cut in two, and values of fewer than `SHORTEST` characters, which also stand
-in texts that have nothing to do with them. Not filtered: `NOT_SECRET` and paths that exist here (`${env:SCRATCH}`).
+Found: a value as it is, quoted for a URL, in JSON, Python or HTML, and within base64 text (an Authorization header).
+Not found: other encodings, values cut in two, and values of fewer than `SHORTEST` characters, which also occur in
+unrelated texts. Never secret: `NOT_SECRET` and paths that exist on this machine (`${env:SCRATCH}`).
 
 Cost: a search in C per form, 0.15 ms per MiB; nothing without secrets. Standard library only, and nothing newer than
 Python 3.9: agents take this file along.
@@ -22,19 +22,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 SHORTEST = 8
-"""Characters. Settings such as `eu-west` or `true` are shorter, and would blank every text that has them; secrets have
-more characters."""
+"""Characters. Settings such as `eu-west` or `true` are shorter and would be replaced in every text; secrets are
+longer."""
 NOT_SECRET = frozenset({"HOME", "HOSTNAME", "LOGNAME", "PWD", "SHELL", "TMPDIR", "USER"})
 """Set by the system, and part of most paths."""
 GIVEN_NAMES = "DRILLYARD_SECRETS"
-"""Names of a run's secrets, with commas between; their values are in the environment too."""
+"""Comma-separated names of a run's secrets; their values are in the environment too."""
 
 
 class Redactor:
-    """Replaces the values it knows. `secrets`: values by the name of their variable."""
+    """Replaces secrets in texts. `secrets`: values by the name of their variable."""
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
-        # What is shown for each form of a value, longest form first; and a pattern of all forms in that order.
+        # The replacement of each form of a value, longest form first; and a pattern of all forms in that order.
         self._texts: dict[str, str] = {}
         self._bytes: dict[bytes, bytes] = {}
         self._text_pattern = re.compile("")
@@ -43,14 +43,14 @@ class Redactor:
             self.add(name, value)
 
     def add(self, name: str, value: str) -> None:
-        """Know the value of one more variable."""
+        """Add the value of a variable."""
         shown = dict(self._texts)
         for form in _forms(value) if _is_secret(name, value) else ():
             shown.setdefault(form, f"${{env:{name}}}")
         if len(shown) > len(self._texts):
-            # A reference that stands in a text already stays whole, though a value may be part of its name.
+            # Keep references that are in the text already, even if a value is part of their name.
             shown |= {reference: reference for reference in shown.values()}
-            # Longest first: a value may begin with another one.
+            # Longest first: one value may begin with another.
             self._texts = dict(sorted(shown.items(), key=lambda row: -len(row[0])))
             pairs = [(form.encode(errors="surrogateescape"), text.encode()) for form, text in self._texts.items()]
             self._bytes = dict(sorted((pair for pair in pairs if b"\n" not in pair[0]), key=lambda row: -len(row[0])))
@@ -58,17 +58,17 @@ class Redactor:
             self._bytes_pattern = re.compile(b"|".join(map(re.escape, self._bytes)))
 
     def text(self, text: str) -> str:
-        """`text` with references in the place of values."""
+        """`text` with references instead of values."""
         if not any(form in text for form in self._texts):
             return text
         return self._text_pattern.sub(lambda found: self._texts[found[0]], text)
 
     def lines(self, data: bytes) -> bytes:
-        """The same for bytes of lines: of a value of several lines, each line is replaced."""
+        """The same for bytes of lines; of a value of several lines, each line is replaced."""
         return self.piece(data, len(data))[0]
 
     def piece(self, data: bytes, end: int) -> tuple[bytes, bytes]:
-        """What `data` is with references for all values that begin before `end`; and the rest, as it is."""
+        """`data` with references for all values that begin before `end`; and the rest, unchanged."""
         parts, place = [], 0
         if any(form in data for form in self._bytes):
             for found in self._bytes_pattern.finditer(data):
@@ -80,7 +80,7 @@ class Redactor:
         return b"".join([*parts, data[place:end]]), data[end:]
 
     def tree(self, value: Any) -> Any:
-        """The same for every text in a value as JSON has them, keys included."""
+        """The same for every text in a JSON value, keys included."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):
@@ -90,7 +90,7 @@ class Redactor:
         return value
 
     def begun(self, data: bytes) -> int:
-        """How many bytes at the end of `data` may be the begin of a value, or of a longer one than stands there."""
+        """The number of bytes at the end of `data` that may be the begin of a value that continues after `data`."""
         if not self._bytes or data.endswith(b"\n"):
             return 0
         longest = len(next(iter(self._bytes)))
@@ -104,14 +104,14 @@ class Redactor:
 
 
 class RedactedStream:
-    """Bytes in pieces that are cut anywhere: what may be part of a value waits for the next piece."""
+    """Redacts bytes that arrive in pieces cut anywhere: the possible begin of a value waits for the next piece."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What can be passed on now; `data` is empty at the end, when everything can."""
+        """The redacted bytes that are complete now; pass empty `data` at the end to get the rest."""
         data, ends = self._held + data, not data
         held = 0 if ends else self._redactor.begun(data)
         safe, self._held = self._redactor.piece(data, len(data) - held)
@@ -119,23 +119,23 @@ class RedactedStream:
 
 
 _known = Redactor()
-"""What this process knows."""
+"""The secrets of this process."""
 
 
 def add_secret(name: str, value: str) -> None:
-    """Know a secret in this process, from here on."""
+    """Redact this value in this process from now on."""
     _known.add(name, value)
 
 
 def add_inherited_secrets() -> None:
-    """Know the secrets of the run that this process was launched for."""
+    """Redact the secrets of the run that this process was launched for."""
     for name in filter(None, os.environ.get(GIVEN_NAMES, "").split(",")):
         if name in os.environ:
             add_secret(name, os.environ[name])
 
 
 def redact(text: str) -> str:
-    """`text` without the values of secrets that this process knows."""
+    """`text` without the secrets of this process."""
     return _known.text(text)
 
 
@@ -149,7 +149,7 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def _forms(value: str) -> list[str]:
-    """How a value may stand in a text; of one with several lines also each line."""
+    """The forms in which a value may occur in a text; for several lines also each line."""
     parts = [value, *(line.strip() for line in value.splitlines())]
     written = [form for part in dict.fromkeys(parts) for form in _written(part)]
     return [form for form in dict.fromkeys(written) if len(form) >= SHORTEST]
@@ -158,7 +158,7 @@ def _forms(value: str) -> list[str]:
 def _written(value: str) -> Iterable[str]:
     if len(value) < SHORTEST:
         return
-    # Most processes have no secrets, and these take longer to import than an agent does.
+    # Imported only for secrets: these take longer than an agent's other imports.
     import base64
     import html
     from urllib.parse import quote, quote_plus
@@ -167,7 +167,7 @@ def _written(value: str) -> Iterable[str]:
     yield json.dumps(value)[1:-1]
     yield json.dumps(value, ensure_ascii=False)[1:-1]
     yield repr(value)[1:-1]
-    # Quotes of both kinds elsewhere in a text decide how repr writes those of the value.
+    # repr escapes quotes differently if the text has both kinds.
     yield repr("'\"" + value)[4:-1]
     yield ascii("'\"" + value)[4:-1]
     yield repr(value.encode(errors="surrogateescape"))[2:-1]
@@ -180,12 +180,12 @@ def _written(value: str) -> Iterable[str]:
     data = value.encode(errors="surrogateescape")
     for alphabet in (base64.b64encode, base64.urlsafe_b64encode):
         for before in range(3):
-            # The letters that bytes before or after the value have a part in are left out: 6 bits a letter.
+            # Without the letters that also encode bytes before or after the value: 6 bits per letter.
             encoded = alphabet(b"\0" * before + data).rstrip(b"=").decode()
             yield encoded[-(-8 * before // 6) : 8 * (before + len(data)) // 6]
 
 
 def _lower_escapes(quoted: str) -> str:
-    """%2f as some programs write %2F."""
+    """%2f, as some programs write %2F."""
     first, *others = quoted.split("%")
     return "%".join([first, *(each[:2].lower() + each[2:] for each in others)])

@@ -1,9 +1,8 @@
-"""What file systems do to a run, in one place: words for their errors, and how to publish a directory on any of them.
+"""Writing files and directories on any file system: complete or not at all, never over files of others.
 
-A long run meets full disks, quotas, a disk that the kernel has turned read-only and mounts that are gone for a while.
-Whoever writes says so with `describe`, which adds to the system's words what to do about it. Object-store mounts (GCS
-FUSE) have no rename of directories, so what must appear as a whole is published with `publish`: its reader goes by one
-file, which comes last.
+A long run meets full disks, quotas, disks that the kernel has made read-only, and mounts that disappear for a while;
+`describe_os_error` adds to the system's message what to do. Object-store mounts (GCS FUSE) cannot rename directories,
+so `publish_directory` moves one file last, which readers wait for.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ _ADVICE = {
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
     errno.EROFS: "make the file system writable again; the kernel makes it read-only after errors (see dmesg)",
     errno.EIO: "the disk or its server fails; see dmesg, or the log of the mount",
-    errno.ENOTCONN: "the mount is gone; mount it again",
-    errno.ENOENT: "it is gone; mount its disk again, or restore it",
+    errno.ENOTCONN: "it is not mounted any more; mount it again",
+    errno.ENOENT: "it does not exist; mount its disk again, or restore it",
     errno.ESTALE: "the file was replaced on its server, by another host or process",
     errno.EACCES: "give write permission",
     errno.EPERM: "give write permission",
@@ -41,17 +40,17 @@ _ADVICE = {
 
 
 def describe_os_error(error: OSError) -> str:
-    """The system's words for an error and, where known, what to do: `No space left on device: free space there`."""
+    """The system's message for an error and, if known, what to do: `No space left on device: free space there`."""
     words = error.strerror or str(error)
     advice = _ADVICE.get(error.errno or 0)
     return f"{words}: {advice}" if advice else words
 
 
 def publish_directory(made: Path, target: Path, last: str) -> None:
-    """Move the complete directory `made` to `target`, where nothing may be, by one rename where there is such a thing.
+    """Move the complete directory `made` to `target`, which must not exist, by one rename if the file system can.
 
-    Elsewhere its files are moved one by one and the one named `last` comes at the end: until it is there, a
-    reader sees no complete directory. Raises OSError, with EEXIST or ENOTEMPTY when something is at `target`.
+    Otherwise move its files one by one, the one named `last` at the end: without it, readers take the directory for
+    incomplete. Raises OSError, with EEXIST or ENOTEMPTY if `target` exists.
     """
     try:
         made.rename(target)
@@ -70,11 +69,11 @@ def publish_directory(made: Path, target: Path, last: str) -> None:
 
 
 def write_output(path: Path, data: bytes, *, overwrite: bool) -> None:
-    """Write an HTML or SVG file whose name the user chose, as a whole; links are followed.
+    """Write an HTML or SVG file whose name the user chose; readers never see part of it. Links are followed.
 
-    Its last line is a comment with the digest of what is above. So a file that is there is replaced if this function
-    wrote it and it is unedited, if it is empty, or with `overwrite`: else UserError. A device or a pipe is
-    written to. Raises OSError.
+    Its last line is a comment with the digest of the lines above. An existing file is replaced if this function wrote
+    it and it is unedited, if it is empty, or with `overwrite`: else UserError. Devices and pipes are written to
+    directly. Raises OSError.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
@@ -82,7 +81,7 @@ def write_output(path: Path, data: bytes, *, overwrite: bool) -> None:
         return
     if target.is_file() and not overwrite and not _is_own_output(target):
         raise UserError(
-            f"{path}: is there already, and not as this command wrote it: another file, or edited since; "
+            f"{path}: exists, and this command did not write it, or it was edited since; "
             "name another file, or --overwrite"
         )
     data = _with_digest(data if data.endswith(b"\n") else data + b"\n")
@@ -93,14 +92,14 @@ def write_output(path: Path, data: bytes, *, overwrite: bool) -> None:
             file.close()
             draft.replace(target)
         except BaseException:
-            # Ctrl-C too must leave nothing beside the user's file.
+            # Ctrl-C must also leave no draft beside the user's file.
             draft.unlink(missing_ok=True)
             raise
 
 
 def _is_own_output(path: Path) -> bool:
-    """Whether a file is empty, or as `write_output` wrote it."""
-    # No report is nearly so large, and a file named by mistake may be larger than the memory.
+    """Whether a file is empty, or unedited since `write_output` wrote it."""
+    # No report is nearly this large, and a file named by mistake may not fit in memory.
     if path.stat().st_size > 64 << 20:
         return False
     content = path.read_bytes()
@@ -112,24 +111,24 @@ def _with_digest(data: bytes) -> bytes:
 
 
 _MAX_DEPTH = 100
-"""Directories: below this a path has a length that every tool opens and removes (PATH_MAX is 4,096 bytes)."""
+"""Directories: every tool can open and remove paths up to this depth (PATH_MAX is 4,096 bytes)."""
 
 
 def require_plain_name(path: str, source: str) -> None:
-    """Raise UserError for a file name from elsewhere that could leave the directory that it is to be written to.
+    """Raise UserError for a file name from another host that would be written outside of its directory.
 
-    `source`: who gave it, for the error.
+    `source`: where the name comes from, for the error.
     """
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts):
-        what = "is no path below a directory (absolute, or with '..', '.' or an empty part)"
+        what = "is not a path below a directory (absolute, or with '..', '.' or an empty part)"
     elif len(parts) > _MAX_DEPTH:
         what = f"is more than {_MAX_DEPTH} directories deep"
     elif re.search(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", path):
-        # C0, DEL, C1, and what changes the direction of writing: a listing would show another name.
+        # C0, DEL, C1, and characters that change the direction of writing: a listing would show another name.
         what = "has a control character"
     elif any("\ud800" <= character < "\udc80" for character in path):
-        what = "is no text"
+        what = "is not text"
     else:
         return
     raise UserError(f"{source}: the file name {path!r} {what}, so nothing was copied; rename it or leave it out")
@@ -137,10 +136,10 @@ def require_plain_name(path: str, source: str) -> None:
 
 @contextlib.contextmanager
 def new_file_below(top: str, path: str) -> Iterator[BinaryIO]:
-    """Write the file `path`, a plain name, below the directory `top`; it has its name once it is complete.
+    """Write the file `path`, a plain name, below the directory `top`; it gets its name once it is complete.
 
-    Directories are made where they are missing. Links below `top` are not followed: one in the place of a directory is
-    an error, one in the place of the file is replaced. Raises OSError.
+    Missing directories are created. Links below `top` are not followed: one instead of a directory is an error, one
+    instead of the file is replaced. Raises OSError.
     """
     Path(top).mkdir(parents=True, exist_ok=True)
     *parents, name = path.split("/")
@@ -166,7 +165,7 @@ def new_file_below(top: str, path: str) -> Iterator[BinaryIO]:
 
 
 def flush(path: Path) -> None:
-    """Make a file's content, or a directory's names, durable. Raises OSError."""
+    """fsync a file or a directory. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -175,20 +174,20 @@ def flush(path: Path) -> None:
 
 
 def close_quietly(descriptor: int) -> None:
-    """Close a descriptor whose file may have gone with its mount, or cannot take what was written last."""
+    """Close a descriptor whose file may have disappeared with its mount, or may refuse the last write."""
     with contextlib.suppress(OSError):
         os.close(descriptor)
 
 
-class _ForgivingStream(io.FileIO):
-    """A descriptor for what people read: what cannot be written is dropped."""
+class _LossyStream(io.FileIO):
+    """A stream that drops what cannot be written."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor, "wb", closefd=False)
         self.dropped = False
 
     def write(self, data: Any) -> int:
-        """Write all of it, or what the file takes; says that all was written."""
+        """Write all of it, or as much as the file takes; returns the full size."""
         view = memoryview(data).cast("B")
         size = len(view)
         try:
@@ -200,8 +199,8 @@ class _ForgivingStream(io.FileIO):
 
 
 def tolerate_lost_stderr() -> Callable[[], bool]:
-    """From here on nothing that is written to standard error raises; returns whether something was dropped so far."""
-    stream: Any = _ForgivingStream(2)
+    """From now on no write to standard error raises. Returns a function: whether anything was dropped so far."""
+    stream: Any = _LossyStream(2)
     text: Any = CleanStream(io.TextIOWrapper(stream, encoding="utf-8", errors="backslashreplace", write_through=True))
     sys.stderr = text
     return lambda: bool(stream.dropped)

@@ -223,7 +223,7 @@ def test_an_export_replaces_an_older_one_and_nothing_else(tmp_path: Path) -> Non
     first, second = made("llama"), made("gpt2")
     target = tmp_path / "final"
     export(first, target, max_file_bytes=20_000)
-    with pytest.raises(UserError, match="holds an earlier export"):
+    with pytest.raises(UserError, match="has an earlier export"):
         export(second, target)
     export(second, target, overwrite=True)
     assert_equal(AutoModelForCausalLM.from_pretrained(target), second)
@@ -231,7 +231,7 @@ def test_an_export_replaces_an_older_one_and_nothing_else(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["final"]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match=r"other: holds thesis\.tex"):
+    with pytest.raises(UserError, match=r"other: has thesis\.tex"):
         export(second, tmp_path / "other", overwrite=True)
     assert (tmp_path / "other" / "thesis.tex").read_text() == "years of work"
 
