@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PYTHON
 
-.PHONY: help setup demo test quick lint format unit distributed integration integration-runs integration-launch fuzz gpu bench soak size clean
+.PHONY: help setup demo test quick lint format unit distributed integration integration-runs integration-launch fuzz gpu bench soak size messages clean
 
 help:
 	@echo "make demo         train a small model on two ranks, kill one, resume, measure, export, report"
@@ -26,6 +26,7 @@ help:
 	@echo "make fuzz         configs, logs, manifests, run directories and messages of anybody: 2,000 new ones each (EXAMPLES=)"
 	@echo "make gpu          what only a GPU can show, for 9 minutes (MINUTES=); installs nothing; results in runs/gpu (OUT=)"
 	@echo "make size         lines, statements and files by package; class names that stand twice"
+	@echo "make messages     tests/unit/messages.txt: every error, warning and help text, so that a diff shows their changes"
 	@echo "make clean        remove caches and build output; keeps .venv and runs/"
 
 setup:
@@ -91,6 +92,9 @@ soak: setup
 
 size: setup
 	@$(BIN)/python tools/size.py
+
+messages: setup
+	@$(BIN)/python tools/messages.py
 
 clean:
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
