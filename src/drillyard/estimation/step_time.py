@@ -45,7 +45,7 @@ from drillyard.hardware import Accelerator, Bandwidth, Fact, FactSource, Machine
 from drillyard.modelspec import Formula, adapter_parameters, flops_per_token, formula_label
 
 FLOPS_FORMULA: Final[Formula] = "6N"
-"""The formula of TFLOP/s and MFU, the one that runs report (`telemetry/throughput.py`)."""
+"""The formula of TFLOP/s and MFU, the one that runs report (`telemetry/metrics.py`)."""
 SMALLER: Final = 0.8
 """A model below this share of the smallest measured model's parameters gets a note."""
 NETWORK_LIMITS: Final = 0.2

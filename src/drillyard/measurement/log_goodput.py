@@ -29,7 +29,7 @@ from drillyard.errors import UserError
 from drillyard.goodput import Goodput, Kind, Moment, Overlay, StepRows, account
 from drillyard.measurement.parsed_log import NO_TIME, Mark, ParsedLog, Steps
 from drillyard.measurement.waits import LONGEST_SECONDS
-from drillyard.telemetry.event_goodput import goodput as goodput_of_events
+from drillyard.telemetry.events import goodput as goodput_of_events
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

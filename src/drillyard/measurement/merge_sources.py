@@ -87,7 +87,8 @@ def _best_format(found: list[FormatContent]) -> str | None:
 
 def _without_echo(lanes: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
     """Without the step events of events.jsonl where metrics.jsonl has the steps."""
-    full = [(lane, name) for lane, name in lanes if lane.column("loss") is not None]
+    # A column of NaN alone is no column: where no loss is finite, the tokens tell.
+    full = [(lane, name) for lane, name in lanes if any(lane.column(key) is not None for key in ("loss", "tokens"))]
     return full if full and any(Path(name).name in RUN_FILES for _, name in lanes) else lanes
 
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -252,7 +252,7 @@ def _between(
 def rows_not_compiled(steps: Steps, found: Durations) -> NDArray[np.bool_]:
     """Which durations are no warm-up in a log that says itself which steps compiled. All, where nothing would be left.
 
-    The same steps as telemetry/summary.py leaves out, so that both give one figure.
+    summary.json (telemetry/summary.py) rests on the same steps.
     """
     first = np.diff(steps.attempt[found.rows], prepend=-1) != 0
     kept: NDArray[np.bool_] = ~first & (steps.flags[found.rows] & COMPILED == 0)
@@ -365,9 +365,8 @@ def _whole_run(log: ParsedLog) -> StepTimes:
 
 
 def last_rows(steps: Steps) -> NDArray[np.intp]:
-    """The rows that led to the model, by step: of a step that was done again the last one."""
-    if bool((np.diff(steps.step) > 0).all()):
-        return np.arange(len(steps))
-    reverse: NDArray[Any] = steps.step[::-1]
-    _, first = np.unique(reverse, return_index=True)
-    return (len(steps) - 1 - first).astype(np.intp)
+    """The rows that led to the run's present state, by step: a later start undoes all steps after the one it resumed
+    from, also those that it has not repeated."""
+    step = np.append(steps.step, np.iinfo(np.int64).max)
+    lowest_from = np.minimum.accumulate(step[::-1])[::-1]
+    return np.flatnonzero(step[:-1] < lowest_from[1:])

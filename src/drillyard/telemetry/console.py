@@ -1,11 +1,10 @@
-"""The lines a run prints: for people in the PerfLogger's shape, for machines as JSON.
+"""The lines a run prints: for people in the PerfLogger's format, for machines as JSON.
 
     [PerfLogger] Using 70.55B parameters for TFLOPs calculation. Formula 6N: 423.3 GFLOPs per token.
     Step: 5 | Time: 14.54s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620
 
-Tools that read the PerfLogger's lines read these. Numbers carry at least four significant digits whatever their size
-(a step of 0.06712 s, a CPU's 0.01234 TFLOP/s), never an exponent. The supervisor reads rank 0's output with
-`parse_step_line` to move its progress bar, so both forms are parsed here, next to where they are made.
+Tools that read the PerfLogger's lines read these. Numbers have at least four significant digits (a step of 0.06712 s, a
+CPU's 0.01234 TFLOP/s), never an exponent. The supervisor parses both forms with `parse_step_line` for its progress bar.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _STEP_LINE = re.compile(r"Step:\s*(\d+)\s*\|\s*Time:\s*([\d.]+)s\s*\|[^\n]{0,500
 
 
 class StepLine(NamedTuple):
-    """What a printed step line tells: the step, and how many there will be where the line says so."""
+    """The step of a printed step line, and the number of steps where the line has it."""
 
     step: int
     total_steps: int | None
@@ -42,7 +41,7 @@ def count(value: float) -> str:
 
 
 def format_parameters_line(parameters: int, formula: str, flops_per_token: float) -> str:
-    """The line that says on which parameter count and formula every TFLOP/s below rests."""
+    """The parameter count and formula that every TFLOP/s below is based on."""
     return (
         f"[PerfLogger] Using {count(parameters)} parameters for TFLOPs calculation"
         f". Formula {formula}: {significant(flops_per_token / 1e9)} GFLOPs per token."
@@ -50,7 +49,7 @@ def format_parameters_line(parameters: int, formula: str, flops_per_token: float
 
 
 def format_step_line(record: dict[str, Any]) -> str:
-    """One line of metrics.jsonl in the PerfLogger's shape; a loss that is not finite is printed as nan or inf."""
+    """One line of metrics.jsonl in the PerfLogger's format; a non-finite loss is printed as nan or inf."""
     loss = record["loss"]
     tokens = record["tokens_per_second_per_gpu"]
     return (
@@ -70,7 +69,7 @@ HEADLINES = {
 
 
 def format_evaluation_line(step: int, results: dict[str, Any]) -> str:
-    """What an evaluation found, a line per held-out part: the figures of `HEADLINES` that it has, else all numbers."""
+    """The results of an evaluation, a line per held-out part: its figures of `HEADLINES`, else all its numbers."""
     lines = [f"Evaluation after step {step}"]
     for part, result in results.items():
         numbers = flatten(result if isinstance(result, dict) else {part: result})
@@ -88,14 +87,14 @@ _WARNINGS = {
     "warning": "{text}",
     "checkpoint_failed": "the checkpoint of step {step} was not saved: {reason}",
     "evaluation_failed": "{metric} of {part} was not measured after step {step}: {reason}",
-    "checkpoint_damaged": "passed over a damaged checkpoint: {reason}",
-    "checkpoint_incomplete": "passed over an incomplete checkpoint: {reason}",
+    "checkpoint_damaged": "skipped a damaged checkpoint: {reason}",
+    "checkpoint_incomplete": "skipped an incomplete checkpoint: {reason}",
     "checkpoint_not_removed": "{path}: cannot be deleted: {reason}",
 }
 
 
 def format_event(event: str, step: int | None, fields: dict[str, Any]) -> str | None:
-    """The line for people of an event that they want to hear of; None for any other event."""
+    """The console line of an event; None for events that are not printed."""
     if (warning := _WARNINGS.get(event)) is not None:
         return "WARNING: " + warning.format(step=step, **fields)
     text = _EVENTS.get(event)
@@ -103,7 +102,7 @@ def format_event(event: str, step: int | None, fields: dict[str, Any]) -> str | 
 
 
 def flatten(results: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of nested results under dotted names; what is not a number is left out."""
+    """The numbers of nested results under dotted names; other values are dropped."""
     flat: dict[str, float] = {}
     for name, value in results.items():
         if isinstance(value, dict):
@@ -114,10 +113,7 @@ def flatten(results: dict[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def parse_step_line(line: str) -> StepLine | None:
-    """The step of a line printed by `format_step_line` or by the JSON console; None for any other line.
-
-    A launcher's prefix before the line does no harm.
-    """
+    """The step of a line printed by `format_step_line` or the JSON console, prefixed or not; None for other lines."""
     match = _STEP_LINE.search(line)
     if match:
         return StepLine(int(match[1]), None)

@@ -1,7 +1,6 @@
-"""Where two runs part: their metrics compared step by step, to the bit.
+"""The first step at which two runs differ: their metrics compared step by step, to the bit.
 
-Losses are written with `repr`, so equal text means equal bits: two runs that should be the same (a resumed one and an
-undisturbed one, before and after a refactoring) are the same exactly when nothing differs here.
+Losses are written with `repr`, so equal text means equal bits.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ COMPARED: Final = ("loss", "grad_norm")
 class Divergence:
     """How one metric differs: at the first step where it does, and where the difference is largest.
 
-    Differences are absolute; `relative` ones are over the larger magnitude of the two. A value that is not finite, or
-    missing, in one run only differs infinitely.
+    Differences are absolute; `relative` ones are over the larger magnitude of the two. The difference to a missing or
+    non-finite value is infinite.
     """
 
     metric: str
@@ -57,16 +56,16 @@ class Difference:
 
 
 def compare_runs(first: Path, second: Path) -> Difference:
-    """Compare the metrics of two run directories; of a step done again the last time counts.
+    """Compare the metrics of two run directories; the last occurrence of a repeated step counts.
 
-    Raises UserError where a directory has no logged step, or the two have none in common.
+    Raises UserError for a directory without a logged step, and for two without a common one.
     """
     left, right = _by_step(first), _by_step(second)
     common = sorted(left.keys() & right.keys())
     if not common:
         raise UserError(
             f"{first} and {second} have no logged step in common"
-            f" ({min(left)}..{max(left)} and {min(right)}..{max(right)}): nothing can be compared."
+            f" ({min(left)}..{max(left)} and {min(right)}..{max(right)})."
         )
     divergences = (_divergence(metric, common, left, right) for metric in COMPARED)
     return Difference(
@@ -79,17 +78,17 @@ def compare_runs(first: Path, second: Path) -> Difference:
 
 def _by_step(run_directory: Path) -> dict[int, dict[str, Any]]:
     if not (run_directory / METRICS_FILE).is_file():
-        raise UserError(f"{run_directory}: no {METRICS_FILE}: give the directory of a run, such as runs/NAME.")
+        raise UserError(f"{run_directory}: has no {METRICS_FILE}: give the directory of a run, such as runs/NAME.")
     records = {record["step"]: record for record in read_metrics(run_directory)}
     if not records:
-        raise UserError(f"{run_directory / METRICS_FILE} holds no logged step yet.")
+        raise UserError(f"{run_directory / METRICS_FILE}: holds no logged step yet.")
     return records
 
 
 def _divergence(
     metric: str, steps: list[int], left: dict[int, dict[str, Any]], right: dict[int, dict[str, Any]]
 ) -> Divergence | None:
-    """How `metric` differs over `steps`; None when it is equal to the bit at each."""
+    """How `metric` differs over `steps`; None when it is equal to the bit at each of them."""
     pairs = [(step, left[step].get(metric), right[step].get(metric)) for step in steps]
     different = [(step, a, b) for step, a, b in pairs if repr(a) != repr(b)]
     if not different:

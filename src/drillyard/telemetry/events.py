@@ -1,59 +1,60 @@
-"""events.jsonl: what happened to a run, when, across all its restarts. The vocabulary, and how to append and read it.
+"""events.jsonl: what happened to a run, when, across all its restarts: vocabulary, writer, readers, goodput.
 
 One JSON object per line: `time` (UTC, microseconds, e.g. 2026-01-31T12:00:00.123456Z), `event`, and where they apply
-`round` (0 for the first start of the ranks, +1 with each restart), `rank` and `step` (optimizer steps completed).
-Rank 0 and the supervisor append to the same file. Goodput (event_goodput.py) is computed from these lines alone.
+`round` (the attempt: 0 for the first, +1 with each restart), `rank` and `step` (optimizer steps completed).
+Rank 0 and the supervisor append to the same file. Goodput is computed from these lines alone.
 
 | event | written by | when | fields besides time, round, step |
 |---|---|---|---|
 | run_start | supervisor (1) | a person, scheduler or launcher starts the run | world_size, launch, versions, ... |
-| round_start | rank 0 | a round of ranks begins to work | world_size |
+| round_start | rank 0 | the ranks of an attempt begin to work | world_size |
 | data | rank 0 | the data is ready | parts, notes |
 | parameters | rank 0 | the model is built | count, trainable, formula, flops_per_token, accelerator, peak_flops |
-| order | rank 0 | which samples a step sees and how it rounds is settled | data, world_size, numerics, ... |
+| order | rank 0 | the samples of each step and the numerics are fixed | data, world_size, numerics, ... |
 | resolved | rank 0 | settings left open are resolved, or kept as they were | settings, reasons, kept, changed |
 | estimate | rank 0 | memory and step time are predicted | verdict, memory_gib, peak_at, step_seconds, missing |
 | resume | rank 0 | a checkpoint was loaded; `step` is its step | path, seconds |
 | settings_changed | rank 0 | after `resume`: other settings from `step` on | changes: {setting: [old, new]} |
-| first_step | rank 0 | the first step of a round is done (needed only if it is not logged) | |
+| first_step | rank 0 | the first step of an attempt is done (needed only if it is not logged) | |
 | step | rank 0 | a logged step is done | step_seconds, window_steps, data_seconds, compile_seconds |
-| loss_spike, gradient_spike | rank 0 | `step` stands out; told at the next logged one | loss, median, limit, samples |
-| nonfinite_step | rank 0 | `step` was skipped; told at the next logged one | loss, grad_norm, samples |
+| loss_spike, gradient_spike | rank 0 | `step` is an outlier; follows the next logged step | loss, median, limit, ... |
+| nonfinite_step | rank 0 | `step` was skipped; follows the next logged step | loss, grad_norm, samples |
 | checkpoint_begin, checkpoint_end | rank 0 | training waits for a save (blocking part only) | seconds (end) |
 | checkpoint | rank 0 | a checkpoint is complete, manifest written | path, bytes, blocking_seconds, seconds |
 | checkpoint_failed | rank 0, or a rank that lost the others | a save failed; training goes on | path, reason |
-| checkpoint_incomplete, checkpoint_damaged | rank 0 | a load passed a checkpoint over | path, reason |
-| checkpoint_abandoned | rank 0 | a checkpoint is of steps that are done again otherwise | path |
-| checkpoint_removed, checkpoint_not_removed | rank 0 | it is no longer kept | path, reason (not removed) |
+| checkpoint_incomplete, checkpoint_damaged | rank 0 | a load skipped a checkpoint | path, reason |
+| checkpoint_abandoned | rank 0 | a checkpoint holds steps that are now trained differently | path |
+| checkpoint_removed, checkpoint_not_removed | rank 0 | retention no longer keeps it | path, reason (not removed) |
 | evaluation_begin, evaluation_end | rank 0 | training waits for an evaluation | seconds (end) |
 | evaluation | rank 0 | the results of an evaluation | results |
 | evaluation_failed | rank 0 | a metric could not be measured; training goes on | part, metric, reason, stack |
 | export_begin, export_end | rank 0 | the model is written, to `final/` or beside it | seconds, directory (end) |
-| signal | who received it | a signal asks the run to stop | signal |
+| signal | the process that received it | a signal asks the run to stop | signal |
 | failure | supervisor, or a rank that gives up | a rank died, hung or raised | reason, failed_rank, exit_code |
-| warning | rank 0 | something failed that does not end the run: a log on a full disk, a tracker | text |
+| warning | rank 0 | a failure that does not end the run: a log on a full disk, a tracker | text |
 | waiting | supervisor or launcher | nothing can run before the next start (queued) | reason |
-| restart | supervisor | a new round of ranks is started after a failure | reason |
-| end | rank 0, then the supervisor | nothing of the run is left to do | status, sequences |
+| restart | supervisor | the next attempt starts after a failure | reason |
+| end | rank 0, then the supervisor | the run is over | status, sequences |
 
 (1) rank 0 where there is no supervisor; one of the two, not both.
 
-The status of an `end` is completed, interrupted or failed; its `sequences` (of rank 0) say how many sequences of the
-data were seen at least once, of how many, in how many epochs. `order` has `by_epoch`: whether each epoch's last batch
-is short (data/sampler.py).
+The status of an `end` is completed, interrupted or failed; its `sequences` (from rank 0) counts the data's sequences
+that were seen at least once, all of them, and the epochs. `order` has `by_epoch`: whether each epoch's last batch is
+short (data/sampler.py).
 
-Besides these a writer may add events of its own: readers ignore what they do not know.
+Writers may add other events: readers ignore unknown ones.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from drillyard.errors import UserError
+from drillyard.goodput import Goodput, Kind, Moment, Overlay, account
 from drillyard.telemetry.jsonlines import LineFile, encode, read_records
 
 EVENTS_FILE: Final = "events.jsonl"
@@ -99,15 +100,14 @@ EVENT_NAMES: Final[frozenset[str]] = frozenset(get_args(EventName))
 
 
 ODD_VALUE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What Python raises where a record has a value of a kind that no run writes."""
+"""What Python raises when a record holds a value of the wrong type."""
 
 
 @contextlib.contextmanager
 def refusing_odd_values(*run_directories: Path) -> Iterator[None]:
-    """For code that reads a run's records: raise UserError where one holds a value of a kind that no run writes.
+    """Raise UserError where code that reads a run's records meets a value of the wrong type.
 
-    Records are not checked against a schema: they may be of any version, and what none of our readers uses is no
-    problem. A run directory from elsewhere may hold anything.
+    Records may be of any version, so they are not checked against a schema.
     """
     try:
         yield
@@ -115,29 +115,29 @@ def refusing_odd_values(*run_directories: Path) -> Iterator[None]:
         where = " or ".join(map(str, run_directories))
         raise UserError(
             f"{where}: {EVENTS_FILE} or metrics.jsonl holds a value that no run writes "
-            f"({type(error).__name__}: {error!s:.200}). Get the directory again from where the run wrote it; if that "
-            "is as written, this is a bug: please report it."
+            f"({type(error).__name__}: {error!s:.200}). Copy the directory again from where the run wrote it; if the "
+            "original fails too, please report this as a bug."
         ) from error
 
 
 def utc_now() -> str:
-    """The time of day in UTC with microseconds, as written in every line."""
+    """The current time in UTC with microseconds, as written in every line."""
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def event_line(event: str, fields: dict[str, Any]) -> str:
-    """The line of one event that happens now; fields that are None are left out."""
+    """The line of an event at the current time; fields that are None are left out."""
     present = {name: value for name, value in fields.items() if value is not None}
     return encode({"time": utc_now(), "event": event, **present})
 
 
 def append_event(run_directory: Path, event: EventName, **fields: Any) -> None:
-    """Append one event; any process of the run may. Opens and closes the file: for rare events, not for steps.
+    """Append one event, from any process of the run. Opens and closes the file: for rare events, not for steps.
 
     Raises UserError when it cannot be written.
     """
     troubles: list[str] = []
-    file = LineFile(run_directory / EVENTS_FILE, tell=troubles.append)
+    file = LineFile(run_directory / EVENTS_FILE, warn=troubles.append)
     file.write(event_line(event, fields))
     file.close()
     if file.lost_lines:
@@ -145,17 +145,17 @@ def append_event(run_directory: Path, event: EventName, **fields: Any) -> None:
 
 
 def read_events(run_directory: Path) -> list[dict[str, Any]]:
-    """All events in the order they were written; torn lines and lines without a time or a name are passed over."""
+    """All events in the order they were written; torn lines and lines without a time or a name are skipped."""
     return [record for record in read_records(run_directory / EVENTS_FILE) if is_event(record)]
 
 
 def is_event(record: Mapping[str, Any]) -> bool:
-    """Whether a record has what every event has: a name, and a time that is one."""
+    """Whether a record has a name and a valid time, as every event has."""
     return isinstance(record.get("event"), str) and has_time(record)
 
 
 def has_time(record: Mapping[str, Any]) -> bool:
-    """Whether `event_microseconds` can tell the time of a record."""
+    """Whether a record has a time with a time zone."""
     try:
         return datetime.fromisoformat(record["time"]).tzinfo is not None
     except (KeyError, TypeError, ValueError):
@@ -164,6 +164,35 @@ def has_time(record: Mapping[str, Any]) -> bool:
 
 def event_microseconds(event: Mapping[str, Any]) -> int:
     """An event's time in whole microseconds since 1970."""
-    moment = datetime.fromisoformat(event["time"])
-    delta = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+    return (datetime.fromisoformat(event["time"]) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+_MOMENTS: Final[dict[str, tuple[Kind, Overlay | None]]] = {
+    "run_start": ("run_start", None),
+    "round_start": ("round_start", None),
+    "resume": ("resume", None),
+    "first_step": ("step", None),
+    "step": ("step", None),
+    "checkpoint_begin": ("begin", "checkpoint"),
+    "checkpoint_end": ("end", "checkpoint"),
+    "evaluation_begin": ("begin", "evaluation"),
+    "evaluation_end": ("end", "evaluation"),
+    "export_begin": ("begin", "checkpoint"),
+    "export_end": ("end", "checkpoint"),
+    "failure": ("failure", None),
+    "restart": ("failure", None),
+    "waiting": ("waiting", None),
+    "end": ("over", None),
+}
+
+
+def moment(event: Mapping[str, Any]) -> Moment:
+    """What an event means to goodput. `first_step` is a step without a duration; an unknown event only passes time."""
+    kind, overlay = _MOMENTS.get(event["event"], ("other", None))
+    step, seconds = event.get("step"), event.get("step_seconds")
+    return Moment(event_microseconds(event), kind, step if isinstance(step, int) else None, seconds, overlay)
+
+
+def goodput(events: Iterable[Mapping[str, Any]]) -> Goodput:
+    """The goodput of a run from its events, in the order they were written."""
+    return account(map(moment, events))

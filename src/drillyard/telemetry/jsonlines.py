@@ -1,16 +1,16 @@
 """JSON lines that survive crashes: how every log of a run directory is written and read.
 
 The idea: one `write()` of one whole line on a descriptor opened with O_APPEND. The kernel then places lines of several
-processes after one another, a line is in the page cache the moment `write` returns (so a killed process loses nothing
-that it logged), and the only damage a crash can do is one torn line. A writer that finds a torn last line starts on a
-fresh one; a reader passes over lines that are not JSON objects.
+processes after one another, a line is in the page cache when `write` returns (a killed process loses nothing that it
+logged), and a crash can damage one line at most. A writer that finds a torn last line starts a new one; a reader skips
+lines that are not JSON objects.
 
-JSON has no NaN or Infinity, and strict readers refuse them. Such a value is written as null, and the field
-`nonfinite` of the same object names it, nested as it was: `{"loss": null, "nonfinite": {"loss": "nan"}}`. Finite
-floats are written with `repr`, so they are read back to the bit.
+JSON has no NaN or Infinity. Such a value is written as null, and the field `nonfinite` of the same object names it,
+nested as it was: `{"loss": null, "nonfinite": {"loss": "nan"}}`. Finite floats are written with `repr` and read back
+to the bit.
 
 A file that cannot be written (disk full, read-only, mount gone) never ends a training run: its lines wait in memory and
-are written, whole and in order, when it can be again.
+are written, whole and in order, once that is possible again.
 
 Cost: about 10 microseconds per line. Limits: appends are atomic on local file systems; on NFS and object-store mounts
 only those of one host are. On an object-store mount a line is on this host alone until `sync` or `close`.
@@ -34,7 +34,7 @@ from drillyard.redaction import redact
 from drillyard.safe_files import NO_ROOM, describe_os_error
 
 WAITING_BYTES = 16 * 1024**2
-# After these the descriptor is as good as before; after others the file may be another one when it is there again.
+# After these errors the descriptor is still good; after others the path may lead to another file.
 _SAME_DESCRIPTOR = NO_ROOM | {errno.EFBIG, errno.EINTR}
 
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(", ", ": ")).encode
@@ -50,7 +50,7 @@ def encode(record: dict[str, Any]) -> str:
 
 
 def _split_nonfinite(value: Any) -> tuple[Any, Any]:
-    """`value` with null for non-finite floats, and these alone as text in the same nesting (None if there are none)."""
+    """`value` with null for non-finite floats, and those floats as text in the same nesting (None without any)."""
     if isinstance(value, float) and not math.isfinite(value):
         return None, repr(value)
     if isinstance(value, dict | list | tuple):
@@ -63,7 +63,7 @@ def _split_nonfinite(value: Any) -> tuple[Any, Any]:
 
 
 def _join_nonfinite(finite: Any, nonfinite: dict[str, Any]) -> None:
-    """Put the non-finite floats back into their places."""
+    """Put the non-finite floats back."""
     for name, text in nonfinite.items():
         key = int(name) if isinstance(finite, list) else name
         if isinstance(text, dict):
@@ -88,7 +88,7 @@ def decode(line: bytes | str) -> dict[str, Any] | None:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file in order; a file that is not there has none, torn lines are passed over."""
+    """The objects of a JSON-lines file in order; none for a missing file. Torn lines are skipped."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -100,26 +100,24 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
 
 
-def _warn(text: str) -> None:
-    with contextlib.suppress(OSError):
-        # Standard error may be a file on the disk that the warning is about.
+def _print_warning(text: str) -> None:
+    with contextlib.suppress(OSError):  # stderr may be a file on the same disk
         print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 class LineFile:
     """An append-only text file, one `write()` per line; several processes and threads may write to it.
 
-    Opening raises UserError (nothing has been lost yet, so the user should know). A failure to write later does not
-    raise: the line waits in memory, and every further `write` tries again, on a file opened anew where the old one is
-    gone with its mount; lines since the last `sync` that are then missing are written again. `tell(text)` is called
-    once when that begins and once when it is over. Lines that come when `WAITING_BYTES` are waiting already are lost;
-    `lost_lines` counts them.
+    Opening raises UserError: nothing has been lost yet. A later failure to write does not raise: the line waits in
+    memory, and each further `write` tries again, on a reopened file where the mount was lost; lines since the last
+    `sync` that the reopened file lacks are written again. `warn(text)` is called when that begins and when it is over.
+    Lines beyond `WAITING_BYTES` of waiting ones are lost; `lost_lines` counts them.
     """
 
-    def __init__(self, path: Path, tell: Callable[[str], None] = _warn) -> None:
+    def __init__(self, path: Path, warn: Callable[[str], None] = _print_warning) -> None:
         self.path = path
         self.lost_lines = 0
-        self._tell = tell
+        self._warn = warn
         self._lock = threading.Lock()
         self._waiting = bytearray()
         self._descriptor: int | None = None
@@ -136,12 +134,12 @@ class LineFile:
             ) from error
 
     def write(self, line: str) -> None:
-        """Append `line` and a newline, after a newline of its own where the file ends in a torn line."""
-        self._report(self._append((redact(line) + "\n").encode("utf-8", "backslashreplace")))
+        """Append `line` and a newline; a torn last line is ended first."""
+        self._append((redact(line) + "\n").encode("utf-8", "backslashreplace"))
 
     def sync(self) -> None:
-        """Make what was written durable: flushed to the disk, and closed, which is when object-store mounts upload."""
-        self._report(self._append(b""))
+        """Flush to the disk, and close and reopen: object-store mounts upload on close."""
+        self._append(b"")
         with self._lock:
             descriptor, self._descriptor = self._descriptor, None
             if descriptor is None:
@@ -156,23 +154,26 @@ class LineFile:
                 self._unsynced.clear()
                 self._open()
             except OSError:
-                # The next write opens it again, and then finds out what is missing, or tells that it cannot.
-                return
+                return  # the next write reopens it, and writes what is missing or warns
 
     def close(self) -> None:
-        """Write what waits, say how many lines are lost if any are, and close the file."""
+        """Write what waits, warn of lost lines, and close the file."""
         if self._waiting:
-            self._report(self._append(b""))
+            self._append(b"")
         with self._lock:
             self.lost_lines += self._waiting.count(b"\n")
             self._waiting.clear()
         if self.lost_lines:
-            self._tell(f"{self.path}: {self.lost_lines} lines could not be written and are lost")
+            self._warn(f"{self.path}: {self.lost_lines} lines could not be written and are lost")
         with self._lock:
             self._close()
 
-    def _append(self, data: bytes) -> str | None:
-        """Write what waits and `data` behind it; returns what there is to tell."""
+    def _append(self, data: bytes) -> None:
+        if (warning := self._try_append(data)) is not None:
+            self._warn(warning)
+
+    def _try_append(self, data: bytes) -> str | None:
+        """Write what waits and then `data`; returns a warning when a problem begins or ends."""
         with self._lock:
             if data and len(self._waiting) + len(data) > WAITING_BYTES:
                 self.lost_lines += 1
@@ -197,20 +198,20 @@ class LineFile:
             return f"{self.path}: is written again, with the {waited} lines that have waited" if ends else None
 
     def _write_all(self) -> None:
-        """Write all that waits; where that fails, what lines were taken wait no longer. Raises OSError."""
+        """Write all that waits; lines written before an OSError wait no longer."""
         assert self._descriptor is not None
         newline = b"\n" if self._torn else b""
         data, written = newline + self._waiting, 0
         try:
             while written < len(data):
-                # After a write that took a part, the next one takes the rest or says why not.
+                # After a partial write the next one takes the rest or raises.
                 written += os.write(self._descriptor, data[written:])
         finally:
             if written >= len(newline):
                 self._settle(written - len(newline))
 
     def _settle(self, taken: int) -> None:
-        """Account for `taken` bytes of what waits. A line that was taken in part is taken back, and waits on whole."""
+        """Drop the first `taken` bytes of what waits. A line written in part is cut off the file and waits whole."""
         lacks_only_newline = self._waiting[taken : taken + 1] == b"\n"
         whole = taken if lacks_only_newline else self._waiting.rfind(b"\n", 0, taken) + 1
         self._torn = taken > whole and not self._taken_back(taken - whole)
@@ -219,10 +220,8 @@ class LineFile:
         del self._unsynced[: max(0, len(self._unsynced) - WAITING_BYTES)]
 
     def _taken_back(self, num_bytes: int) -> bool:
-        """Cut off the last bytes that were written, so that strict readers find whole lines alone.
-
-        Not when another process has appended meanwhile, which a full disk hardly lets it: then a newline follows.
-        """
+        """Cut off the last bytes written, so that strict readers find whole lines only; False where another process has
+        appended meanwhile (then a newline follows)."""
         assert self._descriptor is not None
         end = os.lseek(self._descriptor, 0, os.SEEK_CUR)
         if os.fstat(self._descriptor).st_size != end:
@@ -234,22 +233,16 @@ class LineFile:
         return True
 
     def _vanished(self) -> bytes:
-        """The lines since the last sync that the file, opened again, does not have: they went with its mount."""
+        """The lines since the last sync that the reopened file lacks: they were lost with its mount."""
         assert self._descriptor is not None
         start = min(self._synced_bytes, os.fstat(self._descriptor).st_size)
         there = set(os.pread(self._descriptor, 2 * WAITING_BYTES, start).splitlines(keepends=True))
         lines, self._unsynced = self._unsynced.splitlines(keepends=True), bytearray()
         return b"".join(bytes(line) for line in lines if bytes(line) not in there)
 
-    def _report(self, text: str | None) -> None:
-        if text is not None:
-            self._tell(text)
-
     def _open(self) -> None:
-        """Open the file, or make it: on an object-store mount that went before the first upload it is not there.
-
-        The directory is never made: where its mount is gone, that would be another one.
-        """
+        """Open or create the file (a mount lost before its first upload has none), but never its directory: without the
+        mount that would be another one."""
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         size = os.fstat(self._descriptor).st_size
         self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
@@ -257,6 +250,5 @@ class LineFile:
     def _close(self) -> None:
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
-                # A write that failed late; the next one would have told.
                 os.close(self._descriptor)
         self._descriptor = None

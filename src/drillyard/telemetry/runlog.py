@@ -1,11 +1,10 @@
 """RunLog: everything a training run writes about itself, behind a handful of calls.
 
 Rank 0 writes metrics.jsonl, events.jsonl, dllogger.json, the trackers (TensorBoard, W&B, MLflow) and the console line;
-on every other rank all calls return at once, so the trainer calls them without asking. The logs are append-only: a
-resumed run goes on in the same files.
+on other ranks every call returns at once. The logs are append-only: a resumed run continues the same files.
 
-Cost per logged step: four short lines formatted and written, under 100 microseconds, besides the trackers (see
-trackers.py). Nothing here touches a device: the caller has read the loss before.
+Cost per logged step: four short lines formatted and written, under 100 microseconds, plus the trackers (trackers.py).
+Nothing here touches a device.
 """
 
 from __future__ import annotations
@@ -15,16 +14,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from drillyard.telemetry import console as lines
-from drillyard.telemetry.dllogger import DLLOGGER_FILE, dllogger_line
 from drillyard.telemetry.events import EVENTS_FILE, EventName, event_line, utc_now
 from drillyard.telemetry.jsonlines import LineFile, encode
-from drillyard.telemetry.metrics import METRICS_FILE, StepRecord
+from drillyard.telemetry.metrics import METRICS_FILE, StepRecord, ThroughputFormula
 from drillyard.telemetry.summary import closing_lines, model_of
-from drillyard.telemetry.throughput import ThroughputFormula, derive
 from drillyard.telemetry.trackers import Trackers
 
 if TYPE_CHECKING:
@@ -54,12 +52,15 @@ _TRACKED = (
 )
 
 
-class RunLog:
-    """The log of one round of ranks. Call `parameters` before the first `step`, and `close` (or use `with`) at the end.
+DLLOGGER_FILE = "dllogger.json"
+"""The logged steps in the format of NVIDIA's DLLogger: `DLLL ` and one JSON object per line."""
 
-    `round_number` is 0 for the first start and grows with each restart. `console`: `text` prints lines for
-    people with the PerfLogger's among them, `json` one object per line, `none` nothing.
-    `total_steps`, where known, goes with the JSON lines so that whoever reads them can show progress.
+
+class RunLog:
+    """The log of one attempt. Call `parameters` before the first `step`, and `close` (or use `with`) at the end.
+
+    `round_number` is the attempt, from 0. `console`: `text` prints lines for people, the PerfLogger's among them,
+    `json` one object per line, `none` nothing. `total_steps`, where known, is in the JSON lines to show progress.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class RunLog:
         self._rank = rank
         self._round = round_number
         self._config = config
-        self._ruler: ThroughputFormula | None = None
+        self._formula: ThroughputFormula | None = None
         self._failed_parts: set[str] = set()
         self._started = time.time()
         self.total_steps = total_steps if total_steps is not None else config.training.steps
@@ -95,7 +96,7 @@ class RunLog:
         self.close()
 
     def event(self, name: EventName, step: int | None = None, **fields: Any) -> None:
-        """Append an event (vocabulary in events.py). A `resume` also tells the trackers from which step they go on."""
+        """Append an event (vocabulary in events.py). A `resume` also rewinds the trackers to its step."""
         if not self._writes:
             return
         place = {"round": self._round, "rank": self._rank, "step": step}
@@ -107,14 +108,13 @@ class RunLog:
         elif self._console == "text" and (line := lines.format_event(name, step, fields)) is not None:
             self._print(line)
         if name == "checkpoint":
-            # What led to a checkpoint is as durable as the checkpoint itself, on object-store mounts too.
+            # The logs up to a checkpoint must be as durable as the checkpoint, on object-store mounts too.
             for file in (self._events, self._metrics, self._dllogger):
                 file.sync()
 
     @contextmanager
     def span(self, name: Span, step: int, **fields: Any) -> Iterator[dict[str, Any]]:
-        """Training waits: writes `<name>_begin` and, unless the body raises, `<name>_end` with its seconds and what the
-        body has put into the dictionary."""
+        """Write `<name>_begin` and, unless the body raises, `<name>_end` with seconds and the yielded dict."""
         begin, end = _SPANS[name]
         begun = time.perf_counter()
         self.event(begin, step, **fields)
@@ -131,15 +131,15 @@ class RunLog:
         accelerator: Accelerator | None,
         precision: str | None = None,
     ) -> None:
-        """What TFLOP/s and MFU rest on: parameter counts, FLOPs per token under the named formula, the accelerator.
+        """Set the basis of TFLOP/s and MFU: parameters, FLOPs per token under the named formula, the accelerator.
 
-        The peak is the accelerator's at `precision` (default: the config's compute precision); without one there is no
-        MFU. `describe_model` makes these arguments.
+        The peak is the accelerator's at `precision` (default: the config's); without a peak there is no MFU.
+        `describe_model` returns these arguments.
         """
         precision = precision or self._config.training.precision
         peak = None if accelerator is None else accelerator.peak_flops.get(precision)
         name = None if accelerator is None else accelerator.name
-        self._ruler = ThroughputFormula(formula, flops_per_token, name, precision, peak)
+        self._formula = ThroughputFormula(formula, flops_per_token, peak)
         self.event(
             "parameters",
             count=count,
@@ -157,20 +157,18 @@ class RunLog:
         """Log a step everywhere."""
         if not self._writes:
             return
-        assert self._ruler is not None, "RunLog.parameters comes before the first step"
+        assert self._formula is not None, "call RunLog.parameters before the first step"
         time_of_day = utc_now()
         fields = asdict(record)
         if record.epoch is None:
             del fields["epoch"]
-        metrics = {"time": time_of_day, "round": self._round, **fields, **derive(record, self._ruler)}
+        metrics = {"time": time_of_day, "round": self._round, **fields, **self._formula.rates(record)}
         timing = ("step", "step_seconds", "window_steps", "data_seconds", "compile_seconds")
         event = {"time": time_of_day, "event": "step", "round": self._round, "rank": self._rank}
         self._events.write(encode(event | {name: fields[name] for name in timing if fields[name] is not None}))
         line = encode(metrics)
         self._metrics.write(line)
-        self._dllogger.write(
-            dllogger_line(metrics, sequence_length=self._config.data.sequence_length, started=self._started)
-        )
+        self._dllogger.write(_dllogger_line(metrics, self._config.data.sequence_length, self._started))
         if self._console == "text":
             self._print(lines.format_step_line(metrics))
         elif self._console == "json":
@@ -189,7 +187,7 @@ class RunLog:
             self._print(lines.format_evaluation_line(step, results))
 
     def checkpoint(self, step: int, path: Path, *, blocking_seconds: float, seconds: float, size_bytes: int) -> None:
-        """Log that a checkpoint is complete on disk: how long training waited, how long it took in all, its size."""
+        """Log a complete checkpoint: seconds that training waited, seconds in all, size."""
         sizes = {"blocking_seconds": blocking_seconds, "seconds": seconds, "bytes": size_bytes}
         self.event("checkpoint", step, path=str(path), **sizes)
 
@@ -202,7 +200,7 @@ class RunLog:
 
     @contextmanager
     def optional(self, what: str) -> Iterator[None]:
-        """Work that no training depends on and that has no collective in it: what it raises is a warning, once."""
+        """Turn an exception of optional work (no collectives) into a warning, once per `what`."""
         try:
             yield
         except Exception as error:
@@ -211,14 +209,14 @@ class RunLog:
                 self.warn(f"{what} failed: {type(error).__name__}: {error}")
 
     def closing(self, summary: dict[str, Any], run_directory: Path) -> None:
-        """Print how a completed run ended; the last call, after `close`."""
+        """Print the closing lines of a completed run; the last call, after `close`."""
         if self._rank == 0 and self._console == "text":
             self._print("\n".join(closing_lines(summary, run_directory)))
         elif self._rank == 0 and self._console == "json":
             self._print(event_line("summary", {**summary, "model": str(model_of(summary, run_directory))}))
 
     def warn(self, text: str) -> None:
-        """Record that something went wrong which does not end the run, and print it."""
+        """Record and print a problem that does not end the run."""
         self.event("warning", text=text)
 
     def close(self) -> None:
@@ -236,5 +234,35 @@ class RunLog:
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
         except OSError:
-            # Nobody reads the console any more (its pipe is closed or its disk full); the files still hold everything.
+            # The pipe is closed or the disk full. The files still hold everything.
             self._console = "none"
+
+
+def _dllogger_line(record: dict[str, Any], sequence_length: int, started: float) -> str:
+    """A line of metrics.jsonl as a LOG line of DLLogger's JSON backend; `started` is when the attempt began.
+
+    The names in `data` are NeMo's, which readers in the field look for: `consumed_samples` counts sequences,
+    `train_step_timing in s` is the mean over the window. Known readers fail on PARAMETER and METADATA lines, so there
+    are none.
+    """
+    now = time.time()
+    data: dict[str, Any] = {
+        "reduced_train_loss": record["loss"],
+        "lr": record["learning_rate"],
+        "global_step": record["step"],
+        "consumed_samples": record["step"] * (record["tokens"] // sequence_length),
+        "train_step_timing in s": record["step_seconds"],
+    }
+    if record["grad_norm"] is not None:
+        data["grad_norm"] = record["grad_norm"]
+    if record.get("epoch") is not None:
+        data["epoch"] = int(record["epoch"])
+    entry = {
+        "timestamp": f"{now:.6f}",
+        "datetime": datetime.fromtimestamp(now).isoformat(" ", "microseconds"),
+        "elapsedtime": f"{now - started:.6f}",
+        "type": "LOG",
+        "step": record["step"],
+        "data": data,
+    }
+    return "DLLL " + encode(entry)

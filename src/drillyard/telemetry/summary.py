@@ -1,8 +1,8 @@
 """summary.json and summary.txt: what a run achieved, computed from its metrics.jsonl and events.jsonl alone.
 
-It can therefore be written by the trainer at the end, by the supervisor after a failure, or by anyone later, and comes
-out the same. Speed is the median over logged steps. Left out of it, and said so: the first logged step of each start
-and steps that compiled. Every MFU comes with its formula, peak and precision, or with the reason why there is none.
+`measurement` reads the steps and decides which of them count, as for `drillyard metrics` and the report. Speed is the
+median over logged steps, as the run itself logged it, without the first one of each attempt and without steps that
+compiled. Every MFU has its formula, peak and precision, or the reason why there is none.
 """
 
 from __future__ import annotations
@@ -13,55 +13,64 @@ import os
 import shlex
 import statistics
 import textwrap
+from collections import deque
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from drillyard.errors import UserError
 from drillyard.redaction import redact
 from drillyard.safe_files import describe_os_error
 from drillyard.telemetry.console import HEADLINES, count, flatten, significant
-from drillyard.telemetry.event_goodput import goodput
-from drillyard.telemetry.events import EVENTS_FILE, read_events
+from drillyard.telemetry.events import EVENTS_FILE, goodput, read_events
 from drillyard.telemetry.jsonlines import encode
-from drillyard.telemetry.metrics import current_steps, read_steps
+from drillyard.telemetry.metrics import read_steps
+
+if TYPE_CHECKING:
+    from drillyard.measurement.parsed_log import Steps
+    from drillyard.measurement.run_result import RunResult
 
 SUMMARY_VERSION: Final = 1
 
 
 def summarize(run_directory: Path) -> dict[str, Any]:
-    """The contents of summary.json (see its keys here); figures that the logs do not give are None.
+    """The contents of summary.json; figures that the logs do not give are None.
 
     Raises UserError for a directory without an events.jsonl.
     """
     if not (run_directory / EVENTS_FILE).exists():
         raise UserError(f"{run_directory}: no {EVENTS_FILE}: this is not the directory of a run that has started.")
+    # Imported here: these load numpy, which is not needed to write the log.
+    from drillyard.measurement.read_logs import read_logs
+    from drillyard.measurement.run_result import measure
+    from drillyard.measurement.step_times import last_rows
+
     events = read_events(run_directory)
-    logged = list(read_steps(run_directory))
-    steps = current_steps(logged)
-    last = steps[-1] if steps else {}
-    parameters = _last_event(events, "parameters")
+    result = measure(read_logs([run_directory], framework="drillyard"))
+    steps = result.log.steps.select(last_rows(result.log.steps))
+    last_line = next(iter(deque(read_steps(run_directory), maxlen=1)), {})
+    parameters = last_event(events, "parameters")
     account = goodput(events)
     return {
         "version": SUMMARY_VERSION,
         "name": run_directory.resolve().name,
         "status": _status(events),
-        "steps": last.get("step", 0),
-        "first_loss": steps[0].get("loss") if steps else None,
-        "final_loss": last.get("loss"),
-        "data_notes": _last_event(events, "data").get("notes") or [],
+        "steps": last_line.get("step", 0),
+        "first_loss": float(steps.loss[0]) if len(steps) else None,
+        "final_loss": float(steps.loss[-1]) if len(steps) else None,
+        "data_notes": last_event(events, "data").get("notes") or [],
         "held_out": _held_out(events),
         "failed_evaluations": _failed_evaluations(events),
-        "last_evaluation_step": _last_event(events, "evaluation_begin").get("step"),
-        "model": _last_event(events, "export_end").get("directory"),
+        "last_evaluation_step": last_event(events, "evaluation_begin").get("step"),
+        "model": last_event(events, "export_end").get("directory"),
         "tokens": _tokens(steps),
         "sequences": next((event["sequences"] for event in reversed(events) if "sequences" in event), None),
-        "skipped_steps": last.get("skipped_steps", 0),
-        "num_gpus": last.get("num_gpus"),
+        "skipped_steps": last_line.get("skipped_steps", 0),
+        "num_gpus": last_line.get("num_gpus"),
         "parameters": parameters.get("count"),
         "trainable_parameters": parameters.get("trainable"),
-        **_speed(logged, [event["time"] for event in events if event["event"] in ("run_start", "round_start")]),
+        **_speed(result),
         "formula": parameters.get("formula"),
         "flops_per_token": parameters.get("flops_per_token"),
         "accelerator": parameters.get("accelerator"),
@@ -78,9 +87,9 @@ def summarize(run_directory: Path) -> dict[str, Any]:
 
 
 def write_summary(run_directory: Path) -> dict[str, Any]:
-    """Write summary.json and summary.txt into the run directory, each replaced as a whole; returns the former.
+    """Write summary.txt and summary.json into the run directory, each replaced atomically; returns the latter.
 
-    The JSON comes last: a run that has it is finished. Raises UserError when the disk does not take them.
+    The JSON comes last: a run that has it is finished. Raises UserError when they cannot be written.
     """
     summary = summarize(run_directory)
     _replace(run_directory / "summary.txt", format_summary(summary))
@@ -102,19 +111,17 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _status(events: Iterable[dict[str, Any]]) -> str:
-    """How the newest start ended; a start after the last end is still running, or was killed."""
-    last: dict[str, Any] = next(
-        (event for event in reversed(list(events)) if event["event"] in ("end", "round_start")), {}
-    )
-    return str(last.get("status", "running or killed"))
+    """How the last attempt ended; without an `end` it is running or was killed."""
+    return str(last_event(events, "end", "round_start").get("status", "running or killed"))
 
 
-def _last_event(events: Iterable[dict[str, Any]], name: str) -> dict[str, Any]:
-    return next((event for event in reversed(list(events)) if event["event"] == name), {})
+def last_event(events: Iterable[dict[str, Any]], *names: str) -> dict[str, Any]:
+    """The last event with one of these names; {} without one."""
+    return next((event for event in reversed(list(events)) if event["event"] in names), {})
 
 
 def _held_out(events: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """For each figure of the evaluations (dotted name): the last value and its step; for losses also the lowest."""
+    """The last value and its step of each figure of the evaluations (dotted name); for losses also the lowest."""
     figures: dict[str, dict[str, Any]] = {}
     for event in events:
         if event["event"] != "evaluation":
@@ -128,7 +135,7 @@ def _held_out(events: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _failed_evaluations(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What could not be measured: step, part, metric and reason. Of a step evaluated again the last time counts."""
+    """Step, part, metric and reason of failed evaluations; evaluating a step again replaces its failures."""
     failed: list[dict[str, Any]] = []
     for event in events:
         if event["event"] == "evaluation_begin":
@@ -139,20 +146,20 @@ def _failed_evaluations(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]
 
 
 def failure_text(failed: dict[str, Any]) -> str:
-    """`sql-execution of rows after step 40: what went wrong`, for one of a summary's `failed_evaluations`."""
+    """`sql-execution of rows after step 40: reason`, for one of a summary's `failed_evaluations`."""
     return f"{failed['metric']} of {failed['part']} after step {failed['step']}: {failed['reason']}"
 
 
 def required_failure(run_directory: Path) -> str | None:
-    """Why a finished run with `evaluation.required` has failed all the same, in words; None where it has not.
+    """Why a finished run with `evaluation.required` counts as failed; None where it does not.
 
-    Only the last evaluation counts, which is that of the finished model: an earlier failure leaves a gap in a curve.
+    Only the last evaluation counts, that of the finished model: earlier failures are gaps in a curve.
     """
     try:
         summary = json.loads((run_directory / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    # Earlier versions did not write the step of the last evaluation: each failure counts there.
+    # Earlier versions did not write the step of the last evaluation: then every failure counts.
     last = summary.get("last_evaluation_step")
     failed = [each for each in summary.get("failed_evaluations") or () if last is None or each["step"] == last]
     if not failed:
@@ -164,53 +171,45 @@ def required_failure(run_directory: Path) -> str | None:
     )
 
 
-def _tokens(steps: list[dict[str, Any]]) -> int:
-    """Tokens of all steps that led to the model, each step once; those between two logged ones are like the later."""
-    total, previous = 0, None
-    for record in steps:
-        covered = record.get("window_steps", 1) if previous is None else record["step"] - previous
-        total += record["tokens"] * covered
-        previous = record["step"]
-    return total
+def _tokens(steps: Steps) -> int:
+    """Tokens of all steps that led to the model; steps between two logged ones count like the later."""
+    import numpy as np
+
+    before_first = steps.step[:1] - steps.window_steps[:1]
+    return int((steps.tokens * np.diff(steps.step, prepend=before_first)).sum())
 
 
-def _speed(logged: list[dict[str, Any]], starts: list[str]) -> dict[str, Any]:
-    """Medians over logged steps, without the first after each of `starts` (times of day) and those that compiled."""
-    kept, previous = [], ""
-    for record in logged:
-        first = not previous or any(previous < start <= record["time"] for start in starts)
-        if not first and not record.get("compile_seconds"):
-            kept.append(record)
-        previous = record["time"]
-    times = [record["step_seconds"] for record in kept]
-    mfus = [record["mfu"] for record in kept if record.get("mfu") is not None]
+def _speed(result: RunResult) -> dict[str, Any]:
+    """Medians over the logged steps that measurement keeps; None where it had to keep the first step."""
+    import numpy as np
+
+    steps, speed = result.log.steps, result.speed
+    kept = result.timing.kept if result.timing.times.left_out else None
+    seconds = [] if kept is None else np.repeat(kept.seconds, kept.weight).tolist()
+    logged = int(steps.stands_for.sum())
     return {
         "step_seconds": {
-            "median": statistics.median(times) if times else None,
-            "p95": _percentile_95(times),
-            "logged_steps": len(logged),
-            "left_out": len(logged) - len(kept),
-            "window_steps": max((record.get("window_steps", 1) for record in kept), default=1),
+            "median": statistics.median(seconds) if seconds else None,
+            "p95": percentile_95(seconds),
+            "logged_steps": logged,
+            "left_out": logged - len(seconds),
+            "window_steps": 1 if kept is None else int(steps.window_steps[kept.rows].max()),
         },
-        "tokens_per_second_per_gpu": _median(record["tokens_per_second_per_gpu"] for record in kept),
-        "tflops_per_gpu": _median(record["tflops_per_gpu"] for record in kept),
-        "mfu": _median(mfus),
+        "tokens_per_second_per_gpu": speed.printed_tokens_per_second_per_gpu if seconds else None,
+        "tflops_per_gpu": speed.printed_tflops_per_gpu if seconds else None,
+        "mfu": speed.printed_mfu if seconds else None,
     }
 
 
-def _median(values: Iterable[float]) -> float | None:
-    known = list(values)
-    return statistics.median(known) if known else None
-
-
-def _percentile_95(values: list[float]) -> float | None:
+def percentile_95(values: list[float]) -> float | None:
+    """The 95th percentile, linear between neighbours; None without values."""
     if len(values) < 2:
         return values[0] if values else None
     return statistics.quantiles(values, n=20, method="inclusive")[18]
 
 
 def format_summary(summary: dict[str, Any]) -> str:
-    """summary.txt: the same for people, within 80 columns."""
+    """summary.txt: the summary for people, within 80 columns."""
     rows = [("Run", f"{summary['name']}: {summary['status']}, {summary['steps']} steps")]
     if summary["final_loss"] is not None:
         rows.append(("Final loss", f"{summary['final_loss']:.4f}"))
@@ -224,17 +223,21 @@ def format_summary(summary: dict[str, Any]) -> str:
     rows += [*_speed_rows(summary), *_size_rows(summary)]
     width = max(len(label) for label, _ in rows) + 2
     lines = [f"{label:<{width}}{value}" for label, value in rows]
-    notes = [line for note in summary["data_notes"] for line in ["", *_wrapped(f"Data: {note}")]]
+    notes = [
+        line
+        for note in summary["data_notes"]
+        for line in ["", *textwrap.wrap(f"Data: {note}", 80, break_long_words=False, break_on_hyphens=False)]
+    ]
     return "\n".join([*lines, *notes, "", *_goodput_lines(summary)]) + "\n"
 
 
 def model_of(summary: dict[str, Any], run_directory: Path) -> Path:
-    """Where the model of a completed run is: `final/`, or beside it where that held other files."""
+    """The model of a completed run: in `final/`, or in another directory if that held other files."""
     return run_directory / (summary.get("model") or "final")
 
 
 def closing_lines(summary: dict[str, Any], run_directory: Path) -> list[str]:
-    """The last lines that a completed run prints: its losses, where its model is, and what to type next."""
+    """The last lines that a completed run prints: its losses, its model, and the next commands."""
     losses = ""
     if summary["final_loss"] is not None:
         first = "" if summary["first_loss"] is None else f"{significant(summary['first_loss'])} -> "
@@ -252,11 +255,6 @@ def closing_lines(summary: dict[str, Any], run_directory: Path) -> list[str]:
         f"Next:      drillyard report {shlex.quote(str(run_directory))}",
         *([f"           drillyard eval {model}"] if summary["held_out"] or summary["failed_evaluations"] else []),
     ]
-
-
-def _wrapped(text: str) -> list[str]:
-    """Lines of 80 columns; paths stay whole."""
-    return textwrap.wrap(text, 80, break_long_words=False, break_on_hyphens=False)
 
 
 def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -307,7 +305,7 @@ def _size_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _goodput_lines(summary: dict[str, Any]) -> list[str]:
-    """Goodput and what the rest of the wall time went to, largest first."""
+    """Goodput, and the categories of wall time, largest first."""
     wall = summary["wall_seconds"]
     if not wall:
         return ["Goodput: not known, the run has no duration"]
@@ -317,5 +315,5 @@ def _goodput_lines(summary: dict[str, Any]) -> list[str]:
             bar = "#" * round(40 * seconds / wall)
             lines.append(f"  {name:<14}{seconds:>12,.1f} s {seconds / wall:>7.1%}  {bar}".rstrip())
     if summary["clock_steps_back"]:
-        lines.append(f"  The clock stepped back {summary['clock_steps_back']} times; what it hid is not counted.")
+        lines.append(f"  The clock stepped back {summary['clock_steps_back']} times; hidden time is not counted.")
     return lines

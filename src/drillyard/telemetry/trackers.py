@@ -1,13 +1,12 @@
 """Experiment trackers: TensorBoard, Weights & Biases, MLflow. Each receives the same numbers under the same names.
 
-A tracker is never imported unless the run config asks for it. A missing package is the user's to mend (UserError,
-before training starts); a tracker that fails later (disk full, service gone) warns once and is left out, and training
-goes on. One that cannot start (no login, no service) is an error at the first start of a run, a warning at a restart.
+A tracker is imported only if the run config enables it. A missing package is a UserError before training starts. A
+tracker that cannot start (no login, no service) is an error at the first start of a run, a warning at a restart; one
+that fails later (disk full, service down) warns once and is dropped, and training continues.
 
-TensorBoard is written through its own event writer, which has a queue and a thread, so that a step costs the trainer
-only the building of one protocol buffer (about 100 microseconds). W&B and MLflow send from threads of their own too.
-A resumed run continues the same W&B or MLflow run: their ids are kept in `trackers.json` in the run directory. In
-TensorBoard a resume hides the points of steps that are done again.
+TensorBoard's own event writer has a queue and a thread: a step costs about 100 microseconds. W&B and MLflow send from
+threads of their own. A resumed run continues the same W&B or MLflow run: their ids are in `trackers.json` in the run
+directory. In TensorBoard a resume hides the points of repeated steps.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ class Tracker(Protocol):
         """Record `values` (name -> number) at `step`."""
 
     def resumed(self, step: int) -> None:
-        """Training goes on after `step`: later points already recorded are superseded."""
+        """Training resumes after `step`: discard later points."""
 
     def close(self) -> None:
         """Send what is still queued."""
 
 
 class TensorBoard:
-    """Event files under `tensorboard/`, one per round, written without torch or TensorFlow."""
+    """Event files under `tensorboard/`, one per attempt, written without torch or TensorFlow."""
 
     def __init__(self, run_directory: Path, config: RunConfig) -> None:
         try:
@@ -87,7 +86,7 @@ class WeightsAndBiases:
             **(config.logging.wandb or {}),
         }
         self._run: Any = wandb.init(**arguments)
-        # A step axis of our own: W&B's counter may not go back, and after a resume steps are logged again.
+        # Our own step axis: W&B's counter must not decrease, and a resume repeats steps.
         self._run.define_metric("*", step_metric="step")
         _keep_tracker_id(run_directory, "wandb", self._run.id)
 
@@ -127,7 +126,7 @@ class MLflow:
         self._known: set[str] = set()
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
-        # A metric's first value goes out alone: MLflow's threads collide when several make a metric's file at once.
+        # Send a metric's first value synchronously: MLflow's threads collide when they create its file at once.
         is_known = self._known.issuperset(values)
         self._known.update(values)
         self._mlflow.log_metrics(values, step=step, synchronous=not is_known)
@@ -140,7 +139,7 @@ class MLflow:
 
 
 def _tracker_id(run_directory: Path, tracker: str) -> str | None:
-    """The id under which an earlier round of this run was tracked."""
+    """The tracker's id of this run from an earlier attempt."""
     path = run_directory / IDS_FILE
     if not path.exists():
         return None
@@ -155,7 +154,7 @@ def _keep_tracker_id(run_directory: Path, tracker: str, identifier: str) -> None
 
 
 class Trackers:
-    """All trackers that the config asks for, behind the rule that none of them ends a training that has begun."""
+    """All trackers that the config enables; none of them ends a training that has begun."""
 
     def __init__(
         self, run_directory: Path, config: RunConfig, warn: Callable[[str], None], *, first_start: bool
@@ -172,9 +171,9 @@ class Trackers:
         for tracker in chosen:
             try:
                 self._active.append(tracker(run_directory, config))
-            except Exception as error:  # a tracker's own, of any kind
+            except Exception as error:  # trackers raise anything
                 if not first_start:
-                    warn(f"{tracker.__name__} cannot start and is left out: {error}")
+                    warn(f"{tracker.__name__} cannot start and is not used: {error}")
                     continue
                 self.close()
                 if isinstance(error, UserError):
@@ -186,7 +185,7 @@ class Trackers:
         self._each(lambda tracker: tracker.scalars(step, values))
 
     def resumed(self, step: int) -> None:
-        """Say everywhere that training goes on after `step`."""
+        """Discard points after `step` everywhere."""
         self._each(lambda tracker: tracker.resumed(step))
 
     def close(self) -> None:
@@ -198,6 +197,6 @@ class Trackers:
         for tracker in list(self._active):
             try:
                 call(tracker)
-            except Exception as error:  # trackers raise what they like: anything of theirs only costs the tracker
+            except Exception as error:
                 self._active.remove(tracker)
-                self._warn(f"{type(tracker).__name__} failed and is left out from here on: {error}")
+                self._warn(f"{type(tracker).__name__} failed and is no longer used: {error}")

@@ -61,7 +61,6 @@ def build_run(
             model.causal_lm.config.to_dict(),
             count=model.num_parameters,
             trainable=sum(shard.parameter.numel() for shard in optimizer.shards),
-            sequence_length=config.data.sequence_length,
             device=torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu",
             precision=training.precision,
         )

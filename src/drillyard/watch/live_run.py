@@ -20,8 +20,7 @@ from drillyard.goodput import Goodput, Moment, account
 from drillyard.reporting.event_text import Event, EventText, describe_event
 from drillyard.reporting.gpu_price import GpuPrice
 from drillyard.telemetry.console import HEADLINES, flatten
-from drillyard.telemetry.event_goodput import moment
-from drillyard.telemetry.events import event_microseconds
+from drillyard.telemetry.events import event_microseconds, moment
 
 RECENT_STEPS: Final = 100
 KEPT_HAPPENINGS: Final = 100

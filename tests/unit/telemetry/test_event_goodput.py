@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drillyard.telemetry.event_goodput import CATEGORIES, goodput
-from drillyard.telemetry.events import EVENT_NAMES
+from drillyard.goodput import CATEGORIES
+from drillyard.telemetry.events import EVENT_NAMES, goodput
 
 EPOCH = datetime(2026, 1, 31, 23, 59, 59, tzinfo=UTC)
 

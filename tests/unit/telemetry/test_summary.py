@@ -11,7 +11,7 @@ import pytest
 from drillyard.errors import UserError
 from drillyard.hardware import find_accelerator
 from drillyard.telemetry import RunLog, append_event, read_events, write_summary
-from drillyard.telemetry.event_goodput import goodput
+from drillyard.telemetry.events import goodput
 from drillyard.telemetry.summary import closing_lines, required_failure
 
 

@@ -108,7 +108,8 @@ def test_a_tracker_that_fails_is_left_out_with_one_warning(tmp_path, make_config
 
     monkeypatch.setattr(FakeWandbRun, "log", fail)
     log_three_steps(tmp_path, make_config(wandb={}), record)
-    assert warnings_of(tmp_path) == ["WeightsAndBiases failed and is left out from here on: service gone"]
+    (warning,) = warnings_of(tmp_path)
+    assert "WeightsAndBiases" in warning and "service gone" in warning
 
 
 def test_mlflow_gets_numbers_by_step_and_continues_its_run(tmp_path, make_config, record, monkeypatch):
@@ -177,7 +178,8 @@ def test_a_tracker_that_cannot_start_stops_a_first_start_but_no_restart(tmp_path
     with pytest.raises(UserError, match="WeightsAndBiases cannot start: no login"):
         log_three_steps(tmp_path, config, record)
     log_three_steps(tmp_path, config, record, round_number=1)
-    assert warnings_of(tmp_path) == ["WeightsAndBiases cannot start and is left out: no login"]
+    (warning,) = warnings_of(tmp_path)
+    assert "WeightsAndBiases" in warning and "no login" in warning
 
 
 def test_a_package_that_is_gone_after_a_restart_costs_only_its_tracker(tmp_path, make_config, record, monkeypatch):
