@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
+from tests.facts import says
 
 from drillyard import redaction
 from drillyard.cli import main as cli
@@ -60,7 +61,7 @@ def holders(directory: Path, value: str = TOKEN) -> list[Path]:
 def test_an_error_about_a_derived_text_shows_the_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = str(load_run_config(config_with_secret(tmp_path)).data.source)
     cli.tell_error(f"{source}: cannot be opened")
-    assert capsys.readouterr().err == f"error: https://u:{REFERENCE}@host.invalid/x.jsonl: cannot be opened\n"
+    assert says(capsys.readouterr().err, f"error: https://u:{REFERENCE}@host.invalid/x.jsonl:")
 
 
 def test_an_event_of_a_derived_text_shows_the_reference(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.facts import says
 
 from drillyard.config import RunConfig, check_run, require_valid, resolve_accumulation, resolve_global_batch
 from drillyard.config.checks import ROLES
@@ -35,43 +36,43 @@ PRETRAINED = ["model={id: some/model}", "data.tokenizer=null"]
         (["model.init=pretrained"], "model.init", "no pretrained weights"),
         (["model.config={hidden_size: 8}"], "model.config.architecture", "missing"),
         (["model.lora={rank: 4}"], "model.lora", "random weights"),
-        ([*PRETRAINED, "model.lora={rank: 4}"], "model.lora", "not available in this version"),
-        ([*PRETRAINED, "data.tokenizer={train: bpe, vocab_size: 512}"], "data.tokenizer", "only their own tokenizer"),
-        (["data.tokenizer=null"], "data.tokenizer", "an inline model config brings none"),
-        (["model.config.vocab_size=1000"], "model.config.vocab_size", "1000 is less than the tokenizer's 1024"),
+        ([*PRETRAINED, "model.lora={rank: 4}"], "model.lora", "not available"),
+        ([*PRETRAINED, "data.tokenizer={train: bpe, vocab_size: 512}"], "data.tokenizer", "own tokenizer"),
+        (["data.tokenizer=null"], "data.tokenizer", "missing"),
+        (["model.config.vocab_size=1000"], "model.config.vocab_size", "1000 ... 1024"),
         (["model.config.max_position_embeddings=64"], "data.sequence_length", "128 is over the model's"),
         (["data.source=[]"], "data.source", "empty list"),
         (["data.source=builtin:text-to-sq"], "data.source", "there is no 'builtin:text-to-sq'"),
-        (["data.source=builtin:python-stdlib"], "data.format", "builtin:python-stdlib needs format: text"),
+        (["data.source=builtin:python-stdlib"], "data.format", "builtin:python-stdlib"),
         (["data.source={path: a.jsonl, options: {seed: 1}}"], "data.source.options", "'a.jsonl' is neither"),
-        (["data.source=[x/a.jsonl, y/a.jsonl]"], "data.source.1", "has the name 'a.jsonl' of entry 0"),
+        (["data.source=[x/a.jsonl, y/a.jsonl]"], "data.source.1", "'a.jsonl' ... 0"),
         (["data.held_out={source: b.jsonl, fraction: 0.1}"], "data.held_out", "not from both"),
         (["data.held_out={split_by: db_id}"], "data.held_out.fraction", "split_by needs the fraction"),
-        (["data.columns={prompt: x}"], "data.columns.prompt", "it reads schema, question, sql"),
+        (["data.columns={prompt: x}"], "data.columns.prompt", "schema, question, sql"),
         (
             ["data.source=a.txt", "data.format=text", "data.loss_on=completion"],
             "data.loss_on",
-            "format text has no completions",
+            "text",
         ),
         (["training.steps=null"], "training.steps", "by `steps` or by `epochs`"),
         (["training.epochs=2.0"], "training.epochs", "not after both"),
-        (["training.schedule.warmup_steps=100"], "training.schedule.warmup_steps", "the peak is never trained at"),
+        (["training.schedule.warmup_steps=100"], "training.schedule.warmup_steps", "100 ... 100"),
         (["training.schedule.decay_steps=5"], "training.schedule.decay_steps", "only warmup-stable-decay uses it"),
         (
             ["training.schedule={name: warmup-stable-decay, warmup_steps: 50, decay_steps: 51}"],
             "training.schedule.decay_steps",
-            "50 warmup + 51 decay steps are more than 100 steps",
+            "50 ... 51 ... 100",
         ),
         (
             ["training.schedule={name: warmup-stable-decay, warmup_steps: 81}"],
             "training.schedule.decay_steps",
-            "set decay_steps to 19 or less",
+            "decay_steps ... 19",
         ),
         (["training.schedule={name: constant, final_fraction: 0.1}"], "training.schedule.final_fraction", "no decay"),
-        (["model.attention=flex", "training.device=cpu"], "model.attention", "flex attention cannot train on a CPU"),
-        (["model.attention=varlen"], "model.attention", "bf16 only, and precision is fp32"),
-        (["parallelism.tensor=2"], "parallelism.tensor", "not available in this version"),
-        (["parallelism.context=2"], "parallelism.context", "not available in this version"),
+        (["model.attention=flex", "training.device=cpu"], "model.attention", "flex ... CPU"),
+        (["model.attention=varlen"], "model.attention", "bf16 ... fp32"),
+        (["parallelism.tensor=2"], "parallelism.tensor", "not available"),
+        (["parallelism.context=2"], "parallelism.context", "not available"),
         (["evaluation.metrics=[]"], "evaluation.metrics", "empty list"),
         (
             [
@@ -81,19 +82,19 @@ PRETRAINED = ["model={id: some/model}", "data.tokenizer=null"]
                 "evaluation.metrics=[sql-execution]",
             ],
             "evaluation.metrics",
-            "needs data.format: text-to-sql; it is text",
+            "data.format: text-to-sql ... text",
         ),
         (["data.source=a.jsonl", "evaluation.every_steps=5"], "evaluation.every_steps", "no held-out data"),
         (["data.source=a.jsonl", "evaluation.at_start=true"], "evaluation.at_start", "no held-out data"),
         (["data.source=a.jsonl", "evaluation.metrics=[sql-execution]"], "evaluation.metrics", "no held-out data"),
-        (["checkpoint.resume=atuo"], "checkpoint.resume", "allowed: auto, never, or the path of a checkpoint"),
+        (["checkpoint.resume=atuo"], "checkpoint.resume", "auto, never"),
         (["checkpoint.resume=' '"], "checkpoint.resume", "is empty"),
     ],
 )
 def test_a_contradiction_is_found_at_its_key(overrides: list[str], key: str, words: str, load: Load) -> None:
     problems = found(load(RUN, *overrides))
     assert list(problems) == [key]
-    assert words in problems[key]
+    assert says(problems[key], words)
 
 
 @pytest.mark.parametrize(
@@ -127,10 +128,10 @@ def test_what_only_looks_odd_is_let_through(overrides: list[str], load: Load) ->
             ["parallelism.shard=4"],
             2,
             "parallelism.shard",
-            "= 4, but there are 2 ranks; write shard: auto, or start 4 ranks",
+            "4 ... 2 ... auto ... 4",
         ),
-        (["parallelism.replicate=2"], 3, "parallelism", "3 ranks do not divide by replicate 2"),
-        (["training.global_batch_size=9"], 2, "training.global_batch_size", "set it to 8 or 10"),
+        (["parallelism.replicate=2"], 3, "parallelism", "3 ... replicate 2"),
+        (["training.global_batch_size=9"], 2, "training.global_batch_size", "8 ... 10"),
         (["training.global_batch_size=1"], 2, "training.global_batch_size", "set it to 2"),
         (
             ["training.global_batch_size=8", "training.gradient_accumulation=2"],
@@ -145,7 +146,7 @@ def test_what_does_not_fit_the_ranks_is_found(
 ) -> None:
     problems = found(load(RUN, *overrides), num_ranks)
     assert list(problems) == [key]
-    assert words in problems[key]
+    assert says(problems[key], words)
 
 
 def test_a_fixed_shard_tells_the_batch_without_knowing_the_ranks(load: Load) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.facts import each_says, says
 
 from drillyard.config import load_cluster_config, save_resolved
 from drillyard.config.cluster import ClusterConfig
@@ -80,49 +81,44 @@ def test_everything_that_a_platform_needs_is_asked_for_at_once(platform: str) ->
     [
         (
             SSH + "consumption: spot\n",
-            "cluster.yaml:5: consumption: platform ssh has no such setting; "
-            "it belongs to slurm, gke, vertex, gce, nebius",
+            "cluster.yaml:5: consumption: ... ssh ... slurm, gke, vertex, gce, nebius",
         ),
         (
             GKE + "slurm: {partition: x}\n",
-            "cluster.yaml:9: slurm: platform gke has no such setting; it belongs to slurm",
+            "cluster.yaml:9: slurm: ... gke ... slurm",
         ),
         (
             "name: x\nplatform: local\nnodes: 2\n",
-            "cluster.yaml:3: nodes: found 2; platform local is this machine alone: 1",
+            "cluster.yaml:3: nodes: ... 2 ... local ... 1",
         ),
-        (SSH.replace("nodes: 2", "nodes: 3"), "cluster.yaml:3: nodes: found 3, but ssh.hosts names 2; write nodes: 2"),
-        (SSH.replace("[a, b]", "[a, a]"), "cluster.yaml:4: ssh.hosts: 'a' is named more than once"),
-        (SSH.replace("[a, b]", "[]"), "cluster.yaml:4: ssh.hosts: found an empty list; allowed: a list of at least 1"),
-        (SSH.replace("hosts", "host"), "cluster.yaml:4: ssh.host: unknown key; did you mean 'hosts'?"),
+        (SSH.replace("nodes: 2", "nodes: 3"), "cluster.yaml:3: nodes: ... 3 ... ssh.hosts ... 2 ... nodes: 2"),
+        (SSH.replace("[a, b]", "[a, a]"), "cluster.yaml:4: ssh.hosts: 'a' ... once"),
+        (SSH.replace("[a, b]", "[]"), "cluster.yaml:4: ssh.hosts: ... 1"),
+        (SSH.replace("hosts", "host"), "cluster.yaml:4: ssh.host: ... 'hosts'"),
         (
             VALID["gce"].replace("spot", "flex-start-queued"),
-            "cluster.yaml:5: consumption: found 'flex-start-queued'; platform gce allows on-demand, "
-            "reservation, spot, flex-start, calendar",
+            "cluster.yaml:5: consumption: ... 'flex-start-queued' ... gce ... spot, flex-start, calendar",
         ),
         (
             GKE.replace("flex-start-queued", "reservation"),
-            "cluster.yaml: reservation: missing: consumption reservation needs the name of the reservation",
+            "cluster.yaml: reservation: missing: ... reservation",
         ),
         (
             GKE + "reservation: r\n",
-            "cluster.yaml:9: reservation: only consumption reservation or calendar uses it; "
-            "consumption is flex-start-queued",
+            "cluster.yaml:9: reservation: ... reservation ... calendar ... flex-start-queued",
         ),
         (
             GKE.replace("platform: gke", "platform: gek"),
-            "cluster.yaml:2: platform: found 'gek'; allowed: 'local', 'ssh', 'slurm', 'gke', "
-            "'vertex', 'gce' or 'nebius'",
+            "cluster.yaml:2: platform: ... 'gek' ... 'local', 'ssh', 'slurm', 'gke', 'vertex', 'gce' ... 'nebius'",
         ),
         (
             SLURM.replace("1-12:00:00", "12h"),
-            "cluster.yaml:4: slurm.time_limit: found '12h'; allowed: Time limit as Slurm writes it: "
-            "minutes, HH:MM:SS or D-HH:MM:SS",
+            "cluster.yaml:4: slurm.time_limit: ... '12h' ... HH:MM:SS ... D-HH:MM:SS",
         ),
     ],
 )
 def test_what_does_not_belong_together_is_told(text: str, told: str) -> None:
-    assert refuse(text) == [told]
+    assert each_says(refuse(text), [told])
 
 
 def test_a_time_limit_is_text_even_where_yaml_sees_a_number() -> None:
@@ -166,7 +162,7 @@ def test_a_slurm_cluster_that_is_to_be_made_on_a_cloud_needs_a_place_and_a_way_o
 ) -> None:
     told = refuse(SLURM + "machine: a3-megagpu-8g\n" + given)
     assert {line.split(": ")[1] for line in told} == asked_for
-    assert all("neither location nor consumption" in line for line in told)
+    assert all(says(line, "location ... consumption") for line in told)
 
 
 @pytest.mark.parametrize("platform", sorted(platforms()))

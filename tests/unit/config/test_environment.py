@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.facts import each_says
 
 from drillyard.config import RunConfig, load_run_config, save_resolved
 from drillyard.errors import UserError
@@ -62,7 +63,7 @@ def test_a_secret_is_there_to_be_used_and_nowhere_to_be_seen(
 def test_a_secret_is_in_no_error_of_its_config(refuse: Refuse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRILLYARD_TEST_SECRET", "hunter2hunter2")
     told = refuse(RUN + "logging:\n  tensorboard: ${env:DRILLYARD_TEST_SECRET}\n")
-    assert told == ["run.yaml:16: logging.tensorboard: found '${env:DRILLYARD_TEST_SECRET}'; allowed: true or false"]
+    assert each_says(told, ["run.yaml:16: logging.tensorboard: ... '${env:DRILLYARD_TEST_SECRET}' ... true ... false"])
 
 
 def test_a_missing_variable_is_told_with_file_line_key_and_name(
@@ -71,10 +72,13 @@ def test_a_missing_variable_is_told_with_file_line_key_and_name(
     monkeypatch.delenv("DRILLYARD_TEST_SECRET", raising=False)
     monkeypatch.setenv("DRILLYARD_TEST_SECRETS", "x")
     told = refuse(RUN + "logging:\n  wandb:\n    key: ${env:DRILLYARD_TEST_SECRET}\n")
-    assert told == [
-        "run.yaml:17: logging.wandb.key: environment variable DRILLYARD_TEST_SECRET is not set "
-        "(there is DRILLYARD_TEST_SECRETS); set it: export DRILLYARD_TEST_SECRET=..."
-    ]
+    assert each_says(
+        told,
+        [
+            "run.yaml:17: logging.wandb.key: ... DRILLYARD_TEST_SECRET ... DRILLYARD_TEST_SECRETS"
+            " ... export DRILLYARD_TEST_SECRET="
+        ],
+    )
 
 
 def test_a_missing_variable_in_an_override_is_told_there(refuse: Refuse, monkeypatch: pytest.MonkeyPatch) -> None:

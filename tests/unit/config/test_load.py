@@ -10,6 +10,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from tests.facts import each_says, says
 
 from drillyard.config import RunConfig, load_run_config, save_resolved
 from drillyard.config.yaml_document import parse_document
@@ -142,70 +143,72 @@ def test_a_mistake_in_a_merged_mapping_is_told_where_it_is_written(refuse: Refus
 
 def test_all_mistakes_of_a_file_are_told_at_once_in_its_order(refuse: Refuse) -> None:
     text = RUN.replace("init: random", "init: randon").replace("steps: 100", "stps: 1").replace("fp32", "fp16")
-    assert refuse(text) == [
-        "run.yaml:4: model.init: found 'randon'; allowed: 'pretrained' or 'random'; did you mean 'random'?",
-        "run.yaml:11: training.stps: unknown key; did you mean 'steps'?",
-        "run.yaml:12: training.precision: found 'fp16'; allowed: 'bf16', 'fp32' or 'fp64'",
-    ]
+    assert each_says(
+        refuse(text),
+        [
+            "run.yaml:4: model.init: ... 'randon' ... 'pretrained' ... 'random' ... 'random'",
+            "run.yaml:11: training.stps: ... 'steps'",
+            "run.yaml:12: training.precision: ... 'fp16' ... 'bf16', 'fp32' ... 'fp64'",
+        ],
+    )
 
 
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("steps: 100", "steps: '100'", "11: training.steps: found '100'; allowed: an integer > 0 or null"),
-        ("steps: 100", "steps: true", "11: training.steps: found true; allowed: an integer > 0 or null"),
-        ("steps: 100", "steps: 1e2", "11: training.steps: found 100.0; allowed: an integer > 0 or null; write 100"),
-        ("steps: 100", "steps: -1", "11: training.steps: found -1; allowed: an integer > 0 or null"),
-        ("4e-3", ".inf", "14: training.optimizer.learning_rate: found Infinity; allowed: a number > 0"),
-        ("4e-3", "fast", "14: training.optimizer.learning_rate: found 'fast'; allowed: a number > 0"),
+        ("steps: 100", "steps: '100'", "11: training.steps: ... '100' ... > 0 ... null"),
+        ("steps: 100", "steps: true", "11: training.steps: ... true ... > 0 ... null"),
+        ("steps: 100", "steps: 1e2", "11: training.steps: ... 100.0 ... > 0 ... null ... 100"),
+        ("steps: 100", "steps: -1", "11: training.steps: ... -1 ... > 0 ... null"),
+        ("4e-3", ".inf", "14: training.optimizer.learning_rate: ... Infinity ... > 0"),
+        ("4e-3", "fast", "14: training.optimizer.learning_rate: ... 'fast' ... > 0"),
         (
             "name: small",
             "name: 7",
-            "1: name: found 7; allowed: Name of the run: at most 63 lower case letters, digits, '.', '_' and '-'",
+            "1: name: ... 7 ... 63 ... '.', '_' ... '-'",
         ),
-        ("  steps: 100", "  max_steps: 9", "11: training.max_steps: unknown key; did you mean 'steps'?"),
-        ("  steps: 100", "  lr: 9", "11: training.lr: unknown key; did you mean 'optimizer.learning_rate'?"),
+        ("  steps: 100", "  max_steps: 9", "11: training.max_steps: unknown ... 'steps'"),
+        ("  steps: 100", "  lr: 9", "11: training.lr: unknown ... 'optimizer.learning_rate'"),
         (
             "  steps: 100",
             "  learning_rate: 9",
-            "11: training.learning_rate: unknown key; it belongs to 'training.optimizer'",
+            "11: training.learning_rate: ... 'training.optimizer'",
         ),
         (
             "  steps: 100",
             "  sequence_lenght: 9",
-            "11: training.sequence_lenght: unknown key; did you mean 'data.sequence_length'?",
+            "11: training.sequence_lenght: ... 'data.sequence_length'",
         ),
         (
             "  optimizer:\n    learning_rate: 4e-3\n",
             "  seed: 0\n",
-            "10: training.optimizer: missing; write for example `optimizer: {learning_rate: 2.0e-05}`",
+            "10: training.optimizer: missing ... `optimizer: {learning_rate: 2.0e-05}`",
         ),
         (
             "    learning_rate: 4e-3",
             "",
-            "13: training.optimizer: is empty; write for example `optimizer: {learning_rate: 2.0e-05}`",
+            "13: training.optimizer: ... empty ... `optimizer: {learning_rate: 2.0e-05}`",
         ),
         (
             "source: builtin:text-to-sql",
             "source: 5",
-            "6: data.source: found 5; allowed: text or a mapping (path, weight, name, split, options) "
-            "or a list of (text or a mapping (path, weight, name, split, options)); put it in quotes",
+            "6: data.source: ... 5 ... (path, weight, name, split, options) ... quotes",
         ),
         (
             "source: builtin:text-to-sql",
             "source: [a, {path: b, weight: 0}]",
-            "6: data.source.1.weight: found 0; allowed: a number > 0",
+            "6: data.source.1.weight: ... 0 ... > 0",
         ),
         (
             "source: builtin:text-to-sql",
             "source: {weight: 2}",
-            "6: data.source.path: missing; write for example `path: documents.jsonl`",
+            "6: data.source.path: missing ... `path: documents.jsonl`",
         ),
-        ("vocab_size: 1024", "vocab_size: 8", "9: data.tokenizer.vocab_size: found 8; allowed: an integer >= 260"),
+        ("vocab_size: 1024", "vocab_size: 8", "9: data.tokenizer.vocab_size: ... 8 ... >= 260"),
         (
             "  precision: fp32",
             "  compile: maybe",
-            "12: training.compile: found 'maybe'; allowed: 'auto' or true or false",
+            "12: training.compile: ... 'maybe' ... 'auto' ... true ... false",
         ),
     ],
 )
@@ -213,28 +216,27 @@ def test_a_mistake_is_told_with_line_key_what_was_found_and_what_is_allowed(
     old: str, new: str, told: str, refuse: Refuse
 ) -> None:
     assert old in RUN
-    assert refuse(RUN.replace(old, new)) == [f"run.yaml:{told}"]
+    assert each_says(refuse(RUN.replace(old, new)), [f"run.yaml:{told}"])
 
 
 @pytest.mark.parametrize(("value", "meant"), [("true", "auto"), ("no", "never")])
 def test_a_resume_of_yes_or_no_is_told_what_it_means(value: str, meant: str, refuse: Refuse, load: Load) -> None:
     (problem,) = refuse(f"{RUN}checkpoint:\n  resume: {value}\n")
     assert "quotes" not in problem
-    assert problem.endswith(f"allowed: auto, never, or the path of a checkpoint; did you mean '{meant}'?")
+    assert says(problem, f"allowed: auto, never ... '{meant}'")
     assert load(RUN, f"checkpoint.resume={meant}").checkpoint.resume == meant
 
 
 def test_a_whole_section_that_is_missing_is_told_with_an_example(refuse: Refuse) -> None:
     text = RUN.replace("model:\n  config: {architecture: llama, hidden_size: 64}\n  init: random\n", "")
-    assert refuse(text) == ["run.yaml: model: missing; write for example `model: {id: Qwen/Qwen3-0.6B}`"]
+    assert each_says(refuse(text), ["run.yaml: model: missing ... `model: {id: Qwen/Qwen3-0.6B}`"])
 
 
 def test_a_list_of_the_wrong_length_is_told(refuse: Refuse) -> None:
     text = RUN + "    betas: [0.9]\n"
-    assert refuse(text) == [
-        "run.yaml:15: training.optimizer.betas: found a list of 1; allowed: a list of 2: "
-        "a number >= 0 and < 1, a number >= 0 and < 1"
-    ]
+    assert each_says(
+        refuse(text), ["run.yaml:15: training.optimizer.betas: ... 1 ... 2: ... >= 0 ... < 1 ... >= 0 ... < 1"]
+    )
 
 
 def test_an_error_never_shows_pydantic(refuse: Refuse) -> None:
@@ -249,19 +251,19 @@ def test_an_error_never_shows_pydantic(refuse: Refuse) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"", "run.yaml: is empty; a config is a mapping with the keys name, output, model"),
+        (b"", "run.yaml: ... empty ... name, output, model"),
         (b"# only a comment\n", "run.yaml: is empty"),
-        (b"- a\n- b\n", "run.yaml: holds a list of 2; a config is a mapping"),
-        (b"just text\n", "run.yaml: holds 'just text'; a config is a mapping"),
+        (b"- a\n- b\n", "run.yaml: ... list of 2 ... mapping"),
+        (b"just text\n", "run.yaml: ... 'just text' ... mapping"),
         (b"name: a\nmodel: \xff\n", "run.yaml:2: not UTF-8 (byte 0xff)"),
         (b"name: a\nmodel: {init: [random}\n", "run.yaml:2: not valid YAML"),
         (b"name: a\nmodel:\n\tinit: random\n", "run.yaml:3: not valid YAML"),
         (b"name: a\n\x00\n", "run.yaml:2: not valid YAML"),
         (b"name: a\n---\nname: b\n", "run.yaml:2: not valid YAML"),
         (b"name: *unknown\n", "run.yaml:1: not valid YAML"),
-        (b"name: !secret x\n", "run.yaml:1: name: the YAML tag !secret has no meaning here"),
-        (b"name: &a [*a]\n", "run.yaml:1: name.0: an alias that contains itself"),
-        (b"? [a, b]\n: 1\n", "run.yaml:1: ?: a key must be a word"),
+        (b"name: !secret x\n", "run.yaml:1: name: ... YAML ... !secret"),
+        (b"name: &a [*a]\n", "run.yaml:1: name.0: ... alias"),
+        (b"? [a, b]\n: 1\n", "run.yaml:1: ?: ... key"),
     ],
 )
 def test_what_is_no_config_is_told_in_a_line(
@@ -271,7 +273,7 @@ def test_what_is_no_config_is_told_in_a_line(
     Path("run.yaml").write_bytes(content)
     with pytest.raises(UserError) as caught:
         load_run_config("run.yaml")
-    assert any(line.startswith(told) for line in str(caught.value).splitlines())
+    assert any(says(line, told) for line in str(caught.value).splitlines())
 
 
 def test_a_missing_file_and_a_directory_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +290,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(load: Load) -> None:
 
 def test_a_key_given_twice_is_an_error_that_names_both_lines(refuse: Refuse) -> None:
     text = RUN.replace("  steps: 100\n", "  steps: 100\n  seed: 1\n  steps: 5\n")
-    assert refuse(text) == ["run.yaml:13: training.steps: given twice, on lines 11 and 13; keep one"]
+    assert each_says(refuse(text), ["run.yaml:13: training.steps: ... 11 ... 13"])
 
 
 # Saving ---------------------------------------------------------------------------------------------------------------
@@ -342,5 +344,5 @@ def test_saving_leaves_no_half_made_file_and_replaces_the_old_one(load: Load, tm
 
 
 def test_saving_where_nothing_can_be_written_is_told(load: Load, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be written: No such file or directory"):
+    with pytest.raises(UserError, match=r"missing/run\.yaml: .*No such file"):
         save_resolved(load(), tmp_path / "missing" / "run.yaml")

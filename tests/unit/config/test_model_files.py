@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.facts import says
 
 from drillyard.config import check_run
 from drillyard.config.model_files import ARCHITECTURES, local_model_config
@@ -101,7 +102,7 @@ def test_an_inline_setting_that_training_does_not_follow_is_refused(setting: str
     key = setting.partition(":")[0]
     problems = found(load, f"model.config={{architecture: mixtral, {setting}}}")
     assert list(problems) == [f"model.config.{key}"]
-    assert "has no effect here" in problems[f"model.config.{key}"] and words in problems[f"model.config.{key}"]
+    assert says(problems[f"model.config.{key}"], "no effect") and words in problems[f"model.config.{key}"]
 
 
 def test_a_setting_that_is_off_is_let_through(load: Load) -> None:
@@ -113,7 +114,7 @@ def test_a_kernel_of_gpus_is_refused_where_none_is_seen_unless_cuda_is_asked_for
     settings = (f"model.attention={kernel}", "training.precision=bf16")
     problems = found(load, *settings, has_gpu=False)
     assert list(problems) == ["model.attention"]
-    assert f"{kernel} attention cannot train on a CPU, and no GPU is seen here" in problems["model.attention"]
+    assert says(problems["model.attention"], f"{kernel} ... CPU ... GPU")
     assert found(load, *settings, has_gpu=True) == {}
     assert found(load, *settings) == {}, "a config may be checked on a host that will not train it"
     assert found(load, *settings, "training.device=cuda", has_gpu=False) == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.facts import says
 
 from drillyard.config import load_cluster_config
 from drillyard.config.cluster import ClusterConfig
@@ -28,9 +29,10 @@ def test_a_machine_that_is_sold_so_is_found(tmp_path: Path) -> None:
 def test_a_way_of_buying_that_there_is_not_is_told_at_its_line_with_those_that_there_are(tmp_path: Path) -> None:
     with pytest.raises(UserError) as told:
         machine_of(load(tmp_path, GCE.replace("spot", "on-demand")), catalog())
-    assert str(told.value) == (
-        f"{tmp_path / 'cluster.yaml'}:5: consumption: a4-highgpu-8g cannot be had by 'on-demand'; it can by "
-        "reservation, spot, flex-start, flex-start-queued, calendar"
+    assert says(
+        str(told.value),
+        f"{tmp_path / 'cluster.yaml'}:5: consumption: a4-highgpu-8g ... 'on-demand'"
+        " ... reservation, spot, flex-start, flex-start-queued, calendar",
     )
 
 
@@ -38,9 +40,7 @@ def test_an_unknown_machine_is_told_at_its_line_with_the_nearest_and_how_to_give
     with pytest.raises(UserError) as told:
         machine_of(load(tmp_path, GCE.replace("a4-highgpu-8g", "a4-higpu-8g")), catalog())
     first, second = str(told.value).splitlines()
-    assert first.startswith(
-        f"{tmp_path / 'cluster.yaml'}:4: machine: machine 'a4-higpu-8g' is not known; did you mean a4"
-    )
+    assert says(first, f"{tmp_path / 'cluster.yaml'}:4: machine: ... 'a4-higpu-8g' ... a4-highgpu-8g")
     assert "--hardware FILE" in second
 
 
@@ -188,7 +188,7 @@ def test_machines_that_are_there_already_need_nothing():
 
 
 def test_a_machine_of_another_cloud_is_an_error():
-    with pytest.raises(UserError, match=r"machine p5\.48xlarge is one of AWS; platform gke is of Google Cloud"):
+    with pytest.raises(UserError, match=r"p5\.48xlarge.*AWS.*gke.*Google Cloud"):
         quota_needed(cluster("p5.48xlarge"))
 
 

@@ -245,7 +245,7 @@ def test_a_machine_is_found_by_its_platform_and_preset():
     ],
 )
 def test_a_miss_names_what_was_meant_and_how_to_give_ones_own(lookup, name, meant):
-    with pytest.raises(UserError, match=f"'{name}' is not known; did you mean .*{meant}") as missed:
+    with pytest.raises(UserError, match=f"'{name}'.*mean .*{meant}") as missed:
         getattr(catalog(), lookup)(name)
     assert "--hardware FILE" in str(missed.value)
 

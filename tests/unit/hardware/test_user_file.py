@@ -8,6 +8,7 @@ import re
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.facts import each_says, says
 
 from drillyard.errors import UserError
 from drillyard.hardware import catalog, load_catalog
@@ -113,8 +114,9 @@ def test_an_own_price_comes_before_ours(load):
 
 
 def test_every_mistake_is_told_with_its_line(mistakes):
-    assert mistakes(
-        """machines:
+    assert each_says(
+        mistakes(
+            """machines:
   - name: my-node
     acelerator: h100
     num_accelerators: "8"
@@ -130,22 +132,26 @@ prices:
   - {machine: my-node, consumption: on-demand, usd_per_node_hour: 0}
   - 17
 """
-    ) == [
-        ":3: machines.0.acelerator: unknown key; did you mean 'accelerator'?",
-        ":4: machines.0.num_accelerators: found '8'; allowed: an integer > 0",
-        ":6: machines.0.data_nics.count: found -1; allowed: an integer >= 0",
-        ":9: machines.1.num_accelerators: found 0; allowed: an integer > 0",
-        ":11: machines.1.consumption.0: found 'on-demnd'; allowed: 'on-demand', 'reservation', 'spot', 'flex-start',"
-        " 'flex-start-queued' or 'calendar'; did you mean 'on-demand'?",
-        ":12: machines.1.date: found 'yesterday'; allowed: A day such as 2026-11-21",
-        ":14: prices.0.usd_per_node_hour: found 0; allowed: a number > 0 or null",
-        ":15: prices.1: found 17; a row is a mapping",
-    ]
+        ),
+        [
+            ":3: machines.0.acelerator: ... 'accelerator'",
+            ":4: machines.0.num_accelerators: ... '8' ... > 0",
+            ":6: machines.0.data_nics.count: ... -1 ... >= 0",
+            ":9: machines.1.num_accelerators: ... 0 ... > 0",
+            ":11: machines.1.consumption.0: ... 'on-demnd'"
+            " ... 'on-demand', 'reservation', 'spot', 'flex-start', 'flex-start-queued' ... 'calendar'"
+            " ... 'on-demand'",
+            ":12: machines.1.date: ... 'yesterday' ... 2026-11-21",
+            ":14: prices.0.usd_per_node_hour: ... 0 ... > 0 ... null",
+            ":15: prices.1: ... 17 ... mapping",
+        ],
+    )
 
 
 def test_rows_that_do_not_fit_each_other_are_told_with_what_was_meant(mistakes):
-    assert mistakes(
-        """machines:
+    assert each_says(
+        mistakes(
+            """machines:
   - name: my-node
     accelerator: h10
     num_accelerators: 8
@@ -157,15 +163,17 @@ prices:
 bandwidths:
   - {accelerator: h100, collective: all_reduce, nodes: 2, num_accelerators: 16, gb_per_s: {}}
 """
-    ) == [
-        ":3: machines.0.accelerator: 'h10' is not known; did you mean h100?",
-        ":5: machines.0.network_stack: 'infinband' is not known; did you mean infiniband?",
-        ":7: machines.0.network_gbps: found 3000, but data and host NICs together have 3200 Gb/s",
-        ":9: prices.0.machine: 'my-nod' is not known; did you mean my-node?",
-        ":9: prices.0.machine: a price is either usd_per_node_hour or usd_per_gpu_hour: give one of them",
-        ":11: bandwidths.0.nodes: found 2; only within one node is a bandwidth that of the accelerator",
-        ":11: bandwidths.0.gb_per_s: at least one size in MiB with its GB/s is needed",
-    ]
+        ),
+        [
+            ":3: machines.0.accelerator: 'h10' ... h100",
+            ":5: machines.0.network_stack: 'infinband' ... infiniband",
+            ":7: machines.0.network_gbps: ... 3000 ... 3200 Gb/s",
+            ":9: prices.0.machine: 'my-nod' ... my-node",
+            ":9: prices.0.machine: ... usd_per_node_hour ... usd_per_gpu_hour",
+            ":11: bandwidths.0.nodes: ... 2",
+            ":11: bandwidths.0.gb_per_s: ... one size",
+        ],
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,28 +181,28 @@ bandwidths:
     [
         (
             "",
-            ": is empty; a hardware file is a mapping with accelerators, machines, network_stacks, bandwidths, prices",
+            ": is empty ... accelerators, machines, network_stacks, bandwidths, prices",
         ),
-        ("[1, 2]", ": holds a list of 2; a hardware file is a mapping with"),
-        ("acelerators: []", ":1: acelerators: unknown section; did you mean accelerators?"),
-        ("machines: {name: x}", ":1: machines: found a mapping (name); a list of rows is needed"),
+        ("[1, 2]", "list of 2 ... mapping"),
+        ("acelerators: []", ":1: acelerators: ... accelerators"),
+        ("machines: {name: x}", ":1: machines: ... mapping (name) ... list"),
         ("machines:\n  - {name: b200\n", ":3: not valid YAML"),
         (
             "prices:\n  - &a {machine: p5.48xlarge, consumption: spot, usd_per_gpu_hour: 1}\n  - *a\n",
-            "prices.1: the same row as number 1 of prices; keep one",
+            "prices.1: ... same row ... 1",
         ),
         ("accelerators:\n  - {name: g, title: G, title: H}", ":2: accelerators.0.title: given twice"),
-        ("accelerators: [{name: g, title: G, memory_gib: .inf}]", "memory_gib: found Infinity; allowed: a number > 0"),
-        ("accelerators: [{name: g, title: G, sources: 3}]", "sources: found 3; allowed: a mapping"),
-        ("accelerators: [{name: g, title: G, sources: {peak: 'x'}}]", "sources.peak: 'peak' is no field"),
-        ("accelerators: [{name: g, title: G, unverified: [memory]}]", "unverified: 'memory' is no field"),
+        ("accelerators: [{name: g, title: G, memory_gib: .inf}]", "memory_gib: ... Infinity ... > 0"),
+        ("accelerators: [{name: g, title: G, sources: 3}]", "sources: ... 3"),
+        ("accelerators: [{name: g, title: G, sources: {peak: 'x'}}]", "sources.peak: 'peak'"),
+        ("accelerators: [{name: g, title: G, unverified: [memory]}]", "unverified: 'memory'"),
         (
             "machines: [{name: m, cloud: gcp, accelerator: h100, num_accelerators: 8, network_stack: gib}]",
-            "cloud: a cloud's machine needs gpu_quota",
+            "cloud: ... gpu_quota",
         ),
-        ("accelerators: [{name: [g], title: G}]", "accelerators.0.name: found a list of 1; allowed: text"),
-        ("accelerators: [{name: g, title: G, source: []}]", "source: found an empty list; allowed: text"),
-        ("accelerators: [{name: g, title: G, source: 4}]", "source: found 4; allowed: text"),
+        ("accelerators: [{name: [g], title: G}]", "accelerators.0.name: ... list of 1 ... text"),
+        ("accelerators: [{name: g, title: G, source: []}]", "source: ... empty list ... text"),
+        ("accelerators: [{name: g, title: G, source: 4}]", "source: ... 4 ... text"),
         (
             "bandwidths: [{accelerator: h100, collective: alltoall, nodes: 1, num_accelerators: 8, gb_per_s: {1G: 2}}]",
             "gb_per_s.1G",
@@ -202,11 +210,11 @@ bandwidths:
     ],
 )
 def test_what_is_no_hardware_file_is_refused(mistakes, text, told):
-    assert told in "\n".join(mistakes(text))
+    assert says("\n".join(mistakes(text)), told)
 
 
 def test_a_file_that_is_not_there_is_told_as_such(tmp_path):
-    with pytest.raises(UserError, match=r"none\.yaml: no such file; a hardware file holds accelerators"):
+    with pytest.raises(UserError, match=r"none\.yaml: no such file.*accelerators"):
         load_catalog(tmp_path / "none.yaml")
 
 

@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.facts import says
 
 from drillyard.errors import UserError
 from drillyard.modelspec import all_families, model_spec, read_config
@@ -63,30 +64,30 @@ def test_an_inline_config_names_its_architecture():
     [
         (
             {"model_type": "lama"},
-            r"'lama' is not one whose shapes are known; did you mean llama\?\n.*--params.*--build",
+            r"'lama'.*llama\?\n.*--params.*--build",
         ),
         ({"model_type": "bert"}, r"'bert' is not .*\n.*--active-params"),
-        ({"model_type": ["llama"]}, "is not one whose shapes are known"),
+        ({"model_type": ["llama"]}, "shapes"),
         ({}, "model_type is missing"),
         ({"text_config": {"hidden_size": 8}}, "model_type is missing"),
-        (LLAMA | {"hidden_size": "4096"}, "hidden_size must be a positive integer, found '4096'"),
-        (LLAMA | {"hidden_size": 4096.0}, r"hidden_size must be a positive integer, found 4096\.0"),
-        (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, found 0"),
+        (LLAMA | {"hidden_size": "4096"}, "hidden_size.*'4096'"),
+        (LLAMA | {"hidden_size": 4096.0}, r"hidden_size.*4096\.0"),
+        (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers.*0"),
         (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, more than 10000"),
-        (LLAMA | {"vocab_size": None}, "vocab_size must be a positive integer, found None"),
-        (LLAMA | {"attention_bias": 1}, "attention_bias must be true or false"),
-        (LLAMA | {"hidden_size": 100, "num_attention_heads": 32}, "100 does not divide by 32"),
-        (LLAMA | {"num_attention_heads": 32, "num_key_value_heads": 5}, "do not divide by 5"),
-        ({"model_type": "mistral", "hidden_size": 100, "num_attention_heads": 32}, "100 does not divide by 32"),
-        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "9, but there are 8 experts"),
-        ({"model_type": "deepseek_v2"}, "num_experts_per_tok must be a positive integer, found None"),
+        (LLAMA | {"vocab_size": None}, "vocab_size.*None"),
+        (LLAMA | {"attention_bias": 1}, "attention_bias.*true or false"),
+        (LLAMA | {"hidden_size": 100, "num_attention_heads": 32}, "100.*32"),
+        (LLAMA | {"num_attention_heads": 32, "num_key_value_heads": 5}, "divide by 5"),
+        ({"model_type": "mistral", "hidden_size": 100, "num_attention_heads": 32}, "100.*32"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "9.*8 experts"),
+        ({"model_type": "deepseek_v2"}, "num_experts_per_tok.*None"),
         ({"model_type": "gemma3_text", "layer_types": ["full_attention"]}, "names 1 layers, num_hidden_layers is 26"),
         ({"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["mamba"]}, "'mamba' is not known"),
         ({"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["linear_attention"]}, "no linear attention"),
-        ({"model_type": "qwen3", "layer_types": "full_attention"}, "layer_types must be a list"),
+        ({"model_type": "qwen3", "layer_types": "full_attention"}, "layer_types.*list"),
         ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers names 1 layers"),
         ({"model_type": "cohere2", "head_dim": 100}, r"head_dim is 100, but cohere2 takes 8192 / 64"),
-        ({"model_type": "qwen3_next", "linear_num_value_heads": 17}, "17 does not divide by linear_num_key_heads 16"),
+        ({"model_type": "qwen3_next", "linear_num_value_heads": 17}, "17.*linear_num_key_heads 16"),
         ({"model_type": "gpt2", "n_embd": 8, "hidden_size": 16}, "n_embd is 8, but hidden_size.* is 16"),
         ({"model_type": "gpt2", "add_cross_attention": True}, "only decoders"),
         (LLAMA | {"is_encoder_decoder": True}, "only decoders"),
@@ -102,12 +103,12 @@ def test_a_wrong_config_is_refused_by_field(config, message):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (LLAMA | {"num_experts": 8}, "num_experts: llama has no such field"),
-        (LLAMA | {"intermediate_sizes": [8, 16]}, r"no such field \(did you mean intermediate_size\?\)"),
-        (LLAMA | {"qk_layernorm": True}, "qk_layernorm: llama has no such field"),
-        ({"model_type": "qwen2", "attention_bias": True}, "attention_bias: qwen2 has no such field"),
-        ({"model_type": "deepseek_v3", "moe_layer_freq": 2}, "moe_layer_freq is 2; of deepseek_v3 only 1 is known"),
-        ({"model_type": "deepseek_v3", "index_topk": 2048}, "index_topk: deepseek_v3 has no such field"),
+        (LLAMA | {"num_experts": 8}, "num_experts: llama"),
+        (LLAMA | {"intermediate_sizes": [8, 16]}, "no such field.*intermediate_size"),
+        (LLAMA | {"qk_layernorm": True}, "qk_layernorm: llama"),
+        ({"model_type": "qwen2", "attention_bias": True}, "attention_bias: qwen2"),
+        ({"model_type": "deepseek_v3", "moe_layer_freq": 2}, "moe_layer_freq.*2.*deepseek_v3.*1"),
+        ({"model_type": "deepseek_v3", "index_topk": 2048}, "index_topk: deepseek_v3"),
         ({"model_type": "starcoder2", "mlp_type": "gated"}, "mlp_type is 'gated'"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "only False is known"),
     ],
@@ -190,4 +191,4 @@ def test_a_part_of_a_config_json_is_no_model():
 
 def test_sizes_that_are_left_to_transformers_are_named():
     (note,) = model_spec({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4}, published=True).notes
-    assert note.startswith("vocab_size not in the config")
+    assert says(note, "vocab_size")

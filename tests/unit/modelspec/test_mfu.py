@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.facts import says
 
 from drillyard.modelspec import Utilisation, flops_per_token, implausible_mfu, mfu, model_spec, utilisation
 
@@ -42,14 +43,14 @@ def test_a_result_says_what_it_is_measured_against():
 def test_an_unknown_accelerator_has_no_mfu_and_says_so():
     result = measured(accelerator="GB999", peak_flops_per_second=None, achievable_flops_per_second=None)
     assert (result.mfu, result.warning) == (None, None)
-    assert str(result) == "954.7 TFLOP/s per GPU by 6N; no MFU: the bf16 peak of GB999 is not known"
+    assert says(str(result), "954.7 TFLOP/s per GPU ... 6N ... no MFU ... bf16 ... GB999")
     assert mfu(flops_per_token=1e9, tokens_per_second_per_gpu=1e3, peak_flops_per_second=None) is None
 
 
 def test_tokens_of_all_gpus_taken_for_one_are_flagged_and_not_clipped():
     result = measured(16 * 8 * 4096 / 14.53)
     assert result.mfu == pytest.approx(16 * 0.4243, abs=1e-3)
-    assert "678.9% is more than the peak itself: an error of units" in result.warning
+    assert says(result.warning, "678.9% ... peak ... units")
     assert "tokens/s of all GPUs" in result.warning
 
 
@@ -80,7 +81,7 @@ def test_an_fp8_run_against_the_bf16_peak_is_flagged():
         1e3, flops_per_token=692.98e9 * 1.2, peak_flops_per_second=989e12, achievable_flops_per_second=794e12
     )
     assert "80.3%" in result.warning
-    assert "fp8 runs take the fp8 peak" in result.warning
+    assert says(result.warning, "fp8 peak")
 
 
 @given(*(st.floats(1e-3, 1e18) for _ in range(3)))

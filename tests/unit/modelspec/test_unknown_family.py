@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.facts import says
 
 from drillyard.errors import UserError
 from drillyard.modelspec import spec_from_counts, spec_from_shapes
@@ -29,7 +30,7 @@ def test_counts_alone_make_a_spec(one, another):
     spec = spec_from_counts(total, active)
     assert (spec.total_parameters, spec.active_parameters) == (total, active)
     assert spec_from_counts(total).active_parameters == total
-    assert "only parameter counts are known" in spec.notes[0]
+    assert says(spec.notes[0], "only parameter counts")
 
 
 @pytest.mark.parametrize(("total", "active"), [(0, None), (-1, None), (10, 0), (10, 11)])
@@ -54,10 +55,10 @@ def test_experts_that_are_modules_of_their_own_are_counted_by_those_chosen():
 @pytest.mark.parametrize(
     ("shapes", "config", "message"),
     [
-        (DENSE | EXPERTS, CONFIG, "does not say how many there are and are chosen"),
-        (DENSE | EXPERTS, CONFIG | {"num_experts": 3, "num_experts_per_tok": 4}, "does not say how many"),
-        ({"weight": (3, 3)}, CONFIG, "no list of blocks"),
-        (DENSE, CONFIG | {"num_attention_heads": None}, "num_attention_heads must be a positive integer, found None"),
+        (DENSE | EXPERTS, CONFIG, "experts"),
+        (DENSE | EXPERTS, CONFIG | {"num_experts": 3, "num_experts_per_tok": 4}, "experts"),
+        ({"weight": (3, 3)}, CONFIG, "blocks.*--params"),
+        (DENSE, CONFIG | {"num_attention_heads": None}, "num_attention_heads.*None"),
     ],
 )
 def test_what_the_names_do_not_say_is_refused(shapes, config, message):
