@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from tests.facts import says
 
 from drillyard.cli import main as cli
 from drillyard.config import load_run_config
@@ -217,7 +218,7 @@ def test_a_simulation_is_the_same_with_the_same_seed(estimate: Any) -> None:
 
 def test_the_explanation_names_formulas_and_sources(estimate: Any) -> None:
     told = estimate("--machine", "a3-megagpu-8g", "--explain")
-    assert "settings that were left open" in told.out and "sources" in told.out and "Daly" in told.out
+    assert says(told.out, "left open") and "sources" in told.out and "Daly" in told.out
     assert "M e^(R/M) [e^(D/M) sum(e^((tau+C)/M) - 1) + e^(D/M) - 1]" in " ".join(told.out.split())
 
 
@@ -238,7 +239,7 @@ def test_a_run_of_ones_own_is_what_speed_is_drawn_from(estimate: Any) -> None:
 
 def test_an_unknown_family_is_estimated_by_its_counts_or_built(estimate: Any) -> None:
     unknown = ("--machine", "a3-megagpu-8g", "--set", "model.config.architecture=unheard-of")
-    assert "not one whose shapes are known" in refused(estimate(*unknown))
+    assert says(refused(estimate(*unknown)), "shapes")
     told = estimate(*unknown, "--params", "1.3B", "--active-params", "0.4B", "--json").json
     assert (told["model"]["parameters"], told["model"]["active_parameters"]) == (1_300_000_000, 400_000_000)
 
@@ -252,13 +253,13 @@ def test_an_unknown_family_is_estimated_by_its_counts_or_built(estimate: Any) ->
         ('{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": "64"}', "hidden_size"),
         (
             '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 7}',
-            "does not divide by 7 attention heads",
+            "7 attention heads",
         ),
     ],
 )
 def test_a_config_that_is_none_is_refused(estimate: Any, content: str, message: str) -> None:
     Path("config.json").write_text(content)
-    assert message in refused(estimate("--machine", "a3-megagpu-8g", "--config", "config.json"))
+    assert says(refused(estimate("--machine", "a3-megagpu-8g", "--config", "config.json")), message)
 
 
 PLACED = ("--machine", "a3-megagpu-8g")
@@ -268,62 +269,62 @@ PLACED = ("--machine", "a3-megagpu-8g")
     ("arguments", "message"),
     [
         ((), "say where: --cluster FILE, --machine M --nodes N, or --accelerator A --num-gpus N"),
-        (("--machine", "a3-mega"), "machine 'a3-mega' is not known; did you mean a3-megagpu-8g"),
-        (("--machine", "zzzzz"), "give your own in a file: --hardware FILE"),
-        (("--accelerator", "h1000", "--num-gpus", 8), "accelerator 'h1000' is not known; did you mean h100"),
+        (("--machine", "a3-mega"), "machine 'a3-mega' ... a3-megagpu-8g"),
+        (("--machine", "zzzzz"), "--hardware FILE"),
+        (("--accelerator", "h1000", "--num-gpus", 8), "accelerator 'h1000' ... h100"),
         (("--accelerator", "h100"), "--num-gpus is missing"),
         (("--accelerator", "h100", "--num-gpus", 8, "--nodes", 2), "goes with no --nodes"),
         (("--num-gpus", 8, *PLACED), "--num-gpus belongs to --accelerator"),
-        ((*PLACED, "--nodes", 0), "the number of nodes is 0; at least 1 is needed"),
-        (("--cluster", "cluster.yaml", "--nodes", -1), "the number of nodes is -1"),
-        ((*PLACED, "--consumption", "spott"), "--consumption spott is not known; did you mean spot?"),
-        (("--machine", "a4-highgpu-8g", "--consumption", "on-demand"), "cannot be had by 'on-demand'"),
-        ((*PLACED, "--price-per-gpu-hour", 0), "the price of a GPU-hour is 0; a number above 0 is needed"),
-        ((*PLACED, "--price-per-node-hour", -3), "the price of a node-hour is -3"),
-        ((*PLACED, "--price-per-node-hour", "nan"), "the price of a node-hour is nan"),
-        ((*PLACED, "--price-per-node-hour", 1, "--price-per-gpu-hour", 1), "give one of them"),
+        ((*PLACED, "--nodes", 0), "nodes ... 0 ... 1"),
+        (("--cluster", "cluster.yaml", "--nodes", -1), "nodes ... -1"),
+        ((*PLACED, "--consumption", "spott"), "--consumption spott ... spot"),
+        (("--machine", "a4-highgpu-8g", "--consumption", "on-demand"), "'on-demand'"),
+        ((*PLACED, "--price-per-gpu-hour", 0), "GPU-hour ... 0"),
+        ((*PLACED, "--price-per-node-hour", -3), "node-hour ... -3"),
+        ((*PLACED, "--price-per-node-hour", "nan"), "node-hour ... nan"),
+        ((*PLACED, "--price-per-node-hour", 1, "--price-per-gpu-hour", 1), "one of them"),
         ((*PLACED, "--set", "parallelism.shard=3"), "shard 3 x replicate 1"),
-        ((*PLACED, "--set", "parallelism.replicate=3"), "8 ranks do not divide by replicate 3"),
-        ((*PLACED, "--set", "model.config.num_attention_heads=7"), "does not divide by 7 attention heads"),
+        ((*PLACED, "--set", "parallelism.replicate=3"), "8 ... replicate 3"),
+        ((*PLACED, "--set", "model.config.num_attention_heads=7"), "7 attention heads"),
         ((*PLACED, "--set", "model.config.num_hidden_layers=0"), "num_hidden_layers"),
-        ((*PLACED, "--set", "training.stepz=1"), "unknown key; did you mean 'steps'?"),
-        ((*PLACED, "--sweep", "nodes=1..1000,micro_batch_size=1..1000"), "the sweep has 1,000,000 points"),
-        ((*PLACED, "--sweep", "node=1"), "'node' is not known; did you mean nodes?"),
-        ((*PLACED, "--sweep", "nodes=1", "--simulate"), "take --simulate and --explain for one of them"),
+        ((*PLACED, "--set", "training.stepz=1"), "unknown key ... 'steps'"),
+        ((*PLACED, "--sweep", "nodes=1..1000,micro_batch_size=1..1000"), "1,000,000 points"),
+        ((*PLACED, "--sweep", "node=1"), "'node' ... nodes"),
+        ((*PLACED, "--sweep", "nodes=1", "--simulate"), "--simulate ... --explain"),
         ((*PLACED, "--plot", "x.svg"), "give --sweep too"),
-        ((*PLACED, "--params", "8B", "--build"), "give one of them"),
+        ((*PLACED, "--params", "8B", "--build"), "one of them"),
         ((*PLACED, "--sweep", "nodes=1", "--plot", "no/such/dir.svg"), "no/such/dir.svg: cannot be written"),
-        ((*PLACED, "--failure-rate", "lama3"), "failure rate 'lama3' is not known; did you mean llama3?"),
+        ((*PLACED, "--failure-rate", "lama3"), "failure rate 'lama3' ... llama3"),
         ((*PLACED, "--failure-rate", -1), "failures per 1,000 node-days is -1"),
         ((*PLACED, "--restart-seconds", -1), "start_seconds is -1"),
         ((*PLACED, "--preemptions-per-node-day", -1), "preemptions per node-day is -1"),
-        ((*PLACED, "--storage-gb-per-s", 0), "storage bandwidth in GB/s is 0"),
-        ((*PLACED, "--params", "many"), "--params many: not a number above 0"),
-        ((*PLACED, "--params", "0"), "--params 0: not a number above 0"),
+        ((*PLACED, "--storage-gb-per-s", 0), "GB/s ... 0"),
+        ((*PLACED, "--params", "many"), "--params many: ... 0"),
+        ((*PLACED, "--params", "0"), "--params 0: ... 0"),
         ((*PLACED, "--active-params", "1B"), "give --params too"),
-        ((*PLACED, "--data-tokens", "-3T"), "--data-tokens -3T: not a number above 0"),
-        ((*PLACED, "--without-source", "torchtitann"), "did you mean torchtitan?"),
-        ((*PLACED, "--hardware", "nothing.yaml"), "nothing.yaml: no such file"),
-        ((*PLACED, "--config", "nothing.json"), "nothing.json: cannot be read"),
+        ((*PLACED, "--data-tokens", "-3T"), "--data-tokens -3T: ... 0"),
+        ((*PLACED, "--without-source", "torchtitann"), "torchtitan"),
+        ((*PLACED, "--hardware", "nothing.yaml"), "nothing.yaml:"),
+        ((*PLACED, "--config", "nothing.json"), "nothing.json:"),
         ((*PLACED, "--calibrate", "nothing"), "no run.yaml there"),
         (("--cluster", "nothing.yaml"), "nothing.yaml"),
-        ((*PLACED, "--set", "model={id: a/b}"), "not in the local Hugging Face cache"),
+        ((*PLACED, "--set", "model={id: a/b}"), "Hugging Face cache"),
     ],
 )
 def test_bad_input_gets_an_error_of_one_or_two_lines(
     estimate: Any, arguments: tuple[object, ...], message: str
 ) -> None:
-    assert message in refused(estimate(*arguments))
+    assert says(refused(estimate(*arguments)), message)
 
 
 @pytest.mark.parametrize(
     ("written", "wrong", "message"),
     [
-        ("machine: a3", "machine: b3", "cluster.yaml:4: machine: machine 'b3-megagpu-8g' is not known; did you mean"),
-        ("a3-megagpu-8g", "a4x-highgpu-4g", "cluster.yaml:6: consumption: a4x-highgpu-4g cannot be had by 'spot'"),
+        ("machine: a3", "machine: b3", "cluster.yaml:4: machine: ... 'b3-megagpu-8g' ... mean"),
+        ("a3-megagpu-8g", "a4x-highgpu-4g", "cluster.yaml:6: consumption: a4x-highgpu-4g ... 'spot'"),
         ("nodes: 2", "nodes: 0", "cluster.yaml:5: nodes: found 0"),
         ("name: c", "hardware: 3\nname: c", "cluster.yaml:1: hardware"),
-        ("platform: gce", "platform: nebius", "machine a3-megagpu-8g is one of Google Cloud"),
+        ("platform: gce", "platform: nebius", "a3-megagpu-8g ... Google Cloud"),
         ("machine: a3-megagpu-8g\n", "", "cluster.yaml: machine: missing"),
     ],
 )
@@ -333,7 +334,7 @@ def test_a_mistake_in_the_cluster_config_is_told_at_its_line(
     Path("cluster.yaml").write_text(
         CLUSTER.replace("zone: us-central1-b", "region: r, zone: z").replace(written, wrong)
     )
-    assert message in refused(estimate("--cluster", "cluster.yaml"))
+    assert says(refused(estimate("--cluster", "cluster.yaml")), message)
 
 
 def run_without(modules: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -366,4 +367,4 @@ def test_to_build_a_model_without_torch_is_refused_with_what_to_install(tmp_path
     run.write_text(RUN)
     ended = run_without(["torch"], str(run), *PLACED, "--build")
     assert ended.returncode == 2
-    assert "--build needs torch, which is not installed: pip install 'drillyard[train]'" in ended.stderr
+    assert says(ended.stderr, "--build ... torch ... pip install 'drillyard[train]'")

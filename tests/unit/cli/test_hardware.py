@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.facts import says
 
 from drillyard.cli import main as cli
 
@@ -92,7 +93,7 @@ def test_json_of_the_list_is_the_whole_catalog(run):
 def test_an_unknown_name_is_told_with_the_nearest_ones(run):
     code, out, err = run("a3-mega-8g")
     assert (code, out) == (2, "")
-    assert "'a3-mega-8g' is no accelerator, machine or network stack that is known; did you mean a3-megagpu-8g" in err
+    assert says(err, "'a3-mega-8g' ... a3-megagpu-8g")
     assert "--hardware FILE" in err
     assert "Traceback" not in err
 
@@ -111,4 +112,4 @@ def test_a_mistake_in_own_hardware_is_told_with_its_line(run, tmp_path):
     own = tmp_path / "own.yaml"
     own.write_text("accelerators:\n  - {name: my-gpu}\n")
     code, out, err = run("--hardware", own)
-    assert (code, out, err) == (2, "", f"error: {own}:2: accelerators.0.title: missing; allowed: text\n")
+    assert (code, out) == (2, "") and says(err, f"error: {own}:2: accelerators.0.title: missing")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.facts import says
 
 from drillyard.cli import main as cli
 
@@ -81,8 +82,8 @@ def test_a_run_that_cannot_fit_is_not_submitted(here: Path, capsys: Capture) -> 
     Path("cluster.yaml").write_text(SLURM.format(nodes=1))
     said = Said(capsys)
     assert said.code == 2
-    assert "Estimate: it does not fit" in said.err
-    assert "large: does not fit on a3-megagpu-8g; nothing was submitted" in said.err
+    assert says(said.err, "Estimate: ... not fit")
+    assert says(said.err, "large: ... not fit ... a3-megagpu-8g")
     assert not (here / "xdg_config_home").exists()
 
 
@@ -104,10 +105,10 @@ def test_output_is_refused_nothing_that_a_dry_run_shows(here: Path, capsys: Capt
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--cluster", "missing.yaml"], "missing.yaml: there is no such file"),
-        (["--sync"], "--sync: platform local cannot do that"),
-        (["--after", "slurm://lab/first"], "--after: platform local cannot do that"),
-        (["--sweep", "training.seed=1,2"], "--sweep: platform local cannot do that (queue); these can: slurm, vertex"),
+        (["--cluster", "missing.yaml"], "missing.yaml: ... no such file"),
+        (["--sync"], "--sync: ... local"),
+        (["--after", "slurm://lab/first"], "--after: ... local"),
+        (["--sweep", "training.seed=1,2"], "--sweep: ... local ... queue ... slurm, vertex"),
         (["--sweep", "training.seed"], "is not KEY=VALUE,VALUE"),
         (["--sweep", "training.sede=1,2"], "training.sede"),
         (["--set", "name=UPPER"], "name"),
@@ -115,7 +116,7 @@ def test_output_is_refused_nothing_that_a_dry_run_shows(here: Path, capsys: Capt
 )
 def test_what_is_refused(here: Path, capsys: Capture, arguments: list[str], said: str) -> None:
     refused = Said(capsys, *arguments)
-    assert refused.code == 2 and said in refused.err
+    assert refused.code == 2 and says(refused.err, said)
     assert not (here / "runs").exists() and not (here / "xdg_state_home").exists()
 
 
@@ -125,7 +126,7 @@ def test_a_platform_without_a_launcher_is_told_before_what_its_config_lacks(
 ) -> None:
     Path("cluster.yaml").write_text(f"name: lab\nplatform: {platform}\n")
     said = Said(capsys)
-    assert said.code == 2 and f"platform {platform} cannot be launched on yet; these can: local, ssh" in said.err
+    assert said.code == 2 and says(said.err, f"{platform} ... local, ssh")
     assert "missing" not in said.err
     # What is no platform at all is the config's mistake.
     Path("cluster.yaml").write_text("name: lab\nplatform: mars\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.facts import says
 
 from drillyard.cli.main import main
 
@@ -22,8 +23,8 @@ training: {{steps: 2, optimizer: {{learning_rate: 1e-3}}}}
 @pytest.mark.parametrize(
     ("architecture", "attention", "told"),
     [
-        ("llama", "flex", "run.yaml:5: model.attention: flex attention cannot train on a CPU, and no GPU is seen here"),
-        ("mamba", "auto", "run.yaml:3: model.config.architecture: architecture 'mamba' is not supported"),
+        ("llama", "flex", "run.yaml:5: model.attention: flex ... CPU ... GPU"),
+        ("mamba", "auto", "run.yaml:3: model.config.architecture: ... 'mamba'"),
     ],
 )
 def test_a_model_that_cannot_train_here_is_refused_at_once(
@@ -42,7 +43,7 @@ def test_a_model_that_cannot_train_here_is_refused_at_once(
     with pytest.raises(SystemExit) as ended:
         main(["train", "run.yaml"])
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith(f"error: {told}")
+    assert says(capsys.readouterr().err, f"error: {told}")
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 
 

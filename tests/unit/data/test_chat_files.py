@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.facts import says
 from tests.unit.data.chat_templates import QWEN3
 
 from drillyard.config.run import RunConfig
@@ -171,7 +172,7 @@ def test_the_same_rows_give_the_same_tokens_masks_and_parts_from_every_kind_of_f
 def test_messages_of_the_assistant_in_a_row_are_learnt_or_refused_with_what_to_do(rendered: Rendered) -> None:
     messages = [{"role": "user", "content": "?"}, *({"role": "assistant", "content": text} for text in "ab")]
     assert rendered(CHATML, {"messages": messages}) == "<user>?;<assistant>a;<assistant>b;"
-    with pytest.raises(UserError, match=r"message 3 cannot be found.*Join it with"):
+    with pytest.raises(UserError, match=r"message 3.*Join it"):
         rendered(QWEN3, {"messages": messages})
     assert rendered(QWEN3, {"messages": messages}, "all").count("<|im_start|>") == 3
 
@@ -260,7 +261,7 @@ def test_short_text_parts_that_a_template_leaves_out_are_joined(rendered: Render
     "template", ["{{ 1 / 0 }}", "{{ 10.0 ** 400 }}", "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"]
 )
 def test_whatever_a_template_raises_is_an_error_of_the_row_or_the_template(template: str, rendered: Rendered) -> None:
-    with pytest.raises(UserError, match=r"line 1: the chat template refuses this conversation: .*Correct the row or"):
+    with pytest.raises(UserError, match=r"line 1: the chat template.*Correct the row"):
         rendered(template, {"messages": PARTS})
 
 
@@ -273,14 +274,14 @@ def test_values_that_json_does_not_have(make_config: MakeConfig, chat_tokenizer:
     assert len(prepare(make_config(path, **settings)).train.sources[0]) == 1
     calls[0]["tool_calls"] = [call("f", {"x": dt.date(2026, 1, 2)})]
     path = write_parquet([{"messages": messages}], tmp_path / "rows.parquet")
-    with pytest.raises(UserError, match=r"row 1: message 2 cannot be written as JSON"):
+    with pytest.raises(UserError, match=r"row 1: message 2.*JSON"):
         prepare(make_config(path, **settings))
 
 
 def test_invalid_json_in_a_json_column(make_config: MakeConfig, chat_tokenizer: Any, tmp_path: Path) -> None:
     column = pa.ExtensionArray.from_storage(pa.json_(), pa.array(["{bad"]))
     pq.write_table(pa.table({"messages": column}), tmp_path / "rows.parquet")
-    with pytest.raises(UserError, match=r"rows 1 to 1: a value of a JSON column is not valid JSON"):
+    with pytest.raises(UserError, match=r"rows 1 to 1: .*JSON column"):
         prepare(make_config(tmp_path / "rows.parquet", format="chat", tokenizer=str(chat_tokenizer(CHATML))))
 
 
@@ -302,18 +303,18 @@ def test_empty_text_for_tool_calls_is_none(rendered: Rendered) -> None:
         ({"messages": [{"role": "user", "content": {"a": 1}}]}, "content of message 1"),
         ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, "message 1 has weight 0.5"),
         ({"messages": [{"role": "assistant", "content": "a", "weight": "0"}]}, "message 1 has weight '0'"),
-        ({"messages": [{"role": "assistant", "content": None}]}, "no content and no tool_calls"),
-        ({"messages": [{"role": "assistant", "content": []}]}, "no content and no tool_calls"),
-        ({"messages": [{"role": "user", "text": "Hi"}, PARTS[1]]}, "message 1 of the user has no content"),
-        ({"messages": [{"role": "user", "content": []}, PARTS[1]]}, "message 1 of the user has no content"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "no content ... tool_calls"),
+        ({"messages": [{"role": "assistant", "content": []}]}, "no content ... tool_calls"),
+        ({"messages": [{"role": "user", "text": "Hi"}, PARTS[1]]}, "message 1 ... user ... content"),
+        ({"messages": [{"role": "user", "content": []}, PARTS[1]]}, "message 1 ... user ... content"),
         ({"messages": "[{"}, "messages: expected JSON text"),
         ({"messages": PARTS, "tools": "[{"}, "tools: expected JSON text"),
         ({"messages": PARTS, "tools": "f(x)"}, "tools: expected JSON text"),
-        ({"messages": PARTS, "tools": '{"name": "f"}'}, "column 'tools' must be a list"),
-        ({"messages": PARTS, "tools": [1]}, "column 'tools' must be a list"),
+        ({"messages": PARTS, "tools": '{"name": "f"}'}, "'tools' ... list"),
+        ({"messages": PARTS, "tools": [1]}, "'tools' ... list"),
         (
             {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [{"name": "f"}]}]},
-            "does not render the tool calls of message 2",
+            "tool calls of message 2",
         ),
     ],
 )
@@ -321,7 +322,7 @@ def test_an_invalid_row_is_refused_with_its_place(row: dict[str, Any], words: st
     with pytest.raises(UserError) as error:
         rendered(CHATML, row)
     assert "data.jsonl, line 1: " in str(error.value)
-    assert words in str(error.value)
+    assert says(str(error.value), words)
 
 
 @pytest.mark.parametrize(

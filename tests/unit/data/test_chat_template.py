@@ -85,7 +85,7 @@ def test_malformed_conversations_are_errors(messages: Any, told: str) -> None:
 
 def test_what_a_template_refuses_is_told() -> None:
     template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(UserError, match="refuses this conversation: roles must alternate"):
+    with pytest.raises(UserError, match="roles must alternate"):
         learnt(template, TALK)
 
 
@@ -109,7 +109,7 @@ def test_a_tokenizer_without_a_chat_template_is_told(
     make_config: Callable[..., RunConfig], write_rows: Callable[..., Path]
 ) -> None:
     path = write_rows([{"messages": TALK}])
-    with pytest.raises(UserError, match="needs a tokenizer with a chat template"):
+    with pytest.raises(UserError, match="chat template"):
         prepare(make_config(path, format="chat"))
-    with pytest.raises(UserError, match="a trained tokenizer has no chat template"):
+    with pytest.raises(UserError, match=r"trained.*chat template"):
         prepare(make_config(path, format="chat", tokenizer={"train": "bpe", "vocab_size": 300}))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.facts import says
 
 from drillyard.config.run import RunConfig
 from drillyard.data import prepare
@@ -69,7 +70,7 @@ def test_an_edited_byte_is_refused_though_size_and_time_stay(config: RunConfig, 
     times = (source.stat().st_atime_ns, source.stat().st_mtime_ns)
     source.write_bytes(source.read_bytes().replace(b"number 7", b"number 8"))
     os.utime(source, ns=times)
-    assert "changed since this run began" in refusal(config, known)
+    assert says(refusal(config, known), "changed")
 
 
 def test_the_same_content_written_again_is_the_same_source(config: RunConfig, source: Path) -> None:
@@ -86,7 +87,7 @@ def test_files_of_a_directory_are_named(make_config: MakeConfig, texts: Path) ->
     (texts / "b.txt").write_text("other")
     (texts / "d.txt").write_text("new")
     (texts / "a.txt").unlink()
-    assert "b.txt: other content; d.txt: new; a.txt: missing" in refusal(config, known)
+    assert says(refusal(config, known), "b.txt: other content ... d.txt: new ... a.txt: missing")
 
 
 def test_a_source_that_is_gone_is_read_from_its_cache(config: RunConfig, source: Path) -> None:
@@ -101,7 +102,7 @@ def test_a_source_that_is_gone_is_read_from_its_cache(config: RunConfig, source:
     assert np.array_equal(again.train.read(refs).input_ids, first.train.read(refs).input_ids)
     (note,) = again.report.notes
     assert str(source) in note
-    assert "is missing; the run continues from its tokenised cache" in note
+    assert says(note, "missing ... tokenised cache")
 
 
 def test_a_file_that_is_gone_from_a_directory_is_read_from_the_cache(make_config: MakeConfig, texts: Path) -> None:
@@ -118,7 +119,7 @@ def test_a_source_and_a_cache_that_are_both_missing_are_an_error(config: RunConf
     known = prepare(config).record
     source.unlink()
     shutil.rmtree(tokenized(config)[0])
-    with pytest.raises(UserError, match=r"data\.jsonl or files of it are missing"):
+    with pytest.raises(UserError, match=r"data\.jsonl.*missing"):
         prepare(config, known=known)
 
 
@@ -128,7 +129,7 @@ def test_metrics_that_need_rows_do_not_go_on_without_them(config: RunConfig, sou
     needs_rows = config.model_copy(
         update={"evaluation": config.evaluation.model_copy(update={"metrics": ["loss", "sql-execution"]})}
     )
-    assert "evaluation.metrics needs the rows" in refusal(needs_rows, known)
+    assert says(refusal(needs_rows, known), "evaluation.metrics")
 
 
 def test_held_out_data_that_changed_are_told_and_used(
@@ -156,8 +157,8 @@ def test_a_tokenizer_that_changed_is_refused(
         '"add_prefix_space":false', '"add_prefix_space":true'))  # fmt: skip
     message = refusal(config, known)
     assert str(own) in message
-    assert "the same text would give other tokens" in message and "under another `name`" in message
-    with pytest.raises(UserError, match=r"would give other tokens\. Nothing can be shown$"):
+    assert says(message, "other tokens") and "under another `name`" in message
+    with pytest.raises(UserError, match=r"other tokens.*shown$"):
         prepare(config, known=known, if_changed="Nothing can be shown")
 
 
@@ -166,7 +167,7 @@ def test_a_source_that_changes_while_it_is_tokenised_leaves_no_cache(config: Run
         with source.open("a") as file:
             file.write('{"text": "too late"}\n')
 
-    with pytest.raises(UserError, match=r"changed while it was tokenised.*Start again"):
+    with pytest.raises(UserError, match=r"changed.*Start again"):
         prepare(config, on_progress=meddle)
     assert tokenized(config) == []
 

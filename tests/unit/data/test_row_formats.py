@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.facts import says
 
 from drillyard.config.run import RunConfig
 from drillyard.data import prepare, render_prompt
@@ -67,9 +68,9 @@ def test_a_question_stays_on_its_comment_line() -> None:
 def test_a_column_that_is_not_there_is_told_with_those_that_are() -> None:
     with pytest.raises(UserError) as caught:
         segments(RowFormat("prompt-completion"), {"promt": "p", "completion": "c"})
-    assert str(caught.value) == (
-        "here: no column 'prompt', which format prompt-completion needs; the columns are: promt, completion. "
-        "Did you mean 'promt'? Then set data.columns: {prompt: promt}."
+    assert says(
+        str(caught.value),
+        "here: ... 'prompt' ... prompt-completion ... promt, completion ... data.columns: {prompt: promt}",
     )
     with pytest.raises(UserError, match="no column 'schema' or 'sql_context'"):
         segments(RowFormat("text-to-sql"), {"question": "q", "sql": "s"})
@@ -80,24 +81,24 @@ def test_a_value_that_is_not_text_is_an_error(
     value: Any, found: str, make_config: MakeConfig, write_rows: WriteRows
 ) -> None:
     path = write_rows([{"text": "fine"}, {"text": value}])
-    with pytest.raises(UserError, match=rf"data.jsonl, line 2: column 'text' has .*{found}"):
+    with pytest.raises(UserError, match=f"data.jsonl, line 2: .*'text'.*{found}"):
         prepare(make_config(path))
 
 
 def test_half_of_a_surrogate_pair_is_an_error(make_config: MakeConfig, write_rows: WriteRows) -> None:
     path = write_rows([{"text": "fine"}, {"text": "bad \ud800"}])
-    with pytest.raises(UserError, match="line 2: the text has a lone surrogate"):
+    with pytest.raises(UserError, match=r"line 2: .*surrogate"):
         prepare(make_config(path))
 
 
 def test_settings_that_do_not_fit_the_format_are_told(make_config: MakeConfig) -> None:
-    with pytest.raises(UserError, match=r"no column 'promt'; it has prompt, completion. Did you mean 'prompt'\?"):
+    with pytest.raises(UserError, match=r"'promt'.*'prompt'"):
         row_format(make_config("x", format="prompt-completion", columns={"promt": "a"}).data)
-    with pytest.raises(UserError, match="format text has no completion"):
+    with pytest.raises(UserError, match=r"format text.*completion"):
         row_format(make_config("x", loss_on="completion").data)
 
 
 def test_a_held_out_column_that_is_not_there_is_told(make_config: MakeConfig, write_rows: WriteRows) -> None:
     path = write_rows([{"text": "fine"}])
-    with pytest.raises(UserError, match=r"line 1: no column 'db' \(data.held_out.split_by\); the columns are: text"):
+    with pytest.raises(UserError, match=r"line 1: .*'db' \(data.held_out.split_by\).*: text"):
         prepare(make_config(path, held_out={"fraction": 0.5, "split_by": "db"}))

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 import yaml
 from click.testing import Result
+from tests.facts import says
 from typer.testing import CliRunner
 
 from drillyard.cli.data import register
@@ -75,4 +76,4 @@ def test_the_command_stops_at_a_fault(make_config: MakeConfig, write_rows: Write
     result = preview(make_config(path, format="prompt-completion"), tmp_path)
     error = result.exception
     assert isinstance(error, UserError)
-    assert "data, sequence 1, document 1: all of its" in str(error)
+    assert says(str(error), "data, sequence 1, document 1: all")

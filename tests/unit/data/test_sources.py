@@ -16,6 +16,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.facts import says
 
 from drillyard.config.run import RunConfig, SourceConfig
 from drillyard.data import evaluation_rows, prepare, raw_batches, sources
@@ -109,7 +110,7 @@ def test_saved_data_sets_are_read_split_by_split(tmp_path: Path) -> None:
     assert read(tmp_path / "one") == ROWS
     assert read(tmp_path / "two") == ROWS
     assert read(tmp_path / "two", split="test") == ROWS[:3]
-    assert "no split 'dev'; it has train, test" in failure(tmp_path / "two", split="dev")
+    assert says(failure(tmp_path / "two", split="dev"), "split 'dev' ... train, test")
 
 
 def test_hub_data_sets_are_read_streamed_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +138,9 @@ def test_windows_line_ends_and_blank_lines_are_fine(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_told_with_the_nearest_name(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("{}")
-    assert "no such file or directory. Did you mean" in failure(tmp_path / "trian.jsonl")
+    assert says(failure(tmp_path / "trian.jsonl"), "no such file ... Did you mean")
     assert "train.jsonl?" in failure(tmp_path / "trian.jsonl")
-    assert "nowhere does not exist either" in failure(tmp_path / "nowhere" / "train.jsonl")
+    assert says(failure(tmp_path / "nowhere" / "train.jsonl"), "nowhere")
 
 
 @pytest.mark.parametrize("small_batches", [False, True])
@@ -149,13 +150,13 @@ def test_a_broken_json_line_is_told_with_line_and_column(
     if small_batches:
         monkeypatch.setattr(raw_batches, "BATCH_BYTES", 10)
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"text": "b" "c"}\n')
-    assert f"{tmp_path}/a.jsonl, line 3, column 14: not valid JSON" in failure(tmp_path / "a.jsonl")
+    assert says(failure(tmp_path / "a.jsonl"), f"{tmp_path}/a.jsonl, line 3, column 14: ... JSON")
 
 
 @pytest.mark.parametrize("line", ["[1, 2]", '"text"', "3"])
 def test_a_line_that_is_no_object_is_told(line: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' + line + "\n")
-    assert "line 2: expected a JSON object" in failure(tmp_path / "a.jsonl")
+    assert says(failure(tmp_path / "a.jsonl"), "line 2: ... JSON object")
 
 
 @settings(max_examples=30, deadline=None)
@@ -169,7 +170,7 @@ def test_text_that_is_not_utf8_is_told_with_line_and_byte(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(raw_batches, "BATCH_BYTES", block)
         message = failure(path)
-    assert f"line {len(before) + 1}, byte {len(lines)}: 0xe9 is not UTF-8 text" in message
+    assert says(message, f"line {len(before) + 1}, byte {len(lines)}: 0xe9 ... UTF-8")
 
 
 def test_plain_text_and_csv_that_are_not_utf8_are_told_too(tmp_path: Path) -> None:
@@ -180,13 +181,13 @@ def test_plain_text_and_csv_that_are_not_utf8_are_told_too(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("content", "told"), [
-    ("a,b\n1,2\n3\n", "line 3: 1 values, but the header has 2 columns"),
+    ("a,b\n1,2\n3\n", "line 3: 1 values ... 2 columns"),
     ('a,b\n1,"x" y\n', "line 2: not valid CSV"),
-    ("a,a\n1,2\n", "line 1: a column name occurs twice"),
+    ("a,a\n1,2\n", "line 1: ... twice"),
 ])  # fmt: skip
 def test_a_broken_csv_is_told_with_its_line(content: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(content)
-    assert told in failure(tmp_path / "a.csv")
+    assert says(failure(tmp_path / "a.csv"), told)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.txt.gz", "a.parquet"])
@@ -195,13 +196,13 @@ def test_a_damaged_archive_is_told(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(pack(json_lines() * 50)[:-20])
     message = failure(tmp_path / name)
     assert name in message
-    assert re.search("damaged or cut short|not a readable Parquet file", message)
+    assert re.search("cut short|Parquet", message)
 
 
 def test_unknown_kinds_and_empty_directories_are_told(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"x")
-    assert "unknown kind of file" in failure(tmp_path / "a.bin")
-    assert "no readable file in this directory" in failure(tmp_path)
+    assert says(failure(tmp_path / "a.bin"), "unknown kind")
+    assert says(failure(tmp_path), "no readable file")
 
 
 def test_sources_need_distinct_names(tmp_path: Path) -> None:
@@ -209,7 +210,7 @@ def test_sources_need_distinct_names(tmp_path: Path) -> None:
         (tmp_path / directory).mkdir()
         (tmp_path / directory / "x.jsonl").write_text("{}")
     paths: list[str | SourceConfig] = [str(tmp_path / "a" / "x.jsonl"), str(tmp_path / "b" / "x.jsonl")]
-    with pytest.raises(UserError, match="two sources are named 'x'"):
+    with pytest.raises(UserError, match=r"two sources.*'x'"):
         resolve_sources(paths)
     named = resolve_sources([SourceConfig(path=str(paths[0]), name="y", weight=2.0), paths[1]])
     assert [(source.name, source.weight) for source in named] == [("y", 2.0), ("x", 1.0)]
@@ -234,17 +235,17 @@ def test_a_file_that_changed_is_hashed_again_and_an_old_one_is_not(
 
 def test_an_empty_data_set_is_told(make_config: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n\n")
-    with pytest.raises(UserError, match="a: the training data set is empty"):
+    with pytest.raises(UserError, match=r"\ba: .*empty"):
         prepare(make_config(tmp_path / "a.jsonl"))
     (tmp_path / "b.jsonl").write_text('{"text": ""}\n')
-    with pytest.raises(UserError, match=r"no training document is left .*1 empty"):
+    with pytest.raises(UserError, match=r"no training document.*1 empty"):
         prepare(make_config(tmp_path / "b.jsonl"))
 
 
 def test_a_held_out_share_without_documents_is_told(make_config: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     config = make_config(tmp_path / "a.jsonl", held_out={"fraction": 1e-9})
-    with pytest.raises(UserError, match="held-out data set is empty"):
+    with pytest.raises(UserError, match=r"held-out.*empty"):
         prepare(config)
     with pytest.raises(UserError, match="has no rows"):
         evaluation_rows(config, "a", 3)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.facts import says
 
 from drillyard.config.run import RunConfig
 from drillyard.data import prepare, token_cache
@@ -98,11 +99,11 @@ def test_a_damaged_cache_is_told_and_made_again(config: RunConfig) -> None:
     assert tokens.read_bytes() == good
     assert after.train.fingerprint == before.train.fingerprint
     (note,) = after.report.notes
-    assert "damaged (the checksum of train.tokens does not match) and is rebuilt" in note
+    assert says(note, "damaged ... train.tokens ... rebuilt")
 
 
 def test_a_rank_that_only_opens_never_builds(config: RunConfig) -> None:
-    with pytest.raises(UserError, match="on a disk that all hosts share"):
+    with pytest.raises(UserError, match="all hosts share"):
         prepare(config, only_open=True)
     prepare(config)
     (cache_directory(config) / "train.tokens").write_bytes(b"")
@@ -125,7 +126,7 @@ def test_the_second_of_two_builders_takes_the_first_one_s_cache(
 
     monkeypatch.setattr(token_cache, "_write_manifest", overtaken)
     second = prepare(config)
-    assert any("another run built the same cache" in note for note in second.report.notes)
+    assert any(says(note, "another run built") for note in second.report.notes)
     open_cache(cache_directory(config), "all")
 
 
@@ -162,7 +163,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_half_made(make_config: MakeC
         (tmp_path / "texts").mkdir(exist_ok=True)
         (tmp_path / "texts" / f"{number}.txt").write_text(f"{number} " * 400)
     config = make_config(tmp_path / "texts")
-    with pytest.raises(UserError, match="no room left for the tokenised cache"):
+    with pytest.raises(UserError, match="no room left"):
         prepare(config)
     assert config.data.cache_directory is not None
     assert list((Path(config.data.cache_directory) / "tokenized").iterdir()) == []
@@ -259,7 +260,7 @@ def test_the_index_of_a_large_cache_is_verified_when_it_is_opened(config: RunCon
     for name in {*FILES, ORIGINS} - set(BULK):
         path = directory / f"train.{name}"
         flip(path, path.stat().st_size // 2)
-        with pytest.raises(DamagedCache, match=f"the checksum of train.{name} does not match"):
+        with pytest.raises(DamagedCache, match=f"checksum of train.{name}"):
             open_cache(directory, "start")
         flip(path, path.stat().st_size // 2)
     open_cache(directory, "start")
@@ -278,7 +279,7 @@ def test_what_a_reader_met_is_made_again_by_the_next_start(config: RunConfig) ->
     assert after.train.fingerprint == before.train.fingerprint
     assert not (cache_directory(config) / DAMAGED_MARK).exists()
     (note,) = after.report.notes
-    assert "damaged (the checksum of train.tokens does not match) and is rebuilt" in note
+    assert says(note, "damaged ... train.tokens ... rebuilt")
 
 
 @pytest.mark.usefixtures("large")
