@@ -26,8 +26,8 @@ from drillyard.errors import UserError
 from drillyard.launch.agent import records
 from drillyard.launch.agent.protocol import Connection, ConnectionLost, seal
 from drillyard.launch.run_status import failure_of
+from drillyard.measurement.formats import BUILT_IN
 from drillyard.measurement.formats.log_format import TextFormat
-from drillyard.measurement.formats.registry import BUILT_IN
 from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.run_result import measure
 from drillyard.reporting.log_content import measured_content
@@ -95,7 +95,7 @@ LINES = [
     b'{"time": "2025-01-01T12:00:00Z", "event": "evaluation", "step": 3, "results": {"loss": 1.0}, "round": 1}',
     b'{"log_history": [{"step": 1, "loss": 2.0, "epoch": 0.1}, {"train_runtime": 3.0}], "max_steps": 3}',
     b"failed (exitcode: 1) local_rank: 3 (pid: 1)",
-    *(note.literal + b" 3" for kind in TEXT_FORMATS for note in kind().rules()),
+    *(note.literal + b" 3" for kind in TEXT_FORMATS for note in kind.rules),
 ]
 NUMBERS_IN_TEXT = st.sampled_from(
     [

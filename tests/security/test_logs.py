@@ -14,8 +14,8 @@ import pytest
 from drillyard.loglines.blocks import LONGEST_LINE
 from drillyard.loglines.prefixes import split_prefix
 from drillyard.loglines.sources import LogFile
+from drillyard.measurement.formats import BUILT_IN
 from drillyard.measurement.formats.log_format import TextFormat
-from drillyard.measurement.formats.registry import BUILT_IN
 from drillyard.measurement.source_reader import TextSourceReader
 from drillyard.supervise.cause import last_words, speaks_of_lost_peer
 from drillyard.supervise.hang import innermost_frame
@@ -28,7 +28,7 @@ MAX_RATIO = 10
 SHORT, LONG = 25_000, 100_000
 
 ANCHORS = b"".join(kind.anchor for kind in TEXT_FORMATS)
-LITERALS = b" ".join(sorted({note.literal for kind in TEXT_FORMATS for note in kind().rules()}))
+LITERALS = b" ".join(sorted({note.literal for kind in TEXT_FORMATS for note in kind.rules}))
 REPEATED = [
     b"0: ",
     b"1",
@@ -87,7 +87,7 @@ def test_a_prefix_is_looked_for_in_the_first_bytes_of_a_line(repeated: bytes) ->
 
 def test_step_lines_that_all_differ_are_not_learned_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is read by a pattern of its own, which takes a thousand times as long to make as to use."""
-    monkeypatch.setattr("drillyard.measurement.formats.text_format._MOST_LEARNED", 100, raising=False)
+    monkeypatch.setattr("drillyard.measurement.formats.log_format._MOST_LEARNED", 100)
     keys = [str(number).translate(str.maketrans("0123456789", "abcdefghij")) for number in range(300)]
     reading = read("".join(f"iteration {i}/9 | {key}: 3 | loss: 1.0 |\n" for i, key in enumerate(keys)).encode())
     (megatron,) = [one.reader for one in reading._candidates if one.reader.format.name == "megatron"]

@@ -177,13 +177,12 @@ class Lanes:
         return sum(lane.length for lane in self._lanes.values())
 
 
-NONFINITE_COLUMNS: Final = ("loss", "grad_norm")
-
-
-def nonfinite_flags(columns: Mapping[str, NDArray[Any]], printed: Mapping[str, Sequence[Any]]) -> NDArray[np.uint8]:
+def nonfinite_flags(
+    count: int, columns: Mapping[str, NDArray[Any]], printed: Mapping[str, Sequence[Any]]
+) -> NDArray[np.uint8]:
     """NONFINITE where loss or gradient norm was printed (not None, not empty) and is NaN or infinite."""
-    flags = np.zeros(len(next(iter(columns.values()))), np.uint8)
-    for name in NONFINITE_COLUMNS:
+    flags = np.zeros(count, np.uint8)
+    for name in ("loss", "grad_norm"):
         if name in columns and name in printed:
             for row in np.flatnonzero(~np.isfinite(columns[name])).tolist():
                 if printed[name][row]:

@@ -15,8 +15,8 @@ import numpy as np
 
 from drillyard.errors import UserError
 from drillyard.measurement.attempts import assign_marks, find_attempts, goes_back, split_at_starts
+from drillyard.measurement.formats import log_formats
 from drillyard.measurement.formats.drillyard import Drillyard
-from drillyard.measurement.formats.registry import log_formats
 from drillyard.measurement.merge_ranks import merge_ranks
 from drillyard.measurement.parsed_log import LogClock, ParsedLog, empty_parsed_log
 from drillyard.measurement.source_reader import FormatContent, SourceContent

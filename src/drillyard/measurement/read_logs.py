@@ -23,7 +23,7 @@ from drillyard.errors import UserError
 from drillyard.loglines.packed import trouble
 from drillyard.loglines.sources import GCS, LogFile, find_files, open_log
 from drillyard.loglines.stamps import time_zone
-from drillyard.measurement.formats.registry import log_formats
+from drillyard.measurement.formats import log_formats
 from drillyard.measurement.merge_sources import RUN_FILES, add_directory, merge_sources
 from drillyard.measurement.parsed_log import ParsedLog, ReadSource
 from drillyard.measurement.source_reader import SourceContent, read_source

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from drillyard.measurement.formats.registry import format_title
+from drillyard.measurement.formats import format_title
 from drillyard.measurement.run_result import RunResult
 from drillyard.measurement.speed import AS_PRINTED
 from drillyard.measurement.waits import WaitKind

@@ -16,9 +16,9 @@ from drillyard.loglines.blocks import BLOCK_BYTES, LineBlock, LineSplitter
 from drillyard.loglines.prefixes import Origin
 from drillyard.loglines.sources import LogFile
 from drillyard.loglines.stamps import Stamps
+from drillyard.measurement.formats import log_formats
 from drillyard.measurement.formats.line_rules import LAUNCHER_RULES, RuleContext, RuleSearch, line_time
 from drillyard.measurement.formats.log_format import DocumentFormat, StepLineReader, TextFormat
-from drillyard.measurement.formats.registry import log_formats
 from drillyard.measurement.lanes import Lane, Lanes
 from drillyard.measurement.parsed_log import LogFacts, Mark, ReadSource
 
@@ -84,7 +84,7 @@ class TextSourceReader:
     def _candidate(self, format: TextFormat, number: int) -> _Candidate:
         context = RuleContext(self.source.name, number, self.stamps)
         return _Candidate(
-            StepLineReader(format, Lanes(number), self.stamps), context, RuleSearch((*format.rules(), *LAUNCHER_RULES))
+            StepLineReader(format, Lanes(number), self.stamps), context, RuleSearch((*format.rules, *LAUNCHER_RULES))
         )
 
     def feed(self, piece: bytes) -> None:

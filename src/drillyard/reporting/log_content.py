@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from drillyard import formatting
-from drillyard.measurement.formats.registry import format_title
+from drillyard.measurement.formats import format_title
 from drillyard.measurement.parsed_log import NONFINITE, SKIPPED, Mark, ParsedLog
 from drillyard.measurement.run_result import RunResult
 from drillyard.measurement.step_times import last_rows

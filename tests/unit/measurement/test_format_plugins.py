@@ -10,7 +10,7 @@ import pytest
 from tests.unit.measurement.lines import perf, write
 from tests.unit.measurement.prefixes import PREFIXES, prefixed
 
-from drillyard.measurement.formats.registry import GROUP, log_formats
+from drillyard.measurement.formats import GROUP, log_formats
 from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.run_result import measure
 from drillyard.plugins import load_plugins
@@ -18,7 +18,7 @@ from drillyard.plugins import load_plugins
 FORMAT = '''
 import re
 
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext
+from drillyard.measurement.formats.line_rules import fact_rule
 from drillyard.measurement.formats.log_format import NUMBER, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Value, decode_values
 
@@ -34,13 +34,11 @@ class Acme(TextFormat):
     preference = 15
     windowed = True
     anchor = b"acme step="
+    rules = (fact_rule(b"acme gpus", rb"acme gpus (?P<num_gpus>\\d+)"),)
 
     def step_pattern(self, line):
         found = re.search(PATTERN, line)
         return found and StepPattern(found.start(), PATTERN, decode_values(VALUES, {}))
-
-    def rules(self):
-        return (LineRule(b"acme gpus", rb"acme gpus (?P<num_gpus>\\d+)", RuleContext.learn_groups),)
 '''
 LOG = b"acme gpus 16\n" + b"".join(b"acme step=%d loss=%.2f took_ms=500\n" % (step, 9 / step) for step in (10, 20, 30))
 Install = Callable[..., None]

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drillyard.loglines.blocks import LONGEST_LINE
-from drillyard.measurement.formats.jsonlines import OBJECT, FieldSelection, JsonRows, gather, load_all
+from drillyard.measurement.formats.jsonlines import OBJECT, field, floats, gather, load_all
 from drillyard.measurement.formats.line_rules import LineRule, RuleContext
-from drillyard.measurement.formats.log_format import LARGEST_STEP, MatchedLines, StepPattern, TextFormat
-from drillyard.measurement.formats.values import Columns, Values
+from drillyard.measurement.formats.log_format import LARGEST_STEP, StepPattern, TextFormat
+from drillyard.measurement.formats.values import Columns, MatchedLines, Values
 from drillyard.measurement.parsed_log import NO_TIME, times_us
 
 _NAMES: Final = {
@@ -33,8 +33,20 @@ _NAMES: Final = {
     "printed_tflops_per_gpu": ("TFLOPS_per_GPU",),
     "printed_tokens_per_second_per_gpu": ("tokens_per_sec_per_gpu",),
 }
-_DATA: Final = FieldSelection(*(name for names in _NAMES.values() for name in names), "global_step")
-_WANTED: Final = FieldSelection("type", "step", "timestamp", "elapsedtime", data=_DATA)
+_PARAMETERS: Final = {
+    "global_batch_size": "global_batch_size",
+    "micro_batch_size": "micro_batch_size",
+    "seq_length": "sequence_length",
+    "world_size": "num_gpus",
+}
+
+
+def _parameter(context: RuleContext, match: Any) -> None:
+    (record,) = load_all([match[1][: match[1].rfind(b"}") + 1]])
+    data = record.get("data")
+    if isinstance(data, dict):
+        known = {fact: data.get(name) for name, fact in _PARAMETERS.items()}
+        context.learn(**{fact: value for fact, value in known.items() if isinstance(value, int)})
 
 
 class DLLogger(TextFormat):
@@ -46,52 +58,43 @@ class DLLogger(TextFormat):
     clock_restarts = True
     longest = LONGEST_LINE
     anchor = b"DLLL {"
+    rules = (LineRule(b'"PARAMETER"', rb"DLLL (\{[^\n]*)", _parameter),)
 
     def __init__(self) -> None:
         super().__init__()
         self._numbered = 0
 
     def step_pattern(self, line: bytes) -> StepPattern | None:
-        """See TextFormat."""
         begin = line.find(self.anchor)
         return None if begin < 0 else StepPattern(begin, rb"DLLL " + OBJECT, self._decode)
 
     def _decode(self, groups: Sequence[Values], place: MatchedLines) -> Columns:
-        lines = JsonRows(_WANTED.load_all(groups[0]))
-        kinds, inside = lines.raw("type"), lines.raw("data")
-        if kinds.count("LOG") < len(kinds) or set(map(type, inside)) != {_DATA.row}:
-            nothing = _DATA.row()
-            inside = [
-                values if kind == "LOG" and values is not None else nothing
-                for kind, values in zip(kinds, inside, strict=True)
-            ]
-        data = JsonRows(inside)
+        lines = load_all(groups[0])
+        logged = [line.get("data") if line.get("type") == "LOG" else None for line in lines]
+        data = [values if isinstance(values, dict) else {} for values in logged]
         columns: Columns = gather(data, _NAMES)
-        step = self._steps(lines, data)
-        is_step = np.zeros(len(step), np.bool_)
-        for name in ("loss", "seconds"):
-            if name in columns:
-                is_step |= ~np.isnan(columns[name])
-        for row in np.flatnonzero(~is_step).tolist():
-            # A loss that is NaN is a step all the same.
-            is_step[row] = any(data.has(row, name) for name in _NAMES["loss"])
-        step[~is_step] = -1
-        times = times_us(lines.floats("timestamp"))
+        # A loss that is NaN is a step all the same.
+        is_step = np.array([any(name in values for name in _NAMES["loss"]) for values in data])
+        if "seconds" in columns:
+            is_step |= ~np.isnan(columns["seconds"])
+        columns["step"] = np.where(is_step, self._steps(lines, data), -1)
+        times = times_us(floats(field(lines, "timestamp")))
         if (times != NO_TIME).any():
             place.stamps.zoned = True
             columns["time_us"] = times
-        columns["elapsed_seconds"] = lines.floats("elapsedtime")
-        window = 0 if data.anywhere("train_step_timing in s") else 1
-        return {**columns, "step": step, "window_steps": np.full(len(step), window)}
+        columns["elapsed_seconds"] = floats(field(lines, "elapsedtime"))
+        moving = any("train_step_timing in s" in values for values in data)
+        return {**columns, "window_steps": np.full(len(lines), 0 if moving else 1)}
 
-    def _steps(self, lines: JsonRows, data: JsonRows) -> NDArray[np.int64]:
+    def _steps(self, lines: list[dict[str, Any]], data: list[dict[str, Any]]) -> NDArray[np.int64]:
         """Steps by `global_step`, else by `step`; -1 for what is no step."""
-        quick = data.floats("global_step")
+        quick = floats(field(data, "global_step"))
         if ((quick >= 0) & (quick < LARGEST_STEP)).all():
             return quick.astype(np.int64)
         numbers = []
-        for step, of_data in zip(lines["step"], data["global_step"], strict=True):
-            number = step if of_data is None else of_data
+        for line, values in zip(lines, data, strict=True):
+            number = values.get("global_step")
+            number = line.get("step") if number is None else number
             if isinstance(number, int | float) and 0 <= number < LARGEST_STEP:
                 numbers.append(int(number))
             elif isinstance(number, list) and number:
@@ -100,28 +103,3 @@ class DLLogger(TextFormat):
             else:
                 numbers.append(-1)
         return np.array(numbers, np.int64)
-
-    def rules(self) -> tuple[LineRule, ...]:
-        """See TextFormat."""
-        return (LineRule(b'"PARAMETER"', rb"DLLL (\{[^\n]*)", _parameter),)
-
-
-_PARAMETERS: Final = {
-    "global_batch_size": "global_batch_size",
-    "micro_batch_size": "micro_batch_size",
-    "seq_length": "sequence_length",
-    "world_size": "num_gpus",
-}
-
-
-def _parameter(context: RuleContext, match: Any) -> None:
-    try:
-        record = load_all([match[1][: match[1].rfind(b"}") + 1]])[0]
-    except ValueError:
-        return
-    data = record.get("data")
-    if not isinstance(data, dict):
-        return
-    for name, fact in _PARAMETERS.items():
-        if isinstance(data.get(name), int):
-            context.learn(**{fact: data[name]})

@@ -1,7 +1,10 @@
-"""Drillyard's own logs: metrics.jsonl, events.jsonl, and the console's JSON lines, which hold the same.
+"""Drillyard's own logs: metrics.jsonl, events.jsonl and the console, as JSON lines or as PerfLogger lines.
 
-A line with `step` and `step_seconds` is a logged step; other events are marks. `round` tells the starts apart, floats
-that are not finite are restored from `nonfinite` (telemetry/jsonlines.py).
+A JSON line with `step` and `step_seconds` is a logged step; other events are marks. `round` tells the starts apart,
+floats that are not finite are restored from `nonfinite` (telemetry/jsonlines.py). The PerfLogger prints:
+
+    [PerfLogger] Using 70.55B parameters for TFLOPs calculation.
+    Step: 5 | Time: 14.54s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620
 """
 
 from __future__ import annotations
@@ -11,13 +14,12 @@ from collections.abc import Sequence
 from typing import Any, Final, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from drillyard.loglines.blocks import LONGEST_LINE
-from drillyard.measurement.formats.jsonlines import OBJECT, FieldSelection, JsonRows, gather, load
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext
-from drillyard.measurement.formats.log_format import LARGEST_STEP, MatchedLines, StepPattern, TextFormat
-from drillyard.measurement.formats.values import Columns, Values
+from drillyard.measurement.formats.jsonlines import OBJECT, field, floats, gather, load, load_all
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext, fact_rule
+from drillyard.measurement.formats.log_format import ENDS, LARGEST_STEP, NUMBER, StepPattern, TextFormat
+from drillyard.measurement.formats.values import Columns, MatchedLines, Value, Values, decode_values
 from drillyard.measurement.parsed_log import COMPILED, MarkKind
 
 _NAMES: Final = {
@@ -32,69 +34,19 @@ _NAMES: Final = {
     "memory_gib": ("memory_gib",),
     "_skipped_so_far": ("skipped_steps",),
 }
-_OTHERS: Final = ("step", "time", "round", "window_steps", "compile_seconds", "num_gpus", "formula", "nonfinite")
-_WANTED: Final = FieldSelection(*(name for names in _NAMES.values() for name in names), *_OTHERS)
 _KINDS: Final = frozenset(get_args(MarkKind))
-
-
-class Drillyard(TextFormat):
-    """See the module."""
-
-    name = "drillyard"
-    title = "Drillyard run directory (metrics.jsonl, events.jsonl)"
-    preference = 10
-    longest = LONGEST_LINE
-    anchor = b'"step_seconds"'
-
-    def step_pattern(self, line: bytes) -> StepPattern | None:
-        """See TextFormat."""
-        begin = line.find(b"{")
-        if begin < 0 or b'"step":' not in line or not line.rstrip().endswith(b"}"):
-            return None
-        return StepPattern(begin, OBJECT, self._decode)
-
-    def _decode(self, groups: Sequence[Values], place: MatchedLines) -> Columns:
-        records = _WANTED.load_all(groups[0])
-        rows = JsonRows(records)
-        if rows.anywhere("nonfinite"):
-            for record in records:
-                _restore(record)
-            rows = JsonRows(records)
-        columns: Columns = dict(gather(rows, _NAMES))
-        columns["step"] = _whole(rows.raw("step"))
-        # Other events name a step too; only those with its time are its record.
-        columns["step"][np.isnan(columns.get("seconds", np.full(place.count, np.nan)))] = -1
-        columns["window_steps"] = np.nan_to_num(rows.floats("window_steps"), nan=1.0)
-        if rows.anywhere("compile_seconds"):
-            compiled = np.nan_to_num(rows.floats("compile_seconds")) > 0
-            columns["flags"] = columns["flags"] | (compiled * np.uint8(COMPILED))
-        columns["_round"] = np.nan_to_num(rows.floats("round"), nan=-1.0)
-        times = rows.raw("time")
-        if set(map(type, times)) == {str}:
-            columns["time_us"] = place.stamps.column("iso", [time.encode() for time in times])
-        if isinstance(records[0].num_gpus, int):
-            self.facts["num_gpus"] = records[0].num_gpus
-        if isinstance(records[0].formula, str):
-            self.facts["formula"] = records[0].formula
-        return columns
-
-    def rules(self) -> tuple[LineRule, ...]:
-        """See TextFormat."""
-        return (LineRule(b'"event": "', rb'"event": "(?!step")\w', _event),)
-
-
-def _whole(steps: Sequence[Any]) -> NDArray[np.int64]:
-    """Steps as whole numbers; -1 for what is none."""
-    if set(map(type, steps)) != {int} or max(steps) >= LARGEST_STEP:
-        steps = [step if type(step) is int and step < LARGEST_STEP else -1 for step in steps]
-    return np.fromiter(steps, np.int64, len(steps))
-
-
-def _restore(record: Any) -> None:
-    if isinstance(record.nonfinite, dict):
-        for name, text in record.nonfinite.items():
-            if isinstance(text, str) and name in record.__struct_fields__:
-                setattr(record, name, float(text))
+_PERF_PATTERN: Final = (
+    rb"Step: *(\d{1,18}) *\| *Time: *%s ?s *\| *TFLOPs/s/GPU: *%s *\| *Tokens/s/GPU: *%s *\| *Loss: *%s"
+    % (rb"([-+.0-9eE]{1,64}|[-+]?nan|[-+]?inf)", NUMBER, NUMBER, NUMBER)
+) + ENDS
+_PERF_LINE: Final = re.compile(_PERF_PATTERN)
+_PERF_VALUES: Final = (
+    Value("step", integer=True),
+    Value("seconds"),
+    Value("printed_tflops_per_gpu"),
+    Value("printed_tokens_per_second_per_gpu"),
+    Value("loss"),
+)
 
 
 def _event(context: RuleContext, match: re.Match[bytes]) -> None:
@@ -126,10 +78,70 @@ def _event(context: RuleContext, match: re.Match[bytes]) -> None:
         values = values["results"]
     context.add(
         kind,
-        match,
         time_us=context.stamps.convert("iso", [time])[0] if time else None,
         attempt=record["round"] if isinstance(record.get("round"), int) else 0,
         step=record.get("step") if isinstance(record.get("step"), int) else None,
         seconds=record.get("seconds") if isinstance(record.get("seconds"), int | float) else None,
         values=values,
     )
+
+
+class Drillyard(TextFormat):
+    """See the module."""
+
+    name = "drillyard"
+    title = "Drillyard run directory (metrics.jsonl, events.jsonl)"
+    preference = 10
+    longest = LONGEST_LINE
+    anchor = b'"step_seconds"'
+    rules = (LineRule(b'"event": "', rb'"event": "(?!step")\w', _event),)
+
+    def step_pattern(self, line: bytes) -> StepPattern | None:
+        begin = line.find(b"{")
+        if begin < 0 or b'"step":' not in line or not line.rstrip().endswith(b"}"):
+            return None
+        return StepPattern(begin, OBJECT, self._decode)
+
+    def _decode(self, groups: Sequence[Values], place: MatchedLines) -> Columns:
+        records = load_all(groups[0])
+        for record in records:
+            _restore(record)
+        columns: Columns = gather(records, _NAMES)
+        # A larger step is damage. Other events name a step too: only those with its time are its record.
+        steps = [step if type(step) is int and step < LARGEST_STEP else -1 for step in field(records, "step")]
+        timed = ~np.isnan(columns.get("seconds", np.full(place.count, np.nan)))
+        columns["step"] = np.where(timed, np.array(steps, np.int64), -1)
+        columns["window_steps"] = np.nan_to_num(floats(field(records, "window_steps")), nan=1.0)
+        compiled = np.nan_to_num(floats(field(records, "compile_seconds"))) > 0
+        columns["flags"] = columns["flags"] | (compiled * np.uint8(COMPILED))
+        columns["_round"] = np.nan_to_num(floats(field(records, "round")), nan=-1.0)
+        times = field(records, "time")
+        if all(isinstance(time, str) for time in times):
+            columns["time_us"] = place.stamps.column("iso", [time.encode() for time in times])
+        for name, kind in (("num_gpus", int), ("formula", str)):
+            if isinstance(records[0].get(name), kind):
+                self.facts[name] = records[0][name]
+        return columns
+
+
+def _restore(record: dict[str, Any]) -> None:
+    """Set the floats that JSON cannot hold."""
+    if isinstance(words := record.get("nonfinite"), dict):
+        record |= {name: float(word) for name, word in words.items() if name in record and isinstance(word, str)}
+
+
+class PerfLogger(TextFormat):
+    """The step lines of the PerfLogger, which Drillyard's own console prints too. `Time` is that of one step."""
+
+    name = "perflogger"
+    title = "PerfLogger"
+    preference = 70
+    anchor = b"TFLOPs/s/GPU: "
+    rules = (
+        fact_rule(b"[PerfLogger] Using ", rb"Using (?P<parameters>[\d.]+[KMBT]?) parameters"),
+        LineRule(b"Starting FSDP training", rb"Starting FSDP training", RuleContext.begin_round),
+    )
+
+    def step_pattern(self, line: bytes) -> StepPattern | None:
+        match = _PERF_LINE.search(line)
+        return None if match is None else StepPattern(match.start(), _PERF_PATTERN, decode_values(_PERF_VALUES, {}))

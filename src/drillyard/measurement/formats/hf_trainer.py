@@ -19,10 +19,10 @@ import numpy as np
 
 from drillyard.loglines.blocks import LineBlock
 from drillyard.loglines.prefixes import NOWHERE, LineOrigins, Origin
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext
-from drillyard.measurement.formats.log_format import NUMBER, MatchedLines, StepPattern, TextFormat
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext, fact_rule, mark_rule
+from drillyard.measurement.formats.log_format import NUMBER, StepPattern, TextFormat
 from drillyard.measurement.formats.nemo import clock_seconds
-from drillyard.measurement.formats.values import Columns, Value, Values, decode_values
+from drillyard.measurement.formats.values import Columns, MatchedLines, Value, Values, decode_values
 from drillyard.measurement.lanes import Lane
 
 _OPEN: Final = re.compile(rb"\{(?='(?:loss|grad_norm|learning_rate|epoch|mean_token_accuracy|num_tokens|entropy)':)")
@@ -49,6 +49,11 @@ _VALUES: Final = {
 }
 
 
+def _end(context: RuleContext, match: re.Match[bytes]) -> None:
+    context.learn(train_runtime_seconds=float(match["seconds"]))
+    context.add("end")
+
+
 class HfTrainer(TextFormat):
     """See the module."""
 
@@ -58,6 +63,24 @@ class HfTrainer(TextFormat):
     windowed = True
     clock_restarts = True
     anchor = b"'loss': "
+    rules = (
+        LineRule(b"***** Running training *****", rb"Running training", RuleContext.begin_round),
+        fact_rule(b"Total optimization steps", rb"Total optimization steps = (?P<total_steps>[\d,]+)"),
+        fact_rule(b"Total train batch size", rb"Total train batch size [^=\n]{0,200}= (?P<global_batch_size>\d+)"),
+        fact_rule(b"batch size per device", rb"nstantaneous batch size per device = (?P<micro_batch_size>\d+)"),
+        fact_rule(
+            b"Number of trainable parameters",
+            rb"Number of trainable parameters = (?P<trainable_parameters>[\d,]+)",
+        ),
+        mark_rule(
+            "resume",
+            b"Continuing training from global step",
+            rb"Continuing training from global step (?P<step>\d+)",
+        ),
+        mark_rule("checkpoint_begin", b"Saving model checkpoint to", rb"checkpoint-(?P<step>\d+)"),
+        mark_rule("evaluation", b"'eval_loss': ", rb"'eval_loss': '?(?P<loss>[-+.\deE]+|nan|inf)"),
+        LineRule(b"'train_runtime': ", rb"'train_runtime': '?(?P<seconds>[\d.]+)", _end),
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +91,6 @@ class HfTrainer(TextFormat):
         self._numbered = 0
 
     def step_pattern(self, line: bytes) -> StepPattern | None:
-        """See TextFormat."""
         found = _OPEN.search(line)
         if found is None:
             return None
@@ -146,44 +168,6 @@ class HfTrainer(TextFormat):
         for _, where, bar in self._bars(block):
             self._last[where] = bar
 
-    def rules(self) -> tuple[LineRule, ...]:
-        """See TextFormat."""
-        return (
-            LineRule(b"***** Running training *****", rb"Running training", RuleContext.begin_round),
-            LineRule(
-                b"Total optimization steps",
-                rb"Total optimization steps = (?P<total_steps>[\d,]+)",
-                RuleContext.learn_groups,
-                once=True,
-            ),
-            LineRule(
-                b"Total train batch size",
-                rb"Total train batch size [^=\n]{0,200}= (?P<global_batch_size>\d+)",
-                RuleContext.learn_groups,
-                once=True,
-            ),
-            LineRule(
-                b"batch size per device",
-                rb"nstantaneous batch size per device = (?P<micro_batch_size>\d+)",
-                RuleContext.learn_groups,
-                once=True,
-            ),
-            LineRule(
-                b"Number of trainable parameters",
-                rb"Number of trainable parameters = (?P<trainable_parameters>[\d,]+)",
-                RuleContext.learn_groups,
-                once=True,
-            ),
-            LineRule(
-                b"Continuing training from global step",
-                rb"Continuing training from global step (?P<step>\d+)",
-                RuleContext.mark("resume"),
-            ),
-            LineRule(b"Saving model checkpoint to", rb"checkpoint-(?P<step>\d+)", RuleContext.mark("checkpoint_begin")),
-            LineRule(b"'eval_loss': ", rb"'eval_loss': '?(?P<loss>[-+.\deE]+|nan|inf)", RuleContext.evaluation),
-            LineRule(b"'train_runtime': ", rb"'train_runtime': '?(?P<seconds>[\d.]+)", _end),
-        )
-
     def finish_lane(self, lane: Lane) -> None:
         """Lines between two drawings of the bar have its count: they are numbered on from it."""
         step = lane.column("step")
@@ -194,8 +178,3 @@ class HfTrainer(TextFormat):
         if again.any():
             index = np.arange(len(step))
             lane.replace("step", step + index - np.maximum.accumulate(np.where(again, 0, index)))
-
-
-def _end(context: RuleContext, match: re.Match[bytes]) -> None:
-    context.learn(train_runtime_seconds=float(match["seconds"]))
-    context.add("end", match)

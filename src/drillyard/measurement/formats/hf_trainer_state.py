@@ -19,9 +19,8 @@ import numpy as np
 
 from drillyard.loglines.blocks import Readable
 from drillyard.loglines.prefixes import NOWHERE
-from drillyard.measurement.formats.jsonlines import gather, load
+from drillyard.measurement.formats.jsonlines import gather, load, parsed_json
 from drillyard.measurement.formats.log_format import LARGEST_STEP, DocumentFormat, ParsedDocument, append_rows
-from drillyard.measurement.formats.values import parsed_json
 from drillyard.measurement.lanes import Lanes
 from drillyard.measurement.parsed_log import Mark
 
@@ -54,7 +53,6 @@ class HfTrainerState(DocumentFormat):
         return head.lstrip()[:1] == b"{" and (b'"log_history"' in head or b'"best_model_checkpoint"' in head)
 
     def read(self, name: str, file: int, stream: Readable) -> ParsedDocument:
-        """See DocumentFormat."""
         self._name, self._parsed = name, ParsedDocument(lanes=Lanes(file), complete=False)
         head = b""
         opening = None

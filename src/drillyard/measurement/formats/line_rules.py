@@ -1,8 +1,7 @@
 """What a log says besides steps: facts about the run, and marks (starts, checkpoints, evaluations, failures).
 
-The idea: each format lists `LineRule`s: a literal to search for, a pattern for its line, and what to do with it. A
-block is
-searched for all literals at once, at several gigabytes a second; only lines that have one are looked at, and their time
+Each format lists `LineRule`s: a literal to search for, a pattern for its line, and what to do with it. A block is
+searched for all literals at once, at several gigabytes a second; only lines that have one are matched, and their time
 stamp and rank are read as those of step lines are.
 """
 
@@ -34,46 +33,46 @@ class LineRule:
     pattern: bytes
     action: Action
     once: bool = False
-    """It says something about the whole run: nobody looks for it again, nor far into the log."""
+    """It states something about the whole run: it is not searched for again, nor far into the log."""
 
 
 class RuleSearch:
-    """The notes that are looked for in one source, all of them in one pass over a block."""
+    """Searches blocks of one source for the lines of all rules, in one pass."""
 
-    def __init__(self, notes: Iterable[LineRule]) -> None:
-        self._look_for([(note, re.compile(note.pattern)) for note in notes])
+    def __init__(self, rules: Iterable[LineRule]) -> None:
+        self._look_for([(rule, re.compile(rule.pattern)) for rule in rules])
 
-    def _look_for(self, notes: list[tuple[LineRule, re.Pattern[bytes]]]) -> None:
-        self._notes = notes
-        literals = list(dict.fromkeys(note.literal for note, _ in notes))
-        # Of overlapping literals it finds the first only, but always one on a line that has any. This kind of match
-        # is the one that is searched by vector instructions.
+    def _look_for(self, rules: list[tuple[LineRule, re.Pattern[bytes]]]) -> None:
+        self._rules = rules
+        literals = list(dict.fromkeys(rule.literal for rule, _ in rules))
+        # Of overlapping literals it finds the first only, but always one on a line that has any. LeftmostFirst is the
+        # kind that is searched by vector instructions.
         self._search = BytesAhoCorasick(literals, matchkind=MatchKind.LeftmostFirst)
 
     def find(self, block: LineBlock) -> list[tuple[int, int, re.Match[bytes], Action]]:
-        """Begin and end of lines with a note, their match and action, in the order of the log."""
+        """Begin and end of lines that a rule matches, the match and the rule's action, in the order of the log."""
         text = block.text
         found: list[tuple[int, int, re.Match[bytes], Action]] = []
-        told: set[LineRule] = set()
+        matched: set[LineRule] = set()
         end = -1
         for _, at, _ in self._search.find_matches_as_indexes(text):
             if at < end:
                 continue
             begin, end = block.line_at(at)
-            for note, pattern in self._notes:
-                if text.find(note.literal, begin, end) < 0:
+            for rule, pattern in self._rules:
+                if text.find(rule.literal, begin, end) < 0:
                     continue
                 match = pattern.search(text, begin, end)
                 if match is not None:
-                    found.append((begin, end, match, note.action))
-                    told.add(note)
-        if any(note.once for note in told):
-            self._look_for([pair for pair in self._notes if not pair[0].once or pair[0] not in told])
+                    found.append((begin, end, match, rule.action))
+                    matched.add(rule)
+        if any(rule.once for rule in matched):
+            self._look_for([pair for pair in self._rules if not pair[0].once or pair[0] not in matched])
         return found
 
     def end_of_beginning(self) -> None:
-        """Look no more for what is only said at the beginning."""
-        self._look_for([pair for pair in self._notes if not pair[0].once])
+        """Stop searching for what is stated at the beginning only."""
+        self._look_for([pair for pair in self._rules if not pair[0].once])
 
 
 @dataclass(slots=True)
@@ -89,13 +88,13 @@ class RuleContext:
     line: bytes = b""
     """The current line."""
     _begin: int = 0
-    """Where the line's text begins, behind the launcher's prefix."""
+    """Where the line's text begins, after the launcher's prefix."""
     _number: int = 0
     _time_us: int | None = None
     _origin: Origin = NOWHERE
 
     def read(self, block: LineBlock, search: RuleSearch) -> None:
-        """Act upon all lines of a block that have a note."""
+        """Act on all lines of a block that a rule matches."""
         found = search.find(block)
         since, line = 0, block.first_line
         for begin, end, match, action in found:
@@ -106,7 +105,7 @@ class RuleContext:
             try:
                 action(self, match)
             except ValueError:
-                # What stands in a number's place is none: the line says nothing.
+                # What should be a number is none: the line is ignored.
                 continue
             self.lines += 1
 
@@ -114,43 +113,45 @@ class RuleContext:
         """Take over facts from the current line."""
         self.facts.learn(f"{self.name}:{self._number}", **facts)
 
-    def add(self, kind: MarkKind, match: re.Match[bytes], **fields: Any) -> None:
+    def add(self, kind: MarkKind, **fields: Any) -> None:
         """A mark at the current line."""
         if len(self.marks) < _MOST_MARKS:
             text = self.line[self._begin :].decode("utf-8", "replace").strip()[:_LONGEST_TEXT]
-            rank = self._origin.rank
-            fields.setdefault("text", text)
             time_us = fields.pop("time_us", self._time_us)
-            self.marks.append((self._origin, Mark(kind, time_us, self.file, self._number, rank=rank, **fields)))
+            mark = Mark(kind, time_us, self.file, self._number, rank=self._origin.rank, text=text, **fields)
+            self.marks.append((self._origin, mark))
 
     def begin_round(self, match: re.Match[bytes]) -> None:
         """The current line is one that every start of the ranks prints once; named groups are facts."""
-        self.add("round_start", match)
+        self.add("round_start")
         self.learn_groups(match)
 
     def learn_groups(self, match: re.Match[bytes]) -> None:
         """The pattern's named groups are facts."""
         self.learn(**{name: _FACT_READERS[name](text) for name, text in match.groupdict().items()})
 
-    def evaluation(self, match: re.Match[bytes]) -> None:
-        """The current line has the `loss` of an evaluation, after `step` steps if it says so."""
-        step = match.groupdict().get("step")
-        self.add("evaluation", match, step=int(step) if step else None, values={"loss": float(match["loss"])})
 
-    @staticmethod
-    def mark(kind: MarkKind) -> Action:
-        """An action that marks its line; the groups `step` and `seconds` of the pattern are the mark's."""
+def fact_rule(literal: bytes, pattern: bytes) -> LineRule:
+    """A line that states facts of the whole run: the named groups of `pattern`."""
+    return LineRule(literal, pattern, RuleContext.learn_groups, once=True)
 
-        def action(context: RuleContext, match: re.Match[bytes]) -> None:
-            fields: dict[str, Any] = {}
-            named = match.groupdict()
-            if named.get("seconds"):
-                fields["seconds"] = float(named["seconds"])
-            if named.get("step"):
-                fields["step"] = int(named["step"])
-            context.add(kind, match, **fields)
 
-        return action
+def mark_rule(kind: MarkKind, literal: bytes, pattern: bytes = b"") -> LineRule:
+    """A line that is a mark. The groups `step`, `seconds` and `loss` of the pattern (by default the literal) are the
+    mark's."""
+
+    def action(context: RuleContext, match: re.Match[bytes]) -> None:
+        named = match.groupdict()
+        fields: dict[str, Any] = {}
+        if named.get("seconds"):
+            fields["seconds"] = float(named["seconds"])
+        if named.get("step"):
+            fields["step"] = int(named["step"])
+        if "loss" in named:
+            fields["values"] = {"loss": float(named["loss"])}
+        context.add(kind, **fields)
+
+    return LineRule(literal, pattern or re.escape(literal), action)
 
 
 def line_time(line: bytes, stamps: Stamps) -> tuple[int | None, Origin, int]:
@@ -186,13 +187,13 @@ _FACT_READERS: Final = {
 
 
 LAUNCHER_RULES: Final = (
-    # torch elastic's own words, the same under every framework.
+    # Of torch elastic, the same under every framework.
     LineRule(
         b"(exitcode: ",
         rb"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)",
-        lambda context, match: context.add("failure", match, values={"exit_code": int(match["code"])}),
+        lambda context, match: context.add("failure", values={"exit_code": int(match["code"])}),
     ),
-    LineRule(b"will restart worker group", rb"will restart worker group", RuleContext.mark("restart")),
-    LineRule(b"DUE TO ", rb"CANCELLED AT \S+ DUE TO [A-Z ]+", RuleContext.mark("failure")),
+    mark_rule("restart", b"will restart worker group"),
+    mark_rule("failure", b"DUE TO ", rb"CANCELLED AT \S+ DUE TO [A-Z ]+"),
 )
-"""Notes of launchers and schedulers, whatever the framework."""
+"""What launchers and schedulers print, whatever the framework."""

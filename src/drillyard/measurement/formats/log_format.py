@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +25,10 @@ from numpy.typing import NDArray
 from drillyard.loglines.blocks import LineBlock, Readable, line_ends
 from drillyard.loglines.prefixes import LineOrigins, Origin, PrefixShape, parse_origin, shape_of
 from drillyard.loglines.stamps import Stamps
-from drillyard.measurement.formats.values import Columns, Values
+from drillyard.measurement.formats.line_rules import LineRule
+from drillyard.measurement.formats.values import Columns, MatchedLines, Values
 from drillyard.measurement.lanes import Lane, Lanes
 from drillyard.measurement.parsed_log import NO_TIME, LogFacts, Mark
-
-if TYPE_CHECKING:
-    from drillyard.measurement.formats.line_rules import LineRule
 
 NUMBER: Final = rb"([-+.0-9a-zA-Z]{1,64}+)"
 """What may be a number; `float` decides (it accepts nan, inf and e-notation). If it fails, the line is damaged."""
@@ -48,7 +46,7 @@ _LONGEST_PREFIX: Final = 4096
 class LogFormat(ABC):
     """A log format. An instance reads one source and may keep state between its lines.
 
-    Built-in formats are listed in registry.py; other distributions register theirs as entry points of the group
+    Built-in formats are listed in __init__.py; other distributions register theirs as entry points of the group
     `drillyard.log_formats`, named as `name` is.
     """
 
@@ -63,20 +61,6 @@ class LogFormat(ABC):
     """Each line is a mean over the steps since the previous line."""
     clock_restarts: ClassVar[bool] = False
     """`elapsed_seconds` restart with each start of the ranks, and only then (NeMo 1: with each epoch)."""
-
-
-@dataclass(frozen=True, slots=True)
-class MatchedLines:
-    """The lines whose values are converted: their block, where each begins in it, their numbers, the stamp parser."""
-
-    block: LineBlock
-    begins: Sequence[int]
-    lines: NDArray[np.int64]
-    stamps: Stamps
-
-    @property
-    def count(self) -> int:
-        return len(self.lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +80,8 @@ class TextFormat(LogFormat):
     """A literal that every step line has."""
     longest: ClassVar[int] = 16 << 10
     """Bytes of the longest step line: the longest known have 3,000."""
+    rules: ClassVar[tuple[LineRule, ...]] = ()
+    """How to read facts and marks from other lines: see line_rules.py."""
 
     def __init_subclass__(cls) -> None:
         if missing := [name for name in ("name", "title", "anchor") if not getattr(cls, name, None)]:
@@ -109,10 +95,6 @@ class TextFormat(LogFormat):
     @abstractmethod
     def step_pattern(self, line: bytes) -> StepPattern | None:
         """How this line looks; None if it is no step line."""
-
-    def rules(self) -> tuple[LineRule, ...]:
-        """How to read facts and marks from other lines: see line_rules.py."""
-        return ()
 
     def end_block(self, block: LineBlock) -> None:
         """Called when all step lines of a block were read."""

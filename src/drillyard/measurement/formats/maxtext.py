@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext, mark_rule
 from drillyard.measurement.formats.log_format import ENDS, NUMBER, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Value, decode_values
 
@@ -40,43 +40,6 @@ _CONFIG: Final[dict[bytes, tuple[str, Callable[[bytes], Any]]]] = {
 }
 
 
-class MaxText(TextFormat):
-    """See the module."""
-
-    name = "maxtext"
-    title = "MaxText"
-    preference = 60
-    anchor = b"completed step: "
-
-    def step_pattern(self, line: bytes) -> StepPattern | None:
-        """See TextFormat."""
-        match = _LINE.search(line)
-        return None if match is None else StepPattern(match.start(), _PATTERN, decode_values(_VALUES, {}))
-
-    def rules(self) -> tuple[LineRule, ...]:
-        """See TextFormat."""
-        return (
-            LineRule(b"number parameters: ", rb"number parameters: ([\d.]+) billion", _parameters, once=True),
-            LineRule(b"Num_devices: ", rb"Num_devices: (?P<num_gpus>\d+)", RuleContext.begin_round),
-            LineRule(b"Config param ", rb"Config param (\w+): (\S+)", _config),
-            LineRule(
-                b"restoring from this run's directory",
-                rb"restoring from this run's directory (?:latest )?step +(?P<step>\d+)",
-                RuleContext.mark("resume"),
-            ),
-            LineRule(
-                b"saved a checkpoint at step",
-                rb"saved a checkpoint at step (?P<step>\d+)",
-                RuleContext.mark("checkpoint"),
-            ),
-            LineRule(
-                b"eval metrics after step",
-                rb"eval metrics after step: (?P<step>\d+), loss=(?P<loss>[-+.\deE]+)",
-                RuleContext.evaluation,
-            ),
-        )
-
-
 def _parameters(context: RuleContext, match: re.Match[bytes]) -> None:
     context.learn(parameters=float(match[1]) * 1e9)
 
@@ -85,3 +48,32 @@ def _config(context: RuleContext, match: re.Match[bytes]) -> None:
     known = _CONFIG.get(match[1])
     if known is not None and (known[1] is not int or match[2].isdigit()):
         context.learn(**{known[0]: known[1](match[2])})
+
+
+class MaxText(TextFormat):
+    """See the module."""
+
+    name = "maxtext"
+    title = "MaxText"
+    preference = 60
+    anchor = b"completed step: "
+    rules = (
+        LineRule(b"number parameters: ", rb"number parameters: ([\d.]+) billion", _parameters, once=True),
+        LineRule(b"Num_devices: ", rb"Num_devices: (?P<num_gpus>\d+)", RuleContext.begin_round),
+        LineRule(b"Config param ", rb"Config param (\w+): (\S+)", _config),
+        mark_rule(
+            "resume",
+            b"restoring from this run's directory",
+            rb"restoring from this run's directory (?:latest )?step +(?P<step>\d+)",
+        ),
+        mark_rule("checkpoint", b"saved a checkpoint at step", rb"saved a checkpoint at step (?P<step>\d+)"),
+        mark_rule(
+            "evaluation",
+            b"eval metrics after step",
+            rb"eval metrics after step: (?P<step>\d+), loss=(?P<loss>[-+.\deE]+)",
+        ),
+    )
+
+    def step_pattern(self, line: bytes) -> StepPattern | None:
+        match = _LINE.search(line)
+        return None if match is None else StepPattern(match.start(), _PATTERN, decode_values(_VALUES, {}))

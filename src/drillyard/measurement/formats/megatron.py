@@ -18,9 +18,9 @@ from typing import Final
 
 import numpy as np
 
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext
-from drillyard.measurement.formats.log_format import MatchedLines, StepPattern, TextFormat
-from drillyard.measurement.formats.values import BAR, Columns, Value, Values, decode_values, keyed_pattern
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext, mark_rule
+from drillyard.measurement.formats.log_format import StepPattern, TextFormat
+from drillyard.measurement.formats.values import BAR, Columns, MatchedLines, Value, Values, decode_values, keyed_pattern
 from drillyard.measurement.lanes import Lane
 from drillyard.measurement.parsed_log import NONFINITE, SKIPPED
 
@@ -48,6 +48,29 @@ _KEYS: Final = {
 }
 
 
+_ARGUMENTS: Final = {
+    b"seq_length": "sequence_length",
+    b"micro_batch_size": "micro_batch_size",
+    b"global_batch_size": "global_batch_size",
+    b"world_size": "num_gpus",
+    b"train_iters": "total_steps",
+    b"log_interval": "log_interval",
+}
+
+
+def _argument(context: RuleContext, match: re.Match[bytes]) -> None:
+    name, value = match[1], match[2]
+    if name in _ARGUMENTS and value.isdigit():
+        context.learn(**{_ARGUMENTS[name]: int(value)})
+    elif name == b"fp8" and value != b"None":
+        context.learn(precision="fp8")
+    elif name == b"params_dtype":
+        dtype = {b"torch.bfloat16": "bf16", b"torch.float16": "fp16", b"torch.float32": "fp32"}.get(value)
+        context.learn(precision=dtype)
+    elif name in (b"tokenizer_model", b"tokenizer_type") and value != b"None":
+        context.learn(tokenizer=value.decode("utf-8", "replace"))
+
+
 class Megatron(TextFormat):
     """See the module."""
 
@@ -56,13 +79,33 @@ class Megatron(TextFormat):
     preference = 30
     windowed = True
     anchor = b"iteration "
+    rules = (
+        LineRule(b"using world size: ", rb"using world size: (?P<num_gpus>\d+)", RuleContext.begin_round),
+        LineRule(b" ......", rb"[ \t](\w+) \.{3,} (\S+)", _argument),
+        mark_rule("checkpoint_begin", b" checkpoint ", rb"saving checkpoint at iteration +(?P<step>\d+)"),
+        mark_rule(
+            "checkpoint_end",
+            b" checkpoint ",
+            rb"successfully saved checkpoint (?:at|from) iteration +(?P<step>\d+)",
+        ),
+        mark_rule(
+            "evaluation",
+            b"validation loss at iteration",
+            rb"validation loss at iteration +(?P<step>\d+)[^|\n]{0,200}\|[^|\n]{0,200}?value: (?P<loss>[-+.\deE]+)",
+        ),
+        mark_rule(
+            "resume",
+            b" checkpoint ",
+            rb"successfully loaded checkpoint from [^\n]{0,4096}at iteration +(?P<step>\d+)",
+        ),
+        mark_rule("end", b"] after training is done"),
+    )
 
     def __init__(self) -> None:
         super().__init__()
         self._prints_loss = False
 
     def step_pattern(self, line: bytes) -> StepPattern | None:
-        """See TextFormat."""
         header = _LINE.search(line)
         if header is None or b"Training epoch" in line[: header.start()]:
             return None
@@ -86,56 +129,8 @@ class Megatron(TextFormat):
         begins = _HEADER + BAR if b"\t" in line else (_HEADER + BAR).replace(rb"[ \t]", b" ")
         return StepPattern(header.start(), begins + pattern, columns)
 
-    def rules(self) -> tuple[LineRule, ...]:
-        """See TextFormat."""
-        begun = RuleContext.mark
-        return (
-            LineRule(b"using world size: ", rb"using world size: (?P<num_gpus>\d+)", RuleContext.begin_round),
-            LineRule(b" ......", rb"[ \t](\w+) \.{3,} (\S+)", _argument),
-            LineRule(b" checkpoint ", rb"saving checkpoint at iteration +(?P<step>\d+)", begun("checkpoint_begin")),
-            LineRule(
-                b" checkpoint ",
-                rb"successfully saved checkpoint (?:at|from) iteration +(?P<step>\d+)",
-                begun("checkpoint_end"),
-            ),
-            LineRule(
-                b"validation loss at iteration",
-                rb"validation loss at iteration +(?P<step>\d+)[^|\n]{0,200}\|[^|\n]{0,200}?value: (?P<loss>[-+.\deE]+)",
-                RuleContext.evaluation,
-            ),
-            LineRule(
-                b" checkpoint ",
-                rb"successfully loaded checkpoint from [^\n]{0,4096}at iteration +(?P<step>\d+)",
-                begun("resume"),
-            ),
-            LineRule(b"] after training is done", rb"after training is done", begun("end")),
-        )
-
     def finish_lane(self, lane: Lane) -> None:
         """A log that never prints a loss says nothing by leaving it out."""
         flags = lane.column("flags")
         if flags is not None and not self._prints_loss:
             lane.replace("flags", flags & ~np.uint8(NONFINITE))
-
-
-_ARGUMENTS: Final = {
-    b"seq_length": "sequence_length",
-    b"micro_batch_size": "micro_batch_size",
-    b"global_batch_size": "global_batch_size",
-    b"world_size": "num_gpus",
-    b"train_iters": "total_steps",
-    b"log_interval": "log_interval",
-}
-
-
-def _argument(context: RuleContext, match: re.Match[bytes]) -> None:
-    name, value = match[1], match[2]
-    if name in _ARGUMENTS and value.isdigit():
-        context.learn(**{_ARGUMENTS[name]: int(value)})
-    elif name == b"fp8" and value != b"None":
-        context.learn(precision="fp8")
-    elif name == b"params_dtype":
-        dtype = {b"torch.bfloat16": "bf16", b"torch.float16": "fp16", b"torch.float32": "fp32"}.get(value)
-        context.learn(precision=dtype)
-    elif name in (b"tokenizer_model", b"tokenizer_type") and value != b"None":
-        context.learn(tokenizer=value.decode("utf-8", "replace"))

@@ -27,11 +27,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext
-from drillyard.measurement.formats.log_format import LARGEST_STEP, MatchedLines, StepPattern, TextFormat
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext, mark_rule
+from drillyard.measurement.formats.log_format import LARGEST_STEP, StepPattern, TextFormat
 from drillyard.measurement.formats.values import (
     BAR,
     Columns,
+    MatchedLines,
     Value,
     Values,
     decode_values,
@@ -58,29 +59,25 @@ _KEYS_2: Final = {
 
 
 NEMO_RULES: Final = (
-    LineRule(
-        b"heckpoint save for step",
-        rb"heckpoint save for step (?P<step>\d+) started",
-        RuleContext.mark("checkpoint_begin"),
-    ),
-    LineRule(
+    mark_rule("checkpoint_begin", b"heckpoint save for step", rb"heckpoint save for step (?P<step>\d+) started"),
+    mark_rule(
+        "checkpoint",
         b"finalized successfully",
         rb"sync checkpoint save for step (?P<step>\d+) \([^\n]{0,1000}finalized successfully",
-        RuleContext.mark("checkpoint"),
     ),
-    LineRule(
+    mark_rule(
+        "checkpoint",
         b"Global Checkpoint Save",
         rb"Iteration: (?P<step>\d+) : Start time: [\d.]+s : Save duration: (?P<seconds>[\d.]+)s",
-        RuleContext.mark("checkpoint"),
     ),
-    LineRule(
+    mark_rule(
+        "resume",
         b"Restored all states from the checkpoint",
         rb"Restored all states from the checkpoint.*?(?:\bstep=(?P<step>\d+)|$)",
-        RuleContext.mark("resume"),
     ),
     LineRule(b"Starting with ", rb"Starting with (?P<num_gpus>\d+) processes", RuleContext.begin_round),
 )
-"""Of NeMo 1 and 2: checkpoints (nemo_logging), and Lightning's word on the number of processes at each start."""
+"""Of NeMo 1 and 2: checkpoints (nemo_logging), and the number of processes that Lightning prints at each start."""
 
 
 class NeMo2(TextFormat):
@@ -90,9 +87,9 @@ class NeMo2(TextFormat):
     title = "NeMo 2 text"
     preference = 80
     anchor = b"Training epoch "
+    rules = NEMO_RULES
 
     def step_pattern(self, line: bytes) -> StepPattern | None:
-        """See TextFormat."""
         header = _LINE_2.search(line)
         if header is None:
             return None
@@ -105,10 +102,6 @@ class NeMo2(TextFormat):
             opening = rb"Training epoch \d++, iteration (\d{1,18}+)/\d++"
             values.insert(0, Value("step"))
         return StepPattern(header.start(), opening + BAR + pattern, decode_values(values, {"window_steps": 0}))
-
-    def rules(self) -> tuple[LineRule, ...]:
-        """See TextFormat."""
-        return NEMO_RULES
 
 
 _HEADER_1: Final = (
@@ -133,9 +126,9 @@ class NeMo1(TextFormat):
     title = "NeMo 1 / Lightning progress bar"
     preference = 120
     anchor = b"train_step_timing in s="
+    rules = NEMO_RULES
 
     def step_pattern(self, line: bytes) -> StepPattern | None:
-        """See TextFormat."""
         header = _LINE_1.search(line)
         if header is None:
             return None
@@ -155,10 +148,6 @@ class NeMo1(TextFormat):
             return read
 
         return StepPattern(header.start(), _HEADER_1 + pattern, columns)
-
-    def rules(self) -> tuple[LineRule, ...]:
-        """See TextFormat."""
-        return NEMO_RULES
 
     def finish_lane(self, lane: Lane) -> None:
         """Only the first drawing of a step counts."""

@@ -216,7 +216,6 @@ class TensorBoardEvents(DocumentFormat):
         return checked and b"brain.Event" in head[:64]
 
     def read(self, name: str, file: int, stream: Readable) -> ParsedDocument:
-        """See DocumentFormat."""
         parsed, scalars_of = ParsedDocument(lanes=Lanes(file)), _Scalars()
         try:
             for data in records(stream):
@@ -272,7 +271,7 @@ class _Scalars:
         names = sorted({name for row in rows for name in row} - {"_time"})
         columns: dict[str, Any] = {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
         columns["time_us"] = times_us(np.array([row["_time"] for row in rows]))
-        columns["flags"] = nonfinite_flags(columns, {"loss": [row.get("loss") for row in rows]})
+        columns["flags"] = nonfinite_flags(len(rows), columns, {"loss": [row.get("loss") for row in rows]})
         columns["_round"] = np.full(len(rows), self.round)
         if self.moving:
             columns["window_steps"] = np.zeros(len(rows))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext, fact_rule, mark_rule
 from drillyard.measurement.formats.log_format import NUMBER, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Value, decode_values
 
@@ -33,6 +33,13 @@ _VALUES: Final = {
 }
 
 
+def _mesh(context: RuleContext, match: re.Match[bytes]) -> None:
+    size = 1
+    for axis in match[1].split(b","):
+        size *= int(axis)
+    context.learn(num_gpus=size)
+
+
 class TorchTitan(TextFormat):
     """See the module."""
 
@@ -41,9 +48,33 @@ class TorchTitan(TextFormat):
     preference = 40
     windowed = True
     anchor = b"GiB("
+    rules = (
+        LineRule(b"Starting job: ", rb"Starting job: ", RuleContext.begin_round),
+        fact_rule(b"total parameters", rb"Model (?P<model>.{1,200}?) size: (?P<parameters>[\d,]+) total parameters"),
+        fact_rule(b"Peak FLOPS used", rb"Peak FLOPS used for computing MFU: (?P<peak_flops>[\d.eE+]+)"),
+        fact_rule(b"capacity: ", rb"capacity: (?P<accelerator>.{1,200}) with [\d.]+GiB memory"),
+        fact_rule(
+            b"global batch size",
+            rb"local batch size:? (?P<micro_batch_size>\d+), global batch size:? (?P<global_batch_size>\d+)",
+        ),
+        fact_rule(b"total steps", rb"sequence length:? (?P<sequence_length>\d+), total steps:? (?P<total_steps>\d+)"),
+        LineRule(b"device mesh with", rb"\[([\d, ]{1,100})\]", _mesh, once=True),
+        mark_rule("checkpoint_begin", b"ing the checkpoint", rb"Saving the checkpoint"),
+        mark_rule(
+            "checkpoint_end",
+            b"ing the checkpoint",
+            rb"Finished saving the checkpoint.{0,500}?\bin (?P<seconds>[\d.]+) seconds",
+        ),
+        mark_rule("resume", b"ing the checkpoint", rb"Finished loading the checkpoint"),
+        mark_rule(
+            "evaluation",
+            b"validate step:",
+            rb"validate step:[ \t]*(?P<step>\d+)[ \t]+loss:[ \t]*(?P<loss>[-+.\deE]+)",
+        ),
+        mark_rule("end", b"Training completed"),
+    )
 
     def step_pattern(self, line: bytes) -> StepPattern | None:
-        """See TextFormat."""
         header = _LINE.search(line)
         if header is None or line[: header.start()].endswith(b"validate "):
             return None
@@ -57,61 +88,3 @@ class TorchTitan(TextFormat):
         if not {"loss", "printed_tokens_per_second_per_gpu"} & {value.column for value in values}:
             return None
         return StepPattern(header.start(), _GAP.join(pieces) + rb"(?=[ \t\n]|\Z)", decode_values(values, {}))
-
-    def rules(self) -> tuple[LineRule, ...]:
-        """See TextFormat."""
-        return (
-            LineRule(b"Starting job: ", rb"Starting job: ", RuleContext.begin_round),
-            LineRule(
-                b"total parameters",
-                rb"Model (?P<model>.{1,200}?) size: "
-                rb"(?P<parameters>[\d,]+) total parameters",
-                RuleContext.learn_groups,
-                once=True,
-            ),
-            LineRule(
-                b"Peak FLOPS used",
-                rb"Peak FLOPS used for computing MFU: (?P<peak_flops>[\d.eE+]+)",
-                RuleContext.learn_groups,
-                once=True,
-            ),
-            LineRule(
-                b"capacity: ",
-                rb"capacity: (?P<accelerator>.{1,200}) with [\d.]+GiB memory",
-                RuleContext.learn_groups,
-                once=True,
-            ),
-            LineRule(
-                b"global batch size",
-                rb"local batch size:? (?P<micro_batch_size>\d+), global batch size:? (?P<global_batch_size>\d+)",
-                RuleContext.learn_groups,
-                once=True,
-            ),
-            LineRule(
-                b"total steps",
-                rb"sequence length:? (?P<sequence_length>\d+), total steps:? (?P<total_steps>\d+)",
-                RuleContext.learn_groups,
-                once=True,
-            ),
-            LineRule(b"device mesh with", rb"\[([\d, ]{1,100})\]", _mesh, once=True),
-            LineRule(b"ing the checkpoint", rb"Saving the checkpoint", RuleContext.mark("checkpoint_begin")),
-            LineRule(
-                b"ing the checkpoint",
-                rb"Finished saving the checkpoint.{0,500}?\bin (?P<seconds>[\d.]+) seconds",
-                RuleContext.mark("checkpoint_end"),
-            ),
-            LineRule(b"ing the checkpoint", rb"Finished loading the checkpoint", RuleContext.mark("resume")),
-            LineRule(
-                b"validate step:",
-                rb"validate step:[ \t]*(?P<step>\d+)[ \t]+loss:[ \t]*(?P<loss>[-+.\deE]+)",
-                RuleContext.evaluation,
-            ),
-            LineRule(b"Training completed", rb"Training completed", RuleContext.mark("end")),
-        )
-
-
-def _mesh(context: RuleContext, match: re.Match[bytes]) -> None:
-    size = 1
-    for axis in match[1].split(b","):
-        size *= int(axis)
-    context.learn(num_gpus=size)

@@ -19,10 +19,10 @@ from typing import Final
 
 import numpy as np
 
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext
-from drillyard.measurement.formats.log_format import ENDS, NUMBER, MatchedLines, StepPattern, TextFormat
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext, fact_rule, mark_rule
+from drillyard.measurement.formats.log_format import ENDS, NUMBER, StepPattern, TextFormat
 from drillyard.measurement.formats.nemo import clock_seconds
-from drillyard.measurement.formats.values import Columns, Value, Values, decode_values
+from drillyard.measurement.formats.values import Columns, MatchedLines, Value, Values, decode_values
 
 _BAR: Final = rb"(?:(?<!\d)\d++\|\d++\|Loss: [^\n\[]{0,1000}+\[([\d:]{1,20})<[^\]\n]{0,200}\][ \t]*)?"
 _HEADER: Final = _BAR + rb"Step (\d{1,18}) \|"
@@ -45,9 +45,16 @@ class TorchTune(TextFormat):
     title = "torchtune"
     preference = 50
     anchor = b"Step "
+    rules = (
+        LineRule(b" with resolved config:", rb"Running \w+ with resolved config:", RuleContext.begin_round),
+        fact_rule(b"dtype: ", rb"(?<!\w)dtype: (?P<precision>bf16|fp16|fp32)\s*$"),
+        mark_rule(
+            "evaluation", b"| val_loss:", rb"Step (?P<step>\d+) \| val_loss:(?P<loss>[-+.\deE]+|[-+]?nan|[-+]?inf)"
+        ),
+        mark_rule("checkpoint_end", b"Saving checkpoint took ", rb"Saving checkpoint took (?P<seconds>[\d.]+) secs"),
+    )
 
     def step_pattern(self, line: bytes) -> StepPattern | None:
-        """See TextFormat."""
         header = _LINE.search(line)
         if header is None:
             return None
@@ -73,22 +80,3 @@ class TorchTune(TextFormat):
         # Without the end a line with fewer keys would match one that has more.
         whole = rb"[ \t\r]*+(?=\n)" if not line[position:].strip() else b""
         return StepPattern(header.start(), rb" ++".join(pieces) + whole, columns)
-
-    def rules(self) -> tuple[LineRule, ...]:
-        """See TextFormat."""
-        return (
-            LineRule(b" with resolved config:", rb"Running \w+ with resolved config:", RuleContext.begin_round),
-            LineRule(
-                b"dtype: ", rb"(?<!\w)dtype: (?P<precision>bf16|fp16|fp32)\s*$", RuleContext.learn_groups, once=True
-            ),
-            LineRule(
-                b"| val_loss:",
-                rb"Step (?P<step>\d+) \| val_loss:(?P<loss>[-+.\deE]+|[-+]?nan|[-+]?inf)",
-                RuleContext.evaluation,
-            ),
-            LineRule(
-                b"Saving checkpoint took ",
-                rb"Saving checkpoint took (?P<seconds>[\d.]+) secs",
-                RuleContext.mark("checkpoint_end"),
-            ),
-        )

@@ -9,19 +9,31 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from drillyard.loglines.blocks import LineBlock
+from drillyard.loglines.stamps import Stamps
 from drillyard.measurement.lanes import nonfinite_flags
-
-if TYPE_CHECKING:
-    from drillyard.measurement.formats.log_format import MatchedLines
 
 Values = Sequence[bytes | None]
 Columns = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedLines:
+    """The lines whose values are converted: their block, where each begins in it, their numbers, the stamp parser."""
+
+    block: LineBlock
+    begins: Sequence[int]
+    lines: NDArray[np.int64]
+    stamps: Stamps
+
+    @property
+    def count(self) -> int:
+        return len(self.lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +44,6 @@ class Value:
     scale: float = 1.0
     integer: bool = False
     commas: bool = False
-
-
-def parsed_json(text: bytes | memoryview | str) -> Any:
-    """The value of a JSON text. Raises ValueError for what is none, NaN and Infinity too, or is nested too deeply."""
-    try:
-        return msgspec.json.decode(text)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
 
 
 def decode_values(
@@ -55,7 +59,7 @@ def decode_values(
             if value.column == "seconds":
                 columns["seconds_precision"] = precisions(texts, value.scale)
         printed = {value.column: texts for value, texts in zip(values, groups, strict=True)}
-        columns["flags"] = nonfinite_flags(columns, printed)
+        columns["flags"] = nonfinite_flags(count, columns, printed)
         return columns
 
     return decode
