@@ -18,7 +18,6 @@ Limits: no time stamps, no goodput. With time stamps in whole seconds each categ
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from drillyard.errors import UserError
-from drillyard.goodput import Goodput, Kind, Moment, Overlay, StepRows, account
+from drillyard.goodput import Goodput, Kind, Moment, Overlay, account
 from drillyard.measurement.parsed_log import NO_TIME, Mark, ParsedLog, Steps
 from drillyard.measurement.waits import LONGEST_SECONDS
 from drillyard.telemetry.events import goodput as goodput_of_events
@@ -91,7 +90,7 @@ def _wall(log: ParsedLog, job: JobTimes) -> tuple[int, int]:
     return first if job.start_us is None else job.start_us, last if job.end_us is None else job.end_us
 
 
-def _moments(log: ParsedLog, first: int, last: int) -> Iterator[Moment | StepRows]:
+def _moments(log: ParsedLog, first: int, last: int) -> Iterator[Moment]:
     """All that happened, in order, from the start of the run to its last time stamp."""
     yield Moment(first, "run_start")
     stamped = log.steps.time_us != NO_TIME
@@ -113,7 +112,7 @@ def _moments(log: ParsedLog, first: int, last: int) -> Iterator[Moment | StepRow
         if number > 0 and not _start_is_told(rows, placed, begun) and (begun is not None or len(rows)):
             yield Moment(_beginning(latest, begun, rows), "round_start")
         for item in _attempt(rows, placed, _position(rows, ours, interval, lowest)):
-            latest = int(item.at[-1]) if isinstance(item, StepRows) else item.at
+            latest = item.at
             yield item
     yield Moment(max(last, latest), "over")
 
@@ -134,8 +133,8 @@ def _beginning(latest: int, begun: int | None, rows: Steps) -> int:
         return begun
     first = int(rows.time_us[0])
     if begun is None or begun >= first:
-        seconds = _columns(rows.select(slice(0, 1))).seconds[0] * max(int(rows.window_steps[0]), 1)
-        begun = first if math.isnan(seconds) else first - round(seconds * 1e6)
+        (step,) = _step_moments(rows, 0, 1)
+        begun = first - round((step.seconds or 0) * max(int(rows.window_steps[0]), 1) * 1e6)
     return latest if begun < latest <= first else begun
 
 
@@ -167,15 +166,14 @@ def _position(rows: Steps, marks: Sequence[Mark], interval: int, lowest: int) ->
     return next((step for step in reversed(resumed) if before <= step < first), before)
 
 
-def _attempt(rows: Steps, marks: list[tuple[int, Mark]], position: int | None) -> Iterator[Moment | StepRows]:
+def _attempt(rows: Steps, marks: list[tuple[int, Mark]], position: int | None) -> Iterator[Moment]:
     """The rows and marks of one attempt in the order in which they happened."""
-    columns, done = _columns(rows), 0
+    done = 0
 
-    def up_to(until: int) -> Iterator[Moment | StepRows]:
+    def up_to(until: int) -> Iterator[Moment]:
         if done == 0 and until > 0 and position is not None:
             yield Moment(int(rows.time_us[0]), "resume", position)
-        if until > done:
-            yield columns.part(done, until)
+        yield from _step_moments(rows, done, until)
 
     for until, moment in _without_doubles(zip(_places(rows, marks), marks, strict=True), len(rows)):
         yield from up_to(until)
@@ -184,12 +182,14 @@ def _attempt(rows: Steps, marks: list[tuple[int, Mark]], position: int | None) -
     yield from up_to(len(rows))
 
 
-def _columns(rows: Steps) -> StepRows:
-    usable = (rows.window_steps != 0) & (rows.seconds >= 0) & (rows.seconds < LONGEST_SECONDS)
-    if usable.all():
-        return StepRows(rows.time_us, rows.step, rows.seconds, rows.seconds_precision)
-    seconds = np.where(usable, rows.seconds, math.nan)
-    return StepRows(rows.time_us, rows.step, seconds, np.where(usable, rows.seconds_precision, 0))
+def _step_moments(rows: Steps, begin: int, end: int) -> Iterator[Moment]:
+    """Rows `begin` to `end` - 1 as moments; `seconds` that cannot be those of a step are left out."""
+    columns = (rows.time_us, rows.step, rows.window_steps, rows.seconds, rows.seconds_precision)
+    for at, step, window, seconds, slack in zip(*(column[begin:end].tolist() for column in columns), strict=True):
+        if window and 0 <= seconds < LONGEST_SECONDS:
+            yield Moment(at, "step", step, seconds, None, slack)
+        else:
+            yield Moment(at, "step", step)
 
 
 def _places(rows: Steps, marks: list[tuple[int, Mark]]) -> list[int]:

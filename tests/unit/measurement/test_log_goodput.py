@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ from tests.unit.measurement.timeline import NEW_YEAR, SECOND, Timeline, after_th
 from drillyard import telemetry
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
-from drillyard.goodput import Moment, StepRows, account
+from drillyard.goodput import Moment, account
 from drillyard.hardware import find_accelerator
 from drillyard.measurement.log_goodput import JobTimes, goodput_of_log
 from drillyard.measurement.parsed_log import NO_TIME, LoggedAttempt, Mark, ParsedLog
@@ -155,18 +155,16 @@ rows_of_steps = st.lists(
 
 @given(rows_of_steps, st.sampled_from([0, 1000, SECOND]), st.integers(-5, 5))
 @settings(max_examples=300)
-def test_columns_of_steps_are_accounted_for_like_single_ones(drawn, tick, position):
-    after, advance, seconds, slack = (
-        (np.array(column) for column in zip(*drawn, strict=True)) if drawn else [np.array([])] * 4
-    )
-    rows = StepRows(np.cumsum(after).astype(np.int64), position + np.cumsum(advance).astype(np.int64), seconds, slack)
-    before = [Moment(0, "run_start"), Moment(0, "resume", position)]
-    after = [Moment(30 * SECOND, "failure"), Moment(31 * SECOND, "resume", position), *([rows] if drawn else [])]
-    single = [rows.moment(row) for row in range(len(drawn))]
-    together = account([*before, *([rows] if drawn else []), *after], tick_microseconds=tick)
-    one_by_one = account([*before, *single, *after[:2], *single], tick_microseconds=tick)
-    assert together == one_by_one
-    assert sum(together.microseconds().values()) == together.wall_microseconds
+def test_every_microsecond_has_one_category_whatever_the_steps_are(drawn, tick, position):
+    steps, at, number = [], 0, position
+    for after, advance, seconds, slack in drawn:
+        at, number = at + after, number + advance
+        steps.append(Moment(at, "step", number, None if math.isnan(seconds) else seconds, None, slack))
+    begin = [Moment(0, "run_start"), Moment(0, "resume", position)]
+    again = [Moment(30 * SECOND, "failure"), Moment(31 * SECOND, "resume", position)]
+    found = account([*begin, *steps, *again, *steps], tick_microseconds=tick)
+    assert sum(found.microseconds().values()) == found.wall_microseconds
+    assert all(microseconds >= 0 for microseconds in found.microseconds().values())
 
 
 def steady(seconds: float, num_steps: int, tick_us: int = 1, precision: float = 0.0, **columns) -> ParsedLog:

@@ -1,18 +1,121 @@
-"""The sum itself: a state machine over moments, and its fast path over columns of steps. See the package for the rules.
+"""Goodput: where the wall time of a run went, across all its restarts.
 
-numpy is imported where columns are used, so that whoever only appends to a run directory does not pay for it.
+`telemetry` computes it from the events of a run directory (summary.json), `measurement` from the lines of any
+framework's log. Neither may import the other, so this module imports nothing of ours.
+
+A run is a sequence of moments. The time between two neighbouring ones belongs to exactly one category, or is split
+between two whose parts add up to it. All sums are in integer microseconds, so the categories sum to wall time exactly.
+
+| category | what it holds |
+|---|---|
+| startup | until the first step of the run, and what that step took over the median step (compiling, warming up) |
+| productive | steps, each up to 3 times the median; a step done again never counts twice |
+| stalled | what a step took beyond 3 times the median |
+| recomputation | steps done again after a resume, and the one in flight at a failure |
+| checkpoint | training waited for a save (the blocking part of asynchronous ones), or `final/` was written |
+| evaluation | training waited for an evaluation |
+| restart | from a failure (or a later start) to the first step of the new attempt, with its excess over the median |
+| waiting | nothing ran because nothing could or should: after `over` or `waiting`, until the next start |
+| unknown | the rest: never counted as productive, such as the gap of a kill that no event records |
+
+A step's own time is its `seconds` where the moment has them, never more than the time since the moment before; the
+rest of that time is unknown. Without `seconds` all of it is the step's, and the first step after a launch counts as a
+median one (as none, if there is no other step). Goodput is productive over wall time.
+
+What a log prints is rounded, and this must not turn steps into unknown time. A time since the moment before that
+exceeds a step's own by no more than its `slack` is the step's whole. Where clocks tick in units longer than a
+microsecond (`tick_microseconds`), what a step lacks at one tick it may take at the next, up to one unit; and stalls
+begin one unit later.
+
+Limits: with `logging.every_steps: N` the window in flight at a failure counts as recomputation as a whole. A clock that
+steps back by more than a second is carried on from where it was (`clock_steps_back` counts these): the time it hid is
+not seen, and what a step in flight had taken until then is unknown.
+
+Cost: 2 to 4 microseconds a moment, 40 bytes a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-from drillyard.goodput.moments import CATEGORIES, Goodput, Kind, Moment, StepRows, Times
+from array import array
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+Kind = Literal[
+    "run_start", "round_start", "resume", "step", "begin", "end", "done", "failure", "waiting", "over", "other"
+]
+Overlay = Literal["checkpoint", "evaluation"]
+
+
+class Moment(NamedTuple):
+    """What happened at a time.
+
+    run_start, round_start  the run, or an attempt of its ranks, starts
+    resume                  a checkpoint of `step` was loaded: the attempt goes on from there
+    step                    steps up to `step` are completed; `seconds` is the duration of one, None if not known
+    begin, end              training waits for what `overlay` says, and no longer; a begin's `step` is completed
+    done                    training has waited `seconds` for what `overlay` says; when that began is not known
+    failure                 the attempt is over (or a new one is decided on), and what was in flight is lost
+    waiting, over           nothing runs until the next start: it cannot, or need not
+    """
+
+    at: int
+    """Microseconds since any fixed time."""
+    kind: Kind
+    step: int | None = None
+    seconds: float | None = None
+    overlay: Overlay | None = None
+    slack: float = 0.0
+    """Seconds by which `seconds` may be too low because it is rounded."""
+
+
+@dataclass(slots=True)
+class Times:
+    """Microseconds by category."""
+
+    startup: int = 0
+    productive: int = 0
+    stalled: int = 0
+    recomputation: int = 0
+    checkpoint: int = 0
+    evaluation: int = 0
+    restart: int = 0
+    waiting: int = 0
+    unknown: int = 0
+
+    def add(self, category: str, microseconds: int) -> None:
+        setattr(self, category, getattr(self, category) + microseconds)
+
+
+CATEGORIES: Final = tuple(item.name for item in fields(Times))
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """The account of a run: `times` in microseconds sums to `wall_microseconds` exactly."""
+
+    wall_microseconds: int
+    times: Times
+    restarts: int
+    steps_redone: int
+    clock_steps_back: int
+
+    @property
+    def goodput(self) -> float | None:
+        """Productive over wall time; None for a run without any duration."""
+        return self.times.productive / self.wall_microseconds if self.wall_microseconds else None
+
+    def microseconds(self) -> dict[str, int]:
+        """Microseconds by category."""
+        return asdict(self.times)
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by category."""
+        return {name: microseconds / 1e6 for name, microseconds in asdict(self.times).items()}
+
 
 STALL_FACTOR: Final = 3
 """A step longer than this many medians is a stall from there on."""
@@ -21,24 +124,8 @@ CLOCK_TOLERANCE: Final = 1_000_000
 """Microseconds by which neighbouring moments may be out of order, as several processes append to one file."""
 
 _STARTS: Final = frozenset({"run_start", "round_start"})
-_CHUNK_ROWS: Final = 1 << 16
 _LARGE: Final = 2**62
 """More microseconds than any run has: where sums of 64 bits could overflow, this is as good as more."""
-
-
-class _Stretch(NamedTuple):
-    """Steps done between two marks of progress. `own` microseconds were theirs; `redone` of the steps had been done.
-
-    `launch` is the index in CATEGORIES of the launch that this stretch ended; -1 when it followed other steps.
-    `per_step` is how long a step took by its own word; -1 where that is not known and `own` is all of the time since
-    the mark before, a launch included.
-    """
-
-    own: int
-    steps: int
-    redone: int
-    launch: int
-    per_step: int
 
 
 @dataclass(slots=True)
@@ -47,9 +134,10 @@ class _Account:
 
     tick: int
     times: Times = field(default_factory=Times)
-    stretches: list[_Stretch] = field(default_factory=list)
-    columns: list[tuple[NDArray[Any], ...]] = field(default_factory=list)
-    """Further stretches: the fields of _Stretch as arrays."""
+    stretches: array[int] = field(default_factory=lambda: array("q"))
+    """Steps between two marks of progress, five numbers each: the microseconds that were theirs; how many they are; how
+    many of them had been done before; the index in CATEGORIES of the launch that they ended, -1 after other steps; how
+    many microseconds a step took as the log says it, -1 where it does not."""
     phase: str = "waiting"
     """waiting, launch, training, or an overlay (checkpoint, evaluation)."""
     under: str = "launch"
@@ -59,9 +147,9 @@ class _Account:
     lacking: int = 0
     """Microseconds that the last steps should have taken and the ticks of the clock did not show, up to one tick."""
     position: int = 0
-    """Steps completed in this round, the checkpoint's included."""
+    """Steps completed in this attempt, the checkpoint's included."""
     highest: int = 0
-    """Steps completed in any round."""
+    """Steps completed in any attempt."""
 
     @property
     def launch(self) -> str:
@@ -82,7 +170,7 @@ class _Account:
             self.drop_pending("unknown")
             self.times.add("unknown", microseconds)
         elif phase == "waiting" and kind == "over":
-            # Rank 0 has said so before the supervisor: the ranks were shutting down.
+            # Rank 0 logs it before the supervisor does: the ranks were shutting down.
             self.times.add("unknown", microseconds)
         elif phase in ("launch", "training"):
             self.pending += microseconds
@@ -119,7 +207,7 @@ class _Account:
             self.pending -= waited
 
     def leave(self, training_category: str) -> None:
-        """The round is over: what was in flight goes to `training_category`, or to the launch that did not finish."""
+        """The attempt is over: what was in flight goes to `training_category`, or to the launch that did not finish."""
         in_training = self.phase == "training" or (self.phase not in ("launch", "waiting") and self.under == "training")
         self.drop_pending(training_category if in_training else self.launch)
         self.lacking = 0
@@ -145,48 +233,9 @@ class _Account:
             self.times.add(launch or "unknown", self.pending - own)
         redone = max(0, min(step, self.highest) - self.position)
         index = -1 if launch is None else CATEGORIES.index(launch)
-        self.stretches.append(_Stretch(own, steps, redone, index, min(per_step, _LARGE)))
+        self.stretches.extend((own, steps, redone, index, min(per_step, _LARGE)))
         self.pending, self.position, self.highest = 0, step, max(step, self.highest)
         self.phase = "training"
-
-    def progress_rows(self, elapsed: NDArray[Any], rows: StepRows) -> None:
-        """`elapse` and `progress` for many steps in training at once; `elapsed` microseconds since the one before."""
-        import numpy as np
-
-        pending = elapsed.copy()
-        pending[0] += self.pending
-        steps = np.diff(rows.step, prepend=self.position)
-        known = ~np.isnan(rows.seconds)
-        per_step = np.rint(np.where(known, np.clip(rows.seconds, 0, _LARGE / 1e6 / steps), 0) * 1e6).astype(np.int64)
-        claimed = per_step * steps
-        lacking = self._lacking(np.where(known, claimed - pending, 0))
-        claimed += lacking
-        slack = np.rint(rows.slack.astype(np.float64) * 1e6).astype(np.int64) * steps
-        own = np.where(known & (pending > claimed + slack), claimed, pending)
-        self.times.unknown += int((pending - own).sum())
-        redone = np.clip(np.minimum(rows.step, self.highest) - (rows.step - steps), 0, None)
-        launch = np.broadcast_to(np.int8(-1), own.shape)
-        stated = np.where(known, per_step, -1)
-        self.columns.append((own, _narrow(steps), _narrow(redone), launch, stated))
-        self.pending, self.position = 0, int(rows.step[-1])
-        self.highest = max(self.position, self.highest)
-
-    def _lacking(self, shortfall: NDArray[Any]) -> NDArray[Any]:
-        """For each step what the ones before it lacked, given by how much each claims more than it got."""
-        import numpy as np
-
-        if self.tick == 0 or (self.lacking == 0 and bool((shortfall <= 0).all())):
-            return np.zeros(len(shortfall), dtype=np.int64)
-        before, lacking, tick = [], self.lacking, self.tick
-        for missing in shortfall.tolist():
-            before.append(lacking)
-            lacking += missing
-            if lacking < 0:
-                lacking = 0
-            elif lacking > tick:
-                lacking = tick
-        self.lacking = lacking
-        return np.asarray(before, dtype=np.int64)
 
     def settle_steps(self) -> int:
         """Divide the time of all steps, now that the median is known. Returns how many steps were done again."""
@@ -194,16 +243,8 @@ class _Account:
 
         if not self.stretches:
             return 0
-        parts = [tuple(np.asarray(self.stretches, dtype=np.int64).T), *self.columns]
-        median = self._median(parts)
-        return sum(self._settle(part, median) for part in parts)
-
-    def _settle(self, stretches: tuple[NDArray[Any], ...], median: int | None) -> int:
-        """`settle_steps` for some of the stretches."""
-        import numpy as np
-
-        own, narrow_steps, narrow_redone, launch, per_step = stretches
-        steps, redone = narrow_steps.astype(np.int64), narrow_redone.astype(np.int64)
+        own, steps, redone, launch, per_step = np.frombuffer(self.stretches, np.int64).reshape(-1, 5).T
+        median = self._median(own, steps, per_step, launch < 0)
         after_launch = (launch >= 0) & ((per_step < 0) | (median is not None))
         usual = np.where(after_launch, np.minimum(own, _times(median or 0, steps)), own)
         for index in (CATEGORIES.index("startup"), CATEGORIES.index("restart")):
@@ -217,33 +258,23 @@ class _Account:
         self.times.stalled += int(np.maximum(new - limit, 0).sum())
         return int(redone.sum())
 
-    def _median(self, parts: list[tuple[NDArray[Any], ...]]) -> int | None:
-        """Microseconds of the median step of those stretches that no launch precedes; None if there is none.
+    def _median(
+        self, own: NDArray[Any], steps: NDArray[Any], per_step: NDArray[Any], later: NDArray[Any]
+    ) -> int | None:
+        """Microseconds of the median step of the `later` stretches, which follow no launch; None if there is none.
 
         Where ticks are longer than that, what fell between two of them says nothing about one step: then the steps'
-        own word counts, or else the mean.
+        stated durations count, or else the mean.
         """
-        import numpy as np
-
-        first, *others = parts
-        later = [tuple(column[first[3] < 0] for column in first), *others]
-        each = np.concatenate([own // steps.astype(np.int64) for own, steps, *_ in later])
-        if not len(each):
+        if not later.any():
             return None
-        median = _median_low(each)
+        median = _median_low((own // steps)[later])
         if median >= self.tick:
             return median
-        stated = np.concatenate([part[4][part[4] >= 0] for part in later])
+        stated = per_step[later & (per_step >= 0)]
         if len(stated):
             return _median_low(stated)
-        return sum(int(part[0].sum()) for part in later) // sum(int(part[1].sum()) for part in later)
-
-
-def _narrow(counts: NDArray[Any]) -> NDArray[Any]:
-    """Counts in a byte each where they fit: of a million stretches each byte is a megabyte."""
-    import numpy as np
-
-    return counts.astype(np.uint8) if int(counts.max(initial=0)) < 256 else counts
+        return int(own[later].sum()) // int(steps[later].sum())
 
 
 def _median_low(values: NDArray[Any]) -> int:
@@ -284,22 +315,21 @@ class _Clock:
         return elapsed, set_back
 
 
-def account(moments: Iterable[Moment | StepRows], *, tick_microseconds: int = 0) -> Goodput:
+def account(moments: Iterable[Moment], *, tick_microseconds: int = 0) -> Goodput:
     """Where the time from the first to the last of `moments` went, these in the order in which they happened.
 
     `tick_microseconds` is the unit in which the times of the steps come where it is coarse (1_000_000: whole seconds).
     """
     state, clock = _Account(tick_microseconds), _Clock()
     starts = rounds = 0
-    for item in moments:
-        for moment in _singly(item, state, clock) if isinstance(item, StepRows) else (item,):
-            elapsed, set_back = clock.advance(moment.at)
-            if set_back:
-                state.step_back()
-            state.elapse(elapsed, moment.kind)
-            state.enter(moment)
-            starts += moment.kind == "run_start"
-            rounds += moment.kind == "round_start"
+    for moment in moments:
+        elapsed, set_back = clock.advance(moment.at)
+        if set_back:
+            state.step_back()
+        state.elapse(elapsed, moment.kind)
+        state.enter(moment)
+        starts += moment.kind == "run_start"
+        rounds += moment.kind == "round_start"
     state.leave("unknown")
     steps_redone = state.settle_steps()
     return Goodput(
@@ -309,25 +339,3 @@ def account(moments: Iterable[Moment | StepRows], *, tick_microseconds: int = 0)
         steps_redone=steps_redone,
         clock_steps_back=clock.steps_back,
     )
-
-
-def _singly(rows: StepRows, state: _Account, clock: _Clock) -> Iterator[Moment]:
-    """Account for `rows`, and hand out those that must be looked at one by one: the first after a launch, one before
-    which the clock was set back, and one that is no progress."""
-    import numpy as np
-
-    first = 0
-    while first < len(rows.at):
-        part = rows.part(first, first + _CHUNK_ROWS)
-        at = part.at + clock.offset
-        latest = np.maximum.accumulate(np.maximum(at, clock.now))
-        ordinary = (at >= latest - CLOCK_TOLERANCE) & (np.diff(part.step, prepend=state.position) > 0)
-        length = len(at) if ordinary.all() else int(ordinary.argmin())
-        if state.phase == "training" and length:
-            elapsed = np.diff(latest[:length], prepend=clock.now)
-            state.progress_rows(elapsed, part.part(0, length))
-            clock.now = int(latest[length - 1])
-            first += length
-        else:
-            yield rows.moment(first)
-            first += 1
