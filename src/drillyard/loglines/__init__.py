@@ -2,10 +2,9 @@
 
 A leaf: it uses no other room.
 
-sources.py    what a path names: files, directories, `-`, gs://; opened and decompressed
+sources.py    what a path names: files, directories, `-`, gs://; opened and decompressed, damaged ones too
 blocks.py     a stream as blocks of whole lines, without terminal colours and redraws
-packed.py     gzip and zstd, also when cut off or damaged
-followers.py     a file that grows, is truncated or rotated
+followers.py  a file that grows, is truncated or rotated
 prefixes.py   what launchers put before a line: which rank, which pod, when
 stamps.py     time stamps of many styles -> UTC microseconds
 """

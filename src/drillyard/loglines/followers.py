@@ -23,8 +23,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 from drillyard.errors import UserError
-from drillyard.loglines.packed import is_packed
-from drillyard.loglines.sources import GCS, STDIN, LogFile, cloud_errors, standard_input, storage_client
+from drillyard.loglines.sources import (
+    GCS,
+    STDIN,
+    LogFile,
+    cloud_errors,
+    is_packed,
+    standard_input,
+    storage_client,
+)
 
 _PIECE: Final = 1 << 20
 _CLOUD_PIECE: Final = 8 << 20

@@ -1,31 +1,44 @@
 """What a path on the command line names: files, directories, `-`, gs:// objects; opened and decompressed.
 
-Compression is told by the content (gzip, zstd), never by the name. Cloud objects are streamed, nothing is stored.
+Compression (gzip, zstd; any number of members or frames) is detected by content, never by name. Cloud objects are
+streamed, nothing is stored.
+
+A log may be cut off or damaged anywhere, and what was packed before that place is whole. So damage ends the stream as a
+file's end does, and `trouble` says what was found. Where gzip data are damaged, the last 256 KiB are unpacked again byte
+by byte; of zstd the text of the damaged block (up to 128 KiB) is lost.
 """
 
 from __future__ import annotations
 
+import io
 import sys
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, TextIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TextIO, cast
 
 from drillyard.errors import UserError
-from drillyard.loglines.packed import unpacked
 
 if TYPE_CHECKING:
     from google.cloud.storage import Client
 
 STDIN: Final = "-"
 GCS: Final = "gs://"
+_GZIP: Final = b"\x1f\x8b"
+_GZIP_WINDOW: Final = 31
+_ZSTD: Final = b"\x28\xb5\x2f\xfd"
+_SKIPPABLE_ZSTD: Final = b"\x2a\x4d\x18"
+_PIECE: Final = 1 << 18
+_PIECE_OF_TEXT: Final = 1 << 20
+_ZSTD_PIECE: Final = 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """One thing to read. `name` is what people call it; `changed` is the time of its last change, where known."""
+    """One thing to read: its name as given, and the time of its last change, where known."""
 
     name: str
     size: int | None = None
@@ -73,8 +86,7 @@ def _local_file(path: Path) -> LogFile:
 
 @contextmanager
 def open_log(file: LogFile) -> Iterator[BinaryIO]:
-    """A log's bytes, decompressed; see packed.py for what is cut off or damaged. Raises UserError for what cannot be
-    opened or read."""
+    """A log's bytes, decompressed; see `trouble`. Raises UserError for what cannot be opened or read."""
     try:
         with _open_raw(file) as raw:
             yield unpacked(raw, file.name)
@@ -98,7 +110,7 @@ def _open_raw(file: LogFile) -> Iterator[BinaryIO]:
 
 def standard_input() -> BinaryIO:
     """Standard input's bytes. Raises UserError where the process was started without one."""
-    # The interpreter's word for a descriptor 0 that was closed (the shell's `<&-`); the types do not know of it.
+    # None where descriptor 0 was closed (the shell's `<&-`), which the types leave out.
     stream = cast("TextIO | None", sys.stdin)
     if stream is None:
         raise UserError("-: there is no standard input: it is closed. Pipe a log into the command, or name a file.")
@@ -142,3 +154,121 @@ def _cloud_files(name: str) -> list[LogFile]:
     if not chosen:
         raise UserError(f"{name}: there is no such object, and none below it. List them: gcloud storage ls {name}")
     return [LogFile(f"{GCS}{bucket}/{blob.name}", blob.size, blob.updated) for blob in chosen]
+
+
+def is_packed(head: bytes) -> bool:
+    """Whether a file that begins so (4 bytes) is gzip or zstd."""
+    return head.startswith(_GZIP) or _is_zstd(head)
+
+
+def _is_zstd(head: bytes) -> bool:
+    # pzstd begins with a skippable frame.
+    return head[:4] == _ZSTD or (head[1:4] == _SKIPPABLE_ZSTD and 0x50 <= head[0] <= 0x5F)
+
+
+def unpacked(raw: BinaryIO, name: str) -> BinaryIO:
+    """`raw` itself, or what it holds when it is gzip or zstd. Raises UserError where zstandard is missing."""
+    stream = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", raw))
+    magic = stream.peek(4)[:4]
+    if magic.startswith(_GZIP):
+        packed = _Packed(stream, "gzip", lambda: zlib.decompressobj(_GZIP_WINDOW), _gunzip, zlib.error)
+        return io.BufferedReader(packed, _PIECE_OF_TEXT)
+    if _is_zstd(magic):
+        try:
+            import zstandard
+        except ImportError as error:
+            raise UserError(f"{name}: is zstd: install zstandard (pip install zstandard), or decompress it") from error
+        new = zstandard.ZstdDecompressor
+        packed = _Packed(stream, "zstd", lambda: new().decompressobj(), _unzstd, zstandard.ZstdError)
+        return io.BufferedReader(packed, _PIECE_OF_TEXT)
+    return stream
+
+
+def trouble(stream: BinaryIO) -> str | None:
+    """Why a stream of `unpacked` ended before its end; None when it did not (or is still to be read)."""
+    raw = stream.raw if isinstance(stream, io.BufferedReader) else None
+    return raw.trouble if isinstance(raw, _Packed) else None
+
+
+class _Packed(io.RawIOBase):
+    """The text of a packed stream. `trouble` is None, or why it ended early."""
+
+    def __init__(
+        self,
+        raw: BinaryIO,
+        kind: str,
+        unpacker: Callable[[], Any],
+        unpack: Callable[[Any, bytes], Generator[bytes, None, bytes]],
+        damage: type[Exception],
+    ) -> None:
+        self.trouble: str | None = None
+        self._raw, self._kind, self._unpacker, self._unpack, self._damage = raw, kind, unpacker, unpack, damage
+        self._ready = b""
+        self._text = self._pieces()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        while not self._ready:
+            try:
+                self._ready = next(self._text)
+            except StopIteration:
+                return 0
+        taken = self._ready[: len(buffer)]
+        buffer[: len(taken)] = taken
+        self._ready = self._ready[len(taken) :]
+        return len(taken)
+
+    def _pieces(self) -> Iterator[bytes]:
+        """The text of all members."""
+        packed = b""
+        while packed := self._after_padding(packed):
+            unpacker = self._unpacker()
+            while not unpacker.eof:
+                if not packed:
+                    self.trouble = f"its {self._kind} data end in the middle (cut off, or still being written)"
+                    return
+                try:
+                    packed = yield from self._unpack(unpacker, packed)
+                except self._damage as error:
+                    reason = str(error).rpartition(": ")[2]
+                    self.trouble = f"its {self._kind} data are damaged ({reason})"
+                    if "data check" in reason:
+                        # Checksums come at the end: the damage is anywhere before it.
+                        self.trouble += ", so some of its figures may be wrong"
+                    return
+                if not unpacker.eof:
+                    packed = self._raw.read(_PIECE)
+
+    def _after_padding(self, packed: bytes) -> bytes:
+        """The next packed bytes that are no padding (zeros); none at the end."""
+        while not (packed := packed.lstrip(b"\0")):
+            packed = self._raw.read(_PIECE)
+            if not packed:
+                return b""
+        return packed
+
+
+def _gunzip(unpacker: Any, packed: bytes) -> Generator[bytes, None, bytes]:
+    """The text of the next packed bytes; returns those after the member. Raises zlib.error after what is whole."""
+    while packed and not unpacker.eof:
+        before = unpacker.copy()
+        try:
+            yield unpacker.decompress(packed, _PIECE_OF_TEXT)
+        except zlib.error:
+            # zlib gives nothing of a piece that has damage: what comes before it, byte by byte. The damage raises again.
+            for place in range(len(packed)):
+                yield before.decompress(packed[place : place + 1])
+        packed = unpacker.unconsumed_tail
+    return bytes(unpacker.unused_data)
+
+
+def _unzstd(unpacker: Any, packed: bytes) -> Generator[bytes, None, bytes]:
+    """The same, in small pieces: the text of one is in memory as a whole, and lost if the piece is damaged."""
+    begin = 0
+    while begin < len(packed) and not unpacker.eof:
+        piece = packed[begin : begin + _ZSTD_PIECE]
+        begin += len(piece)
+        yield unpacker.decompress(piece)
+    return bytes(unpacker.unused_data) + packed[begin:]

@@ -26,8 +26,7 @@ import numpy as np
 
 from drillyard.errors import UserError
 from drillyard.goodput import Goodput, Kind, Moment, Overlay, account
-from drillyard.measurement.parsed_log import NO_TIME, Mark, ParsedLog, Steps
-from drillyard.measurement.waits import LONGEST_SECONDS
+from drillyard.measurement.parsed_log import LONGEST_SECONDS, NO_TIME, Mark, ParsedLog, Steps
 from drillyard.telemetry.events import goodput as goodput_of_events
 
 if TYPE_CHECKING:

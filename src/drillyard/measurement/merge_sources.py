@@ -14,13 +14,12 @@ from typing import Any, Final
 import numpy as np
 
 from drillyard.errors import UserError
-from drillyard.measurement.attempts import assign_marks, find_attempts, goes_back, split_at_starts
 from drillyard.measurement.formats import log_formats
 from drillyard.measurement.formats.drillyard import Drillyard
+from drillyard.measurement.marks import assign_marks, find_attempts, goes_back, split_at_starts, start_rows
 from drillyard.measurement.merge_ranks import merge_ranks
 from drillyard.measurement.parsed_log import LogClock, ParsedLog, empty_parsed_log
 from drillyard.measurement.source_reader import FormatContent, SourceContent
-from drillyard.measurement.starts import start_rows
 
 RUN_FILES: Final = ("metrics.jsonl", "events.jsonl")
 """Of a Drillyard run directory, what is read."""

@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from drillyard import __version__
+from drillyard.measurement.marks import WaitKind
 from drillyard.measurement.run_result import RunResult
-from drillyard.measurement.waits import WaitKind
 
 VERSION: Final = 1
 CURVE_POINTS: Final = 200

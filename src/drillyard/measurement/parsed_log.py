@@ -34,6 +34,9 @@ NO_TIME: Final = -(2**63)
 LATEST_SECONDS: Final = 1e11
 """The year 5138: what is later is damage."""
 
+LONGEST_SECONDS: Final = 1e9
+"""Thirty years: a longer step or wait is damage."""
+
 SKIPPED: Final = 1
 """Bit of `Steps.flags`: the log says that the update of this step was not applied."""
 NONFINITE: Final = 2

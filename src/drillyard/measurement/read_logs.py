@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from drillyard.errors import UserError
-from drillyard.loglines.packed import trouble
-from drillyard.loglines.sources import GCS, LogFile, find_files, open_log
+from drillyard.loglines.sources import GCS, LogFile, find_files, open_log, trouble
 from drillyard.loglines.stamps import time_zone
 from drillyard.measurement.formats import log_formats
 from drillyard.measurement.merge_sources import RUN_FILES, add_directory, merge_sources

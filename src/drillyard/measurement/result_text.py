@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from drillyard.measurement.formats import format_title
+from drillyard.measurement.marks import WaitKind
 from drillyard.measurement.run_result import RunResult
 from drillyard.measurement.speed import AS_PRINTED
-from drillyard.measurement.waits import WaitKind
 from drillyard.telemetry.console import count, significant
 
 Row = tuple[str, str]

@@ -17,11 +17,11 @@ from drillyard.hardware import Catalog, catalog
 from drillyard.measurement.cost import Cost, cost
 from drillyard.measurement.log_goodput import JobTimes, goodput_of_log
 from drillyard.measurement.losses import HeldOut, Losses, held_out, losses
+from drillyard.measurement.marks import Wait, find_waits, written_seconds
 from drillyard.measurement.parsed_log import ParsedLog
 from drillyard.measurement.speed import Speed, speed
 from drillyard.measurement.step_times import COARSE, Timing, measure_step_times
 from drillyard.measurement.user_facts import Missing, UserFacts
-from drillyard.measurement.waits import Wait, find_waits, written_seconds
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 
 from drillyard.errors import UserError
 from drillyard.hardware import Accelerator, Catalog
-from drillyard.measurement.flag_conflicts import PRECISIONS, flag_conflicts
 from drillyard.measurement.formats import format_title
 from drillyard.measurement.parsed_log import ParsedLog, Steps
 from drillyard.measurement.step_times import Durations, Timing
-from drillyard.measurement.user_facts import Missing, UserFacts
+from drillyard.measurement.user_facts import PRECISIONS, Missing, UserFacts, flag_conflicts
 from drillyard.modelspec import (
     Formula,
     flops_per_token,

@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 
 from drillyard.goodput import STALL_FACTOR
 from drillyard.measurement.formats.drillyard import Drillyard
-from drillyard.measurement.parsed_log import COMPILED, NO_TIME, ParsedLog, Steps
-from drillyard.measurement.waits import LONGEST_SECONDS, Wait, find_waits, overlap_microseconds
+from drillyard.measurement.marks import Wait, find_waits, overlap_microseconds
+from drillyard.measurement.parsed_log import COMPILED, LONGEST_SECONDS, NO_TIME, ParsedLog, Steps
 
 Floats = NDArray[np.float64]
 Basis = Literal["steps", "windows", "time stamps", "progress clock", "moving averages", "whole run"]

@@ -9,7 +9,7 @@ import random
 import pytest
 import zstandard
 
-from drillyard.loglines.packed import is_packed, trouble, unpacked
+from drillyard.loglines.sources import is_packed, trouble, unpacked
 
 RANDOM = random.Random(1)
 TEXT = b"".join(b"line %d has %d\n" % (number, RANDOM.getrandbits(60)) for number in range(40_000))

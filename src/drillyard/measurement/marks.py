@@ -1,0 +1,287 @@
+"""What the marks of a log say: later starts of the ranks, the attempt of each mark, and when training waited.
+
+Later starts: a run that resumes at the step after its last shows the restart in no step number. What a program prints
+when it starts (its banner, a loaded checkpoint, a launcher's failure message) means a restart where it comes after
+steps. Each rank's own lines count for that rank, so any interleaving of ranks gives the same; a rank that prints none
+(Megatron-LM's steps are printed by the last rank, its banner by the first) follows the others. Of these the first sign
+of each is that of the first start, unless its time is after a step. A restart that prints nothing and goes on at the
+next step is not seen, except where the log's own clock of the run restarts (`elapsed_seconds`).
+
+Waits: saves and evaluations, each once, with how long they took. Several ranks may report the same save: it lasts from
+the first beginning to the last end. Saves that are written while training goes on are counted apart: their time is that
+of the writing, not of waiting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drillyard.goodput import CLOCK_TOLERANCE
+from drillyard.loglines.prefixes import Origin
+from drillyard.measurement.lanes import Lane
+from drillyard.measurement.parsed_log import LONGEST_SECONDS, NO_TIME, LoggedAttempt, Mark, ParsedLog, Steps
+
+_SIGNS: Final = frozenset({"run_start", "round_start", "resume", "restart", "failure"})
+_BEGINNINGS: Final = frozenset({"run_start", "round_start", "restart", "resume"})
+Sign = tuple[Origin, Mark]
+Times = tuple[int | None, int | None]
+WaitKind = Literal["checkpoint", "evaluation", "export"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Training waited for `what`. Times in UTC microseconds; None without time stamps."""
+
+    what: WaitKind
+    seconds: float | None
+    step: int | None
+    begin_us: int | None
+    end_us: int | None
+
+
+def start_rows(lanes: Iterable[Lane], marks: Iterable[Sign]) -> list[NDArray[np.int64]]:
+    """For each lane the rows with which a later start begins, by the marks of all sources; row 0 where its source has a
+    start before it."""
+    signs = [(origin, mark) for origin, mark in marks if mark.kind in _SIGNS]
+    return [_rows(lane, [sign for sign in signs if sign[1].file == lane.file]) for lane in lanes]
+
+
+def _rows(lane: Lane, signs: Sequence[Sign]) -> NDArray[np.int64]:
+    lines, times = lane.column("line"), lane.column("time_us")
+    if not signs or lines is None:
+        return np.zeros(0, np.int64)
+    own = [mark for origin, mark in signs if origin == lane.origin]
+    rows = {_row(mark, lines, times) for mark in own or _of_others(signs, times)}
+    if any(_row(mark, lines, times) == 0 for _, mark in signs):
+        rows.add(0)
+    return np.array(sorted(row for row in rows if row < len(lines)), np.int64)
+
+
+def _of_others(signs: Sequence[Sign], times: NDArray[np.int64] | None) -> list[Mark]:
+    """The signs of later starts on other ranks' lines."""
+    first_step = NO_TIME if times is None else int(times[0])
+    seen: set[Origin] = set()
+    later = []
+    for origin, mark in signs:
+        after_a_step = first_step != NO_TIME and mark.time_us is not None and mark.time_us > first_step
+        if after_a_step or origin in seen or mark.kind in ("restart", "failure"):
+            later.append(mark)
+        seen.add(origin)
+    return later
+
+
+def _row(mark: Mark, lines: NDArray[np.int64], times: NDArray[np.int64] | None) -> int:
+    """The first row after a sign. Where launchers merge what ranks print, steps done before it may come after it."""
+    row = int(np.searchsorted(lines, mark.line))
+    if times is None or mark.time_us is None:
+        return row
+    later = times[row:] >= mark.time_us
+    later |= times[row:] == NO_TIME
+    return row + int(later.argmax()) if later.any() else row
+
+
+def assign_marks(marks: Sequence[tuple[Origin, Mark]], steps: Steps) -> list[Mark]:
+    """Marks with their attempts, in the order of attempts and of the log.
+
+    A mark belongs to the attempt whose steps surround it; between two attempts, to the next one from the first sign of
+    a start on. Marks of files without steps are placed by their time. What every rank prints counts once: the same
+    kind, step and attempt within a second is the lowest rank's.
+    """
+    if not marks:
+        return []
+    starts = _starts(steps)
+    if len(starts) < 2:
+        placed = [mark for _, mark in marks]
+    else:
+        placed = [replace(mark, attempt=_attempt(mark, steps, starts)) for _, mark in marks]
+        placed = _from_start_on(placed, steps, starts)
+    ordered = sorted(placed, key=lambda mark: (mark.attempt, mark.file, mark.line))
+    return _once(ordered)
+
+
+def _starts(steps: Steps) -> list[int]:
+    """The rows at which attempts begin."""
+    if not len(steps):
+        return []
+    return np.flatnonzero(np.append(True, np.diff(steps.attempt) > 0)).tolist()
+
+
+def split_at_starts(steps: Steps, starts: Sequence[int]) -> Steps:
+    """`steps` with another attempt also where one of the times of `starts` lies between two of them. For logs that log
+    every start and the time of every step."""
+    begun = np.searchsorted(np.sort(np.array(starts, np.int64)), steps.time_us, side="right")
+    attempt = np.cumsum(np.append(False, (np.diff(steps.attempt) > 0) | (np.diff(begun) > 0)))
+    return replace(steps, attempt=attempt.astype(steps.attempt.dtype))
+
+
+def _attempt(mark: Mark, steps: Steps, starts: list[int]) -> int:
+    """The last attempt whose first step is before the mark."""
+    if mark.attempt:
+        return mark.attempt
+    found = 0
+    for row in starts:
+        attempt = int(steps.attempt[row])
+        if int(steps.file[row]) == mark.file:
+            before = int(steps.line[row]) <= mark.line
+        else:
+            time = int(steps.time_us[row])
+            timed = time != NO_TIME and mark.time_us is not None
+            before = time <= (mark.time_us or 0) if timed else int(steps.file[row]) < mark.file
+        if before:
+            found = attempt
+    alone = [int(steps.attempt[row]) for row in starts if int(steps.file[row]) == mark.file]
+    return max(found, alone[0]) if alone else found
+
+
+def _from_start_on(marks: list[Mark], steps: Steps, starts: list[int]) -> list[Mark]:
+    """Move marks behind an attempt's last step to the next attempt, from the first that is a sign of a start."""
+    lasts = {int(steps.attempt[row - 1]): row - 1 for row in starts[1:]}
+    result = []
+    moved: set[tuple[int, int]] = set()
+    for mark in sorted(marks, key=lambda mark: (mark.file, mark.line)):
+        last = lasts.get(mark.attempt)
+        behind = last is not None and int(steps.file[last]) == mark.file and int(steps.line[last]) < mark.line
+        key = (mark.file, mark.attempt)
+        if behind and (mark.kind in _BEGINNINGS or key in moved):
+            moved.add(key)
+            mark = replace(mark, attempt=mark.attempt + 1)
+        result.append(mark)
+    return result
+
+
+def _once(marks: list[Mark]) -> list[Mark]:
+    """Without what further ranks print of the same thing."""
+    kept: list[Mark] = []
+    latest: dict[tuple[str, int | None, int], Mark] = {}
+    for mark in marks:
+        key = (mark.kind, mark.step, mark.attempt)
+        before = latest.get(key)
+        same = before is not None and before.rank != mark.rank and _near(before, mark)
+        if not same:
+            kept.append(mark)
+            latest[key] = mark
+        elif before is not None and (mark.rank or 0) < (before.rank or 0):
+            kept[kept.index(before)] = latest[key] = mark
+    return kept
+
+
+def _near(first: Mark, second: Mark) -> bool:
+    if first.time_us is None or second.time_us is None:
+        return True
+    return abs(first.time_us - second.time_us) <= 1_000_000
+
+
+def goes_back(times: NDArray[np.int64]) -> bool:
+    """Whether a clock was set back among `times` in the order of the log, NO_TIME left out."""
+    known = times[times != NO_TIME]
+    return bool((np.diff(known) < -CLOCK_TOLERANCE).any())
+
+
+def _in_order(steps: Steps, row: int, end: int, files: Mapping[int, Times]) -> Times:
+    """The first and the last stamp of rows `row` to `end` by the order of the lines; those of their files where the
+    rows are the first or the last in them."""
+    known = steps.time_us[row : end + 1]
+    known = known[known != NO_TIME]
+    first, last = int(known[0]), int(known[-1])
+    first_file, last_file = int(steps.file[row]), int(steps.file[end])
+    if not row or int(steps.file[row - 1]) != first_file:
+        first = files.get(first_file, (None, None))[0] or first
+    if end + 1 == len(steps) or int(steps.file[end + 1]) != last_file:
+        last = files.get(last_file, (None, None))[1] or last
+    return first, last
+
+
+def find_attempts(
+    steps: Steps, marks: Sequence[Mark], files: Mapping[int, Times], *, clock_restarts: bool = False
+) -> list[LoggedAttempt]:
+    """The attempts of a run. `files` holds the first and last time stamp of each source.
+
+    The first and last attempt in a file reach to its first and last stamp; with `clock_restarts` a later one began when
+    its `elapsed_seconds` were 0.
+    """
+    starts = _starts(steps)
+    attempts = []
+    for index, row in enumerate(starts):
+        end = starts[index + 1] - 1 if index + 1 < len(starts) else len(steps) - 1
+        number = int(steps.attempt[row])
+        own = steps.time_us[row : end + 1]
+        times = own[own != NO_TIME].tolist()
+        times += [mark.time_us for mark in marks if mark.attempt == number and mark.time_us is not None]
+        first_file, last_file = int(steps.file[row]), int(steps.file[end])
+        if not index or int(steps.file[row - 1]) != first_file:
+            times += [time for time in files.get(first_file, (None, None))[:1] if time is not None]
+        if end + 1 == len(steps) or int(steps.file[end + 1]) != last_file:
+            times += [time for time in files.get(last_file, (None, None))[1:] if time is not None]
+        elapsed = float(steps.elapsed_seconds[row])
+        if clock_restarts and index and own[0] != NO_TIME and 0 <= elapsed < LONGEST_SECONDS:
+            times.append(int(own[0]) - round(elapsed * 1e6))
+        first, last = (min(times), max(times)) if times else (None, None)
+        if goes_back(steps.time_us[row : end + 1]):
+            # The lowest stamp is not the earliest one: use the order of the lines.
+            first, last = _in_order(steps, row, end, files)
+        attempts.append(LoggedAttempt(number, first, last, first_file, int(steps.line[row])))
+    return attempts
+
+
+def find_waits(log: ParsedLog) -> list[Wait]:
+    """All saves and evaluations that training waited for, in the order of the log."""
+    found: list[Wait] = []
+    for what in ("checkpoint", "evaluation", "export"):
+        begun: Mark | None = None
+        last: Mark | None = None
+        for mark in log.marks:
+            if mark.kind == f"{what}_begin":
+                begun = begun or mark
+            elif mark.kind == f"{what}_end":
+                if begun is None and found and last is not None and _same(last, mark):
+                    earlier = found.pop()
+                    found.append(_wait(what, mark, earlier.begin_us))
+                else:
+                    found.append(_wait(what, mark, None if begun is None else begun.time_us))
+                begun, last = None, mark
+            elif mark.kind in ("failure", "restart", "end"):
+                begun = None
+    return sorted(found, key=lambda wait: -math.inf if wait.end_us is None else wait.end_us)
+
+
+def _same(one: Mark, other: Mark) -> bool:
+    """Whether two ends are of the same save or evaluation, printed by two ranks."""
+    return one.step is not None and one.step == other.step and one.attempt == other.attempt and one.rank != other.rank
+
+
+def _wait(what: WaitKind, end: Mark, begin_us: int | None) -> Wait:
+    seconds = end.seconds if end.seconds is not None and 0 <= end.seconds < LONGEST_SECONDS else None
+    if begin_us is None and end.time_us is not None and seconds is not None:
+        begin_us = end.time_us - round(seconds * 1e6)
+    if begin_us is not None and end.time_us is not None and end.time_us >= begin_us:
+        seconds = (end.time_us - begin_us) / 1e6 if seconds is None else max(seconds, (end.time_us - begin_us) / 1e6)
+    return Wait(what, seconds, end.step, begin_us, end.time_us)
+
+
+def written_seconds(log: ParsedLog) -> list[float]:
+    """The seconds that asynchronous saves took (`checkpoint`), where the log has them."""
+    return [
+        mark.seconds
+        for mark in log.marks
+        if mark.kind == "checkpoint" and mark.seconds is not None and 0 <= mark.seconds < LONGEST_SECONDS
+    ]
+
+
+def overlap_microseconds(waited: Sequence[Wait], times: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each pair of neighbouring `times` how much of the time between them was waiting."""
+    total = np.zeros(max(len(times) - 1, 0), dtype=np.int64)
+    for wait in waited:
+        if wait.begin_us is None or wait.end_us is None:
+            continue
+        first = max(int(np.searchsorted(times, wait.begin_us, "right")) - 1, 0)
+        last = min(int(np.searchsorted(times, wait.end_us, "left")), len(times) - 1)
+        for pair in range(first, last):
+            shared = min(wait.end_us, int(times[pair + 1])) - max(wait.begin_us, int(times[pair]))
+            total[pair] += max(shared, 0)
+    return total
