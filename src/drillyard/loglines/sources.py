@@ -3,9 +3,9 @@
 Compression (gzip, zstd; any number of members or frames) is detected by content, never by name. Cloud objects are
 streamed, nothing is stored.
 
-A log may be cut off or damaged anywhere, and what was packed before that place is whole. So damage ends the stream as a
-file's end does, and `trouble` says what was found. Where gzip data are damaged, the last 256 KiB are unpacked again byte
-by byte; of zstd the text of the damaged block (up to 128 KiB) is lost.
+A log may be cut off or damaged anywhere, and what was packed before that place is whole. So damage ends the stream as
+the end of the file does, and `trouble` says what was found. Where gzip data are damaged, the last 256 KiB are unpacked
+again byte by byte; of zstd the text of the damaged block (up to 128 KiB) is lost.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def _gunzip(unpacker: Any, packed: bytes) -> Generator[bytes, None, bytes]:
         try:
             yield unpacker.decompress(packed, _PIECE_OF_TEXT)
         except zlib.error:
-            # zlib gives nothing of a piece that has damage: what comes before it, byte by byte. The damage raises again.
+            # zlib gives nothing of a damaged piece: unpack byte by byte up to the damage, which raises again.
             for place in range(len(packed)):
                 yield before.decompress(packed[place : place + 1])
         packed = unpacker.unconsumed_tail
