@@ -1,6 +1,6 @@
 """Drillyard: LLM training runs on GPU clusters, from two YAML files to a trained, measured model.
 
-    from drillyard import estimate, measure, report
+    from drillyard import estimate, submit, measure, report
 
 `__all__` is the public API. It follows semantic versioning (CHANGELOG.md); every other module is private and may change
 in any release. `import drillyard` imports nothing else: a name is loaded when it is first used, and torch only by code
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from drillyard import hardware
-    from drillyard.api import estimate, measure, report, train
+    from drillyard.api import estimate, logs, measure, plan, report, status, submit, train
     from drillyard.config import load_run_config
     from drillyard.errors import UserError
 
@@ -25,8 +25,12 @@ __all__ = [
     "estimate",
     "hardware",
     "load_run_config",
+    "logs",
     "measure",
+    "plan",
     "report",
+    "status",
+    "submit",
     "train",
 ]
 

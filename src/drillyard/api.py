@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,8 @@ from drillyard.errors import UserError
 if TYPE_CHECKING:
     from drillyard.config import RunConfig
     from drillyard.estimation.run_estimate import RunEstimate
+    from drillyard.launch.plan import Plan
+    from drillyard.launch.run_status import RunStatus
     from drillyard.measurement.run_result import RunResult
     from drillyard.measurement.user_facts import UserFacts
 
@@ -87,6 +89,93 @@ def train(
         for flag, values in options.items():
             command += [word for value in values if value is not None for word in (flag, str(value))]
         return subprocess.run(command, check=False).returncode
+
+
+def plan(
+    run: PathLike,
+    cluster: PathLike = "cluster.yaml",
+    *,
+    overrides: Sequence[str] = (),
+    sync: bool = False,
+    max_failures: int = 3,
+    after: str | None = None,
+) -> Plan:
+    """Plan a launch: every file that `submit` would write and every command that it would run, in order.
+
+    Asks and changes nothing. `overrides` are KEY=VALUE settings of the run config. `sync` copies the working directory
+    to the nodes; `after` is the handle of a run that must succeed first. Raises UserError for every mistake that can be
+    found without asking the cluster.
+    """
+    from drillyard.launch.submission import launch_requests, plan_requests
+
+    requests = launch_requests(
+        Path(run), Path(cluster), overrides=overrides, sync=sync, max_failures=max_failures, after=after
+    )
+    return plan_requests(requests)[0]
+
+
+def submit(
+    run: PathLike,
+    cluster: PathLike = "cluster.yaml",
+    *,
+    overrides: Sequence[str] = (),
+    sync: bool = False,
+    max_failures: int = 3,
+    after: str | None = None,
+    replace: bool = False,
+    force: bool = False,
+) -> str:
+    """Submit a run to the cluster's scheduler; return its handle, `platform://cluster/run`.
+
+    Executes the plan of `plan` with the same arguments. Raises DoesNotFitError, unless `force`, where the estimate
+    says so, and UserError where a run of that name is not over, unless `replace`, which cancels it first.
+    """
+    from drillyard.launch.submission import check_memory, launch_requests, plan_requests, submit_plans
+
+    requests = launch_requests(
+        Path(run), Path(cluster), overrides=overrides, sync=sync, max_failures=max_failures, after=after
+    )
+    plans = plan_requests(requests)
+    for _ in check_memory(requests, force=force):
+        pass
+    (handle,) = submit_plans(requests[0].cluster, plans, replace=replace)
+    return str(handle)
+
+
+def status(run: str, *, cluster: PathLike | None = None) -> RunStatus:
+    """The status of a launched run: state, reason, nodes, restarts, failure. Times are Unix seconds.
+
+    `run` is a handle or a name. `cluster`: its cluster.yaml; by default the clusters launched on from this machine are
+    searched. Raises NotFoundError where there is no such run, UnreachableError where the cluster does not answer.
+    """
+    from drillyard.launch.cluster_registry import find_run
+
+    return find_run(run, _path(cluster)).status()
+
+
+def logs(
+    run: str,
+    *,
+    cluster: PathLike | None = None,
+    follow: bool = False,
+    rank: int | None = None,
+    node: int | None = None,
+    tail: int | None = None,
+    since: str | None = None,
+) -> Iterator[str]:
+    """The lines that a run's nodes printed, in order of time: `NODE: TIME TEXT`, or `[rankR]: TIME TEXT` of one rank.
+
+    `run`, `cluster`: as for `status`. `follow` begins with the newest submission and continues until the run is over.
+    `tail`: the last so many lines. `since`: an age (`90s`, `10m`, `2h`, `3d`) or a time (`2026-01-31T12:00:00Z`).
+    """
+    import time
+
+    from drillyard.launch.cluster_registry import find_run
+    from drillyard.launch.request import LogSelection, parse_since
+
+    begin = None if since is None else parse_since(since, time.time())
+    for piece in find_run(run, _path(cluster)).logs(LogSelection(follow, rank, node, tail, begin)):
+        yield from piece.decode(errors="replace").removesuffix("\n").split("\n")
 
 
 def measure(

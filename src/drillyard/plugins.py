@@ -45,9 +45,12 @@ def _load(entry: EntryPoint, base: str, taken: Collection[str]) -> Any:
     if entry.name in taken:
         raise _Unusable("the name is taken")
     found = entry.load()
-    if not (isinstance(found, type) and issubclass(found, import_name(base))):
+    parent = import_name(base)
+    if not (isinstance(found, type) and issubclass(found, parent)):
         raise _Unusable(f"{entry.value} does not extend {base.replace(':', '.')}")
-    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+    declared = [name for name, kind in parent.__annotations__.items() if str(kind).startswith("ClassVar")]
+    unset = [name for name in declared if not hasattr(found, name)]
+    if missing := [*sorted(getattr(found, "__abstractmethods__", ())), *unset]:
         raise _Unusable(f"{entry.value} lacks {', '.join(missing)}")
     return found
 

@@ -63,8 +63,8 @@ def chaos(
     Exit code 0: every fault passed. 1: some did not. 2: something to mend in the config.
     """
     from drillyard.cli.crash_report import require_training
-    from drillyard.cli.train import num_gpus
     from drillyard.config import load_run_config, require_valid
+    from drillyard.config.auto_values import num_gpus
     from drillyard.console import SafeConsole
     from drillyard.faults.campaign import Campaign, run_campaign
     from drillyard.faults.campaign_report import as_json as json_of

@@ -19,7 +19,7 @@ import typer
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:
-    from drillyard.launch.cluster_registry import Clusters, FoundRun
+    from drillyard.launch.cluster_registry import FoundRun
     from drillyard.launch.launcher import Launcher
     from drillyard.launch.request import Cancellation
     from drillyard.launch.run_status import RunStatus
@@ -94,10 +94,11 @@ def list_command(
 
     Exit code 0; 1 when a cluster did not answer, which is told and hides no other.
     """
+    from drillyard.launch.cluster_registry import clusters_to_search
     from drillyard.launch.status_text import status_json
 
     wanted = _states(state or [])
-    listing = clusters(cluster).all_runs()
+    listing = clusters_to_search(cluster).all_runs()
     chosen = [status for status in listing.runs if not wanted or status.state in wanted][:last]
     if as_json:
         silent = [{"cluster": name, "error": why} for name, why in listing.silent.items()]
@@ -118,16 +119,19 @@ def status_command(run: Run, cluster: Cluster = None, as_json: AsJson = False) -
 
     Exit code 0, whatever the state; `wait` has the run's own code.
     """
+    from drillyard.launch.cluster_registry import find_run
     from drillyard.launch.status_text import status_json, status_text
     from drillyard.watch.run_progress import read_progress
 
-    found = find(run, cluster)
-    status = found.launcher.status(found.handle.run)
+    found = find_run(run, cluster)
+    status = found.status()
     progress = read_progress(found.launcher, found.handle.run) if status.run_directory else None
     if as_json:
         print_json({**status_json(status), "progress": None if progress is None else progress.as_json()})
         return
-    text = status_text(status, progress=None if progress is None else progress.line, where=head_host(found))
+    text = status_text(
+        status, progress=None if progress is None else progress.line, where=found.cluster.section.head_host
+    )
     _print_status(status, text)
 
 
@@ -136,12 +140,13 @@ def wait_command(run: Run, cluster: Cluster = None, as_json: AsJson = False) -> 
 
     Exit code: the run's own. 0 succeeded, 1 failed, 2 refused its config, 130 cancelled.
     """
-    found = find(run, cluster)
+    from drillyard.launch.cluster_registry import find_run
+    from drillyard.launch.status_text import status_json
+
+    found = find_run(run, cluster)
     code = wait_for(found.launcher, found.handle.run)
     if as_json:
-        from drillyard.launch.status_text import status_json
-
-        print_json({**status_json(found.launcher.status(found.handle.run)), "exit_code": code})
+        print_json({**status_json(found.status()), "exit_code": code})
     raise typer.Exit(code)
 
 
@@ -155,9 +160,10 @@ def cancel_command(runs: Runs, cluster: Cluster = None, as_json: AsJson = False)
     Exit code 0, also for a run that was over already; 2 when one could not be cancelled, which is told and keeps no
     other from it; 130 for Ctrl-C.
     """
+    from drillyard.launch.cluster_registry import clusters_to_search
     from drillyard.launch.status_text import status_json
 
-    found = clusters(cluster).find(list(dict.fromkeys(runs)))
+    found = clusters_to_search(cluster).find(list(dict.fromkeys(runs)))
     outcomes = _cancelled(found)
     problems = [_problem(each, outcome) for each, outcome in zip(found, outcomes, strict=True) if _failed(outcome)]
     done = [outcome for outcome in outcomes if not isinstance(outcome, UserError)]
@@ -173,7 +179,9 @@ def cancel_command(runs: Runs, cluster: Cluster = None, as_json: AsJson = False)
 
 def resume_command(run: Run, cluster: Cluster = None, as_json: AsJson = False) -> None:
     """Submit a run that is over again, as it was launched: it goes on from its last checkpoint."""
-    found = find(run, cluster)
+    from drillyard.launch.cluster_registry import find_run
+
+    found = find_run(run, cluster)
     handle = found.launcher.resume(found.handle.run)
     if as_json:
         print_json({"handle": str(handle)})
@@ -202,7 +210,11 @@ def artifacts_command(
     """
     from fnmatch import fnmatch
 
-    found = find(run, cluster)
+    from drillyard.formatting import plural
+    from drillyard.formatting import size as size_text
+    from drillyard.launch.cluster_registry import find_run
+
+    found = find_run(run, cluster)
     files = found.launcher.artifacts(found.handle.run)
     chosen = [(path, size) for path, size in files if not patterns or any(fnmatch(path, each) for each in patterns)]
     if patterns and not chosen:
@@ -215,9 +227,6 @@ def artifacts_command(
         listed = [{"path": path, "bytes": size} for path, size in chosen]
         print_json({"handle": str(found.handle), "files": listed, "fetched_to": None if fetch is None else str(fetch)})
         return
-    from drillyard.formatting import plural
-    from drillyard.formatting import size as size_text
-
     total = f"{plural(len(chosen), 'file')}, {size_text(sum(size for _, size in chosen))}"
     if fetch is not None:
         typer.echo(f"{fetch}: {total}")
@@ -271,24 +280,6 @@ def exit_code(status: RunStatus) -> int:
         refused = status.failure is not None and status.failure.exit_code == 2
         return 2 if refused else 1
     return 0 if status.state is State.succeeded else 130
-
-
-def clusters(file: Path | None) -> Clusters:
-    """Where runs are looked for."""
-    from drillyard.launch.cluster_registry import Clusters, clusters_to_search
-
-    return Clusters(*clusters_to_search(file))
-
-
-def find(run: str, file: Path | None) -> FoundRun:
-    """The run that a handle or name means. Raises UserError where it means none, or several."""
-    (found,) = clusters(file).find([run])
-    return found
-
-
-def head_host(found: FoundRun) -> str:
-    """The host on which the run's directory can be seen, for people; empty where that is this machine."""
-    return found.cluster.section.head_host
 
 
 def print_json(told: dict[str, Any]) -> None:

@@ -61,11 +61,11 @@ def logs_command(
 
     Ctrl-C ends the following, never the run.
     """
-    from drillyard.cli.runs import find
-    from drillyard.launch.request import LogSelection
+    from drillyard.launch.cluster_registry import find_run
+    from drillyard.launch.request import LogSelection, parse_since
 
-    found = find(run, cluster)
-    wanted = LogSelection(follow, rank, node, tail, None if since is None else moment_of(since, time.time()))
+    found = find_run(run, cluster)
+    wanted = LogSelection(follow, rank, node, tail, None if since is None else parse_since(since, time.time()))
     try:
         _print_logs(found, wanted, timestamps=timestamps, as_json=as_json)
     except KeyboardInterrupt:
@@ -85,12 +85,12 @@ def watch_command(
 
     Exit code 0; 1 when the run has failed.
     """
-    from drillyard.cli.runs import find
     from drillyard.console import SafeConsole
+    from drillyard.launch.cluster_registry import find_run
     from drillyard.watch.remote_run import mirror_run
     from drillyard.watch.watcher import watch_run
 
-    found = find(run, cluster)
+    found = find_run(run, cluster)
     console = SafeConsole()
     seconds = interval or (1.0 if console.is_terminal else 10.0)
     if not _writes_events(found):
@@ -102,50 +102,25 @@ def watch_command(
         raise typer.Exit(1)
 
 
-def moment_of(text: str, now: float) -> float:
-    """The Unix time of `10m` (so long before `now`) or of a time stamp; without a zone it is UTC.
-
-    Raises UserError for another text.
-    """
-    import re
-
-    from drillyard.loglines.stamps import STYLES, Stamps
-
-    ago = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|min|h|d)", text)
-    if ago is not None:
-        return now - float(ago[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[ago[2]]
-    stamp = text.encode()
-    if re.fullmatch(STYLES["iso"], stamp):
-        (microseconds,) = Stamps().convert("iso", [stamp])
-        if microseconds is not None:
-            return microseconds / 1e6
-    raise UserError(f"--since {text}: is no time; write 90s, 10m, 2h, 3d, or 2026-01-31T12:00:00Z")
-
-
 def _print_logs(found: FoundRun, wanted: LogSelection, *, timestamps: bool, as_json: bool) -> None:
-    from dataclasses import replace
-
     from drillyard.control_characters import standard_output
     from drillyard.launch.logs.reader import as_json_lines, plain
     from drillyard.launch.remote_files import print_notice
     from drillyard.launch.status_text import headline
 
-    run = found.handle.run
-    if wanted.follow:
-        status = found.launcher.status(run)
-        if not status.state.over:
-            print_notice(f"{found.handle}: {headline(status, time.time())}")
-        wanted = replace(wanted, submitted_at=status.submitted_at)
+    status = found.status() if wanted.follow else None
+    if status is not None and not status.state.over:
+        print_notice(f"{found.handle}: {headline(status, time.time())}")
     prefixes = wanted.node is None and wanted.rank is None
     out = standard_output()
     colours = out.isatty()
     printed = False
-    for piece in found.launcher.logs(run, wanted):
+    for piece in found.logs(wanted, status):
         printed = True
         lines = as_json_lines(piece) if as_json else plain(piece, stamps=timestamps, prefixes=prefixes)
         out.write_lines(lines, colours=colours)
     if wanted.follow or not printed:
-        status = found.launcher.status(run)
+        status = found.status()
         no_rank = "" if wanted.rank is None else " (none names its rank; torchrun --tee 3 has them do so)"
         nothing = "" if printed else f"no such lines{no_rank}; it is "
         print_notice(f"{found.handle}: {nothing}{headline(status, time.time())}")
@@ -197,11 +172,11 @@ def _watch_log(found: FoundRun, console: SafeConsole, price: float | None, secon
         price_per_gpu_hour=price,
     )
     watch_log(found.launcher, run, console, asked, facts, seconds)
-    if found.launcher.status(run).state is State.failed:
+    if found.status().state is State.failed:
         raise typer.Exit(1)
 
 
 def _statuses(found: FoundRun) -> Iterator[RunStatus]:
     while True:
-        yield found.launcher.status(found.handle.run)
+        yield found.status()
         time.sleep(WAITING_SECONDS)

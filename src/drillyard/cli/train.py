@@ -113,6 +113,7 @@ def train(
     checkpoint could not be saved: the earlier one is whole).
     """
     from drillyard.config import load_run_config, require_valid
+    from drillyard.config.auto_values import num_gpus
     from drillyard.config.model_files import require_weight_files
 
     node = _node(nnodes, node_rank, master_addr, master_port, max_restarts)
@@ -184,14 +185,6 @@ def _node(
     if max_restarts:
         raise UserError("--max-restarts: a node of several cannot start again alone; whatever started it starts all")
     return NodePlacement(nnodes, node_rank, master_addr, master_port)
-
-
-def num_gpus() -> int:
-    """GPUs that ranks may use, without importing torch: CUDA_VISIBLE_DEVICES, or this host's device files."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
-    return len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
 
 
 def _import_trainer() -> None:

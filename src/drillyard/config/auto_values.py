@@ -6,6 +6,8 @@ The trainer asks here before it lays out a model, the estimate before anything r
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Final, Literal, TypedDict
 
 from drillyard.config.run import ParallelismConfig, TrainingConfig
@@ -110,3 +112,11 @@ def fastest_kernel(
         if kernel_can_train(kernel, device_type, half=half, capability=capability)
         and kernel_limitation(kernel, softcap=softcap, dropout=dropout, head_dim=head_dim) is None
     )
+
+
+def num_gpus() -> int:
+    """GPUs that ranks may use, without importing torch: CUDA_VISIBLE_DEVICES, or this host's device files."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
+    return len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])

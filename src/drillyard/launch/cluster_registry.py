@@ -8,8 +8,8 @@ from its cluster: all clusters are read at once, and one that does not answer is
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drillyard.config import ClusterConfig, load_cluster_config, resolved_text
@@ -18,6 +18,7 @@ from drillyard.launch.completion_cache import remember_runs, write_atomically
 from drillyard.launch.launcher import Launcher, launcher_for
 from drillyard.launch.parallel_map import parallel_map
 from drillyard.launch.remote_files import print_notice
+from drillyard.launch.request import LogSelection
 from drillyard.launch.run_status import Handle, RunStatus, parse_handle
 
 DEFAULT_FILE = Path("cluster.yaml")
@@ -72,24 +73,6 @@ def known_clusters() -> tuple[list[ClusterConfig], list[UnreadableCluster]]:
     return clusters, unreadable
 
 
-def clusters_to_search(file: Path | None) -> tuple[list[ClusterConfig], list[UnreadableCluster]]:
-    """The cluster of `file`, else the registered ones, else that of ./cluster.yaml.
-
-    Raises UserError where there is none.
-    """
-    if file is not None:
-        return [load_cluster_config(file, resolve_environment=False)], []
-    clusters, unreadable = known_clusters()
-    if not clusters and not unreadable:
-        if not DEFAULT_FILE.is_file():
-            raise UserError(
-                "no cluster is known yet: nothing was launched from this machine, and there is no cluster.yaml here\n"
-                "give --cluster FILE, or launch a run: drillyard launch run.yaml --cluster cluster.yaml"
-            )
-        clusters = [load_cluster_config(DEFAULT_FILE, resolve_environment=False)]
-    return clusters, unreadable
-
-
 @dataclass(frozen=True)
 class FoundRun:
     """A run and the launcher of its cluster."""
@@ -97,6 +80,16 @@ class FoundRun:
     handle: Handle
     cluster: ClusterConfig
     launcher: Launcher
+
+    def status(self) -> RunStatus:
+        """The run's status now."""
+        return self.launcher.status(self.handle.run)
+
+    def logs(self, selection: LogSelection, status: RunStatus | None = None) -> Iterator[bytes]:
+        """The selected lines; with `follow`, from the newest submission on. `status`: a recent one, where known."""
+        if selection.follow:
+            selection = replace(selection, submitted_at=(status or self.status()).submitted_at)
+        return self.launcher.logs(self.handle.run, selection)
 
 
 @dataclass(frozen=True)
@@ -192,3 +185,27 @@ def _first_line(why: str) -> str:
     """The first line of a message, with the next where the first ends with a colon."""
     first, *more = why.splitlines()
     return f"{first} {more[0].strip()}" if first.endswith(":") and more else first
+
+
+def clusters_to_search(file: Path | None) -> Clusters:
+    """The cluster of `file`, else the registered ones, else that of ./cluster.yaml.
+
+    Raises UserError where there is none.
+    """
+    if file is not None:
+        return Clusters([load_cluster_config(file, resolve_environment=False)])
+    clusters, unreadable = known_clusters()
+    if not clusters and not unreadable:
+        if not DEFAULT_FILE.is_file():
+            raise UserError(
+                "no cluster is known yet: nothing was launched from this machine, and there is no cluster.yaml here\n"
+                "give --cluster FILE, or launch a run: drillyard launch run.yaml --cluster cluster.yaml"
+            )
+        clusters = [load_cluster_config(DEFAULT_FILE, resolve_environment=False)]
+    return Clusters(clusters, unreadable)
+
+
+def find_run(run: str, file: Path | None) -> FoundRun:
+    """The run of a handle or name. Raises UserError where there is none, or where several clusters have one."""
+    (found,) = clusters_to_search(file).find([run])
+    return found

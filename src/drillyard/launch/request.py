@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -10,6 +11,7 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.config.problems import Path, Problem
 from drillyard.config.run import RunConfig
 from drillyard.config.workload import WorkloadRunConfig
+from drillyard.errors import UserError
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.machines import Machine
 from drillyard.launch.run_status import RunStatus, State
@@ -64,6 +66,24 @@ class LogSelection:
     """Lines written at that time or later; Unix seconds."""
     submitted_at: float | None = None
     """Omit lines of submissions before the one of that time, where lines carry times; Unix seconds."""
+
+
+def parse_since(text: str, now: float) -> float:
+    """The Unix time of `10m` (so long before `now`) or of a time stamp; without a zone it is UTC.
+
+    Raises UserError for another text.
+    """
+    from drillyard.loglines.stamps import STYLES, Stamps
+
+    ago = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|min|h|d)", text)
+    if ago is not None:
+        return now - float(ago[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[ago[2]]
+    stamp = text.encode()
+    if re.fullmatch(STYLES["iso"], stamp):
+        (microseconds,) = Stamps().convert("iso", [stamp])
+        if microseconds is not None:
+            return microseconds / 1e6
+    raise UserError(f"--since {text}: is not a time; write 90s, 10m, 2h, 3d, or 2026-01-31T12:00:00Z")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,146 @@
+"""From two config files to submitted runs: what `drillyard launch` and the functions `plan` and `submit` share.
+
+requests = launch_requests(run, cluster)          # reads both files; one request, or one per point of a sweep
+plans = plan_requests(requests)                   # pure: all that submitting writes and calls
+for line in check_memory(requests): print(line)   # raises DoesNotFitError
+for handle in submit_plans(requests[0].cluster, plans): print(handle)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from drillyard.config import ClusterConfig, RunConfig, load_cluster_config, load_launch_config
+from drillyard.config.auto_values import num_gpus
+from drillyard.config.platforms import launcher_class, platforms
+from drillyard.config.yaml_document import read_document
+from drillyard.errors import DoesNotFitError, NotFoundError, UserError
+from drillyard.hardware import load_catalog
+from drillyard.launch.cluster_registry import remember_cluster
+from drillyard.launch.completion_cache import remember_run
+from drillyard.launch.launcher import Launcher, launcher_for
+from drillyard.launch.plan import Plan
+from drillyard.launch.request import LaunchRequest
+from drillyard.launch.run_status import Handle
+from drillyard.launch.sweep import SweepPoint, sweep_points
+
+
+def launch_requests(
+    run: Path,
+    cluster: Path,
+    *,
+    overrides: Sequence[str] = (),
+    sweep: Sequence[str] = (),
+    sync: bool = False,
+    max_failures: int = 3,
+    after: str | None = None,
+) -> list[LaunchRequest]:
+    """What to launch on the cluster: one request, or one per point of a sweep. Raises UserError for an invalid file."""
+    config = _load_cluster(cluster)
+    first = load_launch_config(run, list(overrides), resolve_environment=False)
+    facts = load_catalog(config.hardware)
+    requests = []
+    for point in sweep_points(sweep, first.name) if sweep else [SweepPoint("", ())]:
+        named = [*point.overrides, *([f"name={first.name}-{point.name}"] if point.name else [])]
+        each = load_launch_config(run, [*overrides, *named], resolve_environment=False) if named else first
+        requests.append(LaunchRequest(each, config, facts, os.getcwd(), sys.executable, sync, max_failures, after))
+    return requests
+
+
+def _load_cluster(path: Path) -> ClusterConfig:
+    """The cluster config; where it is this machine and sets no ranks, with one per GPU, as `drillyard train` starts."""
+    if not path.exists():
+        raise NotFoundError(f"{path}: there is no such file; give --cluster FILE, or write one: drillyard init")
+    content = read_document(path).value
+    platform = content.get("platform") if isinstance(content, dict) else None
+    if isinstance(platform, str) and platform in platforms():
+        # Refuse a platform without a launcher before asking for more of its config.
+        launcher_class(platform)
+    cluster = load_cluster_config(path, resolve_environment=False)
+    here = platforms()[cluster.platform].is_this_machine
+    if not here or cluster.processes_per_node is not None or cluster.machine is not None:
+        return cluster
+    return cluster.model_copy(update={"processes_per_node": num_gpus() or 1})
+
+
+def plan_requests(requests: Sequence[LaunchRequest]) -> list[Plan]:
+    """The plan of each request. Pure. Raises UserError for every mistake that can be seen without the scheduler."""
+    return launcher_for(requests[0].cluster).plan_sweep(list(requests))
+
+
+def check_memory(requests: Sequence[LaunchRequest], *, force: bool = False) -> Iterator[str]:
+    """The estimate of each request as a line of text, once for requests of equal cost.
+
+    Workloads and clusters without a `machine` have none. Raises DoesNotFitError, unless `force`, after the line of a
+    request that does not fit. A request that cannot be estimated is launched all the same.
+    """
+    seen = set()
+    for request in requests:
+        run, machine = request.run, request.cluster.machine
+        if not isinstance(run, RunConfig) or machine is None:
+            continue
+        cost = run.model_dump_json(exclude={"name": True, "training": {"optimizer", "schedule", "seed"}})
+        if cost in seen:
+            continue
+        seen.add(cost)
+        line, fits = _estimate_line(run, request)
+        yield line
+        if not fits and not force:
+            raise DoesNotFitError(
+                f"{run.name}: does not fit on {machine}; nothing was submitted\n"
+                "drillyard estimate says what would fit; --force launches it all the same"
+            )
+
+
+def _estimate_line(run: RunConfig, request: LaunchRequest) -> tuple[str, bool]:
+    """The estimate for a person, and whether the run fits or may fit."""
+    from drillyard.estimation.model_source import ModelOptions, find_model
+    from drillyard.estimation.request import EstimateRequest
+    from drillyard.estimation.run_estimate import estimate_run
+    from drillyard.estimation.startup_estimate import startup_estimate
+    from drillyard.estimation.target import cluster_target
+
+    try:
+        place = cluster_target(request.cluster, request.facts)
+        model = find_model(run, ModelOptions())
+        found = estimate_run(EstimateRequest(config=run, model=model, place=place, facts=request.facts))
+    except UserError as error:
+        return f"Estimate: none: {str(error).splitlines()[0]}", True
+    available = None if found.available_gib is None else found.available_gib.value
+    summary = startup_estimate(found.setup, available, place.accelerator, place.machine)
+    line = summary.line()
+    if found.cost is not None and (dollars := found.cost.of_run) is not None:
+        line += f"; about ${dollars.low.value:,.0f} to ${dollars.high.value:,.0f} in all"
+    return line, summary.verdict != "does not fit"
+
+
+def submit_plans(cluster: ClusterConfig, plans: Sequence[Plan], *, replace: bool = False) -> Iterator[Handle]:
+    """Register the cluster and submit the plans in order; yields each handle once it is submitted.
+
+    `replace`: cancel a run of the same name first.
+    """
+    launcher = launcher_for(cluster)
+    forget_cluster = remember_cluster(cluster)
+    submitted = False
+    for plan in plans:
+        try:
+            handle = launcher.submit(plan, replace=replace)
+        except UserError:
+            # Or every `drillyard runs` from now on would ask a host whose name was mistyped once.
+            if not submitted and not _has_runs(launcher):
+                forget_cluster()
+            raise
+        submitted = True
+        remember_run(handle)
+        yield handle
+
+
+def _has_runs(launcher: Launcher) -> bool:
+    """Whether the cluster answers and knows a run of ours."""
+    try:
+        return bool(launcher.runs())
+    except UserError:
+        return False
