@@ -61,8 +61,8 @@ HOSTILE_NAMES = [
 class HostileHost(LocalFiles):
     """Answers every request for a file."""
 
-    def read(self, wishes: Sequence[ReadRequest]) -> list[ReadResult | None]:
-        return [ReadResult(b"evil", False, b"evil" if wish.offset == 0 else b"") for wish in wishes]
+    def read(self, requests: Sequence[ReadRequest]) -> list[ReadResult | None]:
+        return [ReadResult(b"evil", False, b"evil" if request.offset == 0 else b"") for request in requests]
 
 
 @pytest.fixture
@@ -144,11 +144,11 @@ def test_a_run_directory_that_is_itself_reached_by_a_link_is_read(run: Path, tmp
 
 
 ANSWERS = {
-    "more bytes than asked for": '{"head": "", "anew": false, "bytes": 5000000}\n' + 5_000_000 * "x",
-    "fewer than none": '{"head": "", "anew": false, "bytes": -1}\n',
-    "no number of bytes": '{"head": "", "anew": false, "bytes": "all"}\n',
+    "more bytes than asked for": '{"head": "", "replaced": false, "bytes": 5000000}\n' + 5_000_000 * "x",
+    "fewer than none": '{"head": "", "replaced": false, "bytes": -1}\n',
+    "no number of bytes": '{"head": "", "replaced": false, "bytes": "all"}\n',
     "no bytes": "{}\n",
-    "no head": '{"head": 1, "anew": false, "bytes": 0}\n',
+    "no head": '{"head": 1, "replaced": false, "bytes": 0}\n',
     "a number": "1\n",
 }
 

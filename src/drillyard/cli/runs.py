@@ -301,7 +301,7 @@ def _states(texts: Sequence[str]) -> set[str]:
 
 def _cancelled(found: Sequence[FoundRun]) -> list[Cancellation | UserError]:
     """What came of cancelling each of these runs. Ctrl-C is told which of them nobody waits for any more."""
-    from drillyard.launch.parallel_map import parallel_map
+    from drillyard.launch.programs import parallel_map
     from drillyard.launch.remote_files import print_notice
 
     waited_for = [str(each.handle) for each in found]

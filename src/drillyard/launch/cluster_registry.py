@@ -16,7 +16,7 @@ from drillyard.config import ClusterConfig, load_cluster_config, resolved_text
 from drillyard.errors import NotFoundError, UserError
 from drillyard.launch.completion_cache import remember_runs, write_atomically
 from drillyard.launch.launcher import Launcher, launcher_for
-from drillyard.launch.parallel_map import parallel_map
+from drillyard.launch.programs import parallel_map
 from drillyard.launch.remote_files import print_notice
 from drillyard.launch.request import LogSelection
 from drillyard.launch.run_status import Handle, RunStatus, parse_handle

@@ -1,14 +1,13 @@
 """Lists and reads files of the machine that it runs on, as asked on standard input. Sent to hosts by `remote_files.py`.
 
-Standard library only, and nothing newer than Python 3.7: it runs with whatever Python a login node has. It keeps
-nothing between two requests, so a connection that was lost is replaced by another one; it ends with its input, so
-nothing of it is left when the other side goes away.
+Standard library only, and nothing newer than Python 3.7: it runs with whatever Python a login node has. It keeps no
+state between requests, and exits at the end of its input, so nothing stays behind when the connection ends.
 
 A request is a line of JSON, `{"list": [PATTERN, ...]}`, `{"tree": DIRECTORY}` or `{"read": [[PATH, OFFSET, LENGTH,
 HEAD, TOP], ...]}`. The answer is a line of JSON, for each read one, followed by its bytes.
 
-Only regular files are listed and read. A run directory of somebody else may hold a link to a file that only the reader
-may read, or a pipe that blocks the reader: links are not followed, those of directories neither.
+Only regular files are listed and read. A run directory of another user may contain a link to a file that only the
+reader may read, or a pipe that blocks the reader: links are not followed, those to directories neither.
 """
 
 from __future__ import annotations
@@ -23,27 +22,25 @@ from collections.abc import Iterable
 from typing import Any, BinaryIO
 
 HEAD_BYTES = 64
-"""A file that begins otherwise than it did is another file. Inode numbers would not do: object stores that are mounted
-as directories give a file that was appended to another one."""
+"""A file whose first bytes have changed is another file. Inode numbers would not do: an object store that is mounted as
+a directory gives a file another one with each append."""
 
 
-def matching_files(patterns: Iterable[str]) -> list[list[Any]]:
+def matching_files(patterns: Iterable[str]) -> list[tuple[str, int]]:
     """Path and size of the files that the patterns match."""
     paths = sorted({path for pattern in patterns for path in glob.glob(pattern)})
-    return [[path, size] for path, size in ((path, regular_size(path)) for path in paths) if size is not None]
+    return [(path, size) for path, size in ((path, regular_size(path)) for path in paths) if size is not None]
 
 
-def tree(directory: str) -> list[list[Any]] | None:
-    """Path, relative to the directory, and size of all files below it; None where it is not there."""
-    if not os.path.isdir(directory):
-        return None
+def tree(directory: str) -> list[tuple[str, int]]:
+    """Path, relative to the directory, and size of all files below it; none where it is not there."""
     files = []
     for root, _, names in os.walk(directory):
         for name in names:
             path = os.path.join(root, name)
             size = regular_size(path)
             if size is not None:
-                files.append([os.path.relpath(path, directory), size])
+                files.append((os.path.relpath(path, directory), size))
     return sorted(files)
 
 
@@ -57,8 +54,8 @@ def regular_size(path: str) -> int | None:
 
 
 def open_regular(path: str, top: str) -> int | None:
-    """A descriptor of a regular file; None for anything else, and where the way to it from the directory `top` has a
-    link. Raises OSError."""
+    """A descriptor of a regular file; None for anything else, and where a directory below `top` on its path is a link.
+    Raises OSError."""
     directory = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         *parents, name = os.path.relpath(path, top).split(os.sep)
@@ -78,9 +75,9 @@ def open_regular(path: str, top: str) -> int | None:
 
 
 def read(path: str, offset: int, length: int, head: bytes, top: str = "") -> tuple[bytes, bool, bytes] | None:
-    """What a file has from `offset` on: its first bytes, whether it was begun anew (then it is read from its own
-    beginning), and the bytes. None where there is no regular file, or a link on the way to it from `top` (default: its
-    directory). `head`: its first bytes as they were seen last."""
+    """A file's first bytes, whether it was replaced or truncated (then it is read from its beginning), and its bytes
+    from `offset` on. None where there is no regular file, or a link on the way to it from `top` (default: its
+    directory). `head`: its first bytes when it was last read."""
     try:
         descriptor = open_regular(path, top or os.path.dirname(path) or ".")
     except OSError as error:
@@ -92,9 +89,9 @@ def read(path: str, offset: int, length: int, head: bytes, top: str = "") -> tup
         return None
     with open(descriptor, "rb") as file:
         now = file.read(HEAD_BYTES)
-        anew = not now.startswith(head) or os.fstat(file.fileno()).st_size < offset
-        file.seek(0 if anew else offset)
-        return now, anew, file.read(length)
+        replaced = not now.startswith(head) or os.fstat(file.fileno()).st_size < offset
+        file.seek(0 if replaced else offset)
+        return now, replaced, file.read(length)
 
 
 def main() -> None:
@@ -103,24 +100,24 @@ def main() -> None:
     for line in sys.stdin.buffer:
         request = json.loads(line.decode())
         if "list" in request:
-            tell(out, matching_files(request["list"]))
+            write_line(out, matching_files(request["list"]))
         elif "tree" in request:
-            tell(out, tree(request["tree"]))
+            write_line(out, tree(request["tree"]))
         for path, offset, length, head, top in request.get("read", ()):
             try:
-                told = read(path, offset, length, bytes.fromhex(head), top)
+                found = read(path, offset, length, bytes.fromhex(head), top)
             except OSError as error:
-                tell(out, {"error": f"{path}: {error.strerror}"})
+                write_line(out, {"error": f"{path}: {error.strerror}"})
                 continue
-            if told is None:
-                tell(out, None)
+            if found is None:
+                write_line(out, None)
             else:
-                tell(out, {"head": told[0].hex(), "anew": told[1], "bytes": len(told[2])})
-                out.write(told[2])
+                write_line(out, {"head": found[0].hex(), "replaced": found[1], "bytes": len(found[2])})
+                out.write(found[2])
         out.flush()
 
 
-def tell(out: BinaryIO, value: Any) -> None:
+def write_line(out: BinaryIO, value: Any) -> None:
     """One line of JSON."""
     out.write(json.dumps(value).encode() + b"\n")
 

@@ -1,32 +1,43 @@
-"""The interface of a launcher, and how to get one.
+"""The interface of a launcher, and the flow that launchers share.
 
-A new launcher is a class that extends `Launcher` and has `plan`, `submit`, `runs`, `logs` and `cancel`. Where this
-machine can read its run directories, it extends `directory_launcher.DirectoryLauncher`, which has the rest. It is
-registered in `config/platforms.py`, or by the entry point `drillyard.launchers` of its own distribution.
+A new launcher is a class that extends `Launcher` and has `facts`, `plan`, `submit`, `runs`, `logs` and `cancel`. Where
+this machine can read its run directories, it extends `DirectoryLauncher`, which has the rest:
+
+    submit   gather the secrets, refuse or cancel a run of the same name, execute the plan
+    cancel   stop the run, wait until nothing of it runs, print a notice where that takes long
+    resume   require that the run is over, gather the secrets that its own configs refer to, submit it again
+
+It is registered in `config/platforms.py`, or by the entry point `drillyard.launchers` of its own distribution.
 """
 
 from __future__ import annotations
 
+import contextlib
+import posixpath
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache, cached_property
+from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.platforms import PlatformFacts, launcher_class, require_capability
 from drillyard.errors import NotFoundError, UserError
 from drillyard.hardware.machines import Machine
-from drillyard.launch.plan import Plan
+from drillyard.launch.logs.reader import run_logs
+from drillyard.launch.plan import CONFIG_FILES, Plan, PlanFile, names_in, secret_names, secrets_file
 from drillyard.launch.programs import Programs
+from drillyard.launch.remote_files import Files, artifacts_of, copy_files, print_notice, read_file
 from drillyard.launch.request import Cancellation, LaunchFinding, LaunchRequest, LogSelection
 from drillyard.launch.run_status import Handle, RunStatus
 
 
 class Launcher(ABC):
-    """The runs of one cluster. Every method but `plan` and `checks` talks to the cluster; it raises UserError where
-    the cluster does not answer."""
+    """The runs of one cluster. Every method but `plan` and `checks` talks to the cluster, and raises UserError where it
+    does not answer."""
 
     facts: ClassVar[PlatformFacts]
-    """Read from plug-ins only; the facts of built-in platforms are found without importing their launchers."""
+    """Of plug-ins. Those of built-in platforms are in their config.py, which imports no launcher."""
 
     def __init__(self, cluster: ClusterConfig, programs: Programs) -> None:
         self.cluster = cluster
@@ -34,7 +45,7 @@ class Launcher(ABC):
 
     @classmethod
     def checks(cls, request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-        """The platform's own checks of a request, beside those of `checks.py`. Pure."""
+        """The platform's own checks of a request, which follow those of `checks.py`. Pure."""
         yield from ()
 
     @abstractmethod
@@ -98,3 +109,166 @@ def launcher_for(cluster: ClusterConfig, programs: Programs | None = None) -> La
 def no_such_run(run: str, where: str, names: list[str]) -> NotFoundError:
     """The error for a run name that `where` does not have."""
     return NotFoundError(f"there is no run '{run}'; {where} knows: {', '.join(names[:8]) or 'none yet'}")
+
+
+_QUIET_SECONDS: Final = 3.0
+"""Most runs end within this time; only a longer wait is announced."""
+
+
+class SubmittedRun(Protocol):
+    """A run as a launcher finds it."""
+
+    @property
+    def handle(self) -> Handle:
+        """Its address."""
+
+    @property
+    def launch_directory(self) -> str:
+        """`launch/` of its run directory, as `files` names it."""
+
+    @property
+    def status(self) -> RunStatus:
+        """Its status when it was read."""
+
+    @property
+    def job_title(self) -> str:
+        """The scheduler's job, for error messages; empty without a scheduler."""
+
+
+_Run = TypeVar("_Run", bound=SubmittedRun)
+
+
+class DirectoryLauncher(Launcher, Generic[_Run]):
+    """A launcher whose run directories can be read from this machine."""
+
+    # What a launcher adds.
+
+    @abstractmethod
+    def _runs(self) -> list[_Run]:
+        """All runs of the cluster."""
+
+    @abstractmethod
+    def _open_files(self) -> Files:
+        """A new connection to the run directories."""
+
+    @abstractmethod
+    def _execute(self, plan: Plan, secrets: PlanFile, existing: Sequence[_Run]) -> None:
+        """Execute the plan's steps. `existing`: runs of the same names, all of them over."""
+
+    @abstractmethod
+    def _stop(self, run: _Run) -> RunStatus:
+        """Stop a run and wait for its end; returns its status then."""
+
+    @abstractmethod
+    def _resubmit(self, run: _Run, secrets: PlanFile) -> None:
+        """Submit a run that is over again, from its launch directory."""
+
+    def _runs_named(self, names: Collection[str]) -> list[_Run]:
+        """The runs of these names."""
+        return [run for run in self._runs() if run.handle.run in names]
+
+    def _handles(self, plan: Plan) -> list[Handle]:
+        """The runs that a plan submits."""
+        return [plan.handle]
+
+    def _may_still_run(self, run: _Run) -> bool:
+        """Whether processes of a run whose state is final may still exist."""
+        return False
+
+    def _is_over(self, run: _Run) -> Callable[[], bool]:
+        """A function that tells a follower of the run's logs whether the run is over."""
+        return lambda: self.status(run.handle.run).state.over
+
+    # The flow.
+
+    def submit(self, plan: Plan, *, replace: bool = False) -> Handle:
+        # Of an array, the first plan submits all runs; the others have no steps.
+        if plan.steps:
+            secrets = secrets_file(secret_names(plan.files))
+            self._execute(plan, secrets, self._free_names(self._handles(plan), replace))
+        return plan.handle
+
+    def _free_names(self, handles: Sequence[Handle], replace: bool) -> list[_Run]:
+        """Cancel the runs of these names that are not over, or refuse; returns all runs of these names."""
+        existing = self._runs_named([handle.run for handle in handles])
+        for run in existing:
+            if run.status.state.over:
+                continue
+            if not replace:
+                title = f" ({run.job_title})" if run.job_title else ""
+                raise UserError(
+                    f"{run.handle}: is {run.status.state} already{title}, and nothing was submitted\n"
+                    f"drillyard runs cancel {run.handle} ends it, launch --replace does so first; or give the run "
+                    "another name"
+                )
+            self.cancel(run.handle.run)
+        return existing
+
+    def cancel(self, run: str) -> Cancellation:
+        found = self._find(run)
+        before = found.status.state if found.status.state.over else None
+        if before is not None and not self._may_still_run(found):
+            return Cancellation(found.status, before)
+        status = self._stop(found)
+        return Cancellation(status, before if status.state is before else None)
+
+    def resume(self, run: str) -> Handle:
+        found = self._find(run)
+        if not found.status.state.over:
+            raise UserError(f"{found.handle}: is {found.status.state} and needs no resume")
+        paths = [posixpath.join(found.launch_directory, name) for name in CONFIG_FILES]
+        configs = [read_file(self._files, path, 0).decode() for path in paths]
+        self._resubmit(found, secrets_file(names_in(configs)))
+        return found.handle
+
+    # Reading.
+
+    def runs(self) -> list[RunStatus]:
+        return sorted((run.status for run in self._runs()), key=lambda each: (-(each.submitted_at or 0.0), each.handle))
+
+    def status(self, run: str) -> RunStatus:
+        return self._find(run).status
+
+    def logs(self, run: str, selection: LogSelection) -> Iterator[bytes]:
+        found = self._find(run)
+        with contextlib.closing(self._open_files()) as files:
+            yield from run_logs(found.launch_directory, files, selection, over=self._is_over(found))
+
+    def artifacts(self, run: str) -> list[tuple[str, int]]:
+        return artifacts_of(self._files, self._run_directory(run))
+
+    def fetch(self, run: str, paths: list[str], destination: str) -> None:
+        copy_files(self._files, self._run_directory(run), paths, destination)
+
+    def read(self, run: str, path: str, offset: int) -> bytes:
+        return read_file(self._files, posixpath.join(self._run_directory(run), path), offset)
+
+    @cached_property
+    def _files(self) -> Files:
+        """One connection for everything but logs."""
+        return self._open_files()
+
+    @cached_property
+    def _run_directory(self) -> Callable[[str], str]:
+        """The directory of a run. It never changes, and followers need it every second: read once."""
+        return cache(lambda run: posixpath.dirname(self._find(run).launch_directory))
+
+    def _find(self, run: str) -> _Run:
+        found = self._runs_named([run])
+        if not found:
+            names = [each.handle.run for each in self.runs()]
+            raise no_such_run(run, self._files.title, names)
+        return found[0]
+
+
+@contextlib.contextmanager
+def cancel_notice(handle: Handle, stop_seconds: float) -> Iterator[None]:
+    """Print how long a cancelled run may take to save, where the wait is longer than a few seconds."""
+    words = f"{handle}: is stopping and has {stop_seconds:.0f} s to save; cancel it again to kill it at once"
+    timer = threading.Timer(_QUIET_SECONDS, print_notice, [words])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

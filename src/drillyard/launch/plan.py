@@ -1,14 +1,20 @@
-"""The plan: everything a launch writes and calls, computed first. What is executed is this object.
+"""The plan: everything a launch writes and calls, computed first. `submit` executes it, `--dry-run` prints it.
 
-A plan is a value: the same configs give the same plan, byte for byte. Its steps are executed in order by `submit`, and
-`--dry-run` prints them; so the two cannot differ.
+A plan is a value: the same configs give the same plan, byte for byte. It contains `${env:NAME}` as text and no secret;
+submission reads the values from this machine's environment into secrets.json, which only its owner may read.
 """
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from drillyard import redaction
+from drillyard.config.environment import REFERENCE
+from drillyard.errors import UserError
 from drillyard.launch.run_status import Handle
 
 
@@ -23,11 +29,10 @@ class PlanFile:
 
 @dataclass(frozen=True)
 class Program:
-    """A program that is run on this machine: ssh, where it is to run on another. `argv` is exactly what is executed.
+    """A program to run on this machine (ssh, for one on another). `argv` is exactly what is executed.
 
-    `sends`: paths of the plan's files, whose tar archive is its standard input. `sends_directory`: a directory of this
-    machine whose files, those that git does not ignore, are its standard input as a tar archive.
-    `parallel`: neighbours of one stage with this set run at the same time.
+    Its standard input is a tar archive: of the plan's files at `sends`, or of the files of this machine's directory
+    `sends_directory` that git does not ignore. `parallel`: neighbours of one stage with this set run at the same time.
     """
 
     purpose: str
@@ -84,9 +89,39 @@ class Plan:
     """Path of the job script among `files`, which a dry run prints whole; empty: there is none."""
 
     def file(self, path: str) -> PlanFile:
-        """The file of that path."""
+        """The file with this path."""
         return next(file for file in self.files if file.path == path)
 
     def stage(self, stage: str) -> list[Program]:
         """The programs of one stage, in order."""
         return [step for step in self.steps if isinstance(step, Program) and step.stage == stage]
+
+
+CONFIG_FILES = ("run.yaml", "cluster.yaml", "job.json")
+"""Files of a launch directory that may refer to secrets; the workload's own are below files/."""
+
+
+def secret_names(files: Sequence[PlanFile]) -> tuple[str, ...]:
+    """The environment variables that a plan's configs refer to, those of a sweep's other runs included."""
+    paths = [(file, file.path.split("/")) for file in files]
+    return names_in(
+        [file.content for file, (*above, name) in paths if name in CONFIG_FILES and above[-1:] != ["files"]]
+    )
+
+
+def names_in(texts: Sequence[str]) -> tuple[str, ...]:
+    """The environment variables that texts refer to by ${env:NAME}."""
+    return tuple(sorted({name for text in texts for name in REFERENCE.findall(text)}))
+
+
+def secrets_file(names: Sequence[str]) -> PlanFile:
+    """secrets.json from this machine's environment. Raises UserError for a variable that is not set."""
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise UserError(
+            f"the run's configs refer to ${{env:{missing[0]}}}; not set on this machine: {', '.join(missing)}; "
+            f"nothing was sent: export {missing[0]}=..."
+        )
+    for name in names:
+        redaction.add_secret(name, os.environ[name])
+    return PlanFile("secrets.json", json.dumps({name: os.environ[name] for name in names}) + "\n", 0o600)

@@ -20,10 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drillyard.errors import UserError
-from drillyard.launch.plan import Call, Plan, Program, Step
+from drillyard.launch.plan import Call, Plan, Program, Step, secret_names
 from drillyard.launch.programs import comment_safe
 from drillyard.launch.status_text import plural
-from drillyard.launch.submit_secrets import secret_names
 
 _AGENT = "agent/"
 _MADE_BY = "Made by `drillyard launch --output`."

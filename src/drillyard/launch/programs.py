@@ -7,15 +7,22 @@ Connections are shared (ControlMaster), so that the second command to a host cos
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pwd
+import queue
 import shlex
+import signal
 import subprocess
+import sys
 import tarfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from drillyard.errors import UserError
 from drillyard.launch.plan import PlanFile
@@ -156,3 +163,58 @@ def archive(files: Sequence[PlanFile]) -> bytes:
             member.size, member.mode = len(content), file.mode
             tar.addfile(member, io.BytesIO(content))
     return buffer.getvalue()
+
+
+_Item = TypeVar("_Item")
+_Answer = TypeVar("_Answer")
+
+
+def parallel_map(function: Callable[[_Item], _Answer], items: Sequence[_Item], most: int) -> list[_Answer]:
+    """What `function` returns for each item, in their order; at most so many are asked at the same time.
+
+    Raises what it raised for the first item that it failed for, once all have ended; KeyboardInterrupt at once.
+    """
+    waiting: queue.SimpleQueue[tuple[_Item, Future[_Answer]]] = queue.SimpleQueue()
+    futures: list[Future[_Answer]] = []
+    for item in items:
+        future: Future[_Answer] = Future()
+        futures.append(future)
+        waiting.put((item, future))
+
+    def work() -> None:
+        while True:
+            try:
+                item, future = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                future.set_result(function(item))
+            except BaseException as error:
+                # Whatever it is: who waits for this future would wait for ever.
+                future.set_exception(error)
+
+    for _ in range(min(most, len(futures))):
+        threading.Thread(target=work, daemon=True).start()
+    wait(futures)
+    return [future.result() for future in futures]
+
+
+@contextlib.contextmanager
+def defer_interrupt(handle: str) -> Iterator[None]:
+    """Defer Ctrl-C until the block ends, also for programs started in it. Does nothing outside the main thread.
+
+    Programs inherit the mask; the handler is for a signal that another thread of this process takes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+    if received:
+        print(f"drillyard: {handle} is submitted already; drillyard runs cancel {handle}", file=sys.stderr)

@@ -5,9 +5,9 @@
     artifacts_of(files, run_directory)                    # for `Launcher.artifacts`
     copy_files(files, run_directory, paths, destination)  # for `Launcher.fetch`
 
-The program at the other end is `file_server.py`, which is sent along and needs a Python there, nothing else. It keeps
-nothing between requests, so one that was lost is replaced and the request made again; with `patient` for as long as it
-takes, once it has worked: a follower outlives a login node that restarts. A request for many files is one round trip.
+The program at the other end is `file_server.py`, which is sent along and needs only a Python there. It keeps no state
+between requests, so a lost connection is replaced and the request repeated: once, or with `patient` until the host is
+back, since a follower outlives a login node that restarts. A request for many files is one round trip.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, Final, NamedTuple, Protocol
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from drillyard.errors import UserError
 from drillyard.launch import file_server
@@ -35,7 +36,7 @@ READ_BYTES: Final = 4 << 20
 """The most that one `Launcher.read` returns."""
 _LONGEST_PAUSE: Final = 15.0
 _LINE_BYTES: Final = 64 << 20
-"""Of one answer: the names of about half a million files. A host that sends more would fill this machine's memory."""
+"""Of one answer: the names of about half a million files. More could fill this machine's memory."""
 _NO_ARTIFACTS: Final = (
     "launch/agent/",
     "launch/agents/",
@@ -44,12 +45,12 @@ _NO_ARTIFACTS: Final = (
     "launch/epochs/",
     "launch/secret",
 )
-"""Begins of paths in a run directory: the agents' code, what they and launches keep order with, and secrets."""
+"""Prefixes of paths in a run directory that are not listed: the agents' code, locks, and secrets."""
 
 
 class ReadRequest(NamedTuple):
-    """Bytes of a file: at most `length` from `offset` on. `head`: its first bytes as they were seen last. `top`: the
-    directory below which links are not followed; by default the file's own, so that only the file itself is no link."""
+    """Bytes of a file: at most `length` from `offset` on. `head`: its first bytes when it was last read. `top`: the
+    directory below which no part of the path may be a link; by default the file's own directory."""
 
     path: str
     offset: int
@@ -59,10 +60,10 @@ class ReadRequest(NamedTuple):
 
 
 class ReadResult(NamedTuple):
-    """What was there. `anew`: the file was truncated or replaced, and `data` is from its beginning."""
+    """What was there. `replaced`: the file is another one or shorter than before, and `data` is from its beginning."""
 
     head: bytes
-    anew: bool
+    replaced: bool
     data: bytes
 
 
@@ -70,22 +71,26 @@ class UnreadableFile(UserError):
     """A host was reached and one of its files could not be read: no permission, a failing disk."""
 
 
-class Files(Protocol):
+class Files(ABC):
     """Files of one host. Every method raises UserError where the host cannot be read, UnreadableFile for a file."""
 
     title: str
-    patient: bool
+    patient = False
     """Wait for a host that has answered before."""
 
+    @abstractmethod
     def find(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
         """Path and size of the files that glob patterns match."""
 
+    @abstractmethod
     def tree(self, directory: str) -> list[tuple[str, int]]:
         """Path, relative to the directory, and size of all files below it; none where it is not there."""
 
-    def read(self, wishes: Sequence[ReadRequest]) -> list[ReadResult | None]:
+    @abstractmethod
+    def read(self, requests: Sequence[ReadRequest]) -> list[ReadResult | None]:
         """A piece of each file; None for one that is not there, or is a link or no regular file."""
 
+    @abstractmethod
     def close(self) -> None:
         """End the connection."""
 
@@ -95,36 +100,32 @@ def open_files(host: Host, programs: Programs, *, python: str = "python3") -> Fi
     return LocalFiles() if host.name is None else RemoteFiles(host, programs, python)
 
 
-class LocalFiles:
+class LocalFiles(Files):
     """Files of this machine."""
 
     title = "this machine"
-    patient = False
 
     def find(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
-        """Path and size of the files that glob patterns match."""
-        return [(path, size) for path, size in file_server.matching_files(patterns)]
+        return file_server.matching_files(patterns)
 
     def tree(self, directory: str) -> list[tuple[str, int]]:
-        """Path, relative to the directory, and size of all files below it; none where it is not there."""
-        return [(path, size) for path, size in file_server.tree(directory) or ()]
+        return file_server.tree(directory)
 
-    def read(self, wishes: Sequence[ReadRequest]) -> list[ReadResult | None]:
-        """A piece of each file; None for one that is not there."""
-        return [self._read(wish) for wish in wishes]
+    def read(self, requests: Sequence[ReadRequest]) -> list[ReadResult | None]:
+        return [self._read(request) for request in requests]
 
-    def _read(self, wish: ReadRequest) -> ReadResult | None:
+    def _read(self, request: ReadRequest) -> ReadResult | None:
         try:
-            told = file_server.read(*wish)
+            found = file_server.read(*request)
         except OSError as error:
-            raise UnreadableFile(f"{wish.path}: cannot be read: {error.strerror}") from None
-        return None if told is None else ReadResult(*told)
+            raise UnreadableFile(f"{request.path}: cannot be read: {error.strerror}") from None
+        return None if found is None else ReadResult(*found)
 
     def close(self) -> None:
-        """Nothing is open."""
+        pass
 
 
-class RemoteFiles:
+class RemoteFiles(Files):
     """Files of another host."""
 
     def __init__(self, host: Host, programs: Programs, python: str = "python3") -> None:
@@ -132,28 +133,23 @@ class RemoteFiles:
         self._programs = programs
         self._source = importlib.resources.files(file_server.__package__).joinpath("file_server.py").read_bytes()
         self._argv = host.argv([python, "-u", "-c", _BOOTSTRAP, str(len(self._source))])
-        self.patient = False
         self._has_answered = False
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
     def find(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
-        """Path and size of the files that glob patterns match."""
         return self._sizes({"list": list(patterns)})
 
     def tree(self, directory: str) -> list[tuple[str, int]]:
-        """Path, relative to the directory, and size of all files below it; none where it is not there."""
         return self._sizes({"tree": directory})
 
-    def read(self, wishes: Sequence[ReadRequest]) -> list[ReadResult | None]:
-        """A piece of each file; None for one that is not there."""
-        if not wishes:
+    def read(self, requests: Sequence[ReadRequest]) -> list[ReadResult | None]:
+        if not requests:
             return []
-        request = {"read": [(w.path, w.offset, w.length, w.head.hex(), w.top) for w in wishes]}
-        return self._ask(request, len(wishes), most_bytes=max(wish.length for wish in wishes))
+        wanted = [(each.path, each.offset, each.length, each.head.hex(), each.top) for each in requests]
+        return self._ask({"read": wanted}, len(requests), max(each.length for each in requests))
 
     def close(self) -> None:
-        """End the connection; the program at the other end ends with it."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -168,37 +164,34 @@ class RemoteFiles:
             stream.close()  # type: ignore[union-attr]
 
     def _sizes(self, request: dict[str, Any]) -> list[tuple[str, int]]:
-        (told,) = self._ask(request, 1)
+        (listed,) = self._ask(request, 1)
         try:
-            return [(str(path), int(size)) for path, size in told or ()]
+            return [(str(path), int(size)) for path, size in listed]
         except (TypeError, ValueError):
             raise UserError(
-                f"{self.title}: its list of files cannot be read; is {self._argv[0]} asking the right host?"
+                f"{self.title}: its list of files cannot be read; does {self._argv[0]} reach the right host?"
             ) from None
 
     def _ask(self, request: dict[str, Any], answers: int, most_bytes: int = 0) -> list[Any]:
         """The answers to a request, asked again over a new connection where this one is lost."""
-        with self._lock:
-            return self._ask_alone(request, answers, most_bytes)
-
-    def _ask_alone(self, request: dict[str, Any], answers: int, most_bytes: int) -> list[Any]:
         pause, tries = 1.0, 0
-        while True:
-            with contextlib.suppress(EOFError, OSError, ValueError):
-                told = list(self._answers(request, answers, most_bytes))
+        with self._lock:
+            while True:
+                with contextlib.suppress(EOFError, OSError, ValueError):
+                    found = list(self._answers(request, answers, most_bytes))
+                    if tries > 1:
+                        print_notice(f"{self.title}: connected again")
+                    self._has_answered = True
+                    return found
+                tries += 1
+                why = self._exit_message()
+                if not self._has_answered or (tries > 1 and not self.patient):
+                    raise UserError(f"{self.title}: its files cannot be read: {why}\ncommand: {shell_line(self._argv)}")
+                if tries == 2:
+                    print_notice(f"{self.title}: the connection is lost ({why}); trying again until it is back")
                 if tries > 1:
-                    print_notice(f"{self.title}: connected again")
-                self._has_answered = True
-                return told
-            tries += 1
-            why = self._last_words()
-            if not self._has_answered or (tries > 1 and not self.patient):
-                raise UserError(f"{self.title}: its files cannot be read: {why}\ncommand: {shell_line(self._argv)}")
-            if tries == 2:
-                print_notice(f"{self.title}: the connection is lost ({why}); trying again until it is back")
-            if tries > 1:
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                    time.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _answers(self, request: dict[str, Any], answers: int, most_bytes: int) -> Iterator[Any]:
         if self._process is None:
@@ -211,30 +204,30 @@ class RemoteFiles:
             line = out.readline(_LINE_BYTES)
             if not line.endswith(b"\n"):
                 raise EOFError
-            told = json.loads(line)
-            if isinstance(told, dict) and "error" in told:
+            answer = json.loads(line)
+            if answer is None or isinstance(answer, list):
+                yield answer
+                continue
+            if not isinstance(answer, dict):
+                raise ValueError(f"not an answer: {type(answer).__name__}")
+            if "error" in answer:
                 self.close()
-                raise UnreadableFile(f"{self.title}: {told['error']}")
-            if isinstance(told, dict):
-                size = told.get("bytes")
-                if not isinstance(size, int) or not 0 <= size <= most_bytes:
-                    raise ValueError(f"{size} bytes, and at most {most_bytes} were asked for")
-                data = out.read(size)
-                if len(data) < size:
-                    raise EOFError
-                yield ReadResult(bytes.fromhex(str(told.get("head"))), told.get("anew") is True, data)
-            elif told is None or isinstance(told, list):
-                yield told
-            else:
-                raise ValueError(f"{type(told).__name__} is no answer")
+                raise UnreadableFile(f"{self.title}: {answer['error']}")
+            size = answer.get("bytes")
+            if not isinstance(size, int) or not 0 <= size <= most_bytes:
+                raise ValueError(f"{size} bytes, where at most {most_bytes} were requested")
+            data = out.read(size)
+            if len(data) < size:
+                raise EOFError
+            yield ReadResult(bytes.fromhex(str(answer.get("head"))), answer.get("replaced") is True, data)
 
     def _send(self, data: bytes) -> None:
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(data)
         self._process.stdin.flush()
 
-    def _last_words(self) -> str:
-        """What the program said when it ended; the connection is closed then."""
+    def _exit_message(self) -> str:
+        """Close the connection; returns what the program at the other end printed last."""
         process = self._process
         if process is None:
             return "no connection"
@@ -250,25 +243,25 @@ class RemoteFiles:
 
 
 def read_file(files: Files, path: str, offset: int) -> bytes:
-    """The bytes of a file from `offset` on, at most READ_BYTES; below 0: its last ones. None where it is not there."""
+    """At most READ_BYTES of a file from `offset` on; below 0: its last bytes. Empty where it is not there."""
     if offset < 0:
         found = files.find([glob.escape(path)])
         offset = max(0, found[0][1] + offset) if found else 0
     (piece,) = files.read([ReadRequest(path, offset, READ_BYTES)])
-    return b"" if piece is None or piece.anew else piece.data
+    return b"" if piece is None or piece.replaced else piece.data
 
 
 def artifacts_of(files: Files, run_directory: str) -> list[tuple[str, int]]:
-    """What a run has made and was made from: path, relative to its directory, and size; nothing that is secret."""
+    """The files of a run directory: relative path and size; none that is secret."""
     return [(path, size) for path, size in files.tree(run_directory) if not path.startswith(_NO_ARTIFACTS)]
 
 
 def copy_files(files: Files, directory: str, paths: Sequence[str], destination: str) -> None:
-    """Copy files, named relative to `directory`, to a directory here. A file is complete when it has its name.
+    """Copy files, named relative to `directory`, to a directory here. A file gets its name when it is complete.
 
-    Nothing outside of `destination` is written, whatever names the other side gives and whatever links are in the way;
-    links there are not followed either. Raises UserError for a name that leaves the destination, with nothing copied,
-    for a file that is not there, and where one cannot be written here.
+    Nothing outside of `destination` is written, whatever names the other side gives; links are not followed on either
+    side. Raises UserError for a name outside of the destination, with nothing copied, for a missing file, and for one
+    that cannot be written here.
     """
     for path in paths:
         require_plain_name(path, files.title)
@@ -288,8 +281,8 @@ def _copy(files: Files, directory: str, path: str, out: BinaryIO) -> None:
     while True:
         (piece,) = files.read([ReadRequest(source, offset, READ_BYTES, head, directory)])
         if piece is None:
-            raise UserError(f"{source}: is not there on {files.title} (any more), or is a link, which is not followed")
-        if piece.anew:
+            raise UserError(f"{source}: is not on {files.title} (any more), or is a link, which is not followed")
+        if piece.replaced:
             offset = 0
             out.seek(0)
             out.truncate()
@@ -301,5 +294,5 @@ def _copy(files: Files, directory: str, path: str, out: BinaryIO) -> None:
 
 
 def print_notice(text: str) -> None:
-    """Say something beside the lines that are shown: on standard error."""
+    """Print a message to standard error."""
     print(f"drillyard: {text}", file=sys.stderr, flush=True)

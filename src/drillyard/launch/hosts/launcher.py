@@ -19,12 +19,12 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UnreachableError, UserError
 from drillyard.launch.agent.job import Job
 from drillyard.launch.checks import require_launchable
-from drillyard.launch.directory_launcher import DirectoryLauncher, cancel_notice
 from drillyard.launch.hosts import plan as host_plan
 from drillyard.launch.hosts.checks import no_answer_reason
 from drillyard.launch.hosts.config import SshConfig
 from drillyard.launch.hosts.plan import HostLayout
 from drillyard.launch.hosts.submit import HostSubmission, ask_all
+from drillyard.launch.launcher import DirectoryLauncher, cancel_notice
 from drillyard.launch.plan import Plan, PlanFile
 from drillyard.launch.prepared_run import ClusterPaths, agent_files, paths_on
 from drillyard.launch.programs import Host, Programs, archive, require_success

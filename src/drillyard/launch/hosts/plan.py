@@ -17,25 +17,28 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from drillyard.config.run import RunConfig
+from drillyard.launch.agent import rank_output
+from drillyard.launch.agent.identity import AGENT_MARK, RUN_MARK
 from drillyard.launch.agent.job import Job
-from drillyard.launch.hosts import container
+from drillyard.launch.agent.shared_modules import launched, redaction
 from drillyard.launch.hosts.config import SshConfig
-from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program
+from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program, secret_names
 from drillyard.launch.prepared_run import ClusterPaths, PreparedRun, agent_files, prepare
 from drillyard.launch.programs import Host
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle
 from drillyard.launch.submit_lock import LOCK, LOCK_ALL, UNLOCK, UNLOCK_ALL, UNPACKED
-from drillyard.launch.submit_secrets import secret_names
 from drillyard.launch.sync_archive import sync_step
 
 CHECK, SHARE, FORGET, CARRY = "check", "share", "forget", "carry"
 WRITE, RECORD, START = "write", "record", "start"
 
+CONTAINER_SCRIPT = "container.sh"
 _PROBE = f'{UNPACKED} && "$0" "$d/agent" check "$@"'
 """Runs the agent from the archive on standard input and leaves nothing behind. `$0` is its Python."""
 _FORGET = 'n=$(tar -x -O -f - secret | sha256sum | cut -c1-16) && rm -f -- "$0/.drillyard-$n"'
@@ -221,70 +224,106 @@ def _code(layout: HostLayout, prepared: PreparedRun, request: LaunchRequest) -> 
 
 
 def _fields(layout: HostLayout, prepared: PreparedRun, request: LaunchRequest) -> list[ExplainedField]:
-    fields = [
-        ExplainedField(
-            "agent: python", layout.paths.agent_python, "starts the agents, which need no packages", "drillyard"
-        )
-    ]
-    ssh = request.cluster.section
-    if isinstance(ssh, SshConfig):
-        source = "cluster.yaml: ssh.rendezvous_host" if ssh.rendezvous_host else "cluster.yaml: the first of ssh.hosts"
+    paths, section = layout.paths, request.cluster.section
+    fields = [("agent: python", paths.agent_python, "starts the agents, which need no packages", "drillyard")]
+    default = "the interpreter that launches"
+    if isinstance(section, SshConfig):
+        default = "the .venv of the project's directory"
+        source = "ssh.rendezvous_host" if section.rendezvous_host else "the first of ssh.hosts"
         why = "under this name the hosts reach the first one"
-        fields.append(ExplainedField("agent start: --leader", layout.leader, why, source))
+        fields.append(("agent start: --leader", layout.leader, why, f"cluster.yaml: {source}"))
     if prepared.image is None:
-        default = (
-            "the .venv of the project's directory" if isinstance(ssh, SshConfig) else "the interpreter that launches"
-        )
         source = "cluster.yaml: python" if request.cluster.python else f"default: {default}"
-        fields += [
-            ExplainedField("python", layout.paths.python, "starts the ranks", source),
-            ExplainedField(
-                "path", _beside(layout.paths), "first on PATH of the agents' programs: torchrun is there", source
-            ),
-        ]
-    return fields
-
-
-def _beside(paths: ClusterPaths) -> str:
-    return posixpath.dirname(paths.python)
+        why = "first on PATH of the agents' programs: torchrun is there"
+        fields.append(("python", paths.python, "starts the ranks", source))
+        fields.append(("path", posixpath.dirname(paths.python), why, source))
+    return [ExplainedField(*field) for field in fields]
 
 
 def _with_path(prepared: PreparedRun, paths: ClusterPaths) -> PreparedRun:
     """The same run with the directory of its Python first on PATH: an ssh login activates no environment."""
-    return replace(prepared, files=(*prepared.files, PlanFile("path", f"{_beside(paths)}\n")))
+    return replace(prepared, files=(*prepared.files, PlanFile("path", f"{posixpath.dirname(paths.python)}\n")))
 
 
 def _in_containers(prepared: PreparedRun) -> PreparedRun:
     """The same run with its command in a container of the image."""
     job = prepared.job
     assert prepared.image is not None
-    text = container.script(
-        prepared.handle,
-        prepared.image,
-        prepared.mounts,
-        job.environment,
-        secret_names(prepared.files),
-        job.working_directory,
-        job.profile_script,
-    )
+    script = PlanFile(CONTAINER_SCRIPT, _container_script(prepared), 0o755)
     inside = replace(
         job,
-        command=["sh", f"{{launch_directory}}/{container.SCRIPT}", *job.command],
+        command=["sh", f"{{launch_directory}}/{CONTAINER_SCRIPT}", *job.command],
         working_directory=None,
         profile_script=None,
     )
-    fields = [
-        ExplainedField(
-            "container.sh: docker run",
-            prepared.image,
-            "the agent runs on the host and the command in the container, which the agent stops as its own",
-            "run.yaml: workload.image, or cluster.yaml: image",
-        ),
-        *(
-            ExplainedField(
-                "container.sh: --volume", mount, "the nodes' paths inside", "storage, project, cluster.yaml: mounts"
-            )
-            for mount in prepared.mounts
-        ),
+    why = "the agent runs on the host and the command in the container, which the agent stops as its own"
+    source = "run.yaml: workload.image, or cluster.yaml: image"
+    fields = [ExplainedField("container.sh: docker run", prepared.image, why, source)]
+    for mount in prepared.mounts:
+        source = "storage, project, cluster.yaml: mounts"
+        fields.append(ExplainedField("container.sh: --volume", mount, "the nodes' paths inside", source))
+    return prepared.with_job(inside, fields, [script])
+
+
+def volume_options(mounts: Iterable[str]) -> Iterator[str]:
+    """`--volume` options of `/here`, `/here:/there` and either with `:ro`."""
+    for mount in mounts:
+        path, *rest = mount.split(":")
+        options = [part for part in rest if not part.startswith("/")]
+        inside = [part for part in rest if part.startswith("/")] or [path]
+        yield shlex.join(["--volume", ":".join([path, *inside, *options])])
+
+
+def _container_script(prepared: PreparedRun) -> str:
+    """container.sh: starts its arguments in the image, as the command of one node.
+
+    The container belongs to the agent as any other command does: signals are passed on (`--init` hands them to the
+    program), its exit code is the program's, and its processes carry the agent's mark in their environment, so that the
+    agent can find and kill them (agent/node_command.py). A container left by a node that lost its power has a name, and
+    is removed before the next one starts. Variables get their values from the agent's environment and are only named.
+    """
+    job, handle = prepared.job, prepared.handle
+    ours = (*launched.GIVEN, rank_output.PIPES, RUN_MARK, AGENT_MARK, redaction.GIVEN_NAMES)
+    names = dict.fromkeys([*ours, *job.environment, *secret_names(prepared.files)])
+    directory = None if job.working_directory is None else shlex.quote(job.working_directory)
+    options = [
+        *("--rm", "--init"),
+        *("--network host --ipc host", "--ulimit memlock=-1 --ulimit stack=67108864"),
+        *([f"--workdir {directory}"] if directory else []),
+        *volume_options(prepared.mounts),
+        *(f"--env {name}" for name in names),
+        # The user of the host is not in the image's passwd and has no home there.
+        *([] if "HOME" in names else ["--env HOME=/tmp"]),
     ]
-    return prepared.with_job(inside, fields, [PlanFile(container.SCRIPT, text, 0o755)])
+    lines = " \\\n    ".join(options)
+    inner = ""
+    if job.profile_script is not None:
+        # The variables that the network stack checks are those of the process that starts the ranks.
+        inner = f' bash -c \'. "$0" && exec "$@"\' {shlex.quote(job.profile_script)}'
+    made = f"mkdir -p {directory}\n" if directory else ""
+    return f"""\
+#!/bin/sh
+# The command of one node in a container; its arguments are the program. The agent starts it once per attempt.
+set -eu
+name=drillyard-{handle.cluster}-{handle.run}-"$NODE_RANK"
+if command -v docker >/dev/null; then
+    runtime=docker
+    user="--user $(id -u):$(id -g)"
+    gpus="--gpus all"
+elif command -v podman >/dev/null; then
+    runtime=podman
+    user="--userns keep-id"
+    gpus="--device nvidia.com/gpu=all"
+else
+    echo "error: $(hostname): neither docker nor podman is installed, and the run has an image" >&2
+    exit 2
+fi
+[ -e /dev/nvidiactl ] || gpus=
+devices=
+[ ! -d /dev/infiniband ] || devices="--device /dev/infiniband"
+{made}"$runtime" rm --force "$name" >/dev/null 2>&1 || true
+# shellcheck disable=SC2086
+exec "$runtime" run --name "$name" $user $gpus $devices \\
+    {lines} \\
+    {shlex.quote(prepared.image or "")}{inner} "$@"
+"""

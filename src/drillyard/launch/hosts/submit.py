@@ -25,10 +25,8 @@ from drillyard.launch.agent.job import Job
 from drillyard.launch.hosts import checks as host_checks
 from drillyard.launch.hosts import plan as host_plan
 from drillyard.launch.hosts.checks import HostAnswer
-from drillyard.launch.parallel_map import parallel_map
 from drillyard.launch.plan import Plan, PlanFile, Program
-from drillyard.launch.programs import Host, Programs, archive
-from drillyard.launch.submit_secrets import defer_interrupt
+from drillyard.launch.programs import Host, Programs, archive, defer_interrupt, parallel_map
 from drillyard.launch.sync_archive import archive_of_directory, print_edited_notice
 
 MOST_AT_ONCE = 64

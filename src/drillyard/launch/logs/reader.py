@@ -26,9 +26,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from drillyard.errors import UserError
+from drillyard.launch.logs.line_selection import RankFilter, offsets_of_tail, offsets_since
 from drillyard.launch.logs.merge import KEY_BYTES, LAST_KEY, LogMerge, LogSource, all_stamped, key_of
-from drillyard.launch.logs.ranks import RankFilter
-from drillyard.launch.logs.seeking import offsets_of_tail, offsets_since
 from drillyard.launch.remote_files import Files, ReadRequest, ReadResult, print_notice
 from drillyard.launch.request import LogSelection
 
@@ -68,7 +67,7 @@ class _Log:
         """Feed what was read; less than asked for is the end, for now."""
         data = b"" if piece is None else piece.data
         if piece is not None:
-            if piece.anew:
+            if piece.replaced:
                 self.source.cut()
                 self.offset = 0
             self.head = piece.head

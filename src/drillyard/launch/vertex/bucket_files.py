@@ -24,7 +24,7 @@ from typing import TypeVar
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UnreachableError, UserError
 from drillyard.launch.file_server import HEAD_BYTES
-from drillyard.launch.remote_files import ReadRequest, ReadResult, print_notice
+from drillyard.launch.remote_files import Files, ReadRequest, ReadResult, print_notice
 from drillyard.launch.vertex.bucket_paths import BucketPath, bucket_of
 
 try:
@@ -51,14 +51,13 @@ class BucketUnreachable(UnreachableError):
     """The bucket does not answer now."""
 
 
-class BucketFiles:
+class BucketFiles(Files):
     """Files of a cluster's bucket."""
 
     def __init__(self, cluster: ClusterConfig) -> None:
         assert cluster.location is not None
         self._name = bucket_of(cluster)
         self.title = f"gs://{self._name}"
-        self.patient = False
         self._has_answered = False
         # Google's own variable, by which its client finds a server for tests: it has no accounts.
         emulated = "STORAGE_EMULATOR_HOST" in os.environ
@@ -68,7 +67,6 @@ class BucketFiles:
             self._bucket = client.bucket(self._name)
 
     def find(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
-        """Path and size of the files that glob patterns match."""
         found: dict[str, int] = {}
         for pattern in patterns:
             for path, size in self._whole(_fixed_part(pattern)).items():
@@ -77,21 +75,19 @@ class BucketFiles:
         return sorted(found.items())
 
     def tree(self, directory: str) -> list[tuple[str, int]]:
-        """Path, relative to the directory, and size of all files below it; none where it is not there."""
         top = directory.rstrip("/") + "/"
         return sorted((path.removeprefix(top), size) for path, size in self._whole(top).items())
 
-    def read(self, wishes: Sequence[ReadRequest]) -> list[ReadResult | None]:
-        """A piece of each file; None for one that is not there. A file that got shorter is taken for a new one."""
-        directories = {posixpath.dirname(wish.path) + "/" for wish in wishes}
+    def read(self, requests: Sequence[ReadRequest]) -> list[ReadResult | None]:
+        directories = {posixpath.dirname(request.path) + "/" for request in requests}
         parts: dict[str, list[tuple[str, int]]] = {}
         for directory in directories:
             parts.update(_logs(self._objects(directory)))
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return list(pool.map(lambda wish: self._piece(wish, parts.get(wish.path)), wishes))
+            return list(pool.map(lambda request: self._piece(request, parts.get(request.path)), requests))
 
     def close(self) -> None:
-        """Nothing stays open between requests."""
+        pass  # Nothing stays open between requests.
 
     def text(self, path: BucketPath) -> str | None:
         """An object as text; None where it is not there."""
@@ -143,14 +139,14 @@ class BucketFiles:
         """Like `_objects`, with parts added up."""
         return {path: sum(size for _, size in parts) for path, parts in _logs(self._objects(prefix)).items()}
 
-    def _piece(self, wish: ReadRequest, parts: Sequence[tuple[str, int]] | None) -> ReadResult | None:
+    def _piece(self, request: ReadRequest, parts: Sequence[tuple[str, int]] | None) -> ReadResult | None:
         if parts is None:
             return None
-        anew = sum(size for _, size in parts) < wish.offset
-        begin = 0 if anew else wish.offset
-        data = self._range(parts, begin, wish.length)
-        head = data[:HEAD_BYTES] if begin == 0 else wish.head or self._range(parts, 0, HEAD_BYTES)
-        return ReadResult(head, anew, data)
+        replaced = sum(size for _, size in parts) < request.offset
+        begin = 0 if replaced else request.offset
+        data = self._range(parts, begin, request.length)
+        head = data[:HEAD_BYTES] if begin == 0 else request.head or self._range(parts, 0, HEAD_BYTES)
+        return ReadResult(head, replaced, data)
 
     def _range(self, parts: Sequence[tuple[str, int]], begin: int, length: int) -> bytes:
         data = b""

@@ -23,10 +23,9 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.config.workload import WorkloadRunConfig
 from drillyard.hardware.capacity import machine_of, quota_needed
 from drillyard.hardware.machines import Machine
-from drillyard.launch.plan import Call, ExplainedField, Plan, PlanFile
+from drillyard.launch.plan import Call, ExplainedField, Plan, PlanFile, secret_names
 from drillyard.launch.prepared_run import ClusterPaths, PreparedRun, prepare
 from drillyard.launch.request import LaunchRequest
-from drillyard.launch.submit_secrets import secret_names
 from drillyard.launch.vertex.bucket_paths import BucketPath, output_of, project_of
 from drillyard.launch.vertex.checks import MAX_DISPLAY_NAME, MAX_ENVIRONMENT, MAX_LABEL_LETTERS
 from drillyard.launch.vertex.config import VertexConfig, vertex_of

@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from drillyard.errors import UserError
 from drillyard.hardware.machines import Machine
-from drillyard.launch.directory_launcher import DirectoryLauncher
-from drillyard.launch.parallel_map import parallel_map
+from drillyard.launch.launcher import DirectoryLauncher
 from drillyard.launch.plan import Call, Plan, PlanFile
+from drillyard.launch.programs import defer_interrupt, parallel_map
 from drillyard.launch.request import LaunchFinding, LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State
-from drillyard.launch.submit_secrets import defer_interrupt
 from drillyard.launch.vertex import checks
 from drillyard.launch.vertex.bucket_paths import BucketPath
 from drillyard.launch.vertex.custom_job import REQUEST_FILE, UPLOAD, plan_of

@@ -14,7 +14,7 @@ from drillyard.launch.agent import rank_output, rank_pipes
 from drillyard.launch.agent.output_pump import Sink, open_log
 from drillyard.launch.agent.rank_pipes import RankPipes, marks_ranks
 from drillyard.launch.agent.records import last_lines, merged_rank_output
-from drillyard.launch.logs.ranks import RankFilter
+from drillyard.launch.logs.line_selection import RankFilter
 
 TORCHRUN = """
 E1122 torch/distributed/elastic/multiprocessing/api.py:988] failed (exitcode: 7) local_rank: 1 (pid: 9) of binary: p

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from drillyard.launch.agent import exec_command
-from drillyard.launch.submit_secrets import defer_interrupt
+from drillyard.launch.programs import defer_interrupt
 
 SHOWN = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
 KEPT = "import sys; from drillyard.launch.agent.respawn import _Keeper; sys.exit(_Keeper(sys.argv[1:]).keep())"

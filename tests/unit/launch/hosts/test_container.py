@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.unit.launch.requests import WORKLOAD, request
 
-from drillyard.launch.hosts.container import volumes
+from drillyard.launch.hosts.plan import volume_options
 from drillyard.launch.launcher import launcher_for
 from drillyard.launch.plan import Plan, Program
 
@@ -103,7 +103,8 @@ def test_without_a_runtime_the_run_is_refused_and_not_tried_again(plan: Plan, tm
 
 
 def test_volumes_of_every_form() -> None:
-    assert volumes(["/a", "/a:/b", "/a:ro", "/a:/b:ro"])[1::2] == ["/a:/a", "/a:/b", "/a:/a:ro", "/a:/b:ro"]
+    options = [f"--volume {volume}" for volume in ("/a:/a", "/a:/b", "/a:/a:ro", "/a:/b:ro")]
+    assert list(volume_options(["/a", "/a:/b", "/a:ro", "/a:/b:ro"])) == options
 
 
 def test_every_host_is_asked_for_the_image(plan: Plan) -> None:

@@ -23,16 +23,15 @@ from tests.unit.launch.requests import WORKLOAD, request
 
 from drillyard import __version__
 from drillyard.errors import UserError
-from drillyard.launch import directory_launcher
+from drillyard.launch import launcher as launcher_module
 from drillyard.launch.agent.job import Job
 from drillyard.launch.hosts.launcher import HostsLauncher, run_status
 from drillyard.launch.hosts.submit import MOST_AT_ONCE, ask_all
 from drillyard.launch.launcher import Launcher, launcher_for
 from drillyard.launch.plan import Plan
-from drillyard.launch.programs import Programs, Result
+from drillyard.launch.programs import Programs, Result, defer_interrupt
 from drillyard.launch.run_status import Handle
 from drillyard.launch.submit_lock import LOCKED_BY_OTHER
-from drillyard.launch.submit_secrets import defer_interrupt
 
 CLUSTER = """
 name: many
@@ -134,7 +133,7 @@ def test_a_variable_that_is_not_set_is_told_before_anything_is_sent(monkeypatch:
     monkeypatch.delenv("TOKEN", raising=False)
     hosts = Hosts()
     launcher, plan = made(hosts, run=WORKLOAD.replace("workload: {", "workload: {environment: {A: '${env:TOKEN}'}, "))
-    with pytest.raises(UserError, match=r"TOKEN is not set on this machine; nothing was sent"):
+    with pytest.raises(UserError, match=r"env:TOKEN.*nothing was sent: export TOKEN="):
         launcher.submit(plan)
     assert hosts.calls == []
 
@@ -289,11 +288,11 @@ def test_who_waits_for_a_run_to_end_is_told_for_how_long(
 ) -> None:
     said = threading.Event()
     told = []
-    monkeypatch.setattr(directory_launcher, "print_notice", lambda text: (told.append(text), said.set()))
-    with directory_launcher.cancel_notice(Handle("ssh", "c", "quick"), 120.0):
+    monkeypatch.setattr(launcher_module, "print_notice", lambda text: (told.append(text), said.set()))
+    with launcher_module.cancel_notice(Handle("ssh", "c", "quick"), 120.0):
         pass
-    monkeypatch.setattr(directory_launcher, "_QUIET_SECONDS", 0.0)
-    with directory_launcher.cancel_notice(Handle("ssh", "c", "slow"), 120.0):
+    monkeypatch.setattr(launcher_module, "_QUIET_SECONDS", 0.0)
+    with launcher_module.cancel_notice(Handle("ssh", "c", "slow"), 120.0):
         assert said.wait(60)
     assert told == ["ssh://c/slow: is stopping and has 120 s to save; cancel it again to kill it at once"]
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from drillyard.config.platforms import Capabilities, PlatformFacts, PlatformSection
 from drillyard.hardware.machines import Machine
-from drillyard.launch.directory_launcher import DirectoryLauncher
+from drillyard.launch.launcher import DirectoryLauncher
 from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program
 from drillyard.launch.prepared_run import paths_on, prepare
 from drillyard.launch.programs import Host, archive, require_success

@@ -17,7 +17,7 @@ from drillyard.launch.agent import index
 from drillyard.launch.programs import Host, Programs, Result
 from drillyard.launch.run_status import RunStatus, State
 from drillyard.launch.slurm.commands import Slurm
-from drillyard.launch.slurm.run_index import RunIndex
+from drillyard.launch.slurm.launcher import RunIndex
 from drillyard.launch.slurm.run_status import status_of
 
 

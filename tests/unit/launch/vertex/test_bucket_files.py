@@ -76,14 +76,14 @@ def test_parts_are_one_log(bucket: FakeBucket, files: BucketFiles) -> None:
             (piece,) = files.read([ReadRequest(log, begin, length)])
             assert piece is not None
             assert piece.data == b"0123456789"[begin : begin + length]
-            assert not piece.anew
+            assert not piece.replaced
 
 
 def test_a_log_that_got_shorter_is_read_from_its_beginning(bucket: FakeBucket, files: BucketFiles) -> None:
     bucket.objects = {"runs/a/launch/node-0.log": b"new"}
     (piece,) = files.read([ReadRequest(f"{LAUNCH}/node-0.log", 10, 100)])
     assert piece is not None
-    assert (piece.anew, piece.data, piece.head) == (True, b"new", b"new")
+    assert (piece.replaced, piece.data, piece.head) == (True, b"new", b"new")
 
 
 def test_what_is_not_there_is_none(bucket: FakeBucket, files: BucketFiles) -> None:

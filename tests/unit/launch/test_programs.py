@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from drillyard.launch.parallel_map import parallel_map
+from drillyard.launch.programs import parallel_map
 
 INTERRUPTED = """
 import os, signal, threading
-from drillyard.launch.parallel_map import parallel_map
+from drillyard.launch.programs import parallel_map
 
 def never(_):
     os.kill(os.getpid(), signal.SIGINT)
@@ -38,9 +38,7 @@ def test_answers_come_in_order_and_the_first_failure_is_raised_when_all_have_end
 
 
 def test_an_exit_in_a_thread_is_raised_where_it_is_waited_for() -> None:
-    code = (
-        "import sys; from drillyard.launch.parallel_map import parallel_map as m; m(lambda _: sys.exit(3), [1, 2], 2)"
-    )
+    code = "import sys; from drillyard.launch.programs import parallel_map as m; m(lambda _: sys.exit(3), [1, 2], 2)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 3
 
 
