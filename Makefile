@@ -25,7 +25,7 @@ help:
 	@echo "make soak         100 faults on two ranks, each run compared to the bit with an undisturbed one"
 	@echo "make fuzz         configs, logs, manifests, run directories and messages of anybody: 2,000 new ones each (EXAMPLES=)"
 	@echo "make gpu          what only a GPU can show, for 9 minutes (MINUTES=); installs nothing; results in runs/gpu (OUT=)"
-	@echo "make size         lines, statements and files by package; class names that stand twice"
+	@echo "make size         lines, statements and files against their bounds; class names that stand twice"
 	@echo "make messages     tests/unit/messages.txt: every error, warning and help text, so that a diff shows their changes"
 	@echo "make clean        remove caches and build output; keeps .venv and runs/"
 
