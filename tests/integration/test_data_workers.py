@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from drillyard.config.run import RunConfig
-from drillyard.data import encoding_pool, prepare, raw_batches
+from drillyard.data import encoding_pool, file_readers, prepare, raw_batches
 from drillyard.data.encoder import EncodeSettings, HeldOutSplit
-from drillyard.data.raw_batches import JsonLines
+from drillyard.data.file_readers import json_lines_batch
 from drillyard.data.row_formats import RowFormat
 from drillyard.data.tokenizer import _as_pretrained, _train
 from drillyard.errors import UserError
@@ -21,7 +21,8 @@ TEXTS = [f"line {n} of some text, {n * n}\n" * (1 + n % 9) for n in range(400)]
 
 @pytest.fixture(autouse=True)
 def many_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raw_batches, "BATCH_BYTES", 2000)
+    for module in (raw_batches, file_readers):
+        monkeypatch.setattr(module, "BATCH_BYTES", 2000)
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_a_worker_that_is_killed_is_an_error_and_the_others_end() -> None:
     settings = EncodeSettings(
         RowFormat("text", loss_on="all"), 64, "split", HeldOutSplit(), tokenizer, False, (0,), 0, None, {}
     )
-    batch = JsonLines("a.jsonl", 1, 0, b'{"text": "a"}\n')
+    batch = json_lines_batch("a.jsonl", 1, 0, b'{"text": "a"}\n')
     with encoding_pool._Pool(2, settings) as pool:
         assert all(future.result().pieces for future in [pool.submit(batch) for _ in range(4)])
         processes = [process for process, _ in pool._workers]

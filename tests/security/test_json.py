@@ -11,7 +11,7 @@ import pytest
 from drillyard.config.model_files import local_model_config
 from drillyard.data.data_record import DATA_RECORD
 from drillyard.data.data_record import read_record as read_data_record
-from drillyard.data.raw_batches import JsonLines
+from drillyard.data.file_readers import json_lines_batch
 from drillyard.data.token_cache import DamagedCache, open_cache
 from drillyard.errors import UserError
 from drillyard.launch.agent.records import last_state, read_json_object, summary_completed
@@ -28,7 +28,7 @@ DEEP = "[" * 100_000
 
 def data_row(directory: Path) -> None:
     with pytest.raises(UserError, match=r"rows\.jsonl"):
-        list(JsonLines("rows.jsonl", 1, 0, DEEP.encode()).rows())
+        list(json_lines_batch("rows.jsonl", 1, 0, DEEP.encode()).rows())
 
 
 def model_config(directory: Path) -> None:

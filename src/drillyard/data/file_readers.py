@@ -1,4 +1,4 @@
-"""Readers of JSON Lines, CSV, Parquet and plain text, with gzip and zstd, as streams of raw batches.
+"""JSON Lines, CSV, Parquet and plain text, with gzip and zstd: streams of raw batches, and their decoding.
 
 Memory is constant: a file is read in blocks of about a megabyte, and a Parquet file through small buffers even if it is
 one row group (`buffer_size`; a memory map or whole column chunks would cost the size of the file). A damaged or
@@ -8,24 +8,18 @@ truncated file is a UserError that names it.
 from __future__ import annotations
 
 import csv
+import gzip
 import io
+import json
+import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 
-from drillyard.data.raw_batches import (
-    BATCH_BYTES,
-    ArrowRows,
-    JsonLines,
-    PlainRows,
-    RawBatch,
-    Row,
-    TextFiles,
-    batched_rows,
-    blocks_of,
-    utf8_error,
-)
+from drillyard.data.raw_batches import BATCH_BYTES, RawBatch, Row, batched_rows
 from drillyard.errors import UserError
 
 COMPRESSIONS = (".gz", ".zst")
@@ -51,10 +45,49 @@ def kind_of(file: Path) -> str | None:
     return "text" if suffix in TEXT_SUFFIXES else None
 
 
-def read_json_lines(file: Path) -> Iterator[JsonLines]:
-    """Blocks of whole lines. Lines are separated by \\n; a byte order mark is skipped."""
+def read_files(files: list[Path]) -> Iterator[RawBatch]:
+    """Raw batches of files of any kind, in the given order."""
+    texts: list[Path] = []
+    for file in files:
+        kind = kind_of(file)
+        assert kind is not None, file
+        if kind == "text":
+            texts.append(file)
+            continue
+        yield from _read_text_files(texts)
+        texts = []
+        yield from _READERS[kind](file)
+    yield from _read_text_files(texts)
+
+
+def _blocks_of(file: Path) -> Iterator[bytes]:
+    """Blocks of decompressed bytes. UserError if the file cannot be opened, or the archive or disk is damaged."""
+    with _open_decompressed(file) as stream:
+        try:
+            while block := stream.read(BATCH_BYTES):
+                yield block
+        except (EOFError, zlib.error, OSError) as error:
+            raise UserError(f"{file}: damaged or cut short ({error}). Fetch or write the file again.") from None
+
+
+def _open_decompressed(file: Path) -> BinaryIO:
+    try:
+        stream = file.open("rb")
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror}). Check the path and its permissions.") from None
+    suffix = file.suffix.lower()
+    if suffix == ".gz":
+        return cast(BinaryIO, gzip.GzipFile(fileobj=stream))
+    if suffix == ".zst":
+        # Arrow's stream reports a truncated frame; the zstandard package ends there without an error.
+        return cast(BinaryIO, pa.CompressedInputStream(stream, "zstd"))
+    return stream
+
+
+def _blocks_of_lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
+    """Whole lines as (number of the first, byte offset, bytes). \\n ends a line; a byte order mark is skipped."""
     line, offset, pending = 1, 0, b""
-    for block in blocks_of(file):
+    for block in _blocks_of(file):
         if offset == 0 and not pending and block.startswith(b"\xef\xbb\xbf"):
             block, offset = block[3:], 3
         cut = block.rfind(b"\n") + 1
@@ -62,27 +95,59 @@ def read_json_lines(file: Path) -> Iterator[JsonLines]:
             pending += block
             continue
         data = pending + block[:cut]
-        yield JsonLines(str(file), line, offset, data)
+        yield line, offset, data
         line += data.count(b"\n")
         offset += len(data)
         pending = block[cut:]
     if pending:
-        yield JsonLines(str(file), line, offset, pending)
+        yield line, offset, pending
 
 
-def _decoded_lines(file: Path) -> Iterator[str]:
-    """Lines of a text file with their line ends kept; an error names line and byte."""
-    for batch in read_json_lines(file):
-        offset = batch.offset
-        for number, line in enumerate(io.BytesIO(batch.data), batch.first_line):
-            try:
-                yield line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise utf8_error(str(file), number, offset, error) from None
-            offset += len(line)
+def _decoded_utf8(data: bytes, file: str, first_line: int, offset: int) -> str:
+    """`data` as text; an error names the file's line and byte offset."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = first_line + data.count(b"\n", 0, error.start)
+        raise UserError(
+            f"{file}, line {line}, byte {offset + error.start}: 0x{data[error.start]:02x} is not UTF-8 text "
+            f"({error.reason}). Convert the file to UTF-8, for example with iconv."
+        ) from None
 
 
-def read_csv(file: Path) -> Iterator[PlainRows]:
+def _read_json_lines(file: Path) -> Iterator[RawBatch]:
+    for line, offset, data in _blocks_of_lines(file):
+        yield json_lines_batch(str(file), line, offset, data)
+
+
+def json_lines_batch(file: str, first_line: int, offset: int, data: bytes) -> RawBatch:
+    """Whole lines of a JSON Lines file; `first_line` counts from 1, `offset` is in (decompressed) bytes."""
+    return RawBatch(((file, "line"),), len(data), partial(_decoded_json_lines, file, first_line, offset, data))
+
+
+def _decoded_json_lines(file: str, first_line: int, offset: int, data: bytes) -> Iterator[tuple[int, Row]]:
+    for number, line in enumerate(_decoded_utf8(data, file, first_line, offset).split("\n"), first_line):
+        if line and not line.isspace():
+            yield number, _parsed_line(line, f"{file}, line {number}")
+
+
+def _parsed_line(line: str, where: str) -> Row:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{where}, column {error.colno}: not valid JSON ({error.msg}). "
+            f"Each line must be one JSON object; fix or remove this line."
+        ) from None
+    except RecursionError:
+        raise UserError(f"{where}: JSON is nested too deeply. Fix or remove this line.") from None
+    if not isinstance(row, dict):
+        hint = " The file is one JSON array; write one object per line." if isinstance(row, list) else ""
+        raise UserError(f"{where}: expected a JSON object, found {type(row).__name__}.{hint}")
+    return row
+
+
+def _read_csv(file: Path) -> Iterator[RawBatch]:
     """Rows of a CSV file with a header line; every value is text."""
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader(_decoded_lines(file), strict=True)
@@ -109,7 +174,15 @@ def read_csv(file: Path) -> Iterator[PlainRows]:
     return batched_rows(str(file), "line", rows())
 
 
-def read_parquet(file: Path) -> Iterator[ArrowRows]:
+def _decoded_lines(file: Path) -> Iterator[str]:
+    """Lines of a text file with their line ends kept."""
+    for first, offset, data in _blocks_of_lines(file):
+        for number, line in enumerate(io.BytesIO(data), first):
+            yield _decoded_utf8(line, str(file), number, offset)
+            offset += len(line)
+
+
+def _read_parquet(file: Path) -> Iterator[RawBatch]:
     """Batches of about a megabyte, for row groups of any size."""
     import pyarrow.parquet as pq
 
@@ -117,46 +190,84 @@ def read_parquet(file: Path) -> Iterator[ArrowRows]:
         parquet = pq.ParquetFile(file, memory_map=False, pre_buffer=False, buffer_size=BATCH_BYTES)
         total = sum(parquet.metadata.row_group(i).total_byte_size for i in range(parquet.metadata.num_row_groups))
         row_bytes = max(1, total // max(1, parquet.metadata.num_rows))
-        first = 1
-        for batch in parquet.iter_batches(batch_size=min(8192, max(1, BATCH_BYTES // row_bytes)), use_threads=False):
-            yield ArrowRows(str(file), first, batch)
-            first += batch.num_rows
+        size = min(8192, max(1, BATCH_BYTES // row_bytes))
+        yield from arrow_batches(str(file), parquet.iter_batches(batch_size=size, use_threads=False))
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{file}: not a readable Parquet file ({reason}). Fetch or write the file again.") from None
 
 
-def read_text_files(files: list[Path]) -> Iterator[TextFiles]:
-    """Groups of files of about a megabyte; the files themselves are read where the batch is tokenised."""
+def arrow_batches(origin: str, batches: Iterator[pa.RecordBatch]) -> Iterator[RawBatch]:
+    """Arrow's batches of a Parquet file or of a Hugging Face data set as raw ones; rows count from 1."""
+    first = 1
+    for batch in batches:
+        yield RawBatch(((origin, "row"),), int(batch.nbytes), partial(_decoded_arrow, origin, first, batch))
+        first += batch.num_rows
+
+
+def _decoded_arrow(origin: str, first_row: int, batch: pa.RecordBatch) -> Iterator[tuple[int, Row]]:
+    here = f"{origin}, rows {first_row} to {first_row + batch.num_rows - 1}"
+    try:
+        rows = batch.to_pylist()
+        for column in batch.schema:
+            if (plain := _from_arrow(column.type)) is not None:
+                for row in rows:
+                    row[column.name] = plain(row[column.name])
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{here}: a string is not UTF-8 ({error.reason}). Rewrite the file with valid strings."
+        ) from None
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{here}: a value of a JSON column is not valid JSON ({error}). Rewrite the file with valid JSON."
+        ) from None
+    yield from enumerate(rows, first_row)
+
+
+def _from_arrow(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """A function from Arrow's Python values of this type to those of JSON, or None if they are the same.
+
+    They differ for JSON stored as text, and for maps, which Arrow gives as lists of pairs.
+    """
+    if getattr(kind, "extension_name", None) == "arrow.json":
+        return lambda value: None if value is None else json.loads(value)
+    if pa.types.is_map(kind):
+        inner = _from_arrow(kind.item_type) or _unchanged
+        return lambda value: None if value is None else {key: inner(item) for key, item in value}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        items = _from_arrow(kind.value_type)
+        return items and (lambda value: None if value is None else [items(item) for item in value])
+    if pa.types.is_struct(kind):
+        fields = {child.name: change for child in kind if (change := _from_arrow(child.type)) is not None}
+        if fields:
+            return lambda value: value and {key: fields.get(key, _unchanged)(item) for key, item in value.items()}
+    return None
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _read_text_files(files: list[Path]) -> Iterator[RawBatch]:
+    """Groups of files of about a megabyte, each file one row {text, path}; they are read where they are tokenised."""
     group: list[Path] = []
     size = 0
-    for file in files:
+    for number, file in enumerate(files, 1):
         group.append(file)
         size += file.stat().st_size
-        if size >= BATCH_BYTES:
-            yield TextFiles(tuple(group), size)
+        if size >= BATCH_BYTES or number == len(files):
+            yield RawBatch(tuple((str(file), "") for file in group), size, partial(_decoded_texts, tuple(group)))
             group, size = [], 0
-    if group:
-        yield TextFiles(tuple(group), size)
+
+
+def _decoded_texts(files: tuple[Path, ...]) -> Iterator[tuple[int, Row]]:
+    for number, file in enumerate(files):
+        text = _decoded_utf8(b"".join(_blocks_of(file)), str(file), 1, 0)
+        yield number, {"text": text.removeprefix("\ufeff"), "path": str(file)}
 
 
 _READERS: dict[str, Callable[[Path], Iterator[RawBatch]]] = {
-    "json": read_json_lines,
-    "csv": read_csv,
-    "parquet": read_parquet,
+    "json": _read_json_lines,
+    "csv": _read_csv,
+    "parquet": _read_parquet,
 }
-
-
-def read_files(files: list[Path]) -> Iterator[RawBatch]:
-    """Raw batches of files of any kind, in the given order."""
-    texts: list[Path] = []
-    for file in files:
-        kind = kind_of(file)
-        assert kind is not None, file
-        if kind == "text":
-            texts.append(file)
-            continue
-        yield from read_text_files(texts)
-        texts = []
-        yield from _READERS[kind](file)
-    yield from read_text_files(texts)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.config.run import SourceConfig
-from drillyard.data.raw_batches import BATCH_BYTES, ArrowRows, RawBatch, batched_rows, hash_bytes_of
+from drillyard.data.file_readers import arrow_batches
+from drillyard.data.raw_batches import BATCH_BYTES, RawBatch, batched_rows, hash_bytes_of
 from drillyard.errors import UserError
 
 _OPTIONS = {"streaming", "name", "revision"}
@@ -25,17 +26,9 @@ def batches(source: SourceConfig) -> Iterator[RawBatch]:
     origin = f"{source.path} ({source.split})"
     if source.options.get("streaming"):
         return batched_rows(origin, "row", enumerate(dataset, 1))
-    return _arrow_batches(origin, dataset)
-
-
-def _arrow_batches(origin: str, dataset: Any) -> Iterator[ArrowRows]:
-    rows = max(1, len(dataset))
-    size = max(1, min(8192, BATCH_BYTES * rows // max(1, dataset.data.nbytes)))
-    first = 1
-    for table in dataset.with_format("arrow").iter(batch_size=size):
-        for batch in table.combine_chunks().to_batches():
-            yield ArrowRows(origin, first, batch)
-            first += batch.num_rows
+    size = max(1, min(8192, BATCH_BYTES * max(1, len(dataset)) // max(1, dataset.data.nbytes)))
+    tables = dataset.with_format("arrow").iter(batch_size=size)
+    return arrow_batches(origin, (batch for table in tables for batch in table.combine_chunks().to_batches()))
 
 
 def content_key(source: SourceConfig) -> str:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.facts import says
 
 from drillyard.config.run import RunConfig, SourceConfig
-from drillyard.data import evaluation_rows, prepare, raw_batches, sources
+from drillyard.data import evaluation_rows, file_readers, prepare, raw_batches, sources
 from drillyard.data.sources import file_hash, resolve_source, resolve_sources
 from drillyard.errors import UserError
 
@@ -41,6 +41,11 @@ def failure(path: Path | str, **settings: Any) -> str:
     return message
 
 
+def set_batch_bytes(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    for module in (raw_batches, file_readers):
+        monkeypatch.setattr(module, "BATCH_BYTES", size)
+
+
 def json_lines() -> bytes:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
 
@@ -56,7 +61,7 @@ def test_text_formats_give_the_same_rows_compressed_or_not(
     name: str, small_batches: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if small_batches:
-        monkeypatch.setattr(raw_batches, "BATCH_BYTES", 37)
+        set_batch_bytes(monkeypatch, 37)
     content = csv_text() if ".csv" in name else json_lines()
     pack = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}.get(Path(name).suffix, bytes)
     (tmp_path / name).write_bytes(pack(content))
@@ -148,7 +153,7 @@ def test_a_broken_json_line_is_told_with_line_and_column(
     small_batches: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if small_batches:
-        monkeypatch.setattr(raw_batches, "BATCH_BYTES", 10)
+        set_batch_bytes(monkeypatch, 10)
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"text": "b" "c"}\n')
     assert says(failure(tmp_path / "a.jsonl"), f"{tmp_path}/a.jsonl, line 3, column 14: ... JSON")
 
@@ -168,7 +173,7 @@ def test_text_that_is_not_utf8_is_told_with_line_and_byte(
     path = tmp_path_factory.mktemp("utf8") / "a.jsonl"
     path.write_bytes(lines + b'\xe9"}\n')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(raw_batches, "BATCH_BYTES", block)
+        set_batch_bytes(patch, block)
         message = failure(path)
     assert says(message, f"line {len(before) + 1}, byte {len(lines)}: 0xe9 ... UTF-8")
 
