@@ -41,9 +41,9 @@ def register(app: typer.Typer) -> None:
         from drillyard.config.checks import smallest_global_batch
         from drillyard.config.load import load_run_config
         from drillyard.console import SafeConsole
+        from drillyard.data.data_report import coloured_tokens, loss_problems
         from drillyard.data.prepared_data import prepare
         from drillyard.data.row_formats import row_format
-        from drillyard.data.sample_preview import coloured_tokens, loss_problems
         from drillyard.errors import UserError
 
         config = load_run_config(run, overrides or [])
@@ -90,8 +90,8 @@ def show(
     from tokenizers import Tokenizer
 
     from drillyard.console import SafeConsole
+    from drillyard.data.data_report import coloured_tokens
     from drillyard.data.mapped_sequences import DamagedSequence
-    from drillyard.data.sample_preview import coloured_tokens
     from drillyard.errors import UserError
     from drillyard.training.batch_lookup import batch_of_step
 

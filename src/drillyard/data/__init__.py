@@ -4,11 +4,11 @@
 that every rank maps, and returns the training mixture and the held-out sequences. Nothing here imports torch.
 """
 
+from drillyard.data.data_report import DataReport
 from drillyard.data.held_out_split import evaluation_rows, held_out_names
 from drillyard.data.mapped_sequences import Batch, Sequences
 from drillyard.data.prepared_data import PreparedData, load_tokenizer, prepare
 from drillyard.data.row_formats import render_prompt
-from drillyard.data.row_warnings import DataReport
 from drillyard.data.sampler import Mixture
 from drillyard.data.tokenizer import prompt_tokens
 

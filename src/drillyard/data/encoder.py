@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,11 +46,8 @@ class HeldOutSplit:
                     f"{where}: no column {self.column!r} (data.held_out.split_by); the columns are: {', '.join(row)}."
                 )
             identity = repr(row[self.column])
-        return (
-            HELD_OUT
-            if xxhash.xxh3_64_intdigest(b"held out" + identity.encode("utf-8", "surrogatepass")) < self.fraction * 2**64
-            else TRAIN
-        )
+        digest = xxhash.xxh3_64_intdigest(b"held out" + identity.encode("utf-8", "surrogatepass"))
+        return HELD_OUT if digest < self.fraction * 2**64 else TRAIN
 
 
 @dataclass(frozen=True)
@@ -89,36 +86,46 @@ class Pieces:
 
 
 @dataclass
+class EncodedPart:
+    """The rows of one raw batch in one part: pieces, counts with the first and last place of each, and (hash of its
+    identity, place) of each document."""
+
+    pieces: Pieces | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+    firsts: dict[str, int] = field(default_factory=dict)
+    lasts: dict[str, int] = field(default_factory=dict)
+    documents: list[tuple[int, int]] = field(default_factory=list)
+
+    def count(self, what: str, place: int) -> None:
+        """Raise a count for the row at `place`, once for all documents of the row."""
+        if self.lasts.get(what) != place:
+            self.lasts[what] = place
+            self.counts[what] += 1
+            self.firsts.setdefault(what, place)
+
+
+@dataclass
 class Encoded:
-    """The result for one raw batch, per part (TRAIN, HELD_OUT): pieces, counts, the first and last place of each count,
-    and (hash of its identity, place) of each document; and the origins of the rows."""
+    """The result for one raw batch: its origins, and its rows by part (TRAIN, HELD_OUT)."""
 
     nbytes: int
-    origins: tuple[Origin, ...] = ()
-    pieces: dict[int, Pieces] = field(default_factory=dict)
-    counts: dict[int, Counter[str]] = field(default_factory=dict)
-    firsts: dict[int, dict[str, int]] = field(default_factory=dict)
-    documents: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    lasts: dict[tuple[int, str], int] = field(default_factory=dict)
-
-    def count(self, part: int, what: str, place: int) -> None:
-        """Raise a count for the row at `place`, once for all documents of the row."""
-        if self.lasts.get((part, what)) == place:
-            return
-        self.lasts[part, what] = place
-        self.counts.setdefault(part, Counter())[what] += 1
-        self.firsts.setdefault(part, {}).setdefault(what, place)
+    origins: tuple[Origin, ...]
+    parts: dict[int, EncodedPart] = field(default_factory=lambda: defaultdict(EncodedPart))
 
 
 @dataclass(frozen=True)
 class _Document:
-    """A document before tokenising: number and place of its row, its part, hash, and number of segments."""
+    """A document before tokenising, with the number and place of its row, its part and hash."""
 
     number: int
     place: int
-    part: int
+    part: EncodedPart
     hash: int
-    num_segments: int
+    segments: Segments
+
+
+Runs = list[tuple[list[int], bool]]
+"""Consecutive tokens of a document, and whether they are learnt."""
 
 
 class Encoder:
@@ -132,9 +139,9 @@ class Encoder:
         self.is_chat = settings.format.name == "chat"
         # A chat template writes special tokens as text; anywhere else such text is data and must stay text.
         self.tokenizer.encode_special_tokens = not self.is_chat
-        special = [
-            re.escape(token.content) for token in self.tokenizer.get_added_tokens_decoder().values() if token.special
-        ]
+        added = self.tokenizer.get_added_tokens_decoder()
+        self.added = {number: token.content for number, token in added.items()}
+        special = [re.escape(token.content) for token in added.values() if token.special]
         self.special = re.compile("|".join(special)) if special and not self.is_chat else None
         self.chat: Any = None
         if self.is_chat:
@@ -148,13 +155,10 @@ class Encoder:
         self.end = [] if settings.eos_id is None or self.is_chat else [settings.eos_id]
         # Nothing precedes the first token of such a document, so its bytes carry no loss.
         self.first_is_context = settings.format.name == "text" and not self.start
-        self.added = {i: token.content for i, token in self.tokenizer.get_added_tokens_decoder().items()}
 
     def encode(self, batch: RawBatch) -> Encoded:
         """Pieces of all rows of a batch, in order. UserError names the row."""
         result = Encoded(batch.nbytes, batch.origins)
-        texts: list[str] = []
-        flags: list[bool] = []
         documents: list[_Document] = []
         for number, row in batch.rows():
             origin, line = batch.place(number)
@@ -162,183 +166,147 @@ class Encoder:
             where = batch.where(number)
             canonical = self.settings.format.canonical(row, where)
             identity = self.settings.format.identity(canonical, where)
-            part = self.settings.split.part_of(row, identity, where)
-            result.counts.setdefault(part, Counter())["rows"] += 1
-            for segments in self._segments(canonical, result, part, place, where):
+            part = result.parts[self.settings.split.part_of(row, identity, where)]
+            part.counts["rows"] += 1
+            for segments in self._segments(canonical, part, place, where):
                 if not any(text for text, _ in segments):
-                    result.count(part, "empty", place)
+                    part.count("empty", place)
                     continue
                 if self.special is not None and any(self.special.search(text) for text, _ in segments):
-                    result.count(part, "special_tokens_as_text", place)
+                    part.count("special_tokens_as_text", place)
                 digest = xxhash.xxh3_64_intdigest(identity.encode("utf-8", "surrogatepass"))
-                documents.append(_Document(number, place, part, digest, len(segments)))
-                for text, loss in segments:
-                    texts.append(text)
-                    flags.append(loss)
+                documents.append(_Document(number, place, part, digest, segments))
         if documents:
-            flat = self._tokenise(batch, texts, flags, documents)
-            self._place(result, batch, flat, documents)
+            self._place(batch, documents)
         return result
 
-    def _segments(self, row: Row, result: Encoded, part: int, place: int, where: str) -> list[Segments]:
+    def _segments(self, row: Row, part: EncodedPart, place: int, where: str) -> list[Segments]:
         """The documents of a canonical row."""
         if not self.is_chat:
             return [self.settings.format.segments(row, where)]
         rendered = self.chat.render(row, where)
         for mark in rendered.marks:
-            result.count(part, mark, place)
+            part.count(mark, place)
         documents: list[Segments] = rendered.documents
         return documents
 
-    def _tokenise(self, batch: RawBatch, texts: list[str], flags: list[bool], documents: list[_Document]) -> _Flat:
+    def _place(self, batch: RawBatch, documents: list[_Document]) -> None:
+        """Tokenise the documents, cut those that are too long, drop pieces without loss, and count."""
         try:
-            runs = self._chat_runs(texts, flags, documents) if self.is_chat else self._runs(texts, flags)
+            runs_of_documents = self._chat_runs(documents) if self.is_chat else self._runs(documents)
         except (TypeError, UnicodeEncodeError):
-            raise UserError(_lone_surrogate(batch, texts, documents)) from None
+            raise UserError(_lone_surrogate(batch, documents)) from None
+        tokens, loss, ends = self._joined(runs_of_documents)
+        with_loss_before = np.concatenate([[0], np.cumsum(loss)])
+        kept: dict[int, tuple[EncodedPart, list[tuple[int, int, int]]]] = {}
+        for document, runs, (begin, end) in zip(
+            documents, runs_of_documents, itertools.pairwise([0, *ends]), strict=True
+        ):
+            part, place = document.part, document.place
+            pieces = self._cut(begin, end, document, batch)
+            # The last position of a piece predicts nothing: the next token is not in the piece.
+            with_loss = [
+                (start, stop, place) for start, stop in pieces if with_loss_before[stop - 1] > with_loss_before[start]
+            ]
+            if len(with_loss) < len(pieces):
+                part.counts["pieces_without_loss"] += len(pieces) - len(with_loss)
+            if with_loss:
+                kept.setdefault(id(part), (part, []))[1].extend(with_loss)
+                part.documents.append((document.hash, place))
+                part.counts["documents"] += 1
+                part.counts["bytes"] += self._learnt_bytes(document, runs)
+            elif pieces:
+                part.count("without_loss", place)
+        for part, spans in kept.values():
+            part.pieces = _pieces(tokens, loss, spans)
+
+    def _joined(self, documents: list[Runs]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_], list[int]]:
+        """Documents concatenated: tokens, loss per position (of the next token), and the end of each document."""
         tokens: list[int] = []
-        run_lengths: list[int] = []
-        run_flags: list[bool] = []
+        lengths: list[int] = []
+        flags: list[bool] = []
         ends: list[int] = []
-        nbytes: list[int] = []
-        position = 0
-        for document in documents:
-            tokens += self.start
-            run_lengths.append(len(self.start))
-            run_flags.append(False)
-            size = 0
-            for index in range(position, position + document.num_segments):
-                for ids, learnt in runs[index]:
-                    tokens += ids
-                    run_lengths.append(len(ids))
-                    run_flags.append(learnt)
-                size += len(texts[index].encode("utf-8"))
-            if self.first_is_context and runs[position][0][0]:
-                size -= self._num_bytes(runs[position][0][0][0], texts[position])
-            tokens += self.end
-            run_lengths.append(len(self.end))
-            run_flags.append(True)
+        for runs in documents:
+            for ids, learnt in ((self.start, False), *runs, (self.end, True)):
+                tokens += ids
+                lengths.append(len(ids))
+                flags.append(learnt)
             ends.append(len(tokens))
-            nbytes.append(size)
-            position += document.num_segments
-        learnt_T = np.repeat(np.array(run_flags), run_lengths)
-        return _Flat(
-            np.fromiter(tokens, self.settings.dtype, len(tokens)), np.append(learnt_T[1:], False), ends, nbytes
-        )
+        learnt_T = np.repeat(np.array(flags), lengths)
+        return np.fromiter(tokens, self.settings.dtype, len(tokens)), np.append(learnt_T[1:], False), ends
 
-    def _runs(self, texts: list[str], flags: list[bool]) -> list[list[tuple[list[int], bool]]]:
-        """Per segment its tokens, and whether they are learnt; no token crosses from one segment to the next."""
-        encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [[(encoding.ids, flag)] for encoding, flag in zip(encodings, flags, strict=True)]
+    def _runs(self, documents: list[_Document]) -> list[Runs]:
+        """The runs of each document, one per segment; no token crosses from one segment to the next."""
+        texts = [text for document in documents for text, _ in document.segments]
+        encodings = iter(self.tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        return [[(next(encodings).ids, learnt) for _, learnt in document.segments] for document in documents]
 
-    def _chat_runs(
-        self, texts: list[str], flags: list[bool], documents: list[_Document]
-    ) -> list[list[tuple[list[int], bool]]]:
-        """Like `_runs`, but each conversation is tokenised as one text, as in plain transformers; all its runs are at
-        the index of its first segment."""
-        bounds = list(itertools.accumulate((document.num_segments for document in documents), initial=0))
-        spans = [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
-        encodings = self.tokenizer.encode_batch(["".join(texts[span]) for span in spans], add_special_tokens=False)
-        runs: list[list[tuple[list[int], bool]]] = [[] for _ in texts]
-        for span, encoding in zip(spans, encodings, strict=True):
+    def _chat_runs(self, documents: list[_Document]) -> list[Runs]:
+        """The runs of each conversation, which is tokenised as one text, as in plain transformers."""
+        texts = ["".join(text for text, _ in document.segments) for document in documents]
+        result = []
+        for document, encoding in zip(
+            documents, self.tokenizer.encode_batch(texts, add_special_tokens=False), strict=True
+        ):
             learnt_T = np.zeros(len(encoding.ids), np.bool_)
             begins, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
             start = 0
-            for text, flag in zip(texts[span], flags[span], strict=True):
-                if flag:
+            for text, learnt in document.segments:
+                if learnt:
                     learnt_T |= (begins < start + len(text)) & (ends > start)
                 start += len(text)
             cuts = [0, *(np.flatnonzero(np.diff(learnt_T)) + 1).tolist(), len(encoding.ids)]
-            runs[span.start] = [(encoding.ids[i:j], bool(learnt_T[i])) for i, j in itertools.pairwise(cuts) if i < j]
-        return runs
+            result.append([(encoding.ids[i:j], bool(learnt_T[i])) for i, j in itertools.pairwise(cuts) if i < j])
+        return result
 
-    def _num_bytes(self, token: int, text: str) -> int:
-        """Bytes of `text` in its first token, with a byte-level vocabulary (a character is a byte)."""
+    def _learnt_bytes(self, document: _Document, runs: Runs) -> int:
+        """Bytes of the document's text, without those of a first token that nothing precedes.
+
+        Of the first token only with a byte-level vocabulary, where a character is a byte.
+        """
+        size = sum(len(text.encode("utf-8")) for text, _ in document.segments)
+        if not self.first_is_context or not runs[0][0]:
+            return size
+        token = runs[0][0][0]
         if token in self.added:
-            return len(self.added[token].encode("utf-8"))
+            return size - len(self.added[token].encode("utf-8"))
         piece = self.tokenizer.id_to_token(token) or ""
-        is_prefix_space = piece.startswith("\u0120") and not text.startswith(" ")
-        return len(piece) - is_prefix_space
+        is_prefix_space = piece.startswith("\u0120") and not document.segments[0][0].startswith(" ")
+        return size - len(piece) + is_prefix_space
 
-    def _place(self, result: Encoded, batch: RawBatch, flat: _Flat, documents: list[_Document]) -> None:
-        """Cut documents that are too long, drop pieces without loss, count, and group the rest by part."""
-        with_loss_before = np.concatenate([[0], np.cumsum(flat.loss)])
-        spans: dict[int, list[tuple[int, int]]] = {}
-        places: dict[int, list[int]] = {}
-        begin = 0
-        for document, end, nbytes in zip(documents, flat.ends, flat.nbytes, strict=True):
-            part, place = document.part, document.place
-            counts = result.counts[part]
-            flat.loss[end - 1] = False
-            kept = 0
-            pieces = self._cut(begin, end, document, result, batch)
-            for start, stop in pieces:
-                # The last position of a piece predicts nothing: the next token is not in the piece.
-                if with_loss_before[stop - 1] > with_loss_before[start]:
-                    spans.setdefault(part, []).append((start, stop))
-                    kept += 1
-                else:
-                    counts["pieces_without_loss"] += 1
-            if kept:
-                places.setdefault(part, []).extend([place] * kept)
-                result.documents.setdefault(part, []).append((document.hash, place))
-                counts["documents"] += 1
-                counts["bytes"] += nbytes
-            elif pieces:
-                result.count(part, "without_loss", place)
-            begin = end
-        for part, placed in spans.items():
-            result.pieces[part] = flat.pieces(placed, places[part])
-
-    def _cut(
-        self, begin: int, end: int, document: _Document, result: Encoded, batch: RawBatch
-    ) -> list[tuple[int, int]]:
-        """The bounds of the pieces of the document [begin, end) of the flat tokens."""
-        limit = self.settings.sequence_length
+    def _cut(self, begin: int, end: int, document: _Document, batch: RawBatch) -> list[tuple[int, int]]:
+        """The bounds of the pieces of a document at [begin, end)."""
+        limit, too_long = self.settings.sequence_length, self.settings.too_long
         if end - begin <= limit:
             return [(begin, end)]
-        if self.settings.too_long == "error":
+        if too_long == "error":
             raise UserError(
                 f"{batch.where(document.number)}: {end - begin} tokens, longer than data.sequence_length ({limit}). "
                 f"Raise it, or set data.too_long to truncate, split or drop."
             )
-        if self.settings.too_long == "drop":
-            result.count(document.part, "dropped", document.place)
+        document.part.count({"drop": "dropped", "truncate": "truncated", "split": "split"}[too_long], document.place)
+        if too_long == "drop":
             return []
-        if self.settings.too_long == "truncate":
-            result.count(document.part, "truncated", document.place)
+        if too_long == "truncate":
             return [(begin, begin + limit)]
-        result.count(document.part, "split", document.place)
         return [(start, min(start + limit, end)) for start in range(begin, end - 1, limit - 1)]
 
 
-@dataclass
-class _Flat:
-    """Concatenated documents: tokens, loss per position (shifted), the end of each document, and its bytes of text."""
-
-    tokens: npt.NDArray[Any]
-    loss: npt.NDArray[np.bool_]
-    ends: list[int]
-    nbytes: list[int]
-
-    def pieces(self, spans: list[tuple[int, int]], places: list[int]) -> Pieces:
-        """The pieces at these spans, from these places; the last position of each carries no loss."""
-        bounds = np.array(spans, np.int64)
-        lengths = (bounds[:, 1] - bounds[:, 0]).astype(np.int32)
-        tokens = np.concatenate([self.tokens[start:stop] for start, stop in spans])
-        loss = np.concatenate([self.loss[start:stop] for start, stop in spans])
-        loss[np.cumsum(lengths) - 1] = False
-        return Pieces(tokens, loss, lengths, np.array(places, np.uint64))
+def _pieces(all_tokens: npt.NDArray[Any], all_loss: npt.NDArray[np.bool_], spans: list[tuple[int, int, int]]) -> Pieces:
+    """The pieces at these spans (begin, end, place); the last position of each carries no loss."""
+    lengths = np.array([stop - start for start, stop, _ in spans], np.int32)
+    tokens = np.concatenate([all_tokens[start:stop] for start, stop, _ in spans])
+    loss = np.concatenate([all_loss[start:stop] for start, stop, _ in spans])
+    loss[np.cumsum(lengths) - 1] = False
+    return Pieces(tokens, loss, lengths, np.array([place for _, _, place in spans], np.uint64))
 
 
-def _lone_surrogate(batch: RawBatch, texts: list[str], documents: list[_Document]) -> str:
+def _lone_surrogate(batch: RawBatch, documents: list[_Document]) -> str:
     """The message for text that has no UTF-8 form, such as a lone \\ud800 escape in JSON."""
-    position = 0
     for document in documents:
-        for text in texts[position : position + document.num_segments]:
-            if any("\ud800" <= character <= "\udfff" for character in text):
-                return (
-                    f"{batch.where(document.number)}: the text has a lone surrogate (\\ud800 to \\udfff), "
-                    f"which is not Unicode text. Fix the row."
-                )
-        position += document.num_segments
+        if any("\ud800" <= character <= "\udfff" for text, _ in document.segments for character in text):
+            return (
+                f"{batch.where(document.number)}: the text has a lone surrogate (\\ud800 to \\udfff), "
+                f"which is not Unicode text. Fix the row."
+            )
     raise AssertionError("the tokenizer refused text without surrogates")

@@ -26,12 +26,12 @@ from drillyard.data.data_record import (
     only_removed_files,
     refuse_change,
 )
+from drillyard.data.data_report import DataReport, overlap_warnings, too_few_sequences
 from drillyard.data.encoder import HELD_OUT, TRAIN, Encoded, EncodeSettings, HeldOutSplit
 from drillyard.data.encoding_pool import encode_all
 from drillyard.data.held_out_split import SPLIT_SUFFIX, held_out_sources, split_of, split_part_name, training_texts
 from drillyard.data.mapped_sequences import Sequences
 from drillyard.data.row_formats import RowFormat, row_format
-from drillyard.data.row_warnings import DataReport, overlap_warnings, too_few_sequences
 from drillyard.data.sampler import Mixture
 from drillyard.data.sources import DataSource, SourceContents, training_sources
 from drillyard.data.token_cache import (
@@ -70,7 +70,7 @@ class PreparedData:
         """Warnings before training: rows that held-out data share with it, too little data for a batch.
 
         Compares only held-out parts that a split of the documents does not separate. Costs a pass over the hashes of
-        all documents (`row_warnings.py`).
+        all documents (`data_report.py`).
         """
         training = [(self.paths[source.name], source) for source in self.train.sources]
         notes: list[str] = []

@@ -29,7 +29,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from drillyard.data.encoder import HELD_OUT, TRAIN, Encoded
+from drillyard.data.encoder import HELD_OUT, TRAIN, Encoded, EncodedPart
 from drillyard.data.mapped_sequences import BULK, DAMAGED_MARK, FILES, ORIGINS, row_checksum
 from drillyard.data.raw_batches import NUMBER_BITS, Origin, hash_bytes_of
 from drillyard.data.sequence_packing import PackedSequences, Packer, padded
@@ -109,16 +109,15 @@ class _PartWriter:
         self.origins: dict[Origin, int] = {}
         self.num_sequences = self.num_tokens = self.num_pieces = self.position = 0
 
-    def add(self, encoded: Encoded, part: int) -> None:
-        self.counts.update(encoded.counts.get(part, {}))
-        for what, place in encoded.firsts.get(part, {}).items():
+    def add(self, encoded: Encoded, part: EncodedPart) -> None:
+        self.counts.update(part.counts)
+        for what, place in part.firsts.items():
             name, unit = encoded.origins[place >> NUMBER_BITS]
             self.firsts.setdefault(what, (name, unit, place & (1 << NUMBER_BITS) - 1))
-        if part in encoded.pieces:
-            pieces = encoded.pieces[part]
+        if (pieces := part.pieces) is not None:
             self.counts["pieces"] += len(pieces.lengths)
             pieces.places = self._numbered(pieces.places, encoded.origins)
-            documents = np.array(encoded.documents[part], np.uint64)
+            documents = np.array(part.documents, np.uint64)
             documents[:, 1] = self._numbered(documents[:, 1], encoded.origins)
             self.files["documents"].write(documents)
             for packed in self.packer.add(pieces):
@@ -132,21 +131,25 @@ class _PartWriter:
 
     def _append(self, packed: PackedSequences) -> None:
         loss, starts = np.packbits(packed.loss), np.packbits(packed.starts)
-        self.files["tokens"].write(packed.tokens)
-        self.files["loss"].write(loss)
-        self.files["starts"].write(starts)
-        self.files["lengths"].write(packed.lengths)
-        self.files["valid_tokens"].write(packed.valid_tokens)
         room = padded(packed.lengths)
         ends = np.cumsum(room)
-        self.files["offsets"].write(self.position + ends - room)
         checksums = [
             row_checksum(packed.tokens[begin:end], loss[begin >> 3 : end >> 3], starts[begin >> 3 : end >> 3])
             for begin, end in zip((ends - room).tolist(), ends.tolist(), strict=True)
         ]
-        self.files["checksums"].write(np.array(checksums, np.uint64))
-        self.files["first_piece"].write(self.num_pieces + np.cumsum(packed.pieces) - packed.pieces)
-        self.files["places"].write(packed.places)
+        arrays = {
+            "tokens": packed.tokens,
+            "loss": loss,
+            "starts": starts,
+            "lengths": packed.lengths,
+            "valid_tokens": packed.valid_tokens,
+            "offsets": self.position + ends - room,
+            "checksums": np.array(checksums, np.uint64),
+            "first_piece": self.num_pieces + np.cumsum(packed.pieces) - packed.pieces,
+            "places": packed.places,
+        }
+        for name, array in arrays.items():
+            self.files[name].write(array)
         self.num_pieces += len(packed.places)
         self.position += int(room.sum())
         self.num_sequences += len(packed.lengths)
@@ -215,7 +218,11 @@ def _verify_checksums(directory: Path, files: dict[str, Any]) -> None:
 
 
 def build_cache(
-    directory: Path, encoded: Callable[[], Any], parts: list[int], settings: PartSettings, note: Callable[[str], None]
+    directory: Path,
+    encoded: Callable[[], Iterable[Encoded]],
+    parts: list[int],
+    settings: PartSettings,
+    note: Callable[[str], None],
 ) -> dict[str, Any]:
     """Build the cache at `directory` from `Encoded` items; returns its manifest. Nothing is left on failure."""
     remove_leftovers(directory.parent)
@@ -226,7 +233,7 @@ def build_cache(
         writers |= {part: _PartWriter(temporary, PART_NAMES[part], settings) for part in parts}
         for item in encoded():
             for part, writer in writers.items():
-                writer.add(item, part)
+                writer.add(item, item.parts[part])
         manifest = {
             "format_version": FORMAT_VERSION,
             "parts": {PART_NAMES[part]: writer.finish() for part, writer in writers.items()},

@@ -15,8 +15,8 @@ from typing import Any
 from drillyard.config import load_run_config
 from drillyard.config.checks import normalized_sources
 from drillyard.data.data_record import read_record
+from drillyard.data.data_report import file_of_source
 from drillyard.data.prepared_data import OnProgress, PreparedData, prepare
-from drillyard.data.row_warnings import file_of_source
 from drillyard.data.sampler import SampleRef
 from drillyard.errors import UserError
 from drillyard.telemetry.events import read_events, refusing_odd_values

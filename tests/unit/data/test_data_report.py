@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import Result
 from tests.facts import says
 from tests.unit.data.chat_templates import QWEN3
 from typer.testing import CliRunner
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from drillyard.cli.main import app
 from drillyard.config.run import RunConfig
 from drillyard.data import evaluation_rows, held_out_names, prepare
+from drillyard.data.data_report import coloured_tokens, loss_problems, spans_of
 from drillyard.errors import UserError
 
 MakeConfig = Callable[..., RunConfig]
@@ -166,3 +168,59 @@ def test_a_conversation_is_the_same_however_it_is_written(
     config = make_config(write_rows(rows), held_out={"source": str(other)}, **chat)
     num_shared = 7 if changed == "weight" else 8  # nothing is learnt from the row that is all weight 0
     assert f"{num_shared} of {num_shared} held-out rows" in prepare(config).before_training(config, 1)[0]
+
+
+def test_the_preview_separates_learnt_tokens_from_context(make_config: MakeConfig, write_rows: WriteRows) -> None:
+    path = write_rows([{"prompt": "first prompt", "completion": " one"}, {"prompt": "second", "completion": " two"}])
+    data = prepare(make_config(path, format="prompt-completion"))
+    batch = data.train.read([(0, 0)])
+    spans = spans_of(batch, 0)
+    assert [(document, is_learnt) for document, _, _, is_learnt in spans] == [
+        (0, False),
+        (0, True),
+        (1, False),
+        (1, True),
+    ]
+    text = coloured_tokens(batch, 0, data.tokenizer.backend_tokenizer)
+    green = ["".join(text.plain[s.start : s.end]) for s in text.spans if str(s.style).startswith("green")]
+    assert green == [" one<|endoftext|>", " two<|endoftext|>"]
+    assert "padding" in text.plain
+    assert loss_problems(batch, 0, completions_only=True) == []
+
+
+def test_a_document_that_is_learnt_whole_is_a_fault(make_config: MakeConfig, write_rows: WriteRows) -> None:
+    data = prepare(make_config(write_rows([{"prompt": "", "completion": "c"}]), format="prompt-completion"))
+    batch = data.train.read([(0, 0)])
+    (fault,) = loss_problems(batch, 0, completions_only=True)
+    assert "all of its" in fault
+    assert loss_problems(batch, 0, completions_only=False) == []
+
+
+def test_a_document_of_which_nothing_is_learnt_is_a_fault(make_config: MakeConfig, write_rows: WriteRows) -> None:
+    batch = prepare(make_config(write_rows([{"text": "abc"}]))).train.read([(0, 0)])
+    batch.labels[:] = -100
+    (fault,) = loss_problems(batch, 0, completions_only=False)
+    assert "none of its" in fault
+
+
+def preview(config: RunConfig, tmp_path: Path) -> Result:
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    return CliRunner().invoke(app, ["data", "preview", str(tmp_path / "run.yaml"), "--samples", "1"])
+
+
+def test_the_command_shows_samples_and_counts(make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path) -> None:
+    path = write_rows([{"prompt": f"prompt {n}", "completion": " answer"} for n in range(9)])
+    result = preview(make_config(path, format="prompt-completion"), tmp_path)
+    assert result.exit_code == 0, result.output
+    output = result.output
+    assert "data, sequence 1 of" in output
+    assert "data: 9 documents" in output
+    assert "% filled" in output
+
+
+def test_the_command_stops_at_a_fault(make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path) -> None:
+    path = write_rows([{"prompt": "", "completion": "answer"}])
+    result = preview(make_config(path, format="prompt-completion"), tmp_path)
+    error = result.exception
+    assert isinstance(error, UserError)
+    assert says(str(error), "data, sequence 1, document 1: all")

@@ -1,21 +1,30 @@
-"""Statistics of the documents, and warnings about rows before a GPU is paid for.
+"""What a user sees of the data before a GPU is paid for: statistics, warnings about rows, and a preview of samples.
 
 Counts come from the caches' manifests, so a warning about a row appears on every start, not only on the one that
 tokenised it. The check that reads all documents (`overlap_warnings`: 16 bytes per document) runs only before training.
+
+In the preview learnt tokens are green, context tokens are dim, and documents alternate between two shades of
+background.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from drillyard.data.file_readers import kind_of
-from drillyard.data.mapped_sequences import Sequences
+from drillyard.data.mapped_sequences import IGNORED, Batch, Sequences
 from drillyard.data.raw_batches import format_location
+
+if TYPE_CHECKING:
+    from rich.text import Text
+    from tokenizers import Tokenizer
 
 _PLAIN_COUNTS = ("split", "empty", "pieces_without_loss", "special_tokens_as_text")
 _WARNINGS = {
@@ -29,6 +38,7 @@ _WARNINGS = {
     "cut_by_turn": "became several documents, because the chat template renders a turn differently when others follow",
 }
 _ROWS_AT_ONCE = 1 << 22
+_BACKGROUNDS = ("", " on grey11")
 
 
 @dataclass
@@ -117,3 +127,52 @@ def file_of_source(path: str, name: str) -> str:
 
 def _place(path: str, name: str, unit: str, number: int) -> str:
     return format_location((file_of_source(path, name), unit), number)
+
+
+def trained_tokens(batch: Batch, row: int) -> npt.NDArray[np.bool_]:
+    """Whether the token at each position is learnt, as the label of the position before. Shape [T]."""
+    return np.append(False, batch.labels[row, :-1] != IGNORED)
+
+
+def spans_of(batch: Batch, row: int) -> list[tuple[int, int, int, bool]]:
+    """The sequence without padding as spans (document, begin, end, learnt) of tokens that all are learnt, or none."""
+    documents, learnt = batch.document_ids[row], trained_tokens(batch, row)
+    used = int(np.count_nonzero(documents >= 0))
+    change = (np.diff(documents[:used]) != 0) | (np.diff(learnt[:used]) != 0)
+    bounds = [0, *(np.flatnonzero(change) + 1).tolist(), used]
+    return [(int(documents[begin]), begin, end, bool(learnt[begin])) for begin, end in pairwise(bounds) if begin < end]
+
+
+def loss_problems(batch: Batch, row: int, completions_only: bool) -> list[str]:
+    """Problems with the loss of a sequence's documents.
+
+    The first token of a document is never learnt (nothing precedes it). With loss on completions, a document that is
+    learnt from its second token on has no prompt.
+    """
+    documents, learnt = batch.document_ids[row], trained_tokens(batch, row)
+    found = []
+    for document in range(int(documents.max()) + 1):
+        flags = learnt[documents == document]
+        if not flags.any():
+            found.append(f"document {document + 1}: none of its {len(flags)} tokens carries loss")
+        elif completions_only and flags[1:].all():
+            found.append(
+                f"document {document + 1}: all of its {len(flags)} tokens carry loss, though loss_on is completion"
+            )
+    return found
+
+
+def coloured_tokens(batch: Batch, row: int, tokenizer: Tokenizer) -> Text:
+    """One sequence as coloured text."""
+    from rich.text import Text
+
+    text = Text()
+    for document, begin, end, learnt in spans_of(batch, row):
+        if begin == 0 or batch.document_ids[row, begin - 1] != document:
+            text.append("\n" if begin else "")
+            text.append(f"[document {document + 1}] ", style="bold cyan")
+        tokens = tokenizer.decode(batch.input_ids[row, begin:end].tolist(), skip_special_tokens=False)
+        text.append(tokens, ("green" if learnt else "dim") + _BACKGROUNDS[document % 2])
+    if padding := int(np.count_nonzero(batch.document_ids[row] < 0)):
+        text.append(f"\n[padding: {padding} tokens]", style="red")
+    return text
