@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING
 
 from drillyard.errors import UserError
 from drillyard.faults.disturbed_run import (
+    FaultSettings,
+    MarkFiles,
     RunHistory,
     can_mount,
     disturbed_command,
@@ -35,7 +37,6 @@ from drillyard.faults.disturbed_run import (
     train_command,
 )
 from drillyard.faults.fault_verdicts import Evidence, FaultVerdict, LossAndNorm, judge_faults, losses_and_norms
-from drillyard.faults.mark_files import FaultSettings, MarkFiles
 from drillyard.faults.plan import (
     KEPT_CHECKPOINTS,
     MIN_SAVES,

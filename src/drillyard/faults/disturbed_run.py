@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import secrets
 import signal
@@ -18,14 +19,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from drillyard.errors import UserError
-from drillyard.faults.mark_files import MarkFiles
-from drillyard.faults.plan import PlannedRun
+from drillyard.faults.plan import Fault, PlannedRun
 from drillyard.supervise import EXIT_CHECKPOINTED
+from drillyard.telemetry.events import utc_now
 
 MARK_VARIABLE = "DRILLYARD_CHAOS"
 _GONE_WITHIN_SECONDS = 15.0
@@ -35,6 +36,87 @@ _CLONE_NEWNS = 0x00020000
 _MS_REC_PRIVATE = 0x4000 | 0x40000
 _MNT_DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class FaultSettings:
+    """What the ranks of a disturbed run need to know.
+
+    `step_seconds`: the median step of the undisturbed run; `shard_bytes`: the size of its smallest shard; `ballast`:
+    the file that fills the small disk, or None where a limit on file sizes simulates a full disk.
+    """
+
+    planned: PlannedRun
+    checkpoints: Path
+    step_seconds: float
+    shard_bytes: int
+    ballast: Path | None
+
+
+class MarkFiles:
+    """Small files through which the processes of a disturbed run and `drillyard chaos` communicate.
+
+        case.json             the planned run and its settings, written before the first start
+        NUMBER.PHASE.json     a fault has reached this phase; written before it strikes
+        rank-N.pid            the process that is rank N now
+
+    Each file is written once, by one process, and renamed into place: a SIGKILL right after does not damage it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def write_settings(self, settings: FaultSettings) -> None:
+        """Create the directory with the settings."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._write("case.json", asdict(settings))
+
+    def settings(self) -> FaultSettings:
+        """The settings that `write_settings` wrote."""
+        value = json.loads((self.directory / "case.json").read_text())
+        faults = tuple(Fault(**fault) for fault in value["planned"]["faults"])
+        value["planned"] = PlannedRun(value["planned"]["name"], faults)
+        value |= {name: value[name] and Path(value[name]) for name in ("checkpoints", "ballast")}
+        return FaultSettings(**value)
+
+    def put(self, fault: Fault, phase: str, **fields: Any) -> None:
+        """Record that `fault` has reached `phase`, with the time."""
+        self._write(f"{fault.number}.{phase}.json", {"time": utc_now(), **fields})
+
+    def get(self, fault: Fault, phase: str) -> dict[str, Any] | None:
+        """The mark of a phase, or None if the fault has not reached it."""
+        try:
+            value: dict[str, Any] = json.loads((self.directory / f"{fault.number}.{phase}.json").read_text())
+        except FileNotFoundError:
+            return None
+        return value
+
+    def is_complete(self, fault: Fault) -> bool:
+        """Whether `fault` has done all that it does to a running rank; the next start flips the bit of a flip."""
+        return self.get(fault, "again" if fault.place == "resume" else "hit") is not None
+
+    def pending(self, planned: PlannedRun) -> list[Fault]:
+        """The faults of this attempt: those not complete, up to the first that ends an attempt."""
+        found: list[Fault] = []
+        for fault in planned.faults:
+            if not self.is_complete(fault):
+                found.append(fault)
+                if fault.restarts:
+                    break
+        return found
+
+    def put_pid(self, rank: int) -> None:
+        """Record that this process is `rank`."""
+        self._write(f"rank-{rank}.pid", os.getpid())
+
+    def pid(self, rank: int) -> int:
+        """The process that is `rank`."""
+        return int((self.directory / f"rank-{rank}.pid").read_text())
+
+    def _write(self, name: str, value: Any) -> None:
+        draft = self.directory / f".{name}.{os.getpid()}"
+        draft.write_text(json.dumps(value, default=str))
+        draft.replace(self.directory / name)
 
 
 @dataclass(frozen=True)
@@ -182,8 +264,8 @@ def plain_command(train: Sequence[str]) -> list[str]:
 
 
 def disturbed_command(train: Sequence[str], marks: MarkFiles) -> list[str]:
-    """`drillyard train ...` through the entry point that installs the faults."""
-    return [sys.executable, "-m", "drillyard.faults.entry_point", str(marks.directory), "--", *train]
+    """`drillyard train ...` through the module that installs the faults."""
+    return [sys.executable, "-m", "drillyard.faults.injection_points", str(marks.directory), "--", *train]
 
 
 def can_mount(size_bytes: int) -> bool:

@@ -1,5 +1,10 @@
 """Where faults strike: functions of the trainer that a rank replaces before it starts.
 
+    python -m drillyard.faults.injection_points MARKS -- train run.yaml
+
+starts every process of a disturbed run; the part after `--` is the user's command. The supervisor, which needs no
+torch, starts its ranks in the same way; a rank installs the faults of this attempt and then runs as usual.
+
 Each injection point wraps one function and strikes before it, or in the middle of what it writes. `patch_function`
 raises if the function has been renamed, so an injection point cannot disappear unnoticed. A mark is written before
 every strike; a fault without its mark counts as not hit.
@@ -23,14 +28,14 @@ import importlib
 import os
 import resource
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from drillyard.faults.disturbed_run import MARK_VARIABLE, is_marked
-from drillyard.faults.mark_files import FaultSettings, MarkFiles
+from drillyard.faults.disturbed_run import MARK_VARIABLE, FaultSettings, MarkFiles, is_marked
 from drillyard.faults.plan import Fault
 from drillyard.training.checkpoint.inventory import CheckpointInfo, list_checkpoints_in, verify
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
@@ -40,6 +45,31 @@ _CHECKPOINTER = "drillyard.training.checkpoint.checkpointer"
 _STORAGE = "drillyard.training.checkpoint.dcp_storage"
 _LEFT_BYTES = 4096
 """What a full disk still takes while shards are written."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Install the faults of this process, then run the command."""
+    marks_directory, separator, *command = arguments
+    assert separator == "--"
+    if "RANK" in os.environ:
+        install_faults(MarkFiles(Path(marks_directory)), int(os.environ["RANK"]))
+    else:
+        patch_function("drillyard.supervise", "supervise_training", _starting_ranks_here(marks_directory))
+    from drillyard.cli.main import main as drillyard
+
+    drillyard(command)
+
+
+def _starting_ranks_here(marks_directory: str) -> Callable[..., int]:
+    """A wrapper with which the supervisor starts this module instead of `drillyard train ...`."""
+
+    def supervise_training(original: Any, command: Sequence[str], *arguments: Any, **options: Any) -> int:
+        python, dash_m, package, *rest = command
+        assert (dash_m, package) == ("-m", "drillyard"), f"the ranks' command has changed: {command}"
+        here = [python, "-m", "drillyard.faults.injection_points", marks_directory, "--", *rest]
+        return int(original(here, *arguments, **options))
+
+    return supervise_training
 
 
 def find_attribute(module: str, name: str) -> tuple[Any, str, Any]:
@@ -101,6 +131,7 @@ class RankFaults:
         self.rank = rank
         self.step = 0
         self.supervisor = os.getppid()
+        self._in_steps: list[Fault] = []
         self._begun: set[tuple[int, str]] = set()
         self._lock = threading.Lock()
         self._disk_is_full = False
@@ -156,32 +187,44 @@ class RankFaults:
 
     def install(self, fault: Fault) -> None:
         """Patch what `fault` needs."""
+        first_half = fault.fraction < 0.5
         if fault.kind == "disk-full":
             self._in_save_on_full_disk(fault)
         elif fault.place == "resume" and self.marks.get(fault, "hit") is not None:
             self._in_first_second(fault)
         elif fault.place in ("step", "resume"):
-            self._in_step(fault)
+            self._in_steps.append(fault)
+        elif fault.place == "shards":
+            self._in_shards(fault)
+        elif fault.place == "before-manifest":
+            patch_function(_STORAGE, "write_manifest", self._before(fault, step_of))
+        elif fault.place == "manifest":
+            self._in_manifest(fault)
+        elif fault.place == "deletion":
+            self._in_deletion(fault)
+        elif fault.place == "cache":
+            name = "_PartWriter.finish" if first_half else "_write_manifest"
+            patch_function("drillyard.data.token_cache", name, self._before(fault))
         else:
-            getattr(self, "_in_" + fault.place.replace("-", "_"))(fault)
+            patch_function("drillyard.models.export", "_finish" if first_half else "_publish", self._before(fault))
+
+    def _before(self, fault: Fault, saved: Callable[[Any], int] | None = None) -> Callable[..., Any]:
+        """A wrapper that strikes before it calls the function; `saved` gives the saved step by the first argument."""
+
+        def wrapper(original: Any, *arguments: Any, **options: Any) -> Any:
+            if self.is_due(fault):
+                self.strike(fault, save=None if saved is None else saved(arguments[0]))
+            return original(*arguments, **options)
+
+        return wrapper
 
     def track_steps(self) -> None:
-        """Record the step in progress."""
+        """Record the step in progress, and strike in it if a fault is due."""
 
         def train_step(original: Any, trainer: Any, step: int, *arguments: Any) -> Any:
             self.step = step + 1
-            return original(trainer, step, *arguments)
-
-        patch_function("drillyard.training.trainer", "Trainer.train_step", train_step)
-
-    def _in_step(self, fault: Fault) -> None:
-        timed = False
-
-        def train_step(original: Any, trainer: Any, step: int, *arguments: Any) -> Any:
-            nonlocal timed
-            self.step = step + 1
-            if not timed and self.is_due(fault):
-                timed = True
+            for fault in filter(self.is_due, list(self._in_steps)):
+                self._in_steps.remove(fault)
                 self.strike_after(fault.fraction * self.settings.step_seconds, fault)
             return original(trainer, step, *arguments)
 
@@ -205,14 +248,6 @@ class RankFaults:
             original(stream, view)
 
         patch_function(_STORAGE, "_HashingStream._write_now", write_now)
-
-    def _in_before_manifest(self, fault: Fault) -> None:
-        def write_manifest(original: Any, directory: Path, *arguments: Any) -> Any:
-            if self.is_due(fault):
-                self.strike(fault, save=step_of(directory))
-            return original(directory, *arguments)
-
-        patch_function(_STORAGE, "write_manifest", write_manifest)
 
     def _in_manifest(self, fault: Fault) -> None:
         def write_durably(original: Any, path: Path, data: bytes) -> None:
@@ -239,25 +274,6 @@ class RankFaults:
             original(path)
 
         patch_function(_CHECKPOINTER, "remove_checkpoint", remove_checkpoint)
-
-    def _in_cache(self, fault: Fault) -> None:
-        name = "_PartWriter.finish" if fault.fraction < 0.5 else "_write_manifest"
-        patch_function("drillyard.data.token_cache", name, self._before(fault))
-
-    def _in_export(self, fault: Fault) -> None:
-        patch_function(
-            "drillyard.models.export", "_finish" if fault.fraction < 0.5 else "_publish", self._before(fault)
-        )
-
-    def _before(self, fault: Fault) -> Callable[..., Any]:
-        """A wrapper that strikes before it calls the function."""
-
-        def wrapper(original: Any, *arguments: Any, **options: Any) -> Any:
-            if self.is_due(fault):
-                self.strike(fault, save=None)
-            return original(*arguments, **options)
-
-        return wrapper
 
     # -- a full disk ---------------------------------------------------------------------------------------------------
 
@@ -336,3 +352,7 @@ def _free_bytes(directory: Path) -> int:
     """Free room of a file system, in whole blocks."""
     room = os.statvfs(directory)
     return room.f_bavail * room.f_frsize
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

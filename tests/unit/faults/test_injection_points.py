@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from drillyard.faults import injection_points
-from drillyard.faults.disturbed_run import MARK_VARIABLE, new_mark
+from drillyard.faults.disturbed_run import MARK_VARIABLE, FaultSettings, MarkFiles, new_mark
 from drillyard.faults.injection_points import RankFaults, find_attribute
-from drillyard.faults.mark_files import FaultSettings, MarkFiles
 from drillyard.faults.plan import FAULT_KINDS, Fault, PlannedRun, RunShape, draw_faults
 
 FULL = Fault(1, "disk-full", "manifest", 0, 0, 0, 0.5)
