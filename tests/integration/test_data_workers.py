@@ -75,7 +75,7 @@ def test_a_worker_that_is_killed_is_an_error_and_the_others_end() -> None:
     )
     batch = json_lines_batch("a.jsonl", 1, 0, b'{"text": "a"}\n')
     with encoding_pool._Pool(2, settings) as pool:
-        assert all(future.result().pieces for future in [pool.submit(batch) for _ in range(4)])
+        assert all(future.result().parts for future in [pool.submit(batch) for _ in range(4)])
         processes = [process for process, _ in pool._workers]
         for process in processes:
             process.kill()

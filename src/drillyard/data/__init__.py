@@ -7,7 +7,7 @@ that every rank maps, and returns the training mixture and the held-out sequence
 from drillyard.data.data_report import DataReport
 from drillyard.data.held_out_split import evaluation_rows, held_out_names
 from drillyard.data.mapped_sequences import Batch, Sequences
-from drillyard.data.prepared_data import PreparedData, load_tokenizer, prepare
+from drillyard.data.prepared_data import PreparedData, prepare
 from drillyard.data.row_formats import render_prompt
 from drillyard.data.sampler import Mixture
 from drillyard.data.tokenizer import prompt_tokens
@@ -20,7 +20,6 @@ __all__ = [
     "Sequences",
     "evaluation_rows",
     "held_out_names",
-    "load_tokenizer",
     "prepare",
     "prompt_tokens",
     "render_prompt",

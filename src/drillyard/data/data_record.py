@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def _contents(parts: dict[str, Any]) -> dict[str, SourceContents]:
 
 def write_record(run_directory: Path, record: DataRecord) -> None:
     """Write the record unless the file has it already. Raises OSError."""
-    kept = _shortened(record)
+    kept = replace(record, training=_shortened(record.training), held_out=_shortened(record.held_out))
     if read_record(run_directory) != kept:
         text = json.dumps({"version": 1, **asdict(kept)}, indent=1)
         temporary = run_directory / f"{DATA_RECORD}.tmp"
@@ -70,14 +70,8 @@ def write_record(run_directory: Path, record: DataRecord) -> None:
             raise
 
 
-def _shortened(record: DataRecord) -> DataRecord:
-    def short(parts: dict[str, SourceContents]) -> dict[str, SourceContents]:
-        return {
-            name: part if len(part.files) <= RECORDED_FILES else SourceContents(part.key, {})
-            for name, part in parts.items()
-        }
-
-    return DataRecord(record.fingerprint, record.tokenizer, short(record.training), short(record.held_out))
+def _shortened(parts: dict[str, SourceContents]) -> dict[str, SourceContents]:
+    return {n: part if len(part.files) <= RECORDED_FILES else SourceContents(part.key, {}) for n, part in parts.items()}
 
 
 def describe_change(now: SourceContents, then: SourceContents) -> str:

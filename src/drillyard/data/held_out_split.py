@@ -16,7 +16,7 @@ from drillyard.config.run import DataConfig, RunConfig
 from drillyard.data.encoder import HELD_OUT, TRAIN, HeldOutSplit
 from drillyard.data.raw_batches import Row
 from drillyard.data.row_formats import RowFormat, row_format
-from drillyard.data.sources import DataSource, SourceContents, resolve_sources, training_sources
+from drillyard.data.sources import DataSource, SourceContents, resolve_sources
 from drillyard.data.tokenizer import TRAINING_BYTES
 from drillyard.errors import UserError
 
@@ -72,7 +72,7 @@ def held_out_sources(
 
 def held_out_names(config: RunConfig) -> list[str]:
     """Names of the run's held-out sets, in the order of `PreparedData.held_out`."""
-    sources = training_sources(config.data)
+    sources = resolve_sources(config.data.source)
     shares = [split_part_name(source) for source in sources] if split_of(config.data).fraction else []
     return [*shares, *held_out_sources(config.data, sources)]
 
@@ -83,7 +83,7 @@ def evaluation_rows(config: RunConfig, part_name: str, limit: int) -> list[Row]:
     The choice is pseudo-random but fixed: the rows with the smallest hashes, in that order. It depends only on the
     rows, not on their order, and a smaller limit gives a prefix of a larger one's.
     """
-    sources = training_sources(config.data)
+    sources = resolve_sources(config.data.source)
     form, split = row_format(config.data), split_of(config.data)
     whole = held_out_sources(config.data, sources)
     shares = {split_part_name(source): source for source in sources} if split.fraction else {}

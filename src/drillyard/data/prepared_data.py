@@ -18,7 +18,7 @@ import xxhash
 
 from drillyard.config.load import resolve_section_secrets
 from drillyard.config.model_files import configured_vocab_size, require_vocabulary
-from drillyard.config.run import DataConfig, RunConfig
+from drillyard.config.run import DataConfig, RunConfig, TrainTokenizer
 from drillyard.data.data_record import (
     CHANGED_DATA_ADVICE,
     DataRecord,
@@ -31,9 +31,9 @@ from drillyard.data.encoder import HELD_OUT, TRAIN, Encoded, EncodeSettings, Hel
 from drillyard.data.encoding_pool import encode_all
 from drillyard.data.held_out_split import SPLIT_SUFFIX, held_out_sources, split_of, split_part_name, training_texts
 from drillyard.data.mapped_sequences import Sequences
-from drillyard.data.row_formats import RowFormat, row_format
+from drillyard.data.row_formats import row_format
 from drillyard.data.sampler import Mixture
-from drillyard.data.sources import DataSource, SourceContents, training_sources
+from drillyard.data.sources import DataSource, SourceContents, resolve_sources
 from drillyard.data.token_cache import (
     ENCODING_VERSIONS,
     FORMAT_VERSION,
@@ -44,7 +44,13 @@ from drillyard.data.token_cache import (
     open_cache,
     remove_cache,
 )
-from drillyard.data.tokenizer import TextTokenizer, is_byte_level, start_ids_key, tokenizer_of
+from drillyard.data.tokenizer import (
+    TextTokenizer,
+    configured_tokenizer,
+    is_byte_level,
+    start_ids_key,
+    trained_tokenizer,
+)
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -143,13 +149,11 @@ class _Preparation:
     def run(self) -> PreparedData:
         training = [
             self._usable(source, self.known.training.get(source.name), trains=True)
-            for source in training_sources(self.data, self.known.training)
+            for source in resolve_sources(self.data.source, self.known.training)
         ]
         sources = [source for source, _ in training]
         contents = {source.name: found for source, found in training}
-        self.tokenizer = _tokenizer(
-            self.config, self.tokenizer_directory, self.root, sources, list(contents.values()), self.format, self.split
-        )
+        self.tokenizer = self._tokenizer(training)
         if self.known.tokenizer not in ("", self.tokenizer.key):
             raise UserError(
                 f"the tokenizer {self.tokenizer.origin} changed since this run began (its files, the version of the "
@@ -206,6 +210,15 @@ class _Preparation:
             f"{source.config.path} ({source.name}): {what} is missing; the run continues from its tokenised cache"
         )
         return replace(source, files=(), missing=then), then
+
+    def _tokenizer(self, training: list[tuple[DataSource, SourceContents]]) -> TextTokenizer:
+        setting = self.data.tokenizer
+        if self.tokenizer_directory is not None or not isinstance(setting, TrainTokenizer):
+            return configured_tokenizer(self.config, self.tokenizer_directory)
+        contents = [found.key + source.kind_of_file for source, found in training]
+        key = _key([contents, self.split.__dict__, self.format.__dict__])
+        texts = training_texts([source for source, _ in training], self.format, self.split)
+        return trained_tokenizer(setting, key, texts, self.root)
 
     def _encode_settings(self, tokenizer: TextTokenizer) -> EncodeSettings:
         data = self.data
@@ -324,27 +337,3 @@ def _not_empty(sequences: Sequences, name: str, kind: str) -> Sequences:
 
 def _key(value: Any) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True, default=repr).encode())
-
-
-def load_tokenizer(config: RunConfig, tokenizer_directory: Path | None = None) -> PreTrainedTokenizerFast:
-    """The run's tokenizer alone. A trained one is trained from its data unless it is cached."""
-    root, form, split = cache_root(config.data), row_format(config.data), split_of(config.data)
-    sources = training_sources(config.data)
-    contents = [source.contents(root / "hashes") for source in sources]
-    return _tokenizer(config, tokenizer_directory, root, sources, contents, form, split).pretrained
-
-
-def _tokenizer(
-    config: RunConfig,
-    directory: Path | None,
-    root: Path,
-    sources: list[DataSource],
-    contents: list[SourceContents],
-    form: RowFormat,
-    split: HeldOutSplit,
-) -> TextTokenizer:
-    def documents_key() -> str:
-        keys = [found.key + source.kind_of_file for source, found in zip(sources, contents, strict=True)]
-        return _key([keys, split.__dict__, form.__dict__])
-
-    return tokenizer_of(config, directory, root, documents_key, lambda: training_texts(sources, form, split))

@@ -4,6 +4,11 @@ A `DataSource` has raw batches in a fixed order and a key of its content. The ke
 bytes, hashed in threads (xxhash releases the interpreter lock). Hashes are cached per file with its size, inode and
 change times, so that a restart does not read terabytes again. Like git's index, the cache skips a file that changed
 within the last two seconds, because a later change may leave the same times.
+
+Data sets of the Hugging Face `datasets` library are hub ids, downloaded and memory-mapped or streamed with
+`options: {streaming: true}`, and directories made by `save_to_disk`; `options: {name: ...}` selects a configuration and
+`options: {revision: ...}` a commit. The library is imported only when such a source is read. The content key of a hub
+data set is the hash that the library derives from its commit; that of a saved one is the hashes of its files.
 """
 
 from __future__ import annotations
@@ -23,15 +28,15 @@ from typing import Any
 import xxhash
 
 from drillyard.config.checks import normalized_sources
-from drillyard.config.run import DataConfig, SourceConfig
-from drillyard.data import hugging_face
-from drillyard.data.file_readers import COMPRESSIONS, kind_of, read_files
-from drillyard.data.raw_batches import RawBatch, batched_rows, hash_bytes_of
+from drillyard.config.run import SourceConfig
+from drillyard.data.file_readers import COMPRESSIONS, arrow_batches, kind_of, read_files
+from drillyard.data.raw_batches import BATCH_BYTES, RawBatch, batched_rows, hash_bytes_of
 from drillyard.errors import UserError
 from drillyard.redaction import redact
 
 BUILTIN = "builtin:"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_OPTIONS = ("name", "revision", "streaming")
 KINDS = ".jsonl, .parquet, .csv, .txt and other plain text, also with .gz or .zst"
 
 
@@ -96,7 +101,7 @@ class DataSource:
             part = self.builtin_part or "train"
             rows = builtin.documents(self.builtin, self.config.options, part=part)
             return batched_rows(f"{self.config.path} ({part})", "row", enumerate(rows, 1))
-        return hugging_face.batches(self.config)
+        return _hub_batches(self.config)
 
     def contents(self, memo: Path) -> SourceContents:
         """The contents now; `memo` is the directory of cached hashes of files."""
@@ -113,7 +118,7 @@ class DataSource:
             part = self.builtin_part or "train"
             key = builtin.content_key(self.builtin, self.config.options)
             return SourceContents(_digest(["builtin", self.builtin, part, key]), {})
-        return SourceContents(_digest(["hub", hugging_face.content_key(self.config)]), {})
+        return SourceContents(_digest(["hub", _hub_key(self.config)]), {})
 
     def name_of(self, origin: str) -> str:
         """The name of a raw batch's origin within this source: its path below the directory, or "" for a single file.
@@ -122,8 +127,8 @@ class DataSource:
         """
         if not self.files:
             return origin
-        root = _root(self.config.path)
-        return Path(origin).relative_to(root).as_posix() if root else ""
+        root = Path(self.config.path).expanduser()
+        return Path(origin).relative_to(root).as_posix() if root.is_dir() else ""
 
 
 def resolve_source(config: SourceConfig, recorded: Mapping[str, SourceContents] | None = None) -> DataSource:
@@ -146,7 +151,8 @@ def resolve_source(config: SourceConfig, recorded: Mapping[str, SourceContents] 
         )
     path = Path(config.path).expanduser()
     if path.is_dir():
-        return DataSource(name, config.weight, config, () if _is_saved_data_set(path) else _files_of(path))
+        is_data_set = (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+        return DataSource(name, config.weight, config, () if is_data_set else _files_of(path))
     if path.is_file():
         if kind_of(path) is None:
             raise UserError(f"{path}: unknown kind of file. Supported are {KINDS}.")
@@ -169,11 +175,6 @@ def resolve_sources(
         if names.count(name) > 1:
             raise UserError(f"data.source: two sources are named {name!r}; give each its own `name`.")
     return sources
-
-
-def training_sources(data: DataConfig, recorded: Mapping[str, SourceContents] | None = None) -> list[DataSource]:
-    """The training sources; `recorded` as in `resolve_source`."""
-    return resolve_sources(data.source, recorded)
 
 
 def file_hash(file: Path, memo: Path) -> str:
@@ -208,21 +209,12 @@ def _digest(value: Any) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())
 
 
-def _root(path: str) -> Path | None:
-    root = Path(path).expanduser()
-    return root if root.is_dir() else None
-
-
 def _default_name(path: str) -> str:
     """The last part of a path without the suffixes of its format."""
     name = path.removeprefix(BUILTIN).rstrip("/").rsplit("/", 1)[-1]
     for compression in COMPRESSIONS:
         name = name.removesuffix(compression)
     return name.rsplit(".", 1)[0] if kind_of(Path(name)) is not None else name
-
-
-def _is_saved_data_set(path: Path) -> bool:
-    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
 def _files_of(directory: Path) -> tuple[Path, ...]:
@@ -265,3 +257,61 @@ def _missing(path: Path) -> str:
             return f"{message} Did you mean {path.parent / near[0]}?"
         return f"{message} Check data.source; {path.parent} exists."
     return f"{message} Check data.source: {path.parent} does not exist either."
+
+
+def _hub_batches(source: SourceConfig) -> Iterator[RawBatch]:
+    """Raw batches of a hub data set or of a saved one."""
+    dataset = _load_hub(source)
+    origin = f"{source.path} ({source.split})"
+    if source.options.get("streaming"):
+        return batched_rows(origin, "row", enumerate(dataset, 1))
+    size = max(1, min(8192, BATCH_BYTES * max(1, len(dataset)) // max(1, dataset.data.nbytes)))
+    tables = dataset.with_format("arrow").iter(batch_size=size)
+    return arrow_batches(origin, (batch for table in tables for batch in table.combine_chunks().to_batches()))
+
+
+def _hub_key(source: SourceConfig) -> str:
+    """A string that changes with the content of the data set."""
+    root = Path(source.path).expanduser()
+    if root.is_dir():
+        files = sorted(file for file in root.rglob("*") if file.is_file() and file.suffix in (".arrow", ".json"))
+        return "/".join([source.split, *(f"{file.relative_to(root)}={hash_bytes_of(file)}" for file in files)])
+    import datasets
+
+    try:
+        builder = datasets.load_dataset_builder(source.path, **_hub_arguments(source))
+    except Exception as error:
+        raise _not_loaded(source, error) from error
+    return f"{source.path}/{builder.config.name}/{builder.hash}/{source.split}"
+
+
+def _load_hub(source: SourceConfig) -> Any:
+    import datasets
+
+    for unknown in sorted(set(source.options) - set(_HUB_OPTIONS)):
+        raise UserError(f"data.source {source.path}: unknown option {unknown!r}; known are {list(_HUB_OPTIONS)}.")
+    path = Path(source.path).expanduser()
+    try:
+        if not path.is_dir():
+            streaming = bool(source.options.get("streaming"))
+            return datasets.load_dataset(source.path, split=source.split, streaming=streaming, **_hub_arguments(source))
+        dataset = datasets.load_from_disk(str(path))
+    except Exception as error:  # the library raises many types when a data set cannot be loaded
+        raise _not_loaded(source, error) from error
+    if not isinstance(dataset, datasets.DatasetDict):
+        return dataset
+    if source.split not in dataset:
+        raise UserError(f"{path}: no split {source.split!r}; it has {', '.join(dataset)}. Set data.source.split.")
+    return dataset[source.split]
+
+
+def _hub_arguments(source: SourceConfig) -> dict[str, Any]:
+    return {key: source.options[key] for key in ("name", "revision") if key in source.options}
+
+
+def _not_loaded(source: SourceConfig, error: Exception) -> UserError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return UserError(
+        f"data.source: {source.path} is not a file or directory here, and cannot be loaded as a Hugging Face data set "
+        f"(split {source.split!r}): {reason}"
+    )

@@ -58,14 +58,8 @@ class TextTokenizer:
     @cached_property
     def key(self) -> str:
         """Changes when any token of any document changes."""
-        parts = [
-            self.json,
-            start_ids_key(self.start_ids),
-            self.eos_id,
-            self.pad_id,
-            self.chat_template,
-            self.special_tokens,
-        ]
+        start = start_ids_key(self.start_ids)
+        parts = [self.json, start, self.eos_id, self.pad_id, self.chat_template, self.special_tokens]
         return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode())
 
     @cached_property
@@ -137,10 +131,23 @@ def open_tokenizer(path: str) -> TextTokenizer:
     return loaded
 
 
+def configured_tokenizer(config: RunConfig, directory: Path | None) -> TextTokenizer:
+    """The tokenizer that a run config names; `directory` (a saved one, such as a checkpoint's) overrides it."""
+    setting = config.data.tokenizer
+    assert not isinstance(setting, TrainTokenizer) or directory is not None
+    path = str(directory) if directory is not None else setting or config.model.id
+    if path is None:
+        raise UserError(
+            "data.tokenizer is missing: a model given by `config` has none. "
+            "Set a path, an id, or {train: bpe, vocab_size: N}."
+        )
+    return open_tokenizer(str(path))
+
+
 def trained_tokenizer(
-    setting: TrainTokenizer, documents_key: str, documents: Callable[[], Iterator[str]], cache: Path
+    setting: TrainTokenizer, documents_key: str, documents: Iterator[str], cache: Path
 ) -> TextTokenizer:
-    """The byte-level BPE trained from `documents()`, cached if possible."""
+    """The byte-level BPE trained from `documents`, cached if possible."""
     key = xxhash.xxh3_128_hexdigest(
         f"{_VERSION}/{setting.train}/{setting.vocab_size}/{TRAINING_BYTES}/{documents_key}".encode()
     )
@@ -148,7 +155,7 @@ def trained_tokenizer(
     if not _is_intact(directory):
         temporary = directory.with_name(f"{key}.building-{os.getpid()}")
         shutil.rmtree(temporary, ignore_errors=True)
-        _as_pretrained(_train(setting.vocab_size, documents())).save_pretrained(str(temporary))
+        _as_pretrained(_train(setting.vocab_size, documents)).save_pretrained(str(temporary))
         (temporary / _CHECKSUMS).write_text(json.dumps(_checksums(temporary)), encoding="utf-8")
         if not _is_intact(directory):
             shutil.rmtree(directory, ignore_errors=True)
@@ -254,26 +261,3 @@ def _load_pretrained(path: str) -> Any:
             f"the tokenizer of {path} has no fast version (tokenizer.json). Set data.tokenizer to one that has."
         )
     return tokenizer
-
-
-def tokenizer_of(
-    config: RunConfig,
-    directory: Path | None,
-    cache: Path,
-    documents_key: Callable[[], str],
-    documents: Callable[[], Iterator[str]],
-) -> TextTokenizer:
-    """The tokenizer of a run: `directory` (a saved one, such as a checkpoint's) overrides the config's."""
-    setting = config.data.tokenizer
-    if directory is not None:
-        return open_tokenizer(str(directory))
-    if isinstance(setting, TrainTokenizer):
-        return trained_tokenizer(setting, documents_key(), documents, cache)
-    if setting is not None:
-        return open_tokenizer(setting)
-    if config.model.id is None:
-        raise UserError(
-            "data.tokenizer is missing: a model given by `config` has none. "
-            "Set a path, an id, or {train: bpe, vocab_size: N}."
-        )
-    return open_tokenizer(config.model.id)

@@ -31,7 +31,7 @@ from drillyard.data import (
 from drillyard.data.held_out_split import split_of, training_texts
 from drillyard.data.mapped_sequences import IGNORED
 from drillyard.data.row_formats import row_format
-from drillyard.data.sources import training_sources
+from drillyard.data.sources import resolve_sources
 from drillyard.errors import UserError
 
 MakeConfig = Callable[..., RunConfig]
@@ -229,7 +229,7 @@ def test_held_out_text_never_reaches_a_trained_tokenizer(make_config: MakeConfig
     texts = {f"document {n}" for n in range(200)}
     config = make_config(write_rows([{"text": text} for text in sorted(texts)]), held_out={"fraction": 0.3})
     held_out = {row["text"] for row in evaluation_rows(config, "data/held_out", 1000)}
-    used = set(training_texts(training_sources(config.data), row_format(config.data), split_of(config.data)))
+    used = set(training_texts(resolve_sources(config.data.source), row_format(config.data), split_of(config.data)))
     assert held_out
     assert used == texts - held_out
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from drillyard.config.run import RunConfig
-from drillyard.data import load_tokenizer, prepare, prompt_tokens
+from drillyard.data import prepare, prompt_tokens
 from drillyard.data.mapped_sequences import IGNORED
 from drillyard.data.tokenizer import _as_pretrained, _train, open_tokenizer
 from drillyard.errors import UserError
@@ -65,11 +65,11 @@ def test_a_trained_tokenizer_is_kept_and_belongs_to_its_documents(
 ) -> None:
     wanted = {"train": "bpe", "vocab_size": 310}
     config = make_config(write_rows([{"text": text} for text in TEXTS]), tokenizer=wanted)
-    first = load_tokenizer(config).get_vocab()
+    first = prepare(config).tokenizer.get_vocab()
     other = make_config(write_rows([{"text": "different words"}] * 20, "other.jsonl"), tokenizer=wanted)
-    assert load_tokenizer(other).get_vocab() != first
+    assert prepare(other).tokenizer.get_vocab() != first
     monkeypatch.setattr("drillyard.data.tokenizer._train", None)
-    assert load_tokenizer(config).get_vocab() == first
+    assert prepare(config).tokenizer.get_vocab() == first
 
 
 def test_a_damaged_trained_tokenizer_is_trained_again(make_config: MakeConfig, write_rows: WriteRows) -> None:
