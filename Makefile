@@ -35,7 +35,7 @@ setup:
 demo: setup
 	@$(BIN)/python demo/run.py
 
-# Each group is a make of its own, so that its time is told and the first failing one stops the rest.
+# Each group is a make of its own, so that its time is printed and the first failing one stops the rest.
 test: setup
 	@for group in $(TEST_GROUPS); do \
 	    started=$$(date +%s); \

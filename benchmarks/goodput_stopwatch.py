@@ -135,13 +135,13 @@ def main() -> None:
         watch = Stopwatch(command, directory, dict(zip(moments, FAULTS, strict=True)))
         wall = watch.run()
         productive = watch.productive_seconds()
-        told = json.loads((directory / "summary.json").read_text())
+        summary = json.loads((directory / "summary.json").read_text())
     goodput = productive / wall
     print(f"stopwatch: wall {wall:.2f} s, productive {productive:.2f} s, goodput {goodput:.4f}")
-    seconds = told["seconds_by_category"]
-    print(f"summary:   wall {told['wall_seconds']:.2f} s, productive {seconds['productive']:.2f} s, ", end="")
-    print(f"goodput {told['goodput']:.4f}")
-    print(f"relative difference {told['goodput'] / goodput - 1:+.3%}; restarts {told['restarts']}")
+    seconds = summary["seconds_by_category"]
+    print(f"summary:   wall {summary['wall_seconds']:.2f} s, productive {seconds['productive']:.2f} s, ", end="")
+    print(f"goodput {summary['goodput']:.4f}")
+    print(f"relative difference {summary['goodput'] / goodput - 1:+.3%}; restarts {summary['restarts']}")
 
 
 if __name__ == "__main__":

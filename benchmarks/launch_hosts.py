@@ -70,13 +70,13 @@ def main() -> None:
     count = arguments.hosts
     with tempfile.TemporaryDirectory() as temporary, two_hosts(Path(temporary) / "hosts") as hosts:
         config = configured(hosts, count, Path(temporary))
-        anew, again = [], []
+        new, again = [], []
         for _ in range(arguments.repeats):
-            anew.append(look(config, count, temporary))
+            new.append(look(config, count, temporary))
             again.append(look(config, count, temporary))
             hosts.close_connections()
         print(f"{count} hosts, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, median of {arguments.repeats}:")
-        for what, seconds in (("connections made anew", anew), ("connections open", again)):
+        for what, seconds in (("new connections", new), ("connections open", again)):
             low, high = min(seconds), max(seconds)
             print(f"  {what:22} {statistics.median(seconds):6.1f} s  ({low:.1f} to {high:.1f})")
 

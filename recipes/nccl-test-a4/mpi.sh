@@ -61,7 +61,7 @@ Host *
   LogLevel ERROR
 END
 
-# What NCCL and the libraries are told here is passed to every rank.
+# Environment variables of NCCL and the libraries here are passed to every rank.
 pass=()
 for name in $(compgen -e | grep -E '^(NCCL_|UCX_|FI_|LD_LIBRARY_PATH$)'); do pass+=(-x "$name"); done
 code=0

@@ -28,8 +28,8 @@ def messages_of(system: str, chat: str) -> list[dict[str, str]]:
         return []
     instructions = system.removeprefix("SYSTEM:").strip()
     opening = [{"role": "system", "content": instructions}] if instructions else []
-    told = [{"role": _ROLES[who], "content": text.replace(_END, "").strip()} for who, text in turns]
-    return [*opening, *(message for message in told if message["content"])]
+    messages = [{"role": _ROLES[who], "content": text.replace(_END, "").strip()} for who, text in turns]
+    return [*opening, *(message for message in messages if message["content"])]
 
 
 def rows() -> Iterator[dict[str, str]]:

@@ -280,7 +280,7 @@ def watched(trainer: Trainer, tracker: Tracker, state: dict[str, int]) -> Iterat
     backward = torch.Tensor.backward
 
     def at_micro_batch(*, last: bool) -> None:
-        # The tracker takes a second forward of a module for a mistake unless it is told.
+        # The tracker takes a second forward of a module for a mistake otherwise.
         tracker.reset_mod_stats()
         between(last=last)
 

@@ -103,15 +103,15 @@ DAMAGE: dict[str, Damage] = {
 
 
 def really_loaded(run: Path) -> tuple[int, list[str], list[tuple[str, str]]]:
-    """Load the newest good checkpoint of `run`: its step, entries whose bits are not step 10's, and what was told."""
+    """Load the newest good checkpoint of `run`: its step, entries whose bits are not step 10's, and the messages."""
     events = Recorder()
     checkpointer = make_checkpointer(run, events)
     state = emptied(make_state(10, 1))
     loaded = checkpointer.load(state)
     checkpointer.close()
     assert loaded is not None
-    told = [(name, fields["reason"]) for name, fields in events.events]
-    return loaded.step, differences(state, 10, 1), told
+    message = [(name, fields["reason"]) for name, fields in events.events]
+    return loaded.step, differences(state, 10, 1), message
 
 
 @contextmanager
@@ -268,9 +268,9 @@ def test_without_damage_the_newest_is_loaded_and_a_file_of_nobodys_does_no_harm(
 def test_damage_to_any_file_is_noticed_named_and_the_older_checkpoint_used_by_all(
     label: str, two_ranks: list[dict[str, Any]]
 ) -> None:
-    (step, wrong, told), (other_step, other_wrong, _) = (rank["load_damaged"][label] for rank in two_ranks)
+    (step, wrong, message), (other_step, other_wrong, _) = (rank["load_damaged"][label] for rank in two_ranks)
     assert (step, wrong, other_step, other_wrong) == (10, [], 10, [])
-    ((event, reason),) = told
+    ((event, reason),) = message
     assert event == ("checkpoint_incomplete" if label == "missing manifest.json" else "checkpoint_damaged")
     assert "step-00000020" in reason and DAMAGE[label][0] in reason
 
@@ -280,9 +280,9 @@ def test_a_single_flipped_bit_anywhere_makes_all_ranks_load_the_older_checkpoint
 ) -> None:
     outcomes, others = (rank["load_sampled_flips"] for rank in two_ranks)
     assert len(outcomes) == SAMPLED_FLIPS and {name for name, *_ in outcomes.values()} == set(FILES)
-    for label, (name, step, wrong, told) in outcomes.items():
+    for label, (name, step, wrong, message) in outcomes.items():
         assert (step, wrong, others[label][1:3]) == (10, [], (10, [])), label
-        assert len(told) == 1 and name in told[0][1], label
+        assert len(message) == 1 and name in message[0][1], label
 
 
 @pytest.mark.parametrize(
@@ -297,9 +297,9 @@ def test_a_single_flipped_bit_anywhere_makes_all_ranks_load_the_older_checkpoint
 def test_what_only_one_rank_sees_makes_all_ranks_turn_to_the_same_older_checkpoint(
     label: str, said: str, two_ranks: list[dict[str, Any]]
 ) -> None:
-    (step, wrong, told), (other_step, other_wrong, _) = (rank["seen_on_one_rank_only"][label] for rank in two_ranks)
+    (step, wrong, message), (other_step, other_wrong, _) = (rank["seen_on_one_rank_only"][label] for rank in two_ranks)
     assert (step, wrong, other_step, other_wrong) == (10, [], 10, [])
-    assert len(told) == 1 and said in told[0][1]
+    assert len(message) == 1 and said in message[0][1]
 
 
 def test_a_start_is_refused_when_every_checkpoint_is_damaged_or_the_one_asked_for_is(

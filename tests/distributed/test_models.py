@@ -154,7 +154,7 @@ def export_with_a_full_disk(folder: str) -> str:
     return "no error"
 
 
-def test_a_full_disk_on_one_rank_is_told_on_all_and_none_waits(tmp_path: Path) -> None:
+def test_a_full_disk_on_one_rank_is_reported_on_all_and_none_waits(tmp_path: Path) -> None:
     messages = run_ranks(export_with_a_full_disk, 2, str(tmp_path / "model"))
     assert all("No space left" in message for message in messages)
     assert list(tmp_path.iterdir()) == []

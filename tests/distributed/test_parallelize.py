@@ -52,7 +52,7 @@ def losses_by_mode(directory: str) -> dict[str, np.ndarray]:
         )
     )
     found["full, compiled"] = run_steps(trainer, 0, STEPS)
-    # Prompts of several lengths: generation must not compile anew for each.
+    # Prompts of several lengths: generation must not compile again for each.
     texts = generate(
         model.root,
         [[5] * length for length in range(2, 14)],

@@ -85,7 +85,7 @@ class Supervised:
         return (self.directory / "logs" / f"rank-{rank}.log").read_text()
 
     def events(self) -> list[dict[str, object]]:
-        """What was told to events.jsonl."""
+        """The lines of events.jsonl."""
         return [json.loads(line) for line in (self.directory / "events.jsonl").read_text().splitlines()]
 
     def left_running(self) -> list[str]:

@@ -251,9 +251,9 @@ def is_case(item: pytest.Item) -> bool:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_bad_input_is_told_and_nothing_is_lost(case: Case, endings: dict[str, Future[Ended]]) -> None:
+def test_bad_input_is_reported_and_nothing_is_lost(case: Case, endings: dict[str, Future[Ended]]) -> None:
     ended = endings[case.name].result()
-    assert_told(ended.process, case.words)
+    assert_reported(ended.process, case.words)
     after = files(ended.directory)
     for path, content in ended.before.items():
         # Logs and events grow; everything else stays as it was.
@@ -263,14 +263,14 @@ def test_bad_input_is_told_and_nothing_is_lost(case: Case, endings: dict[str, Fu
     assert not (case.before_ranks and started_ranks)
 
 
-def assert_told(process: subprocess.CompletedProcess[str], words: list[str]) -> None:
+def assert_reported(process: subprocess.CompletedProcess[str], words: list[str]) -> None:
     """Exit code 2, and an error of one or two lines (one more per further mistake) with these words."""
-    told = process.stderr
-    assert process.returncode == 2, told
-    first, *more = told.rstrip("\n").split("\n")
-    assert first.startswith("error: ") and len(more) <= 3 and all(line.startswith("  ") for line in more), told
-    assert "Traceback" not in told + process.stdout
-    assert not [word for word in words if word not in told], told
+    errors = process.stderr
+    assert process.returncode == 2, errors
+    first, *more = errors.rstrip("\n").split("\n")
+    assert first.startswith("error: ") and len(more) <= 3 and all(line.startswith("  ") for line in more), errors
+    assert "Traceback" not in errors + process.stdout
+    assert not [word for word in words if word not in errors], errors
 
 
 def test_a_read_only_run_directory(tmp_path: Path) -> None:
@@ -285,7 +285,9 @@ def test_a_read_only_run_directory(tmp_path: Path) -> None:
     else:
         runs.chmod(0o555)
     try:
-        assert_told(drillyard("train", config), [str(runs / "bad"), "Read-only" if is_root else "denied", "`output`"])
+        assert_reported(
+            drillyard("train", config), [str(runs / "bad"), "Read-only" if is_root else "denied", "`output`"]
+        )
     finally:
         if is_root:
             subprocess.run(["umount", str(runs)], check=True)
@@ -293,11 +295,11 @@ def test_a_read_only_run_directory(tmp_path: Path) -> None:
             runs.chmod(0o755)
 
 
-def test_a_mended_config_takes_the_place_of_the_mistaken_one(tmp_path: Path) -> None:
+def test_a_corrected_config_replaces_the_wrong_one(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", 40)
-    config = write_config(tmp_path, "mended", model__config={"architecture": "mamba"}, training__steps=1)
-    assert_told(drillyard("train", config), ["'mamba' is not supported"])
-    write_config(tmp_path, "mended", training__steps=1)
-    mended = drillyard("train", config)
-    assert mended.returncode == 0, mended.stderr
-    assert (tmp_path / "runs" / "mended" / "final" / "model.safetensors").exists()
+    config = write_config(tmp_path, "corrected", model__config={"architecture": "mamba"}, training__steps=1)
+    assert_reported(drillyard("train", config), ["'mamba' is not supported"])
+    write_config(tmp_path, "corrected", training__steps=1)
+    corrected = drillyard("train", config)
+    assert corrected.returncode == 0, corrected.stderr
+    assert (tmp_path / "runs" / "corrected" / "final" / "model.safetensors").exists()

@@ -1,4 +1,4 @@
-"""Real file systems that fill up and fail: the save is told as failed, the earlier checkpoint stays whole, and saving
+"""File systems that fill up and fail: a save is reported as failed, the earlier checkpoint stays whole, and saving
 goes on once the disk is well.
 
 Mounts disks of a few MB, which needs root.
@@ -159,8 +159,8 @@ def break_the_disk(upper: LoopDisk, lower: LoopDisk) -> tuple[Events, list[Any]]
 
 def test_a_failing_or_read_only_disk_leaves_the_earlier_checkpoints(failing_disk: tuple[LoopDisk, LoopDisk]) -> None:
     (events, good), _ = run_ranks(break_the_disk, 2, *failing_disk)
-    told = [(name, fields["step"]) for name, fields in events if name in ("checkpoint", "checkpoint_failed")]
-    assert told == [
+    message = [(name, fields["step"]) for name, fields in events if name in ("checkpoint", "checkpoint_failed")]
+    assert message == [
         ("checkpoint", 10),
         ("checkpoint_failed", 20),
         ("checkpoint", 30),

@@ -48,7 +48,7 @@ def test_no_fault_of_the_data_changes_a_sample(workplace: Path, reference: Refer
     assert f"data.source rows ({rows}) changed since this run began" in refused.stderr
     assert contents(run.directory / "checkpoints") == saved
 
-    # The same content written anew is the same source. Its batches can be shown.
+    # The same content written again is the same source. Its batches can be shown.
     rows.write_bytes(content)
     shown = drillyard("data", "show", run.directory, "--step", 3, "--rank", 1, "--limit", 1)
     assert shown.returncode == 0, shown.stderr
@@ -71,7 +71,7 @@ def test_no_fault_of_the_data_changes_a_sample(workplace: Path, reference: Refer
 
 
 def flip_every_eighth_byte(path: Path) -> None:
-    """In place, as a disk does it: whoever has mapped the file sees it."""
+    """In place, as a disk does it: a process that has mapped the file sees it."""
     content = bytearray(path.read_bytes())
     for place in range(0, len(content), 8):
         content[place] ^= 0x01

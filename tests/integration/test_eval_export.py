@@ -147,8 +147,8 @@ def test_an_exported_checkpoint_is_final_to_the_bit_and_needs_no_drillyard(
     program = [sys.executable, "-c", WITHOUT_DRILLYARD, str(tmp_path / "model"), str(both_metrics[1])]
     loaded = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert loaded.returncode == 0, loaded.stderr
-    (told,) = reference.run.events("parameters")
-    assert loaded.stdout.split()[0] == str(told["count"])
+    (events,) = reference.run.events("parameters")
+    assert loaded.stdout.split()[0] == str(events["count"])
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_an_exported_checkpoint_is_final_to_the_bit_and_needs_no_drillyard(
     ],
     ids=["no model", "metric and format", "no checkpoint", "destination in use"],
 )  # fmt: skip
-def test_what_cannot_be_measured_or_exported_is_told(
+def test_what_cannot_be_measured_or_exported_is_reported(
     workplace: Path, reference: Reference, checkpoint: Path, arguments: list[str], words: list[str], tmp_path: Path
 ) -> None:
     run: Run = reference.run

@@ -68,8 +68,8 @@ def test_a_run_outlives_a_full_disk_and_ends_in_words_where_it_cannot(
     assert watched.end() == 2
     said = "".join(watched.errors)
     assert "error: cannot export to" in said and "No space left on device: free space there" in said, said
-    assert watched.told("predictions are not written: No space left on device")
-    assert len(watched.told("metrics.jsonl: cannot be written")) == 1, "once, not at each step"
+    assert watched.lines_with("predictions are not written: No space left on device")
+    assert len(watched.lines_with("metrics.jsonl: cannot be written")) == 1, "once, not at each step"
     assert not (run.directory / "final").exists() and not (run.directory / ".final.incomplete").exists()
     assert run.figures() == reference.run.figures(), "no step's line is lost or torn"
     newest = list_checkpoints(run.directory)[-1]

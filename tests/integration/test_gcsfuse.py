@@ -93,7 +93,7 @@ def test_a_run_on_a_bucket_is_killed_in_mid_save_and_resumes_to_the_bit(
     assert contents(run.directory / "final").keys() == contents(reference.run.directory / "final").keys()
     assert [info.step for info in good(run)] == [30, 40]
 
-    # What another host sees, which mounts the bucket anew, is the same.
+    # What another host sees, which mounts the bucket again, is the same.
     before = contents(run.directory)
     bucket.unmount()
     bucket.mount()
@@ -136,7 +136,7 @@ def test_a_run_outlives_its_mount_and_a_bucket_that_does_not_answer(
     assert back["step"] < STEPS
 
     assert run.events("checkpoint_failed")[0]["step"] == failed["step"]
-    assert watched.told("metrics.jsonl: is written again") and not watched.told("are lost")
+    assert watched.lines_with("metrics.jsonl: is written again") and not watched.lines_with("are lost")
     assert run.events("failure") == []
     assert run.figures() == reference.run.figures(), "no line of a step is lost, and none is there twice"
     assert run.weights() == reference.run.weights()

@@ -43,14 +43,14 @@ def all_but_replays(run: Run) -> dict[str, str]:
     return {name: digest for name, digest in contents(run.directory).items() if not name.startswith("replays/")}
 
 
-def test_a_non_finite_step_between_logged_ones_is_told_with_its_samples(failing: Run) -> None:
-    (told,) = failing.events("nonfinite_step")
-    assert told["step"] == EXPLODED
-    assert told["grad_norm"] is None
+def test_a_non_finite_step_between_logged_ones_is_reported_with_its_samples(failing: Run) -> None:
+    (events,) = failing.events("nonfinite_step")
+    assert events["step"] == EXPLODED
+    assert events["grad_norm"] is None
     assert [line["skipped_steps"] for line in failing.records("metrics.jsonl")] == [0, 0, 0, 0, 0, 1, 1]
     shown = drillyard("data", "show", failing.directory, "--step", EXPLODED)
     assert shown.returncode == 0, shown.stderr
-    (indices,) = told["samples"].values()
+    (indices,) = events["samples"].values()
     assert [int(index) for index in re.findall(r"rows, sequence (\d+)", shown.stdout)] == indices
 
 
@@ -66,15 +66,15 @@ def test_what_was_computed_rightly_repeats_to_the_bit_and_the_run_is_left_alone(
     assert verdict["compared"] == [12]
 
 
-def test_one_flipped_bit_of_one_gradient_is_told(failing: Run) -> None:
+def test_one_flipped_bit_of_one_gradient_is_reported(failing: Run) -> None:
     ended = drillyard("train", failing.config, "--replay", 15)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert "different: 1 of 2 logged steps" in ended.stdout
     assert "Step 15 or one since the logged step before it was computed wrongly, now or then." in ended.stdout
-    told = re.findall(r"step 15, (loss|grad_norm): (\S+) was logged, (\S+) is computed now", ended.stdout)
-    assert told, ended.stdout
+    output = re.findall(r"step 15, (loss|grad_norm): (\S+) was logged, (\S+) is computed now", ended.stdout)
+    assert output, ended.stdout
     (logged,) = [line for line in failing.records("metrics.jsonl") if line["step"] == 15]
-    for metric, then, now in told:
+    for metric, then, now in output:
         assert float(then) == logged[metric] != float(now)
         assert float(now) == pytest.approx(float(then), rel=0.05), "such a failure shows in no curve"
 

@@ -59,9 +59,11 @@ def test_a_restart_takes_the_ranks_that_stood_by(start: Start) -> None:
     code, out, _ = supervised.end()
     assert code == 0
     lines = [line for line in (out + supervised.log(1)).splitlines() if line.startswith("round ") and "pid" in line]
-    told = {(words[1], words[3]): (int(words[5]), words[7]) for words in map(str.split, lines)}
-    assert {rank: told["1", str(rank)][0] for rank in (0, 1)} == stood_by
-    assert told["0", "0"][1] == told["0", "1"][1] != told["1", "0"][1] == told["1", "1"][1], "a port for each round"
+    message = {(words[1], words[3]): (int(words[5]), words[7]) for words in map(str.split, lines)}
+    assert {rank: message["1", str(rank)][0] for rank in (0, 1)} == stood_by
+    assert message["0", "0"][1] == message["0", "1"][1] != message["1", "0"][1] == message["1", "1"][1], (
+        "a port for each round"
+    )
     assert supervised.log(0).count("rank 0 has its log") == supervised.log(1).count("rank 1 has its log") == 2
     assert not supervised.left_running()
 

@@ -31,10 +31,10 @@ def test_a_run_tells_its_estimate_and_keeps_what_it_resolved(workplace: Path, tm
     wait_until(lambda: run.last_step() >= 3, first)
     run.send(signal.SIGTERM, 0)
     assert first.wait(timeout=PATIENCE_SECONDS) == 85, first.communicate()[1]
-    (told,) = run.events("resolved")
-    assert recomputed(told) == "none"
-    assert "least recomputation that fits" in told["reasons"]["training.activation_checkpointing"]
-    assert "kept" not in told
+    (events,) = run.events("resolved")
+    assert recomputed(events) == "none"
+    assert "least recomputation that fits" in events["reasons"]["training.activation_checkpointing"]
+    assert "kept" not in events
     (estimate,) = run.events("estimate")
     memory = estimate["memory_gib"]
     assert estimate["verdict"] == "fits"
@@ -45,7 +45,7 @@ def test_a_run_tells_its_estimate_and_keeps_what_it_resolved(workplace: Path, tm
     record = run.directory / "resolved.json"
     content = json.loads(record.read_text())
     (layout,) = content["layouts"]
-    assert layout["settings"] == told["settings"]
+    assert layout["settings"] == events["settings"]
     saved = load_run_config(run.directory / "run.yaml")
     assert (saved.training.activation_checkpointing, saved.parallelism.shard) == ("auto", "auto")
 
@@ -61,7 +61,7 @@ def test_a_run_tells_its_estimate_and_keeps_what_it_resolved(workplace: Path, tm
     assert "training.activation_checkpointing" in again["kept"]
     assert "changed" not in again
 
-    # One rank is another layout: resolved anew, and said.
+    # One rank is another layout: resolved again, and reported.
     last = drillyard("train", config, "--nproc-per-node", 1, "--console", "text")
     assert last.returncode == 0, last.stderr
     elsewhere = run.events("resolved")[2]

@@ -33,15 +33,15 @@ def test_ranks_get_their_place_and_rank_0_speaks_on_the_console(start: Start) ->
     assert run.log(0).startswith("=== round 0 | ")
 
 
-def test_a_crash_is_told_and_a_fresh_round_on_a_new_port_ends_the_run(start: Start) -> None:
+def test_a_crash_is_reported_and_a_fresh_round_on_a_new_port_ends_the_run(start: Start) -> None:
     run = start(
         """
         print("port", os.environ["MASTER_PORT"])
         if round_number == 0:
             if rank == 0:
-                touch("told")
+                touch("stopped")
             if rank == 1:
-                wait_for("told")
+                wait_for("stopped")
                 step(3)
                 raise ValueError("the cause")
             time.sleep(forever)
@@ -54,13 +54,13 @@ def test_a_crash_is_told_and_a_fresh_round_on_a_new_port_ends_the_run(start: Sta
     assert "round 0 failed after step 3: rank 1: exit code 1; ValueError: the cause" in err
     assert "round 1 starts (1 of 3 restarts used)" in err
     assert [line for line in run.log(1).splitlines() if line.startswith("=== round")][1].startswith("=== round 1 |")
-    told = [event["event"] for event in run.events()]
-    assert told == ["run_start", "step", "failure", "restart"]
+    events = [event["event"] for event in run.events()]
+    assert events == ["run_start", "step", "failure", "restart"]
     failure = run.events()[2]
     assert (failure["failed_rank"], failure["exit_code"], failure["step"], failure["round"]) == (1, 1, 3, 0)
 
 
-def test_a_rank_killed_from_outside_is_told_as_killed(start: Start) -> None:
+def test_a_rank_killed_from_outside_is_reported_as_killed(start: Start) -> None:
     run = start(
         """
         if round_number == 0:
@@ -77,7 +77,7 @@ def test_a_rank_killed_from_outside_is_told_as_killed(start: Start) -> None:
     assert "went well" not in err
 
 
-@pytest.mark.parametrize("settle", [30.0, 0.0], ids=["before it is told to end", "after it was told to end"])
+@pytest.mark.parametrize("settle", [30.0, 0.0], ids=["before it is message to end", "after it was message to end"])
 def test_the_rank_that_lost_its_peer_is_not_the_cause(
     start: Start, settle: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,9 +89,9 @@ def test_the_rank_that_lost_its_peer_is_not_the_cause(
             print("RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:29500", file=sys.stderr)
             touch("gone")
             sys.exit(1)
-        signal.signal(signal.SIGTERM, lambda *_: touch("told"))
+        signal.signal(signal.SIGTERM, lambda *_: touch("stopped"))
         touch("ready")
-        wait_for("gone" if os.environ["SETTLE"] != "0.0" else "told")
+        wait_for("gone" if os.environ["SETTLE"] != "0.0" else "stopped")
         raise KeyError("the cause")
         """,
         max_restarts=0,
@@ -175,12 +175,12 @@ def test_a_run_whose_summary_is_written_has_succeeded_whatever_its_ranks_say(sta
 
 
 def test_a_run_that_is_ended_at_once_after_its_summary_has_succeeded(start: Start) -> None:
-    script = "signal.signal(signal.SIGTERM, lambda *_: touch(f'told-{rank}')); summary(); touch(f'ready-{rank}')"
+    script = "signal.signal(signal.SIGTERM, lambda *_: touch(f'stopped-{rank}')); summary(); touch(f'ready-{rank}')"
     run = start(f"{script}\nwait_for('never')")
     run.wait_for("ready-0")
     run.wait_for("ready-1")
     run.process.terminate()
-    run.wait_for("told-0")
+    run.wait_for("stopped-0")
     time.sleep(SECONDS_OF_ONE_REQUEST + 0.1)
     run.process.terminate()
     assert run.end()[0] == 0

@@ -18,7 +18,7 @@ def test_a_stop_signal_reaches_the_ranks_once_and_exit_85_is_passed_on(start: St
     run = start(
         """
         def stop(number, frame):
-            print("told to stop", flush=True)
+            print("asked to stop", flush=True)
             time.sleep(0.2 * (1 + rank))
             os._exit(85)
         signal.signal(signal.SIGTERM, stop)
@@ -31,23 +31,25 @@ def test_a_stop_signal_reaches_the_ranks_once_and_exit_85_is_passed_on(start: St
     run.wait_for("ready-1")
     run.process.send_signal(number)
     code, out, err = run.end()
-    assert code == 85 and out == "told to stop\n"
-    assert run.log(1).count("told to stop") == 1 and run.log(1).count("=== round") == 1
+    assert code == 85 and out == "asked to stop\n"
+    assert run.log(1).count("asked to stop") == 1 and run.log(1).count("=== round") == 1
     assert "exit code 85" in err
     assert [event["signal"] for event in run.events() if event["event"] == "signal"] == [number.name]
 
 
 @pytest.mark.parametrize("code", [85, 86, 0])
-def test_a_stop_because_another_node_failed_is_told_as_that_failure(start: Start, tmp_path: Path, code: int) -> None:
-    record = tmp_path / "told.json"
-    told = {EXIT_RECORD: str(record), ROUND: "4", SUBMISSION: "first"}
+def test_a_stop_because_another_node_failed_is_reported_as_that_failure(
+    start: Start, tmp_path: Path, code: int
+) -> None:
+    record = tmp_path / "record.json"
+    message = {EXIT_RECORD: str(record), ROUND: "4", SUBMISSION: "first"}
     run = start(
         f"""
         signal.signal(signal.SIGTERM, lambda *_: os._exit({code}))
         touch(f"ready-{{rank}}")
         time.sleep(forever)
         """,
-        prelude=f"import os; os.environ.update({told!r})",
+        prelude=f"import os; os.environ.update({message!r})",
     )
     run.wait_for("ready-0")
     run.wait_for("ready-1")
@@ -72,12 +74,12 @@ def test_a_stop_because_another_node_failed_is_told_as_that_failure(start: Start
 
 
 @pytest.mark.parametrize(
-    ("words", "told"), [("RuntimeError: [gloo] Connection closed by peer", 1), ("ValueError: own", 2)]
+    ("words", "message"), [("RuntimeError: [gloo] Connection closed by peer", 1), ("ValueError: own", 2)]
 )
 def test_a_rank_that_only_lost_its_peers_is_no_failure_beside_that_of_another_node(
-    start: Start, tmp_path: Path, words: str, told: int
+    start: Start, tmp_path: Path, words: str, message: int
 ) -> None:
-    record = tmp_path / "told.json"
+    record = tmp_path / "record.json"
     run = start(
         f"""
         def stop(number, frame):
@@ -96,7 +98,7 @@ def test_a_rank_that_only_lost_its_peers_is_no_failure_beside_that_of_another_no
     run.process.send_signal(signal.SIGTERM)
     assert run.end()[0] == 128 + signal.SIGTERM
     failures = [event["reason"] for event in run.events() if event["event"] == "failure"]
-    assert failures[0] == "lost node 1 (n1)" and len(failures) == told
+    assert failures[0] == "lost node 1 (n1)" and len(failures) == message
 
 
 def test_a_rank_that_leaves_with_85_takes_the_others_along(start: Start) -> None:
@@ -136,12 +138,12 @@ def test_a_stop_that_could_not_be_saved_ends_with_1_and_its_words_and_is_not_rep
 def test_a_stop_signal_that_a_rank_does_not_hear_is_no_crash(start: Start, script: str, code: int) -> None:
     run = start(f"{script}\nif rank: os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(forever)")
     assert run.end()[0] == code
-    told = [event for event in run.events() if event["event"] != "step"]
-    assert [event["event"] for event in told] == ["run_start", "signal", "end"]
-    assert (told[1]["signal"], told[2]["exit_code"]) == ("SIGTERM", code)
+    events = [event for event in run.events() if event["event"] != "step"]
+    assert [event["event"] for event in events] == ["run_start", "signal", "end"]
+    assert (events[1]["signal"], events[2]["exit_code"]) == ("SIGTERM", code)
 
 
-def test_an_error_on_the_way_to_a_stop_is_told_with_its_cause(start: Start) -> None:
+def test_an_error_on_the_way_to_a_stop_is_reported_with_its_cause(start: Start) -> None:
     run = start(
         """
         def stop(*_):
@@ -160,9 +162,9 @@ def test_an_error_on_the_way_to_a_stop_is_told_with_its_cause(start: Start) -> N
     code, _, err = run.end()
     assert code == 128 + signal.SIGTERM and "stopped by SIGTERM without a checkpoint of this moment" in err
     assert "rank 1: exit code 1; RuntimeError: no room for the state" in err
-    told = [event for event in run.events() if event["event"] != "step"]
-    assert [event["event"] for event in told] == ["run_start", "signal", "failure", "end"]
-    assert told[2]["failed_rank"] == 1
+    events = [event for event in run.events() if event["event"] != "step"]
+    assert [event["event"] for event in events] == ["run_start", "signal", "failure", "end"]
+    assert events[2]["failed_rank"] == 1
 
 
 def test_signals_that_come_together_are_one_request(start: Start) -> None:
@@ -186,13 +188,13 @@ def test_signals_that_come_together_are_one_request(start: Start) -> None:
 
 
 def test_a_second_signal_ends_everything_at_once(start: Start) -> None:
-    script = "signal.signal(signal.SIGTERM, lambda *_: touch(f'told-{rank}')); touch(f'ready-{rank}')"
+    script = "signal.signal(signal.SIGTERM, lambda *_: touch(f'stopped-{rank}')); touch(f'ready-{rank}')"
     run = start(f"{script}\nwait_for('never')")
     run.wait_for("ready-0")
     run.wait_for("ready-1")
     run.process.terminate()
     # Forwarded, so the supervisor has heard it: what comes two seconds from here is another request.
-    run.wait_for("told-0")
+    run.wait_for("stopped-0")
     time.sleep(SECONDS_OF_ONE_REQUEST + 0.1)
     run.process.terminate()
     code, _, err = run.end()

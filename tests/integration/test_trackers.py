@@ -40,7 +40,7 @@ def config_with(**logging: Any) -> RunConfig:
 
 @pytest.fixture(autouse=True)
 def clients_of_no_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings of whoever runs the tests, no home directory of theirs, and time to start on a busy machine."""
+    """No settings and no home directory of the user who runs the tests, and time to start on a busy machine."""
     for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_"))]:
         monkeypatch.delenv(name)
     for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
@@ -106,7 +106,7 @@ def test_wandb_keeps_both_rounds_in_one_run_with_a_step_axis_of_ours(tmp_path: P
 
 
 def test_mlflow_keeps_both_rounds_in_one_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Newer clients want a database or a server and keep files only when told to.
+    # Newer clients want a database or a server and keep files only when asked to.
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = (tmp_path / "store").as_uri()
     two_rounds(tmp_path, config_with(mlflow={"tracking_uri": uri, "experiment": "e"}))

@@ -77,7 +77,7 @@ def test_a_live_run_is_followed_to_its_end(tmp_path):
     whole = runs.write_run(tmp_path / "whole", steps=60)
     going = tmp_path / "going"
     going.mkdir()
-    # As a run writes them: the end is told when all steps are there.
+    # As a run writes them: the end is reported when all steps are there.
     files = {name: (whole / name).read_bytes() for name in ("metrics.jsonl", "events.jsonl")}
     parts = {name: [data[: len(data) // 2], data[len(data) // 2 :]] for name, data in files.items()}
 

@@ -1,4 +1,4 @@
-"""Ranks that get no further: noticed, told with their stacks, ended and started again, whatever they print or do."""
+"""Ranks that get no further: noticed, shown with their stacks, ended and started again, whatever they print or do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HANG = """
     """
 
 
-def test_a_hung_round_is_told_with_all_its_stacks_and_started_again(start: Start) -> None:
+def test_a_hung_round_is_reported_with_all_its_stacks_and_started_again(start: Start) -> None:
     run = start(HANG, watchdog=6.0)
     code, _, err = run.end()
     assert code == 0
@@ -138,7 +138,7 @@ def a_rank(
     )
 
 
-def told(directory: Path) -> list[str]:
+def event_names(directory: Path) -> list[str]:
     lines = (directory / "events.jsonl").read_text().splitlines()
     return [json.loads(line)["event"] for line in lines]
 
@@ -151,7 +151,7 @@ def test_a_rank_without_a_supervisor_watches_itself(tmp_path: Path) -> None:
     _, err = hangs.communicate(timeout=PATIENCE_SECONDS)
     assert hangs.returncode == 1 and "watchdog: no progress" in err and "logs/rank-0.log" in err
     assert "in wait" in (tmp_path / "logs" / "rank-0.log").read_text()
-    assert told(tmp_path) == ["failure"]
+    assert event_names(tmp_path) == ["failure"]
     assert works.communicate(timeout=PATIENCE_SECONDS)[0] == waits.communicate(timeout=PATIENCE_SECONDS)[0] == "done\n"
 
 
@@ -175,7 +175,7 @@ def test_a_rank_hears_stop_signals_while_its_main_thread_cannot(tmp_path: Path) 
     # Two seconds on, it is another request; before that the same one, delivered twice. It hears both when it goes on.
     for number in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT):
         training.send_signal(number)
-    assert before.wait(timeout=PATIENCE_SECONDS) == 85 and told(tmp_path / "before") == ["signal", "end"]
+    assert before.wait(timeout=PATIENCE_SECONDS) == 85 and event_names(tmp_path / "before") == ["signal", "end"]
     assert training.stdout is not None and training.stdout.readline() == "noted\n"
     try:
         training.wait(timeout=2.5)
@@ -234,7 +234,7 @@ time.sleep(100)
     assert (tmp_path / "stderr").read_text().count("in descend") > 100
 
 
-def test_a_rank_that_was_suspended_is_judged_anew(tmp_path: Path) -> None:
+def test_a_rank_that_was_suspended_is_judged_again(tmp_path: Path) -> None:
     """Suspended for longer than any limit, it goes on."""
     script = """
 side.watch.begin("training", "strict")

@@ -52,7 +52,7 @@ class WatchedRun:
             assert self.process.poll() is None, f"it has ended before: {self.errors[-5:]}, {self.console[-3:]}"
             time.sleep(0.002)
 
-    def told(self, text: str) -> list[str]:
+    def lines_with(self, text: str) -> list[str]:
         """The warnings that have `text` in them."""
         texts = [line.get("text", "") for line in self.console if line["event"] == "warning"]
         return [line for line in texts if text in line]

@@ -45,10 +45,10 @@ def data_cache(directory: Path) -> None:
 
 
 def launch_directory(directory: Path) -> None:
-    for name in ("state.json", "summary.json", "told.json"):
+    for name in ("state.json", "summary.json", "record.json"):
         (directory / name).write_text(DEEP)
     assert last_state(directory) == {}
-    assert read_json_object(directory / "told.json") == {}
+    assert read_json_object(directory / "record.json") == {}
     assert not summary_completed(directory)
 
 

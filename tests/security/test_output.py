@@ -137,11 +137,11 @@ def test_a_run_directory_of_another_user(
     directory = runs.write_run(tmp_path / "trial", steps=5)
     events = directory / "events.jsonl"
     lines = [json.loads(line) for line in events.read_text().splitlines()]
-    told = {"event": "warning", "text": HOSTILE, "time": lines[-1]["time"], "round": 0, "rank": 0}
-    failure = {**told, "event": "failure", "reason": HOSTILE}
+    message = {"event": "warning", "text": HOSTILE, "time": lines[-1]["time"], "round": 0, "rank": 0}
+    failure = {**message, "event": "failure", "reason": HOSTILE}
     named = {"accelerator": HOSTILE, "formula": HOSTILE}
     parameters = [{**line, **named} for line in lines if line["event"] == "parameters"]
-    texts = [json.dumps(line, ensure_ascii=False) for line in [*lines[:-1], *parameters, told, failure, lines[-1]]]
+    texts = [json.dumps(line, ensure_ascii=False) for line in [*lines[:-1], *parameters, message, failure, lines[-1]]]
     events.write_text("\n".join(texts) + "\n")
     Said(monkeypatch, is_terminal, command, str(directory)).require_safe(colours=is_terminal)
 

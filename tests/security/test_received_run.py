@@ -20,9 +20,9 @@ def snapshot(directory: Path) -> dict[str, str]:
     """Every file (mode and digest), link and directory below a directory."""
     found = {}
     for path in sorted(directory.rglob("*")):
-        told = f"-> {os.readlink(path)}" if path.is_symlink() else ""
-        told += hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-        found[str(path)] = f"{path.lstat().st_mode:o} {told}"
+        message = f"-> {os.readlink(path)}" if path.is_symlink() else ""
+        message += hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        found[str(path)] = f"{path.lstat().st_mode:o} {message}"
     return found
 
 

@@ -87,7 +87,7 @@ def test_slurms_resume_sends_it_again(tmp_path: Path, monkeypatch: pytest.Monkey
     launcher_for(request(cluster("slurm"), WORKLOAD).cluster, Head()).resume("nccl")
 
     with tarfile.open(fileobj=io.BytesIO(sent[0])) as archive:
-        told = archive.extractfile("secrets.json")
-        assert told is not None
-        assert json.loads(told.read()) == {"MY_TOKEN": "planted"}
+        message = archive.extractfile("secrets.json")
+        assert message is not None
+        assert json.loads(message.read()) == {"MY_TOKEN": "planted"}
         assert archive.getmember("secrets.json").mode == 0o600

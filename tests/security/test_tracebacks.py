@@ -79,12 +79,12 @@ def test_a_bug_is_two_lines_and_a_private_file_with_its_traceback(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     command(error)
-    code, told = run(capsys, "raise")
+    code, output = run(capsys, "raise")
     assert code == 70
-    assert told.startswith(f"error: unexpected {type(error).__name__}")
-    assert told.count("\n") == 2
+    assert output.startswith(f"error: unexpected {type(error).__name__}")
+    assert output.count("\n") == 2
     (file,) = tmp_path.iterdir()
-    assert str(file) in told
+    assert str(file) in output
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert "in raise_it" in file.read_text()
 
@@ -261,9 +261,9 @@ def test_an_odd_value_of_a_step_is_named_with_its_directory(
         for record in records:
             record.update({"step_seconds": value, "loss": value} if record.get("step") == 3 else {})
         (directory / name).write_text("".join(json.dumps(record) + "\n" for record in records))
-    code, told = run(capsys, command, str(directory), *([str(directory)] if command == "diff" else []))
+    code, output = run(capsys, command, str(directory), *([str(directory)] if command == "diff" else []))
     assert code in (0, 1, 2)
-    assert code != 2 or str(directory) in told
+    assert code != 2 or str(directory) in output
 
 
 @pytest.mark.parametrize("template", ["{% for i in range(10 ** 9) %}x{% endfor %}", "{{ range(10 ** 30) }}"])

@@ -52,7 +52,7 @@ def test_an_estimate_has_a_verdict_and_quantities(tmp_path: Path) -> None:
         drillyard.estimate(config, accelerator="h100000", num_gpus=8)
 
 
-def test_errors_of_a_caller_can_be_told_apart(tmp_path: Path) -> None:
+def test_errors_of_a_caller_can_be_distinguished(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         drillyard.load_run_config(str(tmp_path / "absent.yaml"))
     (tmp_path / "run.yaml").write_text("name: 1x\nmodle: {}\n")

@@ -55,8 +55,8 @@ class Desk:
         """What `runs status` says."""
         done = self.say("runs", "status", handle, "--json")
         assert done.returncode == 0, done.stderr
-        told: dict[str, Any] = json.loads(done.stdout)
-        return told
+        output: dict[str, Any] = json.loads(done.stdout)
+        return output
 
     def wait_for(self, handle: str, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The status, once it is as wanted."""

@@ -140,7 +140,7 @@ class SshHosts:
         return not self.processes()
 
     def close_connections(self) -> None:
-        """End the shared connections of this machine, so that the next command connects anew."""
+        """End the shared connections of this machine, so that the next command opens a new connection."""
         for host in self.hosts:
             host.cut_connections()
 

@@ -47,7 +47,7 @@ def commands(agents: Agents, round_number: int) -> set[str]:
 def test_a_round_of_three_nodes(make: Make) -> None:
     script = 'echo "node $NODE_RANK of $NNODES x $NPROC_PER_NODE at $MASTER_ADDR:$MASTER_PORT {node_rank} {other}"'
     agents = make(script, 3)
-    # Whoever comes first: the order in which nodes start is the scheduler's.
+    # Either may be first: the order in which nodes start is the scheduler's.
     followers = [agents.run(2), agents.run(1)]
     assert codes([agents.run(0), *followers]) == [0, 0, 0]
     state = agents.state
@@ -84,8 +84,8 @@ def test_a_failed_node_ends_the_round_on_all(make: Make) -> None:
     assert (second["exit_code"], second["asked"]) == (143, True)
 
 
-def test_a_healthy_node_is_told_of_the_failure_that_stops_it_and_which_round_it_is(make: Make) -> None:
-    look = 'cat "$DRILLYARD_EXIT_RECORD.stop" > $RUN/told; exit 0'
+def test_a_healthy_node_learns_of_the_failure_that_stops_it_and_which_round_it_is(make: Make) -> None:
+    look = 'cat "$DRILLYARD_EXIT_RECORD.stop" > $RUN/request; exit 0'
     script = f"""
         {TELL}; echo $DRILLYARD_SUBMISSION $DRILLYARD_LAUNCH_ROUND >> $RUN/rounds-$NODE_RANK
         [ $ROUND = 1 ] && exit 0
@@ -94,11 +94,11 @@ def test_a_healthy_node_is_told_of_the_failure_that_stops_it_and_which_round_it_
     """
     agents = make(script, 2)
     assert codes(agents.run_all("--submission", "a")) == [0, 0]
-    (line,) = agents.lines("told")
-    told = json.loads(line)
-    assert (told["rank"], told["exit_code"]) == (None, 7)
-    assert re.fullmatch(r"node 1 \(.*\): exit code 7; ValueError: bad row", told["reason"])
-    assert f"SIGTERM to the command: {told['reason']}" in agents.log(0)
+    (line,) = agents.lines("request")
+    document = json.loads(line)
+    assert (document["rank"], document["exit_code"]) == (None, 7)
+    assert re.fullmatch(r"node 1 \(.*\): exit code 7; ValueError: bad row", document["reason"])
+    assert f"SIGTERM to the command: {document['reason']}" in agents.log(0)
     assert agents.lines("rounds-0") == agents.lines("rounds-1") == ["a 0", "a 1"]
 
 
@@ -119,8 +119,8 @@ def test_refused_is_never_started_again(make: Make) -> None:
 
 
 def test_what_ranks_tell_counts_more_than_their_launchers_code(make: Make) -> None:
-    told = '{"rank": 5, "exit_code": 2, "reason": "no such model", "lines": ["error: no such model"]}'
-    agents = make(f"echo '{told}' > $DRILLYARD_EXIT_RECORD; exit 1")
+    message = '{"rank": 5, "exit_code": 2, "reason": "no such model", "lines": ["error: no such model"]}'
+    agents = make(f"echo '{message}' > $DRILLYARD_EXIT_RECORD; exit 1")
     assert codes([agents.run()]) == [2]
     failure = agents.state["failure"]
     assert (failure["rank"], failure["exit_code"], failure["lines"]) == (5, 2, ["error: no such model"])
@@ -141,7 +141,7 @@ def test_85_with_newer_checkpoints_is_not_counted(make: Make) -> None:
     assert agents.state["failures"] == 0 and agents.state["round"] == 2
 
 
-def test_counts_go_on_over_a_requeue_and_begin_anew_with_a_submission(make: Make) -> None:
+def test_counts_go_on_over_a_requeue_and_begin_again_with_a_submission(make: Make) -> None:
     script = f'{TELL}; trap "exit 85" TERM; [ -e $RUN/fail ] && rm $RUN/fail && exit 1; {WAIT}'
     agents = make(script, max_failures=1, checkpoints="/nonexistent/*")
     (agents.directory / "fail").touch()
@@ -233,7 +233,7 @@ def test_a_node_that_never_joins_is_named_with_its_host_and_excluded(make: Make)
     assert agents.lines("commands") == []
 
 
-def test_agents_that_end_before_they_join_are_told_by_srun(make: Make) -> None:
+def test_agents_that_end_before_they_join_are_reported_by_srun(make: Make) -> None:
     agents = make(f"{TELL}; {WAIT}", 3, join_seconds=0)
     log = agents.directory / "srun.log"
     log.write_text("2: error: no such file\nsrun: error: c: task 2: Exited with exit code 2\n")
@@ -309,8 +309,8 @@ def test_stop_leaves_nothing(make: Make) -> None:
     assert again["already"] and again["agent"]["pid"] == started[1]["agent"]["pid"]
     wait_until(lambda: len(commands(agents, 0)) == 2)
     assert len(agents.marked()) >= 4
-    told = agents.stop()
-    assert told["left"] == [] and told["state"] == "cancelled"
+    message = agents.stop()
+    assert message["left"] == [] and message["state"] == "cancelled"
     assert agents.marked() == []
     assert not any(process_of(each[who]).alive for each in started for who in ("agent", "keeper"))
     assert agents.stop() == {"agents": [], "left": [], "state": "cancelled"}
@@ -322,7 +322,7 @@ def test_stop_leaves_nothing(make: Make) -> None:
     )
 
 
-def test_a_killed_agent_without_keeper_leaves_nothing_and_is_told_as_failed(make: Make) -> None:
+def test_a_killed_agent_without_keeper_leaves_nothing_and_is_reported_as_failed(make: Make) -> None:
     agents = make(f"{TELL}; setsid sleep 600 & {WAIT}")
     agent = agents.run()
     wait_until(lambda: agents.lines("commands"))

@@ -56,8 +56,8 @@ def test_an_agent_without_guardian_ends_a_command_whose_lease_runs_out(make: Mak
     agents = make(f"{TELL}; trap '' TERM; while true; do sleep 0.05; done", lease_seconds=3)
     agent = agents.run()
     command = int(wait_until(lambda: agents.lines("commands"))[0].split()[2])
-    told = json.loads((agents.launch / "epochs" / "0001.node-0.alive").read_text())
-    ours = guardian.marked_processes(told["token"], AGENT_MARK)
+    document = json.loads((agents.launch / "epochs" / "0001.node-0.alive").read_text())
+    ours = guardian.marked_processes(document["token"], AGENT_MARK)
     (watcher,) = set(agents.marked()) - set(ours)
     os.kill(watcher, signal.SIGKILL)
     (agents.launch / "epochs").rename(agents.launch / "unreachable")
@@ -66,14 +66,14 @@ def test_an_agent_without_guardian_ends_a_command_whose_lease_runs_out(make: Mak
     wait_until(lambda: "could not be written for half of lease_seconds" in agents.log(0))
 
 
-def test_an_empty_secret_is_made_anew(make: Make) -> None:
+def test_an_empty_secret_is_recreated(make: Make) -> None:
     agents = make("true", 2)
     (agents.launch / "secret").touch()
     assert codes(agents.run_all()) == [0, 0]
     assert (agents.launch / "secret").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_state_that_cannot_be_read_is_said_and_begun_anew(make: Make) -> None:
+def test_a_state_that_cannot_be_read_is_said_and_begun_again(make: Make) -> None:
     agents = make("true")
     (agents.launch / "state.json").write_text("")
     assert codes([agents.run(0, "--submission", "a")]) == [0]
@@ -100,8 +100,8 @@ def test_stop_works_on_a_full_disk(make: Make, small_disk: Tmpfs) -> None:
     started = agents.start(0)
     wait_until(lambda: agents.lines("commands"))
     small_disk.fill()
-    told = agents.stop()
-    assert (told["left"], told["state"]) == ([], "cancelled")
+    message = agents.stop()
+    assert (message["left"], message["state"]) == ([], "cancelled")
     assert agents.marked() == [] and not process_of(started["agent"]).alive
     seen = json.loads(agents.call("status", "--job", str(agents.job)).stdout)
     assert (seen["state"]["state"], seen["cancelled"]) == ("cancelled", True)
@@ -109,7 +109,7 @@ def test_stop_works_on_a_full_disk(make: Make, small_disk: Tmpfs) -> None:
     assert agents.call("run", *words).returncode == 130
 
 
-def test_the_end_of_a_run_is_told_on_a_full_disk(make: Make, small_disk: Tmpfs) -> None:
+def test_the_end_of_a_run_is_reported_on_a_full_disk(make: Make, small_disk: Tmpfs) -> None:
     agents = make(f"{TELL}; {WAIT}")
     agent = agents.run()
     wait_until(lambda: agents.lines("commands"))
@@ -143,7 +143,7 @@ def test_a_directory_that_comes_back_in_time_costs_the_run_only_its_round(make: 
     assert agent.poll() is None
 
 
-def test_a_run_whose_directory_is_made_anew_ends_and_leaves_the_new_one_alone(make: Make, tmp_path: Path) -> None:
+def test_a_run_whose_directory_is_recreated_ends_and_leaves_the_new_one_alone(make: Make, tmp_path: Path) -> None:
     agents = make(f"cd /; {TELL}; trap '' TERM; while true; do sleep 0.05; done", lease_seconds=600)
     old = agents.run(0, "--submission", "old")
     command = int(wait_until(lambda: agents.lines("commands"))[0].split()[2])
@@ -186,8 +186,8 @@ def test_stop_needs_nothing_of_the_launch_directory(make: Make, tmp_path: Path) 
     ended = subprocess.run(argv, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     keeper = process_of(started["keeper"])
-    told = {"agents": [{"node": None, "process": keeper.pid, "ended": "asked"}], "left": [], "state": None}
-    assert json.loads(ended.stdout) == told
+    message = {"agents": [{"node": None, "process": keeper.pid, "ended": "asked"}], "left": [], "state": None}
+    assert json.loads(ended.stdout) == message
     assert agents.marked() == [] and not keeper.alive
 
 
@@ -204,8 +204,8 @@ def test_two_stops_at_once_leave_nothing(make: Make) -> None:
     wait_until(lambda: len(agents.lines("commands")) == 2)
     argv = [sys.executable, str(agents.launch / "agent"), "stop", "--job", str(agents.job), "--patience", "60"]
     stops = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [json.loads(each.communicate(timeout=90)[0]) for each in stops]
-    assert [(each["left"], each["state"]) for each in told] == [([], "cancelled")] * 2
+    document = [json.loads(each.communicate(timeout=90)[0]) for each in stops]
+    assert [(each["left"], each["state"]) for each in document] == [([], "cancelled")] * 2
     assert agents.marked() == []
 
 
@@ -286,10 +286,10 @@ def test_two_hundred_nodes_join_at_once(make: Make) -> None:
 
 def _follow(port: int, node: int, ended: list[int]) -> None:
     """A node whose commands end well at once."""
-    told = {"submission": "a", "attempt": "0", "node": node, "host": f"n{node}"}
+    reported = {"submission": "a", "attempt": "0", "node": node, "host": f"n{node}"}
     while True:
         try:
-            connection, _ = protocol.join("127.0.0.1", port, b"known", told, 60.0)
+            connection, _ = protocol.join("127.0.0.1", port, b"known", reported, 60.0)
             break
         except protocol.ConnectionLost:
             time.sleep(0.2)

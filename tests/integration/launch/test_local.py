@@ -59,7 +59,7 @@ def test_a_run_goes_on_when_its_terminal_closes_and_is_found_from_another(desk: 
     assert processes(desk.directory / "runs" / "long") == []
 
 
-def test_of_launches_at_the_same_moment_one_is_submitted_and_the_others_are_told(desk: Desk) -> None:
+def test_of_launches_at_the_same_moment_one_is_submitted_and_the_others_are_reported(desk: Desk) -> None:
     runs = []
     for number in range(3):
         written = desk.write_run("same", {"command": ["bash", "-c", f"echo I am {number}; sleep 1000"]})
@@ -70,7 +70,7 @@ def test_of_launches_at_the_same_moment_one_is_submitted_and_the_others_are_told
     assert sorted(codes) == [0, 2, 2], said
     winner = codes.index(0)
     assert all("nothing was" in error for code, (_, error) in zip(codes, said, strict=True) if code), said
-    desk.wait_for("same", lambda told: told["state"] == "running")
+    desk.wait_for("same", lambda status: status["state"] == "running")
     until(lambda: "0: I am" in desk.say("runs", "logs", "same").stdout)
     logs = desk.say("runs", "logs", "same").stdout
     assert f"0: I am {winner}" in logs and logs.count("0: I am") == 1
@@ -107,14 +107,14 @@ def _take_terminal() -> None:
 
 def test_a_run_whose_agent_and_keeper_are_killed_is_failed_and_leaves_nothing(desk: Desk) -> None:
     handle = desk.launch(desk.write_run("lost", {"command": ["bash", "-c", "setsid sleep 1000 & sleep 1000"]}))
-    desk.wait_for(handle, lambda told: told["state"] == "running")
+    desk.wait_for(handle, lambda status: status["state"] == "running")
     directory = desk.directory / "runs" / "lost"
     until(lambda: len(processes(directory)) >= 4)
     for pid in sorted(_agents(directory)):
         os.kill(pid, signal.SIGKILL)
     until(lambda: processes(directory) == [])
-    told = desk.status(handle)
-    assert told["state"] == "failed" and "agent gone" in told["reason"]
+    status = desk.status(handle)
+    assert status["state"] == "failed" and "agent gone" in status["reason"]
     assert f"drillyard runs resume {handle}" in desk.say("runs", "status", handle).stdout
     desk.write_run("lost", {"command": ["true"]})
     assert desk.launch(desk.directory / "lost.yaml") == handle
@@ -145,9 +145,9 @@ def test_one_run_directory_has_one_run_and_a_cancelled_one_goes_on_with_the_same
     wait_until(lambda: holds.reached(first, 0, 1), plain)
     handle = desk.launch(run.config)
     assert desk.say("runs", "wait", handle).returncode == 2
-    told = desk.status(handle)
-    refusal = "\n".join(told["failure"]["lines"])
-    assert told["state"] == "failed" and f"{run.directory}: a run is active in it (process {plain.pid} on" in refusal
+    status = desk.status(handle)
+    refusal = "\n".join(status["failure"]["lines"])
+    assert status["state"] == "failed" and f"{run.directory}: a run is active in it (process {plain.pid} on" in refusal
     plain.terminate()
     assert plain.wait(PATIENCE_SECONDS) == 85
     # The launched run has it: `drillyard train` is refused.

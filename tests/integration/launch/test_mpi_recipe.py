@@ -73,11 +73,11 @@ def servers_left(directory: Path) -> list[str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
-                told = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                message = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except OSError:
                 continue
-            if str(directory) in told and "pytest" not in told:
-                left.append(told)
+            if str(directory) in message and "pytest" not in message:
+                left.append(message)
     return left
 
 

@@ -112,7 +112,7 @@ def test_workloads_that_print_their_secrets(desk: Desk) -> None:
         assert say(desk, "launch", run, "--output", desk.directory / f"plan-{name}") == 0
         assert say(desk, "launch", run, "--max-failures", "0") == 0
         if code == 130:
-            desk.wait_for(name, lambda told: told["state"] == "running")
+            desk.wait_for(name, lambda status: status["state"] == "running")
             assert holders(desk, while_it_lives=True) == []
             assert say(desk, "runs", "cancel", name) == 0
         assert say(desk, "runs", "wait", name) == code

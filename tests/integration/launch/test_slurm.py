@@ -1,4 +1,4 @@
-"""Runs on a real Slurm cluster of four nodes: what each disturbance leads to, and what users are told."""
+"""Runs on a real Slurm cluster of four nodes: what each disturbance leads to, and what users see."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from drillyard.config import load_cluster_config
 from drillyard.launch.agent.index import list_runs
 from drillyard.launch.programs import Programs, Result
 from drillyard.launch.run_status import State
-from drillyard.launch.slurm.launcher import SlurmLauncher, launcher
+from drillyard.launch.slurm.launcher import SlurmLauncher
 
 TITAN = """
 import time
@@ -53,7 +53,7 @@ while not (run / "enough").exists():
         file.write(f"{begun} {node} {time.time()}\\n")
     time.sleep(0.05)
 """
-"""Writes into the run directory until it is told to stop: then it saves, as a trainer would."""
+"""Writes into the run directory until SIGTERM: then it saves, as a trainer would."""
 
 
 class IndexReadHere(Programs):
@@ -118,17 +118,17 @@ def looking(desk: Desk) -> Iterator[SlurmLauncher]:
         for name in ("HOME", "SLURM_CONF"):
             patch.setenv(name, desk.environment[name])
         patch.delenv("XDG_STATE_HOME", raising=False)
-        yield launcher(load_cluster_config(desk.directory / "cluster.yaml"), IndexReadHere())
+        yield SlurmLauncher(load_cluster_config(desk.directory / "cluster.yaml"), IndexReadHere())
 
 
-def is_running(told: dict[str, Any]) -> bool:
+def is_running(status: dict[str, Any]) -> bool:
     """For `Desk.wait_for`."""
-    return bool(told["state"] == "running")
+    return bool(status["state"] == "running")
 
 
-def waits(told: dict[str, Any]) -> bool:
+def waits(status: dict[str, Any]) -> bool:
     """For `Desk.wait_for`: in the queue, for the first time or again."""
-    return bool(told["native"].get("state") == "PENDING")
+    return bool(status["native"].get("state") == "PENDING")
 
 
 def written(run_directory: Path, begun: int) -> list[tuple[int, float]]:
@@ -157,10 +157,10 @@ def test_a_run_that_loses_a_node_twice_and_reaches_its_time_limit_loses_no_bit(
     cluster.kill_agent(lost)
 
     # The reason is there as soon as the job waits.
-    told = desk.wait_for(handle, waits)
-    assert f"lost node 1 ({lost}): Killed" in told["reason"], told
-    assert told["state"] == "restarting", told
-    assert "without" not in told["reason"]
+    status = desk.wait_for(handle, waits)
+    assert f"lost node 1 ({lost}): Killed" in status["reason"], status
+    assert status["state"] == "restarting", status
+    assert "without" not in status["reason"]
     until(lambda: holds.reached(moments[1], 0, 1), "the second start")
     # Its end is nearer than `signal_seconds` now. Slurm looks every 30 s.
     minutes = 3 + cluster.elapsed_seconds(job) // 60
@@ -172,12 +172,12 @@ def test_a_run_that_loses_a_node_twice_and_reaches_its_time_limit_loses_no_bit(
     log = run.directory / "launch" / f"slurm-{job}.log"
     until(lambda: holds.reached(moments[2], 0, 1), "the third start")
     cluster.kill_agent(lost)
-    told = desk.wait_for(handle, waits)
-    assert f"lost node 1 ({lost}): Killed; from now on without {lost}" in told["reason"], told
+    status = desk.wait_for(handle, waits)
+    assert f"lost node 1 ({lost}): Killed; from now on without {lost}" in status["reason"], status
     assert desk.say("runs", "wait", handle).returncode == 0, log.read_text()
-    told = desk.status(handle)
-    assert (told["state"], told["failures"], told["round"]) == ("succeeded", 0, 3)
-    assert lost not in told["hosts"] and "time limit" in log.read_text()
+    status = desk.status(handle)
+    assert (status["state"], status["failures"], status["round"]) == ("succeeded", 0, 3)
+    assert lost not in status["hosts"] and "time limit" in log.read_text()
     assert [start["round"] for start in run.events("run_start")] == [0, 1, 2, 3]
     assert [each["step"] for each in run.events("resume")] == [21, 21]
     # Steps after the newest checkpoint were trained again, with the same bits.
@@ -205,14 +205,14 @@ def test_nodes_without_the_storage_are_named_and_left_out(cluster: SlurmCluster,
     named = [reason for reason in reasons if "node 1 (n3) cannot start: " in reason]
     assert named and all("No such file or directory" in reason for reason in named), reasons
     assert any("(Exited with exit code 2); from now on without n3" in reason for reason in named), reasons
-    told = desk.wait_for(handle, is_running)
-    assert told["hosts"] == ["n2", "n4"] and told["failures"] == 0
+    message = desk.wait_for(handle, is_running)
+    assert message["hosts"] == ["n2", "n4"] and message["failures"] == 0
     until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "round 0")
     # A leader that is killed is a loss of its host; the others leave at once.
     cluster.kill_agent("n2")
-    told = desk.wait_for(handle, waits)
-    assert "the agent of node 0 (n2) was killed" in told["reason"], told
-    desk.wait_for(handle, lambda told: is_running(told) and told["round"] == 1)
+    message = desk.wait_for(handle, waits)
+    assert "the agent of node 0 (n2) was killed" in message["reason"], message
+    desk.wait_for(handle, lambda message: is_running(message) and message["round"] == 1)
     (directory / "enough").touch()
     assert desk.say("runs", "wait", handle).returncode == 0
 
@@ -222,12 +222,12 @@ def test_a_run_whose_node_lost_its_slurmd_goes_on_elsewhere_after_the_old_node_h
 ) -> None:
     config, directory = saves(desk, "orphaned")
     handle = desk.launch(config)
-    told = desk.wait_for(handle, is_running)
+    status = desk.wait_for(handle, is_running)
     until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "round 0")
-    lost = told["hosts"][0]
+    lost = status["hosts"][0]
     cluster.kill_node(lost)
-    told = desk.wait_for(handle, lambda told: is_running(told) and told["round"] == 1)
-    assert lost not in told["hosts"] and told["failures"] == 0
+    status = desk.wait_for(handle, lambda status: is_running(status) and status["round"] == 1)
+    assert lost not in status["hosts"] and status["failures"] == 0
     until(lambda: {node for node, _ in written(directory, 1)} == {0, 1}, "round 1")
     (directory / "enough").touch()
     assert desk.say("runs", "wait", handle).returncode == 0
@@ -255,8 +255,8 @@ def test_cancel_is_for_good_and_a_run_is_not_submitted_twice(cluster: SlurmClust
     # Somebody who does not know drillyard cancels it: it must not queue itself again, although it has saved.
     until(lambda: bool(written(directory, 0)), "round 0")
     cluster.run("scancel", second)
-    told = desk.wait_for(handle, lambda told: told["state"] == "cancelled")
-    assert told["native"]["job_id"] == second
+    status = desk.wait_for(handle, lambda status: status["state"] == "cancelled")
+    assert status["native"]["job_id"] == second
     until(lambda: cluster.job(second) == "CANCELLED", "the end of the job")
     assert (directory / "saved").exists()
     # What is over is resumed by a job of its own, which goes on from what was saved.
@@ -284,8 +284,8 @@ def test_a_preempted_run_is_queued_again_and_not_counted(cluster: SlurmCluster, 
     waiting = desk.wait_for(handle, waits)
     assert waiting["state"] == "restarting" and waiting["reason"].startswith("is queued again")
     cluster.run("scancel", other)
-    told = desk.wait_for(handle, lambda told: is_running(told) and told["round"] == 1)
-    assert told["failures"] == 0
+    status = desk.wait_for(handle, lambda status: is_running(status) and status["round"] == 1)
+    assert status["failures"] == 0
     assert desk.say("runs", "cancel", handle).returncode == 0
 
 
@@ -297,10 +297,10 @@ def test_a_sweep_is_one_array_of_runs(cluster: SlurmCluster, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     handles = done.stdout.split()
     assert len(handles) == 4
-    ends = [desk.wait_for(handle, lambda told: told["state"] in ("succeeded", "failed")) for handle in handles]
-    assert [told["state"] for told in ends] == ["succeeded", "succeeded", "failed", "succeeded"]
-    array = {told["native"]["job_id"].split("_")[0] for told in ends}
-    assert len(array) == 1 and [told["native"]["job_id"].split("_")[1] for told in ends] == list("0123")
+    ends = [desk.wait_for(handle, lambda message: message["state"] in ("succeeded", "failed")) for handle in handles]
+    assert [message["state"] for message in ends] == ["succeeded", "succeeded", "failed", "succeeded"]
+    array = {message["native"]["job_id"].split("_")[0] for message in ends}
+    assert len(array) == 1 and [message["native"]["job_id"].split("_")[1] for message in ends] == list("0123")
     assert ends[2]["failure"]["exit_code"] == 1
     assert "rate 2" in desk.say("runs", "logs", handles[1]).stdout
 
@@ -345,7 +345,7 @@ def test_who_follows_logs_hears_all_although_the_controller_is_away(
     rest, errors = follower.communicate(timeout=240)
     assert follower.returncode == 0, errors
     assert all(f"after {node}" in rest for node in (0, 1))
-    assert desk.wait_for(handle, lambda told: told["state"] == "succeeded")
+    assert desk.wait_for(handle, lambda status: status["state"] == "succeeded")
 
 
 def test_a_login_node_that_ssh_reaches_does_the_same(cluster: SlurmCluster, tmp_path: Path) -> None:
@@ -362,10 +362,10 @@ def test_a_login_node_that_ssh_reaches_does_the_same(cluster: SlurmCluster, tmp_
         desk.environment["SLURM_CONF"] = "/nonexistent"
         config, _ = saves(desk, "remote")
         handle = desk.launch(config)
-        told = desk.wait_for(handle, is_running)
+        status = desk.wait_for(handle, is_running)
         until(lambda: bool(written(project / "runs" / "remote", 0)), "round 0")
         hosts.close_connections()
-        assert f"round 0 of remote on {told['hosts'][1]}" in desk.say("runs", "logs", handle).stdout
+        assert f"round 0 of remote on {status['hosts'][1]}" in desk.say("runs", "logs", handle).stdout
         login.power_off()
         away = desk.say("runs", "status", handle)
         assert away.returncode == 2 and "h0" in away.stderr and "ssh: connect to host" in away.stderr
@@ -374,7 +374,7 @@ def test_a_login_node_that_ssh_reaches_does_the_same(cluster: SlurmCluster, tmp_
         assert desk.status(handle)["state"] == "cancelled" and not cluster.processes(str(project))
 
 
-def test_what_slurm_refuses_is_told_with_what_to_do(cluster: SlurmCluster, desk: Desk, tmp_path: Path) -> None:
+def test_what_slurm_refuses_is_reported_with_what_to_do(cluster: SlurmCluster, desk: Desk, tmp_path: Path) -> None:
     lost = sit_down(cluster, tmp_path / "lost", slurm={"partition": "nosuch"})
     run = lost.write_run("refused", {"command": ["true"]})
     done = lost.say("launch", run)
@@ -387,8 +387,8 @@ def test_what_slurm_refuses_is_told_with_what_to_do(cluster: SlurmCluster, desk:
     # More nodes than there are: Slurm takes the job all the same.
     many = sit_down(cluster, tmp_path / "many", nodes=9)
     handle = many.launch(run)
-    told = many.wait_for(handle, lambda told: "reason" in told["native"])
-    assert told["state"] == "queued" and "the partition has not what it asks for" in told["reason"], told
+    status = many.wait_for(handle, lambda status: "reason" in status["native"])
+    assert status["state"] == "queued" and "the partition has not what it asks for" in status["reason"], status
     nothing = sit_down(cluster, tmp_path / "nothing")
     (tmp_path / "bin").mkdir()
     for name in ("env", "sh", "mktemp", "tar", "rm", "python3"):
@@ -404,8 +404,8 @@ def test_a_job_that_waits_tells_why_and_is_cancelled_in_the_queue(cluster: Slurm
     desk.wait_for(first, is_running)
     after, _ = saves(desk, "second")
     second = desk.launch(after, "--after", first)
-    told = desk.wait_for(second, lambda told: told["native"].get("reason") == "Dependency")
-    assert told["state"] == "queued" and "waits for another run to succeed (Dependency)" in told["reason"]
+    status = desk.wait_for(second, lambda status: status["native"].get("reason") == "Dependency")
+    assert status["state"] == "queued" and "waits for another run to succeed (Dependency)" in status["reason"]
     assert desk.say("runs", "cancel", second).returncode == 0
     assert desk.status(second)["state"] == "cancelled" and desk.status(first)["state"] == "running"
     assert desk.say("runs", "cancel", first).returncode == 0

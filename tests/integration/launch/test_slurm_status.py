@@ -1,4 +1,4 @@
-"""What users of a real Slurm cluster of four nodes are told while disks fail and while a run is being submitted.
+"""What users of a real Slurm cluster of four nodes see while disks fail and while a run is being submitted.
 
 Mounts small file systems, which needs root.
 """
@@ -39,7 +39,7 @@ def all_nodes_are_idle(cluster: SlurmCluster) -> Iterator[None]:
     cluster.reset()
 
 
-def test_a_full_disk_at_the_export_is_the_cause_that_is_told(
+def test_a_full_disk_at_the_export_is_the_cause_that_is_reported(
     cluster: SlurmCluster, workplace: Path, tmp_path: Path
 ) -> None:
     disk = Tmpfs(tmp_path / "disk", 16 * MIB)
@@ -62,20 +62,21 @@ def test_a_full_disk_at_the_export_is_the_cause_that_is_told(
         # When each look began, and when the one ended that tells the cause.
         times = [time.time()]
 
-        def tells_the_cause(told: dict[str, Any]) -> bool:
+        def tells_the_cause(status: dict[str, Any]) -> bool:
             times.append(time.time())
-            return "No space left on device" in f"{told['reason']} {told['failure']}"
+            return "No space left on device" in f"{status['reason']} {status['failure']}"
 
         desk.wait_for(handle, tells_the_cause)
-        told = desk.wait_for(handle, lambda told: told["over"])
-        assert told["state"] == "failed", told
+        status = desk.wait_for(handle, lambda status: status["over"])
+        assert status["state"] == "failed", status
         state = disk.place / "runs" / "full-export" / "launch" / "state.json"
-        *silent, _, told_at = times
+        *silent, _, reported_at = times
         assert all(began_at < state.stat().st_mtime for began_at in silent), "silent although the end was written"
-        assert told_at - told["ended_at"] < SECONDS_TO_TELL
-        assert told["failure"]["exit_code"] == 2
+        assert reported_at - status["ended_at"] < SECONDS_TO_TELL
+        assert status["failure"]["exit_code"] == 2
         assert (
-            "cannot export to" in told["failure"]["reason"] and "No space left on device" in told["failure"]["reason"]
+            "cannot export to" in status["failure"]["reason"]
+            and "No space left on device" in status["failure"]["reason"]
         )
         assert desk.say("runs", "status", handle).stdout.count("cannot export to") <= 2, "headline and last lines"
     finally:
@@ -93,10 +94,10 @@ def test_a_run_whose_directory_turns_read_only_is_not_running_any_more(cluster: 
         until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "round 0")
         disk.abort()
         failed_at = time.monotonic()
-        told = desk.wait_for(handle, lambda told: told["state"] != "running")
+        status = desk.wait_for(handle, lambda status: status["state"] != "running")
         assert time.monotonic() - failed_at < SECONDS_TO_TELL
-        assert told["state"] == "restarting", told
-        assert f"{directory}/launch cannot be written to: Read-only file system" in told["reason"], told
+        assert status["state"] == "restarting", status
+        assert f"{directory}/launch cannot be written to: Read-only file system" in status["reason"], status
         cancelled = desk.say("runs", "cancel", handle)
         assert cancelled.returncode == 0, cancelled.stderr
         assert not cluster.processes(str(directory))

@@ -98,7 +98,7 @@ def test_a_killed_rank_and_killed_agents_cost_restarts_and_no_bit(
         checkpoints = [event["step"] for event in run.events("checkpoint")]
         return holds.reached(moments[step], 0, 1) and saved in checkpoints
 
-    def told_of(number: int, reason: str) -> bool:
+    def reported_of(number: int, reason: str) -> bool:
         return any(each["round"] == number and each["reason"].startswith(reason) for each in run.events("failure"))
 
     python = holds.interpreter(tmp_path / "python")
@@ -110,20 +110,20 @@ def test_a_killed_rank_and_killed_agents_cost_restarts_and_no_bit(
     until(lambda: held_at(8, saved=5), "round 0")
     hosts.close_connections()
     os.kill(rank_of(h1, 1), signal.SIGKILL)
-    until(lambda: told_of(0, "node 1 (h1): rank 1: killed by SIGKILL"), "the cause")
+    until(lambda: reported_of(0, "node 1 (h1): rank 1: killed by SIGKILL"), "the cause")
     holds.release(moments[8])
     # The agent of the second host is killed: its ranks end, its keeper starts it again, and nothing is counted.
     until(lambda: held_at(14, saved=10), "round 1")
     os.kill(find(h1, "agent run", "--node-rank 1"), signal.SIGKILL)
-    until(lambda: told_of(1, "lost node 1 (h1)"), "the loss")
+    until(lambda: reported_of(1, "lost node 1 (h1)"), "the loss")
     holds.release(moments[14])
     # The agent that leads is killed: the same.
     until(lambda: held_at(22, saved=20), "round 2")
     os.kill(find(h0, "agent run", "--node-rank 0"), signal.SIGKILL)
     holds.release(moments[22])
     assert desk.say("runs", "wait", handle).returncode == 0
-    told = desk.status(handle)
-    assert (told["state"], told["failures"], told["hosts"]) == ("succeeded", 1, ["h0", "h1"])
+    status = desk.status(handle)
+    assert (status["state"], status["failures"], status["hosts"]) == ("succeeded", 1, ["h0", "h1"])
     assert [start["round"] for start in run.events("round_start")] == [0, 1, 2, 3]
     # Node 0 did nothing wrong; but nobody has asked the run to stop.
     assert [end["status"] for end in run.events("end") if end["status"] == "interrupted"] == run.events("signal") == []
@@ -139,12 +139,12 @@ def test_cancel_leaves_no_process_on_any_host_and_a_run_is_not_started_twice(hos
     stubborn = """setsid bash -c 'trap "" TERM; sleep 1000' & sleep 1000"""
     run = desk.write_run("stubborn", {"command": ["bash", "-c", stubborn]})
     handle = desk.launch(run)
-    desk.wait_for(handle, lambda told: told["state"] == "running")
+    desk.wait_for(handle, lambda status: status["state"] == "running")
     refused = desk.say("launch", run)
     assert refused.returncode == 2 and "is running already, and nothing was started" in refused.stderr
     before = [find(host, "agent run") for host in hosts.hosts]
     assert desk.launch(run, "--replace") == handle
-    desk.wait_for(handle, lambda told: told["state"] == "running")
+    desk.wait_for(handle, lambda status: status["state"] == "running")
     assert not {*before} & {*hosts.processes()}
     listed = desk.say("runs", "list")
     assert handle in listed.stdout and "running" in listed.stdout
@@ -159,7 +159,7 @@ def test_cancel_leaves_no_process_on_any_host_and_a_run_is_not_started_twice(hos
 def test_cancel_without_the_head_host_ends_the_others_and_names_it(hosts: SshHosts, desk: Desk) -> None:
     h0, h1 = hosts.hosts
     handle = desk.launch(desk.write_run("headless", {"command": ["sleep", "1000"]}))
-    desk.wait_for(handle, lambda told: told["state"] == "running")
+    desk.wait_for(handle, lambda status: status["state"] == "running")
     h0.power_off()
     try:
         done = desk.say("runs", "cancel", handle)
@@ -170,8 +170,8 @@ def test_cancel_without_the_head_host_ends_the_others_and_names_it(hosts: SshHos
     h1.cut_connections()
     assert hosts.nothing_left(), hosts.processes()
     # The head host is back: what it was doing is over, and is said to be.
-    told = desk.status(handle)
-    assert told["state"] in ("failed", "cancelled"), told
+    status = desk.status(handle)
+    assert status["state"] in ("failed", "cancelled"), status
 
 
 def test_who_follows_logs_hears_all_although_the_connection_is_cut(hosts: SshHosts, desk: Desk, tmp_path: Path) -> None:
@@ -221,7 +221,9 @@ def test_a_script_of_torchrun_that_logs_as_torchtitan_is_launched_and_measured(
     assert desk.say("runs", "wait", handle).returncode == 0
 
 
-def test_all_that_is_wrong_is_told_at_once_and_nothing_is_started(hosts: SshHosts, desk: Desk, tmp_path: Path) -> None:
+def test_all_that_is_wrong_is_reported_at_once_and_nothing_is_started(
+    hosts: SshHosts, desk: Desk, tmp_path: Path
+) -> None:
     h0 = hosts.hosts[0]
     # h1 has another directory under the path of the runs, no such Python, and h9 does not exist.
     for host in hosts.hosts:

@@ -65,26 +65,26 @@ def test_a_secret_is_in_one_file_that_only_its_owner_reads_while_the_run_goes_on
     assert "its mode is 600" in desk.say("runs", "logs", handle).stdout
     shown = [["launch", run, "--dry-run", "--explain"], ["runs", "status", handle], ["runs", "logs", handle]]
     shown += [["runs", "artifacts", handle], ["runs", "status", handle, "--json"]]
-    told = [desk.say(*arguments) for arguments in shown]
-    assert all(VALUE not in each.stdout + each.stderr for each in told)
-    assert "secret" not in {path.rpartition("/")[2] for path in told[3].stdout.split()}
+    output = [desk.say(*arguments) for arguments in shown]
+    assert all(VALUE not in each.stdout + each.stderr for each in output)
+    assert "secret" not in {path.rpartition("/")[2] for path in output[3].stdout.split()}
 
 
 def test_a_cancelled_run_is_not_said_to_be_over_because_of_an_earlier_failure(desk: Desk) -> None:
     script = 'if [ -e again ]; then sleep 1000; else touch again; echo "the first round broke"; exit 7; fi'
     handle = desk.launch(desk.write_run("twice", {"command": ["bash", "-c", script]}))
-    desk.wait_for(handle, lambda told: told["round"] == 1 and told["state"] == "running")
+    desk.wait_for(handle, lambda status: status["round"] == 1 and status["state"] == "running")
     assert desk.say("runs", "cancel", handle).returncode == 0
-    told = desk.say("runs", "status", handle).stdout
-    first, *others = told.splitlines()
+    status = desk.say("runs", "status", handle).stdout
+    first, *others = status.splitlines()
     assert "cancelled" in first and "exit code 7" not in first
-    assert any(line.split()[0] == "failure" and "exit code 7" in line for line in others), told
-    assert "agent gone" not in told
+    assert any(line.split()[0] == "failure" and "exit code 7" in line for line in others), status
+    assert "agent gone" not in status
 
 
 def test_a_run_whose_directory_was_deleted_is_cancelled(desk: Desk) -> None:
     handle = desk.launch(desk.write_run("deleted", {"command": ["bash", "-c", "cd /; sleep 1000"]}))
-    desk.wait_for(handle, lambda told: told["state"] == "running")
+    desk.wait_for(handle, lambda status: status["state"] == "running")
     run = desk.directory / "runs" / "deleted"
     run.rename(run.with_name("away"))
     shutil.rmtree(run.with_name("away"), ignore_errors=True)
@@ -96,8 +96,8 @@ def test_a_run_whose_directory_was_deleted_is_cancelled(desk: Desk) -> None:
     assert marked_processes(run_token(str(run / "launch")), RUN_MARK) == []
 
 
-def test_the_whole_of_a_plan_is_told_once(desk: Desk) -> None:
-    run = desk.write_run("told", {"command": ["true"]})
+def test_the_whole_of_a_plan_is_reported_once(desk: Desk) -> None:
+    run = desk.write_run("command", {"command": ["true"]})
     two = desk.directory / "two.yaml"
     two.write_text("name: two\nplatform: ssh\nnodes: 2\nprocesses_per_node: 1\nssh: {hosts: [a, b]}\n")
     warnings = json.loads(desk.say("launch", run, "--cluster", two, "--dry-run", "--json").stdout)["warnings"]

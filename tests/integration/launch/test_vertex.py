@@ -148,9 +148,9 @@ def test_a_job_that_ends_while_it_is_cancelled_is_no_error(vertex: Vertex) -> No
     job, listed = vertex.newest, vertex.list
 
     def ends_after_being_listed(query: dict[str, list[str]]) -> Any:
-        told = type(page := listed(query)).from_json(type(page).to_json(page))
+        message = type(page := listed(query)).from_json(type(page).to_json(page))
         vertex.enter(job, "SUCCEEDED")
-        return told
+        return message
 
     vertex.list = ends_after_being_listed  # type: ignore[method-assign]
     assert place.launcher.cancel("tiny").status.state is State.succeeded
@@ -227,9 +227,9 @@ def test_a_refusal_says_what_to_do(vertex: Vertex, refusal: Refusal, words: str)
     place = Place(vertex)
     plan = place.plan()
     vertex.create = refusing(refusal)  # type: ignore[method-assign]
-    with pytest.raises(UserError, match=words) as told:
+    with pytest.raises(UserError, match=words) as caught:
         place.launcher.submit(plan)
-    assert "create the job" in str(told.value)
+    assert "create the job" in str(caught.value)
     assert vertex.jobs == {}
 
 
@@ -240,7 +240,7 @@ def refusing(refusal: Refusal) -> Callable[..., CustomJob]:
     return refuse
 
 
-def test_what_the_service_itself_checks_is_told_by_field(vertex: Vertex) -> None:
+def test_what_the_service_itself_checks_is_reported_by_field(vertex: Vertex) -> None:
     """A request that our rules let pass and the service does not."""
     place = Place(vertex)
     plan = place.plan()
@@ -251,13 +251,13 @@ def test_what_the_service_itself_checks_is_told_by_field(vertex: Vertex) -> None
         place.launcher.submit(plan)
 
 
-def test_an_unknown_project_is_told(vertex: Vertex) -> None:
+def test_an_unknown_project_is_reported(vertex: Vertex) -> None:
     place = Place(vertex, location="{project: nobodys, region: us-central1}")
     with pytest.raises(UserError, match=r"projects/nobodys.*\n.*location.project \(nobodys\)"):
         place.launcher.submit(place.plan())
 
 
-def test_a_missing_bucket_is_told_before_a_job_is_made(vertex: Vertex) -> None:
+def test_a_missing_bucket_is_reported_before_a_job_is_made(vertex: Vertex) -> None:
     place = Place(vertex, storage="{bucket: nobodys-bucket}")
     with pytest.raises(UserError, match=r"no bucket nobodys-bucket(.|\n)*gcloud storage buckets create"):
         place.launcher.submit(place.plan())

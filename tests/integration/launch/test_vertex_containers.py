@@ -63,8 +63,8 @@ def replicas(mounted: Path) -> Iterator[Callable[[Vertex], Replicas]]:
 
 
 def script(name: str, text: str, **settings: Any) -> str:
-    told = {"name": name, "processes_per_node": 1, "workload": {"command": ["sh", "-c", text], **settings}}
-    return json.dumps(told)
+    message = {"name": name, "processes_per_node": 1, "workload": {"command": ["sh", "-c", text], **settings}}
+    return json.dumps(message)
 
 
 def test_replicas_find_their_ranks_and_each_other(

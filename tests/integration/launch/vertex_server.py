@@ -236,8 +236,8 @@ class _Handler(BaseHTTPRequestHandler):
                 raise self.vertex.refuse_next.pop(0)
             if found is None:
                 raise Refusal("NOT_FOUND", f"no such method: {url.path}")
-            told = act(found.groupdict(), parse_qs(url.query))
-            self._send(200, "{}" if told is None else type(told).to_json(told, use_integers_for_enums=False))
+            message = act(found.groupdict(), parse_qs(url.query))
+            self._send(200, "{}" if message is None else type(message).to_json(message, use_integers_for_enums=False))
         except Refusal as refusal:
             self._send(refusal.code, json.dumps(refusal.body))
         except ConnectionAbortedError:

@@ -30,12 +30,12 @@ def state_of(value: float) -> dict[str, Any]:
 
 
 def checkpointer_of(run: Path, events: list[tuple[str, str]] | None = None) -> Checkpointer:
-    def told(name: str, **fields: Any) -> None:
+    def record(name: str, **fields: Any) -> None:
         if events is not None and "reason" in fields:
             events.append((name, fields["reason"]))
 
     settings: dict[str, Any] = {"keep": 5, "keep_best": False, "asynchronous": False, "identity": {"name": "tiny"}}
-    return Checkpointer(run / "checkpoints", **settings, on_event=told)
+    return Checkpointer(run / "checkpoints", **settings, on_event=record)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def first_problem(newest: Path) -> str:
 
 
 def loaded_value(run: Path) -> tuple[float, list[tuple[str, str]]]:
-    """Load for real, into other values: what is in the tensor then, and what was told."""
+    """Load for real, into other values: what is in the tensor then, and the messages."""
     events: list[tuple[str, str]] = []
     state = state_of(-1.0)
     checkpointer = checkpointer_of(run, events)
@@ -86,7 +86,7 @@ def loaded_value(run: Path) -> tuple[float, list[tuple[str, str]]]:
 
 
 def put(path: Path, position: int, byte: int) -> None:
-    """Change one byte in its place: thousands of times faster than writing the file anew."""
+    """Change one byte in its place: thousands of times faster than writing the whole file."""
     with path.open("r+b") as file:
         file.seek(position)
         file.write(bytes([byte]))

@@ -74,7 +74,7 @@ def test_missing_cut_and_changed_files_are_noticed_and_named(tmp_path: Path, nam
     assert judged() == ("complete", "", [])
 
 
-def test_a_file_that_the_manifest_does_not_name_is_told_and_harmless(tmp_path: Path) -> None:
+def test_a_file_that_the_manifest_does_not_name_is_reported_and_harmless(tmp_path: Path) -> None:
     (make_checkpoint(tmp_path, 50) / "notes.txt").write_text("mine")
     (info,) = list_checkpoints(tmp_path)
     (odd,) = [v for v in verify(info) if v.verdict != "ok"]

@@ -26,7 +26,7 @@ from drillyard.training.checkpoint.manifest import MANIFEST_NAME
 from drillyard.training.checkpoint.pruning import plan_prune
 
 
-class Told:
+class Ended:
     """What a command has printed, and its exit code."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
@@ -40,11 +40,11 @@ class Told:
 
 @pytest.fixture
 def checkpoint(capsys: pytest.CaptureFixture[str]) -> Any:
-    def call(*arguments: object) -> Told:
+    def call(*arguments: object) -> Ended:
         with pytest.raises(SystemExit) as ended:
             cli.main(["checkpoint", *map(str, arguments)])
         printed = capsys.readouterr()
-        return Told(int(ended.value.code or 0), printed.out, printed.err)
+        return Ended(int(ended.value.code or 0), printed.out, printed.err)
 
     return call
 
@@ -67,22 +67,22 @@ def path_of(run: Path, step: int) -> Path:
 
 
 def test_list_shows_every_checkpoint_and_marks_the_newest_and_the_best(checkpoint: Any, run: Path) -> None:
-    told = checkpoint("list", run)
-    assert told.code == 0
-    assert told.lines[0].split() == ["step", "size", "age", "ranks", "held-out", "loss", "status"]
-    rows = {line.split()[0]: line.split() for line in told.lines[1:6]}
+    message = checkpoint("list", run)
+    assert message.code == 0
+    assert message.lines[0].split() == ["step", "size", "age", "ranks", "held-out", "loss", "status"]
+    rows = {line.split()[0]: line.split() for line in message.lines[1:6]}
     assert rows["20"][-3:] == ["1.2500", "complete", "best"]
     assert rows["40"][-2:] == ["complete", "newest"] and "2" in rows["40"]
     assert rows["50"][-1] == "incomplete"
-    assert says(told.lines, "step-00000050: ... no manifest.json")
-    assert says(told.lines[-1], "step 40 ... checkpoint.resume: auto")
-    assert max(map(len, told.lines[:6])) <= 80 and "\x1b" not in told.out
+    assert says(message.lines, "step-00000050: ... no manifest.json")
+    assert says(message.lines[-1], "step 40 ... checkpoint.resume: auto")
+    assert max(map(len, message.lines[:6])) <= 80 and "\x1b" not in message.out
 
 
 def test_list_for_machines_has_the_same_facts(checkpoint: Any, run: Path) -> None:
-    told = checkpoint("list", run / "checkpoints", "--json").json
-    assert (told["version"], told["next_start"], told["refusal"]) == (1, 40, None)
-    second = told["checkpoints"][1]
+    message = checkpoint("list", run / "checkpoints", "--json").json
+    assert (message["version"], message["next_start"], message["refusal"]) == (1, 40, None)
+    second = message["checkpoints"][1]
     assert (second["step"], second["status"], second["world_size"]) == (20, "complete", 2)
     assert (second["held_out_loss"], second["format_version"], second["marks"]) == (1.25, 1, ["best"])
     assert second["bytes"] == sum(file.stat().st_size for file in path_of(run, 20).iterdir())
@@ -92,14 +92,14 @@ def test_list_for_machines_has_the_same_facts(checkpoint: Any, run: Path) -> Non
 
 def test_list_says_how_the_next_start_will_end(checkpoint: Any, run: Path, tmp_path: Path) -> None:
     make_checkpoint(run, 60, format_version=2)
-    told = checkpoint("list", run)
-    assert told.code == 0 and says(told.lines[-1], "start is refused") and "format version 2" in told.lines[-1]
-    assert says(told.lines[-1], "step-00000060: manifest.json: ... version 2")
+    message = checkpoint("list", run)
+    assert message.code == 0 and says(message.lines[-1], "start is refused") and "format version 2" in message.lines[-1]
+    assert says(message.lines[-1], "step-00000060: manifest.json: ... version 2")
     damaged = tmp_path / "damaged"
     (make_checkpoint(damaged, 10) / ".metadata").unlink()
-    told = checkpoint("list", damaged)
-    assert "step-00000010: .metadata is missing" in told.lines
-    assert says(told.lines[-1], "refused: none")
+    message = checkpoint("list", damaged)
+    assert "step-00000010: .metadata is missing" in message.lines
+    assert says(message.lines[-1], "refused: none")
     lost = tmp_path / "lost"
     (make_checkpoint(lost, 10) / MANIFEST_NAME).unlink()
     assert says(checkpoint("list", lost).lines[-1], "start begins ... step 0")
@@ -111,25 +111,25 @@ def test_list_says_how_the_next_start_will_end(checkpoint: Any, run: Path, tmp_p
 
 def test_verify_tells_every_file_and_passes_when_all_are_as_written(checkpoint: Any, run: Path) -> None:
     (path_of(run, 10) / "notes.txt").write_text("mine")
-    told = checkpoint("verify", run)
-    assert told.code == 0
-    assert told.lines[0].startswith("step-00000010  undamaged")
-    assert "  ok          __0_0.distcp" in told.lines
-    assert says(told.lines, "unexpected ... notes.txt")
-    assert told.lines[-2].startswith("step-00000050  incomplete")
+    message = checkpoint("verify", run)
+    assert message.code == 0
+    assert message.lines[0].startswith("step-00000010  undamaged")
+    assert "  ok          __0_0.distcp" in message.lines
+    assert says(message.lines, "unexpected ... notes.txt")
+    assert message.lines[-2].startswith("step-00000050  incomplete")
 
 
 def test_verify_names_what_is_wrong_and_exits_with_1(checkpoint: Any, run: Path) -> None:
     damage_silently(path_of(run, 30))
-    told = checkpoint("verify", run)
-    assert told.code == 1 and "step-00000030  damaged" in told.out
-    assert any(line.startswith("  wrong checksum  __1_0.distcp  xxh3_128 ") for line in told.lines)
+    message = checkpoint("verify", run)
+    assert message.code == 1 and "step-00000030  damaged" in message.out
+    assert any(line.startswith("  wrong checksum  __1_0.distcp  xxh3_128 ") for line in message.lines)
     assert checkpoint("verify", run, "--step", 20).code == 0
     assert checkpoint("verify", run, "--step", 30).code == 1
     assert checkpoint("verify", path_of(run, 30)).code == 1
-    told = checkpoint("verify", path_of(run, 30), "--json")
-    (judged,) = told.json["checkpoints"]
-    assert (told.code, told.json["undamaged"], judged["good"]) == (1, False, False)
+    message = checkpoint("verify", path_of(run, 30), "--json")
+    (judged,) = message.json["checkpoints"]
+    assert (message.code, message.json["undamaged"], judged["good"]) == (1, False, False)
     assert [file["verdict"] for file in judged["files"]] == ["ok", "ok", "ok", "wrong checksum"]
 
 
@@ -145,30 +145,30 @@ def test_verify_finds_a_file_that_is_gone_or_cut(checkpoint: Any, run: Path, nam
 def test_verify_never_passes_without_having_seen_a_good_one(checkpoint: Any, run: Path, tmp_path: Path) -> None:
     assert checkpoint("verify", run, "--step", 50).code == 1
     (tmp_path / "new" / "checkpoints").mkdir(parents=True)
-    told = checkpoint("verify", tmp_path / "new")
-    assert told.code == 1 and says(told.out, "no checkpoint")
+    message = checkpoint("verify", tmp_path / "new")
+    assert message.code == 1 and says(message.out, "no checkpoint")
 
 
 def test_prune_keeps_the_newest_and_the_best(checkpoint: Any, run: Path) -> None:
     before = steps(run)
-    told = checkpoint("prune", run, "--keep", 1, "--dry-run")
-    assert told.code == 0 and steps(run) == before
-    assert [line.split(",")[0] for line in told.lines if "would be deleted" in line] == [
+    message = checkpoint("prune", run, "--keep", 1, "--dry-run")
+    assert message.code == 0 and steps(run) == before
+    assert [line.split(",")[0] for line in message.lines if "would be deleted" in line] == [
         "step-00000010: would be deleted",
         "step-00000030: would be deleted",
     ]
-    told = checkpoint("prune", run, "--keep", 1)
-    assert told.code == 0 and steps(run) == [20, 40, 50]
+    message = checkpoint("prune", run, "--keep", 1)
+    assert message.code == 0 and steps(run) == [20, 40, 50]
     assert checkpoint("prune", run, "--keep", 1).lines[-1] == "Nothing to delete."
-    told = checkpoint("prune", run, "--keep", 1, "--left-overs", "--json")
-    assert told.code == 0 and steps(run) == [20, 40]
-    assert [item["step"] for item in told.json["removed"]] == [50]
+    message = checkpoint("prune", run, "--keep", 1, "--left-overs", "--json")
+    assert message.code == 0 and steps(run) == [20, 40]
+    assert [item["step"] for item in message.json["removed"]] == [50]
 
 
 def test_prune_goes_by_the_runs_own_setting(checkpoint: Any, run: Path) -> None:
-    told = checkpoint("prune", run)
-    assert told.code == 2 and says(told.err, "run.yaml: ... --keep")
-    assert "give --keep N" in told.err
+    message = checkpoint("prune", run)
+    assert message.code == 2 and says(message.err, "run.yaml: ... --keep")
+    assert "give --keep N" in message.err
     (run / "run.yaml").write_text(
         "name: test\n"
         "model: {config: {architecture: llama}, init: random}\n"
@@ -182,14 +182,14 @@ def test_prune_goes_by_the_runs_own_setting(checkpoint: Any, run: Path) -> None:
 
 def test_prune_reads_what_it_keeps_and_tells_damage_in_its_exit_code(checkpoint: Any, run: Path) -> None:
     damage_silently(path_of(run, 40))
-    told = checkpoint("prune", run, "--keep", 1)
-    assert told.code == 1 and steps(run) == [20, 30, 40, 50]
-    assert says(told.lines[0], "step-00000040: damaged ... __1_0.distcp: ... checksum")
+    message = checkpoint("prune", run, "--keep", 1)
+    assert message.code == 1 and steps(run) == [20, 30, 40, 50]
+    assert says(message.lines[0], "step-00000040: damaged ... __1_0.distcp: ... checksum")
     for step in (20, 30):
         damage_silently(path_of(run, step))
-    told = checkpoint("prune", run, "--keep", 1, "--left-overs")
-    assert told.code == 1 and steps(run) == [20, 30, 40, 50]
-    assert says(told.lines[-1], "no undamaged checkpoint")
+    message = checkpoint("prune", run, "--keep", 1, "--left-overs")
+    assert message.code == 1 and steps(run) == [20, 30, 40, 50]
+    assert says(message.lines[-1], "no undamaged checkpoint")
 
 
 def test_prune_is_refused_while_a_run_is_active_in_the_directory(
@@ -197,16 +197,16 @@ def test_prune_is_refused_while_a_run_is_active_in_the_directory(
 ) -> None:
     monkeypatch.setattr("drillyard.supervise.run_lock._PATIENCE_SECONDS", 0.0)
     with exclusive_run_lock(run):
-        told = checkpoint("prune", run, "--keep", 1)
-    assert told.code == 2 and says(told.err, "active")
+        message = checkpoint("prune", run, "--keep", 1)
+    assert message.code == 2 and says(message.err, "active")
     with lock_run_directory(run, "prunes its checkpoints"):
-        told = checkpoint("prune", run, "--keep", 1)
-    assert told.code == 2 and says(told.err, "prunes its checkpoints")
+        message = checkpoint("prune", run, "--keep", 1)
+    assert message.code == 2 and says(message.err, "prunes its checkpoints")
     assert steps(run) == [10, 20, 30, 40, 50]
     assert checkpoint("prune", run, "--keep", 1).code == 0
 
 
-def test_whoever_waits_for_prune_is_told_that_it_is_one(
+def test_a_process_waiting_for_prune_is_reported_that_it_is_one(
     checkpoint: Any, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
@@ -227,15 +227,15 @@ def test_what_cannot_be_deleted_is_an_error_that_names_it(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("drillyard.training.checkpoint.inventory.remove_checkpoint", refuse)
-    told = checkpoint("prune", run, "--keep", 2)
-    assert told.code == 2 and says(told.err, "step-00000010: ... Permission denied")
+    message = checkpoint("prune", run, "--keep", 2)
+    assert message.code == 2 and says(message.err, "step-00000010: ... Permission denied")
 
 
 @pytest.mark.parametrize("command", ["list", "verify", "prune"])
 def test_a_path_without_checkpoints_is_the_users_mistake(checkpoint: Any, tmp_path: Path, command: str) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
-        told = checkpoint(command, path)
-        assert told.code == 2 and says(told.err, f"{path}: ... no checkpoints")
+        message = checkpoint(command, path)
+        assert message.code == 2 and says(message.err, f"{path}: ... no checkpoints")
 
 
 def test_on_a_terminal_verdicts_are_coloured_and_the_table_fits_80_columns(run: Path) -> None:
@@ -278,7 +278,7 @@ def test_none_of_it_needs_torch(run: Path) -> None:
         assert ended.stderr == "False\n"
 
 
-def test_sizes_and_ages_are_told_in_one_unit() -> None:
+def test_sizes_and_ages_are_reported_in_one_unit() -> None:
     assert [size_text(n) for n in (0, 1023, 1024, 1536 * 1024, 2**40, 2**51)] == [
         "0 B", "1023 B", "1.0 KiB", "1.5 MiB", "1.0 TiB", "2048.0 TiB",
     ]  # fmt: skip

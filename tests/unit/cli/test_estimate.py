@@ -43,7 +43,7 @@ EXTRAS = [
 ]  # fmt: skip
 
 
-class Told:
+class Ended:
     """What a command has printed, and its exit code."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
@@ -62,30 +62,30 @@ def estimate(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     Path("run.yaml").write_text(RUN)
     Path("cluster.yaml").write_text(CLUSTER)
 
-    def call(*arguments: object, run: object = "run.yaml") -> Told:
+    def call(*arguments: object, run: object = "run.yaml") -> Ended:
         with pytest.raises(SystemExit) as ended:
             cli.main(["estimate", str(run), *map(str, arguments)])
         printed = capsys.readouterr()
-        return Told(int(ended.value.code or 0), printed.out, printed.err)
+        return Ended(int(ended.value.code or 0), printed.out, printed.err)
 
     return call
 
 
-def refused(told: Told) -> str:
+def refused(message: Ended) -> str:
     """The message of a user's mistake: at most two lines and exit code 2, with nothing on stdout."""
-    assert (told.code, told.out) == (2, ""), told.out
-    lines = told.err.splitlines()
-    assert lines[0].startswith("error: ") and len(lines) <= 2, told.err
-    return told.err.removeprefix("error: ")
+    assert (message.code, message.out) == (2, ""), message.out
+    lines = message.err.splitlines()
+    assert lines[0].startswith("error: ") and len(lines) <= 2, message.err
+    return message.err.removeprefix("error: ")
 
 
 def test_the_recipe_of_16_b200s_fits_and_holds_the_published_step_time_and_cost(estimate: Any) -> None:
-    told = estimate(
+    message = estimate(
         "--cluster", RECIPE / "cluster.yaml", "--config", RECIPE / "config.json", "--price-per-gpu-hour", 8.05,
         "--without-source", "torch-distributed-training-gke", "--json", run=RECIPE / "run.yaml",
     )  # fmt: skip
-    assert told.code == 0
-    value = EstimateDocument.model_validate(told.json)
+    assert message.code == 0
+    value = EstimateDocument.model_validate(message.json)
     assert value.verdict == "fits" and value.model.parameters == 70_553_706_496
     assert (value.setup.activation_checkpointing, value.setup.micro_batch_size) == ("full", 8)
     assert value.step_time is not None and value.cost is not None
@@ -101,10 +101,10 @@ def test_a_cluster_config_tells_the_place(estimate: Any) -> None:
 
 
 def test_flags_come_before_the_cluster_config(estimate: Any) -> None:
-    told = estimate(
+    message = estimate(
         "--cluster", "cluster.yaml", "--machine", "a4-highgpu-8g", "--nodes", 4, "--region", "us-east4", "--json"
     )
-    value = EstimateDocument.model_validate(told.json)
+    value = EstimateDocument.model_validate(message.json)
     assert (value.place.machine, value.place.nodes, value.place.region) == ("a4-highgpu-8g", 4, "us-east4")
     assert value.cost is not None and value.cost.bought == "spot, us-east4"
     bought = EstimateDocument.model_validate(
@@ -121,13 +121,13 @@ def test_a_machine_or_an_accelerator_is_place_enough(estimate: Any) -> None:
 
 
 def test_settings_of_the_run_can_be_changed(estimate: Any) -> None:
-    told = estimate("--machine", "a3-megagpu-8g", "--set", "training.micro_batch_size=2", "--json")
-    assert told.json["setup"]["micro_batch_size"] == 2
+    message = estimate("--machine", "a3-megagpu-8g", "--set", "training.micro_batch_size=2", "--json")
+    assert message.json["setup"]["micro_batch_size"] == 2
 
 
 def test_what_does_not_fit_exits_with_1_and_is_an_answer(estimate: Any) -> None:
-    told = estimate("--machine", "a3-megagpu-8g", "--set", "training.micro_batch_size=8192")
-    assert told.code == 1 and "DOES NOT FIT" in told.out and "fits with" in told.out
+    message = estimate("--machine", "a3-megagpu-8g", "--set", "training.micro_batch_size=8192")
+    assert message.code == 1 and "DOES NOT FIT" in message.out and "fits with" in message.out
 
 
 def test_own_hardware_and_prices_come_from_a_flag_or_from_beside_the_cluster_config(
@@ -150,10 +150,10 @@ def test_own_hardware_and_prices_come_from_a_flag_or_from_beside_the_cluster_con
 
 
 def test_a_sweep_prints_a_table_and_writes_its_plot(estimate: Any) -> None:
-    told = estimate(
+    message = estimate(
         "--machine", "a3-megagpu-8g", "--sweep", "nodes=1..4..x2,micro_batch_size=1,4", "--plot", "plot.svg"
     )
-    assert told.code == 0 and told.out.count(" fits ") == 6 and "Pareto front" in told.out
+    assert message.code == 0 and message.out.count(" fits ") == 6 and "Pareto front" in message.out
     assert ElementTree.fromstring(Path("plot.svg").read_text()).tag.endswith("svg")
     one = ("--machine", "a3-megagpu-8g", "--sweep", "nodes=1")
     assert estimate(*one, "--plot", "plot.svg").code == 0
@@ -217,9 +217,9 @@ def test_a_simulation_is_the_same_with_the_same_seed(estimate: Any) -> None:
 
 
 def test_the_explanation_names_formulas_and_sources(estimate: Any) -> None:
-    told = estimate("--machine", "a3-megagpu-8g", "--explain")
-    assert says(told.out, "left open") and "sources" in told.out and "Daly" in told.out
-    assert "M e^(R/M) [e^(D/M) sum(e^((tau+C)/M) - 1) + e^(D/M) - 1]" in " ".join(told.out.split())
+    message = estimate("--machine", "a3-megagpu-8g", "--explain")
+    assert says(message.out, "left open") and "sources" in message.out and "Daly" in message.out
+    assert "M e^(R/M) [e^(D/M) sum(e^((tau+C)/M) - 1) + e^(D/M) - 1]" in " ".join(message.out.split())
 
 
 def test_a_run_of_ones_own_is_what_speed_is_drawn_from(estimate: Any) -> None:
@@ -230,8 +230,8 @@ def test_a_run_of_ones_own_is_what_speed_is_drawn_from(estimate: Any) -> None:
     (own / "events.jsonl").write_text(json.dumps(event) + "\n")
     steps = ({"step": step, "step_seconds": 0.25, "num_gpus": 8} for step in range(1, 31))
     (own / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
-    told = estimate("--machine", "a3-megagpu-8g", "--calibrate", own, "--json")
-    value = EstimateDocument.model_validate(told.json)
+    message = estimate("--machine", "a3-megagpu-8g", "--calibrate", own, "--json")
+    value = EstimateDocument.model_validate(message.json)
     assert value.step_time is not None and value.step_time.basis == "calibration"
     assert value.step_time.seconds.low.value < 0.25 < value.step_time.seconds.high.value
     assert [row.name for row in value.step_time.measured_rows] == ["mine"]
@@ -240,8 +240,8 @@ def test_a_run_of_ones_own_is_what_speed_is_drawn_from(estimate: Any) -> None:
 def test_an_unknown_family_is_estimated_by_its_counts_or_built(estimate: Any) -> None:
     unknown = ("--machine", "a3-megagpu-8g", "--set", "model.config.architecture=unheard-of")
     assert says(refused(estimate(*unknown)), "shapes")
-    told = estimate(*unknown, "--params", "1.3B", "--active-params", "0.4B", "--json").json
-    assert (told["model"]["parameters"], told["model"]["active_parameters"]) == (1_300_000_000, 400_000_000)
+    message = estimate(*unknown, "--params", "1.3B", "--active-params", "0.4B", "--json").json
+    assert (message["model"]["parameters"], message["model"]["active_parameters"]) == (1_300_000_000, 400_000_000)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_bad_input_gets_an_error_of_one_or_two_lines(
         ("machine: a3-megagpu-8g\n", "", "cluster.yaml: machine: missing"),
     ],
 )
-def test_a_mistake_in_the_cluster_config_is_told_at_its_line(
+def test_a_mistake_in_the_cluster_config_is_reported_at_its_line(
     estimate: Any, written: str, wrong: str, message: str
 ) -> None:
     Path("cluster.yaml").write_text(

@@ -90,7 +90,7 @@ def test_json_of_the_list_is_the_whole_catalog(run):
         assert all(row["source"] and row["date"] for row in value[kind])
 
 
-def test_an_unknown_name_is_told_with_the_nearest_ones(run):
+def test_an_unknown_name_is_reported_with_the_nearest_ones(run):
     code, out, err = run("a3-mega-8g")
     assert (code, out) == (2, "")
     assert says(err, "'a3-mega-8g' ... a3-megagpu-8g")
@@ -108,7 +108,7 @@ def test_own_hardware_is_shown_with_its_file_as_source(run, tmp_path):
     assert run("my-gpu")[0] == 2
 
 
-def test_a_mistake_in_own_hardware_is_told_with_its_line(run, tmp_path):
+def test_a_mistake_in_own_hardware_is_reported_with_its_line(run, tmp_path):
     own = tmp_path / "own.yaml"
     own.write_text("accelerators:\n  - {name: my-gpu}\n")
     code, out, err = run("--hardware", own)

@@ -121,7 +121,7 @@ def test_what_is_refused(here: Path, capsys: Capture, arguments: list[str], said
 
 
 @pytest.mark.parametrize("platform", ["gke", "gce", "nebius"])
-def test_a_platform_without_a_launcher_is_told_before_what_its_config_lacks(
+def test_a_platform_without_a_launcher_is_reported_before_what_its_config_lacks(
     here: Path, capsys: Capture, platform: str
 ) -> None:
     Path("cluster.yaml").write_text(f"name: lab\nplatform: {platform}\n")

@@ -88,7 +88,7 @@ def test_the_version_is_the_packages() -> None:
     assert importlib.metadata.version("drillyard") == __version__
 
 
-def test_a_mistyped_command_is_told_with_the_one_that_was_meant() -> None:
+def test_a_mistyped_command_is_reported_with_the_one_that_was_meant() -> None:
     ended = drillyard("trian", "run.yaml")
     assert ended.returncode == 2
     assert "Did you mean 'train'?" in ended.stderr
@@ -101,7 +101,7 @@ def test_no_command_shows_the_help() -> None:
     assert "schema" in ended.stdout + ended.stderr
 
 
-def test_a_users_error_is_told_without_a_traceback_and_exits_with_2(
+def test_a_users_error_is_reported_without_a_traceback_and_exits_with_2(
     command: list[BaseException], capsys: pytest.CaptureFixture[str]
 ) -> None:
     command.append(UserError("run.yaml:7: first\nrun.yaml:9: second"))
@@ -120,14 +120,14 @@ def test_a_commands_own_exit_code_is_kept(command: list[BaseException]) -> None:
 
 
 def test_the_word_error_is_red_on_a_terminal_unless_colours_are_unwanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    for unwanted, told in ((False, b"\x1b[1;31merror:\x1b[0m no"), (True, b"error: no")):
+    for unwanted, message in ((False, b"\x1b[1;31merror:\x1b[0m no"), (True, b"error: no")):
         monkeypatch.setenv("NO_COLOR", "1") if unwanted else monkeypatch.delenv("NO_COLOR", raising=False)
         master, slave = pty.openpty()
         with os.fdopen(slave, "w") as terminal, monkeypatch.context() as patched:
             patched.setattr(sys, "stderr", terminal)
             cli.tell_error("no")
             terminal.flush()
-            assert os.read(master, 100).strip() == told
+            assert os.read(master, 100).strip() == message
         os.close(master)
 
 

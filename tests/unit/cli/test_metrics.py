@@ -137,7 +137,7 @@ def test_the_schema_is_published(run):
     ("content", "words"),
     [
         (b"", "empty"),
-        (b"nothing here\nthat is a step\n", "Formats tried: DLLogger JSON"),
+        (b"nothing here\nthat is a step\n", "DLLogger JSON"),
         (bytes(range(256)) * 100, "binary"),
         (b"Step: 1 | Time: 14.5", "no step found"),
     ],
@@ -171,7 +171,7 @@ def test_a_log_without_a_step_is_an_error_that_says_what_was_tried(run, tmp_path
         ["--follow", "--compare"],
     ],
 )
-def test_mistakes_are_told_in_a_line_or_two(run, log, flags):
+def test_mistakes_are_reported_in_a_line_or_two(run, log, flags):
     code, out, err = run(log, *flags)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")

@@ -108,13 +108,15 @@ def test_a_cluster_that_does_not_answer_hides_no_other(world: World, capsys: Cap
     world.add("down").down = "login: Connection timed out\ncommand: ssh login squeue"
 
     said = Said(capsys, "list")
-    told = json.loads(Said(capsys, "list", "--json").out)
+    output = json.loads(Said(capsys, "list", "--json").out)
 
     assert said.code == 1
     assert "slurm://up/a" in said.out
     assert says(said.err, "cluster down: no answer: login: ... timed out ... command: ssh login squeue")
-    assert [run["handle"] for run in told["runs"]] == ["slurm://up/a"]
-    assert told["no_answer"] == [{"cluster": "down", "error": "login: Connection timed out\ncommand: ssh login squeue"}]
+    assert [run["handle"] for run in output["runs"]] == ["slurm://up/a"]
+    assert output["no_answer"] == [
+        {"cluster": "down", "error": "login: Connection timed out\ncommand: ssh login squeue"}
+    ]
 
 
 def test_a_cluster_of_the_address_book_that_cannot_be_read_hides_no_other(world: World, capsys: Capture) -> None:
@@ -184,9 +186,9 @@ def test_status_is_one_screen_with_what_to_do_next(world: World, capsys: Capture
 def test_status_as_json_has_the_documented_fields(world: World, capsys: Capture) -> None:
     world.add("one").add("a", State.queued, reason="Resources", since=5.0, native={"job": 17})
 
-    told = json.loads(Said(capsys, "status", "a", "--json").out)
+    status = json.loads(Said(capsys, "status", "a", "--json").out)
 
-    assert told == {
+    assert status == {
         "version": 1,
         "handle": "slurm://one/a",
         "platform": "slurm",
@@ -261,12 +263,12 @@ def test_cancel_takes_several_is_idempotent_and_goes_on_past_a_problem(world: Wo
 
     said = Said(capsys, "cancel", "a", "b", "c")
     again = Said(capsys, "cancel", "a")
-    told = json.loads(Said(capsys, "cancel", "a", "--json").out)
+    output = json.loads(Said(capsys, "cancel", "a", "--json").out)
 
     assert said.code == 2 and says(said.err, "slurm://one/c: c: no such")
     assert says(said.out, "slurm://one/a  cancelled ... slurm://one/b  had already succeeded")
     assert again.code == 0 and says(again.out, "slurm://one/a ... already cancelled")
-    assert [(run["state"], run["was_over"]) for run in told["runs"]] == [("cancelled", True)]
+    assert [(run["state"], run["was_over"]) for run in output["runs"]] == [("cancelled", True)]
 
 
 def test_ctrl_c_ends_the_waiting_of_cancel_at_once_and_not_the_stopping(
@@ -307,11 +309,11 @@ def test_artifacts_are_listed_with_sizes_and_fetched_by_pattern(world: World, ca
     (directory / "summary.json").write_text("{}")
 
     listed = Said(capsys, "artifacts", "a").out
-    told = json.loads(Said(capsys, "artifacts", "a", "final/*", "--json").out)
+    output = json.loads(Said(capsys, "artifacts", "a", "final/*", "--json").out)
     fetched = Said(capsys, "artifacts", "a", "*.json", "--fetch", str(tmp_path / "here"))
 
     assert "  2.00 KiB  final/model.safetensors\n" in listed and "2 bytes  summary.json" in listed
-    assert told["files"] == [{"path": "final/model.safetensors", "bytes": 2048}]
+    assert output["files"] == [{"path": "final/model.safetensors", "bytes": 2048}]
     assert fetched.code == 0
     assert (tmp_path / "here/summary.json").read_text() == "{}" and not (tmp_path / "here/final").exists()
     assert Said(capsys, "artifacts", "a", "*.nothing").code == 2

@@ -151,10 +151,10 @@ def test_status_tells_how_far_a_run_is(world: World, capsys: Capture) -> None:
     write_steps(directory, 4)
 
     said = Said(capsys, "status", "a").out
-    told = json.loads(Said(capsys, "status", "a", "--json").out)["progress"]
+    status = json.loads(Said(capsys, "status", "a", "--json").out)["progress"]
 
     assert "  progress       step 4 of 10 | loss 3.1" in said
-    assert (told["step"], told["total_steps"], told["loss"]) == (4, 10, 3.1)
+    assert (status["step"], status["total_steps"], status["loss"]) == (4, 10, 3.1)
 
 
 def test_watch_shows_a_runs_own_files_to_their_end(world: World, capsys: Capture) -> None:

@@ -21,7 +21,7 @@ training: {{steps: 2, optimizer: {{learning_rate: 1e-3}}}}
 
 
 @pytest.mark.parametrize(
-    ("architecture", "attention", "told"),
+    ("architecture", "attention", "message"),
     [
         ("llama", "flex", "run.yaml:5: model.attention: flex ... CPU ... GPU"),
         ("mamba", "auto", "run.yaml:3: model.config.architecture: ... 'mamba'"),
@@ -30,7 +30,7 @@ training: {{steps: 2, optimizer: {{learning_rate: 1e-3}}}}
 def test_a_model_that_cannot_train_here_is_refused_at_once(
     architecture: str,
     attention: str,
-    told: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -43,11 +43,11 @@ def test_a_model_that_cannot_train_here_is_refused_at_once(
     with pytest.raises(SystemExit) as ended:
         main(["train", "run.yaml"])
     assert ended.value.code == 2
-    assert says(capsys.readouterr().err, f"error: {told}")
+    assert says(capsys.readouterr().err, f"error: {message}")
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 
 
-def test_weights_that_are_not_there_are_told_before_ranks_start(
+def test_weights_that_are_not_there_are_reported_before_ranks_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -161,15 +161,15 @@ def test_all_contradictions_come_in_one_error_with_their_lines(load: Load) -> No
     config = load(text, "evaluation.metrics=[]")
     with pytest.raises(UserError) as caught:
         require_valid(config, 2)
-    told = str(caught.value).splitlines()
-    assert [line.split(": ")[:2] for line in told] == [
+    message = str(caught.value).splitlines()
+    assert [line.split(": ")[:2] for line in message] == [
         ["run.yaml:5", "model.lora"],
         ["run.yaml:11", "training.steps"],
         ["--set evaluation.metrics=[]", "evaluation.metrics"],
     ]
 
 
-def test_a_config_that_comes_from_no_file_is_told_by_keys(load: Load) -> None:
+def test_a_config_that_comes_from_no_file_is_reported_by_keys(load: Load) -> None:
     config = RunConfig.model_validate(load(RUN, "parallelism.tensor=2").model_dump())
     with pytest.raises(UserError, match=r"^parallelism\.tensor: "):
         require_valid(config)

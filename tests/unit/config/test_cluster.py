@@ -71,13 +71,13 @@ def test_everything_that_a_platform_needs_is_asked_for_at_once(platform: str) ->
     if not required:
         assert load(text).platform == platform
         return
-    told = refuse(text)
-    assert [line.split(": ")[1] for line in told] == list(required)
-    assert all(f"platform {platform} needs it" in line for line in told)
+    message = refuse(text)
+    assert [line.split(": ")[1] for line in message] == list(required)
+    assert all(f"platform {platform} needs it" in line for line in message)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (
             SSH + "consumption: spot\n",
@@ -117,8 +117,8 @@ def test_everything_that_a_platform_needs_is_asked_for_at_once(platform: str) ->
         ),
     ],
 )
-def test_what_does_not_belong_together_is_told(text: str, told: str) -> None:
-    assert each_says(refuse(text), [told])
+def test_what_does_not_belong_together_is_reported(text: str, message: str) -> None:
+    assert each_says(refuse(text), [message])
 
 
 def test_a_time_limit_is_text_even_where_yaml_sees_a_number() -> None:
@@ -160,9 +160,9 @@ def test_machines_are_ones_own_where_no_cloud_makes_them() -> None:
 def test_a_slurm_cluster_that_is_to_be_made_on_a_cloud_needs_a_place_and_a_way_of_buying(
     given: str, asked_for: set[str]
 ) -> None:
-    told = refuse(SLURM + "machine: a3-megagpu-8g\n" + given)
-    assert {line.split(": ")[1] for line in told} == asked_for
-    assert all(says(line, "location ... consumption") for line in told)
+    message = refuse(SLURM + "machine: a3-megagpu-8g\n" + given)
+    assert {line.split(": ")[1] for line in message} == asked_for
+    assert all(says(line, "location ... consumption") for line in message)
 
 
 @pytest.mark.parametrize("platform", sorted(platforms()))

@@ -62,18 +62,20 @@ def test_a_secret_is_there_to_be_used_and_nowhere_to_be_seen(
 
 def test_a_secret_is_in_no_error_of_its_config(refuse: Refuse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRILLYARD_TEST_SECRET", "hunter2hunter2")
-    told = refuse(RUN + "logging:\n  tensorboard: ${env:DRILLYARD_TEST_SECRET}\n")
-    assert each_says(told, ["run.yaml:16: logging.tensorboard: ... '${env:DRILLYARD_TEST_SECRET}' ... true ... false"])
+    message = refuse(RUN + "logging:\n  tensorboard: ${env:DRILLYARD_TEST_SECRET}\n")
+    assert each_says(
+        message, ["run.yaml:16: logging.tensorboard: ... '${env:DRILLYARD_TEST_SECRET}' ... true ... false"]
+    )
 
 
-def test_a_missing_variable_is_told_with_file_line_key_and_name(
+def test_a_missing_variable_is_reported_with_file_line_key_and_name(
     refuse: Refuse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DRILLYARD_TEST_SECRET", raising=False)
     monkeypatch.setenv("DRILLYARD_TEST_SECRETS", "x")
-    told = refuse(RUN + "logging:\n  wandb:\n    key: ${env:DRILLYARD_TEST_SECRET}\n")
+    message = refuse(RUN + "logging:\n  wandb:\n    key: ${env:DRILLYARD_TEST_SECRET}\n")
     assert each_says(
-        told,
+        message,
         [
             "run.yaml:17: logging.wandb.key: ... DRILLYARD_TEST_SECRET ... DRILLYARD_TEST_SECRETS"
             " ... export DRILLYARD_TEST_SECRET="
@@ -81,10 +83,10 @@ def test_a_missing_variable_is_told_with_file_line_key_and_name(
     )
 
 
-def test_a_missing_variable_in_an_override_is_told_there(refuse: Refuse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_variable_in_an_override_is_reported_there(refuse: Refuse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DRILLYARD_TEST_SECRET", raising=False)
-    told = refuse(RUN, "output=${env:DRILLYARD_TEST_SECRET}")
-    assert told[0].startswith("--set output=${env:DRILLYARD_TEST_SECRET}: output: environment variable")
+    output = refuse(RUN, "output=${env:DRILLYARD_TEST_SECRET}")
+    assert output[0].startswith("--set output=${env:DRILLYARD_TEST_SECRET}: output: environment variable")
 
 
 @pytest.mark.parametrize("reference", ["${env:}", "${env:1A}", "${env:A B}", "${env:A"])

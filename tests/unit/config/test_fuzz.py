@@ -134,13 +134,13 @@ def test_the_configs_that_are_damaged_are_good(directory: Path) -> None:
 
 @FUZZ
 @given(text=damaged_values(), num_ranks=st.integers(1, 9))
-def test_damaged_values_are_told(directory: Path, text: str, num_ranks: int) -> None:
+def test_damaged_values_are_reported(directory: Path, text: str, num_ranks: int) -> None:
     judge(directory, text, [], num_ranks)
 
 
 @FUZZ
 @given(text=damaged_texts())
-def test_damaged_texts_are_told(directory: Path, text: str) -> None:
+def test_damaged_texts_are_reported(directory: Path, text: str) -> None:
     judge(directory, text, [], 2)
 
 
@@ -153,5 +153,5 @@ def test_damaged_texts_are_told(directory: Path, text: str) -> None:
     ),
     value=st.one_of(st.text(max_size=10), st.text("[]{}:,'\"*&!-1e. \n", max_size=8), ODD.map(str)),
 )  # fmt: skip
-def test_damaged_overrides_are_told(directory: Path, text: str, key: str, value: str) -> None:
+def test_damaged_overrides_are_reported(directory: Path, text: str, key: str, value: str) -> None:
     judge(directory, text, [re.sub(r"[^\S ]|[^ -\U0010ffff]", "", f"{key}={value}")], 2)

@@ -82,12 +82,12 @@ def test_any_mistyped_key_is_named_with_its_line_and_the_key_that_was_meant(
     case: tuple[int, str, str, str], refuse: Refuse
 ) -> None:
     line, key, wrong, text = case
-    told = refuse(text)
-    assert len(told) == 1
-    assert told[0].startswith(f"run.yaml:{line}: ")
-    assert f"{wrong}: unknown key; " in told[0]
+    message = refuse(text)
+    assert len(message) == 1
+    assert message[0].startswith(f"run.yaml:{line}: ")
+    assert f"{wrong}: unknown key; " in message[0]
     if len(key) > 4:
-        assert f"{key}'?" in told[0]
+        assert f"{key}'?" in message[0]
 
 
 def test_the_full_config_is_valid(load: Load) -> None:
@@ -134,14 +134,14 @@ def test_anchors_and_merge_keys_work_and_own_keys_win(load: Load) -> None:
     assert [(item.path, item.weight) for item in source] == [("a.jsonl", 2.0), ("b.jsonl", 2.0)]  # type: ignore[union-attr]
 
 
-def test_a_mistake_in_a_merged_mapping_is_told_where_it_is_written(refuse: Refuse) -> None:
+def test_a_mistake_in_a_merged_mapping_is_reported_where_it_is_written(refuse: Refuse) -> None:
     text = RUN.replace(
         "source: builtin:text-to-sql", "source:\n    - &a {path: a.jsonl,\n       wieght: 2}\n    - {<<: *a, path: b}"
     )
     assert [line.split(": ")[0] for line in refuse(text)] == ["run.yaml:8", "run.yaml:8"]
 
 
-def test_all_mistakes_of_a_file_are_told_at_once_in_its_order(refuse: Refuse) -> None:
+def test_all_mistakes_of_a_file_are_reported_at_once_in_its_order(refuse: Refuse) -> None:
     text = RUN.replace("init: random", "init: randon").replace("steps: 100", "stps: 1").replace("fp32", "fp16")
     assert each_says(
         refuse(text),
@@ -154,7 +154,7 @@ def test_all_mistakes_of_a_file_are_told_at_once_in_its_order(refuse: Refuse) ->
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("steps: 100", "steps: '100'", "11: training.steps: ... '100' ... > 0 ... null"),
         ("steps: 100", "steps: true", "11: training.steps: ... true ... > 0 ... null"),
@@ -212,27 +212,27 @@ def test_all_mistakes_of_a_file_are_told_at_once_in_its_order(refuse: Refuse) ->
         ),
     ],
 )
-def test_a_mistake_is_told_with_line_key_what_was_found_and_what_is_allowed(
-    old: str, new: str, told: str, refuse: Refuse
+def test_a_mistake_is_reported_with_line_key_what_was_found_and_what_is_allowed(
+    old: str, new: str, message: str, refuse: Refuse
 ) -> None:
     assert old in RUN
-    assert each_says(refuse(RUN.replace(old, new)), [f"run.yaml:{told}"])
+    assert each_says(refuse(RUN.replace(old, new)), [f"run.yaml:{message}"])
 
 
 @pytest.mark.parametrize(("value", "meant"), [("true", "auto"), ("no", "never")])
-def test_a_resume_of_yes_or_no_is_told_what_it_means(value: str, meant: str, refuse: Refuse, load: Load) -> None:
+def test_a_resume_of_yes_or_no_is_reported_what_it_means(value: str, meant: str, refuse: Refuse, load: Load) -> None:
     (problem,) = refuse(f"{RUN}checkpoint:\n  resume: {value}\n")
     assert "quotes" not in problem
     assert says(problem, f"allowed: auto, never ... '{meant}'")
     assert load(RUN, f"checkpoint.resume={meant}").checkpoint.resume == meant
 
 
-def test_a_whole_section_that_is_missing_is_told_with_an_example(refuse: Refuse) -> None:
+def test_a_whole_section_that_is_missing_is_reported_with_an_example(refuse: Refuse) -> None:
     text = RUN.replace("model:\n  config: {architecture: llama, hidden_size: 64}\n  init: random\n", "")
     assert each_says(refuse(text), ["run.yaml: model: missing ... `model: {id: Qwen/Qwen3-0.6B}`"])
 
 
-def test_a_list_of_the_wrong_length_is_told(refuse: Refuse) -> None:
+def test_a_list_of_the_wrong_length_is_reported(refuse: Refuse) -> None:
     text = RUN + "    betas: [0.9]\n"
     assert each_says(
         refuse(text), ["run.yaml:15: training.optimizer.betas: ... 1 ... 2: ... >= 0 ... < 1 ... >= 0 ... < 1"]
@@ -243,13 +243,13 @@ def test_an_error_never_shows_pydantic(refuse: Refuse) -> None:
     text = RUN.replace("source: builtin:text-to-sql", "source: [[1], {pth: 3}, null]").replace(
         "steps: 100", "steps: []"
     )
-    told = "\n".join(refuse(text))
+    message = "\n".join(refuse(text))
     for word in ("pydantic", "validation error", "SourceConfig", "Input should", "union", "int_type"):
-        assert word not in told
+        assert word not in message
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "run.yaml: ... empty ... name, output, model"),
         (b"# only a comment\n", "run.yaml: is empty"),
@@ -266,17 +266,17 @@ def test_an_error_never_shows_pydantic(refuse: Refuse) -> None:
         (b"? [a, b]\n: 1\n", "run.yaml:1: ?: ... key"),
     ],
 )
-def test_what_is_no_config_is_told_in_a_line(
-    content: bytes, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_no_config_is_reported_in_a_line(
+    content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_bytes(content)
     with pytest.raises(UserError) as caught:
         load_run_config("run.yaml")
-    assert any(says(line, told) for line in str(caught.value).splitlines())
+    assert any(says(line, message) for line in str(caught.value).splitlines())
 
 
-def test_a_missing_file_and_a_directory_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_and_a_directory_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"^run\.yaml: no such file; `drillyard init`"):
         load_run_config("run.yaml")
@@ -343,6 +343,6 @@ def test_saving_leaves_no_half_made_file_and_replaces_the_old_one(load: Load, tm
     assert load_run_config(target) == load()
 
 
-def test_saving_where_nothing_can_be_written_is_told(load: Load, tmp_path: Path) -> None:
+def test_saving_where_nothing_can_be_written_is_reported(load: Load, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"missing/run\.yaml: .*No such file"):
         save_resolved(load(), tmp_path / "missing" / "run.yaml")

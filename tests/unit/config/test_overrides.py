@@ -1,4 +1,4 @@
-"""`--set a.b=c`: typed, applied in order, and told like the file's own mistakes."""
+"""`--set a.b=c`: typed, applied in order, and reported like the file's own mistakes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_entries_of_a_list_are_set_by_position_and_later_overrides_win(load: Loa
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("training.stps=3", "training.stps: ... 'steps'"),
         ("trainin.steps=3", "trainin: ... 'training'"),
@@ -77,23 +77,23 @@ def test_entries_of_a_list_are_set_by_position_and_later_overrides_win(load: Loa
         ),
     ],
 )
-def test_a_wrong_override_is_told_like_a_wrong_line(override: str, told: str, refuse: Refuse) -> None:
-    assert says(refuse(RUN, override)[0], f"--set {override}: {told}")
+def test_a_wrong_override_is_reported_like_a_wrong_line(override: str, message: str, refuse: Refuse) -> None:
+    assert says(refuse(RUN, override)[0], f"--set {override}: {message}")
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("data.source.2.weight=3", "data.source ... 2 ... 0 ... data.source.2"),
         ("data.source.path=x", "data.source ... data.source.0.path"),
     ],
 )
-def test_a_position_that_is_not_there_is_told(override: str, told: str, refuse: Refuse) -> None:
-    assert says(refuse(RUN, "data.source=[a, b]", override)[0], told)
+def test_a_position_that_is_not_there_is_reported(override: str, message: str, refuse: Refuse) -> None:
+    assert says(refuse(RUN, "data.source=[a, b]", override)[0], message)
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("training.steps", "expected KEY=VALUE"),
         ("=3", "expected KEY=VALUE"),
@@ -102,11 +102,11 @@ def test_a_position_that_is_not_there_is_told(override: str, told: str, refuse: 
         ("training.steps=[1", "not valid YAML"),
     ],
 )
-def test_what_is_no_override_is_told(override: str, told: str, refuse: Refuse) -> None:
+def test_what_is_no_override_is_reported(override: str, message: str, refuse: Refuse) -> None:
     (line,) = refuse(RUN, override)
-    assert line.startswith(f"--set {override}") and says(line, told)
+    assert line.startswith(f"--set {override}") and says(line, message)
 
 
 def test_mistakes_of_the_file_come_before_those_of_overrides(refuse: Refuse) -> None:
-    told = refuse(RUN.replace("precision: fp32", "precision: fp9"), "training.stps=3", "output=5")
-    assert [line.split(": ")[0] for line in told] == ["run.yaml:12", "--set training.stps=3", "--set output=5"]
+    output = refuse(RUN.replace("precision: fp32", "precision: fp9"), "training.stps=3", "output=5")
+    assert [line.split(": ")[0] for line in output] == ["run.yaml:12", "--set training.stps=3", "--set output=5"]

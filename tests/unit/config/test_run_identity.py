@@ -11,7 +11,7 @@ from .conftest import RUN, Load
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("training.seed=1", "training.seed: 0 -> 1"),
         ("training.precision=bf16", 'training.precision: "fp32" -> "bf16"'),
@@ -23,9 +23,9 @@ from .conftest import RUN, Load
         ("data.tokenizer.vocab_size=512", "data.tokenizer.vocab_size: 1024 -> 512"),
     ],
 )
-def test_what_changes_the_training_is_a_difference(override: str, told: str, load: Load) -> None:
+def test_what_changes_the_training_is_a_difference(override: str, message: str, load: Load) -> None:
     old, new = load(), load(RUN, override)
-    assert differences(old, new) == [told]
+    assert differences(old, new) == [message]
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_length_and_optimizer_may_change_and_are_recorded(
 
 
 def test_several_differences_come_in_the_order_of_the_config(load: Load) -> None:
-    told = differences(load(), load(RUN, "training.seed=1", "model.config.hidden_size=32", "data.packing=false"))
-    assert [line.split(":")[0] for line in told] == ["model.config.hidden_size", "data.packing", "training.seed"]
+    message = differences(load(), load(RUN, "training.seed=1", "model.config.hidden_size=32", "data.packing=false"))
+    assert [line.split(":")[0] for line in message] == ["model.config.hidden_size", "data.packing", "training.seed"]
 
 
 def test_two_given_global_batches_are_compared(load: Load) -> None:

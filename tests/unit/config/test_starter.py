@@ -58,7 +58,7 @@ def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
     assert not (tmp_path / "run.yaml").exists()
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         write_starters(tmp_path / "file" / "new")

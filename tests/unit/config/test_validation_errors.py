@@ -1,4 +1,4 @@
-"""Every way in which a value can be refused is told in words of this program, never in pydantic's."""
+"""Every way in which a value can be refused has a message of this program, never in pydantic's."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def with_value(model: type[BaseModel], path: tuple[str, ...], value: Any) -> dic
     return dict(document)
 
 
-def test_what_pydantic_refuses_is_told_in_our_own_words() -> None:
+def test_what_pydantic_refuses_is_reported_in_our_own_words() -> None:
     seen = set()
     for model in GOOD:
         validator = TypeAdapter(model)

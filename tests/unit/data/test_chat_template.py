@@ -74,16 +74,16 @@ def test_the_form_of_sharegpt_is_understood() -> None:
     ]
 
 
-@pytest.mark.parametrize(("messages", "told"), [
+@pytest.mark.parametrize(("messages", "message"), [
     ([], "non-empty list"), ("Hi", "JSON"), ([{"role": "user", "content": ""}, "x"], "message 2: expected JSON text"),
     ([{"role": "user", "content": ""}, 3], "message 2 is not"),
 ])  # fmt: skip
-def test_malformed_conversations_are_errors(messages: Any, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_malformed_conversations_are_errors(messages: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         learnt(CHATML, messages)
 
 
-def test_what_a_template_refuses_is_told() -> None:
+def test_what_a_template_refuses_is_reported() -> None:
     template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(UserError, match="roles must alternate"):
         learnt(template, TALK)
@@ -105,7 +105,7 @@ def test_a_chat_is_tokenised_as_its_template_writes_it(
     assert text == "Hello<|im_end|>\nSo long<|im_end|>\n"
 
 
-def test_a_tokenizer_without_a_chat_template_is_told(
+def test_a_tokenizer_without_a_chat_template_is_reported(
     make_config: Callable[..., RunConfig], write_rows: Callable[..., Path]
 ) -> None:
     path = write_rows([{"messages": TALK}])

@@ -42,7 +42,7 @@ def texts(tmp_path: Path) -> Path:
 
 
 def refusal(config: RunConfig, known: DataRecord) -> str:
-    """What a later round is told."""
+    """What a later round reads."""
     caches = tokenized(config)
     with pytest.raises(UserError) as raised:
         prepare(config, known=known)
@@ -132,7 +132,7 @@ def test_metrics_that_need_rows_do_not_go_on_without_them(config: RunConfig, sou
     assert says(refusal(needs_rows, known), "evaluation.metrics")
 
 
-def test_held_out_data_that_changed_are_told_and_used(
+def test_held_out_data_that_changed_are_reported_and_used(
     make_config: MakeConfig, write_rows: WriteRows, source: Path
 ) -> None:
     held_out = write_rows(ROWS[:5], "held.jsonl")

@@ -287,7 +287,7 @@ def test_a_changed_file_is_tokenised_again(make_config: MakeConfig, write_rows: 
     assert prepare(config).train.fingerprint != before.train.fingerprint
 
 
-def test_a_vocabulary_that_does_not_fit_is_told_before_anything_is_tokenised(
+def test_a_vocabulary_that_does_not_fit_is_reported_before_anything_is_tokenised(
     make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path
 ) -> None:
     config = make_config(write_rows([{"text": "a text"}]))

@@ -65,7 +65,7 @@ def test_a_question_stays_on_its_comment_line() -> None:
     )
 
 
-def test_a_column_that_is_not_there_is_told_with_those_that_are() -> None:
+def test_a_column_that_is_not_there_is_reported_with_those_that_are() -> None:
     with pytest.raises(UserError) as caught:
         segments(RowFormat("prompt-completion"), {"promt": "p", "completion": "c"})
     assert says(
@@ -91,14 +91,14 @@ def test_half_of_a_surrogate_pair_is_an_error(make_config: MakeConfig, write_row
         prepare(make_config(path))
 
 
-def test_settings_that_do_not_fit_the_format_are_told(make_config: MakeConfig) -> None:
+def test_settings_that_do_not_fit_the_format_are_reported(make_config: MakeConfig) -> None:
     with pytest.raises(UserError, match=r"'promt'.*'prompt'"):
         row_format(make_config("x", format="prompt-completion", columns={"promt": "a"}).data)
     with pytest.raises(UserError, match=r"format text.*completion"):
         row_format(make_config("x", loss_on="completion").data)
 
 
-def test_a_held_out_column_that_is_not_there_is_told(make_config: MakeConfig, write_rows: WriteRows) -> None:
+def test_a_held_out_column_that_is_not_there_is_reported(make_config: MakeConfig, write_rows: WriteRows) -> None:
     path = write_rows([{"text": "fine"}])
     with pytest.raises(UserError, match=r"line 1: .*'db' \(data.held_out.split_by\).*: text"):
         prepare(make_config(path, held_out={"fraction": 0.5, "split_by": "db"}))

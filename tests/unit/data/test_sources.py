@@ -141,7 +141,7 @@ def test_windows_line_ends_and_blank_lines_are_fine(tmp_path: Path) -> None:
     assert read(tmp_path / "a.jsonl") == [{"text": "a"}, {"text": "b"}]
 
 
-def test_a_missing_file_is_told_with_the_nearest_name(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_the_nearest_name(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("{}")
     assert says(failure(tmp_path / "trian.jsonl"), "no such file ... Did you mean")
     assert "train.jsonl?" in failure(tmp_path / "trian.jsonl")
@@ -149,7 +149,7 @@ def test_a_missing_file_is_told_with_the_nearest_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("small_batches", [False, True])
-def test_a_broken_json_line_is_told_with_line_and_column(
+def test_a_broken_json_line_is_reported_with_line_and_column(
     small_batches: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if small_batches:
@@ -159,14 +159,14 @@ def test_a_broken_json_line_is_told_with_line_and_column(
 
 
 @pytest.mark.parametrize("line", ["[1, 2]", '"text"', "3"])
-def test_a_line_that_is_no_object_is_told(line: str, tmp_path: Path) -> None:
+def test_a_line_that_is_no_object_is_reported(line: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' + line + "\n")
     assert says(failure(tmp_path / "a.jsonl"), "line 2: ... JSON object")
 
 
 @settings(max_examples=30, deadline=None)
 @given(before=st.lists(st.sampled_from(["x", "ä", "longer line"]), max_size=6), block=st.integers(5, 60))
-def test_text_that_is_not_utf8_is_told_with_line_and_byte(
+def test_text_that_is_not_utf8_is_reported_with_line_and_byte(
     before: list[str], block: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in before).encode() + b'{"text": "'
@@ -178,25 +178,25 @@ def test_text_that_is_not_utf8_is_told_with_line_and_byte(
     assert says(message, f"line {len(before) + 1}, byte {len(lines)}: 0xe9 ... UTF-8")
 
 
-def test_plain_text_and_csv_that_are_not_utf8_are_told_too(tmp_path: Path) -> None:
+def test_plain_text_and_csv_that_are_not_utf8_are_asked_too(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"good\nbad \xff\n")
     assert "a.txt, line 2, byte 9: 0xff" in failure(tmp_path / "a.txt")
     (tmp_path / "a.csv").write_bytes(b"text\nbad \xff\n")
     assert "a.csv, line 2, byte 9: 0xff" in failure(tmp_path / "a.csv")
 
 
-@pytest.mark.parametrize(("content", "told"), [
+@pytest.mark.parametrize(("content", "message"), [
     ("a,b\n1,2\n3\n", "line 3: 1 values ... 2 columns"),
     ('a,b\n1,"x" y\n', "line 2: not valid CSV"),
     ("a,a\n1,2\n", "line 1: ... twice"),
 ])  # fmt: skip
-def test_a_broken_csv_is_told_with_its_line(content: str, told: str, tmp_path: Path) -> None:
+def test_a_broken_csv_is_reported_with_its_line(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(content)
-    assert says(failure(tmp_path / "a.csv"), told)
+    assert says(failure(tmp_path / "a.csv"), message)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.txt.gz", "a.parquet"])
-def test_a_damaged_archive_is_told(name: str, tmp_path: Path) -> None:
+def test_a_damaged_archive_is_reported(name: str, tmp_path: Path) -> None:
     pack = gzip.compress if name.endswith("gz") else zstandard.ZstdCompressor().compress
     (tmp_path / name).write_bytes(pack(json_lines() * 50)[:-20])
     message = failure(tmp_path / name)
@@ -204,7 +204,7 @@ def test_a_damaged_archive_is_told(name: str, tmp_path: Path) -> None:
     assert re.search("cut short|Parquet", message)
 
 
-def test_unknown_kinds_and_empty_directories_are_told(tmp_path: Path) -> None:
+def test_unknown_kinds_and_empty_directories_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"x")
     assert says(failure(tmp_path / "a.bin"), "unknown kind")
     assert says(failure(tmp_path), "no readable file")
@@ -238,7 +238,7 @@ def test_a_file_that_changed_is_hashed_again_and_an_old_one_is_not(
     assert file_hash(path, tmp_path) == "hashed again"
 
 
-def test_an_empty_data_set_is_told(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_an_empty_data_set_is_reported(make_config: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n\n")
     with pytest.raises(UserError, match=r"\ba: .*empty"):
         prepare(make_config(tmp_path / "a.jsonl"))
@@ -247,7 +247,7 @@ def test_an_empty_data_set_is_told(make_config: MakeConfig, tmp_path: Path) -> N
         prepare(make_config(tmp_path / "b.jsonl"))
 
 
-def test_a_held_out_share_without_documents_is_told(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_a_held_out_share_without_documents_is_reported(make_config: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     config = make_config(tmp_path / "a.jsonl", held_out={"fraction": 1e-9})
     with pytest.raises(UserError, match=r"held-out.*empty"):

@@ -90,7 +90,7 @@ def test_a_missing_file_is_noticed(config: RunConfig) -> None:
         path.write_bytes(content)
 
 
-def test_a_damaged_cache_is_told_and_made_again(config: RunConfig) -> None:
+def test_a_damaged_cache_is_reported_and_made_again(config: RunConfig) -> None:
     before = prepare(config)
     tokens = cache_directory(config) / "train.tokens"
     good = tokens.read_bytes()
@@ -304,7 +304,7 @@ def test_the_places_of_documents_are_kept(make_config: MakeConfig, write_rows: W
     config = make_config(tmp_path / "rows", held_out={"fraction": 0.3}, too_long="split")
     data = prepare(config)
     backend = data.tokenizer.backend_tokenizer
-    told: dict[int, set[tuple[str, str]]] = {}
+    message: dict[int, set[tuple[str, str]]] = {}
     for sequences in (*data.train.sources, *data.held_out.values()):
         for row in range(len(sequences)):
             batch = sequences.read([row])
@@ -313,10 +313,10 @@ def test_the_places_of_documents_are_kept(make_config: MakeConfig, write_rows: W
             for document, place in enumerate(places):
                 text = backend.decode(batch.input_ids[0][batch.document_ids[0] == document].tolist())
                 if text.startswith("<"):
-                    told.setdefault(int(text[1 : text.index(">")]), set()).add(place)
+                    message.setdefault(int(text[1 : text.index(">")]), set()).add(place)
     expected = {n: {("a.jsonl", f"line {n + 1}")} for n in range(90)}
     expected |= {n: {("deep/b.jsonl", f"line {n - 89}")} for n in range(90, 200)}
-    assert told == expected | {200: {("c.txt", "")}}
+    assert message == expected | {200: {("c.txt", "")}}
 
 
 def test_a_source_of_one_file_gives_lines_alone(config: RunConfig) -> None:

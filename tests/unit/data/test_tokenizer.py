@@ -1,4 +1,4 @@
-"""Tokenizers: trained ones are exact, deterministic and load anywhere; missing ones are told."""
+"""Tokenizers: trained ones are exact, deterministic and load anywhere; missing ones are reported."""
 
 from __future__ import annotations
 
@@ -111,7 +111,9 @@ def test_an_error_in_the_source_ends_the_training_of_a_tokenizer(make_config: Ma
         prepare(make_config(tmp_path / "a.jsonl", tokenizer={"train": "bpe", "vocab_size": 300}))
 
 
-def test_a_tokenizer_that_cannot_be_had_is_told(make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path) -> None:
+def test_a_tokenizer_that_cannot_be_had_is_reported(
+    make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path
+) -> None:
     path = write_rows([{"text": "a"}])
     with pytest.raises(UserError, match=r"no tokenizer.*Set data.tokenizer"):
         prepare(make_config(path, tokenizer=str(tmp_path)))

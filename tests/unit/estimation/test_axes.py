@@ -50,7 +50,7 @@ def test_points_are_all_combinations_the_last_key_fastest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("node=1..3", "'node' is not known; did you mean nodes?"),
         ("zzz=1", "'zzz' is not known; known: micro_batch_size"),
@@ -69,8 +69,8 @@ def test_points_are_all_combinations_the_last_key_fastest() -> None:
         ("shard=[", "shard=\\[.*not valid YAML"),
     ],
 )
-def test_what_is_no_sweep_is_refused(text: str, told: str) -> None:
-    with pytest.raises(UserError, match=told.replace("(", r"\(")):
+def test_what_is_no_sweep_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message.replace("(", r"\(")):
         parse_axes(text)
 
 

@@ -33,7 +33,7 @@ def text(shown: RenderableType, width: int = 100) -> str:
     return console.file.getvalue()
 
 
-def told(asked: EstimateRequest) -> dict[str, str]:
+def lines_of(asked: EstimateRequest) -> dict[str, str]:
     """The summary's rows by their labels, each as one line."""
     rows: dict[str, str] = {}
     label = ""
@@ -52,8 +52,8 @@ def test_the_answer_comes_first_and_fits_a_screen() -> None:
     assert len(lines) < 45 and max(map(len, lines)) <= 80
 
 
-def test_every_figure_of_the_answer_is_told_with_unit_and_conditions() -> None:
-    rows = told(question(run_config(training={"activation_checkpointing": "full"}), price=PriceOptions(8.05)))
+def test_every_figure_of_the_answer_is_reported_with_unit_and_conditions() -> None:
+    rows = lines_of(question(run_config(training={"activation_checkpointing": "full"}), price=PriceOptions(8.05)))
     assert " of 179 GiB per GPU; peak: " in rows["memory"]
     assert " s" in rows["step time"] and "measured run" in rows["step time"]
     assert "tokens/s" in rows["speed"] and "TFLOP/s" in rows["speed"]
@@ -65,18 +65,18 @@ def test_every_figure_of_the_answer_is_told_with_unit_and_conditions() -> None:
 
 
 def test_what_compiling_may_save_is_a_part_of_its_own() -> None:
-    rows = told(question(run_config(training={"activation_checkpointing": "none", "micro_batch_size": 1})))
+    rows = lines_of(question(run_config(training={"activation_checkpointing": "none", "micro_batch_size": 1})))
     assert "compiled blocks -" in rows["memory"]
 
 
-def test_what_does_not_fit_is_told_with_what_does() -> None:
-    rows = told(question(run_config(training={"micro_batch_size": 64})))
+def test_what_does_not_fit_is_reported_with_what_does() -> None:
+    rows = lines_of(question(run_config(training={"micro_batch_size": 64})))
     assert rows["memory"].startswith("DOES NOT FIT")
     assert "training.micro_batch_size: " in rows["fits with"]
 
 
 def test_a_bound_is_called_one() -> None:
-    rows = told(question(run_config(SMALL, training={"precision": "fp32"}), two_nodes("a3-megagpu-8g")))
+    rows = lines_of(question(run_config(SMALL, training={"precision": "fp32"}), two_nodes("a3-megagpu-8g")))
     assert (
         rows["step time"].startswith("at least ") and "a bound: no measured run is like this one" in rows["step time"]
     )
@@ -84,8 +84,8 @@ def test_a_bound_is_called_one() -> None:
     assert rows["cost"].startswith("at least ") and "at least " in rows["run"]
 
 
-def test_what_is_missing_is_told_with_its_flag() -> None:
-    rows = told(question(run_config(SMALL), accelerator_target("h100", 8, catalog())))
+def test_what_is_missing_is_reported_with_its_flag() -> None:
+    rows = lines_of(question(run_config(SMALL), accelerator_target("h100", 8, catalog())))
     assert "give --storage-gb-per-s" in rows["missing"] and "give --price-per-gpu-hour" in rows["missing"]
     assert "cost" not in rows and "without saves and failures" in rows["run"]
 
@@ -133,29 +133,32 @@ def test_between_the_ends_of_the_range_the_answer_says_what_it_hangs_on() -> Non
     smaller = place.accelerator.model_copy(update={"memory_gib": memory.total.high.value - width / 4})
     asked = question(config, replace(place, accelerator=smaller))
     assert estimate_run(asked).verdict == "may not fit"
-    told_of = told(asked)["memory"]
+    reported_of = lines_of(asked)["memory"]
     assert (
-        f"fits if {three_digits(width / 4)} of the {three_digits(width)} GiB that are uncertain are spared: " in told_of
+        f"fits if {three_digits(width / 4)} of the {three_digits(width)} GiB that are uncertain are spared: "
+        in reported_of
     )
-    assert "compiled blocks " in told_of.partition("spared: ")[2]
-    assert "uncertain" not in told(question(run_config(SMALL)))["memory"]
+    assert "compiled blocks " in reported_of.partition("spared: ")[2]
+    assert "uncertain" not in lines_of(question(run_config(SMALL)))["memory"]
 
 
 def test_what_the_trainer_refuses_stands_above_the_verdict() -> None:
     config = run_config(SMALL)
     pretrained = config.model_copy(update={"model": config.model.model_copy(update={"init": "pretrained"})})
-    rows = told(replace(question(config), config=pretrained))
+    rows = lines_of(replace(question(config), config=pretrained))
     assert next(iter(rows)) == "refused" and "model.init" in rows["refused"]
     assert "FITS" in rows["memory"]
-    assert "refused" not in told(question(config))
+    assert "refused" not in lines_of(question(config))
 
 
-def test_what_a_save_and_a_restart_take_is_told_and_can_be_given() -> None:
-    told_of = told(question())["checkpoints"]
-    assert re.search(r"a save stops training for [0-9.]+ ms, is stored [0-9.]+ s\? later; a restart takes ", told_of)
+def test_what_a_save_and_a_restart_take_is_reported_and_can_be_given() -> None:
+    reported_of = lines_of(question())["checkpoints"]
+    assert re.search(
+        r"a save stops training for [0-9.]+ ms, is stored [0-9.]+ s\? later; a restart takes ", reported_of
+    )
     given = FailureOptions(restart_seconds=90, storage_gb_per_s=100)
-    assert told(question(failures=given))["checkpoints"].count("a restart takes 1.5 min ") == 1
-    waits = told(question(run_config(checkpoint={"asynchronous": False})))["checkpoints"]
+    assert lines_of(question(failures=given))["checkpoints"].count("a restart takes 1.5 min ") == 1
+    waits = lines_of(question(run_config(checkpoint={"asynchronous": False})))["checkpoints"]
     assert "stored" not in waits and "a save stops training for" in waits
 
 
@@ -239,4 +242,4 @@ def test_a_calibrated_answer_names_the_run() -> None:
     from drillyard.estimation.measured_runs import published_runs
 
     row = replace(published_runs()["gke-b200-70b-16"], name="my-run")
-    assert "from your run my-run" in told(question(calibration=row))["step time"]
+    assert "from your run my-run" in lines_of(question(calibration=row))["step time"]

@@ -32,7 +32,7 @@ def between(low: float, high: float, *, is_bound: bool = False, unverified: bool
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("message", "expected"),
     [
         (three_digits(0), "0"),
         (three_digits(12.345), "12.3"),
@@ -60,8 +60,8 @@ def between(low: float, high: float, *, is_bound: bool = False, unverified: bool
         (duration(86_400 * 3), "3 days"),
     ],
 )
-def test_numbers_are_told_in_three_digits_and_a_fitting_unit(told: str, expected: str) -> None:
-    assert told == expected
+def test_numbers_are_reported_in_three_digits_and_a_fitting_unit(message: str, expected: str) -> None:
+    assert message == expected
 
 
 def test_both_ends_of_a_range_share_a_unit() -> None:
@@ -92,10 +92,10 @@ def test_a_time_keeps_its_size(value: float) -> None:
     assert float(match[1].replace(",", "")) * scale == pytest.approx(value, rel=6e-3)
 
 
-def test_expected_events_that_hardly_ever_happen_are_told_without_digits() -> None:
+def test_expected_events_that_hardly_ever_happen_are_reported_without_digits() -> None:
     assert [expected_count(value) for value in (0, 1.2e-4, 0.001, 0.155)] == ["0", "<0.001", "0.001", "0.155"]
 
 
-def test_intervals_and_lists_of_numbers_are_told_as_people_write_them() -> None:
+def test_intervals_and_lists_of_numbers_are_reported_as_people_write_them() -> None:
     assert (every_steps("1"), every_steps("2 to 5")) == ("every step", "every 2 to 5 steps")
     assert (number_list([5, 1, 3, 4, 3]), number_list([7]), number_list([])) == ("1, 3-5", "7", "")

@@ -162,9 +162,9 @@ def test_a_step_that_was_done_again_counts_once(tmp_path):
 
 def test_calibration_predicts_the_run_it_was_calibrated_by(tmp_path):
     row = read_measured_run(run_directory(tmp_path / "mine", [0.31] * 40))
-    told = step_time(row.setup, row.machine, row.accelerator, calibration=row)
-    assert told.basis == "calibration" and told.seconds is not None
-    assert told.seconds.low.value < 0.31 < told.seconds.high.value
+    message = step_time(row.setup, row.machine, row.accelerator, calibration=row)
+    assert message.basis == "calibration" and message.seconds is not None
+    assert message.seconds.low.value < 0.31 < message.seconds.high.value
 
 
 def test_the_machine_is_that_of_the_cluster_config(tmp_path):
@@ -182,9 +182,9 @@ def test_what_auto_became_in_the_run_is_what_was_measured(tmp_path):
     directory = run_directory(tmp_path / "mine", [1.0] * 40)
     assert read_measured_run(directory).setup.kernel == "varlen"
     settings = {"model.attention": "sdpa", "training.compile": False, "training.activation_checkpointing": "none"}
-    told = {"time": "2026-01-01T00:00:01.000000Z", "event": "resolved", "settings": settings}
+    events = {"time": "2026-01-01T00:00:01.000000Z", "event": "resolved", "settings": settings}
     with (directory / "events.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(told) + "\n")
+        file.write(json.dumps(events) + "\n")
     setup = read_measured_run(directory).setup
     assert (setup.kernel, setup.compiled, setup.activation_checkpointing) == ("sdpa", False, "none")
 

@@ -47,10 +47,10 @@ def test_a_hub_id_is_read_from_the_local_cache_and_never_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         find_model(with_id("some/model"), ModelOptions())
-    assert "not in the local Hugging Face cache" in str(told.value)
-    assert "--config FILE" in str(told.value) and "hf download some/model config.json" in str(told.value)
+    assert "not in the local Hugging Face cache" in str(caught.value)
+    assert "--config FILE" in str(caught.value) and "hf download some/model config.json" in str(caught.value)
     repository = tmp_path / "models--some--model"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("abc")
@@ -62,7 +62,7 @@ def test_a_hub_id_is_read_from_the_local_cache_and_never_fetched(
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("{", "not JSON: line 1"),
         ("[1]", "not a JSON object"),
@@ -74,10 +74,10 @@ def test_a_hub_id_is_read_from_the_local_cache_and_never_fetched(
         (json.dumps({**CONFIG, "bottleneck_size": 12}), "bottleneck_size"),
     ],
 )
-def test_a_config_that_says_too_little_or_too_much_is_refused(tmp_path: Path, content: str, told: str) -> None:
+def test_a_config_that_says_too_little_or_too_much_is_refused(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "config.json"
     file.write_text(content)
-    with pytest.raises(UserError, match=told) as error:
+    with pytest.raises(UserError, match=message) as error:
         find_model(run_config(), ModelOptions(file))
     assert str(file) in str(error.value)
 
@@ -93,7 +93,7 @@ def test_a_model_may_be_given_by_its_numbers_of_parameters() -> None:
         find_model(run_config(), ModelOptions(None, 5, 6))
 
 
-def test_a_family_that_is_not_known_is_built_by_whoever_can() -> None:
+def test_a_family_that_is_not_known_is_built_by_what_can() -> None:
     seen = {}
 
     def build(config: Any, *, source: str) -> ModelSpec:

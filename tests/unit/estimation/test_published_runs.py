@@ -74,22 +74,22 @@ def test_long_sequences_are_in_a_wider_range_which_says_so():
             gradient_accumulation=times,
             activation_checkpointing=checkpointing,
         )
-        told = step_time(setup, known.machine, known.accelerator, without_source="llm-foundry")
-        assert told.seconds is not None
+        message = step_time(setup, known.machine, known.accelerator, without_source="llm-foundry")
+        assert message.seconds is not None
         measured = length * size * times / tokens_per_second
-        inside += told.seconds.low.value <= measured <= told.seconds.high.value
-        assert any("attention is" in note for note in told.notes)
+        inside += message.seconds.low.value <= measured <= message.seconds.high.value
+        assert any("attention is" in note for note in message.notes)
     assert inside >= 13
 
 
 def test_a_step_that_waits_for_the_network_has_a_range_like_any_other_and_says_so():
     known = published_runs()["foundry-h100-7b-2048"]
     waits = replace(known.setup, micro_batch_size=1, sequence_length=512, shard=256)
-    told = step_time(waits, catalog().machine("a3-highgpu-8g"), known.accelerator)
-    assert told.seconds is not None and told.exposed is not None
-    assert told.exposed.low.value > 0.5 * told.seconds.low.value
-    assert told.seconds.high.value / told.seconds.low.value >= 1.25
-    assert any("network limits" in note for note in told.notes)
+    message = step_time(waits, catalog().machine("a3-highgpu-8g"), known.accelerator)
+    assert message.seconds is not None and message.exposed is not None
+    assert message.exposed.low.value > 0.5 * message.seconds.low.value
+    assert message.seconds.high.value / message.seconds.low.value >= 1.25
+    assert any("network limits" in note for note in message.notes)
     short = step_time(known.setup, known.machine, known.accelerator)
     assert not any("network limits" in note or "attention is" in note for note in short.notes)
 

@@ -138,9 +138,9 @@ def test_a_model_that_cannot_be_predicted_recomputes_everything(monkeypatch: pyt
 
     monkeypatch.setattr(resolved_setup, "memory_estimate", refuse)
     decisions = {d.key: d for d in resolved(run_config()).decisions}
-    told = decisions["training.activation_checkpointing"]
-    assert told.value == "full"
-    assert told.reason == "the memory cannot be predicted: linear attention has no formula here"
+    message = decisions["training.activation_checkpointing"]
+    assert message.value == "full"
+    assert message.reason == "the memory cannot be predicted: linear attention has no formula here"
     counted = resolved(run_config(), spec=spec_from_counts(10**9))
     assert counted.setup.activation_checkpointing == "full"
 

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.estimation.requests import SMALL, question, run_config, two_nodes
 
 from drillyard.config import RunConfig, require_valid
-from drillyard.config.cluster import ClusterConfig
+from drillyard.config.cluster import ClusterConfig, cluster_model
 from drillyard.errors import UserError
 from drillyard.estimation.cost import PriceOptions
 from drillyard.estimation.model_source import ModelOptions, ModelSource, find_model
@@ -71,7 +71,7 @@ def test_the_run_of_a_cluster_config_tells_time_cost_failures_and_quotas() -> No
     assert found.missing == ()
 
 
-def test_experts_that_are_cut_over_more_ranks_than_there_are_of_them_are_told() -> None:
+def test_experts_that_are_cut_over_more_ranks_than_there_are_of_them_are_reported() -> None:
     shapes = {
         "architecture": "mixtral", "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 2,
         "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8,
@@ -111,9 +111,9 @@ def test_gpus_without_a_machine_fit_and_have_a_speed_and_the_rest_is_missing_wit
     found = estimate_run(question(run_config(SMALL), place))
     assert found.verdict == "fits" and found.speed is not None and found.run is not None
     assert found.run.wall is None and found.cost is None
-    told = missing(found)
-    assert told["failures, goodput and the wall time with them"] == "--storage-gb-per-s"
-    assert "--price-per-gpu-hour" in told["cost"]
+    message = missing(found)
+    assert message["failures, goodput and the wall time with them"] == "--storage-gb-per-s"
+    assert "--price-per-gpu-hour" in message["cost"]
     whole = question(run_config(SMALL), place, price=PriceOptions(2.0), failures=FailureOptions(storage_gb_per_s=5))
     assert estimate_run(whole).missing == ()
 
@@ -159,7 +159,7 @@ def test_a_model_of_which_only_counts_are_known_has_a_speed_but_no_memory() -> N
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"parallelism": {"replicate": 3}}, "16 ranks do not divide by replicate 3"),
         ({"parallelism": {"shard": 32}}, "shard 32 .* but there are 16 ranks"),
@@ -169,8 +169,8 @@ def test_a_model_of_which_only_counts_are_known_has_a_speed_but_no_memory() -> N
         ({"training": {"device": "cpu"}}, "training.device: found 'cpu', but the run is estimated on b200"),
     ],
 )
-def test_what_cannot_be_divided_as_asked_is_refused(changes: dict[str, dict[str, object]], told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_what_cannot_be_divided_as_asked_is_refused(changes: dict[str, dict[str, object]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         estimate_run(question(run_config(**changes)))
 
 
@@ -255,43 +255,43 @@ def test_whatever_is_said_to_fit_is_accepted_by_train_and_fits(
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"evaluation": {"every_steps": 50}}, "the time of evaluating every 50 steps is not counted"),
         ({"data": {"packing": False}}, "padding counts as tokens here"),
         ({"training": {"deterministic": True}}, "what it costs in speed is not counted"),
     ],
 )
-def test_settings_whose_time_is_in_no_figure_are_told(changes: dict[str, dict[str, object]], told: str) -> None:
-    assert any(told in text for text in estimate_run(question(run_config(SMALL, **changes))).warnings)
-    assert not any(told in text for text in estimate_run(question(run_config(SMALL))).warnings)
+def test_settings_whose_time_is_in_no_figure_are_reported(changes: dict[str, dict[str, object]], message: str) -> None:
+    assert any(message in text for text in estimate_run(question(run_config(SMALL, **changes))).warnings)
+    assert not any(message in text for text in estimate_run(question(run_config(SMALL))).warnings)
 
 
-def test_a_shared_directory_of_unknown_bandwidth_is_told() -> None:
+def test_a_shared_directory_of_unknown_bandwidth_is_reported() -> None:
     content = {"name": "c", "platform": "slurm", "machine": "a3-megagpu-8g", "storage": {"directory": "/lustre"}}
-    place = cluster_target(ClusterConfig.model_validate(content), catalog())
-    told = "the bandwidth of storage.directory /lustre is not known"
+    place = cluster_target(cluster_model().model_validate(content), catalog())
+    message = "the bandwidth of storage.directory /lustre is not known"
     found = estimate_run(question(run_config(SMALL), place))
-    assert any(told in text for text in found.warnings)
+    assert any(message in text for text in found.warnings)
     assert found.quotas == ()
     given = question(run_config(SMALL), place, failures=FailureOptions(storage_gb_per_s=10))
     assert not any("storage.directory" in text for text in estimate_run(given).warnings)
 
 
-def test_a_run_that_is_longer_than_its_slurm_job_is_told() -> None:
-    def told(limit: str) -> bool:
+def test_a_run_that_is_longer_than_its_slurm_job_is_reported() -> None:
+    def is_warned(limit: str) -> bool:
         content = {"name": "c", "platform": "slurm", "machine": "a3-megagpu-8g", "slurm": {"time_limit": limit}}
-        place = cluster_target(ClusterConfig.model_validate(content), catalog())
+        place = cluster_target(cluster_model().model_validate(content), catalog())
         return any("slurm.time_limit" in text for text in estimate_run(question(run_config(SMALL), place)).warnings)
 
-    assert told("1") and not told("30-0")
+    assert is_warned("1") and not is_warned("30-0")
 
 
 def test_storage_that_each_node_has_of_its_own_is_warned_of() -> None:
-    (told,) = [
+    (message,) = [
         text for text in estimate_run(question(run_config(SMALL), two_nodes("p5.48xlarge"))).warnings if "FSx" in text
     ]
-    assert "2 x 10 GB/s" in told and "--storage-gb-per-s" in told
+    assert "2 x 10 GB/s" in message and "--storage-gb-per-s" in message
     given = question(run_config(SMALL), two_nodes("p5.48xlarge"), failures=FailureOptions(storage_gb_per_s=10))
     for asked in (given, question(run_config(SMALL), two_nodes("p5.48xlarge", 1)), question(run_config(SMALL))):
         assert not any("FSx" in text for text in estimate_run(asked).warnings)

@@ -84,7 +84,7 @@ def test_what_is_saved_is_masters_and_moments_of_what_is_trained_once_over_all_g
     assert adapted.value == pytest.approx(80 * 16 * (8192 + 8192) * 12 / 16)
 
 
-def test_every_named_rate_is_told_where_none_is_chosen_and_the_run_spans_them_all() -> None:
+def test_every_named_rate_is_reported_where_none_is_chosen_and_the_run_spans_them_all() -> None:
     run = timed()
     assert [outlook.rate.name for outlook in run.outlooks] == list(failure_rates())
     assert run.wall is not None
@@ -122,7 +122,7 @@ def test_a_restart_can_be_given_as_a_whole() -> None:
     assert run.outlooks[0].goodput < timed(restart_seconds=60).outlooks[0].goodput
 
 
-def test_the_interval_of_the_config_is_what_is_predicted_and_the_best_one_is_told_beside_it() -> None:
+def test_the_interval_of_the_config_is_what_is_predicted_and_the_best_one_is_reported_beside_it() -> None:
     run = timed(every_steps=2000)
     assert run.saves == "every 2000 steps, as configured"
     assert all(outlook.fast.schedule.interval_steps == 2000 for outlook in run.outlooks)
@@ -144,13 +144,13 @@ def test_a_run_that_saves_only_at_its_end_is_warned_of_where_that_costs_somethin
     assert timed(steps=10, nodes=1).warnings == ()
 
 
-def test_an_interval_that_is_shorter_than_a_save_takes_is_told_and_not_used() -> None:
+def test_an_interval_that_is_shorter_than_a_save_takes_is_reported_and_not_used() -> None:
     run = timed(every_steps=1, steps=1000, nodes=2, storage_gb_per_s=1.0)
     assert "are over before the save before them is on storage" in run.warnings[0]
     assert run.saves.endswith("the best interval")
 
 
-def test_an_interval_with_which_the_run_never_ends_is_told_and_not_used() -> None:
+def test_an_interval_with_which_the_run_never_ends_is_reported_and_not_used() -> None:
     run = timed(every_steps=100_000)
     assert "practically never ends" in run.warnings[0]
     assert run.saves.endswith("the best interval")
@@ -162,7 +162,7 @@ def test_a_bound_of_the_step_gives_a_bound_of_the_run() -> None:
     assert run.wall.low == run.wall.high
 
 
-def test_without_a_bandwidth_there_is_no_wall_time_and_the_flag_that_gives_it_is_told() -> None:
+def test_without_a_bandwidth_there_is_no_wall_time_and_the_flag_that_gives_it_is_reported() -> None:
     place = accelerator_target("h100", 16, catalog())
     run = timed(place=place)
     assert run.wall is None and run.outlooks == () and run.longest is run.failure_free

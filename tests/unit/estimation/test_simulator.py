@@ -52,7 +52,7 @@ def test_it_agrees_with_daly_within_one_percent(blocking, mtbf, factor):
 
 
 @pytest.mark.parametrize("detect", [100.0, 2900.0])
-def test_a_failure_that_hits_a_restart_begins_it_anew(detect):
+def test_a_failure_that_hits_a_restart_restarts_it(detect):
     """A restart of half the time between failures takes e^0.5 - 1 = 0.65 of it, whichever part is the long one."""
     schedule = SaveSchedule(4000, 600.0, 1, 10.0, 0.0)
     result = simulate_scenario(scenario(6000.0, schedule, restart=3000.0, detect=detect), replicas=20)

@@ -50,7 +50,9 @@ def between(low: float, high: float, unit: str, *, is_bound: bool = False, unver
     return Range(*(quantity("x", value, unit, "given", source) for value in (low, high)), is_bound)
 
 
-def told(peak: Range | None, seconds: Range | None, available: float | None = 80.0, **missing: str) -> StartupEstimate:
+def compared(
+    peak: Range | None, seconds: Range | None, available: float | None = 80.0, **missing: str
+) -> StartupEstimate:
     estimate: Any = None if peak is None else SimpleNamespace(total=peak, peak_at="loss")
     return StartupEstimate(setup(), available, estimate, seconds, missing)
 
@@ -68,13 +70,13 @@ def told(peak: Range | None, seconds: Range | None, available: float | None = 80
 def test_the_verdict_compares_both_ends_with_the_memory(
     available: float | None, verdict: str | None, words: str
 ) -> None:
-    start = told(between(50, 70, "GiB"), between(1.5, 2.0, "s"), available)
+    start = compared(between(50, 70, "GiB"), between(1.5, 2.0, "s"), available)
     assert start.verdict == verdict
     assert start.line() == f"Estimate: {words} (activation checkpointing: full); 1.5 to 2 s a step"
 
 
 def test_a_bound_is_called_one_and_what_is_not_confirmed_is_about() -> None:
-    start = told(between(50, 50, "GiB", unverified=True), between(1.5, 1.5, "s", is_bound=True, unverified=True))
+    start = compared(between(50, 50, "GiB", unverified=True), between(1.5, 1.5, "s", is_bound=True, unverified=True))
     assert start.line() == (
         "Estimate: it fits: about 50 of 80 GiB per rank (activation checkpointing: full); "
         "about at least 1.5 s a step (a bound: no measured run is like this one)"
@@ -83,7 +85,7 @@ def test_a_bound_is_called_one_and_what_is_not_confirmed_is_about() -> None:
 
 def test_what_is_not_known_is_said_with_the_reason() -> None:
     why = {"memory": "attention of this kind has no formula", "step_seconds": "no speed of a CPU is known"}
-    start = told(None, None, **why)
+    start = compared(None, None, **why)
     assert start.verdict is None
     assert start.line() == (
         "Estimate: the memory cannot be predicted (attention of this kind has no formula; activation checkpointing: "
@@ -93,7 +95,7 @@ def test_what_is_not_known_is_said_with_the_reason() -> None:
 
 
 def test_the_event_has_the_figures_of_the_line() -> None:
-    fields = told(between(50, 70, "GiB"), between(1.5, 2.0, "s")).fields()
+    fields = compared(between(50, 70, "GiB"), between(1.5, 2.0, "s")).fields()
     assert fields == {
         "verdict": "fits",
         "memory_gib": {"low": 50, "high": 70, "available": 80.0},

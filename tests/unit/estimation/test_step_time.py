@@ -71,28 +71,28 @@ def measured(asked: Setup, seconds: float, accelerator: str = "h100", publisher:
 def test_sixteen_b200_fine_tune_llama_70b_in_a_range_that_holds_the_published_time():
     """Llama 3.1 70B on two a4-highgpu-8g: 8 sequences of 4096 per GPU, full checkpointing, 14.5 s measured."""
     asked = setup(LLAMA_70B, sequence_length=4096, micro_batch_size=8, shard=16)
-    told = predicted(asked, "a4-highgpu-8g", without_source="torch-distributed-training-gke")
-    assert told.seconds is not None and not told.seconds.is_bound
-    assert told.seconds.low.value < 14.5 < told.seconds.high.value
-    assert told.seconds.high.value / told.seconds.low.value <= 1.4 + 1e-9
-    assert "torch-distributed-training-gke" not in {used.row.publisher for used in told.rows}
-    assert told.basis == "neighbours" and told.seconds.unverified
-    assert any("no measured run of this class" in note for note in told.notes)
+    message = predicted(asked, "a4-highgpu-8g", without_source="torch-distributed-training-gke")
+    assert message.seconds is not None and not message.seconds.is_bound
+    assert message.seconds.low.value < 14.5 < message.seconds.high.value
+    assert message.seconds.high.value / message.seconds.low.value <= 1.4 + 1e-9
+    assert "torch-distributed-training-gke" not in {used.row.publisher for used in message.rows}
+    assert message.basis == "neighbours" and message.seconds.unverified
+    assert any("no measured run of this class" in note for note in message.notes)
 
 
 def test_the_run_itself_is_known_when_nobody_leaves_it_out():
     asked = setup(LLAMA_70B, sequence_length=4096, micro_batch_size=8, shard=16)
-    told = predicted(asked, "a4-highgpu-8g")
-    assert told.basis == "class" and [used.row.name for used in told.rows] == ["gke-b200-70b-16"]
-    assert told.seconds is not None
-    assert (told.seconds.low.value * told.seconds.high.value) ** 0.5 == pytest.approx(14.54, rel=0.01)
+    message = predicted(asked, "a4-highgpu-8g")
+    assert message.basis == "class" and [used.row.name for used in message.rows] == ["gke-b200-70b-16"]
+    assert message.seconds is not None
+    assert (message.seconds.low.value * message.seconds.high.value) ** 0.5 == pytest.approx(14.54, rel=0.01)
 
 
 def test_figures_follow_from_the_step_by_the_named_formula():
     asked = setup()
-    told = predicted(asked)
-    step, speed, rate, mfu = told.seconds, told.tokens_per_second_per_gpu, told.tflops_per_gpu, told.mfu
-    assert step and speed and rate and mfu and told.formula == "6N"
+    message = predicted(asked)
+    step, speed, rate, mfu = message.seconds, message.tokens_per_second_per_gpu, message.tflops_per_gpu, message.mfu
+    assert step and speed and rate and mfu and message.formula == "6N"
     assert speed.low.value == pytest.approx(8192 / step.high.value)
     assert speed.high.value == pytest.approx(8192 / step.low.value)
     assert rate.low.value == pytest.approx(speed.low.value * flops_per_token(asked.spec, "6N", 8192) / 1e12)
@@ -101,48 +101,48 @@ def test_figures_follow_from_the_step_by_the_named_formula():
 
 
 def test_adapters_are_measured_by_the_ruler_for_frozen_weights():
-    told = predicted(setup(adapters=LoraSetup(16, "all-linear")))
-    assert told.formula == "4N frozen + 6N trained"
+    message = predicted(setup(adapters=LoraSetup(16, "all-linear")))
+    assert message.formula == "4N frozen + 6N trained"
     full = predicted()
-    assert told.seconds and full.seconds and told.seconds.low.value < full.seconds.low.value
+    assert message.seconds and full.seconds and message.seconds.low.value < full.seconds.low.value
 
 
 def test_the_bounds_of_a_known_step():
     """The 70B of 16 B200s by hand: FLOPs per token over 1745 TFLOP/s; 141 GB gathered twice at some 360 GB/s."""
     asked = setup(LLAMA_70B, sequence_length=4096, micro_batch_size=8, shard=16)
-    told = predicted(asked, "a4-highgpu-8g")
+    message = predicted(asked, "a4-highgpu-8g")
     matrices, head = 80 * (2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28672), 8192 * 128256
     again = matrices - 80 * 8192 * 28672
     attention = 80 * 2 * 8192 * 4096 * (1 + 2.5 + 1)
     per_token = 6 * (matrices + head) + 2 * again + attention
-    assert told.compute and told.compute.value == pytest.approx(32768 * per_token / 1745e12)
-    assert told.communication and 0.9 < told.communication.value < 1.3
-    assert told.bound and told.bound.value == told.compute.value
+    assert message.compute and message.compute.value == pytest.approx(32768 * per_token / 1745e12)
+    assert message.communication and 0.9 < message.communication.value < 1.3
+    assert message.bound and message.bound.value == message.compute.value
 
 
 def test_an_accelerator_without_a_peak_has_no_step_time():
-    told = predicted(accelerator="cpu")
-    assert told.seconds is None and told.mfu is None and told.bound is None
-    assert "cpu" in told.notes[0] and "bf16" in told.notes[0]
+    message = predicted(accelerator="cpu")
+    assert message.seconds is None and message.mfu is None and message.bound is None
+    assert "cpu" in message.notes[0] and "bf16" in message.notes[0]
 
 
 def test_a_precision_without_a_peak_has_no_step_time():
-    told = predicted(setup(precision="fp64"), accelerator="b200")
-    assert told.seconds is None and "fp64" in told.notes[0]
+    message = predicted(setup(precision="fp64"), accelerator="b200")
+    assert message.seconds is None and "fp64" in message.notes[0]
 
 
 def test_where_nothing_measured_is_like_it_the_bound_is_called_one():
-    told = predicted(setup(precision="fp32"))
-    assert told.basis == "bound" and told.rows == () and told.efficiency is None
-    assert told.seconds is not None and told.seconds.is_bound and told.seconds.low is told.seconds.high
-    assert told.bound is not None and told.seconds.low.value == told.bound.value
-    assert told.mfu is not None and told.mfu.is_bound
-    assert any("only the bound" in note for note in told.notes)
+    message = predicted(setup(precision="fp32"))
+    assert message.basis == "bound" and message.rows == () and message.efficiency is None
+    assert message.seconds is not None and message.seconds.is_bound and message.seconds.low is message.seconds.high
+    assert message.bound is not None and message.seconds.low.value == message.bound.value
+    assert message.mfu is not None and message.mfu.is_bound
+    assert any("only the bound" in note for note in message.notes)
 
 
 def test_neighbours_are_of_the_same_vendor():
-    told = predicted(setup(activation_checkpointing="selective"), accelerator="mi300x", without_source="torchao")
-    assert told.basis == "bound"
+    message = predicted(setup(activation_checkpointing="selective"), accelerator="mi300x", without_source="torchao")
+    assert message.basis == "bound"
 
 
 def test_efficiencies_of_neighbours_are_unverified_and_those_of_the_class_are_not():
@@ -153,55 +153,55 @@ def test_efficiencies_of_neighbours_are_unverified_and_those_of_the_class_are_no
 
 
 def test_other_runs_on_the_accelerator_come_before_other_accelerators():
-    told = predicted(setup(activation_checkpointing="selective"), accelerator="b200")
-    assert told.basis == "neighbours"
-    assert {used.row.accelerator.name for used in told.rows} == {"b200"}
+    message = predicted(setup(activation_checkpointing="selective"), accelerator="b200")
+    assert message.basis == "neighbours"
+    assert {used.row.accelerator.name for used in message.rows} == {"b200"}
 
 
 def test_only_the_rows_that_are_given_count_and_every_publisher_once():
     asked = setup()
     rows = [measured(asked, 2.0), measured(asked, 2.0), measured(asked, 2.0), measured(asked, 4.0, publisher="another")]
-    told = predicted(asked, rows=rows)
-    assert told.basis == "class" and len(told.rows) == 4
-    assert told.seconds is not None
-    middle = (told.seconds.low.value * told.seconds.high.value) ** 0.5
+    message = predicted(asked, rows=rows)
+    assert message.basis == "class" and len(message.rows) == 4
+    assert message.seconds is not None
+    middle = (message.seconds.low.value * message.seconds.high.value) ** 0.5
     assert middle == pytest.approx(8**0.5, rel=0.02)
     alone = predicted(asked, rows=rows, without_source="another")
-    assert central_efficiency(alone.rows) > central_efficiency(told.rows)
+    assert central_efficiency(alone.rows) > central_efficiency(message.rows)
 
 
 def test_calibration_replaces_all_published_runs():
     asked = setup()
-    told = predicted(asked, calibration=measured(asked, 1.7))
-    assert told.basis == "calibration" and len(told.rows) == 1
-    assert told.seconds is not None and told.seconds.low.value < 1.7 < told.seconds.high.value
-    assert told.seconds.high.value / told.seconds.low.value <= BANDS["calibration"] + 1e-9
-    assert not any("another class" in note for note in told.notes)
+    message = predicted(asked, calibration=measured(asked, 1.7))
+    assert message.basis == "calibration" and len(message.rows) == 1
+    assert message.seconds is not None and message.seconds.low.value < 1.7 < message.seconds.high.value
+    assert message.seconds.high.value / message.seconds.low.value <= BANDS["calibration"] + 1e-9
+    assert not any("another class" in note for note in message.notes)
 
 
 def test_calibration_by_a_run_of_another_class_says_so():
-    told = predicted(setup(), calibration=measured(setup(activation_checkpointing="none"), 1.2))
-    assert told.basis == "calibration"
-    assert any("another class" in note and "checkpointing none" in note for note in told.notes)
+    message = predicted(setup(), calibration=measured(setup(activation_checkpointing="none"), 1.2))
+    assert message.basis == "calibration"
+    assert any("another class" in note and "checkpointing none" in note for note in message.notes)
 
 
 def test_calibration_by_a_run_that_only_waited_for_its_network_is_refused_and_said():
-    told = predicted(setup(), calibration=measured(setup(), 0.001))
-    assert told.basis == "bound" and told.seconds is not None and told.seconds.is_bound
-    assert any("waited for its network" in note for note in told.notes)
+    message = predicted(setup(), calibration=measured(setup(), 0.001))
+    assert message.basis == "bound" and message.seconds is not None and message.seconds.is_bound
+    assert any("waited for its network" in note for note in message.notes)
 
 
 def test_between_nodes_of_which_nothing_is_known_communication_is_left_out_and_said():
-    told = predicted(setup(shard=16))
-    assert told.communication is None and told.exposed is None
-    assert told.seconds is not None and told.seconds.unverified
-    assert any("name a machine" in note for note in told.notes)
+    message = predicted(setup(shard=16))
+    assert message.communication is None and message.exposed is None
+    assert message.seconds is not None and message.seconds.unverified
+    assert any("name a machine" in note for note in message.notes)
 
 
 def test_a_machine_without_measured_bandwidths_gets_its_line_rates_and_says_so():
-    told = predicted(setup(shard=16), "p5en.48xlarge")
-    assert told.communication is not None and told.communication.unverified
-    assert "line rate" in told.communication.source
+    message = predicted(setup(shard=16), "p5en.48xlarge")
+    assert message.communication is not None and message.communication.unverified
+    assert "line rate" in message.communication.source
 
 
 def test_a_whole_node_of_h200_is_about_as_fast_per_gpu_as_half_of_one():
@@ -212,15 +212,15 @@ def test_a_whole_node_of_h200_is_about_as_fast_per_gpu_as_half_of_one():
 
 def test_doubts_about_the_hardware_are_doubts_about_the_answer():
     """The H100 PCIe's memory bandwidth is unverified in the catalog."""
-    told = predicted(accelerator="h100-pcie")
-    assert told.memory is not None and told.memory.unverified
-    assert told.seconds is not None and told.seconds.unverified
+    message = predicted(accelerator="h100-pcie")
+    assert message.memory is not None and message.memory.unverified
+    assert message.seconds is not None and message.seconds.unverified
 
 
-def test_what_a_spec_does_not_know_is_told():
-    told = predicted(setup(spec=spec_from_counts(8_000_000_000)))
-    assert told.seconds is not None and not told.seconds.is_bound
-    assert any("only parameter counts" in note for note in told.notes)
+def test_what_a_spec_does_not_know_is_reported():
+    message = predicted(setup(spec=spec_from_counts(8_000_000_000)))
+    assert message.seconds is not None and not message.seconds.is_bound
+    assert any("only parameter counts" in note for note in message.notes)
 
 
 def test_the_answer_is_pure_and_explains_itself():
@@ -268,19 +268,24 @@ PLACES = st.sampled_from(["a3-megagpu-8g", "a3-ultragpu-8g", "a4-highgpu-8g", "p
 @given(changes=CHANGES, machine=PLACES)
 def test_no_step_is_faster_than_its_bounds_and_no_range_wider_than_two_fifths(changes, machine):
     assume(changes["precision"] != "fp32" or machine != "a4-highgpu-8g")  # no fp32 peak of a B200 is known
-    told = predicted(drawn(changes), machine)
-    assert told.seconds is not None and told.bound is not None and told.compute is not None and told.memory is not None
-    low, high = told.seconds.low.value, told.seconds.high.value
-    for bound in (told.compute, told.memory, told.communication, told.bound):
+    message = predicted(drawn(changes), machine)
+    assert (
+        message.seconds is not None
+        and message.bound is not None
+        and message.compute is not None
+        and message.memory is not None
+    )
+    low, high = message.seconds.low.value, message.seconds.high.value
+    for bound in (message.compute, message.memory, message.communication, message.bound):
         assert bound is None or bound.value <= low * (1 + 1e-9)
     longer = 1 + (SLOW_ATTENTION - 1) * count_work(drawn(changes)).attention_share
     assert low <= high <= 1.4 * low * longer * (1 + 1e-9)
-    assert told.mfu is not None and 0 < told.mfu.low.value <= told.mfu.high.value
+    assert message.mfu is not None and 0 < message.mfu.low.value <= message.mfu.high.value
     # 6N counts the embedding, a lookup, as a product: of a model that is mostly embedding it is more than is executed.
-    assert changes["model"] == "narrow" or told.mfu.high.value < 1.1
-    if told.exposed is not None:
-        assert 0 <= told.exposed.low.value <= told.exposed.high.value <= low
-    assert told.efficiency is None or 0 < told.efficiency.low.value <= told.efficiency.high.value <= 1
+    assert changes["model"] == "narrow" or message.mfu.high.value < 1.1
+    if message.exposed is not None:
+        assert 0 <= message.exposed.low.value <= message.exposed.high.value <= low
+    assert message.efficiency is None or 0 < message.efficiency.low.value <= message.efficiency.high.value <= 1
 
 
 @settings(max_examples=60)
@@ -288,7 +293,7 @@ def test_no_step_is_faster_than_its_bounds_and_no_range_wider_than_two_fifths(ch
 def test_more_work_takes_longer(changes, machine, more):
     assume(changes["precision"] != "fp32" or machine != "a4-highgpu-8g")
     asked = drawn(changes)
-    told = predicted(asked, machine)
+    message = predicted(asked, machine)
     heavier = [
         replace(asked, gradient_accumulation=more * asked.gradient_accumulation),
         replace(asked, micro_batch_size=more * asked.micro_batch_size),
@@ -298,13 +303,13 @@ def test_more_work_takes_longer(changes, machine, more):
         heavier.append(replace(asked, kernel="eager"))
     for other in heavier:
         longer = predicted(other, machine)
-        assert longer.seconds is not None and told.seconds is not None
-        assert longer.compute is not None and told.compute is not None
-        assert longer.compute.value > told.compute.value
-        assert longer.seconds.low.value >= told.seconds.low.value * (1 - 1e-9)
+        assert longer.seconds is not None and message.seconds is not None
+        assert longer.compute is not None and message.compute is not None
+        assert longer.compute.value > message.compute.value
+        assert longer.seconds.low.value >= message.seconds.low.value * (1 - 1e-9)
 
 
 def test_every_published_run_has_an_efficiency_below_one():
     for row in published_runs().values():
-        told = step_time(row.setup, row.machine, row.accelerator, calibration=row)
-        assert 0.2 < told.rows[0].efficiency < 1, row.name
+        message = step_time(row.setup, row.machine, row.accelerator, calibration=row)
+        assert 0.2 < message.rows[0].efficiency < 1, row.name

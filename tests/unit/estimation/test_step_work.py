@@ -92,9 +92,9 @@ def test_executed_flops_are_those_that_torch_counts(config, mode):
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 def test_executed_flops_with_adapters_are_those_that_torch_counts_but_for_the_first_input(mode):
     """Nothing needs the gradient of the first block's input, to which three projections and their adapters add."""
-    told = count_work(setup(activation_checkpointing=mode, adapters=LoraSetup(4, "all-linear"))).flops
+    message = count_work(setup(activation_checkpointing=mode, adapters=LoraSetup(4, "all-linear"))).flops
     spared = 2 * MICRO_BATCH * SEQUENCE * (32 * (32 + 16 + 16) + 3 * 4 * 32)
-    assert told - spared == counted_by_torch(LLAMA, mode, rank=4)
+    assert message - spared == counted_by_torch(LLAMA, mode, rank=4)
 
 
 def test_fused_attention_does_the_causal_half_and_computes_scores_again_in_backward():

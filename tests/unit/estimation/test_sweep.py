@@ -73,14 +73,14 @@ def test_what_does_not_fit_is_never_on_the_front() -> None:
     assert points[1].on_front and not points[8192].on_front
 
 
-def test_open_settings_are_decided_anew_at_every_point() -> None:
+def test_open_settings_are_decided_again_at_every_point() -> None:
     auto = run_config(training={"micro_batch_size": 1})
     points = by(swept("nodes=2,16", question(auto)), "nodes")
     modes = [points[nodes].prediction.setup.activation_checkpointing for nodes in (2, 16)]  # type: ignore[union-attr]
     assert modes[0] != modes[1] == "none"
 
 
-def test_a_combination_that_cannot_be_is_told_and_does_not_end_the_sweep() -> None:
+def test_a_combination_that_cannot_be_is_reported_and_does_not_end_the_sweep() -> None:
     asked = question(run_config(SMALL, training={"global_batch_size": 128}), two_nodes("a3-megagpu-8g"))
     points = by(swept("micro_batch_size=2,3", asked), "micro_batch_size")
     assert points[2].prediction is not None
@@ -93,7 +93,7 @@ def test_a_combination_that_cannot_be_is_told_and_does_not_end_the_sweep() -> No
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "message"),
     [
         ("micro_batch_size=0..2", "--sweep: training.micro_batch_size: found 0"),
         ("activation_checkpointing=some", "--sweep: training.activation_checkpointing: found 'some'"),
@@ -101,8 +101,8 @@ def test_a_combination_that_cannot_be_is_told_and_does_not_end_the_sweep() -> No
         ("sequence_length=1.5", "--sweep: data.sequence_length"),
     ],
 )
-def test_a_value_that_no_run_may_have_ends_it(keys: str, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_a_value_that_no_run_may_have_ends_it(keys: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         swept(keys)
 
 

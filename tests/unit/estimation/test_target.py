@@ -60,7 +60,7 @@ def test_an_accelerator_alone_fills_nodes_of_eight() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "num_gpus", "per_node", "told"),
+    ("accelerator", "num_gpus", "per_node", "message"),
     [
         ("h100", 0, None, "the number of GPUs is 0"),
         ("h100", 8, 0, "the number of GPUs per node is 0"),
@@ -68,7 +68,7 @@ def test_an_accelerator_alone_fills_nodes_of_eight() -> None:
     ],
 )
 def test_what_is_no_accelerator_or_number_is_refused(
-    accelerator: str, num_gpus: int, per_node: int | None, told: str
+    accelerator: str, num_gpus: int, per_node: int | None, message: str
 ) -> None:
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         accelerator_target(accelerator, num_gpus, catalog(), gpus_per_node=per_node)

@@ -26,25 +26,25 @@ def test_a_machine_that_is_sold_so_is_found(tmp_path: Path) -> None:
     assert machine_of(load(tmp_path, GCE), catalog()) is catalog().machine("a4-highgpu-8g")
 
 
-def test_a_way_of_buying_that_there_is_not_is_told_at_its_line_with_those_that_there_are(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as told:
+def test_a_way_of_buying_that_there_is_not_is_reported_at_its_line_with_those_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
         machine_of(load(tmp_path, GCE.replace("spot", "on-demand")), catalog())
     assert says(
-        str(told.value),
+        str(caught.value),
         f"{tmp_path / 'cluster.yaml'}:5: consumption: a4-highgpu-8g ... 'on-demand'"
         " ... reservation, spot, flex-start, flex-start-queued, calendar",
     )
 
 
-def test_an_unknown_machine_is_told_at_its_line_with_the_nearest_and_how_to_give_ones_own(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as told:
+def test_an_unknown_machine_is_reported_at_its_line_with_the_nearest_and_how_to_give_ones_own(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
         machine_of(load(tmp_path, GCE.replace("a4-highgpu-8g", "a4-higpu-8g")), catalog())
-    first, second = str(told.value).splitlines()
+    first, second = str(caught.value).splitlines()
     assert says(first, f"{tmp_path / 'cluster.yaml'}:4: machine: ... 'a4-higpu-8g' ... a4-highgpu-8g")
     assert "--hardware FILE" in second
 
 
-def test_a_cluster_without_a_machine_is_told_what_to_do() -> None:
+def test_a_cluster_without_a_machine_is_reported_what_to_do() -> None:
     with pytest.raises(UserError, match=r"machine: missing: .*--machine"):
         machine_of(ClusterConfig(name="s", platform="slurm"), catalog())
 
@@ -192,6 +192,6 @@ def test_a_machine_of_another_cloud_is_an_error():
         quota_needed(cluster("p5.48xlarge"))
 
 
-def test_an_unknown_machine_is_told_with_the_nearest():
+def test_an_unknown_machine_is_reported_with_the_nearest():
     with pytest.raises(UserError, match="did you mean a4-highgpu-8g"):
         quota_needed(cluster("a4-highgpu"))

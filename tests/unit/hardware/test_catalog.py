@@ -250,7 +250,7 @@ def test_a_miss_names_what_was_meant_and_how_to_give_ones_own(lookup, name, mean
     assert "--hardware FILE" in str(missed.value)
 
 
-def test_a_name_like_nothing_is_told_where_the_list_is():
+def test_a_name_like_nothing_is_reported_where_the_list_is():
     with pytest.raises(UserError, match="`drillyard hardware` lists every machine"):
         catalog().machine("zzz")
 

@@ -27,9 +27,9 @@ from drillyard.hardware.image_tags import image_contents, version_at_least
     ],
 )
 def test_known_tags(image, cuda, glibc):
-    told = image_contents(image)
-    assert (told.cuda, told.glibc) == (cuda, glibc)
-    assert told.source.text
+    message = image_contents(image)
+    assert (message.cuda, message.glibc) == (cuda, glibc)
+    assert message.source.text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A user's own hardware is laid over the catalog, and every mistake in its file is told with its line."""
+"""A user's own hardware is laid over the catalog, and every mistake in its file is reported with its line."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_an_own_price_comes_before_ours(load):
     )
 
 
-def test_every_mistake_is_told_with_its_line(mistakes):
+def test_every_mistake_is_reported_with_its_line(mistakes):
     assert each_says(
         mistakes(
             """machines:
@@ -148,7 +148,7 @@ prices:
     )
 
 
-def test_rows_that_do_not_fit_each_other_are_told_with_what_was_meant(mistakes):
+def test_rows_that_do_not_fit_each_other_are_reported_with_what_was_meant(mistakes):
     assert each_says(
         mistakes(
             """machines:
@@ -177,7 +177,7 @@ bandwidths:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (
             "",
@@ -209,11 +209,11 @@ bandwidths:
         ),
     ],
 )
-def test_what_is_no_hardware_file_is_refused(mistakes, text, told):
-    assert says("\n".join(mistakes(text)), told)
+def test_what_is_no_hardware_file_is_refused(mistakes, text, message):
+    assert says("\n".join(mistakes(text)), message)
 
 
-def test_a_file_that_is_not_there_is_told_as_such(tmp_path):
+def test_a_file_that_is_not_there_is_reported_as_such(tmp_path):
     with pytest.raises(UserError, match=r"none\.yaml: no such file.*accelerators"):
         load_catalog(tmp_path / "none.yaml")
 

@@ -41,10 +41,10 @@ def request(cluster: str, run: str = TRAINING, here: str = "/home/me/project", *
 
 def cluster(platform: str = "slurm", machine: str | None = "a3-megagpu-8g", nodes: int = 2, **more: Any) -> str:
     """A cluster config; more settings as YAML text: cluster(slurm="{segment: 2}")."""
-    told: dict[str, Any] = {"name": "c", "platform": platform, "machine": machine, "nodes": nodes, **more}
+    message: dict[str, Any] = {"name": "c", "platform": platform, "machine": machine, "nodes": nodes, **more}
     if platform == "vertex":
-        told = {"location": "{project: p, region: us-central1}", "storage": "{bucket: my-bucket}", **told}
-        told = {"consumption": "on-demand", "image": "us-docker.pkg.dev/p/r/i:1", **told}
+        message = {"location": "{project: p, region: us-central1}", "storage": "{bucket: my-bucket}", **message}
+        message = {"consumption": "on-demand", "image": "us-docker.pkg.dev/p/r/i:1", **message}
     if platform == "ssh":
-        told = {"ssh": f"{{hosts: [{', '.join(f'n{node}' for node in range(nodes))}]}}", **told}
-    return "\n".join(f"{key}: {value}" for key, value in told.items() if value is not None) + "\n"
+        message = {"ssh": f"{{hosts: [{', '.join(f'n{node}' for node in range(nodes))}]}}", **message}
+    return "\n".join(f"{key}: {value}" for key, value in message.items() if value is not None) + "\n"

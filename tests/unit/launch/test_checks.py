@@ -46,12 +46,12 @@ def test_nothing_is_wrong_with_a_plain_run_on_two_nodes(machine, platform):
     assert warnings(cluster(platform, machine, storage="{directory: /shared}")) == []
 
 
-def test_every_mistake_of_both_files_is_told_at_once_in_the_order_of_their_lines():
-    told = mistakes(
+def test_every_mistake_of_both_files_is_reported_at_once_in_the_order_of_their_lines():
+    message = mistakes(
         cluster(mounts="[/data]", slurm='{gres: "gpu:h100:4", segment: 3}'),
         workload(launcher_file="go.sh", files="{../x: y}"),
     )
-    places = [re.match(r"(\S+?:\d+): ([\w./]+)", line).groups() for line in told]
+    places = [re.match(r"(\S+?:\d+): ([\w./]+)", line).groups() for line in message]
     assert places == [
         ("run.yaml:4", "workload.launcher_file"),
         ("run.yaml:5", "workload.files.../x"),
@@ -98,18 +98,18 @@ def test_a_config_that_was_never_a_file_is_named_in_words():
     ],
 )
 def test_what_a_cluster_cannot_do_is_refused_with_the_rule_and_the_fix(settings, said):
-    told = mistakes(cluster(**settings))
-    assert len(told) == (said is not None) + (settings.get("platform") == "vertex"), told
+    message = mistakes(cluster(**settings))
+    assert len(message) == (said is not None) + (settings.get("platform") == "vertex"), message
     if said is not None:
-        assert re.search(said, told[0]), told[0]
+        assert re.search(said, message[0]), message[0]
 
 
 def test_flex_start_ends_after_seven_days():
     bought = {"location": "{project: p, zone: z}", "consumption": "flex-start"}
     assert mistakes(cluster(**bought, slurm='{time_limit: "7-00:00:00"}')) == []
-    (told,) = mistakes(cluster(**bought, slurm='{time_limit: "7-00:00:01"}'))
-    assert "slurm.time_limit: is more than flex-start gives" in told
-    assert "write 7-00:00:00 or less" in told
+    (message,) = mistakes(cluster(**bought, slurm='{time_limit: "7-00:00:01"}'))
+    assert "slurm.time_limit: is more than flex-start gives" in message
+    assert "write 7-00:00:00 or less" in message
     assert mistakes(cluster(slurm='{time_limit: "30-0"}')) == []
 
 
@@ -129,10 +129,10 @@ def test_flex_start_ends_after_seven_days():
     ],
 )
 def test_what_a_workload_cannot_be_is_refused(settings, said):
-    told = mistakes(cluster(), workload(**settings))
-    assert len(told) == (said is not None), told
+    message = mistakes(cluster(), workload(**settings))
+    assert len(message) == (said is not None), message
     if said is not None:
-        assert said in told[0]
+        assert said in message[0]
 
 
 def test_a_capability_that_the_platform_lacks_is_refused_with_those_that_have_it():
@@ -159,12 +159,12 @@ def test_a_capability_that_the_platform_lacks_is_refused_with_those_that_have_it
     ],
 )
 def test_an_image_is_judged_by_what_its_tag_tells(machine, image, said):
-    for told in (
+    for message in (
         mistakes(cluster(machine=machine, image=f"'{image}'")),
         mistakes(cluster(machine=machine), workload(image=f"'{image}'")),
     ):
-        assert len(told) == (said is not None), told
-        assert said is None or re.search(said, told[0]), told
+        assert len(message) == (said is not None), message
+        assert said is None or re.search(said, message[0]), message
 
 
 def test_an_image_that_tells_nothing_is_no_mistake_but_says_how_to_look():
@@ -181,9 +181,9 @@ def test_the_images_of_a_network_stack_are_made_for_its_machines():
 
 
 def test_settings_of_an_earlier_tcpxo_are_warned_of():
-    (told,) = [line for line in warnings(cluster(environment="{NCCL_ALGO: Ring}")) if "NCCL_ALGO" in line]
-    assert "cluster.yaml" in told
-    assert "earlier settings of tcpxo" in told
+    (message,) = [line for line in warnings(cluster(environment="{NCCL_ALGO: Ring}")) if "NCCL_ALGO" in line]
+    assert "cluster.yaml" in message
+    assert "earlier settings of tcpxo" in message
 
 
 def test_gpus_that_nobody_uses_are_warned_of():
@@ -196,10 +196,10 @@ def test_gpus_that_nobody_uses_are_warned_of():
 
 
 def test_a_time_limit_just_above_the_signal_is_warned_of():
-    (told,) = [
+    (message,) = [
         line for line in warnings(cluster(slurm='{time_limit: "6", signal_seconds: 320}')) if "time_limit" in line
     ]
-    assert "less than a minute of work" in told
+    assert "less than a minute of work" in message
 
 
 @pytest.mark.parametrize(
@@ -228,26 +228,26 @@ def test_a_time_limit_just_above_the_signal_is_warned_of():
     ],
 )
 def test_data_are_looked_for_on_the_nodes_and_not_here(settings, source, said):
-    told = [line for line in warnings(cluster(**settings), training(source=source)) if "data.source" in line]
-    assert len(told) == (said is not None), told
-    assert said is None or said in told[0]
+    message = [line for line in warnings(cluster(**settings), training(source=source)) if "data.source" in line]
+    assert len(message) == (said is not None), message
+    assert said is None or said in message[0]
 
 
 def test_all_paths_of_a_run_are_looked_at():
     run = training(source="[/a.jsonl, {path: /b}]", tokenizer="/t", held_out="{source: /h}").replace("org/m", "/m")
-    told = " ".join(warnings(cluster(), run))
+    message = " ".join(warnings(cluster(), run))
     for key in ("data.source.0", "data.source.1", "data.tokenizer", "data.held_out.source", "model.id"):
-        assert f" {key}: " in told
+        assert f" {key}: " in message
 
 
 def test_carried_data_need_no_warning():
-    told = warnings(cluster("ssh"), training(source="rows.jsonl"), sync=True)
-    assert not [line for line in told if "data.source" in line]
+    message = warnings(cluster("ssh"), training(source="rows.jsonl"), sync=True)
+    assert not [line for line in message if "data.source" in line]
 
 
 def test_where_a_relative_output_lies_is_said_where_nodes_must_share_it():
-    (told,) = [line for line in warnings(cluster()) if " output: " in line]
-    assert "the run directory is runs/llama-8b below the project's directory" in told
+    (output,) = [line for line in warnings(cluster()) if " output: " in line]
+    assert "the run directory is runs/llama-8b below the project's directory" in output
     for alone in ({"nodes": 1}, {"storage": "{directory: /shared}"}, {"platform": "vertex"}):
         assert not [line for line in warnings(cluster(**alone)) if " output: " in line]
     assert not [line for line in warnings(cluster(), TRAINING + "output: /shared/runs\n") if " output: " in line]
@@ -291,5 +291,5 @@ def test_parts_of_a_mount(mount, parts):
 
 def test_directories_of_a_launched_run_are_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNS", "/shared/runs")
-    told = mistakes(cluster(storage="{directory: '${env:RUNS}/a'}"), "output: ${env:RUNS}/x\n" + TRAINING)
-    assert [re.match(r"\S+?:\d+: ([\w.]+)", line).group(1) for line in told] == ["output", "storage.directory"]
+    output = mistakes(cluster(storage="{directory: '${env:RUNS}/a'}"), "output: ${env:RUNS}/x\n" + TRAINING)
+    assert [re.match(r"\S+?:\d+: ([\w.]+)", line).group(1) for line in output] == ["output", "storage.directory"]

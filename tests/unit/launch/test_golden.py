@@ -1,6 +1,6 @@
 """Whole dry runs as files: one per machine and launcher, and one per recipe. What is sent changes on purpose only.
 
-    DRILLYARD_UPDATE_GOLDEN=1 pytest tests/unit/launch/test_golden.py     # writes them anew; then read the difference
+    DRILLYARD_UPDATE_GOLDEN=1 pytest tests/unit/launch/test_golden.py     # rewrites them; then read the difference
 
 What belongs to the version and not to the plan is left out: the agent's files and their number.
 """

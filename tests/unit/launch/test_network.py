@@ -66,15 +66,15 @@ def test_one_node_needs_no_data_nics_and_the_plan_says_so():
 
 @pytest.mark.parametrize("name", GOOGLE)
 @pytest.mark.parametrize("platform", ["slurm", "vertex"])
-def test_every_setting_is_told_with_its_reason_and_source(name, platform):
+def test_every_setting_is_reported_with_its_reason_and_source(name, platform):
     bought = {"consumption": "reservation", "reservation": "r"} if platform == "vertex" else {}
     asked = request(cluster(platform=platform, machine=name, **bought))
     found = network_of(asked.cluster, asked.facts, image="i:1")
-    told = {field.place: field for field in found.fields}
+    message = {field.place: field for field in found.fields}
     wanted = {f"environment: {key}" for key in (*found.environment, *found.shell_environment)}
-    assert wanted | {f"mount: {path}" for path in found.mounts} <= set(told)
+    assert wanted | {f"mount: {path}" for path in found.mounts} <= set(message)
     assert all(field.reason and field.source for field in found.fields)
-    assert all(told[f"environment: {key}"].value == value for key, value in found.environment.items())
+    assert all(message[f"environment: {key}"].value == value for key, value in found.environment.items())
 
 
 def test_ethernet_can_be_asked_for_anywhere_and_keeps_nccl_off_what_else_is_there():

@@ -1,4 +1,4 @@
-"""From a run and a cluster to what the agents of every launcher are told."""
+"""From a run and a cluster to what the agents of every launcher get."""
 
 from __future__ import annotations
 
@@ -138,13 +138,13 @@ def read_back(text: str) -> Job:
 
 def test_a_job_of_another_format_is_refused(tmp_path):
     path = tmp_path / "job.json"
-    told = json.loads(prepared().job.as_json())
-    path.write_text(json.dumps(told))
+    document = json.loads(prepared().job.as_json())
+    path.write_text(json.dumps(document))
     assert read_job(path) == prepared().job
-    path.write_text(json.dumps({**told, "format": 99}))
+    path.write_text(json.dumps({**document, "format": 99}))
     with pytest.raises(ValueError, match="another version of the agent"):
         read_job(path)
-    path.write_text(json.dumps({**told, "surprise": 1}))
+    path.write_text(json.dumps({**document, "surprise": 1}))
     with pytest.raises(ValueError, match="unknown fields: surprise"):
         read_job(path)
 

@@ -47,7 +47,7 @@ def test_a_rank_is_named_once() -> None:
     assert headline(failed, NOW) == "failed: rank 1 on n2: exit code 1; ValueError: boom"
 
 
-def test_what_was_the_agent_of_a_run_that_is_over_is_not_told() -> None:
+def test_what_was_the_agent_of_a_run_that_is_over_is_not_reported() -> None:
     native = {"job": 17, "agent": "gone", "launch_directory": "/r/launch"}
     assert "  scheduler      job 17\n" in status_text(status(State.succeeded, native=native), now=NOW)
     assert "  agent          gone\n  scheduler      job 17\n" in status_text(
@@ -121,12 +121,12 @@ def test_a_reason_says_only_what_the_headline_does_not() -> None:
 
 
 @pytest.mark.parametrize("exit_code", [126, 127])
-def test_a_command_that_is_not_there_is_mended_before_the_run_is_started_again(exit_code: int) -> None:
+def test_a_command_that_is_not_there_is_corrected_before_the_run_is_started_again(exit_code: int) -> None:
     shown = status_text(status(State.failed, failure=RunFailure("x", exit_code=exit_code)), now=NOW)
     assert "fix the cause first" in shown and "runs logs" in shown
 
 
-def test_a_run_that_failed_can_be_resumed_and_one_that_was_refused_must_be_mended() -> None:
+def test_a_run_that_failed_can_be_resumed_and_one_that_was_refused_must_be_corrected() -> None:
     failed = status_text(status(State.failed, failure=RunFailure("time limit")), now=NOW)
     refused = status_text(status(State.failed, failure=RunFailure("refused", exit_code=2)), now=NOW)
 
@@ -189,8 +189,8 @@ def test_ages_have_two_of_their_unit_at_least() -> None:
 
 
 def test_json_has_the_handle_as_text_and_in_parts_and_every_field() -> None:
-    told = json.loads(json.dumps(status_json(status(State.failed, failure=RunFailure("x", lines=("l",))))))
+    message = json.loads(json.dumps(status_json(status(State.failed, failure=RunFailure("x", lines=("l",))))))
 
-    assert told["handle"] == "slurm://h100/llama-8b" and told["run"] == "llama-8b" and told["over"] is True
-    assert told["failure"] == {"reason": "x", "rank": None, "node": None, "exit_code": None, "lines": ["l"]}
-    assert set(RunStatus.__dataclass_fields__) <= set(told)
+    assert message["handle"] == "slurm://h100/llama-8b" and message["run"] == "llama-8b" and message["over"] is True
+    assert message["failure"] == {"reason": "x", "rank": None, "node": None, "exit_code": None, "lines": ["l"]}
+    assert set(RunStatus.__dataclass_fields__) <= set(message)

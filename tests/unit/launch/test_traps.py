@@ -127,7 +127,7 @@ def test_ports_differ_between_runs_and_repeat_with_a_plan():
 # Slurm.
 
 
-def test_srun_is_told_its_cpus_again_because_it_does_not_inherit_them():
+def test_srun_is_reported_its_cpus_again_because_it_does_not_inherit_them():
     assert re.search(r"^ *srun (.|\\\n)*--cpus-per-task=", sbatch(cluster()), re.MULTILINE)
 
 

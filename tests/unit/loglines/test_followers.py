@@ -1,4 +1,4 @@
-"""What grows is followed: each poll gives what is new, and says where it began anew."""
+"""What grows is followed: each poll gives what is new, and says where it began again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def polled(follower) -> list[bytes | None]:
     return list(follower.poll())
 
 
-def test_a_file_is_awaited_read_on_and_begun_anew_when_truncated_or_replaced(tmp_path: Path) -> None:
+def test_a_file_is_awaited_read_on_and_begun_again_when_truncated_or_replaced(tmp_path: Path) -> None:
     path = tmp_path / "run.log"
     follower = FileFollower(path)
     assert follower.absent() and polled(follower) == []
@@ -41,7 +41,7 @@ def test_a_file_is_awaited_read_on_and_begun_anew_when_truncated_or_replaced(tmp
     follower.close()
 
 
-def test_a_file_that_is_written_anew_in_place_begins_anew(tmp_path: Path) -> None:
+def test_a_file_that_is_rewritten_in_place_begins_again(tmp_path: Path) -> None:
     path = tmp_path / "run.log"
     path.write_bytes(b"one\n")
     follower = FileFollower(path)

@@ -1,4 +1,4 @@
-"""Paths name files, directories, stdin and cloud objects; compression is told by the content."""
+"""Paths name files, directories, stdin and cloud objects; compression is recognised by the content."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_a_faster_run_is_found_with_its_interval():
     assert "b.log: 5." in printed(comparison) and "more tokens/s/GPU than a.log" in printed(comparison)
 
 
-def test_equal_runs_are_told_apart_as_rarely_as_the_interval_promises():
+def test_equal_runs_are_distinguished_as_rarely_as_the_interval_promises():
     wrong = 0
     for seed in range(0, 200, 2):
         (against,) = compare_runs([run("a", seed=seed), run("b", seed=seed + 1)]).against

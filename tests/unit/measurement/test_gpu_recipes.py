@@ -13,7 +13,7 @@ from drillyard.measurement.gpu_recipes import FLOPS_PER_SAMPLE, PEAK_TFLOPS, Gpu
 
 
 def as_the_tool_does(text: str, flops: float, batch: int, accelerators: int, peak: float, start: int, end: int) -> str:
-    """What process_training_results.py of gpu-recipes@2e1fd5e does with a file that it can read, written anew."""
+    """What process_training_results.py of gpu-recipes@2e1fd5e does with a file that it can read, in code of our own."""
     seconds, steps = 0, 0
     for line in text.splitlines():
         entry = json.loads(line[len("DLLL") :])

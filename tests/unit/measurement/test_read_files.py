@@ -297,7 +297,7 @@ def test_a_document_is_followed_that_is_there_in_part_at_first(tmp_path: Path) -
         (whole[:3], 0),
         (whole[:8], 0),
         (whole, 8),
-        # Written anew, in two goes, as it is all the time.
+        # Written again, in two goes, as it is all the time.
         (whole[:3], 8),
         (whole[:-2] + " }", 8),
     ):

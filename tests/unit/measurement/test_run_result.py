@@ -102,7 +102,7 @@ def test_a_batch_of_all_gpus_is_divided_among_them():
         measure(run_log(seconds=[10.0] * 10), replace(EXAMPLE, global_batch_size=64))
 
 
-def test_flags_go_before_the_log_and_differences_are_told():
+def test_flags_go_before_the_log_and_differences_are_reported():
     facts = {"sequence_length": 8192, "num_gpus": 16, "places": {"sequence_length": "run.log:3"}}
     result = measure(run_log(seconds=[10.0] * 10, facts=facts), EXAMPLE)
     assert result.speed.sequence_length == 4096
@@ -121,12 +121,12 @@ LINE = "Megatron: iteration {}/ 99 | elapsed time per iteration (ms): 5000.0 | g
         {"global_batch_size": 256},
     ],
 )
-def test_a_batch_flag_that_the_lines_contradict_is_told(tmp_path, flags):
+def test_a_batch_flag_that_the_lines_contradict_is_reported(tmp_path, flags):
     path = tmp_path / "run.log"
     path.write_text("".join(LINE.format(step) + "\n" for step in range(1, 11)))
     result = measure(read_logs([path]), UserFacts(**flags))
-    told = [warning for warning in result.warnings if "128" in warning]
-    assert len(told) == 1 and "run.log:1" in told[0] and "batch-size" in told[0]
+    message = [warning for warning in result.warnings if "128" in warning]
+    assert len(message) == 1 and "run.log:1" in message[0] and "batch-size" in message[0]
     right = {"global_batch_size": 128} if "global_batch_size" in flags else {"batch_size_per_gpu": 8}
     assert not any("batch" in warning for warning in measure(read_logs([path]), UserFacts(**flags | right)).warnings)
 
@@ -158,7 +158,7 @@ def test_a_batch_is_compared_in_whatever_unit_the_log_has(columns, facts, given)
         ("--params", {"params": 8_030_000_000}, {"params": 70_600_000_000}, {"parameters": 70.55e9}),
     ],
 )
-def test_a_flag_that_contradicts_the_log_on_model_or_hardware_is_told(flag, given, same, facts):
+def test_a_flag_that_contradicts_the_log_on_model_or_hardware_is_reported(flag, given, same, facts):
     log = run_log(seconds=[10.0] * 10, facts=facts)
     assert len([one for one in measure(log, UserFacts(**given)).warnings if one.startswith(flag)]) == 1
     assert not any(one.startswith(flag) for one in measure(log, UserFacts(**same)).warnings)

@@ -94,14 +94,14 @@ RESUMED = {
 EVERY_FORMAT = pytest.mark.parametrize("format", STEPS)
 
 
-def lines(format: str, repeated: int, told: bool) -> Iterable[tuple[float, str]]:
+def lines(format: str, repeated: int, message: bool) -> Iterable[tuple[float, str]]:
     """Two attempts, with their times; the second does `repeated` steps of the first again."""
-    if told:
+    if message:
         yield 0.0, BANNERS[format]
     for step in range(1, DONE + 1):
         yield FIRST_STEP + 10 * (step - 1), STEPS[format](step, 10.0 * step)
     last = DONE - repeated
-    if told:
+    if message:
         yield STARTED, BANNERS[format]
         if format in RESUMED:
             yield LOADED - 10, RESUMED[format].format(last=last, index=last - 1)
@@ -117,7 +117,7 @@ def measured(path: Path, log: Iterable[tuple[float, str]], prefix: str = ""):
 @EVERY_FORMAT
 @pytest.mark.parametrize("repeated", [0, REPEATED])
 def test_a_start_that_the_log_tells_of_is_another_attempt(format: str, repeated: int, tmp_path: Path) -> None:
-    got = measured(tmp_path / "run.log", lines(format, repeated, told=True))
+    got = measured(tmp_path / "run.log", lines(format, repeated, message=True))
     assert got["restarts"] == 1
     assert got["step_seconds"]["p50"] == 10.0
     # Who died, and when, no line says: what comes before the second start is unknown.
@@ -131,7 +131,7 @@ def test_a_start_that_the_log_tells_of_is_another_attempt(format: str, repeated:
 
 @EVERY_FORMAT
 def test_steps_that_come_again_are_another_attempt_without_a_word(format: str, tmp_path: Path) -> None:
-    got = measured(tmp_path / "run.log", lines(format, REPEATED, told=False))
+    got = measured(tmp_path / "run.log", lines(format, REPEATED, message=False))
     assert got["restarts"] == 1
     by_category = got["microseconds_by_category"]
     assert sum(by_category.values()) == got["wall_seconds"] * SECOND
@@ -143,19 +143,19 @@ def test_steps_that_come_again_are_another_attempt_without_a_word(format: str, t
 
 
 @pytest.mark.parametrize("format", ["dllogger", "hf_trainer"])
-def test_a_clock_that_begins_anew_tells_of_a_start(format: str, tmp_path: Path) -> None:
-    got = measured(tmp_path / "run.log", lines(format, 0, told=False))
+def test_a_clock_that_begins_again_tells_of_a_start(format: str, tmp_path: Path) -> None:
+    got = measured(tmp_path / "run.log", lines(format, 0, message=False))
     assert got["restarts"] == 1
     assert got["seconds_by_category"]["restart"] == LOADED - STARTED
 
 
-def test_the_clock_of_a_bar_that_begins_anew_with_each_epoch_tells_nothing(tmp_path: Path) -> None:
+def test_the_clock_of_a_bar_that_begins_again_with_each_epoch_tells_nothing(tmp_path: Path) -> None:
     rows = [(10.0 * step, nemo1(step, 10.0 * (step % 10 + 1))) for step in range(1, 40)]
     assert measured(tmp_path / "run.log", rows)["restarts"] == 0
 
 
 def test_a_failure_that_the_launcher_tells_of_ends_an_attempt(tmp_path: Path) -> None:
-    rows = list(lines("maxtext", 0, told=False))
+    rows = list(lines("maxtext", 0, message=False))
     failed = "E0801 12:04:15.000000 1 torch/elastic/api.py:914] failed (exitcode: -9) local_rank: 0 (pid: 7) of binary"
     got = measured(tmp_path / "run.log", [*rows[:DONE], (DIED, failed), *rows[DONE:]])
     assert got["restarts"] == 1
@@ -164,7 +164,7 @@ def test_a_failure_that_the_launcher_tells_of_ends_an_attempt(tmp_path: Path) ->
 
 
 def test_what_all_ranks_say_of_a_start_is_one_start_in_any_order(tmp_path: Path) -> None:
-    rows = list(lines("torchtitan", 0, told=True))
+    rows = list(lines("torchtitan", 0, message=True))
     merged = [(second, f"[rank{rank}]:{line}") for second, line in rows for rank in range(4)]
     # Behind the stamp of their node; rank 3's output comes late, as launchers' buffers have it.
     late = [row for row in merged if "[rank3]" in row[1]]
@@ -177,7 +177,7 @@ def test_what_all_ranks_say_of_a_start_is_one_start_in_any_order(tmp_path: Path)
 
 
 def test_the_banner_of_a_rank_that_prints_no_steps_counts_for_those_that_do(tmp_path: Path) -> None:
-    rows = list(lines("megatron", 0, told=True))
+    rows = list(lines("megatron", 0, message=True))
     merged = [(second, f"[rank{7 if 'iteration ' in line[:12] else 0}]:{line}") for second, line in rows]
     # The first banner may come after the first step only by its place in the file.
     merged.insert(3, merged.pop(0))
@@ -192,7 +192,7 @@ def test_the_banner_of_a_rank_that_prints_no_steps_counts_for_those_that_do(tmp_
 
 
 def test_steps_of_the_attempt_before_that_come_after_the_banner_are_not_of_the_new_one(tmp_path: Path) -> None:
-    rows = list(lines("perflogger", 0, told=True))
+    rows = list(lines("perflogger", 0, message=True))
     banner = rows.index((STARTED, BANNERS["perflogger"]))
     rows[banner - 2 : banner + 1] = [rows[banner], *rows[banner - 2 : banner]]
     log = tmp_path / "run.log"

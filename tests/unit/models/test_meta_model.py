@@ -94,7 +94,7 @@ def test_a_directory_of_an_unproven_architecture_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("asked_for", [True, False])
-def test_a_models_wish_for_an_auxiliary_loss_is_told_and_set_aside(asked_for: bool, tmp_path: Path) -> None:
+def test_a_models_wish_for_an_auxiliary_loss_is_reported_and_set_aside(asked_for: bool, tmp_path: Path) -> None:
     directory = tmp_path / "model"
     directory.mkdir()
     config = CONFIG_MAPPING["mixtral"](**{**model_config("mixtral").config, "output_router_logits": asked_for})

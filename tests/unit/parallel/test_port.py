@@ -34,7 +34,7 @@ def test_a_port_that_the_user_chose_is_the_user_s_to_change(port_in_use: int) ->
 
 
 @pytest.mark.parametrize("variable", ["DRILLYARD_SUPERVISED", "DRILLYARD_SUBMISSION"])
-def test_a_port_that_a_supervisor_or_launcher_chose_is_chosen_anew(
+def test_a_port_that_a_supervisor_or_launcher_chose_is_chosen_again(
     port_in_use: int, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "1")

@@ -1,4 +1,4 @@
-"""Ranks agree on a round of their own in a store that dead rounds have used, whoever comes first and whoever dies."""
+"""Ranks agree on a round of their own in a store that dead rounds have used, in any order, whichever dies."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def agreed(rounds: list[JoinedAttempt]) -> int:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_rounds_in_one_store_are_told_apart_and_counted(order: tuple[int, ...]) -> None:
+def test_rounds_in_one_store_are_distinguished_and_counted(order: tuple[int, ...]) -> None:
     ranks = Ranks()
     rounds = [ranks.all(order) for _ in range(3)]
     assert len({agreed(of_one_round) for of_one_round in rounds}) == 3
@@ -119,7 +119,7 @@ def replaced_after_death(dying: int, at: int) -> bool:
     replacement = ranks.start(dying)
     while not replacement.done():
         for rank, future in first.items():
-            # Whoever is in a round with the dead one finds that out, and comes anew as well.
+            # A rank that shares a round with the dead one finds that out and joins again.
             if future.done() and future.result().is_over():
                 first[rank] = ranks.start(rank)
         time.sleep(0.02)
@@ -149,7 +149,7 @@ def test_the_ranks_that_are_missing_are_named() -> None:
         Ranks().start(1, timeout=timedelta(seconds=0.1)).result()
 
 
-def test_a_round_is_over_when_one_of_its_ranks_comes_anew() -> None:
+def test_a_round_is_over_when_one_of_its_ranks_comes_again() -> None:
     ranks = Ranks()
     rounds = ranks.all()
     assert not any(joined.is_over() for joined in rounds)
@@ -171,7 +171,7 @@ def test_a_round_is_not_over_because_a_rank_was_slow_to_join(request_number: int
     assert not any(joined.is_over() for joined in rounds)
 
 
-def test_a_process_whose_rank_has_come_anew_leaves() -> None:
+def test_a_process_whose_rank_has_come_again_leaves() -> None:
     ranks = Ranks()
     old = ranks.start(1, timeout=timedelta(seconds=1))
     time.sleep(0.05)

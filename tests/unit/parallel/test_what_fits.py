@@ -42,12 +42,12 @@ def setup(**changes: Any) -> Setup:
 
 def test_it_names_the_nearest_with_its_price_and_no_adapters() -> None:
     # 6.7 B parameters x 16 bytes are 100 GiB: 50 per rank on two of them, 25 on four.
-    told = describe_nearest_fit(setup(), 30.0)
+    message = describe_nearest_fit(setup(), 30.0)
     nearest = find_alternatives(setup(), 30.0)[0]
-    assert told == f"\nwhat would fit: {nearest.in_words()}, at the price of {nearest.costs}"
-    assert told.startswith("\nwhat would fit: 4 ranks, training.micro_batch_size: 1 (up to 2")
-    assert "2 times the ranks" in told
-    assert "GPU" not in told
+    assert message == f"\nwhat would fit: {nearest.in_words()}, at the price of {nearest.costs}"
+    assert message.startswith("\nwhat would fit: 4 ranks, training.micro_batch_size: 1 (up to 2")
+    assert "2 times the ranks" in message
+    assert "GPU" not in message
     assert "GPUs" in describe_nearest_fit(setup(device_type="cuda"), 30.0)
 
 

@@ -42,7 +42,7 @@ def test_stalls_are_the_long_steps_and_not_the_first_ones(content):
     assert curves.median_seconds == pytest.approx(14.53)
 
 
-def test_a_step_that_was_not_finite_is_told_apart(content):
+def test_a_step_that_was_not_finite_is_distinguished(content):
     assert content.curves.step[~content.curves.finite].tolist() == [runs.NOT_FINITE]
 
 
@@ -213,11 +213,11 @@ def test_the_first_step_after_a_later_start_is_no_stall_whatever_its_round(tmp_p
     assert len(read_logs([directory]).attempts) == 2
 
 
-def test_what_was_not_measured_is_told(tmp_path):
+def test_what_was_not_measured_is_reported(tmp_path):
     runs.write_run(tmp_path / "run")
     failed = {"part": "sql", "metric": "sql-execution", "reason": "rank 1: out of memory"}
     append_event(tmp_path / "run", "evaluation_failed", step=50, stack="...", **failed)
     content = read_run_directory(tmp_path / "run")
     assert any("sql-execution of sql after step 50: rank 1: out of memory" in note for note in content.missing)
-    (told,) = [one for one in content.happenings if one.name == "evaluation_failed"]
-    assert told.level == "warning" and "out of memory" in told.text
+    (message,) = [one for one in content.happenings if one.name == "evaluation_failed"]
+    assert message.level == "warning" and "out of memory" in message.text

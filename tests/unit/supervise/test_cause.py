@@ -1,4 +1,4 @@
-"""How the end of a rank is told."""
+"""How the end of a rank is reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Step: 3 | Time: 0.1000s | TFLOPs/s/GPU: 0.01 | Tokens/s/GPU: 20 | Loss: 2.0
         (-40, "killed by signal 40 (exit code 168)"),
     ],
 )
-def test_exit_codes_and_signals_are_told_in_words(returncode: int, words: str) -> None:
+def test_exit_codes_and_signals_are_reported_in_words(returncode: int, words: str) -> None:
     assert cause.describe_exit(returncode) == words
 
 
@@ -130,7 +130,7 @@ def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
     assert text.endswith("\nthe end\n") and len(text) <= 64 * 1024
 
 
-def test_a_counted_kill_of_the_kernel_is_told_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_counted_kill_of_the_kernel_is_reported_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cause, "kernel_names_victim", lambda pid: False)
     monkeypatch.setattr(cause, "oom_kills", lambda: 3)
     assert "memory ran out" in cause.memory_verdict(1, oom_kills_before=2)
@@ -147,7 +147,7 @@ def test_a_counted_kill_of_the_kernel_is_told_as_memory(monkeypatch: pytest.Monk
         "OSError: [Errno 12] Cannot allocate memory",
     ],
 )
-def test_want_of_memory_is_told_with_what_to_do(line: str) -> None:
+def test_want_of_memory_is_reported_with_what_to_do(line: str) -> None:
     assert "lower micro_batch_size" in (cause.memory_advice(["x = f()", line]) or "")
     assert cause.memory_advice(["ValueError: memory lane"]) is None
 

@@ -130,7 +130,7 @@ def test_a_reader_that_is_gone_ends_no_run(watched: bool, tmp_path: Path, monkey
     if watched:
         output = TerminalOutput(Console(file=gone, force_terminal=True), "run", 10)
     output.say("a round failed")
-    output.error("error: mend this")
+    output.error("error: fix this")
     output.lines("Step: 1\n")
     output.refresh(Heartbeat(0.0, 1, 10, "training"))
     output.close()

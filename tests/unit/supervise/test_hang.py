@@ -39,7 +39,7 @@ def test_the_innermost_frame_is_that_of_the_last_stack(tmp_path: Path) -> None:
 CALLER = "test_the_innermost_frame_is_that_of_the_last_stack"
 
 
-def test_an_unkillable_rank_is_told_by_process_state_and_place_in_the_kernel() -> None:
+def test_an_unkillable_rank_is_reported_by_process_state_and_place_in_the_kernel() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         while process_state(process.pid) != "S":
             time.sleep(0.01)

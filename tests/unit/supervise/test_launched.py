@@ -32,37 +32,44 @@ def test_the_end_is_recorded_where_a_launcher_asks_for_it(tmp_path: Path, monkey
     record = tmp_path / "exit.json"
     monkeypatch.setenv(EXIT_RECORD, str(record))
     record_exit(rank=3, exit_code=137, reason="rank 3: killed", lines=["a"], lost_peer=True)
-    told = {"rank": 3, "exit_code": 137, "reason": "rank 3: killed", "lines": ["a"], "lost_peer": True, "final": False}
-    assert json.loads(record.read_text()) == told
+    message = {
+        "rank": 3,
+        "exit_code": 137,
+        "reason": "rank 3: killed",
+        "lines": ["a"],
+        "lost_peer": True,
+        "final": False,
+    }
+    assert json.loads(record.read_text()) == message
 
 
-def test_a_command_is_told_that_another_node_is_why_it_is_stopped(
+def test_a_command_is_reported_that_another_node_is_why_it_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = tmp_path / "0001-0000.node-0.told.json"
+    record = tmp_path / "0001-0000.node-0.record.json"
     failure = FailureElsewhere("node 1 (n1): rank 3: exit code 7", 3, 7)
     tell_failure_elsewhere(record, failure)
     assert failure_elsewhere() is None
     monkeypatch.setenv(EXIT_RECORD, str(record))
     assert failure_elsewhere() == failure
     # That of a round before is not this one's.
-    monkeypatch.setenv(EXIT_RECORD, str(tmp_path / "0001-0001.node-0.told.json"))
+    monkeypatch.setenv(EXIT_RECORD, str(tmp_path / "0001-0001.node-0.record.json"))
     assert failure_elsewhere() is None
 
 
 def test_a_directory_that_takes_nothing_leaves_the_signal_a_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = tmp_path / "gone" / "told.json"
+    record = tmp_path / "gone" / "record.json"
     tell_failure_elsewhere(record, FailureElsewhere("lost node 1", None, None))
     monkeypatch.setenv(EXIT_RECORD, str(record))
     assert failure_elsewhere() is None
 
 
-@pytest.mark.parametrize(("told", "number"), [(None, 0), ("", 0), ("0", 0), ("12", 12)])
-def test_rounds_count_on_from_the_launchers(monkeypatch: pytest.MonkeyPatch, told: str | None, number: int) -> None:
-    if told is not None:
-        monkeypatch.setenv(ROUND, told)
+@pytest.mark.parametrize(("message", "number"), [(None, 0), ("", 0), ("0", 0), ("12", 12)])
+def test_rounds_count_on_from_the_launchers(monkeypatch: pytest.MonkeyPatch, message: str | None, number: int) -> None:
+    if message is not None:
+        monkeypatch.setenv(ROUND, message)
     assert first_round() == number
 
 

@@ -27,11 +27,11 @@ def test_a_stop_signal_is_answered_however_early_it_comes(
     monkeypatch.setattr(rank_supervision, "StopSignals", HeardAtOnce)
     monkeypatch.setattr(rank_supervision, "faulthandler", Mock())  # that of this process stays as it is
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv(EXIT_RECORD, str(tmp_path / "told.json"))
+    monkeypatch.setenv(EXIT_RECORD, str(tmp_path / "record.json"))
     if another_failed:
-        tell_failure_elsewhere(tmp_path / "told.json", FailureElsewhere("lost node 1", None, None))
+        tell_failure_elsewhere(tmp_path / "record.json", FailureElsewhere("lost node 1", None, None))
     side = rank_supervision.start_supervision(tmp_path, 0, round_number=3, is_claimed=True)
     side.watch.close()
     # That the run is interrupted is said only where somebody has asked it to stop.
-    told = [] if another_failed else [("signal", 3), ("end", 3)]
-    assert [(event["event"], event["round"]) for event in read_events(tmp_path)] == told
+    message = [] if another_failed else [("signal", 3), ("end", 3)]
+    assert [(event["event"], event["round"]) for event in read_events(tmp_path)] == message

@@ -1,4 +1,4 @@
-"""Who holds a run directory, how long others wait for it, and what they are told meanwhile."""
+"""Who holds a run directory, how long others wait for it, and what they print meanwhile."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def launched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tm
 
 @contextmanager
 def held(run_directory: Path, by: Process | None, does: str = TRAINS) -> Iterator[int]:
-    """The lock, held by whoever has the descriptor, and written down as `by`."""
+    """The lock, held by the process that has the descriptor, and written down as `by`."""
     (run_directory / "logs").mkdir()
     descriptor = os.open(run_directory / "logs", os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     if by is not None:
-        told = {**by.as_json(), "since": time.time(), "does": does}
-        (run_directory / "logs" / ".holder.json").write_text(json.dumps(told))
+        message = {**by.as_json(), "since": time.time(), "does": does}
+        (run_directory / "logs" / ".holder.json").write_text(json.dumps(message))
     yield descriptor
 
 
 def _let_go(lock: int, said: list[str]) -> Callable[[str], None]:
-    """Whoever waits says so; then the lock is let go. Without patience it would be refused in the same moment."""
+    """A waiting process says so; then the lock is released. Without a grace period it would be refused at once."""
 
     def say(text: str) -> None:
         said.append(text)
@@ -110,7 +110,7 @@ def test_a_launched_run_outwaits_what_does_not_train_and_says_what_it_is(
 
 
 def test_each_holder_is_waited_for_in_its_own_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever has outwaited a long work does not refuse whoever comes in between because of that."""
+    """A process that has waited long does not refuse one that comes in between."""
     now = 1000.0
     monkeypatch.setattr(run_lock, "_SECONDS_BETWEEN_LOOKS", 1.0)
     monkeypatch.setattr(run_lock.time, "monotonic", lambda: now)
@@ -171,9 +171,9 @@ def test_a_holder_is_written_down_while_it_holds(tmp_path: Path) -> None:
         found = lock_owner(tmp_path)
         assert found is not None and found.process == this_process() and found.is_seen_to_live and found.trains
     assert lock_owner(tmp_path) is None
-    with lock_run_directory(tmp_path, "mends it"):
+    with lock_run_directory(tmp_path, "repairs it"):
         found = lock_owner(tmp_path)
-        assert found is not None and found.process == this_process() and found.does == "mends it" and not found.trains
+        assert found is not None and found.process == this_process() and found.does == "repairs it" and not found.trains
     assert lock_owner(tmp_path) is None and list((tmp_path / "logs").iterdir()) == []
 
 

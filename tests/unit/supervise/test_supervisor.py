@@ -1,4 +1,4 @@
-"""What each rank is told about its place, and how free ports are found."""
+"""What each rank learns about its place, and how free ports are found."""
 
 from __future__ import annotations
 

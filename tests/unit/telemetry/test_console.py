@@ -86,11 +86,11 @@ def test_every_step_line_is_read_by_readers_of_the_perf_logger(number, seconds, 
         ("", None),
     ],
 )
-def test_step_lines_are_told_from_others(line, parsed):
+def test_step_lines_are_distinguished_from_others(line, parsed):
     assert parse_step_line(line) == parsed
 
 
-def test_an_evaluation_is_told_by_part_with_its_headlines():
+def test_an_evaluation_is_reported_by_part_with_its_headlines():
     results = {"sql": {"loss": 0.51234, "sql_execution": 0.985, "tokens": 9}, "other": {"questions": 200, "note": "x"}}
     assert format_evaluation_line(50, results).splitlines() == [
         "Evaluation after step 50",

@@ -76,7 +76,7 @@ def test_json_says_the_same_and_is_strict(tmp_path, run_diff):
 
 
 @pytest.mark.parametrize("content", [None, "", '{"step": 1, "lo'])
-def test_a_directory_without_logged_steps_is_the_users_to_mend(tmp_path, content):
+def test_a_directory_without_logged_steps_is_the_users_mistake(tmp_path, content):
     a = write_run(tmp_path / "a", {1: 1.0})
     (tmp_path / "b").mkdir()
     if content is not None:

@@ -84,11 +84,11 @@ def test_the_search_sees_names_behind_wrappers_and_conditions() -> None:
 class Saver:
     def _tell(self, event, step):
         self._on_event(event, step=step)
-    def told(self, name):
+    def report(self, name):
         self._tell(name, 1)
     def save(self, log):
         self._tell("behind", 1)
-        self.told("far behind")
+        self.report("far behind")
         log.event("a" if log else "b")
         log.other("not one")
         append_event(directory, "appended")

@@ -84,15 +84,15 @@ def test_appended_events_follow_a_torn_line(tmp_path):
     assert events[1].keys() == {"time", "event", "reason", "failed_rank"}
 
 
-def test_a_directory_that_cannot_be_written_is_the_users_to_mend(tmp_path):
+def test_a_directory_that_cannot_be_written_is_the_users_mistake(tmp_path):
     with pytest.raises(UserError, match=r"missing/events.jsonl: cannot be written: No such file or directory"):
         append_event(tmp_path / "missing", "run_start")
 
 
 def test_lines_wait_for_a_full_disk_and_are_then_written_whole_and_in_order(tmp_path, monkeypatch):
-    told: list[str] = []
+    seen: list[str] = []
     path = tmp_path / "log.jsonl"
-    file = LineFile(path, told.append)
+    file = LineFile(path, seen.append)
     file.write(encode({"number": 0}))
     write, room = os.write, 6
 
@@ -111,7 +111,7 @@ def test_lines_wait_for_a_full_disk_and_are_then_written_whole_and_in_order(tmp_
     file.write(encode({"number": 4}))
     file.close()
     assert [row["number"] for row in read_records(path)] == [0, 1, 2, 3, 4]
-    assert told == [
+    assert seen == [
         f"{path}: cannot be written (No space left on device: free space there); "
         "its lines wait in memory, training goes on",
         f"{path}: is written again, with the 4 lines that have waited",
@@ -141,11 +141,11 @@ def test_a_disk_that_takes_parts_of_lines_never_costs_or_doubles_one(tmp_path_fa
     assert [repr(row) for row in read_records(path)] == [repr(row) for row in rows]
 
 
-def test_a_file_whose_mount_was_gone_is_opened_anew_in_its_own_directory_alone(tmp_path):
-    told: list[str] = []
+def test_a_file_whose_mount_was_gone_is_reopened_in_its_own_directory_alone(tmp_path):
+    seen: list[str] = []
     directory, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     directory.mkdir()
-    file = LineFile(directory / "log.jsonl", told.append)
+    file = LineFile(directory / "log.jsonl", seen.append)
     file.write(encode({"number": 0}))
     directory.rename(elsewhere)
     os.dup2(os.open("/dev", os.O_RDONLY), file._descriptor)
@@ -156,7 +156,7 @@ def test_a_file_whose_mount_was_gone_is_opened_anew_in_its_own_directory_alone(t
     file.write(encode({"number": 3}))
     file.close()
     assert [row["number"] for row in read_records(directory / "log.jsonl")] == [0, 1, 2, 3]
-    assert len(told) == 2 and told[1].endswith("is written again, with the 3 lines that have waited")
+    assert len(seen) == 2 and seen[1].endswith("is written again, with the 3 lines that have waited")
 
 
 def test_a_disk_with_room_for_part_of_a_line_is_full(tmp_path):
@@ -193,18 +193,18 @@ def test_lines_that_a_mount_took_with_it_are_written_again(tmp_path):
     ]
 
 
-def test_lines_beyond_what_memory_may_hold_are_counted_and_told(monkeypatch):
-    told: list[str] = []
+def test_lines_beyond_what_memory_may_hold_are_counted_and_reported(monkeypatch):
+    seen: list[str] = []
     monkeypatch.setattr(jsonlines, "WAITING_BYTES", 10)
-    file = LineFile(Path("/dev/full"), told.append)
+    file = LineFile(Path("/dev/full"), seen.append)
     for _ in range(5):
         file.write("{}")
     file.close()
     assert file.lost_lines == 5
-    assert len(told) == 2 and told[1] == "/dev/full: 5 lines could not be written and are lost"
+    assert len(seen) == 2 and seen[1] == "/dev/full: 5 lines could not be written and are lost"
 
 
-def test_an_event_that_cannot_be_written_is_an_error_of_whoever_appends_it(tmp_path):
+def test_an_event_that_cannot_be_written_is_an_error_for_the_caller(tmp_path):
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
     with pytest.raises(UserError, match=r"events.jsonl: cannot be written \(No space left on device: free space"):
         append_event(tmp_path, "run_start")

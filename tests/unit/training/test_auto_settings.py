@@ -1,4 +1,4 @@
-"""What a run's open settings became is recorded for each layout, kept there, and resolved anew elsewhere."""
+"""What a run's open settings became is recorded for each layout, kept there, and resolved again elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LLAMA = {
 
 
 class Log:
-    """Keeps what is told."""
+    """Keeps the events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -122,7 +122,7 @@ def test_the_first_record_of_a_layout_stays(config: RunConfig, trained: Path) ->
     assert (trained / RESOLVED_RECORD).read_bytes() == before
 
 
-def test_another_layout_is_resolved_anew_and_the_first_one_is_found_again(config: RunConfig, trained: Path) -> None:
+def test_another_layout_is_resolved_again_and_the_first_one_is_found_again(config: RunConfig, trained: Path) -> None:
     record(config, trained, 2, "selective")
     elsewhere = load_auto_settings(config, ranks(4), trained)
     assert elsewhere.settings == {}
@@ -213,7 +213,7 @@ def test_the_event_has_every_setting_with_its_reason_or_that_it_was_kept(config:
     json.dumps(fields)
 
 
-def test_where_it_may_not_fit_the_user_is_warned_and_told_what_would(config: RunConfig, trained: Path) -> None:
+def test_where_it_may_not_fit_the_user_is_warned_and_reported_what_would(config: RunConfig, trained: Path) -> None:
     kept = load_auto_settings(config, ranks(), trained)
     calm, warned = Log(), Log()
     report_estimate(kept, resolve(kept.config), calm)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The batch of any step is computed again from the run directory, or the reason why it cannot be is told."""
+"""The batch of any step is computed again from the run directory, or the reason why it cannot be is given."""
 
 from __future__ import annotations
 

@@ -83,14 +83,14 @@ def test_a_stretch_over_a_change_of_rounding_is_refused_and_the_change_is_named(
     assert [info.step for info in plan_replay(directory, 32).checkpoints] == [30]
 
 
-def test_a_checkpoint_that_a_later_start_saved_anew_is_not_where_a_lost_step_began(make_run: MakeRun) -> None:
+def test_a_checkpoint_that_a_later_start_saved_again_is_not_where_a_lost_step_began(make_run: MakeRun) -> None:
     """Steps 22 to 26 were done, lost and not yet done again, when the checkpoint of step 20 was saved once more."""
     directory = make_run((2, 26, 2), (12, 20, 4), checkpoints=(10, 20))
     assert [info.step for info in plan_replay(directory, 26).checkpoints] == [10]
     assert plan_replay(directory, 26).world_size == 2
 
 
-def test_what_was_logged_is_told_by_its_place_and_not_by_a_clock(make_run: MakeRun) -> None:
+def test_what_was_logged_is_reported_by_its_place_and_not_by_a_clock(make_run: MakeRun) -> None:
     """Step 26 was logged after the clock had been set back; steps 22 and 24 were then done again, and otherwise."""
     directory = make_run((2, 26, 2), checkpoints=(20,))
     metrics = directory / "metrics.jsonl"

@@ -174,7 +174,7 @@ def test_a_run_of_epochs_begun_by_an_earlier_version_keeps_its_order_or_is_refus
     require_same_order(old | {"step": 100}, even | {"total_steps": 126})
 
 
-def test_what_changed_is_told_with_old_and_new_values(config: RunConfig) -> None:
+def test_what_changed_is_reported_with_old_and_new_values(config: RunConfig) -> None:
     now = changed(config, "training.steps=60")
     settings = {"training.steps": 40, "training.schedule.name": "cosine", "training.optimizer.epsilon": 1e-8}
     identity = IDENTITY | {"total_steps": 60}

@@ -1,4 +1,4 @@
-"""Steps that stand out are found in every step and told with their samples; an ordinary training has none."""
+"""Steps that stand out are found in every step and reported with their samples; an ordinary training has none."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_ordinary_training_has_no_spikes(warmup: int, noise: float) -> None:
     assert anomalies(training_curve(6000, 1, warmup, noise), warmup) == []
 
 
-def test_a_spike_is_told_with_the_level_it_is_against() -> None:
+def test_a_spike_is_reported_with_the_level_it_is_against() -> None:
     figures = list(training_curve(600, 2))
     usual = float(np.median([each.loss for each in figures[500 - WINDOW : 500]]))
     figures[500] = StepFigures(501, 1.5 * usual, figures[500].grad_norm)
@@ -86,7 +86,7 @@ def test_a_level_that_stays_is_the_new_usual() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_non_finite_steps_are_told_from_the_first_on_and_change_no_level(value: float) -> None:
+def test_non_finite_steps_are_distinguished_from_the_first_on_and_change_no_level(value: float) -> None:
     figures = list(training_curve(300, 6))
     clean = SpikeDetector(100)
     for each in figures:
@@ -122,8 +122,8 @@ def test_every_step_since_the_last_read_is_there_in_order() -> None:
         recent.keep(step, torch.tensor(float(step), dtype=torch.float64), torch.tensor(step / 3, dtype=torch.float64))
         values = recent.values.flatten().tolist()
         for count in range(1, min(step + 1, 5) + 1):
-            told = recent.of(values, step, count)
-            assert told == [StepFigures(s + 1, float(s), s / 3) for s in range(step + 1 - count, step + 1)]
+            message = recent.of(values, step, count)
+            assert message == [StepFigures(s + 1, float(s), s / 3) for s in range(step + 1 - count, step + 1)]
 
 
 class Source:

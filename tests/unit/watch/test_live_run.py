@@ -40,7 +40,7 @@ def test_a_finished_run_agrees_with_its_summary(run_directory):
     assert run.held_out["questions.sql_execution"] == (160, 0.8)
 
 
-def test_a_failure_and_what_follows_are_told_as_they_come(run_directory):
+def test_a_failure_and_what_follows_are_reported_as_they_come(run_directory):
     failed = followed(run_directory, index_of(run_directory, "failure"))
     assert (failed.phase, failed.step, failed.failures) == ("failed", runs.FAILED_AFTER, 1)
     again = followed(run_directory, index_of(run_directory, "round_start", 1))
@@ -72,7 +72,7 @@ def test_the_time_left_is_at_the_pace_of_the_clock_saves_included(run_directory)
     assert run.seconds_left(run.last_us) == pytest.approx((160 - run.step) * pace)
 
 
-def test_no_time_left_is_told_before_three_steps(run_directory):
+def test_no_time_left_is_reported_before_three_steps(run_directory):
     cut = index_of(run_directory, "step", 1)
     assert followed(run_directory, cut).seconds_left(0) is None
 

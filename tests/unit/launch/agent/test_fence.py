@@ -105,8 +105,8 @@ def test_a_claim_is_written_and_sees_a_newer_epoch(tmp_path: Path) -> None:
     assert not lease.fresh
     lease.claim(first)
     assert lease.fresh and lease.fenced_by is None and renewals == [1]
-    told = json.loads(epochs.lease(first, 2).read_text())
-    assert process_of(told["agent"]) == this_process() and told["token"] == "token"
+    document = json.loads(epochs.lease(first, 2).read_text())
+    assert process_of(document["agent"]) == this_process() and document["token"] == "token"
     second = epochs.open(ME)
     lease.claim(first)
     assert lease.fenced_by == second
@@ -137,7 +137,7 @@ def claimed(directory: Path, submission: str, seconds: float = 1000.0) -> tuple[
 
 
 @pytest.mark.parametrize("epochs_before", [0, 1], ids=["same epoch", "higher epoch"])
-def test_a_directory_made_anew_is_another_starts_and_left_alone(tmp_path: Path, epochs_before: int) -> None:
+def test_a_directory_recreated_is_another_starts_and_left_alone(tmp_path: Path, epochs_before: int) -> None:
     for _ in range(epochs_before):
         Epochs(tmp_path).open(ME)
     old, renewals = claimed(tmp_path, "old")
@@ -154,7 +154,7 @@ def test_a_directory_made_anew_is_another_starts_and_left_alone(tmp_path: Path, 
     assert not new.superseded and not new.directory_gone
 
 
-def test_a_renewal_into_a_directory_that_was_just_made_anew_does_not_count_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_renewal_into_a_directory_that_was_just_recreated_does_not_count_and_writes_nothing(tmp_path: Path) -> None:
     old, renewals = claimed(tmp_path, "old")
     shutil.rmtree(tmp_path / "epochs")
     claimed(tmp_path, "new")
@@ -165,18 +165,18 @@ def test_a_renewal_into_a_directory_that_was_just_made_anew_does_not_count_and_w
     assert {path: path.read_bytes() for path in (tmp_path / "epochs").iterdir()} == leases
 
 
-def test_a_directory_that_is_made_anew_during_a_renewal_ends_it(
+def test_a_directory_that_is_recreated_during_a_renewal_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, renewals = claimed(tmp_path, "old")
     replace = os.replace
 
-    def made_anew_before_the_rename(draft: Path, lease: Path) -> None:
+    def recreated_before_the_rename(draft: Path, lease: Path) -> None:
         monkeypatch.undo()
         (tmp_path / "epochs" / "0001").write_text(json.dumps(ME | {"submission": "new"}) + "\n")
         replace(draft, lease)
 
-    monkeypatch.setattr(os, "replace", made_anew_before_the_rename)
+    monkeypatch.setattr(os, "replace", recreated_before_the_rename)
     with pytest.raises(OSError, match="made anew"):
         old._renew()
     assert renewals == [1] and old.directory_gone

@@ -1,4 +1,4 @@
-"""How the end of a run is told, and how long a failed one rests."""
+"""How the end of a run is reported, and how long a failed one waits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_counted_restart_waits_longer_each_time(failures: int, seconds: float)
     assert pause_seconds(replace(decision, what=LEAVE), decision.counts) == 0
 
 
-def test_the_last_failed_round_is_told_where_it_is_why() -> None:
+def test_the_last_failed_round_is_reported_where_it_is_why() -> None:
     failure = failure_entry(REPORT)
     end = final_status(FAILED, False, failure)
     assert (end.state, end.code, end.failure) == ("failed", 1, failure) and end.ended_at is not None
@@ -46,11 +46,11 @@ def test_a_run_that_its_scheduler_starts_again_has_not_ended(code: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "state", "told"), [(1, "cancelled", 130), (85, "cancelled", 130), (0, "succeeded", 0)]
+    ("code", "state", "status"), [(1, "cancelled", 130), (85, "cancelled", 130), (0, "succeeded", 0)]
 )
-def test_a_cancelled_run_did_not_fail_and_a_done_one_is_done(code: int, state: str, told: int) -> None:
+def test_a_cancelled_run_did_not_fail_and_a_done_one_is_done(code: int, state: str, status: int) -> None:
     end = final_status(replace(FAILED, code=code), True, failure_entry(REPORT))
-    assert (end.state, end.code) == (state, told)
+    assert (end.state, end.code) == (state, status)
     assert (end.failure is None) == (state == "succeeded")
 
 

@@ -31,5 +31,5 @@ def test_a_process_that_takes_a_moment_to_exit_was_asked_and_not_killed(monkeypa
     monkeypatch.setattr(host_cleanup, "running_process", lambda _: process)
     monkeypatch.setattr(host_cleanup, "_parent", lambda _: 1)
     monkeypatch.setattr(host_cleanup, "_signal", lambda each, number: each.signals.append(number))
-    told = host_cleanup._end_unannounced("token", 60.0)
-    assert told == [{"node": None, "process": 4711, "ended": "asked"}] and process.signals == [signal.SIGTERM]
+    message = host_cleanup._end_unannounced("token", 60.0)
+    assert message == [{"node": None, "process": 4711, "ended": "asked"}] and process.signals == [signal.SIGTERM]

@@ -44,9 +44,9 @@ Root Cause (first observed failure):
 """  # noqa: E501
 
 
-def report(returncode: int, told: dict[str, Any] | None = None, printed: str = "", **known: Any) -> dict[str, Any]:
+def report(returncode: int, message: dict[str, Any] | None = None, printed: str = "", **known: Any) -> dict[str, Any]:
     return records.make_report(
-        known.get("node", 0), "a", returncode, told or {}, printed, known.get("asked", False), known.get("why")
+        known.get("node", 0), "a", returncode, message or {}, printed, known.get("asked", False), known.get("why")
     )
 
 
@@ -57,28 +57,28 @@ def test_torchruns_root_cause_is_read() -> None:
     assert records.torchrun_cause("ValueError: no report\n") is None
 
 
-def test_a_node_under_torchrun_is_told_by_its_rank() -> None:
-    told = report(1, printed=TORCHRUN)
-    assert (told["rank"], told["status"], told["exit_code"]) == (5, 1, 1)
-    assert told["reason"] == "rank 5: exit code 1; ValueError: bad batch"
-    assert told["lines"][-1] == "[rank1]: ValueError: bad batch"
+def test_a_node_under_torchrun_is_reported_by_its_rank() -> None:
+    message = report(1, printed=TORCHRUN)
+    assert (message["rank"], message["status"], message["exit_code"]) == (5, 1, 1)
+    assert message["reason"] == "rank 5: exit code 1; ValueError: bad batch"
+    assert message["lines"][-1] == "[rank1]: ValueError: bad batch"
 
 
 @pytest.mark.parametrize(("exitcode", "status"), [("85", 85), ("2", 2), ("-9", 137)])
 def test_the_code_that_decides_is_the_ranks(exitcode: str, status: int) -> None:
-    told = report(1, printed=TORCHRUN.replace("exitcode  : 1 (pid: 12)", f"exitcode  : {exitcode} (pid: 12)"))
-    assert told["status"] == status
+    message = report(1, printed=TORCHRUN.replace("exitcode  : 1 (pid: 12)", f"exitcode  : {exitcode} (pid: 12)"))
+    assert message["status"] == status
 
 
 def test_a_commands_own_record_counts_more() -> None:
     own = {"rank": 3, "exit_code": 85, "reason": "stopped", "lines": ["saved"], "lost_peer": False}
-    told = report(1, own, TORCHRUN)
-    assert (told["rank"], told["status"], told["reason"], told["lines"]) == (3, 85, "stopped", ["saved"])
+    message = report(1, own, TORCHRUN)
+    assert (message["rank"], message["status"], message["reason"], message["lines"]) == (3, 85, "stopped", ["saved"])
 
 
 def test_an_end_with_0_has_no_cause() -> None:
-    told = report(0, {"exit_code": 7}, "ValueError: caught and survived\n")
-    assert (told["status"], told["lines"]) == (0, [])
+    message = report(0, {"exit_code": 7}, "ValueError: caught and survived\n")
+    assert (message["status"], message["lines"]) == (0, [])
 
 
 def test_a_killed_command_names_its_signal() -> None:
@@ -97,7 +97,7 @@ def test_the_cause_is_the_first_that_does_not_speak_of_a_lost_peer() -> None:
     assert alone is not None and alone["node"] == 0
 
 
-def test_one_that_was_told_to_stop_is_a_cause_only_with_a_code_of_its_own() -> None:
+def test_one_that_was_reported_to_stop_is_a_cause_only_with_a_code_of_its_own() -> None:
     effect = report(1, printed="RuntimeError: [gloo] Connection closed by peer\n", node=0)
     ended = report(-15, node=1, asked=True)
     own = report(3, printed="ValueError: bad row\n", node=2, asked=True)
@@ -106,7 +106,7 @@ def test_one_that_was_told_to_stop_is_a_cause_only_with_a_code_of_its_own() -> N
     assert records.first_cause([report(0), report(-15, asked=True)]) is None
 
 
-def test_a_node_that_told_of_its_own_fault_is_the_cause_although_it_was_stopped_meanwhile() -> None:
+def test_a_node_that_reported_of_its_own_fault_is_the_cause_although_it_was_stopped_meanwhile() -> None:
     effect = {"rank": 0, "exit_code": 1, "reason": "rank 0: Connection reset by peer", "lost_peer": True}
     fault = {"rank": 8, "exit_code": 137, "reason": "rank 8: killed by SIGKILL", "lost_peer": False}
     heard = [
@@ -130,10 +130,10 @@ def test_on_a_full_disk_a_state_is_cut_to_the_blocks_that_it_has(
     monkeypatch.setattr(records, "replace_file", full)
     cause = "exit code 2; error: cannot export: No space left on device. " + "x" * 2000
     state.enter("failed", cause, failure={"reason": cause, "rank": 3, "lines": ["y" * 2000] * 20}, exit_code=2)
-    told = records.read_state(tmp_path)
+    message = records.read_state(tmp_path)
     assert (tmp_path / "state.json").stat().st_size <= blocks
-    assert (told["state"], told["exit_code"], told["failure"]["rank"]) == ("failed", 2, 3)
-    assert told["reason"].startswith("exit code 2; error: cannot export: No space left on device.")
+    assert (message["state"], message["exit_code"], message["failure"]["rank"]) == ("failed", 2, 3)
+    assert message["reason"].startswith("exit code 2; error: cannot export: No space left on device.")
 
 
 def test_a_state_is_replaced_as_a_whole_and_waits_for_a_disk(tmp_path: Path) -> None:
@@ -181,8 +181,8 @@ def test_a_newer_checkpoint_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lines", [5, "text", {"a": 1}, None, []])
 def test_a_record_with_odd_lines_is_no_mishap(lines: object) -> None:
-    told = {"lines": lines, "reason": "x" * 10_000_000, "exit_code": 3}
-    made = records.make_report(0, "n0", 1, told, "ValueError: bad row\n", False, None)
+    message = {"lines": lines, "reason": "x" * 10_000_000, "exit_code": 3}
+    made = records.make_report(0, "n0", 1, message, "ValueError: bad row\n", False, None)
     assert made["lines"] == ["ValueError: bad row"] and made["status"] == 3
     # The leader takes a line of more than 1 MiB for a lost node.
     assert len(json.dumps(made)) < 1 << 20

@@ -108,7 +108,7 @@ def test_a_run_whose_agent_is_gone_has_failed(tmp_path: Path) -> None:
     assert str(found["reason"]).startswith("agent gone")
 
 
-def test_a_run_whose_agent_lives_or_is_elsewhere_is_told_as_written(tmp_path: Path) -> None:
+def test_a_run_whose_agent_lives_or_is_elsewhere_is_reported_as_written(tmp_path: Path) -> None:
     assert seen(tmp_path, agent=this_process().as_json())["state"] == "running"
     far = seen(tmp_path, agent={**GONE, "machine": "another boot", "host": "far"})
     assert (far["agent"], far["state"]) == ("elsewhere", "running")

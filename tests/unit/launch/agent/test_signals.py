@@ -29,8 +29,8 @@ def ctrl_c_held_back() -> Iterator[None]:
 
 def heeds_ctrl_c(*argv: str) -> dict[str, bool]:
     """Whether SIGINT is neither blocked nor ignored in what `argv` becomes or starts."""
-    told = subprocess.run([sys.executable, *argv, *SHOWN], capture_output=True, text=True, check=True).stdout
-    masks = dict(line.split(":") for line in told.splitlines())
+    output = subprocess.run([sys.executable, *argv, *SHOWN], capture_output=True, text=True, check=True).stdout
+    masks = dict(line.split(":") for line in output.splitlines())
     return {name: not int(mask, 16) & 1 << (signal.SIGINT - 1) for name, mask in masks.items()}
 
 

@@ -48,7 +48,7 @@ def test_hosts_that_are_well_have_no_problem() -> None:
     assert judged({}, {}, {}) == []
 
 
-def test_a_host_that_ssh_cannot_reach_is_told_in_sshs_own_words() -> None:
+def test_a_host_that_ssh_cannot_reach_is_reported_in_sshs_own_words() -> None:
     said = "Warning: ...\nssh: connect to host b port 22: Connection refused\n"
     unreached = HostAnswer("b", Result(("ssh", "b"), 255, "", said))
     assert judge([answer("a"), unreached], WANTED) == [
@@ -56,68 +56,70 @@ def test_a_host_that_ssh_cannot_reach_is_told_in_sshs_own_words() -> None:
     ]
 
 
-def test_a_host_that_does_not_answer_or_has_no_python_is_told() -> None:
+def test_a_host_that_does_not_answer_or_has_no_python_is_reported() -> None:
     lost = HostAnswer("a", None, "no answer after 180 s")
     bare = HostAnswer("b", Result(("ssh", "b"), 127, "", "sh: 1: python3: not found\n"))
-    told = judge([lost, bare], WANTED)
-    assert told[0] == "a: no answer after 180 s"
-    assert told[1].startswith("b: has no python3 on its PATH")
+    message = judge([lost, bare], WANTED)
+    assert message[0] == "a: no answer after 180 s"
+    assert message[1].startswith("b: has no python3 on its PATH")
 
 
 def test_hosts_with_the_same_problem_share_its_line() -> None:
     missing = {"drillyard": {"python": "/p/bin/python", "version": None, "error": "No such file"}}
-    (told,) = judged(*[missing] * 6)
-    assert told.startswith(
+    (message,) = judged(*[missing] * 6)
+    assert message.startswith(
         "a, b, c, d and 2 more: /p/bin/python cannot run drillyard: No such file; install drillyard 1.2.0"
     )
 
 
-def test_every_problem_of_every_host_is_told() -> None:
-    told = judged(
+def test_every_problem_of_every_host_is_reported() -> None:
+    message = judged(
         {"ports_free": []},
         {"drillyard": {"python": "/p", "version": "drillyard 1.1.9", "error": None}},
         {"gpus": 7, "gpu_models": H100[:7]},
         {"directory": {"path": "/s", "error": "/s: Read-only file system"}},
     )
-    assert [line[:2] for line in told] == ["a:", "b:", "c:", "d:", "c:"]
-    assert "ports 21000 to 21015" in told[0] and "ss -ltnp" in told[0]
-    assert "/p has drillyard 1.1.9, and this machine launches with 1.2.0" in told[1]
-    assert "7 GPUs, and machine a3-megagpu-8g has 8" in told[2]
-    assert "/s: cannot be written: /s: Read-only file system" in told[3]
-    assert "GPUs: 7 x NVIDIA H100 80GB HBM3, where a has 8 x" in told[4]
+    assert [line[:2] for line in message] == ["a:", "b:", "c:", "d:", "c:"]
+    assert "ports 21000 to 21015" in message[0] and "ss -ltnp" in message[0]
+    assert "/p has drillyard 1.1.9, and this machine launches with 1.2.0" in message[1]
+    assert "7 GPUs, and machine a3-megagpu-8g has 8" in message[2]
+    assert "/s: cannot be written: /s: Read-only file system" in message[3]
+    assert "GPUs: 7 x NVIDIA H100 80GB HBM3, where a has 8 x" in message[4]
 
 
-def test_gpus_without_a_working_driver_and_other_models_are_told() -> None:
+def test_gpus_without_a_working_driver_and_other_models_are_reported() -> None:
     assert "nvidia-smi fails" in judged({"gpu_models": None}, {"gpu_models": None})[0]
-    (told,) = judged({}, {"gpu_models": ["NVIDIA A100"] * 8}, {})
-    assert told.startswith("b: GPUs: 8 x NVIDIA A100, where a has 8 x NVIDIA H100 80GB HBM3")
+    (message,) = judged({}, {"gpu_models": ["NVIDIA A100"] * 8}, {})
+    assert message.startswith("b: GPUs: 8 x NVIDIA A100, where a has 8 x NVIDIA H100 80GB HBM3")
 
 
-def test_a_full_disk_is_told() -> None:
-    (told,) = judged({"directory": {"path": "/s", "error": None, "free_bytes": 5 << 20}})
-    assert told == "a: /s: only 5 MiB are free, and checkpoints need more: make room"
+def test_a_full_disk_is_reported() -> None:
+    (message,) = judged({"directory": {"path": "/s", "error": None, "free_bytes": 5 << 20}})
+    assert message == "a: /s: only 5 MiB are free, and checkpoints need more: make room"
 
 
-def test_agents_of_the_run_and_other_runs_with_the_gpus_are_told() -> None:
+def test_agents_of_the_run_and_other_runs_with_the_gpus_are_reported() -> None:
     other = {"run": "other", "cluster": "c", "launch_directory": "/s/other/launch"}
     own = {"run": "r", "cluster": "c", "launch_directory": "/s/r/launch"}
-    told = judged({"agents": [{"node": 0}], "runs": [own]}, {"runs": [other]})
-    assert told[0].startswith("a: r is still running there: drillyard runs cancel r")
-    assert told[1].startswith("b: run other of cluster c is active there and has the GPUs")
+    message = judged({"agents": [{"node": 0}], "runs": [own]}, {"runs": [other]})
+    assert message[0].startswith("a: r is still running there: drillyard runs cancel r")
+    assert message[1].startswith("b: run other of cluster c is active there and has the GPUs")
     on_cpus = HostRequirements(run="r", launch_directory="/s/r/launch", port=1, version="1.2.0")
     assert judge([answer("a", gpus=0, gpu_models=None, runs=[other])], on_cpus) == []
 
 
 def test_images_and_users_must_be_the_same() -> None:
     image = {"runtime": "docker", "id": "sha256:1", "error": None}
-    told = judged({"image": image}, {"image": image | {"id": "sha256:2"}}, {"image": image | {"id": None}, "user": 7})
-    assert told[0].startswith("b: image: sha256:2, where a has sha256:1; pull the same on all")
-    assert told[1].startswith("c: user id: 7, where a has 1001")
-    (told_of_a,) = judged({"image": image | {"error": "neither docker nor podman is installed"}})
-    assert "neither docker nor podman" in told_of_a
+    message = judged(
+        {"image": image}, {"image": image | {"id": "sha256:2"}}, {"image": image | {"id": None}, "user": 7}
+    )
+    assert message[0].startswith("b: image: sha256:2, where a has sha256:1; pull the same on all")
+    assert message[1].startswith("c: user id: 7, where a has 1001")
+    (reported_of_a,) = judged({"image": image | {"error": "neither docker nor podman is installed"}})
+    assert "neither docker nor podman" in reported_of_a
 
 
-def test_a_clock_that_is_off_is_told_with_its_way() -> None:
+def test_a_clock_that_is_off_is_reported_with_its_way() -> None:
     (ahead,) = judged({}, {"clock": 1005.2, "clock_at_end": 1005.4}, {})
     assert ahead.startswith("b: its clock is 4.2 s or more ahead of most others")
     (behind,) = judged({}, {}, {"clock": 990.2, "clock_at_end": 990.4})
@@ -139,14 +141,14 @@ def test_clocks_within_two_seconds_are_never_accused_however_slow_the_connection
 ) -> None:
     answers = []
     for host, offset, (before, amid, after) in zip("abcdef", offsets, waits, strict=False):
-        told = facts(clock=2e4 + before + offset, clock_at_end=2e4 + before + amid + offset)
-        result = Result(("ssh",), 0, json.dumps(told), "")
+        message = facts(clock=2e4 + before + offset, clock_at_end=2e4 + before + amid + offset)
+        result = Result(("ssh",), 0, json.dumps(message), "")
         answers.append(HostAnswer(host, result, "", 2e4 + here, 2e4 + before + amid + after + here))
     assert judge(answers, WANTED) == []
 
 
 @given(off=st.floats(2.01, 1e6), waits=st.tuples(st.floats(0, 5), st.floats(0, 5)))
-def test_a_clock_that_is_further_off_than_the_round_trip_can_hide_is_always_told(
+def test_a_clock_that_is_further_off_than_the_round_trip_can_hide_is_always_reported(
     off: float, waits: tuple[float, float]
 ) -> None:
     before, after = waits
@@ -165,7 +167,7 @@ def test_a_clock_that_is_further_off_than_the_round_trip_can_hide_is_always_told
 
 def test_hosts_that_do_not_share_the_directory_are_named() -> None:
     assert not_shared([], "/s", "a") == []
-    (told,) = not_shared(["b", "c"], "/s", "a")
-    assert told.startswith(
+    (message,) = not_shared(["b", "c"], "/s", "a")
+    assert message.startswith(
         "b, c: /s is not the directory that a sees under that path: put `output` or storage.directory"
     )

@@ -80,7 +80,7 @@ def test_the_container_sees_the_run_the_project_and_the_mounts(plan: Plan, tmp_p
     assert ran[ran.index("--workdir") + 1] == project
 
 
-def test_values_of_the_environment_are_named_and_not_told(plan: Plan, tmp_path: Path) -> None:
+def test_values_of_the_environment_are_named_and_not_reported(plan: Plan, tmp_path: Path) -> None:
     _, ran = started(plan, tmp_path, "docker")
     named = {ran[at + 1] for at, word in enumerate(ran) if word == "--env"}
     assert {"NODE_RANK", "MASTER_ADDR", "DRILLYARD_EXIT_RECORD", "NCCL_DEBUG", "TOKEN"} <= named

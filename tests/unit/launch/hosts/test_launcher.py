@@ -32,9 +32,9 @@ def test_an_image_is_here_has_to_be_pulled_or_cannot_be_run(
     (tmp_path / "docker").write_text(INSPECT.format(version=version, image=image, id="sha256:1"))
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    told = host_probe.image_facts("some/image:1")
-    assert told["id"] == identity
-    assert told["error"] == (error and f"{tmp_path}/{error}")
+    message = host_probe.image_facts("some/image:1")
+    assert message["id"] == identity
+    assert message["error"] == (error and f"{tmp_path}/{error}")
 
 
 def test_without_docker_and_podman_an_image_cannot_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,8 +73,8 @@ def seen_status(directory: Path, platform: str, leader: identity.Process, **chan
     """The status of a run whose state.json was last written when its first round began."""
     job = job_in(directory, platform)
     common = {"run": "r", "cluster": "c", "platform": platform, "nodes": 1, "epoch": 1, "round": 0}
-    told = {**common, "state": "running", "reason": None, "agent": leader.as_json(), **changes}
-    (directory / "launch" / "state.json").write_text(json.dumps(told))
+    message = {**common, "state": "running", "reason": None, "agent": leader.as_json(), **changes}
+    (directory / "launch" / "state.json").write_text(json.dumps(message))
     return run_status(Handle(platform, "c", "r"), {"entry": None, **index.look(job.launch_directory)})
 
 
@@ -175,8 +175,8 @@ def test_a_leader_of_an_earlier_boot_is_gone_where_no_scheduler_can_have_moved_i
 ) -> None:
     job = job_in(tmp_path, platform)
     leader = {**identity.running_process(os.getpid()).as_json(), "machine": "an-earlier-boot/1"}
-    told = {"state": "running", "platform": platform, "cluster": "c", "run": "r", "nodes": 1, "agent": leader}
-    (tmp_path / "launch" / "state.json").write_text(json.dumps(told))
+    message = {"state": "running", "platform": platform, "cluster": "c", "run": "r", "nodes": 1, "agent": leader}
+    (tmp_path / "launch" / "state.json").write_text(json.dumps(message))
     seen = {"entry": None, **index.look(job.launch_directory)}
     status = run_status(Handle(platform, "c", "r"), seen)
     assert status.state == state

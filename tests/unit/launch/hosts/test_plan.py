@@ -72,9 +72,9 @@ def test_what_is_executed_is_ssh_with_the_clusters_settings_and_one_shared_conne
 
 
 def test_each_host_starts_its_node_and_all_join_the_first() -> None:
-    told = [remote(step)[-3:] for step in steps(plan(), "start")]
+    message = [remote(step)[-3:] for step in steps(plan(), "start")]
     launch = "/home/me/project/runs/nccl/launch"
-    assert told == [[launch, "0", "10.0.0.1"], [launch, "1", "10.0.0.1"]]
+    assert message == [[launch, "0", "10.0.0.1"], [launch, "1", "10.0.0.1"]]
 
 
 def test_paths_are_below_the_storage_that_is_shared_else_below_the_project() -> None:
@@ -239,9 +239,9 @@ def _claimed(tmp_path: Path, which: int, client: Process, stage: str = "claim") 
     planned = plan(LOCAL.replace("here", "desk") + f"storage: {{directory: {tmp_path}}}\n")
     step = steps(planned, stage)[0]
     agent = [file for file in planned.files if file.path in step.sends]
-    told = PlanFile("client", f"{client.machine} {client.pid} {client.started}\n")
+    message = PlanFile("client", f"{client.machine} {client.pid} {client.started}\n")
     words = [sys.executable if word == "/usr/bin/python3" else word for word in remote(step)]
-    return Programs().run(words, stdin=archive([*agent, SECRETS[which], told]))
+    return Programs().run(words, stdin=archive([*agent, SECRETS[which], message]))
 
 
 def test_a_claim_keeps_others_out_until_it_is_released(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return flock
 
 
-def test_where_a_file_system_has_no_locks_claims_are_kept_all_the_same_and_that_is_told(
+def test_where_a_file_system_has_no_locks_claims_are_kept_all_the_same_and_that_is_reported(
     tmp_path: Path, no_locks: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     me = this_process()
@@ -288,8 +288,8 @@ def test_where_a_file_system_has_no_locks_claims_are_kept_all_the_same_and_that_
     assert first.returncode == 0 and json.loads(first.stdout)["agents"] == []
     print_unlocked_notice(first.stderr)
     (claim,) = tmp_path.rglob("launch/claim")
-    told = capsys.readouterr().err
-    assert told == f"drillyard: no lock on {claim}: launches of a run at the very same moment are not kept apart\n"
+    output = capsys.readouterr().err
+    assert output == f"drillyard: no lock on {claim}: launches of a run at the very same moment are not kept apart\n"
     assert _claimed(tmp_path, 1, me).returncode == LOCKED_BY_OTHER
     assert _claimed(tmp_path, 0, me, "release").returncode == 0 and claim.read_text() == ""
 

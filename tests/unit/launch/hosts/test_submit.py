@@ -70,9 +70,9 @@ class Hosts(Programs):
         verb = next(verb for verb in verbs if verb in command and (verb != "list" or "--cluster" in command))
         self.calls.append((verb.strip(), host, stdin))
         self.commands.append(command)
-        told = self.says.get((verb.strip(), host))
-        if told is not None:
-            return told
+        message = self.says.get((verb.strip(), host))
+        if message is not None:
+            return message
         if verb == "list":
             return Result(tuple(argv), 0, json.dumps(self.known), "")
         answer: dict[str, Any] = facts(gpus=0, gpu_models=None, drillyard=None)
@@ -122,14 +122,14 @@ def test_the_secret_and_values_of_the_environment_go_to_the_launch_directory_alo
     sent = {verb: stdin for verb, _, stdin in hosts.calls}
     with tarfile.open(fileobj=io.BytesIO(sent["rm -f state.json"])) as tar:
         members = {member.name: member for member in tar.getmembers()}
-        told = tar.extractfile("secrets.json")
-        assert told is not None and json.loads(told.read()) == {"TOKEN": "hush-hush"}
+        message = tar.extractfile("secrets.json")
+        assert message is not None and json.loads(message.read()) == {"TOKEN": "hush-hush"}
     assert members["secret"].mode == members["secrets.json"].mode == 0o600
     assert not any(b"hush-hush" in stdin for verb, _, stdin in hosts.calls if verb != "rm -f state.json")
     assert "hush-hush" not in repr(plan)
 
 
-def test_a_variable_that_is_not_set_is_told_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_not_set_is_reported_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOKEN", raising=False)
     hosts = Hosts()
     launcher, plan = made(hosts, run=WORKLOAD.replace("workload: {", "workload: {environment: {A: '${env:TOKEN}'}, "))
@@ -172,7 +172,7 @@ def test_a_launch_that_another_one_has_claimed_writes_nothing_and_stops_nothing(
     assert hosts.verbs() == ["list", "check", "--nonce", "rm -f --", "/claim", "whose rest"]
 
 
-def test_that_the_head_host_has_no_locks_is_told_and_the_launch_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_that_the_head_host_has_no_locks_is_reported_and_the_launch_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     claimed = Result(("ssh",), 0, json.dumps({"agents": []}), "Welcome!\nno lock on /p/claim: so and so\n")
     hosts = Hosts(says={("/claim", "n0"): claimed})
     launcher, plan = made(hosts)
@@ -189,7 +189,7 @@ def test_that_the_head_host_has_no_locks_is_told_and_the_launch_goes_on(capsys: 
         ('agent" start', failed("error: node 0 of nccl runs here already (submission 0123, process 9): stop it", 2)),
     ],
 )
-def test_agents_of_another_submission_are_told_and_left_alone(verb: str, said: Result) -> None:
+def test_agents_of_another_submission_are_reported_and_left_alone(verb: str, said: Result) -> None:
     hosts = Hosts(says={(verb, "n0"): said})
     launcher, plan = made(hosts)
     with pytest.raises(UserError, match=r"being launched by another .*0123.*nothing was submitted"):
@@ -283,18 +283,18 @@ def test_cancel_waits_as_long_as_the_job_may_take_to_save(tmp_path: Path) -> Non
     assert all(200 < float(shlex.split(command)[-1]) < 230 and '--patience "$2"' in command for command in stops)
 
 
-def test_who_waits_for_a_run_to_end_is_told_for_how_long(
+def test_who_waits_for_a_run_to_end_is_reported_for_how_long(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = threading.Event()
-    told = []
-    monkeypatch.setattr(launcher_module, "print_notice", lambda text: (told.append(text), said.set()))
+    message = []
+    monkeypatch.setattr(launcher_module, "print_notice", lambda text: (message.append(text), said.set()))
     with launcher_module.cancel_notice(Handle("ssh", "c", "quick"), 120.0):
         pass
     monkeypatch.setattr(launcher_module, "_QUIET_SECONDS", 0.0)
     with launcher_module.cancel_notice(Handle("ssh", "c", "slow"), 120.0):
         assert said.wait(60)
-    assert told == ["ssh://c/slow: is stopping and has 120 s to save; cancel it again to kill it at once"]
+    assert message == ["ssh://c/slow: is stopping and has 120 s to save; cancel it again to kill it at once"]
 
 
 def test_cancel_of_a_run_of_which_nothing_was_started_takes_it_off_the_index() -> None:
@@ -310,13 +310,13 @@ def test_what_a_login_says_of_its_own_does_not_matter() -> None:
     assert launcher.status("nccl").state == "running"
 
 
-def test_a_run_that_is_not_known_is_told_with_those_that_are() -> None:
+def test_a_run_that_is_not_known_is_reported_with_those_that_are() -> None:
     launcher, _ = made(Hosts(known=known(RUNNING)))
     with pytest.raises(UserError, match=r"there is no run 'other'; n0 knows: nccl"):
         launcher.status("other")
 
 
-def test_what_the_agents_told_becomes_a_status() -> None:
+def test_what_the_agents_reported_becomes_a_status() -> None:
     launcher, _ = made(Hosts(known=known(RUNNING)))
     (status,) = launcher.runs()
     assert (status.state, status.nodes, status.hosts, status.round, status.failures) == (
@@ -329,11 +329,11 @@ def test_what_the_agents_told_becomes_a_status() -> None:
     assert (status.submitted_at, status.since) == (5.0, 9.0)
     failure = {"reason": "exit code 1", "rank": 3, "node": "node 1 (n1)", "exit_code": 1, "lines": ["boom"], "more": 1}
     (seen,) = known(RUNNING | {"state": "failed", "failure": failure})
-    told = run_status(status.handle, seen).failure
-    assert told is not None and (told.rank, told.lines) == (3, ("boom",))
+    message = run_status(status.handle, seen).failure
+    assert message is not None and (message.rank, message.lines) == (3, ("boom",))
 
 
-def test_a_run_whose_agents_have_told_nothing_is_starting_and_one_whose_directory_is_gone_failed() -> None:
+def test_a_run_whose_agents_have_reported_nothing_is_starting_and_one_whose_directory_is_gone_failed() -> None:
     launcher, _ = made(Hosts(known=known(None)))
     assert launcher.status("nccl").state == "starting"
     launcher, _ = made(Hosts(known=known(None, problem="/p/runs/nccl/launch is not there")))
@@ -373,16 +373,16 @@ def test_ctrl_c_waits_until_the_run_is_whole(capsys: pytest.CaptureFixture[str])
     assert "ssh://c/r is submitted already; drillyard runs cancel ssh://c/r" in capsys.readouterr().err
 
 
-def test_ctrl_c_amid_a_failure_leaves_the_failure_to_be_told() -> None:
+def test_ctrl_c_amid_a_failure_leaves_the_failure_to_be_reported() -> None:
     with pytest.raises(UserError, match="it failed"), defer_interrupt("ssh://c/r"):
         os.kill(os.getpid(), signal.SIGINT)
         raise UserError("it failed")
 
 
 def test_programs_that_are_started_meanwhile_do_not_hear_ctrl_c() -> None:
-    told = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    message = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
     with defer_interrupt("ssh://c/r"):
-        (answer,) = ask_all(["here"], [[sys.executable, "-c", told]], Programs(), seconds=60)
+        (answer,) = ask_all(["here"], [[sys.executable, "-c", message]], Programs(), seconds=60)
     assert answer.result is not None and answer.result.stdout == "True\n"
 
 

@@ -61,8 +61,8 @@ def test_stamps_that_rise_in_every_log_rise_in_the_merged_one_and_equal_ones_are
 
     lines = merge_of(*logs, size=size).split(b"\n")[:-1]
 
-    told = [(line[3:31], int(line[:1]), int(line[31:])) for line in lines]
-    assert told == sorted(told)
+    message = [(line[3:31], int(line[:1]), int(line[31:])) for line in lines]
+    assert message == sorted(message)
 
 
 @settings(max_examples=60, deadline=None)

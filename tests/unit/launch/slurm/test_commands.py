@@ -57,9 +57,9 @@ def test_later_jobs_and_later_tasks_are_newer():
     assert sorted(jobs, key=lambda job: job.number) == jobs
 
 
-@pytest.mark.parametrize(("told", "code"), [("0:0", 0), ("85:0", 85), ("0:9", 137), ("", None)])
-def test_of_the_accounts_the_last_start_counts(told: str, code: int | None):
-    lines = f"5|NODE_FAIL||1|2|3|2|n[1-2]|main|1:0\n5|CANCELLED by 0|None|1|4|9|2|n[3-4]|main|{told}\n"
+@pytest.mark.parametrize(("status", "code"), [("0:0", 0), ("85:0", 85), ("0:9", 137), ("", None)])
+def test_of_the_accounts_the_last_start_counts(status: str, code: int | None):
+    lines = f"5|NODE_FAIL||1|2|3|2|n[1-2]|main|1:0\n5|CANCELLED by 0|None|1|4|9|2|n[3-4]|main|{status}\n"
     (job,) = parse_sacct(lines)
     assert (job.state, job.node_list, job.exit_code, job.ended_at) == ("CANCELLED", "n[3-4]", code, 9.0)
 
@@ -103,7 +103,7 @@ def test_what_fails_before_sbatch_is_no_refusal_of_sbatch(said: str, code: int):
 @pytest.mark.parametrize(
     "said", ["Unable to contact slurm controller (connect failure)", "slurm_load_jobs error: Socket timed out on send"]
 )
-def test_a_controller_that_is_away_is_told_apart_from_a_mistake(said: str):
+def test_a_controller_that_is_away_is_distinguished_from_a_mistake(said: str):
     with pytest.raises(ControllerUnreachable, match="the queue cannot be read"):
         Slurm(Host(), Answers(1, stderr=said)).jobs()
     with pytest.raises(ControllerUnreachable):
@@ -128,8 +128,8 @@ def test_a_job_that_is_over_is_cancelled_without_an_error():
 
 
 def test_nodes_that_cannot_be_used_are_named_with_their_reason():
-    told = "n[3-4]|down*|Not responding\nn7|drained|ECC|NVLink\n"
-    assert Slurm(Host(), Answers(stdout=told)).unusable_nodes("main") == [
+    message = "n[3-4]|down*|Not responding\nn7|drained|ECC|NVLink\n"
+    assert Slurm(Host(), Answers(stdout=message)).unusable_nodes("main") == [
         "n[3-4] down (Not responding)",
         "n7 drained (ECC|NVLink)",
     ]

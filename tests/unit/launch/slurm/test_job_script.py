@@ -41,19 +41,27 @@ def test_settings_become_options_of_sbatch():
         "segment: 16, constraint: 'h100&ib', signal_seconds: 600, "
         "arguments: ['--mail-type=END', '--mail-user=me@example.org']}"
     )
-    told = options(made(slurm=slurm, nodes="32"))
-    assert told["--partition"] == "a3mega" and told["--account"] == "research" and told["--qos"] == "high"
-    assert told["--nodes"] == "32" and told["--ntasks-per-node"] == "1" and told["--gpus-per-node"] == "8"
-    assert told["--time"] == "1-12:00:00" and told["--signal"] == "B:USR1@600" and told["--exclude"] == "n1,n[7-9]"
-    assert told["--constraint"] == "h100&ib" and told["--segment"] == "16" and told["--mail-user"] == "me@example.org"
-    assert {"--exclusive", "--requeue"} <= told.keys() and told["--mem"] == "0"
-    assert told["--comment"] == "slurm://c/nccl" and told["--output"] == "/dev/null"
+    message = options(made(slurm=slurm, nodes="32"))
+    assert message["--partition"] == "a3mega" and message["--account"] == "research" and message["--qos"] == "high"
+    assert message["--nodes"] == "32" and message["--ntasks-per-node"] == "1" and message["--gpus-per-node"] == "8"
+    assert (
+        message["--time"] == "1-12:00:00"
+        and message["--signal"] == "B:USR1@600"
+        and message["--exclude"] == "n1,n[7-9]"
+    )
+    assert (
+        message["--constraint"] == "h100&ib"
+        and message["--segment"] == "16"
+        and message["--mail-user"] == "me@example.org"
+    )
+    assert {"--exclusive", "--requeue"} <= message.keys() and message["--mem"] == "0"
+    assert message["--comment"] == "slurm://c/nccl" and message["--output"] == "/dev/null"
 
 
 def test_typed_gpus_take_the_place_of_counted_ones():
-    told = options(made(slurm="{gres: 'gpu:nvidia_h100_80gb_hbm3:8', exclusive: false}"))
-    assert told["--gres"] == "gpu:nvidia_h100_80gb_hbm3:8" and "--gpus-per-node" not in told
-    assert "--exclusive" not in told and "--mem" not in told
+    message = options(made(slurm="{gres: 'gpu:nvidia_h100_80gb_hbm3:8', exclusive: false}"))
+    assert message["--gres"] == "gpu:nvidia_h100_80gb_hbm3:8" and "--gpus-per-node" not in message
+    assert "--exclusive" not in message and "--mem" not in message
 
 
 def test_every_option_is_explained():
@@ -119,8 +127,8 @@ def test_a_login_node_gets_the_same_commands_by_ssh():
     words = argv(there, "submit")
     assert words[0] == "ssh" and words[words.index("-F") + 1] == "/c" and words[-2] == "login"
     assert shlex.split(words[-1]) == list(argv(here, "submit"))
-    told = ("submit", "--cluster", "c", "--launch-directory", "/shared/runs/nccl/launch", "--script", "job.sbatch")
-    assert argv(here, "submit")[4:] == told
+    message = ("submit", "--cluster", "c", "--launch-directory", "/shared/runs/nccl/launch", "--script", "job.sbatch")
+    assert argv(here, "submit")[4:] == message
 
 
 def test_the_plan_begins_with_the_job_script_and_is_one_program():

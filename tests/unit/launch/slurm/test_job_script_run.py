@@ -1,4 +1,4 @@
-"""job.sbatch under bash, with programs in place of Slurm's that do as they are told: what follows which end."""
+"""job.sbatch under bash, with programs in place of Slurm's: what follows which end."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ class Play:
         self.write("facts", FACTS)
         self.write("comment", "slurm://c/nccl\n")
         self.write("others", "")
-        told = {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": str(restarts), "SLURM_JOB_NODELIST": "n[1-2]"}
-        told |= {"SLURMD_NODENAME": "n1", "SLURM_JOB_CPUS_PER_NODE": "72(x2),36", "PLAY": str(directory)}
-        self.environment = {**os.environ, **told, "PATH": f"{directory}/bin:{os.environ['PATH']}"}
+        message = {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": str(restarts), "SLURM_JOB_NODELIST": "n[1-2]"}
+        message |= {"SLURMD_NODENAME": "n1", "SLURM_JOB_CPUS_PER_NODE": "72(x2),36", "PLAY": str(directory)}
+        self.environment = {**os.environ, **message, "PATH": f"{directory}/bin:{os.environ['PATH']}"}
 
     def write(self, name: str, text: str) -> None:
         (self.directory / name).write_text(text)
 
     def state(self, code: int | None, attempt: int = 0, submission: str = "12", **fields: object) -> None:
         """state.json as the leader leaves it."""
-        told = {"submission": submission, "attempt": str(attempt), "failure": {"exit_code": 7}, "exit_code": code}
-        told |= fields
-        (self.launch / "state.json").write_text(json.dumps(told, indent=2) + "\n")
+        message = {"submission": submission, "attempt": str(attempt), "failure": {"exit_code": 7}, "exit_code": code}
+        message |= fields
+        (self.launch / "state.json").write_text(json.dumps(message, indent=2) + "\n")
 
     def start(self) -> subprocess.Popen[str]:
         command = ["bash", str(self.launch / "job.sbatch")]
@@ -253,7 +253,7 @@ def test_without_the_storage_the_job_is_queued_again_elsewhere_up_to_a_limit(tmp
     assert not play.launch.exists() and not (tmp_path / "srun").exists()
 
 
-def test_near_its_time_limit_the_step_is_told_and_the_job_queued_again(tmp_path: Path):
+def test_near_its_time_limit_the_step_is_reported_and_the_job_queued_again(tmp_path: Path):
     play = Play(tmp_path, 'while [ ! -e "$PLAY/asked" ]; do sleep 0.02; done; sleep 0.2; exit 85')
     assert play.signalled(signal.SIGUSR1) == 0
     assert play.calls == "scancel --signal=TERM 12\nrequeue 12\n" and "time limit, all is saved" in play.said

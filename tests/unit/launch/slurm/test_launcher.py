@@ -61,7 +61,7 @@ class Controller(Programs):
         return super().run(argv, stdin=stdin, timeout=timeout)
 
     def _submit(self, argv: Sequence[str], words: Sequence[str], stdin: bytes) -> Result:
-        told = {
+        message = {
             name.removeprefix("--").replace("-", "_"): value for name, value in zip(*[iter(words)] * 2, strict=True)
         }
         out, errors = io.StringIO(), io.StringIO()
@@ -73,7 +73,7 @@ class Controller(Programs):
             tarfile.open(fileobj=io.BytesIO(stdin)) as archive,
         ):
             archive.extractall(sent, filter="tar")
-            code = submit.submit(argparse.Namespace(**{"after": None, "sent": sent} | told))
+            code = submit.submit(argparse.Namespace(**{"after": None, "sent": sent} | message))
         return Result(tuple(argv), code, out.getvalue(), errors.getvalue())
 
     def _sbatch(self, argv: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
@@ -153,7 +153,7 @@ def test_a_head_host_without_locks_submits_and_says_so(
     assert list(controller.jobs) == ["1"] and capsys.readouterr().err.count("drillyard: no lock on ") == 1
 
 
-def test_what_sbatch_refuses_is_told_and_can_be_launched_again(controller: Controller, tmp_path: Path) -> None:
+def test_what_sbatch_refuses_is_reported_and_can_be_launched_again(controller: Controller, tmp_path: Path) -> None:
     launcher, plan = made(controller, tmp_path)
     controller.refusal = "sbatch: error: invalid partition specified: x"
     with pytest.raises(UserError, match=r"(?s)invalid partition specified: x\n.*sinfo -s lists the partitions"):

@@ -61,8 +61,8 @@ class Cluster(Programs):
 
     def write_state(self, job_id: str, state: str, **more: Any) -> None:
         self.launch.mkdir(exist_ok=True)
-        told = {"submission": job_id, "state": state, "nodes": 2, "since": 1.0, **more}
-        (self.launch / "state.json").write_text(json.dumps(told))
+        message = {"submission": job_id, "state": state, "nodes": 2, "since": 1.0, **more}
+        (self.launch / "state.json").write_text(json.dumps(message))
 
     def look(self) -> list[RunStatus]:
         host = Host()

@@ -49,27 +49,27 @@ def own(state: str, reason: str | None = None, **changes: Any) -> dict[str, Any]
     ],
 )
 def test_a_queued_run_tells_why_in_words_and_since_when(reason: str, words: str):
-    told = status_of(SlurmRun(HANDLE, ENTRY, job("PENDING", reason)))
-    assert told.state is State.queued and told.reason is not None and told.reason.startswith(words)
-    assert told.since == 100.0 and told.started_at is None and told.failure is None
+    status = status_of(SlurmRun(HANDLE, ENTRY, job("PENDING", reason)))
+    assert status.state is State.queued and status.reason is not None and status.reason.startswith(words)
+    assert status.since == 100.0 and status.started_at is None and status.failure is None
 
 
 def test_a_run_that_has_begun_before_is_restarting_while_it_waits_again():
-    told = status_of(SlurmRun(HANDLE, ENTRY, job("PENDING", "Resources"), own("restarting", "stopped by SIGTERM")))
-    assert told.state is State.restarting and told.failures == 1
-    assert told.reason == "is queued again: waits for nodes to become free (Resources)"
+    status = status_of(SlurmRun(HANDLE, ENTRY, job("PENDING", "Resources"), own("restarting", "stopped by SIGTERM")))
+    assert status.state is State.restarting and status.failures == 1
+    assert status.reason == "is queued again: waits for nodes to become free (Resources)"
 
 
 def test_state_json_of_another_submission_says_nothing_about_this_one():
     other = own("failed", "exit code 1", submission="11", failure=FAILURE)
-    told = status_of(SlurmRun(HANDLE, ENTRY, job("RUNNING"), other))
-    assert (told.state, told.failure, told.hosts) == (State.starting, None, ())
+    status = status_of(SlurmRun(HANDLE, ENTRY, job("RUNNING"), other))
+    assert (status.state, status.failure, status.hosts) == (State.starting, None, ())
 
 
 @pytest.mark.parametrize("state", ["starting", "running", "restarting"])
 def test_while_the_job_runs_the_leader_says_what_the_run_does(state: str):
-    told = status_of(SlurmRun(HANDLE, ENTRY, job("RUNNING"), own(state, "because")))
-    assert (told.state, told.reason, told.round, told.hosts) == (State(state), "because", 1, ("n1", "n2"))
+    status = status_of(SlurmRun(HANDLE, ENTRY, job("RUNNING"), own(state, "because")))
+    assert (status.state, status.reason, status.round, status.hosts) == (State(state), "because", 1, ("n1", "n2"))
 
 
 def test_a_leader_that_was_killed_leaves_a_run_that_restarts_for_as_long_as_its_job_runs():
@@ -89,9 +89,9 @@ def test_a_leader_that_was_killed_leaves_a_run_that_restarts_for_as_long_as_its_
     ],
 )
 def test_what_slurm_ended_for_good_has_failed_with_that_word(state: str, word: str):
-    told = status_of(SlurmRun(HANDLE, ENTRY, job(state), own("running")))
-    assert told.state is State.failed and told.failure is not None
-    assert told.failure.reason.startswith(word) and told.ended_at == 200.0
+    status = status_of(SlurmRun(HANDLE, ENTRY, job(state), own("running")))
+    assert status.state is State.failed and status.failure is not None
+    assert status.failure.reason.startswith(word) and status.ended_at == 200.0
 
 
 @pytest.mark.parametrize("known", [job("FAILED"), None])
@@ -104,24 +104,24 @@ def test_a_run_that_could_not_save_before_its_time_limit_has_failed_with_that_wo
         "reason": "time limit: exit code 1",
         "at": 1,
     }
-    told = status_of(SlurmRun(HANDLE, ENTRY, known, own("failed", "stopped by SIGTERM without a checkpoint"), end))
-    assert told.failure is not None
-    assert told.failure.reason == "time limit; stopped by SIGTERM without a checkpoint"
+    status = status_of(SlurmRun(HANDLE, ENTRY, known, own("failed", "stopped by SIGTERM without a checkpoint"), end))
+    assert status.failure is not None
+    assert status.failure.reason == "time limit; stopped by SIGTERM without a checkpoint"
     in_time = status_of(SlurmRun(HANDLE, ENTRY, job("TIMEOUT"), own("failed", "exit code 1")))
     assert in_time.reason == "time limit; exit code 1"
 
 
 def test_a_failure_names_rank_node_code_and_last_lines():
-    told = status_of(SlurmRun(HANDLE, ENTRY, job("FAILED"), own("failed", FAILURE["reason"], failure=FAILURE)))
-    assert told.failure is not None and told.failure.lines == ("CUDA out of memory",)
-    assert (told.failure.rank, told.failure.node, told.failure.exit_code) == (9, "n2", 1)
+    status = status_of(SlurmRun(HANDLE, ENTRY, job("FAILED"), own("failed", FAILURE["reason"], failure=FAILURE)))
+    assert status.failure is not None and status.failure.lines == ("CUDA out of memory",)
+    assert (status.failure.rank, status.failure.node, status.failure.exit_code) == (9, "n2", 1)
 
 
 def test_a_rank_is_not_named_again_in_the_reason_nor_blamed_for_what_slurm_did():
     said = "node 1 (n2): rank 9: out of memory; all 3 restarts are used"
-    told = status_of(SlurmRun(HANDLE, ENTRY, job("FAILED"), own("failed", said, failure=FAILURE)))
-    assert told.failure is not None and told.failure.reason == FAILURE["reason"]
-    screen = status_text(told, now=300.0)
+    status = status_of(SlurmRun(HANDLE, ENTRY, job("FAILED"), own("failed", said, failure=FAILURE)))
+    assert status.failure is not None and status.failure.reason == FAILURE["reason"]
+    screen = status_text(status, now=300.0)
     assert screen.count("rank 9") == 1 and screen.count("n2:") == 1
     assert "  reason         all 3 restarts are used\n" in screen
     limit = status_of(SlurmRun(HANDLE, ENTRY, job("TIMEOUT"), own("running", failure=FAILURE)))
@@ -157,18 +157,18 @@ def test_a_forgotten_job_without_a_last_word_is_lost_and_never_queued():
     assert never.state is State.failed and never.reason is not None and "never started" in never.reason
     midway = SlurmRun(HANDLE, ENTRY, None, own("running"))
     assert needs_accounts(midway)
-    told = status_of(midway)
-    assert told.state is State.failed and told.reason is not None and "last seen running" in told.reason
+    status = status_of(midway)
+    assert status.state is State.failed and status.reason is not None and "last seen running" in status.reason
 
 
 def test_the_accounts_tell_the_end_of_a_job_that_the_queue_has_forgotten():
-    told = status_of(SlurmRun(HANDLE, ENTRY, job("TIMEOUT", exit_code=0), own("running")))
-    assert told.failure is not None and told.failure.reason == "time limit"
+    status = status_of(SlurmRun(HANDLE, ENTRY, job("TIMEOUT", exit_code=0), own("running")))
+    assert status.failure is not None and status.failure.reason == "time limit"
 
 
 def test_a_run_was_submitted_at_the_earlier_of_two_clocks_times_as_a_requeue_moves_the_controllers():
-    told = status_of(SlurmRun(HANDLE, ENTRY, job("RUNNING", submitted_at=170.0)))
-    assert told.submitted_at == 100.0
+    status = status_of(SlurmRun(HANDLE, ENTRY, job("RUNNING", submitted_at=170.0)))
+    assert status.submitted_at == 100.0
     ahead = status_of(SlurmRun(HANDLE, ENTRY | {"submitted_at": 105.0}, job("RUNNING")))
     assert ahead.submitted_at == 100.0
     by_hand = status_of(SlurmRun(HANDLE, ENTRY, job("RUNNING", job_id="13", submitted_at=170.0)))

@@ -13,9 +13,9 @@ WHOLE = "projects/p/zones/us-central1-b/reservations/mine"
 
 
 def refusal(**settings: object) -> str:
-    told = {"storage": "{bucket: my-bucket}", **settings}
+    message = {"storage": "{bucket: my-bucket}", **settings}
     with pytest.raises(UserError) as refused:
-        plan_of(request(cluster("vertex", **told), WORKLOAD))  # type: ignore[arg-type]
+        plan_of(request(cluster("vertex", **message), WORKLOAD))  # type: ignore[arg-type]
     return str(refused.value)
 
 
@@ -75,15 +75,15 @@ def refusal(**settings: object) -> str:
     ],
 )
 def test_a_broken_rule_names_setting_and_line(settings: dict[str, object], key: str, rule: str) -> None:
-    told = refusal(**settings)
-    assert rule in told
-    assert f": {key}: " in told
-    assert "cluster.yaml:" in told
+    message = refusal(**settings)
+    assert rule in message
+    assert f": {key}: " in message
+    assert "cluster.yaml:" in message
 
 
-def test_all_broken_rules_are_told_at_once() -> None:
-    told = refusal(vertex="{network: default, max_wait_hours: 2}")
-    assert len(told.splitlines()) == 2
+def test_all_broken_rules_are_reported_at_once() -> None:
+    message = refusal(vertex="{network: default, max_wait_hours: 2}")
+    assert len(message.splitlines()) == 2
 
 
 def test_machines_that_are_not_sold_so_are_refused() -> None:

@@ -115,8 +115,8 @@ def test_every_setting_of_the_service_arrives() -> None:
       reserved_ip_ranges: [range-a], tensorboard: projects/12/locations/us-central1/tensorboards/7, timeout_hours: 1.5,
       boot_disk_gb: 900, boot_disk_type: pd-ssd, web_access: true, labels: {team: research}}"""
     made = plan(vertex(vertex=settings))
-    told = spec(made)
-    assert {key: told[key] for key in told if key not in ("workerPoolSpecs", "scheduling")} == {
+    message = spec(made)
+    assert {key: message[key] for key in message if key not in ("workerPoolSpecs", "scheduling")} == {
         "serviceAccount": "me@p.iam.gserviceaccount.com",
         "network": "projects/12/global/networks/net",
         "reservedIpRanges": ["range-a"],
@@ -124,8 +124,8 @@ def test_every_setting_of_the_service_arrives() -> None:
         "enableWebAccess": True,
         "baseOutputDirectory": {"outputUriPrefix": "gs://my-bucket/runs/nccl/"},
     }
-    assert told["scheduling"]["timeout"] == "5400s"
-    assert told["workerPoolSpecs"][1]["diskSpec"] == {"bootDiskType": "pd-ssd", "bootDiskSizeGb": 900}
+    assert message["scheduling"]["timeout"] == "5400s"
+    assert message["workerPoolSpecs"][1]["diskSpec"] == {"bootDiskType": "pd-ssd", "bootDiskSizeGb": 900}
     assert body(made)["labels"]["team"] == "research"
     assert body(made)["displayName"] == "nccl"
 

@@ -68,23 +68,25 @@ def test_a_wait_without_limit_says_so() -> None:
     ],
 )
 def test_states_of_the_service(native: str, error: tuple[int, str] | None, state: State, reason: str) -> None:
-    told = {"error": {"code": error[0], "message": error[1]}} if error else {}
-    status = status_of(job(native, startTime=STARTED, **told), None, "c")
+    message = {"error": {"code": error[0], "message": error[1]}} if error else {}
+    status = status_of(job(native, startTime=STARTED, **message), None, "c")
     assert status.state is state
     assert reason in (status.reason or "")
     assert (status.failure is not None) == (state is State.failed)
 
 
 def test_no_capacity_before_the_start_is_not_lost_capacity() -> None:
-    told = job("FAILED", error={"code": 8, "message": "Resources are insufficient in region: us-central1."})
-    status = status_of(told, None, "c")
+    message = job("FAILED", error={"code": 8, "message": "Resources are insufficient in region: us-central1."})
+    status = status_of(message, None, "c")
     assert status.failure is not None
     assert status.failure.reason == "no capacity"
 
 
 def test_a_job_that_ended_at_its_limit_is_failed_with_that_word_whatever_the_service_says() -> None:
-    told = job("FAILED", startTime="2026-11-21T11:00:00Z", endTime="2026-11-21T12:00:30Z", error={"message": "Ended."})
-    status = status_of(told, None, "c")
+    message = job(
+        "FAILED", startTime="2026-11-21T11:00:00Z", endTime="2026-11-21T12:00:30Z", error={"message": "Ended."}
+    )
+    status = status_of(message, None, "c")
     assert status.failure is not None
     assert status.failure.reason == "time limit"
     early = job("FAILED", startTime="2026-11-21T11:00:00Z", endTime="2026-11-21T11:30:00Z", error={"message": "Ended."})
@@ -92,7 +94,7 @@ def test_a_job_that_ended_at_its_limit_is_failed_with_that_word_whatever_the_ser
 
 
 def test_a_running_job_is_what_its_agents_say() -> None:
-    told = {
+    message = {
         "submission": ID,
         "state": "restarting",
         "reason": "lost node 2 (w2)",
@@ -102,29 +104,29 @@ def test_a_running_job_is_what_its_agents_say() -> None:
         "hosts": ["w0", "w1"],
         "run_directory": "/gcs/my-bucket/runs/nccl",
     }
-    status = status_of(job("RUNNING", startTime=STARTED), told, "c")
+    status = status_of(job("RUNNING", startTime=STARTED), message, "c")
     assert (status.state, status.reason, status.since) == (State.restarting, "lost node 2 (w2)", 5.0)
     assert (status.round, status.failures, status.hosts) == (3, 1, ("w0", "w1"))
 
 
 def test_what_an_earlier_submission_left_says_nothing_about_this_one() -> None:
-    told = {"submission": "4000", "state": "failed", "failure": {"reason": "old"}, "round": 9}
-    status = status_of(job("RUNNING", startTime=STARTED), told, "c")
+    message = {"submission": "4000", "state": "failed", "failure": {"reason": "old"}, "round": 9}
+    status = status_of(job("RUNNING", startTime=STARTED), message, "c")
     assert (status.state, status.round, status.failure) == (State.starting, None, None)
 
 
 def test_the_agents_tell_who_failed() -> None:
     failure = {"reason": "rank 9: exit code 1", "rank": 9, "node": "w1", "exit_code": 1, "lines": ["boom"]}
-    told = {"submission": ID, "state": "failed", "failure": failure}
-    status = status_of(job("FAILED", startTime=STARTED, error={"code": 3, "message": "replica"}), told, "c")
+    message = {"submission": ID, "state": "failed", "failure": failure}
+    status = status_of(job("FAILED", startTime=STARTED, error={"code": 3, "message": "replica"}), message, "c")
     assert status.failure is not None
     assert (status.failure.rank, status.failure.node, status.failure.exit_code) == (9, "w1", 1)
     assert status.failure.lines == ("boom",)
 
 
 def test_a_run_that_its_agents_have_ended_still_belongs_to_the_service() -> None:
-    told = {"submission": ID, "state": "succeeded", "since": 1.0}
-    status = status_of(job("RUNNING", startTime=STARTED), told, "c")
+    message = {"submission": ID, "state": "succeeded", "since": 1.0}
+    status = status_of(job("RUNNING", startTime=STARTED), message, "c")
     assert status.state is State.running
     assert "succeeded" in (status.reason or "")
 
