@@ -214,8 +214,7 @@ def report(
     edited one, is replaced with `overwrite` only. `facts`: as for `measure`, for logs only.
     """
     from drillyard.reporting.log_content import measured_content
-    from drillyard.reporting.page import render
-    from drillyard.reporting.report_file import REPORT_FILE, write_report
+    from drillyard.reporting.page import REPORT_FILE, render, write_report
     from drillyard.reporting.run_content import is_run_directory, read_run_directory
     from drillyard.telemetry.events import refusing_odd_values
 

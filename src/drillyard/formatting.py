@@ -1,13 +1,24 @@
-"""Numbers in words: durations, dollars, sizes and shares as the report and the watch write them.
-
-Rates and losses are written by telemetry's `significant` and `count`, as on a run's console.
-"""
+"""Numbers as text for people: durations, dollars, sizes, shares, counts, rates and losses."""
 
 from __future__ import annotations
 
 import math
 
-from drillyard.telemetry.console import significant
+
+def significant(value: float, digits: int = 4) -> str:
+    """`value` with at least `digits` significant digits and no exponent: 14.54, 0.06712, 2254, 954.0, nan."""
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{value:.{max(decimals, 0)}f}"
+
+
+def count(value: float) -> str:
+    """A count in the field's short form: 70.55B, 1.24B, 493.0M, 1.23T, 512."""
+    for suffix, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.2f}{suffix}"
+    return f"{value:.0f}"
 
 
 def duration(seconds: float) -> str:

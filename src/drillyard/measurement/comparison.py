@@ -30,11 +30,11 @@ from numpy.typing import NDArray
 
 from drillyard.errors import UserError
 from drillyard.estimation.confidence import CONFIDENCE, student_quantile
+from drillyard.formatting import count
 from drillyard.measurement.parsed_log import NO_TIME
 from drillyard.measurement.run_result import RunResult
 from drillyard.measurement.step_times import last_rows
 from drillyard.measurement.user_facts import PRECISIONS
-from drillyard.telemetry.console import count
 
 Axis = Literal["step", "tokens", "seconds", "dollars"]
 AXES: Final[tuple[Axis, ...]] = ("step", "tokens", "seconds", "dollars")

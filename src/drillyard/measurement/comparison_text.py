@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from drillyard.estimation.confidence import CONFIDENCE
+from drillyard.formatting import count, significant
 from drillyard.measurement.comparison import AXES, Axis, Comparison, Interval, RunDifference
 from drillyard.measurement.run_result import RunResult
-from drillyard.telemetry.console import count, significant
 
 _FIGURES: Final[dict[str, Callable[[RunResult], str | None]]] = {
     "Steps": lambda run: f"{len(run.log.steps):,}",

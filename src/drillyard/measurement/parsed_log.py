@@ -59,6 +59,7 @@ COLUMN_DEFAULTS: Final[dict[str, tuple[Any, Any]]] = {
     "seconds": (np.float64, math.nan),
     "seconds_precision": (np.float32, 0.0),
     "elapsed_seconds": (np.float64, math.nan),
+    "data_seconds": (np.float64, math.nan),
     "loss": (np.float64, math.nan),
     "grad_norm": (np.float64, math.nan),
     "learning_rate": (np.float64, math.nan),
@@ -95,6 +96,7 @@ class Steps:
                         of neighbouring rows tell). The time of the whole window is seconds x window_steps
     seconds_precision   half a unit of the last printed digit, in seconds ('0.06s': 0.005); 0 where printed in full
     elapsed_seconds     seconds since this attempt began, where the log prints such (progress bars, DLLogger)
+    data_seconds        the part of `seconds` that the step waited for data (Drillyard's own log)
     loss, grad_norm     as printed; may be NaN or infinite by themselves: see flags
     learning_rate
     tokens, samples     of one optimizer step, whole global batch, where the line tells
@@ -116,6 +118,7 @@ class Steps:
     seconds: NDArray[np.float64]
     seconds_precision: NDArray[np.float32]
     elapsed_seconds: NDArray[np.float64]
+    data_seconds: NDArray[np.float64]
     loss: NDArray[np.float64]
     grad_norm: NDArray[np.float64]
     learning_rate: NDArray[np.float64]

@@ -10,11 +10,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from drillyard.formatting import count, significant
 from drillyard.measurement.formats import format_title
 from drillyard.measurement.marks import WaitKind
 from drillyard.measurement.run_result import RunResult
 from drillyard.measurement.speed import AS_PRINTED
-from drillyard.telemetry.console import count, significant
 
 Row = tuple[str, str]
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drillyard.errors import UserError
+from drillyard.formatting import count
 from drillyard.hardware import Accelerator, Catalog
 from drillyard.measurement.formats import format_title
 from drillyard.measurement.parsed_log import ParsedLog, Steps
@@ -35,7 +36,6 @@ from drillyard.modelspec import (
     spec_from_counts,
     utilisation,
 )
-from drillyard.telemetry.console import count
 
 DEFAULT_FORMULA: Final[Formula] = "6N"
 DEFAULT_PRECISION: Final = "bf16"

@@ -370,3 +370,12 @@ def last_rows(steps: Steps) -> NDArray[np.intp]:
     step = np.append(steps.step, np.iinfo(np.int64).max)
     lowest_from = np.minimum.accumulate(step[::-1])[::-1]
     return np.flatnonzero(step[:-1] < lowest_from[1:])
+
+
+def total_tokens(steps: Steps) -> int | None:
+    """Tokens of all steps that led to the run's present state; steps between two logged ones count like the later.
+    None where the log does not give the tokens of each step."""
+    current = steps.select(last_rows(steps))
+    before_first = current.step[:1] - np.maximum(current.window_steps[:1], 1)
+    tokens = float((current.tokens * np.diff(current.step, prepend=before_first)).sum())
+    return round(tokens) if math.isfinite(tokens) else None

@@ -18,10 +18,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from drillyard.errors import UserError
+from drillyard.formatting import count
 from drillyard.hardware import Catalog
 from drillyard.measurement.parsed_log import ParsedLog
 from drillyard.modelspec import FORMULAS, Formula
-from drillyard.telemetry.console import count
 
 
 class Missing(NamedTuple):

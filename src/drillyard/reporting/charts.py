@@ -1,7 +1,7 @@
-"""The charts of a report as values: which curves, marks and levels, and the table that says the same in words.
+"""The charts of a report as values: their curves, marks and levels, and the same as a table.
 
-A chart is drawn by the page's script from its JSON (`as_json`), and is a table for whoever has no script or no eyes for
-it. Curves are thinned to their peaks and dips (downsample.py); what is drawn has the full precision of the log.
+The page's script draws a chart from its JSON (`as_json`); without JavaScript the page shows the table. Long curves are
+reduced to their peaks and dips (tables.py), drawn with the full precision of the log.
 """
 
 from __future__ import annotations
@@ -17,20 +17,28 @@ from numpy.typing import NDArray
 from drillyard import formatting
 from drillyard.goodput import STALL_FACTOR
 from drillyard.reporting.content import Content, Curves, Floats, Point, Table
-from drillyard.reporting.downsample import centred_mean, downsample
 from drillyard.reporting.event_text import measure_label
-from drillyard.reporting.tables import Unit, cell, curve_table, loss_table, step_time_table, unit_of
+from drillyard.reporting.tables import (
+    Unit,
+    cell,
+    centred_mean,
+    curve_table,
+    downsample,
+    loss_table,
+    step_time_table,
+    unit_of,
+)
 
 SMOOTH_FROM = 100
-"""Logged steps from which a loss is drawn with its mean over a fiftieth of the run."""
+"""Logged steps from which a loss is drawn with its moving mean over a fiftieth of the run."""
 MOST_MARKED = 500
 NOTABLE_WAIT = 0.05
-"""The share of the median step from which the longest wait for data is worth a curve."""
+"""Share of the median step from which the longest wait for data gets a curve."""
 LOGARITHMIC_FROM = 8.0
-"""A step time whose largest value is so many medians is drawn on a logarithmic scale: the rest would be a flat line."""
+"""Step times are drawn on a logarithmic scale if the largest is this many medians: the rest would be a flat line."""
 
 OF_LOSS = frozenset({"perplexity", "bits_per_byte"})
-"""Measures that are the held-out loss in another unit: they are in the table of evaluations."""
+"""Measures that are the held-out loss in another unit: in the table of evaluations only."""
 
 Style = Literal["line", "faint", "joined", "points"]
 
@@ -46,7 +54,7 @@ class CurveLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A curve as the page's script takes it: values at the chart's x (None: nothing there).
+    """A curve for the page's script: values at the chart's x, None for no value.
 
     `line` and `faint` are curves, `joined` a curve with its points shown, `points` points alone.
     """
@@ -67,7 +75,7 @@ class HorizontalLine:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart over steps. `summary` says in a sentence what it shows, `note` under which conditions."""
+    """A chart over steps. `summary` is what it shows in a sentence, `note` its conditions."""
 
     name: str
     title: str
@@ -80,10 +88,10 @@ class Chart:
     logarithmic: bool = False
     levels: list[HorizontalLine] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
-    """Steps at which a later round of ranks went on: vertical lines."""
+    """Steps that later attempts resumed from: vertical lines."""
 
     def as_json(self) -> dict[str, Any]:
-        """What the page's script draws."""
+        """The chart for the page's script."""
         return {
             "name": self.name,
             "x": self.x,
@@ -99,7 +107,7 @@ class Chart:
 
 
 def charts(content: Content) -> list[Chart]:
-    """All charts for which the run has values, in the order in which they are shown."""
+    """All charts for which the run has values, in display order."""
     curves = content.curves
     found: list[Chart | None] = [_loss(content), *_measures(content), _step_time(content)]
     rate = f"Tokens per second per {content.device}"
@@ -125,9 +133,7 @@ def _loss(content: Content) -> Chart | None:
     rows = downsample(curves.loss)
     held_out = {name: points for name, points in content.evaluations.items() if name.rpartition(".")[2] == "loss"}
     skipped = int(np.count_nonzero(~curves.finite))
-    told = (
-        f"{formatting.plural(skipped, 'logged step')} skipped, as loss or gradient was not finite." if skipped else ""
-    )
+    skips = f"{formatting.plural(skipped, 'logged step')} skipped: loss or gradient not finite." if skipped else ""
     x, series = _aligned([*_loss_lines(curves, rows), *_held_out_lines(held_out), *_skipped_line(curves)])
     return Chart(
         name="loss",
@@ -136,7 +142,7 @@ def _loss(content: Content) -> Chart | None:
         series=series,
         table=loss_table(curves, held_out),
         summary=_course("Loss", curves, curves.loss),
-        note=_drawn(curves, rows) + told,
+        note=_drawn(curves, rows) + skips,
         marks=content.resumed,
     )
 
@@ -171,7 +177,7 @@ def _skipped_line(curves: Curves) -> Iterator[CurveLine]:
 
 
 def _measures(content: Content) -> Iterator[Chart]:
-    """A chart for each measure of the evaluations but the loss: accuracies and the like, a curve per part."""
+    """A chart for each measure of the evaluations but the loss, with a curve per part."""
     measures: dict[str, dict[str, list[Point]]] = {}
     for name, points in content.evaluations.items():
         part, _, measure = name.rpartition(".")
@@ -202,7 +208,7 @@ def _measures(content: Content) -> Iterator[Chart]:
 
 
 def _step_time(content: Content) -> Chart | None:
-    """Step time with its stalls, the median and the limit of a stall; and the wait for data where it shows."""
+    """Step time with its stalls, the median and the stall limit; and the wait for data where it is notable."""
     curves = content.curves
     times, median = curves.step_seconds, curves.median_seconds
     if not np.isfinite(times).any():
@@ -262,7 +268,7 @@ def _plain(
         title=title,
         x=x,
         series=series,
-        table=curve_table(curves, {label: values}, unit),
+        table=curve_table(curves, label, values, unit),
         summary=_course(label, curves, values, unit),
         note=_drawn(curves, rows) + (f"{note}." if note else ""),
         unit=unit,
@@ -271,12 +277,12 @@ def _plain(
 
 
 def _at(curves: Curves, rows: Iterable[Any], values: Floats) -> dict[int, float]:
-    """Values by step at these rows; those that are not finite are left out."""
+    """Finite values by step at these rows."""
     return {int(curves.step[row]): float(values[row]) for row in rows if np.isfinite(values[row])}
 
 
 def _aligned(lines: Iterable[CurveLine]) -> tuple[list[int], list[Series]]:
-    """Curves of their own steps on the steps of all of them; what is not finite is not drawn."""
+    """All curves on the union of their steps; non-finite values are not drawn."""
     drawn = [(line, {step: value for step, value in line.values.items() if math.isfinite(value)}) for line in lines]
     x = sorted({step for _, values in drawn for step in values})
     return x, [Series(line.label, [values.get(step) for step in x], line.colour, line.style) for line, values in drawn]
@@ -294,7 +300,7 @@ def _course(label: str, curves: Curves, values: Floats, unit: Unit = "number") -
 
 
 def _drawn(curves: Curves, rows: NDArray[np.intp]) -> str:
-    """What a thinned curve shows; nothing where every step is drawn."""
+    """What a reduced curve shows; empty where every step is drawn."""
     if len(rows) == len(curves.step):
         return ""
     return f"Drawn: the highs and lows of {len(curves.step):,} logged steps ({len(rows):,} of them). "

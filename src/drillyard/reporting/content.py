@@ -1,6 +1,6 @@
-"""What a report says, as one value: the page is a function of it, and knows nothing of where it came from.
+"""What a report says, as one value: the page is a function of it.
 
-`run_content.py` fills it from a run of ours, `log_content.py` from the log of any framework. What is not known is NaN
+`run_content.py` fills it from a run directory, `log_content.py` from the log of any framework. Unknown values are NaN
 in a curve and absent elsewhere, never zero.
 """
 
@@ -23,24 +23,24 @@ CATEGORIES: Final = {
     "startup": "until the first step, and its excess over the median",
     "checkpoint": "training waited for a save",
     "evaluation": "training waited for an evaluation",
-    "stalled": f"what steps took beyond {STALL_FACTOR} x the median",
-    "recomputation": "steps done again after a failure",
+    "stalled": f"the part of steps beyond {STALL_FACTOR} x the median",
+    "recomputation": "steps repeated after a failure",
     "restart": "from a failure to the next step",
     "waiting": "nothing could run: queued, or between two starts",
-    "unknown": "not told by the log, never counted as productive",
+    "unknown": "not in the log, never counted as productive",
 }
-"""The categories of goodput in the order in which they are drawn, with what each holds."""
+"""The categories of goodput in drawing order, with their meaning."""
 
 COUNTS: Final = frozenset({"tokens", "sequences", "samples", "judged", "correct", "wrong", "invalid", "timeout"})
-"""Figures of an evaluation that say how much was evaluated, and no result."""
+"""Figures of an evaluation that count what was evaluated and are no result."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Curves:
-    """The logged steps that led to the model: columns of one length N, `step` rising; NaN where a value is not known.
+    """The logged steps that led to the model: columns of one length N, `step` ascending; NaN where a value is unknown.
 
     With windows (`window_steps` > 1) times and rates are means over so many steps. `warm_up` marks the first logged
-    step of each start and those that compiled: they are drawn, and are no stalls. `finite` is False where loss or
+    step of each attempt and those that compiled: they are drawn, and are no stalls. `finite` is False where loss or
     gradient were not, so that the step changed nothing.
     """
 
@@ -60,20 +60,20 @@ class Curves:
 
     @property
     def median_seconds(self) -> float:
-        """The median time of a step, warm-up left out; NaN where no step has a time."""
+        """The median time of a step without warm-up; NaN where no step has a time."""
         times = self.step_seconds[~self.warm_up]
         times = times[np.isfinite(times)]
         return float(np.median(times)) if len(times) else float("nan")
 
     @property
     def stalls(self) -> NDArray[np.intp]:
-        """Indices of the steps, warm-up left out, that took over `STALL_FACTOR` times the median."""
+        """Indices of the steps after warm-up that took over `STALL_FACTOR` times the median."""
         limit = STALL_FACTOR * self.median_seconds
         return np.flatnonzero(~self.warm_up & (self.step_seconds > limit))
 
 
 class Tile(NamedTuple):
-    """A headline figure and the conditions under which it holds."""
+    """A headline figure and its conditions."""
 
     label: str
     value: str
@@ -88,7 +88,7 @@ class Point(NamedTuple):
 
 
 class ConfigText(NamedTuple):
-    """A text that belongs to the run, such as its run.yaml."""
+    """A config file of the run, such as its run.yaml."""
 
     name: str
     text: str
@@ -108,12 +108,11 @@ class Table:
 class Content:
     """Everything that the report of one run shows.
 
-    `device` is "GPU", or "rank" where nobody knows an accelerator. `begin_us` is the run's first sign of life (UTC,
-    microseconds since 1970), None in logs without time stamps. `resumed` are the steps from which later rounds of
-    ranks went on. `evaluations` has the values of each figure by its dotted name (`rows.loss`). `goodput` are seconds
-    by category, empty where the log carries no time stamps. `mfu_note` says what MFU or TFLOP/s rest on, and why there
-    is no MFU. `missing` says what could not be shown and how to have it, `warnings` what
-    is doubtful.
+    `device` is "GPU", or "rank" for a run directory without a known accelerator. `begin_us` is the run's first event
+    (UTC, microseconds since 1970), None in logs without time stamps. `resumed` are the steps that later attempts
+    resumed from. `evaluations` has the values of each figure by its dotted name (`rows.loss`). `goodput` are seconds by
+    category, empty without time stamps. `mfu_note` is the basis of MFU or TFLOP/s, and why there is no MFU. `missing`
+    lists what is not shown and how to get it, `warnings` what is doubtful.
     """
 
     title: str
@@ -131,7 +130,7 @@ class Content:
     goodput_notes: list[str] = field(default_factory=list)
     resumed: list[int] = field(default_factory=list)
     evaluations: dict[str, list[Point]] = field(default_factory=dict)
-    happenings: list[EventText] = field(default_factory=list)
+    events: list[EventText] = field(default_factory=list)
     checkpoints: Table | None = None
     estimate: Table | None = None
     environment: list[tuple[str, str]] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""What a run costs: GPUs x hours x dollars, where somebody knows the price.
+"""The price of a run's GPUs: the user's own, or that of the machine in the run directory's cluster.yaml.
 
-The price is the user's own, or that of the machine in the run directory's cluster.yaml (hardware/prices.yaml, with its
-date). Hours are wall time but for waiting: what is queued is not billed, what fails and restarts is.
+List prices come from hardware/prices.yaml with their date. Billed hours are wall time without waiting: queueing is
+free, failures and restarts are not.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class GpuPrice:
 
 
 def gpu_price(run_directory: Path | None, given: float | None) -> GpuPrice | None:
-    """The price that holds for a run; None where neither the user nor the run's cluster.yaml tells.
+    """The price of a run; None if neither the user nor the run's cluster.yaml gives one.
 
-    Raises UserError for a given price that is no amount of money, and for a cluster.yaml that cannot be read.
+    Raises UserError for a negative or non-finite price, and for a cluster.yaml that cannot be read.
     """
     if given is not None:
         if not (math.isfinite(given) and given >= 0):

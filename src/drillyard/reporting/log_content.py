@@ -1,7 +1,7 @@
-"""The content of a report from the logs of any framework: what `drillyard metrics` measured, as curves and figures.
+"""The content of a report from a measured run: `drillyard metrics`' figures as curves, tiles and tables.
 
-All figures are those of `measure`; this only says them in the report's words. What a log does not tell (and no flag
-did) is in the report's list of what is missing, with the flag that would give it.
+Nothing is computed twice: figures are those of `measure`, of a run directory those that the run logged, as in
+summary.json. What is unknown is listed as missing, with the flag that provides it.
 """
 
 from __future__ import annotations
@@ -9,33 +9,20 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from drillyard import formatting
+from drillyard.formatting import count, duration, number, plural
 from drillyard.measurement.formats import format_title
 from drillyard.measurement.parsed_log import NONFINITE, SKIPPED, Mark, ParsedLog
 from drillyard.measurement.run_result import RunResult
-from drillyard.measurement.step_times import last_rows
+from drillyard.measurement.step_times import last_rows, total_tokens
 from drillyard.reporting.content import COUNTS, Content, Curves, Floats, Point, Table, Tile
-from drillyard.reporting.event_text import EventText, Level, evaluation_figures, one_line
-from drillyard.telemetry.console import count, flatten
+from drillyard.reporting.event_text import EventText, describe_event
+from drillyard.telemetry.console import flatten
 
-_SAID: Final[dict[str, tuple[Level, str]]] = {
-    "run_start": ("note", "The run was started"),
-    "round_start": ("note", "The ranks began"),
-    "resume": ("warning", "Went on from a checkpoint"),
-    "checkpoint": ("good", "Checkpoint complete"),
-    "checkpoint_end": ("good", "Checkpoint saved"),
-    "evaluation": ("good", "Evaluation"),
-    "failure": ("failure", "Failure"),
-    "restart": ("warning", "A new round of ranks was started"),
-    "waiting": ("note", "Waiting"),
-    "end": ("note", "The run ended"),
-}
-"""What marks say to people; begin and end of pauses are in the goodput bar."""
-_QUOTED: Final = frozenset({"failure", "restart", "waiting", "end", "resume"})
 _BASIS: Final = {
     "windows": "means over {0} steps each",
     "time stamps": "from the lines' time stamps",
@@ -45,66 +32,88 @@ _BASIS: Final = {
 }
 
 
-def measured_content(result: RunResult) -> Content:
-    """The content of a report on a measured run."""
+def measured_content(result: RunResult, device: str = "GPU", price_source: str = "") -> Content:
+    """The content of a report on a measured run. `price_source` says where its price comes from."""
     log, account = result.log, result.goodput
     return Content(
         title=PurePath(result.name).name or result.name,
         source=", ".join(source.name for source in log.sources if source.used),
-        subtitle=_subtitle(result),
+        subtitle=_subtitle(result, device),
         status=format_title(log.format, "unknown format"),
         status_level="note",
-        device="GPU",
+        device=device,
         begin_us=log.clock.first_time_us,
         end_us=log.clock.last_time_us,
         curves=_curves(result),
-        tiles=list(_tiles(result)),
+        tiles=[tile for tile in _tiles(result, device, price_source) if tile is not None],
         mfu_note=_mfu_note(result),
         goodput=account.seconds() if account is not None and account.wall_microseconds else {},
-        goodput_notes=[f"The clock stepped back {formatting.plural(account.clock_steps_back, 'time')}."]
+        goodput_notes=[
+            f"The clock stepped back {plural(account.clock_steps_back, 'time')}; hidden time is not counted."
+        ]
         if account is not None and account.clock_steps_back
         else [],
         resumed=_resumed(log),
         evaluations=_evaluations(log.marks),
-        happenings=list(_happenings(log.marks)),
-        checkpoints=_checkpoints(result),
+        events=[text for mark in log.marks if (text := _event_text(mark)) is not None],
+        checkpoints=Table(("Checkpoints", "Value"), rows) if (rows := checkpoint_rows(result)) else None,
         environment=list(_environment(result)),
         missing=_missing(result),
         warnings=list(result.warnings),
     )
 
 
+class _Rates(NamedTuple):
+    """Headline rates. Of a run directory the medians of what the run logged, as in summary.json; else computed."""
+
+    tokens_per_second_per_gpu: float | None
+    tflops_per_gpu: float | None
+    mfu: float | None
+    peak_flops: float | None
+
+
+def _rates(result: RunResult) -> _Rates:
+    speed = result.speed
+    if result.log.run_directory is None:
+        return _Rates(speed.tokens_per_second_per_gpu, speed.tflops_per_gpu, speed.mfu, speed.peak_flops)
+    printed = speed.printed_tokens_per_second_per_gpu, speed.printed_tflops_per_gpu, speed.printed_mfu
+    return _Rates(*printed, result.log.facts.peak_flops)
+
+
 def _curves(result: RunResult) -> Curves:
-    """The rows that led to the model. Rates are those of each step under the named formulas, else as printed."""
+    """The rows that led to the model. Rates are those of each step under the named formula, else as printed."""
     log, speed, timing = result.log, result.speed, result.timing
-    steps = log.steps
+    steps, own = log.steps, log.run_directory is not None
     rows = last_rows(steps)
     seconds = np.full(len(steps), np.nan)
     warm_up = np.zeros(len(steps), dtype=bool)
     if timing.all is not None:
         seconds[timing.all.rows] = timing.all.seconds
         warm_up[timing.all.rows] = True
-        if timing.kept is not None:
+        if timing.kept is not None and (timing.times.left_out or not own):
             warm_up[timing.kept.rows] = False
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rate: Floats = np.asarray(steps.printed_tokens_per_second_per_gpu, dtype=np.float64)
-        if speed.tokens_per_step_per_gpu is not None and np.isfinite(seconds).any():
-            rate = speed.tokens_per_step_per_gpu / seconds
-        tflops: Floats = np.asarray(steps.printed_tflops_per_gpu, dtype=np.float64)
-        if speed.flops_per_token is not None:
-            tflops = rate * speed.flops_per_token / 1e12
-        mfu: Floats = np.asarray(steps.printed_mfu, dtype=np.float64)
-        if speed.mfu is not None and speed.peak_flops:
-            mfu = tflops * 1e12 / speed.peak_flops
+    rate, tflops, mfu = (
+        np.asarray(getattr(steps, f"printed_{name}"), dtype=np.float64)
+        for name in ("tokens_per_second_per_gpu", "tflops_per_gpu", "mfu")
+    )
+    if not own:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if speed.tokens_per_step_per_gpu is not None and np.isfinite(seconds).any():
+                rate = speed.tokens_per_step_per_gpu / seconds
+            if speed.flops_per_token is not None:
+                tflops = rate * speed.flops_per_token / 1e12
+            if speed.mfu is not None and speed.peak_flops:
+                mfu = tflops * 1e12 / speed.peak_flops
+    memory: Floats = np.asarray(steps.memory_gib, dtype=np.float64)
     return Curves(
         step=steps.step[rows],
         loss=steps.loss[rows],
         step_seconds=seconds[rows],
-        data_seconds=np.full(len(rows), np.nan),
+        data_seconds=steps.data_seconds[rows],
         tokens_per_second_per_gpu=rate[rows],
         tflops_per_gpu=tflops[rows],
         mfu=mfu[rows],
-        memory_gib=np.asarray(steps.memory_gib, dtype=np.float64)[rows],
+        memory_gib=memory[rows],
         learning_rate=steps.learning_rate[rows],
         grad_norm=steps.grad_norm[rows],
         warm_up=warm_up[rows],
@@ -113,131 +122,149 @@ def _curves(result: RunResult) -> Curves:
     )
 
 
-def _subtitle(result: RunResult) -> str:
-    speed, parts = result.speed, []
-    if result.log.facts.model:
-        parts.append(result.log.facts.model)
-    if speed.parameters:
-        parts.append(f"{count(speed.parameters)} parameters")
-    if speed.num_gpus:
-        parts.append(
-            formatting.plural(speed.num_gpus, "GPU") + (f" ({speed.accelerator})" if speed.accelerator else "")
-        )
-    if speed.precision_from != "default":
-        parts.append(speed.precision)
-    return " · ".join(parts)
+def _subtitle(result: RunResult, device: str) -> str:
+    speed, facts = result.speed, result.log.facts
+    trained = facts.trainable_parameters
+    adapters = (
+        f", {count(trained)} of them trained" if trained and speed.parameters and trained < speed.parameters else ""
+    )
+    parts = (
+        facts.model,
+        speed.parameters and f"{count(speed.parameters)} parameters{adapters}",
+        speed.num_gpus and plural(speed.num_gpus, device) + (f" ({speed.accelerator})" if speed.accelerator else ""),
+        speed.precision if speed.precision_from != "default" else "",
+    )
+    return " · ".join(part for part in parts if part)
 
 
-def _tiles(result: RunResult) -> Iterator[Tile]:
-    log, speed, times, account = result.log, result.speed, result.timing.times, result.goodput
-    steps = log.steps.step
-    total = f"of {log.facts.total_steps:,}" if log.facts.total_steps else ""
-    yield Tile("Last step", f"{int(steps.max()):,}" if len(steps) else "0", total)
-    losses = result.losses
-    if losses.last is not None and losses.lowest is not None:
-        note = f"first {formatting.number(losses.first or 0.0)}, lowest {formatting.number(losses.lowest)}"
-        yield Tile("Last loss", formatting.number(losses.last), f"{note} at step {losses.lowest_step:,}")
-    if times.typical is not None:
-        what = "mean" if times.p50 is None else "median"
-        p95 = "" if times.p95 is None else f"; p95 {formatting.duration(times.p95)}"
-        basis = _BASIS.get(times.basis or "", "").format(times.window_steps)
-        rounding = f"; printed to +-{times.relative_precision:.0%}" if times.relative_precision > 0.01 else ""
+def _tiles(result: RunResult, device: str, price_source: str) -> Iterator[Tile | None]:
+    log, account, rates = result.log, result.goodput, _rates(result)
+    tokens = total_tokens(log.steps)
+    last = log.steps.step[last_rows(log.steps)][-1:].tolist() or [0]
+    notes = (
+        f"of {log.facts.total_steps:,}" if log.facts.total_steps else "",
+        f"{count(tokens)} tokens" if tokens else "",
+    )
+    yield Tile("Last step", f"{last[0]:,}", _joined(*notes))
+    yield _loss_tile(result)
+    yield _step_time_tile(result)
+    gpus = result.speed.num_gpus
+    if (rate := rates.tokens_per_second_per_gpu) is not None:
         yield Tile(
-            "Step time", formatting.duration(times.typical), what + p95 + (f"; {basis}" if basis else "") + rounding
+            f"Tokens/s per {device}", number(rate), f"{number(rate * gpus)} on {plural(gpus, device)}" if gpus else ""
         )
-    if speed.tokens_per_second_per_gpu is not None:
-        rate, gpus = speed.tokens_per_second_per_gpu, speed.num_gpus
-        note = f"{formatting.number(rate * gpus)} on {formatting.plural(gpus, 'GPU')}" if gpus else ""
-        yield Tile("Tokens/s per GPU", formatting.number(rate), note)
-    if speed.mfu is not None and speed.peak_flops:
-        peak = f"of {formatting.number(speed.peak_flops / 1e12)} TFLOP/s {speed.precision}, {speed.formula}"
-        yield Tile("MFU", formatting.percent(speed.mfu), peak)
-    elif speed.tflops_per_gpu is not None:
-        yield Tile("TFLOP/s per GPU", formatting.number(speed.tflops_per_gpu), speed.formula or "")
+    formula = result.speed.formula or ""
+    if rates.mfu is not None and rates.peak_flops:
+        peak = f"of {number(rates.peak_flops / 1e12)} TFLOP/s {result.speed.precision}, {formula}"
+        yield Tile("MFU", formatting.percent(rates.mfu), peak)
+    elif rates.tflops_per_gpu is not None:
+        yield Tile(f"TFLOP/s per {device}", number(rates.tflops_per_gpu), formula)
     if account is not None and account.goodput is not None:
-        wall = formatting.duration(account.wall_microseconds / 1e6)
+        wall = duration(account.wall_microseconds / 1e6)
         yield Tile("Goodput", formatting.percent(account.goodput), f"of {wall} wall time was productive")
-    if len(log.attempts) > 1:
-        redone = int(np.count_nonzero(log.steps.again))
-        yield Tile("Restarts", str(len(log.attempts) - 1), f"{formatting.plural(redone, 'logged step')} done again")
-    yield from _cost(result)
+    restarts = max(len(log.attempts) - 1, 0) if account is None else account.restarts
+    failures = sum(mark.kind == "failure" for mark in log.marks)
+    if restarts or failures:
+        redone = int(np.count_nonzero(log.steps.again)) if account is None else account.steps_redone
+        yield Tile("Restarts", str(restarts), f"{plural(failures, 'failure')}, {plural(redone, 'step')} done again")
+    yield _cost_tile(result, device, tokens, price_source)
 
 
-def _cost(result: RunResult) -> Iterator[Tile]:
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
+
+
+def _loss_tile(result: RunResult) -> Tile | None:
+    losses = result.losses
+    if losses.last is None or losses.lowest is None:
+        return None
+    for name, figure in result.held_out.items():
+        if figure.lowest is not None:
+            part = name.rpartition(".")[0] or name
+            return Tile(
+                "Last loss",
+                number(losses.last),
+                f"held out ({part}): {number(figure.last)}, best {number(figure.lowest)}",
+            )
+    note = f"first {number(losses.first or 0.0)}, lowest {number(losses.lowest)} at step {losses.lowest_step:,}"
+    return Tile("Last loss", number(losses.last), note)
+
+
+def _step_time_tile(result: RunResult) -> Tile | None:
+    times = result.timing.times
+    if times.typical is None or (result.log.run_directory is not None and not times.left_out):
+        return None
+    what = "mean" if times.p50 is None else "median"
+    p95 = "" if times.p95 is None else f"p95 {duration(times.p95)}"
+    basis = _BASIS.get(times.basis or "", "").format(times.window_steps)
+    rounding = f"printed to +-{times.relative_precision:.0%}" if times.relative_precision > 0.01 else ""
+    return Tile("Step time", duration(times.typical), _joined(what, p95, basis, rounding))
+
+
+def _cost_tile(result: RunResult, device: str, tokens: int | None, price_source: str) -> Tile | None:
+    """What the run cost so far, and per million tokens of its last state; else the price of a typical step."""
     cost = result.cost
-    if cost.usd_per_gpu_hour is None:
-        return
-    price = f"{formatting.dollars(cost.usd_per_gpu_hour)} per GPU-hour"
-    million = f"{formatting.dollars(cost.per_million_tokens)} per million tokens" if cost.per_million_tokens else ""
-    if cost.so_far is not None:
-        yield Tile("Cost", formatting.dollars(cost.so_far), "; ".join(part for part in (million, price) if part))
-    elif cost.per_step is not None:
-        yield Tile(
-            "Cost of a step", formatting.dollars(cost.per_step), "; ".join(part for part in (million, price) if part)
-        )
+    amount = cost.per_step if cost.so_far is None else cost.so_far
+    if cost.usd_per_gpu_hour is None or amount is None:
+        return None
+    million = cost.so_far / tokens * 1e6 if cost.so_far is not None and tokens else cost.per_million_tokens
+    price = f"{formatting.dollars(cost.usd_per_gpu_hour)} per {device}-hour" + (price_source and f", {price_source}")
+    note = _joined(f"{formatting.dollars(million)} per million tokens" if million else "", price)
+    return Tile("Cost of a step" if cost.so_far is None else "Cost", formatting.dollars(amount), note)
 
 
 def _mfu_note(result: RunResult) -> str:
-    speed = result.speed
+    speed, peak = result.speed, _rates(result).peak_flops
     if speed.formula is None:
         return "As printed by the framework" if speed.printed_tflops_per_gpu or speed.printed_mfu else ""
     note = f"FLOPs by formula {speed.formula}"
-    if speed.peak_flops:
-        peak = f"{formatting.number(speed.peak_flops / 1e12)} TFLOP/s ({speed.accelerator}, {speed.precision})"
-        return f"{note}; peak {peak}"
-    return f"{note}; no MFU: no peak is known"
+    if peak:
+        return f"{note}; peak {number(peak / 1e12)} TFLOP/s ({speed.accelerator}, {speed.precision}, dense)"
+    return f"{note}; no MFU: no {speed.precision} peak of {speed.accelerator or 'this device'} is known"
 
 
 def _resumed(log: ParsedLog) -> list[int]:
-    """The step before the first one of each later start."""
+    """The steps that later attempts resumed from: as the log says, else the one before their first."""
+    if said := [mark.step for mark in log.marks if mark.kind == "resume" and mark.step is not None]:
+        return said
     starts = [log.steps.step[log.steps.attempt == attempt.number] for attempt in log.attempts[1:]]
     return [max(0, int(steps.min()) - 1) for steps in starts if len(steps)]
 
 
 def _evaluations(marks: list[Mark]) -> dict[str, list[Point]]:
+    """The values of each figure by its dotted name; evaluating a step again replaces its value."""
     figures: dict[str, dict[int, float]] = {}
     for mark in marks:
         if mark.kind == "evaluation":
-            for name, value in _results(mark).items():
+            for name, value in flatten(dict(mark.values)).items():
                 if name.rpartition(".")[2] not in COUNTS:
                     figures.setdefault(name, {})[mark.step or 0] = value
     return {name: [Point(step, values[step]) for step in sorted(values)] for name, values in figures.items()}
 
 
-def _results(mark: Mark) -> dict[str, float]:
-    return flatten(dict(mark.values))
+def _event_text(mark: Mark) -> EventText | None:
+    """A mark as the event of the same name; the end of a save counts as its completion."""
+    name = "checkpoint" if mark.kind == "checkpoint_end" else mark.kind
+    fields = {"step": mark.step, "seconds": mark.seconds, "results": mark.values, "reason": mark.text}
+    return describe_event({"event": name, "time": mark.time_us, **fields})
 
 
-def _happenings(marks: list[Mark]) -> Iterator[EventText]:
-    for mark in marks:
-        if mark.kind not in _SAID:
-            continue
-        level, text = _SAID[mark.kind]
-        if mark.kind == "evaluation" and mark.values:
-            text = "Evaluation: " + ", ".join(evaluation_figures(mark.values))
-        elif mark.seconds is not None:
-            text += f" in {formatting.duration(mark.seconds)}"
-        elif mark.kind in _QUOTED and mark.text:
-            text += f": {mark.text}"
-        yield EventText(mark.time_us, mark.kind.removesuffix("_end"), level, one_line(text), mark.step)
-
-
-def _checkpoints(result: RunResult) -> Table | None:
+def checkpoint_rows(result: RunResult) -> list[tuple[str, ...]]:
+    """How often and how long training waited for saves, and how long they took to be complete."""
     waits = [wait.seconds for wait in result.waits if wait.what == "checkpoint" and wait.seconds is not None]
     rows: list[tuple[str, ...]] = []
     for label, values in (("Training waited", waits), ("Until on disk", list(result.written_seconds))):
         if values:
             rows.append((f"{label}, times", f"{len(values):,}"))
-            median, longest = formatting.duration(statistics.median(values)), formatting.duration(max(values))
-            rows.append((f"{label}, median", f"{median} (most {longest})"))
-    return Table(("Checkpoints", "Value"), rows) if rows else None
+            rows.append((f"{label}, median", f"{duration(statistics.median(values))} (most {duration(max(values))})"))
+    return rows
 
 
 def _environment(result: RunResult) -> Iterator[tuple[str, str]]:
-    """What the figures rest on: the files, and the facts that they or the flags gave."""
+    """The files, and the facts that they or the flags provided."""
     for source in result.log.sources:
         what = format_title(source.format, "nothing recognised") if source.used else f"not used: {source.note}"
-        yield source.name, f"{what}; {formatting.plural(source.lines, 'line')}"
+        yield source.name, f"{what}; {plural(source.lines, 'line')}"
     speed = result.speed
     facts: list[tuple[str, Any]] = [
         ("Tokens per step", speed.tokens_per_step and f"{speed.tokens_per_step:,.0f}"),
@@ -249,7 +276,7 @@ def _environment(result: RunResult) -> Iterator[tuple[str, str]]:
 
 
 def _missing(result: RunResult) -> list[str]:
-    """Each reason once, with the figures that it concerns and the flags that would give them."""
+    """Each reason once, with its figures and the flags that would provide them."""
     by_reason: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for missing in result.missing:
         by_reason.setdefault((missing.reason, missing.flags), []).append(missing.field.replace("_", " "))

@@ -1,8 +1,8 @@
-"""The page: a report's content as one HTML file that needs nothing else, neither network nor other files.
+"""The page: a report's content as one HTML file that needs no network and no other files.
 
 Charts are drawn by uPlot (MIT, 50 KB, embedded; `assets/vendored.json` names version, origin and checksums). Everything
-is on the page as text and tables too, for readers without JavaScript, on paper or with a screen reader. A policy in the
-page's head forbids every request. The same content gives the same bytes.
+is on the page as text and tables too, for readers without JavaScript, on paper or with a screen reader. A content
+security policy forbids every request. The same content gives the same bytes.
 """
 
 from __future__ import annotations
@@ -14,24 +14,28 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from drillyard import __version__, formatting
+from drillyard.errors import UserError
 from drillyard.reporting.charts import Chart, charts
 from drillyard.reporting.content import CATEGORIES, Content, Table
 from drillyard.reporting.event_text import EventText
 from drillyard.reporting.tables import evaluation_table
+from drillyard.safe_files import describe_os_error, write_output
 
+REPORT_FILE: Final = "report.html"
 GROUPS: Final = {
     "learning": ("Learning", ("loss", "evaluation-")),
     "speed": ("Speed", ("step-time", "tokens", "mfu", "tflops", "memory")),
     "optimizer": ("Optimizer", ("gradient", "rate")),
 }
-"""Sections of charts: their title, and how the names of their charts begin."""
-MOST_HAPPENINGS: Final = 200
+"""Sections of charts: their title, and the prefixes of their charts' names."""
+MOST_EVENTS: Final = 200
 MOST_ROUTINE: Final = 8
 """Checkpoints and evaluations are listed among the events of a short run only; each has a table of its own."""
 
@@ -48,14 +52,14 @@ class CurveGroup:
 
     @property
     def wide(self) -> set[str]:
-        """Charts over the whole width: the loss, and the last one where it would stand beside nothing."""
+        """Charts over the whole width: the loss, and the last one of an odd number."""
         others = [chart.name for chart in self.charts if chart.name != "loss"]
         return {"loss", *(others[-1:] if len(others) % 2 else ())}
 
 
 @dataclass(frozen=True, slots=True)
 class GoodputShare:
-    """A category of goodput as it is shown."""
+    """A category of goodput on the page."""
 
     name: str
     label: str
@@ -67,13 +71,26 @@ class GoodputShare:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A happening as it is shown: how long after the run began, and the moment itself."""
+    """An event on the page: the time since the run began, and the time itself."""
 
     level: str
     since: str
     iso: str
     step: str
     text: str
+
+
+def write_report(path: Path, page: str, *, overwrite: bool = False) -> None:
+    """Write `page` to `path` atomically. An unedited report is replaced, any other file only with `overwrite`.
+
+    Raises UserError when it cannot be written.
+    """
+    try:
+        write_output(path, page.encode("utf-8", "replace"), overwrite=overwrite)
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be written: {describe_os_error(error)}; --output FILE writes elsewhere"
+        ) from error
 
 
 def render(content: Content) -> str:
@@ -96,7 +113,7 @@ def render(content: Content) -> str:
             "uplot_license": Markup(_asset("uplot.LICENSE")),
             "uplot_version": json.loads(_asset("vendored.json"))["version"],
         },
-        # Texts from logs stand in the JSON: a `</script>` among them must not end it.
+        # Texts from logs are in the JSON: a `</script>` among them must not end it.
         data=Markup(data.replace("<", "\\u003c")),
         groups=_groups(drawn, evaluation_table(content)),
         tile_columns=_columns(len(content.tiles)),
@@ -130,7 +147,7 @@ def _groups(drawn: Sequence[Chart], evaluations: Table | None) -> list[CurveGrou
 
 
 def _shares(seconds: dict[str, float]) -> list[GoodputShare]:
-    """The categories in the order in which they are drawn, those without any time too."""
+    """All categories in drawing order, empty ones too."""
     wall = math.fsum(seconds.values())
     if not wall:
         return []
@@ -161,15 +178,15 @@ def _moment(microseconds: int) -> datetime:
 
 
 def _events(content: Content) -> tuple[list[TableRow], str]:
-    """What is shown of what happened, and a word on what is not: routine first, then the oldest of the notes."""
-    shown, note = content.happenings, ""
+    """The listed events, and a note on those left out: first routine ones, then the middle."""
+    shown, note = content.events, ""
     routine = [one for one in shown if one.routine]
     if len(routine) > MOST_ROUTINE:
         shown = [one for one in shown if not one.routine]
         note = f"{formatting.plural(len(routine), 'event')} of checkpoints and evaluations not listed. "
-    left_out = len(shown) - MOST_HAPPENINGS
+    left_out = len(shown) - MOST_EVENTS
     if left_out > 0:
-        shown = [*shown[: MOST_HAPPENINGS // 2], *shown[-MOST_HAPPENINGS // 2 :]]
+        shown = [*shown[: MOST_EVENTS // 2], *shown[-MOST_EVENTS // 2 :]]
         note += f"{formatting.plural(left_out, 'event')} in the middle not listed."
     begin = content.begin_us if content.begin_us is not None else 0
     return [_row(one, begin) for one in shown], note

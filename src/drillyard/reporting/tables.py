@@ -1,27 +1,73 @@
-"""The tables of a report: what its charts show, as rows for readers without a script, on paper or with a screen reader.
+"""The tables of a report, for readers without JavaScript, on paper or with a screen reader; and which points to draw.
 
-A curve is shown by a few rows at equal distances; the figures above the charts rest on all steps.
+A table shows a few rows of a curve at equal distances. A chart is a few hundred pixels wide, so of a long curve the
+lowest and highest point of equal buckets are drawn: every peak and dip keeps its own step and value, and the report of
+a million steps is a small file. Cost: O(N), some ten milliseconds for a million points.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from drillyard import formatting
+from drillyard.formatting import duration, number, percent
 from drillyard.reporting.content import Content, Curves, Floats, Point, Table
-from drillyard.reporting.downsample import evenly_spaced
 from drillyard.reporting.event_text import measure_label
+from drillyard.telemetry.events import ODD_VALUE
 
 TABLE_ROWS = 21
+MOST_POINTS = 3_000
+"""Points of a drawn curve: more than the widest screen has columns, about 100 KB of JSON."""
 
 Unit = Literal["number", "seconds", "fraction"]
 
 
+def downsample(values: Floats, most: int = MOST_POINTS) -> NDArray[np.intp]:
+    """Ascending indices of at most `most` (>= 4) points to draw: all, or the lowest and highest of each bucket.
+
+    The first and the last are always among them. NaN is never lowest nor highest.
+    """
+    length = len(values)
+    if length <= most:
+        return np.arange(length)
+    edges = np.linspace(0, length, (most - 2) // 2 + 1).astype(np.intp)
+    lowest = np.where(np.isnan(values), np.inf, values)
+    highest = np.where(np.isnan(values), -np.inf, values)
+    kept = {0, length - 1}
+    for start, end in pairwise(edges.tolist()):
+        kept.add(int(start + np.argmin(lowest[start:end])))
+        kept.add(int(start + np.argmax(highest[start:end])))
+    return np.array(sorted(kept))
+
+
+def evenly_spaced(length: int, most: int = TABLE_ROWS) -> NDArray[np.intp]:
+    """Indices of at most `most` (>= 2) rows at equal distances, the first and the last among them."""
+    if length <= most:
+        return np.arange(length)
+    return np.unique(np.linspace(0, length - 1, most).round().astype(np.intp))
+
+
+def centred_mean(values: Floats, window: int) -> Floats:
+    """The mean of the finite values among `window` (odd) neighbours of each; fewer at both ends; NaN without any."""
+    finite = np.isfinite(values)
+    sums = np.concatenate(([0.0], np.cumsum(np.where(finite, values, 0.0))))
+    counts = np.concatenate(([0], np.cumsum(finite)))
+    places = np.arange(len(values))
+    start = np.maximum(places - window // 2, 0)
+    end = np.minimum(places + window // 2 + 1, len(values))
+    used = counts[end] - counts[start]
+    with np.errstate(invalid="ignore"):
+        return np.where(used > 0, (sums[end] - sums[start]) / np.maximum(used, 1), np.nan)
+
+
 def evaluation_table(content: Content) -> Table | None:
-    """Every figure of the evaluations: its first and last value, its lowest and highest with their steps."""
+    """The first, last, lowest and highest value of every figure of the evaluations, with their steps."""
     rows = []
     for name, points in content.evaluations.items():
         part, _, measure = name.rpartition(".")
@@ -35,62 +81,128 @@ def evaluation_table(content: Content) -> Table | None:
 
 
 def unit_of(measure: str) -> Unit:
-    """How the values of a measure of evaluations are written."""
+    """The unit of a measure of evaluations."""
     return "fraction" if measure == "sql_execution" else "number"
 
 
 def loss_table(curves: Curves, held_out: dict[str, list[Point]]) -> Table:
-    """The training loss at equal distances and wherever there was an evaluation, with the held-out losses."""
+    """The training loss at equal distances and at each evaluation, with the held-out losses."""
     by_step = {name.rpartition(".")[0] or "loss": dict(points) for name, points in held_out.items()}
     evaluated = {step for points in by_step.values() for step in points}
-    shown = curves.step[evenly_spaced(len(curves.step), TABLE_ROWS)].tolist()
+    shown = curves.step[evenly_spaced(len(curves.step))].tolist()
     losses = dict(zip(curves.step.tolist(), curves.loss.tolist(), strict=True))
     rows = [
         (f"{step:,}", cell(losses.get(step)), *(cell(points.get(step)) for points in by_step.values()))
         for step in sorted(evaluated.union(shown))
     ]
-    caption = _caption(curves, TABLE_ROWS)
-    return Table(("Step", "Loss", *(f"Held out: {part}" for part in by_step)), rows, caption=caption)
+    return Table(("Step", "Loss", *(f"Held out: {part}" for part in by_step)), rows, caption=_caption(curves))
 
 
 def step_time_table(curves: Curves) -> Table:
     """Rows at equal distances, and the ten longest stalls."""
     stalls = curves.stalls
     longest = stalls[np.argsort(-curves.step_seconds[stalls], kind="stable")][:10]
-    places = np.union1d(evenly_spaced(len(curves.step), TABLE_ROWS), longest)
     marked = set(stalls.tolist())
     rows = [
         (
             f"{curves.step[row]:,}",
-            formatting.duration(curves.step_seconds[row]),
+            duration(curves.step_seconds[row]),
             "first or compiling" if curves.warm_up[row] else "stall" if row in marked else "",
         )
-        for row in places.tolist()
+        for row in np.union1d(evenly_spaced(len(curves.step)), longest).tolist()
     ]
-    caption = _caption(curves, TABLE_ROWS)
+    caption = _caption(curves)
     if len(longest):
-        caption += f"; {'the longest' if len(stalls) > len(longest) else 'all'} stalls among them"
+        caption += f", with {'the longest' if len(stalls) > len(longest) else 'all'} stalls"
     return Table(("Step", "Step time", ""), rows, caption=caption)
 
 
-def curve_table(curves: Curves, columns: dict[str, Floats], unit: Unit = "number") -> Table:
-    """Curves at equal distances."""
-    rows = [
-        (f"{curves.step[row]:,}", *(cell(values[row], unit) for values in columns.values()))
-        for row in evenly_spaced(len(curves.step), TABLE_ROWS)
-    ]
-    return Table(("Step", *columns), rows, caption=_caption(curves, TABLE_ROWS))
+def curve_table(curves: Curves, label: str, values: Floats, unit: Unit = "number") -> Table:
+    """A curve at equal distances."""
+    rows = [(f"{curves.step[row]:,}", cell(values[row], unit)) for row in evenly_spaced(len(curves.step))]
+    return Table(("Step", label), rows, caption=_caption(curves))
 
 
-def _caption(curves: Curves, most: int) -> str:
+def _caption(curves: Curves) -> str:
     length = len(curves.step)
-    return f"{most} of {length:,} logged steps" if length > most else f"All {formatting.plural(length, 'logged step')}"
+    if length > TABLE_ROWS:
+        return f"{TABLE_ROWS} of {length:,} logged steps"
+    return f"All {formatting.plural(length, 'logged step')}"
 
 
 def cell(value: float | None, unit: Unit = "number") -> str:
-    """A value as it stands in a table; nothing for None."""
+    """A value in a table; empty for None."""
     if value is None:
         return ""
-    if unit == "fraction":
-        return formatting.percent(value)
-    return formatting.duration(value) if unit == "seconds" else formatting.number(value, 5)
+    return percent(value) if unit == "fraction" else duration(value) if unit == "seconds" else number(value, 5)
+
+
+def estimate_table(event: Mapping[str, Any], curves: Curves, device: str) -> Table | None:
+    """Estimated and actual memory and step time, from the last event `estimate` (None for {}: there is none).
+
+    The verdict says whether the estimated range holds the actual value, or by how much it is missed.
+    """
+    if not event:
+        return None
+    missing = event.get("missing") or {}
+    try:
+        rows = [
+            _memory_row(event.get("memory_gib"), curves, device, missing.get("memory")),
+            _step_time_row(event.get("step_seconds"), curves.median_seconds, missing.get("step_seconds")),
+        ]
+    except ODD_VALUE:
+        rows = [("Memory and step time", "unknown: the event estimate has a value that no run writes", "", "")]
+    return Table(("Figure", "Estimated", "Actual", ""), [row for row in rows if row is not None], numbers_from=4)
+
+
+def _memory_row(
+    estimated: Mapping[str, Any] | None, curves: Curves, device: str, missing: str | None
+) -> tuple[str, ...] | None:
+    """The estimate is of all memory of a GPU; logged is what its allocator gave, or the whole process on a CPU."""
+    label = f"Memory per {device}, most"
+    known = curves.memory_gib[np.isfinite(curves.memory_gib)]
+    most = float(known.max()) if len(known) else None
+    actual = "-" if most is None else f"{_gib(most)} {'allocated' if device == 'GPU' else 'resident'}"
+    if estimated is None:
+        return None if missing is None else (label, f"not predicted: {missing}", actual, "")
+    text = _range(estimated, _gib)
+    if estimated.get("available") is not None:
+        text += f" of {_gib(float(estimated['available']))}"
+    if most is None:
+        return label, text, actual, ""
+    if device != "GPU":
+        return label, text, actual, "not comparable: the process and its libraries are counted too"
+    verdict = _verdict(most, float(estimated["low"]), float(estimated["high"]))
+    if most < float(estimated["low"]):
+        verdict += "; the estimate also holds CUDA context, NCCL buffers and fragmentation"
+    return label, text, actual, verdict
+
+
+def _step_time_row(estimated: Mapping[str, Any] | None, seconds: float, missing: str | None) -> tuple[str, ...] | None:
+    known = math.isfinite(seconds)
+    label, actual = "Step time, median", duration(seconds) if known else "-"
+    if estimated is None:
+        return None if missing is None else (label, f"not predicted: {missing}", actual, "")
+    low, high = float(estimated["low"]), float(estimated["high"])
+    if estimated.get("is_bound"):
+        # No measured run is like this one: only the lower end is known.
+        verdict = "" if not known else "above the bound" if seconds >= low else _verdict(seconds, low, low)
+        return label, f"at least {duration(low)}", actual, verdict
+    return label, _range(estimated, duration), actual, _verdict(seconds, low, high) if known else ""
+
+
+def _gib(amount: float) -> str:
+    return f"{number(amount)} GiB"
+
+
+def _range(estimated: Mapping[str, Any], write: Callable[[float], str]) -> str:
+    low, high = (write(float(estimated[end])) for end in ("low", "high"))
+    return low if low == high else f"{low} to {high}"
+
+
+def _verdict(actual: float, low: float, high: float) -> str:
+    """Within the range, or how far from its nearest end."""
+    if low <= actual <= high:
+        return "as estimated"
+    end = low if actual < low else high
+    return f"{percent(abs(actual / end - 1))} {'more' if actual > end else 'less'} than estimated"

@@ -10,9 +10,10 @@ CPU's 0.01234 TFLOP/s), never an exponent. The supervisor parses both forms with
 from __future__ import annotations
 
 import json
-import math
 import re
 from typing import Any, NamedTuple
+
+from drillyard.formatting import count, significant
 
 _STEP_LINE = re.compile(r"Step:\s*(\d+)\s*\|\s*Time:\s*([\d.]+)s\s*\|[^\n]{0,500}?Loss:\s*(\S+)")
 
@@ -22,22 +23,6 @@ class StepLine(NamedTuple):
 
     step: int
     total_steps: int | None
-
-
-def significant(value: float, digits: int = 4) -> str:
-    """`value` with at least `digits` significant digits and no exponent: 14.54, 0.06712, 2254, 954.0, nan."""
-    if not math.isfinite(value) or value == 0:
-        return f"{value:g}"
-    decimals = digits - 1 - math.floor(math.log10(abs(value)))
-    return f"{value:.{max(decimals, 0)}f}"
-
-
-def count(value: float) -> str:
-    """A count in the field's short form: 70.55B, 1.24B, 493.0M, 1.23T, 512."""
-    for suffix, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
-        if value >= scale:
-            return f"{value / scale:.2f}{suffix}"
-    return f"{value:.0f}"
 
 
 def format_parameters_line(parameters: int, formula: str, flops_per_token: float) -> str:

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from drillyard.errors import UserError
+from drillyard.formatting import count, significant
 from drillyard.redaction import redact
 from drillyard.safe_files import describe_os_error
-from drillyard.telemetry.console import HEADLINES, count, flatten, significant
+from drillyard.telemetry.console import HEADLINES, flatten
 from drillyard.telemetry.events import EVENTS_FILE, goodput, read_events
 from drillyard.telemetry.jsonlines import encode
 from drillyard.telemetry.metrics import read_steps
 
 if TYPE_CHECKING:
-    from drillyard.measurement.parsed_log import Steps
     from drillyard.measurement.run_result import RunResult
 
 SUMMARY_VERSION: Final = 1
@@ -44,7 +44,7 @@ def summarize(run_directory: Path) -> dict[str, Any]:
     # Imported here: these load numpy, which is not needed to write the log.
     from drillyard.measurement.read_logs import read_logs
     from drillyard.measurement.run_result import measure
-    from drillyard.measurement.step_times import last_rows
+    from drillyard.measurement.step_times import last_rows, total_tokens
 
     events = read_events(run_directory)
     result = measure(read_logs([run_directory], framework="drillyard"))
@@ -55,16 +55,16 @@ def summarize(run_directory: Path) -> dict[str, Any]:
     return {
         "version": SUMMARY_VERSION,
         "name": run_directory.resolve().name,
-        "status": _status(events),
+        "status": run_status(events),
         "steps": last_line.get("step", 0),
         "first_loss": float(steps.loss[0]) if len(steps) else None,
         "final_loss": float(steps.loss[-1]) if len(steps) else None,
         "data_notes": last_event(events, "data").get("notes") or [],
         "held_out": _held_out(events),
-        "failed_evaluations": _failed_evaluations(events),
+        "failed_evaluations": failed_evaluations(events),
         "last_evaluation_step": last_event(events, "evaluation_begin").get("step"),
         "model": last_event(events, "export_end").get("directory"),
-        "tokens": _tokens(steps),
+        "tokens": total_tokens(result.log.steps) or 0,
         "sequences": next((event["sequences"] for event in reversed(events) if "sequences" in event), None),
         "skipped_steps": last_line.get("skipped_steps", 0),
         "num_gpus": last_line.get("num_gpus"),
@@ -110,7 +110,7 @@ def _replace(path: Path, text: str) -> None:
         ) from error
 
 
-def _status(events: Iterable[dict[str, Any]]) -> str:
+def run_status(events: Iterable[dict[str, Any]]) -> str:
     """How the last attempt ended; without an `end` it is running or was killed."""
     return str(last_event(events, "end", "round_start").get("status", "running or killed"))
 
@@ -134,7 +134,7 @@ def _held_out(events: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return figures
 
 
-def _failed_evaluations(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def failed_evaluations(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Step, part, metric and reason of failed evaluations; evaluating a step again replaces its failures."""
     failed: list[dict[str, Any]] = []
     for event in events:
@@ -169,14 +169,6 @@ def required_failure(run_directory: Path) -> str | None:
         f"evaluation.required: not measured: {failure_text(failed[0])}{more}\n"
         f"the model is complete; `drillyard eval {model_of(summary, run_directory)}` measures it"
     )
-
-
-def _tokens(steps: Steps) -> int:
-    """Tokens of all steps that led to the model; steps between two logged ones count like the later."""
-    import numpy as np
-
-    before_first = steps.step[:1] - steps.window_steps[:1]
-    return int((steps.tokens * np.diff(steps.step, prepend=before_first)).sum())
 
 
 def _speed(result: RunResult) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from drillyard.telemetry.console import HEADLINES, flatten
 from drillyard.telemetry.events import event_microseconds, moment
 
 RECENT_STEPS: Final = 100
-KEPT_HAPPENINGS: Final = 100
+KEPT_EVENTS: Final = 100
 SILENT_SECONDS: Final = 60.0
 """A run that says nothing for so long, and for ten steps' time, is called silent."""
 GOODPUT_SHARE: Final = 0.02
@@ -82,7 +82,7 @@ class LiveRun:
     losses: array[float] = field(default_factory=lambda: array("d"))
     """The losses of `steps`; a step done again replaces what came after the step it went on from."""
     recent: deque[RecentValues] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    happenings: deque[EventText] = field(default_factory=lambda: deque(maxlen=KEPT_HAPPENINGS))
+    events: deque[EventText] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     held_out: dict[str, tuple[int, float]] = field(default_factory=dict)
     """The last headline figures of evaluations by dotted name, each with its step."""
     account: Goodput | None = None
@@ -149,7 +149,7 @@ class LiveRun:
                     self.held_out[figure] = (int(event.get("step") or 0), value)
         found = describe_event(event)
         if found is not None and name != "checkpoint_removed":
-            self.happenings.append(found)
+            self.events.append(found)
 
     def refresh_goodput(self) -> None:
         """Sum goodput anew where there are new events, now and then only: the sum takes the longer the run is."""

@@ -48,7 +48,7 @@ def screen(
         _loss(run, width, loss_height, unicode),
         Text(""),
         _figures(run, now_us),
-        _happenings(run, room - loss_height),
+        _events(run, room - loss_height),
         Text(hint, style="dim", no_wrap=True, overflow="ellipsis"),
     )
 
@@ -172,9 +172,9 @@ def _figures(run: LiveRun, now_us: int) -> RenderableType:
     return grid
 
 
-def _happenings(run: LiveRun, height: int) -> RenderableType:
+def _events(run: LiveRun, height: int) -> RenderableType:
     """The last events, the newest at the bottom."""
-    shown = list(run.happenings)[-(height - 2) :]
+    shown = list(run.events)[-(height - 2) :]
     grid = Table.grid(expand=True, padding=(0, 1, 0, 0))
     for style in ("dim", "dim"):
         grid.add_column(no_wrap=True, style=style)

@@ -156,7 +156,7 @@ def _watch_lines(followed: FollowedRun, console: Console, interval: float) -> No
 
 def _untold(run: LiveRun, told: EventText | None) -> list[EventText]:
     """Happenings after the one told last (by identity); at first only the last few."""
-    shown = list(run.happenings)
+    shown = list(run.events)
     if told is None:
         return shown[-LINES_OF_THE_PAST:]
     places = [place for place, one in enumerate(shown) if one is told]

@@ -10,10 +10,9 @@ from tests.unit.reporting import runs
 
 from drillyard.reporting.charts import charts
 from drillyard.reporting.content import Point
-from drillyard.reporting.downsample import MOST_POINTS
 from drillyard.reporting.page import render
 from drillyard.reporting.run_content import read_run_directory
-from drillyard.reporting.tables import evaluation_table
+from drillyard.reporting.tables import MOST_POINTS, evaluation_table
 
 
 @pytest.fixture(scope="module")

@@ -191,7 +191,7 @@ def test_lines_that_are_not_of_the_run_change_nothing(tmp_path):
     assert read_run_directory(directory).curves.step.tolist() == list(range(1, 41))
     after = watched_run(directory)
     assert (after.steps, after.account) == (watched.steps, watched.account)
-    assert list(after.happenings) == list(watched.happenings)
+    assert list(after.events) == list(watched.events)
     again = measure(read_logs([directory])).as_json()
     assert {name: value for name, value in again.items() if name not in ("sources", "warnings")} == {
         name: value for name, value in measured.items() if name not in ("sources", "warnings")
@@ -219,5 +219,5 @@ def test_what_was_not_measured_is_reported(tmp_path):
     append_event(tmp_path / "run", "evaluation_failed", step=50, stack="...", **failed)
     content = read_run_directory(tmp_path / "run")
     assert any("sql-execution of sql after step 50: rank 1: out of memory" in note for note in content.missing)
-    (message,) = [one for one in content.happenings if one.name == "evaluation_failed"]
+    (message,) = [one for one in content.events if one.name == "evaluation_failed"]
     assert message.level == "warning" and "out of memory" in message.text

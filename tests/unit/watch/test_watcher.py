@@ -35,7 +35,7 @@ def test_a_file_that_grows_in_any_pieces_gives_the_same_run(tmp_path_factory, wh
     run, expected = following.run, followed(whole)
     assert run.steps == expected.steps
     assert list(map(repr, run.losses)) == list(map(repr, expected.losses))
-    assert list(run.happenings) == list(expected.happenings)
+    assert list(run.events) == list(expected.events)
     assert (run.tokens, run.phase, run.account) == (expected.tokens, "completed", expected.account)
 
 

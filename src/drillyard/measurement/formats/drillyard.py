@@ -24,6 +24,7 @@ from drillyard.measurement.parsed_log import COMPILED, MarkKind
 
 _NAMES: Final = {
     "seconds": ("step_seconds",),
+    "data_seconds": ("data_seconds",),
     "loss": ("loss",),
     "grad_norm": ("grad_norm",),
     "learning_rate": ("learning_rate",),
@@ -69,6 +70,8 @@ def _event(context: RuleContext, match: re.Match[bytes]) -> None:
         )
     if kind in ("run_start", "round_start"):
         context.learn(num_gpus=record.get("world_size"))
+    if kind == "order":
+        context.learn(total_steps=record.get("total_steps"))
     if kind not in _KINDS:
         return
     time = str(record.get("time", "")).encode()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drillyard.reporting.downsample import centred_mean, downsample, evenly_spaced
+from drillyard.reporting.tables import centred_mean, downsample, evenly_spaced
 
 FLOATS = st.floats(-1e6, 1e6) | st.just(float("nan"))
 
