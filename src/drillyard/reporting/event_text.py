@@ -135,14 +135,11 @@ def _nonfinite(event: Event) -> str:
 
 
 def _checkpoint(event: Event) -> str:
-    written = {
-        "bytes": size,
-        "seconds": lambda value: f"in {duration(value)}",
-        "blocking_seconds": lambda value: f"training waited {duration(value)}",
-    }
-    return _listed(
-        "Checkpoint complete", [write(event[name]) for name, write in written.items() if event.get(name) is not None]
-    )
+    details = [size(event["bytes"])] if event.get("bytes") is not None else []
+    for name, what in (("seconds", "in"), ("blocking_seconds", "training waited")):
+        if event.get(name) is not None:
+            details.append(f"{what} {duration(event[name])}")
+    return _listed("Checkpoint complete", details)
 
 
 def _evaluation(event: Event) -> str:
