@@ -23,7 +23,7 @@ help:
 	@echo "make format       ruff format and ruff check --fix"
 	@echo "make bench        the benchmarks under benchmarks/"
 	@echo "make soak         100 faults on two ranks, each run compared to the bit with an undisturbed one"
-	@echo "make fuzz         configs, logs, manifests, run directories and messages of anybody: 2,000 new ones each (EXAMPLES=)"
+	@echo "make fuzz         untrusted configs, logs, manifests, run directories and messages: 2,000 new ones each (EXAMPLES=)"
 	@echo "make gpu          what only a GPU can show, for 9 minutes (MINUTES=); installs nothing; results in runs/gpu (OUT=)"
 	@echo "make size         lines, statements and files against their bounds; class names that stand twice"
 	@echo "make messages     tests/unit/messages.txt: every error, warning and help text, so that a diff shows their changes"
@@ -44,7 +44,7 @@ test: setup
 	    echo "== $$group: $$(($$(date +%s) - started)) s"; \
 	done
 
-# The two need one core each: mypy runs beside the tests.
+# The two need one core each: mypy runs next to the tests.
 quick: setup
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint unit
 
@@ -64,7 +64,7 @@ unit: setup
 distributed: setup
 	@$(PYTEST) tests/distributed --durations=5
 
-# Tests of launching wait for schedulers and hosts most of the time: they run beside those of runs on this host.
+# Tests of launching wait for schedulers and hosts most of the time: they run at the same time as those of runs on this host.
 integration: setup
 	@sh .ci/tools/packages
 	@sh .ci/tools/gcsfuse

@@ -1,8 +1,8 @@
 """The yardstick: the least that an FSDP2 training step can be, with the same loss normalisation, clipping and
 optimizer.
 
-No configuration, no telemetry, no signals, no checkpoints, no skipping of bad steps: what is measured against it is
-what all of those cost. It uses the model's own head and torch's own clipping.
+No configuration, telemetry, signals, checkpoints or skipping of bad steps: a comparison shows what all of those cost.
+It uses the model's own head and torch's own clipping.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""How long a command takes that does not need torch: `drillyard --help` (goal: under 0.3 s), `drillyard schema run`,
+"""How long commands that need no torch take: `drillyard --help` (goal: under 0.3 s), `drillyard schema run`,
 and `drillyard estimate` of a run on 1,024 nodes (goal: under 1 s).
 
     python benchmarks/command_start.py [--repeats 11]

@@ -2,9 +2,9 @@
 
 Both read the same documents with the same tokenizer, a byte-level BPE of 8,192 entries, and both give sequences of
 1,024 tokens. `datasets.map` tokenises and groups in one batched pass (concatenate and cut, no document boundaries kept,
-no loss mask), with every core as a process and with the tokenizer's own threads; the faster of the two is the opponent.
-Its data set stands in Arrow already and that conversion is not counted; `prepare` starts from the JSON Lines file and
-ends with a verified cache. Runs alternate; medians of --repeats.
+no loss mask), with every core as a process and with the tokenizer's own threads; the faster of the two is compared.
+Its data set is in Arrow already and that conversion is not counted; `prepare` starts from the JSON Lines file and
+makes a verified cache. Runs alternate; medians of --repeats.
 
     python benchmarks/data_tokenize.py [--megabytes 50] [--repeats 5]
 """
@@ -46,7 +46,7 @@ def documents(num_bytes: int) -> Iterator[str]:
 
 
 def run_config(source: Path, tokenizer: Any, cache: Path) -> RunConfig:
-    """A run config that only its data matters of."""
+    """A run config of which only the data matter."""
     data = {
         "source": str(source),
         "sequence_length": SEQUENCE_LENGTH,

@@ -1,9 +1,9 @@
-"""Goodput as a run tells it against goodput as a stopwatch tells it that sees only its processes and printed lines.
+"""Goodput that a run reports against goodput by a stopwatch that sees only its processes and printed lines.
 
-One run on two ranks with five faults: both ranks killed in turn, a rank stopped until the watchdog ends the round, the
-whole run asked to stop (and started again), the supervisor killed (and started again). The stopwatch notes when each
-line of a step arrives; a step's time is that since the line before it in the same round, a round's first step counts as
-a median one, steps done again count nothing. Wall time is from the first start to the last exit.
+One run on two ranks with five faults: both ranks killed in turn, a rank stopped until the watchdog ends the attempt,
+the whole run asked to stop (and started again), the supervisor killed (and started again). The stopwatch notes when
+each line of a step arrives; a step's time is that since the line before it in the same attempt, an attempt's first step
+counts as a median one, repeated steps count nothing. Wall time is from the first start to the last exit.
 
     python benchmarks/goodput_stopwatch.py [--steps 600] [--hidden 256]
 """

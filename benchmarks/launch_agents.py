@@ -4,7 +4,7 @@
     python benchmarks/launch_agents.py flood [--connections 10000] [--greetings 1000]
 
 `joins`: the leader is a real agent; the others are threads of four processes that call the agent's own `join`, all at
-the same moment, and report at once that their commands ended. Printed: seconds until the round begins, the slowest
+the same moment, and report at once that their commands ended. Printed: seconds until the attempt begins, the slowest
 handshake, and the leader's CPU seconds and memory, to its end. `flood`: two nodes train a small model with `drillyard
 train`, undisturbed and then while strangers connect and send 1 MB each; printed: whether losses, gradient norms and
 exported weights are equal to the bit, and the leader's descriptors, memory and CPU time during the flood.
@@ -43,7 +43,7 @@ GREETING_BYTES = 1_000_000
 
 
 def joins(nodes: int, directory: Path) -> tuple[float, float, float, float]:
-    """Seconds to the first round and of the slowest handshake, CPU seconds and MiB of the leader."""
+    """Seconds to the first attempt and of the slowest handshake, CPU seconds and MiB of the leader."""
     agents = Agents(directory, "true", nodes + 1)
     (agents.launch / "secret").write_text("known")
     leader = agents.run(0, "--submission", "a")
@@ -102,7 +102,7 @@ def follow_all(port: int, ranks: range, ready: Any, go: Any, slowest: Any) -> No
 
 
 def train(directory: Path, arguments: argparse.Namespace | None) -> dict[str, Any]:
-    """Train on two nodes, in a flood if there are arguments for one; what is to be equal, and what the leader used."""
+    """Train on two nodes, in a flood if `arguments` has one; returns what must be equal, and the leader's use."""
     (directory / "launch").mkdir(parents=True)
     settings = llama_run(
         directory,
@@ -144,7 +144,7 @@ def train(directory: Path, arguments: argparse.Namespace | None) -> dict[str, An
 
 
 def flood(agents: Agents, arguments: argparse.Namespace, used: dict[str, float]) -> None:
-    """Connect and greet at once from here; the leader's greatest use of what it has."""
+    """Connect and greet from here at the same time; the leader's greatest use of resources."""
     port = json.loads(agents.job.read_text())["port"]
     leader = agents.started[0].pid
     # For this process alone: the leader keeps the limit that it was started with.
@@ -185,7 +185,7 @@ def watch(pid: int, over: threading.Event, used: dict[str, float]) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time that a process has used; 0 when it is gone."""
+    """CPU time that a process has used; 0 when it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,10 +1,10 @@
-"""How long it takes to look at hundreds of hosts by ssh before a run is started on them.
+"""How long the checks of hundreds of hosts by ssh take, before a run starts on them.
 
     python benchmarks/launch_hosts.py [--hosts 100] [--repeats 3]
 
 Two real sshd on this machine (as the tests start them; root) play all hosts: each has a name and a connection of its
 own, made through a tiny proxy command. Timed is what `launch` does: 64 at a time, the agent's archive to each, its
-answer back, the answers judged; with new connections, and with those that the last look has left open. Both ends of all
+answer back, the answers judged; with new connections, and with those that the last check left open. Both ends of all
 connections share this machine's cores, so a real cluster is faster: the figure is an upper bound.
 """
 
@@ -46,7 +46,7 @@ def configured(hosts: SshHosts, count: int, directory: Path) -> Path:
 
 
 def look(config: Path, count: int, directory: str) -> float:
-    """Seconds for one look at all hosts; all must be well."""
+    """Seconds for one check of all hosts; all must pass."""
     sent = archive(
         [*(PlanFile(f"agent/{name}", text) for name, text in shipped_files().items()), PlanFile("secret", "x", 0o600)]
     )

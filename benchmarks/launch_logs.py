@@ -2,12 +2,11 @@
 
     python benchmarks/launch_logs.py [--files 64] [--megabytes 512]
 
-The lines of the files are as far apart in time as chance has it, so that neighbours in the output are hardly ever from
-one file: the most work that merging can be. Measured is the whole path of `drillyard runs logs`: reading, merging,
-taking the stamps out, cleaning, writing to /dev/null. `agents`: logs of nodes as agents stamp them. `ranks`: lines
-whose stamps have another form (a comma before the milliseconds), as frameworks write them. `remote`: agents' logs read
-over a pipe from the program that ssh starts on a login node (without ssh). Memory is the most the process had, its
-start deducted.
+The times of the lines are random, so neighbours in the output are hardly ever from one file: the most work for merging.
+Measured is the whole path of `drillyard runs logs`: reading, merging, removing the stamps, cleaning, writing to
+/dev/null. `agents`: logs of nodes as agents stamp them. `ranks`: lines whose stamps have another form (a comma before
+the milliseconds), as frameworks write them. `remote`: agents' logs read over a pipe from the program that ssh starts on
+a login node (without ssh). Memory is the process's peak less that at its start.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     python benchmarks/launch_plan.py [--nodes 1000] [--repeats 5]
 
 `plan` is the launcher's pure function, `text` what `--dry-run` prints of it; configs are read and the hardware catalog
-is loaded before. The first plan of the process, which imports the launcher, is shown apart. Medians with the extremes.
+is loaded before. The first plan of the process, which imports the launcher, is listed separately. Medians with the
+extremes.
 """
 
 from __future__ import annotations

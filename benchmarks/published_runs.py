@@ -1,8 +1,8 @@
-"""Predicts published runs without the rows of their own publisher, and writes docs/published_runs.md.
+"""Estimates published runs without the rows of their own publisher, and writes docs/published_runs.md.
 
     python benchmarks/published_runs.py [--check]
 
-The runs, and which of them are predicted, stand in src/drillyard/estimate/measured_rows.yaml. Nothing is measured here:
+The runs, and which of them are estimated, are in src/drillyard/estimation/measured_rows.yaml. Nothing is measured here:
 the document follows from that file and from the code, so the same tree gives the same bytes. `--check` writes nothing
 and exits with 1 where the document differs.
 """
@@ -33,7 +33,7 @@ widened, after it had been seen to be outside.
 
 What this covers: dense models from 1B parameters, sequences that are about as long as those of the runs drawn from
 (mostly to 4,096 tokens), and networks that training seldom waits for. Smaller models, longer sequences and steps that
-wait for their network get a note beside the prediction.
+wait for their network get a note next to the estimate.
 
 It is written by `python benchmarks/published_runs.py`; a test keeps it in step with the code.
 

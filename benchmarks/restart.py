@@ -1,4 +1,4 @@
-"""From the kill of a rank to the first new step: seconds, with the parts they are made of.
+"""Seconds from the kill of a rank to the first new step, by parts.
 
 `drillyard train` on two ranks, a rank killed with SIGKILL several times, each time some steps after a checkpoint. The
 moment of the kill is this script's, all others are those of the run's own events. Medians over the kills.
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.workload import llama_run
 
-# Each part ends with this event of the new round (the first two: of the supervisor).
+# Each part ends at this event of the new attempt (the first two: of the supervisor).
 PARTS = {
     "failure": "death noticed, cause found",
     "restart": "all ranks ended",
@@ -40,7 +40,7 @@ STEPS_AFTER_CHECKPOINT = 60
 
 
 def rank_pids(run_directory: Path) -> list[int]:
-    """The processes that are ranks of this run; those that stand by for the next round print nowhere."""
+    """The processes that are ranks of this run; standbys for the next attempt are left out."""
     saved = os.fsencode(run_directory / "run.yaml")
     pids = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -59,7 +59,7 @@ def events(run_directory: Path) -> list[dict[str, Any]]:
 
 
 def wait_for_steps(run_directory: Path, round_number: int, process: subprocess.Popen[bytes]) -> None:
-    """Until this round has saved a checkpoint and trained some steps more."""
+    """Wait until this attempt has saved a checkpoint and trained some more steps."""
     while process.poll() is None:
         ours = [event for event in events(run_directory) if event.get("round") == round_number]
         saved = [event["step"] for event in ours if event["event"] in ("checkpoint", "resume")]

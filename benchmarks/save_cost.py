@@ -2,8 +2,8 @@
 
 One save per 50 steps, as the trainer makes them (asynchronous, checksums, manifest, deletion of old ones) between
 blocks of 50 steps with a save and blocks without, in alternating order, in the same ranks. A block with a save ends
-when its checkpoint is complete, so nothing of its cost falls on its neighbour. Beside it plain `dcp.save` of the same
-state, for which training waits throughout.
+when its checkpoint is complete, so none of its cost falls on its neighbour. For comparison: plain `dcp.save` of the
+same state, for which training waits throughout.
 
     python benchmarks/save_cost.py [--blocks 10] [--hidden 256] [--layers 4] [--sequence-length 128]
 """

@@ -52,7 +52,7 @@ def main() -> None:
             num_ranks=2,
             keep=arguments.directory is not None,
         )
-        result = run_campaign(campaign, load_run_config(config), tell)
+        result = run_campaign(campaign, load_run_config(config), print_progress)
     arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
     arguments.markdown.write_text(as_markdown(result), encoding="utf-8")
     print_campaign(result, Console(highlight=False))
@@ -60,7 +60,7 @@ def main() -> None:
     sys.exit(0 if result.passed else 1)
 
 
-def tell(text: str) -> None:
+def print_progress(text: str) -> None:
     """Progress, with the time of day."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 

@@ -1,8 +1,8 @@
 """The demo: from one YAML file to a trained, measured model, with a rank killed on the way. Run it with `make demo`.
 
-It types the commands that a person would type, prints what each of them proves, and fails when something is not as
-promised. `--seeds 0 1 2` repeats it and ends with a table; `--development` measures on the development splits, on
-which settings are chosen; figures are given on the test splits.
+It runs the commands that a person would type, prints what each of them proves, and fails when a claim does not hold.
+`--seeds 0 1 2` repeats it and prints a table; `--development` measures on the development splits, on which settings are
+chosen; figures are given on the test splits.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Demo:
         return killed
 
     def kill_a_rank(self, training: subprocess.Popen[bytes]) -> dict[str, Any]:
-        """SIGKILL a rank at a moment that the clock chooses, after the third checkpoint and well after a save."""
+        """SIGKILL a rank at a random moment, after the third checkpoint and well after a save."""
         while self.saves() < 3:
             if training.poll() is not None:
                 raise SystemExit(f"demo: training ended early, exit code {training.returncode}")
@@ -144,7 +144,7 @@ class Demo:
         return f"the {len(twice)} of them that were logged have the same loss and gradient norm both times"
 
     def accuracies(self) -> dict[str, Any]:
-        """Print the table of accuracies before and after, and require what the demo promises."""
+        """Print the table of accuracies before and after, and check the demo's claims."""
         from drillyard.config import load_run_config
         from drillyard.data import evaluation_rows
         from drillyard.evaluation.sql_scoring import best_constant_answer

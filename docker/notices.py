@@ -1,7 +1,7 @@
 """Prints the licences of the packages in a virtual environment: `python3 notices.py /opt/drillyard`.
 
-For the image, which hands these packages on: their licences want their texts to go with them. The base image has those
-of its own packages in /usr/share/doc. Standard library only.
+For the image, which redistributes these packages: their licences require their texts to be included. The base image
+has those of its own packages in /usr/share/doc. Standard library only.
 """
 
 import importlib.metadata
@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def licence_of(metadata: importlib.metadata.PackageMetadata) -> str:
-    """What the package says of its licence: an expression, a line of text, or classifiers."""
+    """The licence in the package's metadata: an expression, a line of text, or classifiers."""
     classifiers = [each.rpartition(" :: ")[2] for each in metadata.get_all("Classifier") or () if "License ::" in each]
     said = metadata.get("License-Expression") or (metadata.get("License") or "").strip().partition("\n")[0]
     return said or ", ".join(classifiers) or "not said"

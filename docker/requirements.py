@@ -1,6 +1,6 @@
 """Prints what Drillyard needs, one requirement a line: `python3 requirements.py pyproject.toml train,gpu`.
 
-For the image's layer of dependencies, which is made before the code is there. Standard library only.
+For the image's layer of dependencies, which is built before the code is copied. Standard library only.
 """
 
 import sys

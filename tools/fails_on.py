@@ -1,6 +1,6 @@
 """Run today's tests against the source of an earlier commit and list which of them fail there, and why.
 
-A test that is meant to guard a fix must fail without the fix. This checks that out: the earlier commit goes into a
+A test that guards a fix must fail without the fix. This checks it: the earlier commit goes into a
 temporary git worktree, today's `tests/` is copied over it, and each named test runs there.
 
     python tools/fails_on.py COMMIT tests/unit/data/test_chat_template.py::test_weight ...

@@ -4,7 +4,7 @@
     python tools/mutate.py --package launch --seed 3627644 --json caught.json
 
 The kinds of fault: a comparison turned into its neighbour (`<` into `<=`, `==` into `!=`), a condition negated, a whole
-number raised by one, a call or a `raise` left out. The same seed draws the same kinds for every package, so that two
+number raised by one, a call or a `raise` removed. The same seed draws the same kinds for every package, so that two
 commits can be compared: what counts is the share caught. Faults are planted in a copy of the tree. A fault that makes
 the tests hang counts as caught. Exit code 0, whatever is caught.
 """

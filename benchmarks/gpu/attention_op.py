@@ -1,6 +1,6 @@
 """The attention kernel over packed documents, forward and backward, against fp64 arithmetic with a dense mask.
 
-What is called is what the model calls (`models.attention.varlen_attention`), so the conversion of windows and the
+It calls what the model calls (`models.attention.varlen_attention`), so the conversion of windows and the
 repetition of shared heads are checked with the kernel. On a CPU, which has no such kernel, dense attention stands in.
 """
 

@@ -1,4 +1,4 @@
-"""What the machine has: versions, and how fast it multiplies and copies. The ceilings of every later row."""
+"""Versions, and how fast the machine multiplies and copies: the ceilings of every later row."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Predicted memory against `torch.cuda.max_memory_allocated`, a setup of the trainer's own step a row.
 
-The second and third step are measured. What the allocator holds is compared with the sum of the terms of the step (the
-CUDA context is outside of it, fragmentation is beside it); what it has reserved and what the driver says is in use
-stand next to the high end of everything.
+The second and third step are measured. What the allocator holds is compared with the sum of the terms of the step
+(without the CUDA context and fragmentation); what it has reserved and what the driver reports is listed next to the
+high end of everything.
 """
 
 from __future__ import annotations

@@ -107,6 +107,6 @@ def _digests(run_directory: Path) -> list[str]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """JSON lines that are whole so far."""
+    """The complete JSON lines so far."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

@@ -2,14 +2,14 @@
 
     python3 benchmarks/gpu/run_all.py --minutes 9 --out DIR
 
-Nothing is installed and no network is needed: `src` is put on the path, and what a plain PyTorch image lacks stands in
-wheels.txt. Rows run in the order of ROWS: what is broken shows before what is slow. A row that fails, hangs or runs out
+Nothing is installed and no network is needed: `src` is put on the path, and wheels.txt lists what a plain PyTorch image
+lacks. Rows run in the order of ROWS: correctness before speed. A row that fails, hangs or runs out
 of memory is a line of the table and stops no other. DIR/results.json and DIR/table.md are written after every row, and
-a later call with the same DIR goes on: rows without a result come first, then those that did not pass, until the
-minutes are over. DIR/logs has what each row printed. Exit code 0: every row has passed; 1: some have not, yet; 2:
+a later call with the same DIR continues: rows without a result come first, then those that did not pass, until the
+minutes are over. DIR/logs has each row's output. Exit code 0: every row has passed; 1: some have not, yet; 2:
 nothing can run.
 
-`--device cpu --tiny` runs the same lines in sizes that show only that they run.
+`--device cpu --tiny` runs the same lines in smoke-test sizes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SHORTEST_SECONDS = 20
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: a function of a module beside this file, its arguments, and its time limit."""
+    """A line of the table: a function of a module in this directory, its arguments, and its time limit."""
 
     name: str
     function: str
@@ -76,7 +76,7 @@ def _speed_rows(shape: str, sequence_length: int, micro_batch: int, recompute: s
         Row(f"{what}: trainer, checkpointing auto", "speed:ours", 240, common | {"recompute": "auto"}),
     ]
     if recompute != "none":
-        # What `auto` is to be compared with.
+        # The setting that `auto` is compared with.
         name = f"{what}: HF Trainer, Liger, no checkpointing"
         kept = common | {"recompute": "none"}
         rows.append(Row(name, "speed:hf_trainer", 240, kept | {"compiled": False}))
@@ -117,7 +117,7 @@ ROWS = [
 
 
 def main(rows: list[Row] = ROWS) -> int:
-    """Run what the arguments ask for of `rows`; returns the exit code."""
+    """Run the rows that the arguments select; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=9.0, help="start no row and end the running one after this")
     parser.add_argument("--out", type=Path, required=True, help="directory of the results; older ones are gone on from")
@@ -145,7 +145,7 @@ def main(rows: list[Row] = ROWS) -> int:
 
 
 def say_what_is_missing() -> bool:
-    """Print the packages of wheels.txt that are not there; False when a row needs one for more than a comparison."""
+    """Print the missing packages of wheels.txt; False when a row needs one for more than a comparison."""
     required, optional = [], []
     for line in (HERE / "wheels.txt").read_text().splitlines():
         pin, _, comment = line.partition("#")
@@ -162,7 +162,7 @@ def say_what_is_missing() -> bool:
 
 
 def prepare_environment(*, tiny: bool) -> None:
-    """What rows and the commands that they start inherit."""
+    """Set the environment that rows and their commands inherit."""
     os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:3], os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     # HF Trainer splits batches over all the GPUs that it sees.
@@ -220,8 +220,8 @@ def run_row(context: Any, row: Row, results: Results, left: float) -> dict[str, 
 
 
 def in_its_process(function: str, arguments: dict[str, Any], place: tuple[str, bool, str], log: str) -> None:
-    """Call a row's function and write its figures, or why there are none, into its directory."""
-    os.setpgrp()  # so that what it starts ends with it
+    """Call a row's function and write its figures, or the error, into its directory."""
+    os.setpgrp()  # kill the process group, children included
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
@@ -247,7 +247,7 @@ class Results:
     """Results by row, kept in DIR/results.json and shown in DIR/table.md."""
 
     def __init__(self, directory: Path, *, device: str, tiny: bool) -> None:
-        """Open `directory`, with what an earlier call left there. ValueError where that ran on another device."""
+        """Open `directory` with the results of earlier calls. ValueError if those ran on another device."""
         self.directory, self.device, self.tiny = directory, device, tiny
         self.path, self.table_path = directory / "results.json", directory / "table.md"
         self.rows: dict[str, dict[str, Any]] = {}

@@ -25,7 +25,7 @@ from drillyard.training.trainer import StepWindow, Trainer
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a row runs: `cuda` or `cpu`, `tiny` in sizes that only show that the code runs, and a directory of its own
+    """Where a row runs: `cuda` or `cpu`, `tiny` for smoke-test sizes, and a directory of its own
     for its files."""
 
     device: str
@@ -125,7 +125,7 @@ def run_config(
 def assembled(
     config: RunConfig, ranks: Ranks, *, documents: int = 1, sequences: int = 8, seed_by_name: bool = False
 ) -> tuple[Trainer, ShardedModel]:
-    """A trainer of `config` over `sequences` synthetic sequences, which it sees again and again.
+    """A trainer of `config` over `sequences` synthetic sequences, which repeat.
 
     `seed_by_name` fills weights that are equal on every kind of device.
     """

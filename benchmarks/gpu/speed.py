@@ -1,9 +1,9 @@
 """Training speed at real shapes: the trainer's own step, a bare FSDP2 loop, and HF Trainer, on the same model.
 
 Llama 3.2's shapes with its vocabulary, random weights, full sequences of one document, full fine-tuning with fused
-AdamW in fp32 and bf16 compute: all three do the same arithmetic. Reported is the median of steps after the first ones,
-with the device waited for after each. MFU is 6 N (N: all parameters, attention left out) times tokens per second over
-the catalog's dense bf16 peak. Where memory runs out, the micro-batch is halved and the row says so.
+AdamW in fp32 and bf16 compute: all three do the same arithmetic. The result is the median of steps after the first
+ones, with a device synchronisation after each. MFU is 6 N (N: all parameters, without attention) times tokens per
+second over the catalog's dense bf16 peak. Where memory runs out, the micro-batch is halved and the row says so.
 """
 
 from __future__ import annotations

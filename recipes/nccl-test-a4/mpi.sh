@@ -21,7 +21,7 @@ wait_for() { # seconds, file
     exit 1
 }
 
-# Node 0 makes the key that all nodes let in; it is complete when its public half is there.
+# Node 0 makes the key that all nodes accept; it is complete when its public half is there.
 if [ "$NODE_RANK" = 0 ]; then
     ssh-keygen -q -t ed25519 -N '' -f "$own/key"
     (umask 077 && cp "$own/key" "$meeting/key")
@@ -31,7 +31,7 @@ fi
 wait_for 300 "$meeting/key.pub"
 
 ssh-keygen -q -t ed25519 -N '' -f "$own/host"
-# Where root starts the server it wants this directory.
+# A server that root starts needs this directory.
 mkdir -p /run/sshd 2>/dev/null || true
 cp "$meeting/key.pub" "$own/authorized"
 "$(command -v sshd || echo /usr/sbin/sshd)" -D -e -f /dev/null -p "$port" -h "$own/host" -o PidFile=none -o UsePAM=no \
@@ -61,7 +61,7 @@ Host *
   LogLevel ERROR
 END
 
-# Environment variables of NCCL and the libraries here are passed to every rank.
+# Every rank gets the variables of NCCL and the libraries that are set here.
 pass=()
 for name in $(compgen -e | grep -E '^(NCCL_|UCX_|FI_|LD_LIBRARY_PATH$)'); do pass+=(-x "$name"); done
 code=0

@@ -1,9 +1,9 @@
 """glaiveai/glaive-function-calling-v2 as rows with `messages`, which data.format `chat` reads: `convert.py OUT.jsonl`.
 
 The data set holds each conversation as one text. A turn is a line that begins with USER:, ASSISTANT: or FUNCTION
-RESPONSE: and what follows; the assistant's end with <|endoftext|>, which the model's own chat template says in its own
-way. Calls stay in the assistant's text as they are, `<functioncall> {"name": ..., "arguments": ...}`: they are what is
-learned.
+RESPONSE: and what follows; the assistant's end with <|endoftext|>, for which the model's own chat template has
+another token. Calls stay in the assistant's text as they are, `<functioncall> {"name": ..., "arguments": ...}`: the
+model learns them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _END = "<|endoftext|>"
 
 
 def messages_of(system: str, chat: str) -> list[dict[str, str]]:
-    """The turns of one conversation; empty where the assistant never answers, which teaches nothing."""
+    """The turns of one conversation; empty where the assistant never answers."""
     before, *parts = _TURN.split(chat)
     turns = list(zip(parts[::2], parts[1::2], strict=True))
     if before.strip() or "ASSISTANT" not in [who for who, _ in turns]:
