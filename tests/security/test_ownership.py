@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from drillyard.config import save_resolved
-from drillyard.config.workload import WorkloadRunConfig
+from drillyard.config.run import WorkloadRunConfig
 from drillyard.launch.agent import host_probe
 from drillyard.launch.agent.output_pump import open_log as open_node_log
 from drillyard.launch.agent.startup import UsageError

@@ -37,6 +37,6 @@ def register(app: typer.Typer) -> None:
 
             print(json.dumps(estimate_schema(), indent=2))
             return
-        from drillyard.config.schema import json_schema
+        from drillyard.config.load import json_schema
 
         print(json.dumps(json_schema(which.value), indent=2))

@@ -7,9 +7,8 @@ require_valid(config, num_ranks=8)
 from drillyard.config.checks import check_run, num_data_ranks, require_valid, resolve_accumulation, resolve_global_batch
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.load import load_cluster_config, load_launch_config, load_run_config, resolved_text, save_resolved
-from drillyard.config.run import RunConfig
+from drillyard.config.run import RunConfig, WorkloadRunConfig
 from drillyard.config.run_identity import differences
-from drillyard.config.workload import WorkloadRunConfig
 
 __all__ = [
     "ClusterConfig",

@@ -29,15 +29,12 @@ MASTER_BYTES: Final = {"bf16": 4, "fp32": 4, "fp64": 8}
 
 
 def resolve_shard(parallelism: ParallelismConfig, num_ranks: int) -> int:
-    """Ranks that share one copy of the weights; `auto`: all that `replicate` leaves, so that the most fits.
-
-    `replicate` is a number of the user's, 1 by default, so nothing else would multiply to the number of ranks.
-    """
+    """Ranks that share one copy of the weights; `auto`: the number of ranks over `replicate`."""
     return num_ranks // parallelism.replicate if parallelism.shard == "auto" else parallelism.shard
 
 
 def resolve_compile(training: TrainingConfig, device_type: str) -> bool:
-    """Whether blocks are compiled: as asked for, or on GPUs when it is left open."""
+    """Whether blocks are compiled; `auto`: on GPUs."""
     return training.compile is True or (training.compile == "auto" and device_type == "cuda")
 
 
@@ -57,7 +54,7 @@ def unsharded_is_small(num_parameters: int, precision: str, memory_bytes: float)
 def kernel_can_train(kernel: str, device_type: str, *, half: bool, capability: tuple[int, int] | None = None) -> bool:
     """Whether an attention kernel has a backward on the device; `half`: it computes in bf16 (or fp16).
 
-    `capability` is the GPU's compute capability; None stands for one that flash attention supports.
+    `capability` is the GPU's compute capability; None: one that flash attention supports.
     """
     on_gpu = device_type == "cuda"
     flash = on_gpu and half and (capability is None or capability >= FLASH_CAPABILITY)

@@ -1,8 +1,7 @@
-"""Contradictions between settings of a run config, all found before anything starts.
+"""Find contradictions between settings of a run config before anything starts.
 
-Each check is a generator over one part of the config that yields what is wrong with it; none reads data or devices, and
-of files only a model's config.json that is here (`model_files.py`), so they cost nothing and run anywhere. What only
-the data or the model can tell (a missing column, a sequence longer than the model's positions) is told by those rooms.
+Each check yields the problems of one part of the config. No check reads data or devices; the only file read is a local
+model's config.json (`model_files.py`). Problems that depend on the data (a missing column) are found where it is read.
 
 The batch: a step trains `micro_batch_size` x data-parallel ranks x `gradient_accumulation` sequences, where the
 data-parallel ranks are `shard` x `replicate` (tensor and context ranks see the same sequences).
@@ -22,11 +21,11 @@ from drillyard.errors import ConfigError, UserError
 BUILTIN = "builtin:"
 BUILTIN_FORMATS = {"builtin:text-to-sql": "text-to-sql", "builtin:python-stdlib": "text"}
 
-# What tells a file or a directory from the id of a Hugging Face data set, without looking at the disk.
+# A path with one of these is a file or directory, not the id of a Hugging Face data set.
 FILE_ENDINGS = (".json", ".jsonl", ".parquet", ".csv", ".txt", ".gz", ".zst")
 DIRECTORY_BEGINNINGS = ("/", "./", "../", "~")
 
-# What a format reads from a row. `columns` may rename these and nothing else.
+# The columns that a format reads; `columns` may rename these only.
 ROLES = {
     "text": ("text",),
     "prompt-completion": ("prompt", "completion"),
@@ -36,8 +35,7 @@ ROLES = {
 
 
 def check_run(config: RunConfig, *, num_ranks: int | None = None, has_gpu: bool | None = None) -> list[Problem]:
-    """Every contradiction in `config`; with `num_ranks` also those between it and the number of ranks (processes), with
-    `has_gpu` also those between it and the host that trains."""
+    """Every contradiction in `config`, and those with the number of ranks or the training host where they are given."""
     return [
         *_model(config),
         *model_problems(config.model),
@@ -55,8 +53,13 @@ def check_run(config: RunConfig, *, num_ranks: int | None = None, has_gpu: bool 
 
 
 def require_valid(config: RunConfig, num_ranks: int | None = None, *, has_gpu: bool | None = None) -> None:
-    """Raise one UserError that tells every contradiction, at the lines of the file the config was loaded from."""
+    """Raise one UserError with every contradiction, each with its line of the config file."""
     raise_all(check_run(config, num_ranks=num_ranks, has_gpu=has_gpu), config._origin.places)
+
+
+def problem(key: str, message: str) -> Problem:
+    """A problem at a dotted key."""
+    return Problem(tuple(key.split(".")), message)
 
 
 def num_data_ranks(config: RunConfig, num_ranks: int) -> int:
@@ -93,12 +96,12 @@ def resolve_accumulation(config: RunConfig, num_data_ranks: int) -> int:
 
 
 def resolve_global_batch(config: RunConfig, num_data_ranks: int) -> int:
-    """Sequences per step over all ranks. UserError as of `resolved_accumulation`."""
+    """Sequences per step over all ranks. UserError as for `resolve_accumulation`."""
     return config.training.micro_batch_size * num_data_ranks * resolve_accumulation(config, num_data_ranks)
 
 
 def smallest_global_batch(config: RunConfig) -> int:
-    """Sequences per step on the fewest ranks that the config allows; UserError as of `resolved_accumulation`."""
+    """Sequences per step on the fewest ranks that the config allows; UserError as for `resolve_accumulation`."""
     if config.training.global_batch_size is not None:
         return config.training.global_batch_size
     sizes = config.parallelism
@@ -106,57 +109,45 @@ def smallest_global_batch(config: RunConfig) -> int:
 
 
 def normalized_sources(source: str | SourceConfig | list[str | SourceConfig]) -> list[SourceConfig]:
-    """A source setting in its one full form."""
+    """A source setting as a list of SourceConfig."""
     each = source if isinstance(source, list) else [source]
-    # Validation would resolve a reference that is still text, and make plain text of one that is resolved.
+    # Not validated: that would resolve references to the environment.
     return [SourceConfig.model_construct(path=item) if isinstance(item, str) else item for item in each]
 
 
 def has_held_out(config: RunConfig) -> bool:
-    """Whether there will be held-out data: asked for, or brought by every built-in source."""
+    """Whether there will be held-out data: configured, or part of a built-in source."""
     held_out = config.data.held_out
     built_in = any(source.path.startswith(BUILTIN) for source in normalized_sources(config.data.source))
     return held_out.source is not None or held_out.fraction > 0 or built_in
 
 
 def _model(config: RunConfig) -> Iterator[Problem]:
-    model = config.model
+    model, tokenizer = config.model, config.data.tokenizer
+    inline = model.config is not None and model.id is None
     if model.id is None and model.config is None:
-        yield Problem(
-            ("model",), "name a model: `id: meta-llama/Llama-3.2-1B`, or an inline `config: {architecture: llama, ...}`"
-        )
+        yield problem("model", "name a model: `id: Qwen/Qwen3-0.6B`, or an inline `config: {architecture: llama, ...}`")
     if model.id is not None and model.config is not None:
-        yield Problem(("model", "config"), "a model is given by `id` or by an inline `config`, not by both; remove one")
-    if model.config is not None and model.id is None and model.init == "pretrained":
-        yield Problem(
-            ("model", "init"), "an inline config has no pretrained weights; write init: random, or give model.id"
-        )
+        yield problem("model.config", "a model is given by `id` or by an inline `config`, not by both; remove one")
+    if inline and model.init == "pretrained":
+        yield problem("model.init", "an inline config has no pretrained weights; write init: random, or give model.id")
     if model.config is not None and not isinstance(model.config.get("architecture"), str):
-        yield Problem(
-            ("model", "config", "architecture"), "missing: a transformers model_type such as llama, qwen3 or gpt2"
-        )
+        yield problem("model.config.architecture", "missing: a transformers model_type such as llama, qwen3 or gpt2")
     if model.lora is not None and model.init == "random":
-        yield Problem(
-            ("model", "lora"), "adapters on random weights train nothing useful; remove lora, or write init: pretrained"
-        )
+        yield problem("model.lora", "adapters on random weights learn little; remove lora, or write init: pretrained")
     elif model.lora is not None:
-        yield Problem(("model", "lora"), "not available in this version: all weights are trained; remove lora")
-    if model.config is not None and model.id is None and config.data.tokenizer is None:
-        yield Problem(
-            ("data", "tokenizer"),
-            "missing: an inline model config brings none; give a path, an id or {train: bpe, vocab_size: 4096}",
-        )
-    tokenizer = config.data.tokenizer
-    vocabulary = (model.config or {}).get("vocab_size")
-    if isinstance(tokenizer, TrainTokenizer) and isinstance(vocabulary, int) and vocabulary < tokenizer.vocab_size:
-        yield Problem(
-            ("model", "config", "vocab_size"),
-            f"{vocabulary} is less than the tokenizer's {tokenizer.vocab_size}; leave it out to follow the tokenizer",
-        )
-    if isinstance(tokenizer, TrainTokenizer) and model.init == "pretrained" and model.id is not None:
-        yield Problem(
-            ("data", "tokenizer"), "pretrained weights know only their own tokenizer; remove it, or write init: random"
-        )
+        yield problem("model.lora", "not available in this version: all weights are trained; remove lora")
+    if inline and tokenizer is None:
+        message = "missing: an inline model config has none; give a path, an id or {train: bpe, vocab_size: 4096}"
+        yield problem("data.tokenizer", message)
+    if isinstance(tokenizer, TrainTokenizer):
+        vocabulary, smallest = (model.config or {}).get("vocab_size"), tokenizer.vocab_size
+        if isinstance(vocabulary, int) and vocabulary < smallest:
+            message = f"{vocabulary} is less than the tokenizer's {smallest}; remove it to use the tokenizer's size"
+            yield problem("model.config.vocab_size", message)
+        if model.init == "pretrained" and model.id is not None:
+            message = "pretrained weights work with their own tokenizer only; remove it, or write init: random"
+            yield problem("data.tokenizer", message)
 
 
 def _sources(config: RunConfig) -> Iterator[Problem]:
@@ -165,41 +156,32 @@ def _sources(config: RunConfig) -> Iterator[Problem]:
     if held_out.source is not None:
         yield from _source_list(config, ("data", "held_out", "source"), normalized_sources(held_out.source))
         if held_out.fraction > 0 or held_out.split_by is not None:
-            yield Problem(
-                ("data", "held_out"),
-                "held-out documents come from `source` or from `fraction`, not from both; remove one",
+            yield problem(
+                "data.held_out", "held-out documents come from `source` or from `fraction`, not from both; remove one"
             )
     elif held_out.split_by is not None and held_out.fraction == 0:
-        yield Problem(("data", "held_out", "fraction"), "missing: split_by needs the fraction to hold out, such as 0.1")
+        yield problem("data.held_out.fraction", "missing: split_by needs the fraction to hold out, such as 0.1")
 
 
 def _source_list(config: RunConfig, path: Path, sources: list[SourceConfig]) -> Iterator[Problem]:
     if not sources:
         yield Problem(path, "is an empty list; name at least one source")
     names: dict[str, int] = {}
-    listed = len(sources) > 1
     for index, source in enumerate(sources):
-        at = (*path, index) if listed else path
+        at = (*path, index) if len(sources) > 1 else path
         name = source.name or source.path.rstrip("/").rpartition("/")[2]
         if name in names:
-            yield Problem(
-                at,
-                f"has the name '{name}' of entry {names[name]}; give each a `name`, by which metrics tell them apart",
-            )
+            yield Problem(at, f"has the name '{name}' of entry {names[name]}; give each a `name`, for the metrics")
         names.setdefault(name, index)
         if source.path.startswith(BUILTIN):
-            if source.path not in BUILTIN_FORMATS:
+            needed = BUILTIN_FORMATS.get(source.path)
+            if needed is None:
                 yield Problem(at, f"there is no '{source.path}'; built in are {' and '.join(BUILTIN_FORMATS)}")
-            elif BUILTIN_FORMATS[source.path] != config.data.format:
-                fitting = BUILTIN_FORMATS[source.path]
-                yield Problem(
-                    ("data", "format"), f"found '{config.data.format}'; {source.path} needs format: {fitting}"
-                )
+            elif needed != config.data.format:
+                yield problem("data.format", f"found '{config.data.format}'; {source.path} needs format: {needed}")
         elif source.options and (source.path.endswith(FILE_ENDINGS) or source.path.startswith(DIRECTORY_BEGINNINGS)):
-            yield Problem(
-                (*at, "options"),
-                f"only built-in sources and Hugging Face data sets have options; '{source.path}' is neither",
-            )
+            message = f"only built-in sources and Hugging Face data sets have options; '{source.path}' is neither"
+            yield Problem((*at, "options"), message)
 
 
 def _format(config: RunConfig) -> Iterator[Problem]:
@@ -207,69 +189,50 @@ def _format(config: RunConfig) -> Iterator[Problem]:
     roles = ROLES[data.format]
     for role in data.columns:
         if role not in roles:
-            yield Problem(
-                ("data", "columns", role), f"format {data.format} reads no such column; it reads {', '.join(roles)}"
-            )
+            message = f"format {data.format} has no such column; its columns are {', '.join(roles)}"
+            yield Problem(("data", "columns", role), message)
     if data.format == "text" and data.loss_on == "completion":
-        yield Problem(
-            ("data", "loss_on"), "format text has no completions; write loss_on: all, or choose another format"
-        )
+        yield problem("data.loss_on", "format text has no completions; write loss_on: all, or choose another format")
     if data.format != "chat" and data.loss_on == "last":
-        yield Problem(("data", "loss_on"), f"last is for format chat, and this is {data.format}; remove it")
+        yield problem("data.loss_on", f"last is for format chat, and this is {data.format}; remove it")
 
 
 def _length(config: RunConfig) -> Iterator[Problem]:
-    data = config.data
-    model = config.model
+    length, model = config.data.sequence_length, config.model
     positions = (model.config or {}).get("max_position_embeddings")
-    if isinstance(positions, int) and data.sequence_length > positions:
-        yield Problem(
-            ("data", "sequence_length"),
-            f"{data.sequence_length} is over the model's max_position_embeddings {positions}",
-        )
+    if isinstance(positions, int) and length > positions:
+        yield problem("data.sequence_length", f"{length} is over the model's max_position_embeddings {positions}")
     if model.id is not None and model.config is None and model.init == "pretrained":
-        yield from position_problems(data.sequence_length, local_model_config(model.id), model.id)
+        yield from position_problems(length, local_model_config(model.id), model.id)
 
 
 def _schedule(config: RunConfig) -> Iterator[Problem]:
     training, schedule = config.training, config.training.schedule
     if training.steps is None and training.epochs is None:
-        yield Problem(("training", "steps"), "missing: say how long to train by `steps` or by `epochs`")
+        yield problem("training.steps", "missing: give the length by `steps` or by `epochs`")
     if training.steps is not None and training.epochs is not None:
-        yield Problem(
-            ("training", "epochs"),
-            "training ends after `steps` or after `epochs`, not after both; remove one (in a command: "
-            "--set training.steps=null)",
-        )
-    stable_decay = schedule.name == "warmup-stable-decay"
-    if schedule.decay_steps is not None and not stable_decay:
-        yield Problem(
-            ("training", "schedule", "decay_steps"),
-            f"only warmup-stable-decay uses it; the schedule is {schedule.name}",
-        )
+        message = "give `steps` or `epochs`, not both; remove one (in a command: --set training.steps=null)"
+        yield problem("training.epochs", message)
+    if schedule.decay_steps is not None and schedule.name != "warmup-stable-decay":
+        message = f"only warmup-stable-decay uses it; the schedule is {schedule.name}"
+        yield problem("training.schedule.decay_steps", message)
     if schedule.name == "constant" and schedule.final_fraction not in (0.0, 1.0):
-        yield Problem(("training", "schedule", "final_fraction"), "a constant schedule has no decay; remove it")
+        yield problem("training.schedule.final_fraction", "a constant schedule has no decay; remove it")
     if training.steps is not None:
         yield from schedule_problems(schedule, training.steps)
 
 
 def schedule_problems(schedule: ScheduleConfig, total_steps: int) -> Iterator[Problem]:
-    """What keeps a schedule from fitting into `total_steps`; of `training.epochs` only the data tell how many."""
-    warmup = schedule.warmup_steps
+    """Why a schedule does not fit into `total_steps`; with `training.epochs` they are known once the data is read."""
+    warmup, decay = schedule.warmup_steps, resolve_decay_steps(schedule, total_steps)
     if warmup >= total_steps and warmup > 0:
-        yield Problem(
-            ("training", "schedule", "warmup_steps"),
-            f"{warmup} warmup steps of {total_steps} steps: the peak is never trained at; lower it",
-        )
-    elif schedule.name == "warmup-stable-decay" and warmup + (decay := resolve_decay_steps(schedule, total_steps)) > (
-        total_steps
-    ):
+        message = f"{warmup} warmup steps of {total_steps} steps never reach the peak; lower it"
+        yield problem("training.schedule.warmup_steps", message)
+    elif schedule.name == "warmup-stable-decay" and warmup + decay > total_steps:
         default = " (the default, a fifth of all steps)" if schedule.decay_steps is None else ""
-        yield Problem(
-            ("training", "schedule", "decay_steps"),
-            f"{warmup} warmup + {decay} decay steps{default} are more than {total_steps} steps: "
-            f"set decay_steps to {total_steps - warmup} or less, or lower warmup_steps",
-        )
+        message = f"{warmup} warmup + {decay} decay steps{default} are more than {total_steps} steps: "
+        message += f"set decay_steps to {total_steps - warmup} or less, or lower warmup_steps"
+        yield problem("training.schedule.decay_steps", message)
 
 
 def resolve_decay_steps(schedule: ScheduleConfig, total_steps: int) -> int:
@@ -289,29 +252,20 @@ def steps_for_epochs(epochs: float, num_sequences: float, global_batch_size: int
 
 
 def _device(config: RunConfig, has_gpu: bool | None) -> Iterator[Problem]:
-    attention, training = config.model.attention, config.training
-    on_cpu = training.device == "cpu" or (training.device == "auto" and has_gpu is False)
-    if attention in ("varlen", "flex") and on_cpu:
-        why = (
-            "" if training.device == "cpu" else ", and no GPU is seen here (where there is one: training.device: cuda)"
-        )
-        yield Problem(
-            ("model", "attention"),
-            f"{attention} attention cannot train on a CPU{why}; allowed there: auto, sdpa, eager",
-        )
-    if attention == "varlen" and training.precision != "bf16":
-        yield Problem(
-            ("model", "attention"), f"varlen attention computes in bf16 only, and precision is {training.precision}"
-        )
+    attention, device, precision = config.model.attention, config.training.device, config.training.precision
+    if attention in ("varlen", "flex") and (device == "cpu" or (device == "auto" and has_gpu is False)):
+        why = "" if device == "cpu" else ", and there is no GPU here (where there is one: training.device: cuda)"
+        message = f"{attention} attention cannot train on a CPU{why}; allowed there: auto, sdpa, eager"
+        yield problem("model.attention", message)
+    if attention == "varlen" and precision != "bf16":
+        yield problem("model.attention", f"varlen attention computes in bf16 only, and precision is {precision}")
 
 
 def _parallelism(config: RunConfig) -> Iterator[Problem]:
     for name in ("tensor", "context"):
         if getattr(config.parallelism, name) > 1:
-            yield Problem(
-                ("parallelism", name),
-                f"{name} parallelism is not available in this version; write {name}: 1 and let `shard` span the ranks",
-            )
+            message = f"not available in this version; write {name}: 1 and let `shard` span the ranks"
+            yield problem(f"parallelism.{name}", message)
 
 
 def _ranks(config: RunConfig, num_ranks: int | None) -> Iterator[Problem]:
@@ -322,13 +276,10 @@ def _ranks(config: RunConfig, num_ranks: int | None) -> Iterator[Problem]:
         if isinstance(sizes.shard, int):
             yield from _batch(config, sizes.shard * sizes.replicate)
     elif sizes.shard == "auto" and num_ranks % fixed:
-        yield Problem(("parallelism",), f"{num_ranks} ranks do not divide by {product} = {fixed}")
+        yield problem("parallelism", f"{num_ranks} ranks do not divide by {product} = {fixed}")
     elif sizes.shard != "auto" and sizes.shard * fixed != num_ranks:
-        yield Problem(
-            ("parallelism", "shard"),
-            f"shard {sizes.shard} x {product} = {sizes.shard * fixed}, but there are {num_ranks} ranks; "
-            f"write shard: auto, or start {sizes.shard * fixed} ranks",
-        )
+        message = f"shard {sizes.shard} x {product} = {sizes.shard * fixed}, but there are {num_ranks} ranks; "
+        yield problem("parallelism.shard", f"{message}write shard: auto, or start {sizes.shard * fixed} ranks")
     else:
         yield from _batch(config, num_data_ranks(config, num_ranks))
 
@@ -338,38 +289,38 @@ def _batch(config: RunConfig, data_ranks: int) -> Iterator[Problem]:
         resolve_accumulation(config, data_ranks)
     except UserError as error:
         key, _, message = str(error).partition(": ")
-        yield Problem(tuple(key.split(".")), message)
+        yield problem(key, message)
 
 
 def _evaluation(config: RunConfig) -> Iterator[Problem]:
-    evaluation = config.evaluation
+    evaluation, data_format = config.evaluation, config.data.format
     if not evaluation.metrics:
-        yield Problem(("evaluation", "metrics"), "is an empty list; name at least one metric: loss, sql-execution")
-    if "sql-execution" in evaluation.metrics and config.data.format != "text-to-sql":
-        yield Problem(
-            ("evaluation", "metrics"), f"sql-execution needs data.format: text-to-sql; it is {config.data.format}"
-        )
-    asked = evaluation.every_steps is not None or evaluation.at_start or "sql-execution" in evaluation.metrics
-    if asked and not has_held_out(config):
-        key = "every_steps" if evaluation.every_steps is not None else "at_start" if evaluation.at_start else "metrics"
-        yield Problem(
-            ("evaluation", key), "there is no held-out data; set data.held_out.fraction (such as 0.05) or .source"
-        )
+        yield problem("evaluation.metrics", "is an empty list; name at least one metric: loss, sql-execution")
+    if "sql-execution" in evaluation.metrics and data_format != "text-to-sql":
+        yield problem("evaluation.metrics", f"sql-execution needs data.format: text-to-sql; it is {data_format}")
+    needs_held_out = {
+        "every_steps": evaluation.every_steps is not None,
+        "at_start": evaluation.at_start,
+        "metrics": "sql-execution" in evaluation.metrics,
+    }
+    key = next((key for key, needs in needs_held_out.items() if needs), None)
+    if key is not None and not has_held_out(config):
+        message = "there is no held-out data; set data.held_out.fraction (such as 0.05) or .source"
+        yield problem(f"evaluation.{key}", message)
 
 
 def _checkpoint(config: RunConfig) -> Iterator[Problem]:
     resume = config.checkpoint.resume
     allowed = "allowed: auto, never, or the path of a checkpoint"
-    if not resume.strip():
-        yield Problem(("checkpoint", "resume"), f"is empty; {allowed}")
-        return
     meant = closest_name(resume, ("auto", "never"))
-    if meant is not None and meant != resume:
-        yield Problem(("checkpoint", "resume"), f"found '{resume}'; {allowed}; did you mean '{meant}'?")
+    if not resume.strip():
+        yield problem("checkpoint.resume", f"is empty; {allowed}")
+    elif meant is not None and meant != resume:
+        yield problem("checkpoint.resume", f"found '{resume}'; {allowed}; did you mean '{meant}'?")
 
 
 def _timeouts(config: RunConfig) -> Iterator[Problem]:
-    """collective < watchdog < launcher: a net that closes after the one behind it has is none."""
+    """collective < watchdog < launcher, so that the innermost limit, which names the cause, is reached first."""
     timeouts = config.timeouts
     limits = {
         "collective_seconds": timeouts.collective,
@@ -378,6 +329,5 @@ def _timeouts(config: RunConfig) -> Iterator[Problem]:
     }
     given = [limit for limit in limits.values() if limit is not None]
     if any(shorter >= longer for shorter, longer in itertools.pairwise(given)):
-        told = (f"{name} {'off' if limit is None else f'{limit:g}'}" for name, limit in limits.items())
-        message = f"{' < '.join(told)} must hold; raise the later ones or lower the earlier"
-        yield Problem(("timeouts",), message)
+        values = (f"{name} {'off' if limit is None else f'{limit:g}'}" for name, limit in limits.items())
+        yield problem("timeouts", f"{' < '.join(values)} must hold; raise the later ones or lower the earlier")

@@ -64,7 +64,7 @@ class ClusterConfig(StrictModel):
     image: str | None = Field(default=None, description="Container image of the run.")
     mounts: list[Annotated[str, Field(pattern=r"^/[^:]*(:/[^:]*)?(:ro)?$")]] = Field(
         default=[],
-        description="Directories of nodes that the container sees beside the run's: [/data, /scratch:/tmp/scratch].",
+        description="Further directories of the nodes for the container: [/data, /scratch:/tmp/scratch].",
     )
     python: str | None = Field(
         default=None,

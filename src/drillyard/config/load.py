@@ -1,13 +1,11 @@
-"""`run.yaml` and `cluster.yaml` to configs, and a config to a file with every default spelled out.
+"""Read `run.yaml` and `cluster.yaml` into configs, and save a config with every default spelled out.
 
-Everything that is wrong with a file is told at once, each mistake with its file, line and key:
+All mistakes of a file are reported at once, each with its file, line and key:
 
     run.yaml:7: training.optimzer: unknown key; did you mean 'optimizer'?
 
-Values are typed by YAML and never coerced: `steps: "3"` and `seed: true` are mistakes, not 3 and 1.
-
-Secrets: a text `${env:NAME}` resolves to the variable's value when the config is loaded, but everything that the config
-shows of itself (a saved file, a repr, `model_dump`, a pickle) has the reference; see `environment.py`.
+Values are typed by YAML and never coerced: `steps: "3"` and `seed: true` are mistakes, not 3 and 1. A text
+`${env:NAME}` resolves to the variable's value but is shown and saved as the reference (`environment.py`).
 """
 
 from __future__ import annotations
@@ -27,16 +25,15 @@ from drillyard.config.cluster import ClusterConfig, cluster_model, cluster_probl
 from drillyard.config.environment import OPENING, reference_problems
 from drillyard.config.overrides import apply_overrides
 from drillyard.config.problems import Problem, raise_all
-from drillyard.config.run import RunConfig
+from drillyard.config.run import RunConfig, WorkloadRunConfig
 from drillyard.config.strict_model import ConfigOrigin, StrictModel
 from drillyard.config.validation_errors import describe_value, find_problems, pydantic_problems
-from drillyard.config.workload import WorkloadRunConfig
 from drillyard.config.yaml_document import FLOAT, STANDARD_TAG, YamlDocument, read_document
 from drillyard.errors import ConfigError, UserError
 
 Config = TypeVar("Config", bound=StrictModel)
 PLACEHOLDER_LEARNING_RATE = 1e-4
-"""Stands for a learning rate where nothing depends on it."""
+"""Used by commands that train nothing, where the config has no learning rate."""
 
 
 def load_run_config(
@@ -48,9 +45,8 @@ def load_run_config(
 ) -> RunConfig:
     """The run config in the file at `path`, changed by `overrides` (`training.steps=3`).
 
-    With `needs_learning_rate=False` a config without one gets ANY_LEARNING_RATE: for commands that train nothing.
-    With `resolve_environment=False` references to the environment stay text and need not be set: for commands that
-    read a finished run and use none of its secrets. Contradictions between settings are `checks.require_valid`'s.
+    Commands that train nothing pass `needs_learning_rate=False`; those that read a finished run pass
+    `resolve_environment=False`, so variables need not be set. `checks.require_valid` finds contradictions.
     Raises UserError with every mistake of the file and the overrides.
     """
     return _load(RunConfig, path, overrides, resolve_environment, needs_learning_rate)
@@ -60,31 +56,34 @@ def load_launch_config(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), *, resolve_environment: bool = True
 ) -> RunConfig | WorkloadRunConfig:
     """The run config at `path`, which trains a model or has a `workload`. Raises UserError as `load_run_config`."""
-    document = apply_overrides(read_document(path), overrides)
-    is_workload = isinstance(document.value, dict) and "workload" in document.value
-    if is_workload:
-        return _load(WorkloadRunConfig, path, overrides, resolve_environment)
-    return _load(RunConfig, path, overrides, resolve_environment)
+    value = apply_overrides(read_document(path), overrides).value
+    model: type[RunConfig | WorkloadRunConfig]
+    model = WorkloadRunConfig if isinstance(value, dict) and "workload" in value else RunConfig
+    return _load(model, path, overrides, resolve_environment)
 
 
 def load_cluster_config(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), *, resolve_environment: bool = True
 ) -> ClusterConfig:
-    """The cluster config in the file at `path`, changed by `overrides`; what its platform needs is there, and
-    `hardware` is an absolute path.
-
-    Raises UserError with every mistake of the file and the overrides.
-    """
+    """The cluster config at `path`, changed by `overrides`, its `hardware` absolute. UserError as `load_run_config`."""
     config = _load(cluster_model(), path, overrides, resolve_environment)
     raise_all(cluster_problems(config), config._origin.places)
     return with_absolute_paths(config, path)
 
 
-def resolve_section_secrets(config: RunConfig, section: str) -> RunConfig:
-    """`config` with the references to the environment in one section resolved: for a config loaded without them.
+def config_model(which: str) -> type[StrictModel]:
+    """The model of `run`, `cluster` or `workload`, a run config with a command of its own."""
+    models: dict[str, type[StrictModel]] = {"run": RunConfig, "workload": WorkloadRunConfig}
+    return cluster_model() if which == "cluster" else models[which]
 
-    Raises UserError, naming the file and the key, for each variable that is not set.
-    """
+
+def json_schema(which: str) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of `run`, `cluster` or `workload`, with meanings, defaults and limits."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **config_model(which).model_json_schema()}
+
+
+def resolve_section_secrets(config: RunConfig, section: str) -> RunConfig:
+    """`config` with the references of one section resolved. UserError, with file and key, for unset variables."""
     part: StrictModel = getattr(config, section)
     values = part.model_dump(mode="json")
     problems = [Problem((section, *each.path), each.message) for each in reference_problems(values)]
@@ -106,8 +105,7 @@ def config_from_options(model: type[Config], values: dict[str, Any]) -> Config:
 def save_resolved(config: StrictModel, path: str | os.PathLike[str]) -> None:
     """Write `config` to `path` with every default spelled out; loading it gives an equal config.
 
-    Written to a file beside it first and moved into place, so that a reader never sees half of it. References to the
-    environment are written as references. Raises UserError when the file cannot be written.
+    Readers never see a partial file: it is renamed into place. Raises UserError when it cannot be written.
     """
     text = resolved_text(config)
     target = FilePath(path)
@@ -173,7 +171,7 @@ _KINDS: Final[dict[type[StrictModel], str]] = {
 
 
 def _require_kind(document: YamlDocument, model: type[StrictModel]) -> None:
-    """Raise UserError for a file that is evidently another kind of config: one that knows more of its keys."""
+    """Raise UserError for a file whose keys are those of another kind of config."""
     kinds = {cluster_model() if kind is ClusterConfig else kind: title for kind, title in _KINDS.items()}
     known = {kind: [key for key in document.value if key in kind.model_fields] for kind in kinds}
     likeliest = max(kinds, key=lambda kind: len(known[kind]))
@@ -194,14 +192,14 @@ def _with_mapping(document: YamlDocument, model: type[StrictModel]) -> YamlDocum
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that this project's reading or YAML 1.1 would take for something else."""
+    """Quotes every text that our parser or YAML 1.1 would read as something else."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    """Text as usual, but escaped where PyYAML would write a line separator plainly and read a line break."""
+    """Text, escaped where PyYAML would write a line separator that it reads back as a line break."""
     style = '"' if any(separator in text for separator in "\x85\u2028\u2029") else None
     return dumper.represent_scalar(f"{STANDARD_TAG}str", text, style)
 

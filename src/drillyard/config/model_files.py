@@ -1,8 +1,7 @@
-"""What a model's own config says against training it, read without transformers and before anything starts.
+"""Check a model's own config before anything starts, without transformers.
 
-The model is named by an inline config, a directory or a hub id. Of a directory and of an id that is in the local
-Hugging Face cache, `config.json` is read; where neither is there (another machine will train), nothing is said here,
-and the ranks look again before they prepare data. Costs one small file.
+The config is inline, in a directory, or in the local Hugging Face cache. Where it is not on this machine nothing is
+checked here, and the ranks check again before they prepare data.
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ def local_model_config(model_id: str) -> dict[str, Any]:
     try:
         content = json.loads((path if path.is_file() else cached_config_path(model_id)).read_bytes())
     except (OSError, ValueError, RecursionError):
-        # What is missing or damaged is told by the ranks, in the words of the library that reads all of it.
+        # The ranks report a missing or damaged config with the error of transformers.
         return {}
     return content if isinstance(content, dict) else {}
 

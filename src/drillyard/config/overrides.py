@@ -1,8 +1,7 @@
-"""`--set a.b=c`: one value of a config changed on the command line, typed by YAML like the file itself.
+"""`--set a.b=c`: change one value of a config on the command line; the value is YAML, as in the file.
 
-A path is keys and list positions joined by dots (`data.source.0.weight=2`); sections that the file leaves out are made.
-An override is applied to the document before validation, so its mistakes are told like the file's, at
-`--set training.stps=3` instead of at a line.
+A path is keys and list positions joined by dots (`data.source.0.weight=2`); missing sections are created. Overrides are
+applied before validation, and their mistakes are reported at `--set training.stps=3` instead of at a line.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from drillyard.config.yaml_document import YamlDocument, parse_document
 from drillyard.errors import ConfigError
 
 AFTER_FILES = 1_000_000_000
-"""Place of the first override in the order of problems: after every line of a file."""
+"""`order` of the first override: after every line of a file."""
 
 
 def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDocument:
@@ -38,7 +37,7 @@ def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDoc
             problems.append(Problem(path, refusal, place))
             continue
         places = {known: where for known, where in places.items() if known[: len(path)] != path}
-        # Sections that the override made are its own too: a mistyped one is told at the override.
+        # A mistyped section that the override created is reported at the override.
         for depth in range(1, len(path)):
             places.setdefault(path[:depth], place)
         places[path] = place
@@ -61,7 +60,7 @@ def _parse(override: str) -> tuple[Path, Any, tuple[Problem, ...]]:
 
 
 def _put(top: Any, path: Path, new: Any) -> str | None:
-    """Set `path` in the mapping `top`, making sections that are not there. What stands in the way, or None."""
+    """Set `path` in the mapping `top` and create missing sections. Returns why that is not possible, or None."""
     here = top
     for depth, key in enumerate(path):
         known = dotted(path[:depth]) or "the file"

@@ -79,7 +79,7 @@ class PlatformFacts:
     required: tuple[str, ...] = ()
     """Settings of cluster.yaml that must be given."""
     optional: tuple[str, ...] = ()
-    """Settings that may be given, beside those that every platform has."""
+    """Settings that may be given, in addition to those of every platform."""
     section: type[PlatformSection] = PlatformSection
     """The model of the section that has the platform's name; PlatformSection itself: there is none."""
     consumption: tuple[str, ...] = ()

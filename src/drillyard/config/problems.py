@@ -1,8 +1,4 @@
-"""A problem of a config: where it is and what is wrong, and how a list of them becomes one error.
-
-A config usually has several mistakes at once, so nothing here stops at the first: finders yield problems, `raise_all`
-turns them into one `UserError` with a line for each, in the order of the file.
-"""
+"""Problems of a config: where each is and what is wrong. `raise_all` makes one error of all, in file order."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """Where a value was written: `run.yaml:7`, or `--set training.steps=3`. Problems are told by rising `order`."""
+    """Where a value was written: `run.yaml:7`, or `--set training.steps=3`. Problems are sorted by `order`."""
 
     label: str
     order: int
@@ -29,7 +25,7 @@ SourceLocations = Mapping[Path, SourceLocation]
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with the value at `path`; `place` where that is not where the value was written."""
+    """What is wrong with the value at `path`; `place` is given where the value was written elsewhere."""
 
     path: Path
     message: str
@@ -42,14 +38,14 @@ def dotted(path: Path) -> str:
 
 
 def location_of(path: Path, places: SourceLocations) -> SourceLocation:
-    """Where `path` was written, or the nearest thing around it that was; `places` holds at least the top, ()."""
+    """Where `path`, or the innermost section around it, was written; `places` has at least the top, ()."""
     while path not in places:
         path = path[:-1]
     return places[path]
 
 
 def raise_all(problems: Iterable[Problem], places: SourceLocations | None = None) -> None:
-    """Raise one UserError that tells every problem on a line of its own; do nothing when there is none."""
+    """Raise one UserError with a line for each problem; do nothing without problems."""
     found = list(dict.fromkeys(problems))
     if not found:
         return
@@ -67,12 +63,12 @@ def problem_line(place: SourceLocation, problem: Problem) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """`text` with line breaks and other characters that a terminal would act on written as escapes."""
+    """`text` with line breaks and control characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def closest_name(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The spelling among `words` that the user most likely meant, or None; `cutoff` is the least likeness, 0 to 1."""
+    """The word among `words` that is most similar to `word`, or None; `cutoff` is the least similarity, 0 to 1."""
     candidates = list(words)
     by_lower = {candidate.lower(): candidate for candidate in candidates}
     for spelling in (word.lower().replace("-", "_"), word.lower()):

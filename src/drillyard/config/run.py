@@ -1,9 +1,7 @@
-"""What the user writes about a training run: `run.yaml` as typed, strict models.
+"""`run.yaml` as strict models: a training run, or a `workload`, the command of any other program.
 
-Every field carries its meaning and unit in its description, so the JSON Schema, the commented
-starter of `drillyard init` and the reference documentation all come from here. Relations between
-fields (a batch that does not divide, LoRA on random weights, ...) are judged in `checks.py`, several at once;
-this file only says what each field may hold on its own.
+Each field's description gives its meaning and unit; the JSON Schema, the starter of `drillyard init` and error messages
+use it. `checks.py` checks relations between fields.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from drillyard.config.strict_model import StrictModel
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=0)]
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class LoraConfig(StrictModel):
@@ -201,7 +200,7 @@ class TrainingConfig(StrictModel):
     )
     max_nonfinite_steps: PositiveInt = Field(
         default=10,
-        description="Consecutive steps with a non-finite loss or gradient after which the run ends with an error.",
+        description="Consecutive steps with a non-finite loss or gradient after which the run fails.",
     )
 
 
@@ -210,7 +209,7 @@ class ParallelismConfig(StrictModel):
 
     shard: Literal["auto"] | PositiveInt = Field(
         default="auto",
-        description="Ranks that share one copy of the weights (FSDP2); `auto`: all that `replicate` leaves.",
+        description="Ranks that share one copy of the weights (FSDP2); `auto`: the number of ranks over `replicate`.",
     )
     replicate: PositiveInt = Field(default=1, description="Copies of the sharded model (HSDP when over 1).")
     tensor: PositiveInt = Field(default=1, description="Tensor-parallel ranks.")
@@ -228,9 +227,9 @@ class CheckpointConfig(StrictModel):
     asynchronous: bool = Field(default=True, description="Write while training goes on.")
     resume: str = Field(
         default="auto",
-        description="How a run begins. `auto`: from the newest complete checkpoint of its directory; `never`: anew, "
-        "and a directory with checkpoints is refused; or from the checkpoint at a path. Restarts of a run that has "
-        "begun, by its supervisor or its launcher, go on from its own checkpoints.",
+        description="Where a run starts. `auto`: at the newest complete checkpoint of its directory; `never`: at step "
+        "0, and a directory with checkpoints is refused; or the path of a checkpoint. A restart by the supervisor or "
+        "launcher continues from the run's own checkpoints.",
     )
 
 
@@ -259,8 +258,8 @@ class EvaluationConfig(StrictModel):
     max_new_tokens: PositiveInt = Field(default=128, description="Longest generated answer.")
     required: bool = Field(
         default=False,
-        description="A run whose last evaluation, that of the finished model, lacks a metric ends with exit code 1; "
-        "the model is exported in any case.",
+        description="Exit with code 1 where the evaluation of the finished model lacks a metric; the model is exported "
+        "in any case.",
     )
 
 
@@ -278,7 +277,7 @@ class LoggingConfig(StrictModel):
 
 
 class TimeoutsConfig(StrictModel):
-    """How long a run may make no progress: each limit is longer than the one before it, so the first net catches."""
+    """How long a run may make no progress: each limit must be longer than the one before it."""
 
     collective_seconds: PositiveFloat | None = Field(
         default=None,
@@ -287,13 +286,13 @@ class TimeoutsConfig(StrictModel):
     )
     watchdog_seconds: Annotated[float, Field(ge=0)] = Field(
         default=1800.0,
-        description="A round whose ranks get no further for this many seconds (no step, no work in a phase without "
-        "steps) is ended, its stacks written to logs/, and started again; 0: never. Also the limit of a save.",
+        description="An attempt whose ranks make no progress for this many seconds (no step, no work in a phase "
+        "without steps) is stopped, its stacks are written to logs/, and it restarts; 0: never. Also limits a save.",
     )
     launcher_grace_seconds: PositiveFloat | None = Field(
         default=None,
-        description="How long whatever started the run lets it make no progress before it ends the job itself, "
-        "to be checked against the watchdog; null: it does not look.",
+        description="Seconds without progress after which the scheduler or program that started the run kills it, to "
+        "check the watchdog against; null: it does not watch.",
     )
 
     @property
@@ -322,3 +321,50 @@ class RunConfig(StrictModel):
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
+
+
+class WorkloadConfig(StrictModel):
+    """A command that every node runs, and what it needs there."""
+
+    command: Annotated[list[str], Field(min_length=1)] | None = Field(
+        default=None,
+        description="Program and arguments, each as one item: [python, pretrain_gpt.py, --tp, '8']. In them "
+        "{node_rank}, {nodes}, {processes_per_node}, {master_addr}, {master_port} and {run_directory} are replaced.",
+    )
+    launcher_file: str | None = Field(
+        default=None, description="Instead of `command`: a shell script of this machine, carried along and run by bash."
+    )
+    per: Literal["node", "gpu"] = Field(
+        default="node",
+        description="`node`: the command is started once on every node; `gpu`: torchrun starts it once per GPU, with "
+        "static rendezvous.",
+    )
+    arguments: list[str] = Field(default=[], description="Further arguments of `command` or `launcher_file`.")
+    image: str | None = Field(default=None, description="Container image; default: the cluster's `image`.")
+    files: dict[str, str] = Field(
+        default={},
+        description="Files of this machine that the nodes need: {configs/nemo.yaml: path/here.yaml}, below the run's "
+        "launch directory on the cluster, which is {launch_directory}/files.",
+    )
+    environment: dict[VariableName, str] = Field(default={}, description="Environment variables of the command.")
+    working_directory: str | None = Field(
+        default=None, description="Where the command is started; default: the project's directory on the nodes."
+    )
+    checkpoints: str | None = Field(
+        default=None,
+        description="Pattern of files that appear with each checkpoint, below the run directory: "
+        "checkpoints/*/metadata.json. New ones show that a stopped run has made progress.",
+    )
+
+
+class WorkloadRunConfig(StrictModel):
+    """A run config with `workload:` instead of model, data and training."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")] = Field(
+        description=RunConfig.model_fields["name"].description, examples=["my-run"]
+    )
+    output: str = Field(default="runs", description=RunConfig.model_fields["output"].description)
+    processes_per_node: PositiveInt | None = Field(
+        default=None, description="Processes per node that the workload runs; default: the accelerators of the machine."
+    )
+    workload: WorkloadConfig = Field(examples=[{"command": ["python", "train.py"]}])

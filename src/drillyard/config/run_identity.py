@@ -1,11 +1,9 @@
 """Whether two configs are the same run: what a resume may change, and what would make it another run.
 
-What decides the samples of a step and the weights that they meet (model, data, order, batch, precision) must stay:
-steps that are done would not be those of the config any more. How long a run is and how it uses its gradients
-(optimizer, schedule, clipping) may change at a checkpoint; training goes on under the new settings from there, and each
-change is recorded. What decides only where, how fast and how visibly numbers are computed may change freely. The batch
-is compared by the caller through `resolved_global_batch`, since it depends on the number of ranks: 4 ranks x 1
-micro-batch is the same run as 1 rank x 4.
+Settings that decide the samples of a step or the weights they meet (model, data, order, batch, precision) must stay.
+The length of a run and its use of gradients (optimizer, schedule, clipping) may change at a checkpoint; changes are
+recorded. Settings of where, how fast and how visibly a run computes may change freely. The caller compares batches by
+`resolve_global_batch`: 4 ranks x 1 micro-batch is the same run as 1 rank x 4.
 """
 
 from __future__ import annotations
@@ -52,35 +50,27 @@ RECORDED = frozenset(
         "training.gradient_clipping",
     }
 )
-"""Settings, or whole sections, that a resume may change and that change what is trained from there on. A checkpoint
-holds them, and the event `settings_changed` says what they were."""
+"""Settings, or whole sections, that a resume may change and that change training from there on. A checkpoint has them;
+the event `settings_changed` has old and new values."""
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:
     """What makes `new` another run than `old`: `training.seed: 0 -> 1`, in the order of the config.
 
-    `training.global_batch_size` is among them when both configs give it; otherwise the caller compares the resolved
-    batches.
+    `training.global_batch_size` is compared when both configs give it.
     """
-    before, after = _essence(old), _essence(new)
+    before, after = _fixed_settings(old), _fixed_settings(new)
     batches = (old.training.global_batch_size, new.training.global_batch_size)
     if None not in batches:
         before["training.global_batch_size"], after["training.global_batch_size"] = batches
-    keys = dict.fromkeys([*before, *after])
-    return [
-        f"{key}: {_shown(before, key)} -> {_shown(after, key)}"
-        for key in keys
-        if before.get(key, _shown) != after.get(key, _shown)
-    ]
+    changed = {key: (before.get(key, _NOT_SET), after.get(key, _NOT_SET)) for key in {**before, **after}}
+    return [f"{key}: {_text(was)} -> {_text(now)}" for key, (was, now) in changed.items() if was != now]
 
 
 def recorded_settings(config: RunConfig) -> dict[str, Any]:
     """The settings of `RECORDED`, flat: dotted key -> plain value."""
-    return {
-        key: value
-        for key, value in _flat({"training": config.training.model_dump(mode="json")}, "")
-        if any(key == part or key.startswith(f"{part}.") for part in RECORDED)
-    }
+    values = _leaves({"training": config.training.model_dump(mode="json")})
+    return {key: value for key, value in values if any(f"{key}.".startswith(f"{part}.") for part in RECORDED)}
 
 
 def with_recorded_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
@@ -106,36 +96,30 @@ def describe_changes(changes: Mapping[str, Sequence[Any]]) -> str:
     return "; ".join(f"{key}: {json.dumps(old)} -> {json.dumps(new)}" for key, (old, new) in changes.items())
 
 
-def _flat(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
+_NOT_SET: Any = object()
+
+
+def _text(value: Any) -> str:
+    return "(not set)" if value is _NOT_SET else json.dumps(value, ensure_ascii=False)
+
+
+def _fixed_settings(config: RunConfig) -> dict[str, Any]:
+    """The settings that must stay, flat: dotted key -> value, sources in their full form."""
+    values = config.model_dump(mode="json")
+    for section, source in (("data", config.data.source), ("held_out", config.data.held_out.source)):
+        if source is not None:
+            part = values["data"] if section == "data" else values["data"]["held_out"]
+            part["source"] = dict(enumerate(each.model_dump(mode="json") for each in normalized_sources(source)))
+    return dict(_leaves(values, skip=MAY_CHANGE | RECORDED))
+
+
+def _leaves(value: Any, path: tuple[str, ...] = (), skip: frozenset[str] = frozenset()) -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values below `path`, without those below a key of `skip`; a list is a value."""
+    key = dotted(path)
+    if key in skip:
+        return
+    if isinstance(value, dict) and value:
         for name, inner in value.items():
-            yield from _flat(inner, f"{key}.{name}" if key else name)
+            yield from _leaves(inner, (*path, str(name)), skip)
     else:
         yield key, value
-
-
-def _essence(config: RunConfig) -> dict[str, Any]:
-    """What must stay, flat: dotted key -> value. A source has one form, however it was written."""
-    values = config.model_dump(mode="json")
-    values["data"]["source"] = [source.model_dump(mode="json") for source in normalized_sources(config.data.source)]
-    held_out = config.data.held_out.source
-    if held_out is not None:
-        values["data"]["held_out"]["source"] = [
-            source.model_dump(mode="json") for source in normalized_sources(held_out)
-        ]
-    return dict(_leaves(values, ()))
-
-
-def _leaves(value: Any, path: tuple[str, ...]) -> list[tuple[str, Any]]:
-    key = dotted(path)
-    if key in MAY_CHANGE or key in RECORDED:
-        return []
-    if isinstance(value, dict) and value:
-        return [leaf for name, inner in value.items() for leaf in _leaves(inner, (*path, str(name)))]
-    if isinstance(value, list) and value:
-        return [leaf for index, inner in enumerate(value) for leaf in _leaves(inner, (*path, str(index)))]
-    return [(key, value)]
-
-
-def _shown(values: dict[str, Any], key: str) -> str:
-    return json.dumps(values[key], ensure_ascii=False) if key in values else "(not set)"

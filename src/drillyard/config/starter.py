@@ -1,8 +1,7 @@
 """Commented starters of `run.yaml` and `cluster.yaml`, made from the config models themselves.
 
-A setting that the starter chooses is written; every other one stands behind a `#` with its default, so that deleting
-the `#` changes nothing and the file shows all there is. Comments are the fields' own descriptions, so a starter cannot
-describe a setting that no longer exists.
+Settings that the starter chooses are written out; all others are commented out with their defaults, so that deleting a
+`#` changes nothing. Comments are the fields' own descriptions.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from drillyard.config.load import config_model
 from drillyard.config.platforms import THIS_MACHINE
-from drillyard.config.schema import config_model
 from drillyard.errors import UserError
 
 # A model of 0.3 million parameters that learns text-to-SQL on two CPU cores in minutes.

@@ -1,8 +1,7 @@
 """The base of every config model: unknown keys refused, values never changed, secrets never shown.
 
-`validate_default` makes a default obey the constraints that users' values obey. Infinite numbers are refused, since no
-setting means anything there. References to the environment are resolved while validating and restored while
-serialising; `environment.py` tells how and why.
+Defaults obey the constraints of users' values. References to the environment are resolved while validating and restored
+while serialising (`environment.py`).
 """
 
 from __future__ import annotations

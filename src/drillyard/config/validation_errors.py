@@ -1,8 +1,8 @@
-"""Why a value does not fit a config model, in words that a user can act on.
+"""Explain to a user why a value does not fit a config model.
 
-pydantic decides whether a config is valid; this module is asked only when it is not. It walks the model's annotations
-along the value, so that a union is judged by the branch that the user evidently meant (a mapping is a `SourceConfig`, a
-list is a list of sources) instead of by all branches, and an unknown key is told with the key that was meant.
+pydantic decides whether a config is valid; this module runs when it is not. It walks the model's annotations along the
+value: a union is checked by the branch with the value's shape (a mapping is a `SourceConfig`, a list is a list of
+sources), and an unknown key comes with the key that was probably meant.
 """
 
 from __future__ import annotations
@@ -20,53 +20,46 @@ from pydantic.fields import FieldInfo
 
 from drillyard.config.problems import Path, Problem, closest_name, dotted
 
-# Settings as other trainers call them, where the spelling alone does not lead to ours.
-FOREIGN_NAMES = {
-    "lr": "training.optimizer.learning_rate",
-    "max_steps": "training.steps",
-    "max_iters": "training.steps",
-    "num_train_epochs": "training.epochs",
-    "per_device_train_batch_size": "training.micro_batch_size",
-    "batch_size": "training.micro_batch_size",
-    "gradient_accumulation_steps": "training.gradient_accumulation",
-    "max_grad_norm": "training.gradient_clipping",
-    "grad_clip": "training.gradient_clipping",
-    "gradient_checkpointing": "training.activation_checkpointing",
-    "bf16": "training.precision",
-    "dtype": "training.precision",
-    "torch_dtype": "training.precision",
-    "warmup": "training.schedule.warmup_steps",
-    "lr_scheduler_type": "training.schedule.name",
-    "save_steps": "checkpoint.every_steps",
-    "save_total_limit": "checkpoint.keep",
-    "eval_steps": "evaluation.every_steps",
-    "logging_steps": "logging.every_steps",
-    "max_seq_length": "data.sequence_length",
-    "seq_length": "data.sequence_length",
-    "seq_len": "data.sequence_length",
-    "block_size": "data.sequence_length",
-    "dataset": "data.source",
-    "model_name_or_path": "model.id",
-    "resume_from_checkpoint": "checkpoint.resume",
-    "output_dir": "output",
-    "attn_implementation": "model.attention",
-    "gpus": "parallelism",
+# What other trainers call our settings, where the spelling alone does not lead to ours.
+_OTHER_NAMES = {
+    "training.optimizer.learning_rate": "lr",
+    "training.steps": "max_steps max_iters",
+    "training.epochs": "num_train_epochs",
+    "training.micro_batch_size": "per_device_train_batch_size batch_size",
+    "training.gradient_accumulation": "gradient_accumulation_steps",
+    "training.gradient_clipping": "max_grad_norm grad_clip",
+    "training.activation_checkpointing": "gradient_checkpointing",
+    "training.precision": "bf16 dtype torch_dtype",
+    "training.schedule.warmup_steps": "warmup",
+    "training.schedule.name": "lr_scheduler_type",
+    "checkpoint.every_steps": "save_steps",
+    "checkpoint.keep": "save_total_limit",
+    "evaluation.every_steps": "eval_steps",
+    "logging.every_steps": "logging_steps",
+    "data.sequence_length": "max_seq_length seq_length seq_len block_size",
+    "data.source": "dataset",
+    "model.id": "model_name_or_path",
+    "checkpoint.resume": "resume_from_checkpoint",
+    "output": "output_dir",
+    "model.attention": "attn_implementation",
+    "parallelism": "gpus",
 }
+FOREIGN_NAMES = {name: setting for setting, names in _OTHER_NAMES.items() for name in names.split()}
 
 
 def find_problems(model: type[BaseModel], value: Any) -> Iterator[Problem]:
     """Every reason why `value` (of a YAML document) is not a `model`."""
-    yield from _walk(model, value, (), model)
+    return _walk(model, value, (), model)
 
 
 def pydantic_problems(error: ValidationError) -> Iterator[Problem]:
-    """Where pydantic found problems, for what a walk along the annotations cannot see. Its words are a programmer's."""
+    """The places where pydantic found problems, where `find_problems` finds none. Its messages are for programmers."""
     for detail in error.errors(include_url=False):
         yield Problem(tuple(detail["loc"]), f"found {describe_value(detail['input'])}, which is not allowed here")
 
 
 def option_problem(error: ValidationError) -> str:
-    """What is wrong with the value of a command-line option, which typer judges by pydantic (from typer 0.29 on)."""
+    """What is wrong with the value of a command-line option, which typer validates by pydantic from 0.29 on."""
     detail = error.errors(include_url=False)[0]
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "value_error":
@@ -126,29 +119,25 @@ def _what_to_write(key: str, field: FieldInfo) -> str:
         return f"; write for example `{example}`"
     if field.description:
         return f": {field.description}"
-    is_section = _is_model(field.annotation)
-    return (
-        f"; a mapping with {_keys(_bare(field.annotation))}"
-        if is_section
-        else f"; allowed: {describe(_annotation(field))}"
-    )
+    if _is_model(field.annotation):
+        return f"; a mapping with {_keys(_bare(field.annotation))}"
+    return f"; allowed: {describe(_annotation(field))}"
 
 
 def _with_meaning(problem: Problem, field: FieldInfo, depth: int) -> Problem:
-    """A pattern tells a machine what is allowed; the field's description tells the user."""
-    # The patterns of a list are those of its items.
+    """Replace a regular expression by the field's description, which says the same to a user."""
+    # The patterns of a list apply to its items.
     if (get_origin(_bare(field.annotation)) is list) != (len(problem.path) > depth):
         return problem
     members = [_annotation(field), *get_args(_bare(field.annotation))]
     if field.description and any(getattr(part, "pattern", None) for member in members for part in _constraints(member)):
-        return Problem(
-            problem.path, f"{problem.message.split('; allowed: ')[0]}; allowed: {field.description.rstrip('.')}"
-        )
+        found = problem.message.split("; allowed: ")[0]
+        return Problem(problem.path, f"{found}; allowed: {field.description.rstrip('.')}")
     return problem
 
 
 def _meant(key: str, path: Path, model: type[BaseModel], root: type[BaseModel]) -> str:
-    """What to write instead of the unknown `key`: a near spelling here, the same name elsewhere, or the list."""
+    """What to write instead of the unknown `key`: a similar key, the section that has it, or all keys."""
     prefix = dotted(tuple(part for part in path if isinstance(part, str)))
     settings = _settings(root)
     alias = FOREIGN_NAMES.get(key.lower())
@@ -171,15 +160,14 @@ def _settings(model: type[BaseModel], prefix: str = "") -> list[str]:
     names = []
     for key, field in model.model_fields.items():
         names.append(prefix + key)
-        members = get_args(field.annotation) if _is_union(field.annotation) else (field.annotation,)
-        for member in members:
-            if isinstance(member, type) and issubclass(member, BaseModel):
-                names.extend(_settings(member, f"{prefix}{key}."))
+        for member in get_args(field.annotation) if _is_union(field.annotation) else (field.annotation,):
+            if _is_model(member):
+                names += _settings(member, f"{prefix}{key}.")
     return names
 
 
 def _union(annotation: Any, value: Any, path: Path, root: type[BaseModel]) -> Iterator[Problem]:
-    """Judge by the member that has the value's shape; when none has it, by all."""
+    """Check the member that has the value's shape; all of them where none has it."""
     members = get_args(_bare(annotation))
     if isinstance(value, dict):
         fitting = [m for m in members if get_origin(_bare(m)) is dict or _is_model(m)]
@@ -208,15 +196,10 @@ def _mismatch(annotation: Any, value: Any, path: Path) -> Problem:
     meant = closest_name(value, choices, cutoff=0.8) if isinstance(value, str) else None
     if meant is not None:
         message += f"; did you mean '{meant}'?"
-    elif (
-        isinstance(value, float)
-        and value.is_integer()
-        and not _fits(annotation, value)
-        and _fits(annotation, int(value))
-    ):
+    elif isinstance(value, float) and value.is_integer() and _fits(annotation, int(value)):
         message += f"; write {int(value)}"
     elif isinstance(value, bool) and path == ("checkpoint", "resume"):
-        # YAML reads yes, no, on and off so too.
+        # yes, no, on and off are booleans in YAML too.
         message = f"found {describe_value(value)}; allowed: auto, never, or the path of a checkpoint; "
         message += f"did you mean '{'auto' if value else 'never'}'?"
     elif isinstance(value, bool | int | float) and _fits(annotation, str(value)):
@@ -227,9 +210,8 @@ def _mismatch(annotation: Any, value: Any, path: Path) -> Problem:
 def _fits(annotation: Any, value: Any) -> bool:
     if isinstance(value, float) and not math.isfinite(value):
         return False
-    config = (
-        None if _is_model(annotation) or _is_union(_bare(annotation)) else ConfigDict(strict=True, allow_inf_nan=False)
-    )
+    has_own_config = _is_model(annotation) or _is_union(_bare(annotation))
+    config = None if has_own_config else ConfigDict(strict=True, allow_inf_nan=False)
     try:
         TypeAdapter(annotation, config=config).validate_json(json.dumps(value), strict=True)
     except ValidationError:
@@ -268,11 +250,12 @@ def describe_value(value: Any) -> str:
 
 
 def _bounds(annotation: Any) -> str:
-    words = []
-    for bound in _constraints(annotation):
-        for kind, (attribute, sign) in zip((Gt, Ge, Lt, Le), _SIGNS.items(), strict=True):
-            if isinstance(bound, kind):
-                words.append(f"{sign} {getattr(bound, attribute):g}")
+    words = [
+        f"{sign} {getattr(bound, attribute):g}"
+        for bound in _constraints(annotation)
+        for kind, (attribute, sign) in zip((Gt, Ge, Lt, Le), _SIGNS.items(), strict=True)
+        if isinstance(bound, kind)
+    ]
     return f" {' and '.join(words)}" if words else ""
 
 
@@ -282,7 +265,7 @@ def _annotation(field: FieldInfo) -> Any:
 
 
 def _constraints(annotation: Any) -> list[Any]:
-    """The constraints of an Annotated, those that a `Field` in it holds among them."""
+    """The constraints of an Annotated, also those inside a `Field` of it."""
     parts = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
     return [constraint for part in parts for constraint in getattr(part, "metadata", [part])]
 

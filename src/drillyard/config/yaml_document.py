@@ -73,7 +73,7 @@ def read_document(path: str | os.PathLike[str]) -> YamlDocument:
 
 
 def parse_document(text: str, label: str) -> YamlDocument:
-    """`text` as a document whose lines are told as `label:LINE`. UserError when it is not YAML."""
+    """`text` as a document with lines named `label:LINE`. UserError when it is not YAML."""
     top = SourceLocation(label, 0)
     if len(text) > MAX_BYTES:
         raise ConfigError(f"{label}: {_TOO_LARGE}")

@@ -16,8 +16,7 @@ from pydantic import NonNegativeFloat
 
 from drillyard.errors import UserError
 from drillyard.estimation.quantity import GIVEN, zero_or_above
-from drillyard.hardware.facts import CatalogRow, Fact, FactSource, Provenance
-from drillyard.hardware.rows import read_row
+from drillyard.hardware.facts import CatalogRow, Fact, FactSource, Provenance, read_row
 from drillyard.packaged_yaml import read_packaged_yaml
 
 R = TypeVar("R", bound=CatalogRow)

@@ -24,9 +24,8 @@ from drillyard.config.auto_values import AttentionKernel
 from drillyard.errors import UserError
 from drillyard.estimation.setup import Checkpointing, LoraSetup, Precision, Setup
 from drillyard.hardware import Accelerator, Catalog, Fact, FactSource, Machine, catalog
-from drillyard.hardware.facts import CatalogRow, Provenance
+from drillyard.hardware.facts import CatalogRow, Provenance, read_row
 from drillyard.hardware.machines import Nics
-from drillyard.hardware.rows import read_row
 from drillyard.modelspec import FORMULAS, ModelSpec, flops_per_token, model_spec
 from drillyard.packaged_yaml import read_packaged_yaml
 

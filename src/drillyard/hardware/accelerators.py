@@ -1,9 +1,7 @@
-"""Accelerators: dense peak FLOP/s by precision, memory and links, looked up by our name or by the name the driver
-reports.
+"""Accelerators: dense peak FLOP/s by precision, memory and links. The facts are in accelerators.yaml.
 
-The facts are in accelerators.yaml, each with its source and date. There is no default row: an unknown accelerator has
-no peak, so a run on it has no MFU rather than a wrong one. The row `cpu` has no peak either, and no device name matches
-it.
+There is no default row: a run on an unknown accelerator has no MFU rather than a wrong one. The row `cpu` has no peak,
+and no device name matches it.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ class Accelerator(CatalogRow):
     """One model of GPU. Unknown values are None, or missing in a mapping from precision (bf16, fp8, ...) to TFLOP/s.
 
     `peak_tflops` and `sparse_tflops` are the vendor's, without and with 2:4 sparsity; `achievable_tflops` is the best
-    matmul anyone has published. `memory_gb` is the size as sold, `memory_gib` the total that the driver reports.
-    `gpu_link_gb_per_s` counts both directions together, as vendors do; host link and host-device copies count one.
-    Programs of a CUDA before `min_cuda` have no code for it.
+    published matmul rate. `memory_gb` is the size as sold, `memory_gib` the total that the driver reports.
+    `gpu_link_gb_per_s` counts both directions, as vendors do; host link and host-device copies count one. Programs
+    built with a CUDA before `min_cuda` have no code for it.
     """
 
     name: str

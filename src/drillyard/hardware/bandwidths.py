@@ -2,11 +2,10 @@
 
 Bus bandwidth is what nccl-tests calls it: algbw, the bytes of the collective over its time, times a factor that makes
 collectives comparable (2(n-1)/n for all_reduce, (n-1)/n for the others, n ranks). It is not a wire speed: between
-nodes it exceeds the NICs' rate, because only part of the traffic leaves a node. The facts stand in bandwidths.yaml.
+nodes it exceeds the NICs' rate, because only part of the traffic crosses nodes. The facts are in bandwidths.yaml.
 
-Limits: one row per machine, collective and number of nodes; a number for more nodes than were measured is that of the
-largest measurement, and says so by its row. There is no row from another collective: on one machine they differ
-twofold.
+Limits: one row per machine, collective and number of nodes. For more nodes than were measured, the largest measurement
+counts, and its row says so. One collective is never taken for another: on one machine they differ twofold.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Bandwidth(CatalogRow):
         """Bus bandwidth for messages of `size_bytes`.
 
         Between measured sizes it is interpolated in log size and log bandwidth; below the smallest it falls in
-        proportion to the size (the time cannot be shorter than that of the smallest); above the largest it stays.
+        proportion to the size (the time is that of the smallest); above the largest it is constant.
         """
         sizes = sorted(self.gb_per_s)
         factor = 1.0 if self.figure == "busbw" else bus_factor(self.collective, self.num_accelerators)
@@ -64,7 +63,7 @@ class Bandwidth(CatalogRow):
 
 @dataclass(frozen=True, slots=True)
 class BusBandwidth:
-    """A bandwidth and the row that it was read from, which says how many nodes were measured."""
+    """A bandwidth and its row, which has the number of measured nodes."""
 
     gb_per_s: Fact[float]
     row: Bandwidth

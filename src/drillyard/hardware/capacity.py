@@ -1,11 +1,8 @@
 """The capacity that a cluster config needs: a machine that is known and sold in that way, and quotas of its cloud.
 
-`config` does not import the catalog, so the checks that need both are here; every command that uses the machine of a
-cluster calls `machine_of`. A machine without a list of ways to buy it (a user's own row) is available in any way.
-
-The quota rules are in quotas.yaml: which metric, where, how much and why. `quota_needed` turns a cluster into the
-quantities that clouds count (GPUs, nodes, vCPUs, disks, networks) and fills the rules in. It calls no cloud, so it does
-not compare them with what is granted or in use.
+Commands that use the machine of a cluster call `machine_of`. A machine without a list of ways to buy it (a user's own
+row) is available in any way. `quota_needed` computes the quantities that clouds count (GPUs, nodes, vCPUs, disks,
+networks) by the rules in quotas.yaml. It calls no cloud, so it does not know what is granted or in use.
 
 Limits: machines outside the known clouds need no quota. Quotas of storage and container registries are not counted.
 """
@@ -45,7 +42,7 @@ class Quota:
 
 
 class QuotaRule(CatalogRow):
-    """One rule of quotas.yaml; an empty filter lets everything pass."""
+    """One rule of quotas.yaml; an empty filter matches everything."""
 
     cloud: Literal["gcp", "aws", "nebius"]
     platforms: tuple[str, ...]
@@ -63,7 +60,7 @@ class QuotaRule(CatalogRow):
     times: PositiveInt = 1
 
     def holds(self, platform: str, consumption: str | None, machine: Machine) -> bool:
-        """Whether the rule speaks of this machine, bought so, on this platform."""
+        """Whether the rule applies to this machine, bought this way, on this platform."""
         return (
             self.cloud == machine.cloud
             and platform in self.platforms
@@ -76,7 +73,7 @@ class QuotaRule(CatalogRow):
 
 
 def machine_of(cluster: ClusterConfig, facts: Catalog) -> Machine:
-    """The machine of `cluster`. UserError, at the line of the config, where it is missing, not known or not sold so."""
+    """The machine of `cluster`. UserError, with the line, where it is missing, unknown or not sold this way."""
     if cluster.machine is None:
         raise _at(cluster, "machine", "missing: name the machine type, or give --machine")
     try:
@@ -90,17 +87,16 @@ def machine_of(cluster: ClusterConfig, facts: Catalog) -> Machine:
 
 
 def consumption_problem(consumption: str | None, machine: Machine) -> str | None:
-    """Why `machine` cannot be had by `consumption`, or None where it can."""
+    """Why `machine` cannot be bought by `consumption`, or None where it can."""
     if consumption is None or not machine.consumption or consumption in machine.consumption:
         return None
     return f"{machine.name} cannot be had by '{consumption}'; it can by {', '.join(machine.consumption)}"
 
 
 def quota_needed(cluster: ClusterConfig, facts: Catalog | None = None) -> list[Quota]:
-    """What the cluster counts against its cloud's quotas; empty for machines that are no cloud's.
+    """What the cluster counts against its cloud's quotas; empty for machines outside clouds.
 
-    `facts` is the catalog to look the machine up in (ours by default). Raises UserError for an unknown machine and
-    for a machine that the platform's cloud does not have.
+    `facts` is the catalog (ours by default). Raises UserError for a machine unknown to it or to the platform's cloud.
     """
     if cluster.machine is None or cluster.has_own_machines:
         return []
@@ -168,15 +164,10 @@ def _rules() -> tuple[QuotaRule, ...]:
 
 
 def _at(cluster: ClusterConfig, field: str, message: str) -> UserError:
-    """An error about `field`, at its line where the config was read from a file; further lines stay as they are."""
-    # Imported here: our own catalog does without the models of configs.
-    from drillyard.config.problems import Problem, dotted, location_of, problem_line
+    """An error about `field`, with its line where the config was read from a file."""
+    # Imported here, as our own catalog does not need the models of configs.
+    from drillyard.config.problems import location_of
 
-    first, newline, rest = message.partition("\n")
-    problem, places = Problem((field,), first), cluster._origin.places
-    where = (
-        f"{dotted(problem.path)}: {first}"
-        if places is None
-        else problem_line(location_of(problem.path, places), problem)
-    )
-    return UserError(where + newline + rest)
+    places = cluster._origin.places
+    label = "" if places is None else f"{location_of((field,), places).label}: "
+    return UserError(f"{label}{field}: {message}")

@@ -1,14 +1,13 @@
-"""The catalog: all rows of our data files, and over them the rows of a user's own file.
+"""The catalog: all rows of our data files, with the rows of a user's own file laid over them.
 
-A data file is read once, on the first lookup of its kind. A user's file is read with its line numbers, checked as a
-whole, and laid over the catalog: a row with a known name changes the fields that it gives, any other row is added, and
-a user's prices and bandwidths come before ours. Its values name the file as their source.
+In a user's file a row with a known name changes the fields that it gives and any other row is added; its prices and
+bandwidths come before ours. The file is the source of its values.
 
     catalog().machine("a4-highgpu-8g").fact("network_gbps")      # value, source, date, unverified
     load_catalog("my-hardware.yaml").accelerator("my-gpu")
 
-Cost: 2 to 15 ms for the first lookup of a kind, nothing afterwards. Lookups that find nothing raise UserError
-with the nearest names; the `find_` lookups give None instead.
+A data file is read on the first lookup of its kind, in 2 to 15 ms. Lookups that find nothing raise UserError with the
+nearest names; the `find_` lookups return None instead.
 """
 
 from __future__ import annotations
@@ -21,10 +20,9 @@ from typing import Any, TypeVar
 from drillyard.errors import UserError
 from drillyard.hardware.accelerators import Accelerator
 from drillyard.hardware.bandwidths import Bandwidth
-from drillyard.hardware.facts import CatalogRow, FactSource
+from drillyard.hardware.facts import PROVENANCE_KEYS, CatalogRow, FactSource, read_row
 from drillyard.hardware.machines import BILLED_AS, Machine, Price
 from drillyard.hardware.network_stacks import NetworkStack
-from drillyard.hardware.rows import PROVENANCE_KEYS, read_row
 from drillyard.packaged_yaml import read_packaged_yaml
 
 R = TypeVar("R", bound=CatalogRow)
@@ -51,7 +49,7 @@ KINDS: dict[str, tuple[type[CatalogRow], Key]] = {
     "bandwidths": (Bandwidth, _by_measurement),
     "prices": (Price, _by_offer),
 }
-"""Sections of a hardware file: the class of their rows, and what makes two rows the same one."""
+"""Sections of a hardware file: the class of their rows, and the key that identifies a row."""
 
 HARDWARE_FILE_HINT = "give your own in a file: --hardware FILE (`drillyard hardware --help` shows its form)"
 
@@ -93,8 +91,7 @@ class Catalog:
     def find_accelerator(self, name: str) -> Accelerator | None:
         """The accelerator with our name (`h100`) or the driver's (`NVIDIA H100 80GB HBM3`); never `cpu`.
 
-        The whole name must match: a partitioned or virtual GPU (`... MIG 1g.10gb`, `GRID A100-10C`) or an unlisted
-        variant is unknown, never taken for a similar one.
+        The whole name must match: a partitioned or virtual GPU (`... MIG 1g.10gb`, `GRID A100-10C`) is unknown.
         """
         return next((row for row in self.accelerators.values() if row.name != "cpu" and row.is_called(name)), None)
 
@@ -154,9 +151,9 @@ def _missing(kind: str, name: str, names: Iterable[str]) -> Any:
 
 
 def merged(raw: dict[str, Any], raws: list[dict[str, Any]], keys: list[object], key: Key) -> dict[str, Any]:
-    """`raw`, of a user's file, over the row of ours with the same name; a price or bandwidth stands for itself.
+    """`raw`, of a user's file, over our row of the same name; prices and bandwidths are not merged.
 
-    A mapping is laid over value by value. What ours still says keeps its source and its doubts.
+    Mappings are merged by key. Values of ours keep their source and whether they are unverified.
     """
     if key is not _by_name or key(raw) not in keys:
         return raw

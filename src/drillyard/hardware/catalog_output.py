@@ -1,12 +1,11 @@
-"""The catalog as text and as JSON: the list of what there is, and one entry in full with source and date of every
-value.
+"""The catalog as text and as JSON: the list of entries, and one entry with source and date of every value.
 
-A value that no primary source confirms is marked `unverified` wherever it stands.
+A value without a primary source is marked `unverified`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -22,7 +21,7 @@ from drillyard.hardware.network_stacks import NetworkStack
 JSON_VERSION = 1
 Entry = Accelerator | Machine | NetworkStack
 NAMES = ("name", "title", "aliases")
-"""Fields that are our own words, and so have no source."""
+"""Fields that we named ourselves, so they have no source."""
 TITLES = {Accelerator: "accelerator", Machine: "machine", NetworkStack: "network stack"}
 
 
@@ -46,49 +45,46 @@ def find_entry(catalog: Catalog, name: str) -> Entry:
 
 
 def list_text(catalog: Catalog) -> str:
-    """Everything by name, grouped by kind, with what tells one from another."""
-    accelerators: list[tuple[str, ...]] = [
-        ("accelerator", "bf16 TFLOP/s", "memory GiB", "HBM GB/s", "GPU link GB/s", "what")
-    ]
+    """All entries by kind, with their main values."""
+    accelerators = [("accelerator", "bf16 TFLOP/s", "memory GiB", "HBM GB/s", "GPU link GB/s", "what")]
     for gpu in catalog.accelerators.values():
         bf16 = gpu.peak("bf16")
         peak = None if bf16 is None else Fact(bf16.value / 1e12, bf16.sources)
-        cells = (peak, gpu.fact("memory_gib"), gpu.fact("memory_bandwidth_gb_per_s"), gpu.fact("gpu_link_gb_per_s"))
-        accelerators.append((gpu.name, *(_cell(cell) for cell in cells), gpu.title))
-    machines: list[tuple[str, ...]] = [("machine", "GPUs", "data NICs", "Gb/s", "stack", "host GiB", "cloud")]
+        memory, bandwidth = _cell(gpu.fact("memory_gib")), _cell(gpu.fact("memory_bandwidth_gb_per_s"))
+        link = _cell(gpu.fact("gpu_link_gb_per_s"))
+        accelerators.append((gpu.name, _cell(peak), memory, bandwidth, link, gpu.title))
+    machines = [("machine", "GPUs", "data NICs", "Gb/s", "stack", "host GiB", "cloud")]
     for one in catalog.machines.values():
         nics = f"{one.data_nics.count} x {one.data_nics.gbps:g}" if one.data_nics.count else "-"
-        gpus = f"{one.num_accelerators} x {one.accelerator}"
-        rates = (_cell(one.fact("network_gbps")), one.network_stack, _cell(one.fact("host_memory_gib")))
-        machines.append((one.name, gpus, nics, *rates, one.cloud or "-"))
-    stacks: list[tuple[str, ...]] = [
-        ("network stack", "what"),
-        *((stack.name, stack.title) for stack in catalog.network_stacks.values()),
-    ]
-    prices: list[tuple[str, ...]] = [("price of", "bought", "region", "$ per node-hour", "$ per GPU-hour", "date")]
+        gpus, rate = f"{one.num_accelerators} x {one.accelerator}", _cell(one.fact("network_gbps"))
+        host = _cell(one.fact("host_memory_gib"))
+        machines.append((one.name, gpus, nics, rate, one.network_stack, host, one.cloud or "-"))
+    stacks = [("network stack", "what"), *((row.name, row.title) for row in catalog.network_stacks.values())]
+    prices = [("price of", "bought", "region", "$ per node-hour", "$ per GPU-hour", "date")]
     for price in catalog.prices:
         machine = catalog.machines[price.machine]
-        node, gpu_hour = price.node_hour(machine), price.gpu_hour(machine)
-        prices.append(
-            (price.machine, price.consumption, price.region or "any", _cell(node), _cell(gpu_hour), node.date or "-")
-        )
-    tables = [_table(rows) for rows in (accelerators, machines, stacks, prices)]
+        node, gpu_hour = price.node_hour(machine), _cell(price.gpu_hour(machine))
+        region = price.region or "any"
+        prices.append((price.machine, price.consumption, region, _cell(node), gpu_hour, node.date or "-"))
+    tables = [_table(accelerators), _table(machines), _table(stacks), _table(prices)]
     note = f"{len(catalog.bandwidths)} reference bandwidths: see the machine or accelerator by its name.\n? unverified"
     return "\n\n".join([*tables, note])
 
 
 def entry_text(catalog: Catalog, entry: Entry) -> str:
-    """One entry with every value, its source and its date; then what rests on it: prices, bandwidths, machines."""
+    """One entry with source and date of every value, then its prices, bandwidths or machines."""
     also = f" (also {', '.join(entry.aliases)})" if not isinstance(entry, NetworkStack) and entry.aliases else ""
     title = f": {entry.title}" if not isinstance(entry, Machine) else ""
     lines = [f"{TITLES[type(entry)]} {entry.name}{also}{title}", ""]
     facts = list(_facts(entry))
-    numbers = {source: index for index, source in enumerate(dict.fromkeys(_told(fact) for _, fact in facts), start=1)}
+    numbers = {
+        source: index for index, source in enumerate(dict.fromkeys(_source_text(fact) for _, fact in facts), start=1)
+    }
     width = max((len(path) for path, _ in facts), default=0)
     for path, fact in facts:
         mark = "  unverified" if fact.unverified else ""
         first, *others = _plain_lines(fact.value)
-        lines.append(f"  {path:<{width}}  {first}  [{numbers[_told(fact)]}]{mark}")
+        lines.append(f"  {path:<{width}}  {first}  [{numbers[_source_text(fact)]}]{mark}")
         lines += [f"  {'':<{width}}  {other}" for other in others]
     lines += ["", *(f"  [{number}] {source}" for source, number in numbers.items())]
     for title, rows in _related(catalog, entry):
@@ -107,24 +103,24 @@ def entry_json(catalog: Catalog, entry: Entry) -> dict[str, Any]:
     if isinstance(entry, Machine):
         result["prices"] = [_row_json(row) for row in catalog.prices if row.machine == entry.name]
     else:
-        result["machines"] = [machine.name for machine in _machines_with(catalog, entry)]
+        result["machines"] = _machines_with(catalog, entry)
     return result
 
 
 def list_json(catalog: Catalog) -> dict[str, Any]:
-    """Everything by kind, each row with its values, its source and what of it is unverified."""
-    return {
-        "version": JSON_VERSION,
-        "accelerators": [_row_json(row) for row in catalog.accelerators.values()],
-        "machines": [_row_json(row) for row in catalog.machines.values()],
-        "network_stacks": [_row_json(row) for row in catalog.network_stacks.values()],
-        "bandwidths": [_row_json(row) for row in catalog.bandwidths],
-        "prices": [_row_json(row) for row in catalog.prices],
+    """All rows by kind, each with its values, their sources and which of them are unverified."""
+    rows: dict[str, Iterable[CatalogRow]] = {
+        "accelerators": catalog.accelerators.values(),
+        "machines": catalog.machines.values(),
+        "network_stacks": catalog.network_stacks.values(),
+        "bandwidths": catalog.bandwidths,
+        "prices": catalog.prices,
     }
+    return {"version": JSON_VERSION, **{kind: [_row_json(row) for row in each] for kind, each in rows.items()}}
 
 
 def _facts(row: CatalogRow) -> Iterator[tuple[str, Fact[Any]]]:
-    """Every value of a row by its path, a mapping or a group of fields giving one each; defaults state no fact."""
+    """Every value of a row by its path, also inside mappings and groups of fields; defaults are left out."""
     for name, value in _fields_of(row):
         if name not in NAMES:
             yield from _facts_below(row, name, value)
@@ -142,23 +138,20 @@ def _facts_below(row: CatalogRow, path: str, value: Any) -> Iterator[tuple[str, 
 
 
 def _fields_of(value: Record) -> Iterator[tuple[str, Any]]:
-    """The fields that say more than their default."""
+    """The fields whose value is not the default."""
     for name, field in type(value).model_fields.items():
         if getattr(value, name) != field.default:
             yield name, getattr(value, name)
 
 
 def _row_json(row: CatalogRow) -> dict[str, Any]:
-    """A row as it is, then its source, the sources of single fields that have another one, and what is unverified."""
-    sources = {path: {"source": one.text, "date": one.date} for path, one in row.provenance.by_field.items()}
-    doubted = [path for path, fact in _facts(row) if fact.unverified]
-    default = row.provenance.row
+    """A row with its source, the sources of single fields that have another one, and the unverified fields."""
     return {
         **row.model_dump(mode="json"),
-        "source": default.text,
-        "date": default.date,
-        "sources": sources,
-        "unverified": doubted,
+        "source": row.provenance.row.text,
+        "date": row.provenance.row.date,
+        "sources": {path: {"source": one.text, "date": one.date} for path, one in row.provenance.by_field.items()},
+        "unverified": [path for path, fact in _facts(row) if fact.unverified],
     }
 
 
@@ -169,25 +162,19 @@ def _related(catalog: Catalog, entry: Entry) -> Iterator[tuple[str, list[str]]]:
             yield "reference bandwidths (busbw, GB/s by MiB)", bandwidths
     if isinstance(entry, Machine):
         prices = [_price_line(row, entry) for row in catalog.prices if row.machine == entry.name]
-        if prices:
-            yield "prices", prices
-        else:
-            yield "prices", [f"none known; {HARDWARE_FILE_HINT}"]
-    else:
-        machines = [machine.name for machine in _machines_with(catalog, entry)]
-        if machines:
-            yield "machines", [", ".join(machines)]
+        yield "prices", prices or [f"none known; {HARDWARE_FILE_HINT}"]
+    elif machines := _machines_with(catalog, entry):
+        yield "machines", [", ".join(machines)]
 
 
 def _bandwidths(catalog: Catalog, entry: Accelerator | Machine) -> list[Bandwidth]:
-    if isinstance(entry, Accelerator):
-        return [row for row in catalog.bandwidths if row.accelerator == entry.name]
-    return [row for row in catalog.bandwidths if entry.name == row.machine]
+    field = "accelerator" if isinstance(entry, Accelerator) else "machine"
+    return [row for row in catalog.bandwidths if getattr(row, field) == entry.name]
 
 
-def _machines_with(catalog: Catalog, entry: Accelerator | NetworkStack) -> list[Machine]:
+def _machines_with(catalog: Catalog, entry: Accelerator | NetworkStack) -> list[str]:
     field = "accelerator" if isinstance(entry, Accelerator) else "network_stack"
-    return [machine for machine in catalog.machines.values() if getattr(machine, field) == entry.name]
+    return [machine.name for machine in catalog.machines.values() if getattr(machine, field) == entry.name]
 
 
 def _bandwidth_line(row: Bandwidth) -> str:
@@ -195,7 +182,7 @@ def _bandwidth_line(row: Bandwidth) -> str:
     sizes = ", ".join(f"{size}: {rate:g}" for size, rate in row.gb_per_s.items())
     role = "at least" if row.role == "minimum" else "measured"
     network = ", summed in the switch" if row.in_network else ""
-    source = _told(row.fact("gb_per_s"))
+    source = _source_text(row.fact("gb_per_s"))
     return f"{row.collective}, {row.nodes} x {per_node} GPUs, {role}{network}: {sizes}  ({source})"
 
 
@@ -203,29 +190,24 @@ def _price_line(row: Price, machine: Machine) -> str:
     node, gpu = row.node_hour(machine), row.gpu_hour(machine)
     dollars = f"${node.value:.2f} per node-hour, ${gpu.value:.2f} per GPU-hour"
     mark = "  unverified" if node.unverified else ""
-    return f"{row.consumption}, {row.region or 'any region'}: {dollars}  ({_told(node)}){mark}"
+    return f"{row.consumption}, {row.region or 'any region'}: {dollars}  ({_source_text(node)}){mark}"
 
 
-def _told(fact: Fact[Any]) -> str:
+def _source_text(fact: Fact[Any]) -> str:
     return f"{fact.source}, {fact.date}" if fact.date else fact.source
 
 
 def _cell(fact: Fact[Any] | None) -> str:
     if fact is None or fact.value is None:
         return "-"
-    return f"{_number(fact.value)}{'?' if fact.unverified else ''}"
-
-
-def _number(value: float) -> str:
-    """At most two decimals, and none that say nothing."""
-    return f"{value:,.2f}".rstrip("0").rstrip(".")
+    number = f"{fact.value:,.2f}".rstrip("0").rstrip(".")
+    return f"{number}{'?' if fact.unverified else ''}"
 
 
 def _plain_lines(value: Any) -> list[str]:
     """One line, or a line for each item of a list of groups or sentences."""
-    if isinstance(value, tuple) and any(not isinstance(item, str) or " " in item for item in value):
-        return [_plain(item) for item in value]
-    return [_plain(value)]
+    is_long = isinstance(value, tuple) and any(not isinstance(item, str) or " " in item for item in value)
+    return [_plain(item) for item in value] if is_long else [_plain(value)]
 
 
 def _plain(value: Any) -> str:

@@ -1,28 +1,33 @@
-"""Facts: values that carry where they come from, and whether a primary source confirms them.
+"""Facts: values with their sources, dates, and whether a primary source confirms them; and the rows that hold them.
 
-A row of a data file is a frozen pydantic model. Its attributes are plain values for arithmetic;
-`row.fact("memory_gib")` gives the same value as a `Fact` with source, date and `unverified`. Arithmetic on facts keeps
-their sources, so a result of an unverified value is unverified.
+A row of a data file is a frozen pydantic model, which is also the schema of users' files. Its attributes are plain
+values; `row.fact("memory_gib")` gives a `Fact`. Arithmetic on facts keeps their sources, so a result of an unverified
+value is unverified. Units are part of field names.
 
-Limits: comparisons look at values through `.value`; there is no algebra of units, units are part of field names.
+Four keys of a row give its sources: `source` and `date` of the row, `sources` of single fields, and `unverified`, true
+or a list of fields.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from functools import reduce
-from typing import Any, Generic, Self, TypeVar
+from typing import Annotated, Any, Final, Generic, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
 
 T = TypeVar("T")
+R = TypeVar("R", bound="CatalogRow")
 Number = int | float
 
 
 @dataclass(frozen=True, slots=True)
 class FactSource:
-    """Where a value was read. `date` (ISO) is when it was read or published; None for a user's own file without one."""
+    """Where a value was read, and the ISO date on which it was read or published; None where a user's file has none."""
 
     text: str
     date: str | None
@@ -31,43 +36,34 @@ class FactSource:
 
 @dataclass(frozen=True, slots=True)
 class Fact(Generic[T]):
-    """A value and everything it rests on."""
+    """A value and its sources."""
 
     value: T
     sources: tuple[FactSource, ...]
 
     @property
     def unverified(self) -> bool:
-        """Whether it rests on a derivation or on a source that nothing confirms: say so wherever it is shown."""
+        """Whether a source is a derivation or unconfirmed; every output shows that."""
         return any(source.unverified for source in self.sources)
 
     @property
     def source(self) -> str:
-        """The sources in words, in the order in which they were combined."""
+        """The texts of the sources, in the order in which they were combined."""
         return "; ".join(dict.fromkeys(source.text for source in self.sources))
 
     @property
     def date(self) -> str | None:
-        """The oldest date among the sources: the fact is at most as fresh as that."""
+        """The oldest date among the sources."""
         return min((source.date for source in self.sources if source.date is not None), default=None)
 
     def __add__(self: Fact[float], other: Fact[float] | Number) -> Fact[float]:
         return combine(self.value + _value(other), self, other)
 
-    def __radd__(self: Fact[float], other: Number) -> Fact[float]:
-        return combine(other + self.value, self)
-
     def __sub__(self: Fact[float], other: Fact[float] | Number) -> Fact[float]:
         return combine(self.value - _value(other), self, other)
 
-    def __rsub__(self: Fact[float], other: Number) -> Fact[float]:
-        return combine(other - self.value, self)
-
     def __mul__(self: Fact[float], other: Fact[float] | Number) -> Fact[float]:
         return combine(self.value * _value(other), self, other)
-
-    def __rmul__(self: Fact[float], other: Number) -> Fact[float]:
-        return combine(other * self.value, self)
 
     def __truediv__(self: Fact[float], other: Fact[float] | Number) -> Fact[float]:
         return combine(self.value / _value(other), self, other)
@@ -81,7 +77,7 @@ class Fact(Generic[T]):
 
 
 def combine(value: T, *parts: Fact[Any] | Number) -> Fact[T]:
-    """`value` as a fact that rests on `parts`; numbers among them bring no source."""
+    """`value` as a fact with the sources of `parts`; numbers have none."""
     sources = [source for part in parts if isinstance(part, Fact) for source in part.sources]
     return Fact(value, tuple(dict.fromkeys(sources)))
 
@@ -97,10 +93,10 @@ def _value(part: Fact[float] | Number) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The sources of one row: one for the row, others for single fields, and which fields nothing primary confirms.
+    """The sources of a row and of single fields, and the unverified fields.
 
-    A field is named by its path: `peak_tflops` or, for one value of a mapping, `peak_tflops.fp8`. What holds for a path
-    holds for everything below it.
+    A field is named by its path: `peak_tflops` or, for one value of a mapping, `peak_tflops.fp8`. A source of a path
+    is that of everything below it.
     """
 
     row: FactSource
@@ -116,24 +112,24 @@ class Provenance:
 
 
 class Record(BaseModel):
-    """A group of values in a row. Unknown keys are refused and nothing is coerced: a number in quotes is a mistake."""
+    """A group of values in a row. Unknown keys are refused and values are not coerced: a quoted number is a mistake."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class CatalogRow(Record):
-    """The base of every row: its fields are plain values, `fact` gives one of them with its source."""
+    """The base of every row: fields are plain values, `fact` gives one of them with its source."""
 
     _provenance: Provenance = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
-        """`context` of the validation is the row's provenance; it never comes from the values of a file."""
+        """Take the row's provenance, which is the `context` of the validation."""
         assert isinstance(context, Provenance), "make rows by `create` or `read_row`"
         self._provenance = context
 
     @classmethod
     def create(cls, provenance: Provenance, **values: Any) -> Self:
-        """A row of these values, with where they come from."""
+        """A row of these values and their sources."""
         return cls.model_validate(values, context=provenance)
 
     @property
@@ -150,3 +146,59 @@ class CatalogRow(Record):
         for step in path.split("."):
             value = value[step] if isinstance(value, Mapping) else getattr(value, step)
         return Fact(value, (self.provenance.of(path),))
+
+
+def _calendar_day(text: str) -> str:
+    return date.fromisoformat(text).isoformat()
+
+
+class Citations(Record):
+    """The keys of a row that give the sources of its values."""
+
+    source: str | None = None
+    date: Annotated[str, AfterValidator(_calendar_day)] | None = Field(
+        default=None, pattern=r"^\d{4}-\d{2}-\d{2}$", description="A day such as 2026-11-21."
+    )
+    unverified: bool | list[str] = False
+    sources: dict[str, str] = Field(default={})
+
+
+PROVENANCE_KEYS: Final = tuple(Citations.model_fields)
+
+
+def split_row(raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of a row, and its citations."""
+    cited = {key: raw[key] for key in PROVENANCE_KEYS if key in raw}
+    return {key: value for key, value in raw.items() if key not in cited}, cited
+
+
+def read_row(cls: type[R], raw: Mapping[str, Any], known: Mapping[str, FactSource], own: FactSource | None = None) -> R:
+    """The row in `raw`. Raises pydantic.ValidationError, and KeyError for an unknown source of a packaged row.
+
+    `known` are the sources that rows refer to by key. `own` is the user's file, the source of rows that name none.
+    """
+    fields, cited = split_row(raw)
+    # Packaged YAML has dates and integer keys; in JSON both are text, as in a user's file.
+    citations = Citations.model_validate_json(json.dumps(cited, default=str))
+    return cls.model_validate_json(json.dumps(fields), context=_provenance(citations, known, own))
+
+
+def _provenance(citations: Citations, known: Mapping[str, FactSource], own: FactSource | None) -> Provenance:
+    default = _source(citations.source, citations.date, known, own)
+    by_field = {
+        # A known source keeps its own date.
+        name: _source(text, None if text in known else citations.date, known, own)
+        for name, text in citations.sources.items()
+    }
+    if citations.unverified is True:
+        default = dataclasses.replace(default, unverified=True)
+        by_field = {name: dataclasses.replace(source, unverified=True) for name, source in by_field.items()}
+    unverified = citations.unverified if isinstance(citations.unverified, list) else []
+    return Provenance(default, by_field, frozenset(unverified))
+
+
+def _source(text: str | None, day: str | None, known: Mapping[str, FactSource], own: FactSource | None) -> FactSource:
+    if text in known or own is None:
+        source = known[text or ""]
+        return source if day is None else dataclasses.replace(source, date=day)
+    return FactSource(own.text if text is None else f"{own.text}: {text}", day)

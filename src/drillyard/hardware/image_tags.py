@@ -1,7 +1,6 @@
-"""What the tag of a container image tells about its contents, where the image is a well-known one: CUDA and glibc.
+"""CUDA and glibc of well-known container images, read from their tags by the patterns in images.yaml.
 
-An image that is not known, or whose tag does not follow the pattern of its name, tells nothing: nobody guesses. The
-facts stand in images.yaml.
+An unknown image, or a tag that does not match its pattern, gives None: nothing is guessed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _DEFAULT_REGISTRY = "docker.io"
 
 
 class Release(Record):
-    """What an image holds from release `first` on, until the next one that is named."""
+    """Versions in an image from release `first` until the next listed release."""
 
     first: str
     ubuntu: str
@@ -40,7 +39,7 @@ class KnownImage(CatalogRow):
 
 @dataclass(frozen=True, slots=True)
 class ImageContents:
-    """Versions in an image; None where its tag does not tell."""
+    """Versions in an image; None where its tag does not say."""
 
     cuda: str | None
     glibc: str | None
@@ -48,7 +47,7 @@ class ImageContents:
 
 
 def image_contents(image: str) -> ImageContents | None:
-    """What the reference `image` tells about the image, or None. enroot's form `registry#name:tag` is read too."""
+    """The contents of the image at the reference `image`, or None; also in enroot's form `registry#name:tag`."""
     read = _REFERENCE.fullmatch(image.replace("#", "/", 1))
     if read is None or read["tag"] is None:
         return None
@@ -67,10 +66,10 @@ def version_at_least(version: str, floor: str) -> bool:
     return _numbers(version) >= _numbers(floor)
 
 
-def _contents(known: KnownImage, told: Mapping[str, str]) -> ImageContents | None:
-    cuda, ubuntu = told.get("cuda"), told.get("ubuntu")
-    if "release" in told:
-        since = [release for release in known.releases if version_at_least(told["release"], release.first)]
+def _contents(known: KnownImage, found: Mapping[str, str]) -> ImageContents | None:
+    cuda, ubuntu = found.get("cuda"), found.get("ubuntu")
+    if "release" in found:
+        since = [release for release in known.releases if version_at_least(found["release"], release.first)]
         if not since:
             return None
         cuda, ubuntu = since[-1].cuda, since[-1].ubuntu

@@ -1,8 +1,7 @@
-"""Machines: what a cloud sells under one name, or what a user owns: accelerators, NICs, host, disks, storage, the words
-that the cloud's interfaces use for them, and prices. The facts are in machines.yaml and prices.yaml.
+"""Machines: a cloud's machine types and users' own nodes, with accelerators, NICs, host, disks, storage and prices.
 
-Data NICs carry the traffic between GPUs of different nodes, host NICs everything else. A price is a snapshot: its date
-is shown wherever it is used. A price of another region is never taken for a missing one.
+The facts are in machines.yaml and prices.yaml. Data NICs carry the traffic between GPUs of different nodes, host NICs
+everything else. A price is a snapshot, shown with its date; one of another region never replaces a missing one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from drillyard.hardware.facts import CatalogRow, Fact, Record, combine
 Consumption = Literal["on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"]
 BITS_PER_BYTE = 8
 BILLED_AS = {"flex-start-queued": "flex-start"}
-"""Ways of buying that a cloud bills under the name of another one."""
+"""Ways of buying that a cloud bills as another one."""
 
 
 class Nics(Record):
@@ -81,9 +80,9 @@ class Machine(CatalogRow):
         return 0.0 if self.local_disks is None else self.local_disks.count * self.local_disks.gib
 
     def nic_gb_per_s_per_accelerator(self) -> Fact[float] | None:
-        """Line rate between nodes, one direction, that falls to each GPU; None where no NIC is known.
+        """Each GPU's share of the line rate between nodes, one direction; None where no NIC is known.
 
-        Data NICs where there are any, else the host NICs, which then carry everything.
+        Without data NICs the host NICs carry everything.
         """
         kind = "data_nics" if self.data_nics.count else "host_nics"
         nics = self.data_nics if self.data_nics.count else self.host_nics
@@ -93,9 +92,9 @@ class Machine(CatalogRow):
         return combine(gb_per_s, self.fact(kind), self.fact("num_accelerators"))
 
     def storage_gb_per_s(self, num_nodes: int) -> Fact[float] | None:
-        """What `num_nodes` of these machines can write to their storage together, at most; None where nothing is known.
+        """The most that `num_nodes` machines can write to their storage together; None where nothing is known.
 
-        A node without a published figure is bounded by its host NICs.
+        A node without a published rate is bounded by its host NICs.
         """
         assert num_nodes > 0
         bounds: list[Fact[float]] = []

@@ -1,8 +1,6 @@
-"""Network stacks: what lets NCCL use a machine's data NICs: settings, plugin images and versions, volumes, pod
-interfaces.
+"""Network stacks: the settings, images, volumes and interfaces with which NCCL uses a machine's data NICs.
 
-The facts stand in network_stacks.yaml. This module says what a stack is and derives what depends on the machine (how
-many interfaces); turning it into pods or scripts is the launchers' work.
+The facts are in network_stacks.yaml; launchers make pods and scripts from them.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ class Volume(Record):
 
 
 class Sidecar(Record):
-    """A container that must run beside the ranks; `devices` are those that its device annotation names."""
+    """A container that must run next to the ranks; `devices` are those of its device annotation."""
 
     name: str
     command: tuple[str, ...]
@@ -37,11 +35,8 @@ class Sidecar(Record):
 
 
 class Interfaces(Record):
-    """How a pod's interfaces are numbered: `eth{first_data}` is on the network `network.format(first_network)`, and
-    so on.
-
-    Without `first_data` a pod has its primary interface only.
-    """
+    """How a pod's interfaces are numbered: `eth{first_data}` is on the network `network.format(first_network)`, and so
+    on. Without `first_data` a pod has its primary interface only."""
 
     primary: str
     first_data: PositiveInt | None = None
@@ -50,7 +45,7 @@ class Interfaces(Record):
 
 
 class Networks(Record):
-    """The VPCs that a cluster needs beside its own: one per data NIC, or one for all, and one for a second host NIC."""
+    """Additional VPCs of a cluster: one per data NIC, or one for all, and one for a second host NIC."""
 
     vpcs_per_data_nic: NonNegativeInt = 0
     shared_vpcs: NonNegativeInt = 0
@@ -63,13 +58,12 @@ class Networks(Record):
 
 
 class NetworkStack(CatalogRow):
-    """One stack. `environment` is complete where `profile_script` is None; else the script, sourced, sets the rest.
+    """One stack. `environment` is complete where `profile_script` is None; else sourcing the script sets the rest.
 
-    `machine_environment` adds settings by machine. Fields that begin with `host_` hold on virtual machines and bare
-    metal: there `host_environment` is laid over `environment`, and libraries are found through `host_library_path`.
-    `forbidden` names variables that must not be set, `enforced` those whose value the stack checks and ends a job over,
-    `superseded` those of an earlier set that must not be mixed with this one. `versions` are those of `images`;
-    `coupled_versions` lists pairs that work together.
+    `machine_environment` adds settings by machine. Fields that begin with `host_` apply to virtual machines and bare
+    metal: `host_environment` is laid over `environment`, and `host_library_path` finds libraries. Variables in
+    `forbidden` must not be set; for those in `enforced` the stack aborts a job with another value; those in
+    `superseded` belong to an earlier set. `versions` are those of `images`; `coupled_versions` work together.
     """
 
     name: str
@@ -109,12 +103,12 @@ class NetworkStack(CatalogRow):
         return settings
 
     def additional_vpcs(self, machine: Machine) -> int:
-        """How many VPCs a cluster of `machine` needs beside its own."""
+        """The number of additional VPCs that a cluster of `machine` needs."""
         if self.networks is None:
             return 0
         shared = self.networks.shared_vpcs + self.networks.host_vpcs
         return self.networks.vpcs_per_data_nic * machine.data_nics.count + shared
 
     def additional_subnets(self, machine: Machine) -> int:
-        """How many subnets a cluster of `machine` needs beside its own: one per data NIC, one for a second host NIC."""
+        """The number of additional subnets of a cluster of `machine`: one per data NIC, one for a second host NIC."""
         return 0 if self.networks is None else machine.data_nics.count + self.networks.host_vpcs

@@ -1,4 +1,4 @@
-"""A user's own hardware file: read with its lines, checked as a whole, laid over our catalog.
+"""Read a user's hardware file, report all its mistakes with their lines, and lay it over our catalog.
 
     accelerators:
       - {name: my-gpu, title: My GPU, peak_tflops: {bf16: 400}, memory_gib: 94}
@@ -7,8 +7,8 @@
     prices:
       - {machine: my-node, consumption: on-demand, usd_per_node_hour: 20}
 
-Sections and fields are those of our data files. A row whose name is known changes only the fields that it gives.
-`source` and `date` may say where a row's values come from; the file itself is named as their source either way.
+Sections and fields are those of our data files. A row with a known name changes only the fields that it gives. `source`
+and `date` are optional; the source of a value always names the file.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from drillyard.config.yaml_document import YamlDocument, read_document
 from drillyard.errors import UserError
 from drillyard.hardware.bandwidths import Bandwidth
 from drillyard.hardware.catalog import KINDS, Catalog, merged, raw_rows, sources
-from drillyard.hardware.facts import CatalogRow, FactSource
+from drillyard.hardware.facts import CatalogRow, Citations, FactSource, read_row, split_row
 from drillyard.hardware.machines import Machine, Price
-from drillyard.hardware.rows import Citations, read_row, split_row
 
 
 def read_user_file(path: str | os.PathLike[str]) -> Catalog:
@@ -61,14 +60,14 @@ def read_user_file(path: str | os.PathLike[str]) -> Catalog:
 
 
 class _Mistakes(Exception):
-    """What is wrong with one row."""
+    """Raised with all problems of one row."""
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
 
 
 def contradictions(row: CatalogRow, catalog: Catalog) -> Iterator[tuple[str, str]]:
-    """What is wrong between the fields of a row, or between it and other rows: (field, what)."""
+    """Contradictions between the fields of a row, or with other rows: (field, message)."""
     if isinstance(row, Machine):
         yield from _known("accelerator", row.accelerator, catalog.accelerators)
         yield from _known("network_stack", row.network_stack, catalog.network_stacks)
@@ -120,7 +119,7 @@ def _shape(document: YamlDocument) -> Iterator[Problem]:
 
 
 def _repeated(kind: str, raws: list[Any]) -> Iterator[Problem]:
-    """Rows that mean the same thing twice."""
+    """Rows with the key of an earlier row."""
     seen: dict[object, int] = {}
     for index, raw in enumerate(raws):
         if not isinstance(raw, dict):

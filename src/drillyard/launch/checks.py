@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from drillyard.config.environment import OPENING
 from drillyard.config.platforms import launcher_class, platforms, require_capability
 from drillyard.config.problems import SourceLocation, location_of, problem_line
-from drillyard.config.run import RunConfig, SourceConfig
-from drillyard.config.workload import WorkloadRunConfig
+from drillyard.config.run import RunConfig, SourceConfig, WorkloadRunConfig
 from drillyard.errors import UserError
 from drillyard.hardware.capacity import consumption_problem
 from drillyard.hardware.facts import Fact

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drillyard.config import require_valid, resolved_text
-from drillyard.config.run import RunConfig
-from drillyard.config.workload import WorkloadRunConfig
+from drillyard.config.run import RunConfig, WorkloadRunConfig
 from drillyard.errors import UserError
 from drillyard.hardware.capacity import machine_of
 from drillyard.launch.agent import rank_output

@@ -9,8 +9,7 @@ from typing import Literal
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.problems import Path, Problem
-from drillyard.config.run import RunConfig
-from drillyard.config.workload import WorkloadRunConfig
+from drillyard.config.run import RunConfig, WorkloadRunConfig
 from drillyard.errors import UserError
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.machines import Machine

@@ -1,21 +1,19 @@
-"""The fields of a config.json as a family reads them: defaults filled in, types checked, unknown ones refused.
+"""Read the fields of a config.json under one family: fill in defaults, check types, refuse unknown fields.
 
-Three kinds of fields exist. Those that a family declares decide shapes or attended lengths. Those in
-ignored_fields.py decide neither: numerics, dropout, rotary tables, token ids, routing scores, bookkeeping. Any other
-field
-could change shapes behind our back, so a value that switches something on is an error; null, false, 0 and an empty list
-or dictionary switch nothing on.
+A family declares the fields that decide shapes or attended lengths. The fields in `_IGNORED` decide neither: numerics,
+dropout, rotary tables, token ids, routing scores, bookkeeping. Any other field may change shapes, so it is an error
+unless its value is null, false, 0 or empty.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from drillyard.errors import UserError
 from drillyard.modelspec.families import Family, Switch
-from drillyard.modelspec.ignored_fields import is_ignored
 
 REMEDY: Final = "\nGive --params (and --active-params) instead, or --build to count the model that transformers builds."
 _ACTIVATIONS: Final = ("hidden_activation", "hidden_act", "activation_function", "activation")
@@ -35,15 +33,14 @@ class ConfigFields:
         source: str,
         built: bool,
     ) -> None:
-        """`source` names the config in errors. `built`: transformers has built the model, so fields that it does not
-        read are ignored."""
+        """`source` names the config in errors. `built`: transformers built the model, so unknown fields are ignored."""
         defaults, aliases, fixed = family.defaults, family.aliases, family.fixed
         self.source = source
         self.model_type = model_type
         self.activation = next((config[name] for name in _ACTIVATIONS if isinstance(config.get(name), str)), None)
         self._values = dict(defaults)
         self.left_out = [name for name in _SIZES if name not in {aliases.get(given, given) for given in config}]
-        """Sizes that every model has and the config does not give: those of transformers count."""
+        """Sizes that the config does not give, so the defaults of transformers count."""
         for name, value in config.items():
             own = aliases.get(name, name)
             if own in defaults:
@@ -59,16 +56,15 @@ class ConfigFields:
                 raise self.error(f"{name} is {value!r}; of {model_type} only {known} is known", remedy=True)
 
     def _set(self, own: str, name: str, value: Any, config: Mapping[str, Any]) -> None:
-        """Take a value under its own name or another one, which may stand beside each other but not contradict."""
-        beside = config.get(own)
-        if own != name and beside is not None:
-            if value is not None and value != beside:
-                raise self.error(f"{name} is {value!r}, but {own}, which means the same, is {beside!r}")
-            return
-        self._values[own] = value
+        """Set a value given under its own name or an alias; two that contradict each other are an error."""
+        given = config.get(own)
+        if own == name or given is None:
+            self._values[own] = value
+        elif value is not None and value != given:
+            raise self.error(f"{name} is {value!r}, but {own}, which means the same, is {given!r}")
 
     def error(self, problem: str, *, remedy: bool = False) -> UserError:
-        """The exception for a problem with this config; `remedy` adds how to go on without knowing the shapes."""
+        """The exception for a problem of this config; `remedy` adds the options that need no shapes."""
         return UserError(f"{self.source}: {problem}.{REMEDY if remedy else ''}")
 
     def integer(self, name: str, derived: int | None = None, *, minimum: int = 1) -> int:
@@ -148,3 +144,60 @@ class ConfigFields:
         if self.hidden % self.heads:
             raise self.error(f"the hidden size {self.hidden} does not divide by {self.heads} attention heads")
         return self.hidden // self.heads
+
+
+# fmt: off
+_IGNORED: Final = frozenset({
+    # bookkeeping
+    "architectures", "architecture", "model_type", "auto_map", "transformers_version", "tokenizer_class",
+    "task_specific_params", "id2label", "label2id", "num_labels", "problem_type", "torch_dtype", "dtype",
+    "quantization_config", "compression_config", "transformers.js_config", "is_llama_config", "finetuning_task",
+    "is_encoder_decoder", "is_decoder", "model_max_length",
+    # what a forward pass returns, keeps or runs on
+    "output_hidden_states", "output_attentions", "output_router_logits", "return_dict", "use_return_dict",
+    "torchscript", "use_cache", "cache_implementation", "chunk_size_feed_forward", "pretraining_tp",
+    "gradient_checkpointing", "attn_implementation", "attn_impl", "use_flash_attn", "use_flash_attention",
+    "flash_attn", "use_bfloat16",
+    # generation settings that old configs carry
+    "max_length", "min_length", "max_new_tokens", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
+    "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
+    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores",
+    "return_dict_in_generate", "remove_invalid_values", "suppress_tokens", "begin_suppress_tokens", "prefix",
+    # initialisation and elementwise functions
+    "initializer_range", "init_std", "hidden_act", "hidden_activation", "activation_function", "activation",
+    "swiglu_limit", "swiglu_alpha", "layerdrop", "residual_in_fp32", "use_parallel_residual", "clip_qkv",
+    # positions that have no parameters
+    "max_position_embeddings", "original_max_position_embeddings", "max_sequence_length", "seq_length",
+    "initial_context_length", "rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq",
+    "rope_interleave", "rope_type", "rope_pct", "partial_rotary_factor", "rotary", "rotary_dim", "rotary_pct",
+    "rotary_emb_base", "rotary_scaling_factor", "rope_interleaved", "no_rope_layers", "no_rope_layer_interval",
+    # scales
+    "attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier", "logit_scale",
+    "query_pre_attn_scalar", "scale_attn_weights", "attention_softmax_in_fp32",
+    "scale_attention_softmax_in_fp32", "attn_logit_softcapping", "final_logit_softcapping", "attn_temperature_tuning",
+    "attn_scale", "floor_scale",
+    # how a router chooses, not how many
+    "scoring_func", "topk_method", "topk_group", "n_group", "routed_scaling_factor", "norm_topk_prob", "seq_aux",
+    "aux_loss_alpha", "router_aux_loss_coef", "router_jitter_noise", "input_jitter_noise", "ep_size", "moe_norm_min",
+})
+# fmt: on
+
+_IGNORED_PATTERNS: Final = (
+    "*_token_id",
+    "*_token_index",
+    "*dropout*",
+    "*_pdrop",
+    "*_eps",
+    "*_epsilon",
+    "summary_*",
+    "unsloth_*",
+    "_name_or_path",
+    "_attn_implementation*",
+    "_commit_hash",
+    "_from_model_config",
+)
+
+
+def is_ignored(name: str) -> bool:
+    """Whether the field decides neither shapes nor attended lengths in any family."""
+    return name in _IGNORED or any(fnmatchcase(name, pattern) for pattern in _IGNORED_PATTERNS)

@@ -20,10 +20,10 @@ from drillyard.modelspec.layer_rules import SPARSE_RULES, LayerKind, layer_kinds
 from drillyard.modelspec.spec import Attention, Block, ModelSpec, TensorSpec
 
 _MOST: Final = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000}
-"""Beyond any model: a typing error there would keep the machine busy instead of giving an answer."""
+"""Limits beyond any model, so that a typing error does not keep the machine busy."""
 
 _PUBLISHED: Final = ("hidden_size", "num_hidden_layers")
-"""What every config.json of a model names, whatever else it leaves to defaults."""
+"""Fields of every published config.json."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -49,15 +49,13 @@ def read_config(path: Path) -> dict[str, Any]:
 def model_spec(
     config: Mapping[str, Any], *, source: str = "model config", built: bool = False, published: bool = False
 ) -> ModelSpec:
-    """The spec of the model that a config.json describes.
+    """The spec of the model in a config.json, or in an inline `model.config` with `architecture` for `model_type`.
 
-    An inline `model.config` with `architecture` in place of `model_type` is taken too. Of a multimodal config the text
-    part counts. `source` names the config in errors. `built` says that transformers has built this very model: then a
-    field that no family knows is ignored, as transformers did. `published` says that it comes from a config.json: one
-    without a hidden size or a number of layers is a part of a file, and defaults do not apply.
+    Of a multimodal config the text part counts. `source` names the config in errors. `built`: transformers built this
+    model, so unknown fields are ignored. `published`: it is a config.json, which must have a hidden size and a number
+    of layers.
 
-    Raises UserError for a family that is not known, a field that may change shapes and is not known, and a field of a
-    wrong type or value.
+    Raises UserError for an unknown family, an unknown field that may change shapes, and a wrong type or value.
     """
     config, notes = _text_part(config)
     model_type = config.get("model_type") or config.get("architecture")

@@ -62,7 +62,7 @@ class Family:
     embedding_size: str = "hidden_size"
     embedding_norm: str | None = None
     embedding_projections: Sequence[str] = ()
-    """Where the embedding is narrower than the hidden size: the modules that project into it and out of it."""
+    """The modules that project into and out of an embedding narrower than the hidden size."""
     positions: str | None = None
     """The field with the number of learned positions."""
     position_table: str | None = None

@@ -84,7 +84,7 @@ def flops_per_token(
 ) -> float:
     """FLOPs per token of a training step of `spec` under `formula`, for sequences of `sequence_length` tokens.
 
-    With `adapter_parameters` the weights of `spec` are frozen and that many are trained beside them.
+    With `adapter_parameters` the weights of `spec` are frozen and that many adapter parameters are trained.
     Raises UserError for a formula that is not one of FORMULAS, and for one beyond 6N where `spec` has no layers.
     """
     if formula not in _TERMS:

@@ -2,8 +2,8 @@
 
 The tensors are those that transformers builds, under its names. From names and shapes follow all sums: parameters in
 total and per unit of FSDP (each block, and the root with embedding, final norm and head), the padding of a shard along
-the first dimension, the linear layers that an adapter can be hung on. Beside its tensors a block says what they do
-(heads, window, widths, experts), because FLOPs and activations depend on that.
+the first dimension, the linear layers that can have adapters. A block also has the shape of its computation (heads,
+window, widths, experts), on which FLOPs and activations depend.
 
 Blocks that are equal are one object, so a model of a hundred layers costs as much as its few kinds of layers.
 """

@@ -55,7 +55,7 @@ PRETRAINED = ["model={id: some/model}", "data.tokenizer=null"]
             "text",
         ),
         (["training.steps=null"], "training.steps", "by `steps` or by `epochs`"),
-        (["training.epochs=2.0"], "training.epochs", "not after both"),
+        (["training.epochs=2.0"], "training.epochs", "not both"),
         (["training.schedule.warmup_steps=100"], "training.schedule.warmup_steps", "100 ... 100"),
         (["training.schedule.decay_steps=5"], "training.schedule.decay_steps", "only warmup-stable-decay uses it"),
         (

@@ -9,8 +9,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from drillyard.config import check_run, load_cluster_config, load_run_config
+from drillyard.config.load import config_model, json_schema
 from drillyard.config.run import RunConfig
-from drillyard.config.schema import config_model, json_schema
 from drillyard.config.starter import starter, write_starters
 from drillyard.errors import UserError
 

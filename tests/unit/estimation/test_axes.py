@@ -102,7 +102,7 @@ def test_factors_reach_as_far_as_the_last(first: int, last: int, factor: int) ->
 
 
 def test_every_short_name_is_a_setting_of_the_run_config() -> None:
-    from drillyard.config.schema import json_schema
+    from drillyard.config.load import json_schema
 
     schema = json_schema("run")
     for path in SHORT.values():

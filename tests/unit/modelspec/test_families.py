@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.modelspec.building import built_model, shapes_of, small_configs, transformers_config, windows_of
 
 from drillyard.modelspec import ModelSpec, all_families, model_spec, spec_from_shapes
-from drillyard.modelspec.ignored_fields import is_ignored
+from drillyard.modelspec.config_fields import is_ignored
 
 FAMILY_NAMES = sorted(all_families())
 

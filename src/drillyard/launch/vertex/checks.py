@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from drillyard.config.cluster import ClusterConfig
-from drillyard.config.workload import WorkloadRunConfig
+from drillyard.config.run import WorkloadRunConfig
 from drillyard.hardware.machines import Machine
 from drillyard.launch.request import LaunchFinding, LaunchRequest, error
 from drillyard.launch.vertex.config import VertexConfig, vertex_of

@@ -20,7 +20,7 @@ from typing import Any
 
 import drillyard
 from drillyard.config.cluster import ClusterConfig
-from drillyard.config.workload import WorkloadRunConfig
+from drillyard.config.run import WorkloadRunConfig
 from drillyard.hardware.capacity import machine_of, quota_needed
 from drillyard.hardware.machines import Machine
 from drillyard.launch.plan import Call, ExplainedField, Plan, PlanFile, secret_names
