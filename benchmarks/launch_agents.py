@@ -36,7 +36,7 @@ from benchmarks.workload import llama_run
 from tests.integration.launch.agents import Agents, wait_until
 
 from drillyard.launch.agent import protocol
-from drillyard.launch.agent.records import make_report
+from drillyard.launch.agent.exit_report import make_report
 
 PROCESSES = 4
 GREETING_BYTES = 1_000_000

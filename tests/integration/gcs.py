@@ -17,7 +17,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 
-from drillyard.supervise.ports import free_port
+from drillyard.supervise.sockets import free_port
 
 TOOLS = Path(os.environ.get("DRILLYARD_TOOLS") or "~/.cache/drillyard/tools").expanduser()
 BUCKET = "bucket"

@@ -15,7 +15,7 @@ from tests.integration.conftest import Reference
 from tests.integration.held import Holds
 from tests.integration.tiny_run import PATIENCE_SECONDS, STEPS, Run, wait_until, write_config
 
-from drillyard.supervise.ports import free_port
+from drillyard.supervise.sockets import free_port
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
 

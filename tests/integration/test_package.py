@@ -78,7 +78,7 @@ def test_a_launch_is_planned_from_a_zipped_wheel(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     shipped = {path.name for path in tmp_path.rglob("plan/**/agent/*.py")}
     agent = {path.name for path in (ROOT / "src/drillyard/launch/agent").glob("*.py")}
-    assert agent | {"cause.py", "guardian.py", "signals.py"} <= shipped
+    assert agent | {"cause.py", "reaper.py"} <= shipped
 
 
 def test_constraints_name_versions_and_nothing_else() -> None:

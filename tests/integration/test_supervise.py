@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.integration.supervised import Start, wait_until
 
-from drillyard.supervise.signals import SECONDS_OF_ONE_REQUEST
+from drillyard.supervise.stop_requests import SECONDS_OF_ONE_REQUEST
 
 
 def test_ranks_get_their_place_and_rank_0_speaks_on_the_console(start: Start) -> None:
@@ -30,7 +30,7 @@ def test_ranks_get_their_place_and_rank_0_speaks_on_the_console(start: Start) ->
         ["to stderr", "1 2 1 2 127.0.0.1 1 yes"],
     )
     assert "0 2 0 2 127.0.0.1 1 yes" in run.log(0) and "to stderr" in run.log(0)
-    assert run.log(0).startswith("=== round 0 | ")
+    assert run.log(0).startswith("=== attempt 0 | ")
 
 
 def test_a_crash_is_reported_and_a_fresh_round_on_a_new_port_ends_the_run(start: Start) -> None:
@@ -51,9 +51,9 @@ def test_a_crash_is_reported_and_a_fresh_round_on_a_new_port_ends_the_run(start:
     assert code == 0
     first, second = re.findall(r"port (\d+)", out)
     assert first != second
-    assert "round 0 failed after step 3: rank 1: exit code 1; ValueError: the cause" in err
-    assert "round 1 starts (1 of 3 restarts used)" in err
-    assert [line for line in run.log(1).splitlines() if line.startswith("=== round")][1].startswith("=== round 1 |")
+    assert "attempt 0 failed after step 3: rank 1: exit code 1; ValueError: the cause" in err
+    assert "attempt 1 starts (1 of 3 restarts used)" in err
+    assert [line for line in run.log(1).splitlines() if line.startswith("=== attempt")][1].startswith("=== attempt 1 |")
     events = [event["event"] for event in run.events()]
     assert events == ["run_start", "step", "failure", "restart"]
     failure = run.events()[2]
@@ -160,7 +160,7 @@ def test_a_users_mistake_is_shown_once_and_not_repeated(start: Start) -> None:
     )
     code, _, err = run.end()
     assert (code, err) == (2, "error: data.jsonl: line 3 is not JSON\nmend the line\n")
-    assert run.log(0).count("=== round") == 1
+    assert run.log(0).count("=== attempt") == 1
 
 
 def test_a_users_mistake_found_by_one_rank_ends_the_others(start: Start) -> None:
@@ -195,11 +195,11 @@ def test_a_summary_of_an_earlier_run_is_no_success(start: Start, tmp_path: Path)
 
 UNKILLABLE = """
 import os
-from drillyard.supervise import guardian, rank_process
+from drillyard.supervise import rank_process, reaper
 kill_group = rank_process.Rank.kill_group
 rank_process.Rank.kill_group = lambda self: kill_group(self) if self.number == 0 else None
-guardian.PATIENCE_SECONDS = 0.2
-guardian.marked_processes = lambda token, mark: []
+reaper.PATIENCE_SECONDS = 0.2
+reaper.marked_processes = lambda token, mark: []
 """
 """A supervisor whose SIGKILL does nothing to rank 1, as if that were in a call of the kernel that does not return."""
 
@@ -226,8 +226,8 @@ def test_a_rank_that_sigkill_does_not_end_is_named_and_left_and_no_round_follows
         os.kill(pid, signal.SIGKILL)
     assert code == (137 if "SIGKILL" in failing else 1)
     assert f"rank 1: process {pid} did not end after SIGKILL and is left behind; it is in state S" in err
-    assert "no further round: rank 1: process" in err and "restart this host" in err
-    assert run.log(0).count("=== round") == 1
+    assert "no further attempt: rank 1: process" in err and "restart this host" in err
+    assert run.log(0).count("=== attempt") == 1
     assert run.events()[-1]["status"] == "failed"
 
 
@@ -258,8 +258,8 @@ def test_a_rank_that_nccl_aborted_for_waiting_is_asked_whom_it_waited_for(start:
 def test_rounds_that_never_reach_a_step_stop_after_three(start: Start) -> None:
     run = start("raise RuntimeError('no start')", max_restarts=100)
     code, _, err = run.end()
-    assert code == 1 and "3 rounds in a row failed before their first step" in err
-    assert run.log(0).count("=== round") == 3
+    assert code == 1 and "3 attempts in a row failed before their first step" in err
+    assert run.log(0).count("=== attempt") == 3
     assert run.events()[-1]["event"] == "end" and run.events()[-1]["status"] == "failed"
 
 
@@ -268,7 +268,7 @@ def test_a_crash_that_repeats_at_the_same_step_is_not_repeated_forever(start: St
     run = start(script, max_restarts=100)
     code, _, err = run.end()
     assert code == 1 and "ended at the same step 7 with the same error" in err
-    assert run.log(1).count("=== round") == 3
+    assert run.log(1).count("=== attempt") == 3
 
 
 def test_a_rank_that_prints_100_000_lines_loses_none(start: Start) -> None:

@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 from tests.integration.supervised import Start
 
-from drillyard.supervise.launched import EXIT_RECORD, ROUND, SUBMISSION, FailureElsewhere, tell_failure_elsewhere
-from drillyard.supervise.signals import SECONDS_OF_ONE_REQUEST
+from drillyard.supervise.launch_contract import (
+    ATTEMPT,
+    EXIT_RECORD,
+    SUBMISSION,
+    FailureElsewhere,
+    write_failure_elsewhere,
+)
+from drillyard.supervise.stop_requests import SECONDS_OF_ONE_REQUEST
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
@@ -32,7 +38,7 @@ def test_a_stop_signal_reaches_the_ranks_once_and_exit_85_is_passed_on(start: St
     run.process.send_signal(number)
     code, out, err = run.end()
     assert code == 85 and out == "asked to stop\n"
-    assert run.log(1).count("asked to stop") == 1 and run.log(1).count("=== round") == 1
+    assert run.log(1).count("asked to stop") == 1 and run.log(1).count("=== attempt") == 1
     assert "exit code 85" in err
     assert [event["signal"] for event in run.events() if event["event"] == "signal"] == [number.name]
 
@@ -42,7 +48,7 @@ def test_a_stop_because_another_node_failed_is_reported_as_that_failure(
     start: Start, tmp_path: Path, code: int
 ) -> None:
     record = tmp_path / "record.json"
-    message = {EXIT_RECORD: str(record), ROUND: "4", SUBMISSION: "first"}
+    message = {EXIT_RECORD: str(record), ATTEMPT: "4", SUBMISSION: "first"}
     run = start(
         f"""
         signal.signal(signal.SIGTERM, lambda *_: os._exit({code}))
@@ -53,7 +59,7 @@ def test_a_stop_because_another_node_failed_is_reported_as_that_failure(
     )
     run.wait_for("ready-0")
     run.wait_for("ready-1")
-    tell_failure_elsewhere(record, FailureElsewhere("node 1 (n1): rank 3: exit code 7", 3, 7))
+    write_failure_elsewhere(record, FailureElsewhere("node 1 (n1): rank 3: exit code 7", 3, 7))
     run.process.send_signal(signal.SIGTERM)
     ended, _, err = run.end()
     assert ended == {85: 85, 86: 1, 0: 0}[code] and "node 1 (n1): rank 3: exit code 7" in err
@@ -70,7 +76,7 @@ def test_a_stop_because_another_node_failed_is_reported_as_that_failure(
     assert [(event["event"], event["status"], event["exit_code"]) for event in end] == (
         [("end", "failed", ended)] if code else []
     )
-    assert "=== round 4 |" in run.log(0)
+    assert "=== attempt 4 |" in run.log(0)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +100,7 @@ def test_a_rank_that_only_lost_its_peers_is_no_failure_beside_that_of_another_no
         prelude=f"import os; os.environ.update({{{EXIT_RECORD!r}: {str(record)!r}}})",
     )
     run.wait_for("ready")
-    tell_failure_elsewhere(record, FailureElsewhere("lost node 1 (n1)", None, None))
+    write_failure_elsewhere(record, FailureElsewhere("lost node 1 (n1)", None, None))
     run.process.send_signal(signal.SIGTERM)
     assert run.end()[0] == 128 + signal.SIGTERM
     failures = [event["reason"] for event in run.events() if event["event"] == "failure"]

@@ -99,7 +99,7 @@ def test_a_rank_whose_interpreter_is_held_tells_its_stacks_when_asked_again(star
         """
         from pathlib import Path
         from drillyard.supervise.rank_supervision import start_supervision
-        side = start_supervision(Path(directory), 0, round_number=0, is_claimed=True)
+        side = start_supervision(Path(directory), 0, attempt=0, is_claimed=True)
         step(1)
         def hold_the_lock(): sum(range(10**14))  # in C, without a look at signals or other threads
         def wait(): time.sleep(forever)
@@ -117,7 +117,7 @@ RANK = """
 import hashlib, os, signal, sys, threading, time
 from pathlib import Path
 from drillyard.supervise.rank_supervision import start_supervision
-side = start_supervision(Path(sys.argv[1]), float(sys.argv[2]), round_number=0, is_claimed=True)
+side = start_supervision(Path(sys.argv[1]), float(sys.argv[2]), attempt=0, is_claimed=True)
 def deaf():
     # In C for minutes, so that no handler of Python's runs in the main thread.
     print("deaf", flush=True)

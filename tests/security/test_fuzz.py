@@ -23,8 +23,9 @@ from drillyard.cli.main import main
 from drillyard.config import load_cluster_config, load_run_config
 from drillyard.config.load import load_launch_config
 from drillyard.errors import UserError
-from drillyard.launch.agent import records
+from drillyard.launch.agent.exit_report import attempt_failure
 from drillyard.launch.agent.protocol import Connection, ConnectionLost, seal
+from drillyard.launch.agent.state_file import last_state
 from drillyard.launch.run_status import failure_of
 from drillyard.measurement.formats import BUILT_IN
 from drillyard.measurement.formats.log_format import TextFormat
@@ -251,9 +252,9 @@ def test_any_state_of_a_launch_is_read(state: Any, report: Any) -> None:
         (directory / "exits").mkdir()
         (directory / "state.json").write_text(json.dumps(state))
         (directory / "exits" / "0001-0002.node-0.json").write_text(json.dumps(report))
-        known = records.last_state(directory)
+        known = last_state(directory)
         failure_of(known)
-        records.attempt_failure(directory, known)
+        attempt_failure(directory, known)
 
 
 # Manifests of checkpoints, with a checksum that fits.

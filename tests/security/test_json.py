@@ -14,7 +14,7 @@ from drillyard.data.data_record import read_record as read_data_record
 from drillyard.data.file_readers import json_lines_batch
 from drillyard.data.token_cache import DamagedCache, open_cache
 from drillyard.errors import UserError
-from drillyard.launch.agent.records import last_state, read_json_object, summary_completed
+from drillyard.launch.agent.state_file import last_state, read_json_object, summary_completed
 from drillyard.loglines.sources import LogFile
 from drillyard.measurement import gpu_recipes
 from drillyard.measurement.formats.hf_trainer_state import HfTrainerState

@@ -21,9 +21,9 @@ import pytest
 
 from drillyard.launch.agent import listener as listening
 from drillyard.launch.agent import messages, protocol
+from drillyard.launch.agent.exit_report import make_report
 from drillyard.launch.agent.listener import MAX_UNAUTHENTICATED, Handshake, Listener
 from drillyard.launch.agent.protocol import ConnectionLost, derive_key, seal
-from drillyard.launch.agent.records import make_report
 
 SECRET = b"of this run"
 HELLO = seal(derive_key(SECRET, "hello"), 0, {"node": 1, "host": "n1", "nonce": "n"}) + b"\n"

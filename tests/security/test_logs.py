@@ -17,8 +17,7 @@ from drillyard.loglines.sources import LogFile
 from drillyard.measurement.formats import BUILT_IN
 from drillyard.measurement.formats.log_format import TextFormat
 from drillyard.measurement.source_reader import TextSourceReader
-from drillyard.supervise.cause import last_words, speaks_of_lost_peer
-from drillyard.supervise.hang import innermost_frame
+from drillyard.supervise.cause import innermost_frame, last_words, speaks_of_lost_peer
 from drillyard.telemetry.console import parse_step_line
 
 TEXT_FORMATS = [kind for kind in BUILT_IN if issubclass(kind, TextFormat)]

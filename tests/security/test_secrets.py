@@ -27,8 +27,8 @@ from drillyard.cli import main as cli
 from drillyard.config import load_run_config
 from drillyard.console import SafeConsole
 from drillyard.control_characters import CleanStream
+from drillyard.launch.agent import shipped_files
 from drillyard.launch.agent.job import Job
-from drillyard.launch.agent.shared_modules import shipped_files
 from drillyard.telemetry.events import append_event
 
 TOKEN = "s3cr&t/to+k%n-7h1s"

@@ -29,8 +29,8 @@ def exit_on_signal() -> None:
 
     Holds until other handlers take its place. What comes before, the interpreter's own start, ends by the signal.
     """
-    from drillyard.supervise.attempt import EXIT_CHECKPOINTED
-    from drillyard.supervise.signals import RANK_STOP_SIGNALS
+    from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED
+    from drillyard.supervise.stop_requests import RANK_STOP_SIGNALS
 
     for number in RANK_STOP_SIGNALS:
         signal.signal(number, lambda *_: os._exit(EXIT_CHECKPOINTED))

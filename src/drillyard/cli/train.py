@@ -19,7 +19,7 @@ from drillyard.errors import UserError
 
 if TYPE_CHECKING:
     from drillyard.config.run import RunConfig
-    from drillyard.supervise.nodes import NodePlacement
+    from drillyard.supervise.rank_process import NodePlacement
     from drillyard.telemetry.runlog import ConsoleMode
 
 
@@ -172,7 +172,7 @@ def _node(
     nnodes: int, node_rank: int, master_addr: str | None, master_port: int | None, max_restarts: int | None
 ) -> NodePlacement:
     """This host's place among the run's nodes, from the options. Raises UserError where they do not fit together."""
-    from drillyard.supervise.nodes import NodePlacement
+    from drillyard.supervise.rank_process import NodePlacement
 
     if nnodes == 1:
         if node_rank or master_addr is not None or master_port is not None:
@@ -209,7 +209,7 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
     is_claimed = os.environ.get("DRILLYARD_SUPERVISED") == "1"
     directory = Path(run.output) / run.name
     # Before torch is imported: signals are answered and stacks are told from here on.
-    side = start_supervision(directory, run.timeouts.watchdog_seconds, round_number=round_number, is_claimed=is_claimed)
+    side = start_supervision(directory, run.timeouts.watchdog_seconds, attempt=round_number, is_claimed=is_claimed)
     _import_trainer()
     from drillyard.cli.main import error_text
     from drillyard.supervise import EXIT_NOT_SAVED

@@ -12,6 +12,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator
 
+from drillyard import redaction
 from drillyard.config.environment import OPENING
 from drillyard.config.platforms import launcher_class, platforms, require_capability
 from drillyard.config.problems import SourceLocation, location_of, problem_line
@@ -21,10 +22,10 @@ from drillyard.hardware.capacity import consumption_problem
 from drillyard.hardware.facts import Fact
 from drillyard.hardware.image_tags import image_contents, version_at_least
 from drillyard.hardware.machines import Machine
-from drillyard.launch.agent import rank_output
-from drillyard.launch.agent.shared_modules import launched, redaction
+from drillyard.launch.agent import exec_command
 from drillyard.launch.network import lacks_stack, stack_of, stack_problem
 from drillyard.launch.request import Check, ConfigName, LaunchFinding, LaunchRequest, error, warning
+from drillyard.supervise import launch_contract
 
 _FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".csv", ".txt", ".arrow", ".gz", ".zst", ".bz2", ".xz")
 _BUILTIN = "builtin:"
@@ -130,7 +131,7 @@ def _stack_settings(request: LaunchRequest, machine: Machine | None) -> Iterator
 
 
 def _reserved_variables(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-    ours = (*launched.GIVEN, rank_output.PIPES, redaction.GIVEN_NAMES)
+    ours = (*launch_contract.GIVEN, exec_command.RANK_PIPES, redaction.GIVEN_NAMES)
     reserved = (*ours, *_TORCHRUN_VARIABLES) if isinstance(request.run, RunConfig) else ours
     for config, key, environment in _environments(request):
         for name in environment:

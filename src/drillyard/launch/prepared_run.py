@@ -16,9 +16,8 @@ from drillyard.config import require_valid, resolved_text
 from drillyard.config.run import RunConfig, WorkloadRunConfig
 from drillyard.errors import UserError
 from drillyard.hardware.capacity import machine_of
-from drillyard.launch.agent import rank_output
+from drillyard.launch.agent import exec_command, shipped_files
 from drillyard.launch.agent.job import Job
-from drillyard.launch.agent.shared_modules import shipped_files
 from drillyard.launch.checks import require_launchable
 from drillyard.launch.network import network_file, network_of
 from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Step
@@ -191,7 +190,7 @@ def _command(request: LaunchRequest, paths: ClusterPaths, processes: int) -> lis
     torchrun += ["--nnodes={nodes}", "--nproc-per-node={processes_per_node}", "--node-rank={node_rank}"]
     torchrun += ["--master-addr={master_addr}", "--master-port={master_port}", "--max-restarts=0"]
     # The script gives each rank a pipe of its own, so that the rank of each printed line is known.
-    return [*torchrun, f"{{launch_directory}}/agent/{rank_output.SCRIPT}", *command]
+    return [*torchrun, "{launch_directory}/agent/exec_command.py", exec_command.RANK_OPTION, *command]
 
 
 def _working_directory(run: RunConfig | WorkloadRunConfig, paths: ClusterPaths) -> str | None:

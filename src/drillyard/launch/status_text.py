@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drillyard.launch.run_status import RunFailure, RunStatus, State, beyond_failure
-from drillyard.supervise.rules import FINAL_EXIT_CODES
+from drillyard.supervise.restart_policy import FINAL_EXIT_CODES
 
 STATE_STYLES: Final = {
     State.queued: "yellow",

@@ -16,10 +16,10 @@ hand sends no `client`: its claim ends with its release, or with time.
 from __future__ import annotations
 
 from drillyard.errors import UserError
-from drillyard.launch.agent.identity import this_process
 from drillyard.launch.plan import PlanFile
 from drillyard.launch.remote_files import print_notice
 from drillyard.launch.run_status import Handle
+from drillyard.supervise.process_identity import this_process
 
 LOCK, UNLOCK = "claim", "release"
 """Stages of a plan: the first thing and the last that is done on the head host to submit."""

@@ -24,7 +24,7 @@ from drillyard.config.run import ParallelismConfig, TrainingConfig
 from drillyard.errors import UserError
 from drillyard.parallel.collectives import gather
 from drillyard.parallel.rendezvous import JoinedAttempt, JoinError, join_attempt
-from drillyard.supervise.launched import submission
+from drillyard.supervise.launch_contract import submission
 
 T = TypeVar("T")
 

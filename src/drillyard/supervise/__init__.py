@@ -3,9 +3,10 @@
 `supervise` runs any command as ranks; `supervise_training` runs a run config with it. See supervisor.py for the idea.
 """
 
-from drillyard.supervise.attempt import EXIT_CHECKPOINTED, EXIT_NOT_SAVED, EXIT_USER_ERROR, GracePeriods
-from drillyard.supervise.nodes import NodePlacement
-from drillyard.supervise.signals import STACKS_SIGNAL
+from drillyard.supervise.attempt import GracePeriods
+from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_NOT_SAVED, EXIT_USER_ERROR
+from drillyard.supervise.rank_process import NodePlacement
+from drillyard.supervise.stop_requests import STACKS_SIGNAL
 from drillyard.supervise.supervisor import supervise
 from drillyard.supervise.training_supervisor import is_started, supervise_training
 

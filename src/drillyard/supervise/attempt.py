@@ -1,17 +1,17 @@
-"""One round of ranks: start them, sleep until something happens, end them, and say how it went.
+"""One attempt: start the ranks, sleep until something happens, end them, and report how it went.
 
-The round sleeps in one `select` on the ranks' process descriptors, rank 0's output and the supervisor's signals. What
+It sleeps in one `select` on the ranks' process descriptors, rank 0's output and the supervisor's signals. What
 is to happen later (send SIGTERM, then SIGKILL, ...) is a single pending transition with its time; each one replaces
 the last:
 
-    a rank fails         -> a moment for its peers' own last words -> SIGTERM to the rest -> SIGKILL to all groups
+    a rank fails         -> a moment for its peers' own errors -> SIGTERM to the rest -> SIGKILL to all groups
     a rank ends well     -> the others finish; if the run has ended (summary, exit 85), only for so long -> SIGKILL
     a stop signal        -> forwarded, the ranks save and exit; a second request -> SIGKILL
-    no sign of life      -> stack dumps are asked for, also of stopped ranks -> once more -> SIGTERM -> SIGKILL
+    no heartbeat         -> request stack dumps, also of stopped ranks -> once more -> SIGTERM -> SIGKILL
     SIGKILL              -> a rank that outlives it, in a call of the kernel, is named and left behind
 
-A rank that leaves with 85 takes the others along: they are asked to stop as well. When a rank gives up waiting in a
-collective, the one it waited for is the one to look at: what the others do is noted, and their stacks are asked for.
+When a rank exits with 85, the others are asked to stop as well. When a rank gives up waiting in a collective, the one
+it waited for is the one to look at: record what the others do, and request their stacks.
 
 Cost: nothing while nothing happens. Rank 0's pipe holds 1 MiB and is read at most 50 times per second, so a rank that
 prints 100,000 lines costs a few reads and not 100,000 wake-ups.
@@ -30,24 +30,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drillyard.safe_files import close_quietly
-from drillyard.supervise import cause, hang
+from drillyard.supervise import cause
 from drillyard.supervise.console_output import LineForwarder, Output, attempt_header, log_path, open_log
 from drillyard.supervise.heartbeat import TRAINING, HeartbeatBoard
+from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_NOT_SAVED
 from drillyard.supervise.progress_files import ProgressFiles
-from drillyard.supervise.rank_process import Rank
-from drillyard.supervise.signals import (
+from drillyard.supervise.rank_process import Rank, silence, unkillable
+from drillyard.supervise.standby import Standby
+from drillyard.supervise.stop_requests import (
     FORWARDED_AS,
     INSISTING_STACKS_SIGNAL,
     SECONDS_OF_ONE_REQUEST,
     STACKS_SIGNAL,
-    SignalInbox,
+    StopRequests,
 )
-from drillyard.supervise.standby import Standby
-
-EXIT_CHECKPOINTED = 85
-EXIT_NOT_SAVED = 86
-"""Between a rank and its supervisor: stopped on request, and that moment could not be saved. The run's code is 1."""
-EXIT_USER_ERROR = 2
 
 _PIPE_BYTES = 1 << 20
 _READ_PAUSE_SECONDS = 0.02
@@ -61,20 +57,20 @@ class GracePeriods:
     settle: float = 0.2
     """After a rank's own error, before its peers are ended: one of them may know the cause better."""
     terminate: float = 0.5
-    """From SIGTERM to SIGKILL after a crash. Nothing that a survivor could still do is of use to the next round."""
+    """From SIGTERM to SIGKILL after a crash. Nothing that a survivor could still do helps the next attempt."""
     finish: float = 60.0
     """For the other ranks once the run has ended well on one."""
     watchdog: float | None = None
-    """Without progress on any rank (heartbeat.py), a round counts as hung after this; None: never."""
+    """Without progress on any rank (heartbeat.py), an attempt counts as hung after this; None: never."""
     kill: float = 30.0
     """From SIGKILL until a rank that is still there counts as unkillable. Memory of many GiB takes seconds to free."""
     stacks: float = 1.0
-    """For the stack dumps of a hung round; as long again for those of ranks that were asked twice."""
+    """For the stack dumps of a hung attempt; as long again for those of ranks that were asked twice."""
 
 
 @dataclass(frozen=True)
 class AttemptPlan:
-    """What a round starts: the same command once per environment, the lowest rank first."""
+    """What an attempt starts: the same command once per environment, the lowest rank first."""
 
     number: int
     command: Sequence[str]
@@ -84,7 +80,7 @@ class AttemptPlan:
     first_rank: int = 0
     """The rank of the first environment: on the second of two nodes of 8 ranks, 8."""
     standby: Standby | None = None
-    """Processes that may have been started for this round already; they are started for the next one once it trains."""
+    """Processes that may have been started ahead for this attempt; those for the next one start once it trains."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ class RankExit:
 
 @dataclass
 class AttemptResult:
-    """How a round went. `exits` are in order of time; `log_offsets`: by rank, where its words of this round begin."""
+    """How an attempt went. `exits` are in order of time; `log_offsets`: where each rank's log of it begins."""
 
     number: int
     exits: list[RankExit] = field(default_factory=list)
@@ -108,7 +104,7 @@ class AttemptResult:
     summary_written: bool = False
     hung: bool = False
     silent: list[str] = field(default_factory=list)
-    """What each rank that others waited for was doing when the round was given up, in words."""
+    """What each rank that others waited for was doing when the attempt was given up, in words."""
     left_behind: list[str] = field(default_factory=list)
     """Each rank that SIGKILL did not end, in words: the kernel lets a process go only when its call returns."""
     stop_signal: signal.Signals | None = None
@@ -117,27 +113,26 @@ class AttemptResult:
 
 
 class Attempt:
-    """One round of ranks; `run` returns when none of them is left. `on_stop` is told of the first stop signal."""
+    """One attempt; `run` returns when no rank is left. `on_stop` is called at the first stop signal."""
 
     def __init__(
-        self, plan: AttemptPlan, output: Output, signals: SignalInbox, on_stop: Callable[[signal.Signals], None]
+        self, plan: AttemptPlan, output: Output, requests: StopRequests, on_stop: Callable[[signal.Signals], None]
     ) -> None:
         self._plan = plan
         self._output = output
-        self._signals = signals
+        self._requests = requests
         self._on_stop = on_stop
         self._patience = plan.patience
         self._result = AttemptResult(plan.number)
         self._ranks: list[Rank] = []
         self._selector = selectors.DefaultSelector()
         self._pending: tuple[float, Callable[[], None]] | None = None
-        self._asked_to_stop_at = 0.0
         self._asked_to_end = False
         self._asked_for_stacks = False
         self._first_end: float | None = None
         self._resume_reading: float | None = None
-        self._last_trace = time.monotonic()
-        self._traces = ProgressFiles(plan.run_directory)
+        self._last_progress = time.monotonic()
+        self._progress = ProgressFiles(plan.run_directory)
         self._wants_standby = plan.standby is not None
 
     def run(self) -> AttemptResult:
@@ -145,7 +140,7 @@ class Attempt:
         with contextlib.ExitStack() as stack:
             stack.callback(self._selector.close)
             self._board = stack.enter_context(HeartbeatBoard(len(self._plan.environments)))
-            self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
+            self._selector.register(self._requests, selectors.EVENT_READ, self._on_signal)
             try:
                 self._start(stack)
                 while self._running():
@@ -163,7 +158,7 @@ class Attempt:
             if self._output.refresh_seconds is not None:
                 self._output.refresh(self._board.read()[0])
             self._result.last_step = self._last_step()
-        self._result.summary_written = self._traces.summary_written()
+        self._result.summary_written = self._progress.summary_written()
         if self._first_end is not None:
             self._result.seconds_to_end = time.monotonic() - self._first_end
         return self._result
@@ -188,22 +183,22 @@ class Attempt:
                     self._forwarder = LineForwarder(log, self._output)
                 else:
                     ours.callback(close_quietly, log)
-                told = {**environment, **self._board.environment}
+                complete = {**environment, **self._board.environment}
                 stdout = write_end if local == 0 else log
-                ready = plan.standby.take(local, told, stdout, log) if plan.standby is not None else None
-                rank = Rank(number, plan.command, told, stdout, log, ready)
+                ready = plan.standby.take(local, complete, stdout, log) if plan.standby is not None else None
+                rank = Rank(number, plan.command, complete, stdout, log, ready)
                 self._ranks.append(rank)
                 self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
         self._selector.register(self._pipe, selectors.EVENT_READ, self._on_output)
 
     def _last_step(self) -> int | None:
-        """The last step done in this round; None when it did not get to its first."""
-        told = self._traces.last_step()
-        signs = self._board.read()
-        shown = [sign.step for sign in signs if sign.step is not None]
-        # A disk that takes no more keeps events from being told; the phase of training begins with a step done.
-        trained = told is not None or any(sign.phase == TRAINING for sign in signs)
-        return max([told or 0, *shown]) if trained else None
+        """The last step done in this attempt; None when it did not get to its first."""
+        written = self._progress.last_step()
+        heartbeats = self._board.read()
+        shown = [heartbeat.step for heartbeat in heartbeats if heartbeat.step is not None]
+        # A full disk takes no events; the phase of training begins with a step done.
+        trained = written is not None or any(heartbeat.phase == TRAINING for heartbeat in heartbeats)
+        return max([written or 0, *shown]) if trained else None
 
     def _sleep(self) -> list[Callable[[], None] | Rank]:
         """Wait until something happens or is due; returns who is to act."""
@@ -211,18 +206,18 @@ class Attempt:
         happened = [key.data for key, _ in self._selector.select(wait)]
         watchdog = self._patience.watchdog
         if watchdog is not None and wait is not None and time.monotonic() - started > wait + watchdog / 2:
-            # The supervisor was stopped itself, and perhaps the whole job with it: ranks begin anew to be silent.
-            self._last_trace = time.monotonic()
+            # The supervisor was stopped itself, and perhaps the whole job with it: start counting silence again.
+            self._last_progress = time.monotonic()
         return happened
 
-    def _last_sign_of_life(self) -> float:
-        return max([self._last_trace, *(sign.at for sign in self._board.read())])
+    def _last_heartbeat(self) -> float:
+        return max([self._last_progress, *(heartbeat.at for heartbeat in self._board.read())])
 
     def _seconds_to_wait(self) -> float | None:
         now = time.monotonic()
         moments = [self._resume_reading, self._pending[0] if self._pending else None]
         if self._patience.watchdog is not None and not self._asked_to_end:
-            moments.append(self._last_sign_of_life() + self._patience.watchdog)
+            moments.append(self._last_heartbeat() + self._patience.watchdog)
         if self._output.refresh_seconds is not None:
             moments.append(now + self._output.refresh_seconds)
         if self._wants_standby:
@@ -241,19 +236,18 @@ class Attempt:
             action, self._pending = self._pending[1], None
             action()
         watchdog = self._patience.watchdog
-        if watchdog is not None and not self._asked_to_end and now >= self._last_sign_of_life() + watchdog:
-            self._last_trace = now
-            if not self._traces.changed():
+        if watchdog is not None and not self._asked_to_end and now >= self._last_heartbeat() + watchdog:
+            self._last_progress = now
+            if not self._progress.changed():
                 self._on_hang()
-
         if self._wants_standby and self._plan.standby is not None and self._trains():
             self._wants_standby = False
             if (reason := self._plan.standby.start()) is not None:
-                self._output.say(f"no ranks stand by for a restart: {reason}")
+                self._output.say(f"no standby ranks for a restart: {reason}")
 
     def _trains(self) -> bool:
         """Whether all ranks have done their first step and none has been asked to end."""
-        return not self._asked_to_end and all(sign.phase == TRAINING for sign in self._board.read())
+        return not self._asked_to_end and all(heartbeat.phase == TRAINING for heartbeat in self._board.read())
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
         self._pending = (time.monotonic() + seconds, action)
@@ -273,7 +267,7 @@ class Attempt:
         if self._asked_to_end or self._asked_for_stacks:
             return
         stopped = end.returncode in (EXIT_CHECKPOINTED, EXIT_NOT_SAVED)
-        if stopped or self._traces.summary_written():
+        if stopped or self._progress.summary_written():
             if self._pending is None:
                 if stopped and self._result.stop_signal is None:
                     self._send(signal.SIGTERM)
@@ -287,10 +281,10 @@ class Attempt:
                 self._later(self._patience.settle, self._terminate)
 
     def _gave_up_waiting(self, end: RankExit) -> bool:
-        return cause.speaks_of_timeout(cause.last_words(self._words_of(end.rank)))
+        return cause.speaks_of_timeout(cause.last_words(self._log_of(end.rank)))
 
-    def _words_of(self, rank: int) -> str:
-        """What a rank's log holds of this round."""
+    def _log_of(self, rank: int) -> str:
+        """The rank's log of this attempt."""
         return cause.read_from(log_path(self._plan.run_directory, rank), self._result.log_offsets[rank])
 
     def _running(self) -> list[Rank]:
@@ -313,11 +307,11 @@ class Attempt:
         self._later(self._patience.kill, self._leave_behind)
 
     def _leave_behind(self) -> None:
-        """Wait no longer for ranks that SIGKILL does not end: nobody could end them but what they wait for."""
+        """Stop waiting for ranks that SIGKILL does not end: only what they wait for could end them."""
         for rank in self._running():
             rank.left_behind = True
             self._selector.unregister(rank.pidfd)
-            self._result.left_behind.append(hang.unkillable(rank.number, rank.pid))
+            self._result.left_behind.append(unkillable(rank.number, rank.pid))
 
     def _on_hang(self) -> None:
         self._result.hung = True
@@ -326,10 +320,10 @@ class Attempt:
         self._ask_for_stacks()
 
     def _ask_for_stacks(self) -> None:
-        """Note what the remaining ranks do, let them write their stacks, and end them then."""
+        """Record what the remaining ranks do, let them write their stacks, and then end them."""
         now, signs = time.monotonic(), self._board.read()
         first = self._plan.first_rank
-        self._result.silent = [hang.silence(r.number, r.pid, signs[r.number - first], now) for r in self._running()]
+        self._result.silent = [silence(r.number, r.pid, signs[r.number - first], now) for r in self._running()]
         self._asked_for_stacks = True
         self._send(STACKS_SIGNAL)
         # A stopped rank runs its handler only when it goes on.
@@ -337,8 +331,8 @@ class Attempt:
         self._later(self._patience.stacks, self._insist_on_stacks)
 
     def _insist_on_stacks(self) -> None:
-        """Ask ranks that have not written their stacks once more, in a way that needs nothing of their interpreter."""
-        silent = [rank for rank in self._running() if hang.innermost_frame(self._words_of(rank.number)) is None]
+        """Ask ranks that have not written their stacks again, in a way that does not need their interpreter."""
+        silent = [rank for rank in self._running() if cause.innermost_frame(self._log_of(rank.number)) is None]
         for rank in silent:
             rank.send(INSISTING_STACKS_SIGNAL)
         if silent:
@@ -347,20 +341,19 @@ class Attempt:
             self._terminate()
 
     def _on_signal(self) -> None:
-        for number in self._signals.take():
-            if self._result.stop_signal is not None:
-                if time.monotonic() - self._asked_to_stop_at > SECONDS_OF_ONE_REQUEST:
-                    self._result.forced = True
-                    self._kill()
-                continue
-            self._result.stop_signal, self._asked_to_stop_at = number, time.monotonic()
-            # First the ranks: whoever reads what is said may be what went away.
-            self._send(FORWARDED_AS.get(number, number))
-            self._on_stop(number)
-            self._output.say(
-                f"{number.name}: the ranks will finish their step, save and stop; another signal, "
-                f"{SECONDS_OF_ONE_REQUEST:.0f} s from now or later, ends them at once"
-            )
+        for number in self._requests.take():
+            if self._requests.insisted:
+                self._result.forced = True
+                self._kill()
+            elif self._result.stop_signal is None:
+                self._result.stop_signal = number
+                # First the ranks: the terminal that messages go to may be what went away.
+                self._send(FORWARDED_AS.get(number, number))
+                self._on_stop(number)
+                self._output.say(
+                    f"{number.name}: the ranks will finish their step, save and stop; another signal, "
+                    f"{SECONDS_OF_ONE_REQUEST:.0f} s from now or later, ends them at once"
+                )
 
     def _on_output(self) -> None:
         try:
@@ -377,7 +370,7 @@ class Attempt:
             self._resume_reading = time.monotonic() + _READ_PAUSE_SECONDS
 
     def _drain(self) -> None:
-        """What rank 0 wrote before its end, without waiting for others that may still hold its pipe."""
+        """Read what rank 0 wrote before its end, without waiting for others that may still hold its pipe."""
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self._pipe, _PIPE_BYTES):
                 self._forwarder.feed(chunk)

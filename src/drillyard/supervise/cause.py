@@ -1,7 +1,9 @@
-"""Why a rank ended, in words: exit codes and signals, the kernel's word on memory, the last lines of its log.
+"""Why a rank ended, in words: exit codes and signals, the kernel's report on memory, the last lines of its log.
 
 When one rank dies its peers fail too, a moment later, with errors about lost connections. Such an error is an effect:
-the cause is the first rank in time whose last words do not speak of a lost peer.
+the cause is the first rank in time whose last lines do not report a lost peer.
+
+The agents of launched runs (launch/agent) take this file along: standard library only, nothing newer than Python 3.9.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ _FATAL_LOG = re.compile(r"^\[F\S* .*?\] ")
 _NOT_A_CAUSE = re.compile(
     r'^\s*(Step: \d+|\{".*\}|Evaluation after step|Checkpoint: |\[rank\d+\]:\[W|Extension modules: )'
 )
+_STACK = re.compile(r'hread 0x\w+[^\n]*\(most recent call first\):\n((?:  File "[^\n]*\n)+)')
+_FRAME = re.compile(r'  File "([^"]*)", line (\d+) in (\S+)')
 _TAIL_BYTES = 64 * 1024
 
 
@@ -211,6 +215,14 @@ def speaks_of_lost_peer(words: list[str]) -> bool:
 def speaks_of_timeout(words: list[str]) -> bool:
     """Whether a rank's last words report that it gave up waiting for another rank."""
     return speaks_of_lost_peer(words) and any(_GAVE_UP_WAITING.search(line) for line in words)
+
+
+def innermost_frame(log: str) -> str | None:
+    """`mapped_sequences.py:88 in read`, from the last of the stacks in a rank's log, its main thread's; None without
+    any."""
+    stacks = _STACK.findall(log)
+    frame = _FRAME.search(stacks[-1]) if stacks else None
+    return f"{Path(frame[1]).name}:{frame[2]} in {frame[3]}" if frame else None
 
 
 def _read(path: str) -> str:

@@ -1,4 +1,4 @@
-"""Where the ranks' words go: one log per rank, rank 0's lines to the console, a progress bar where a person watches.
+"""Where the ranks' output goes: a log per rank, rank 0's lines to the console, a progress bar on a terminal.
 
 Ranks write straight into their logs (opened for appending), which costs the supervisor nothing; only rank 0's standard
 output comes through a pipe, is appended to its log as it is and forwarded in whole lines, many per write. On a terminal
@@ -29,7 +29,7 @@ _LONGEST_LINE_BYTES = 1 << 20
 
 
 class Output(Protocol):
-    """What the supervisor shows to whoever started it."""
+    """What the supervisor prints."""
 
     refresh_seconds: float | None
 
@@ -42,11 +42,11 @@ class Output(Protocol):
     def error(self, text: str) -> None:
         """A rank's message to the user, as it is."""
 
-    def refresh(self, sign: Heartbeat) -> None:
-        """Called about every `refresh_seconds`, if that is not None, with rank 0's last sign of life."""
+    def refresh(self, heartbeat: Heartbeat) -> None:
+        """Called about every `refresh_seconds`, if that is not None, with rank 0's last heartbeat."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """The last call."""
 
 
 class PlainOutput:
@@ -55,7 +55,7 @@ class PlainOutput:
     refresh_seconds: float | None = None
 
     def __init__(self, stream: IO[str]) -> None:
-        _show_any_text(stream)
+        _escape_unencodable(stream)
         self._stream: IO[str] | None = stream
 
     def lines(self, text: str) -> None:
@@ -66,7 +66,7 @@ class PlainOutput:
             self._stream.write(text)
             self._stream.flush()
         except OSError:
-            _let_go_of(self._stream)
+            _redirect_to_null(self._stream)
             self._stream = None
 
     def say(self, text: str) -> None:
@@ -77,15 +77,15 @@ class PlainOutput:
         """Print to standard error; a reader that is gone ends no run."""
         print_error(text)
 
-    def refresh(self, sign: Heartbeat) -> None:
-        """Nothing moves here."""
+    def refresh(self, heartbeat: Heartbeat) -> None:
+        """Nothing to refresh."""
 
     def close(self) -> None:
-        """Nothing to take down."""
+        """Nothing to close."""
 
 
-def _show_any_text(stream: IO[str]) -> None:
-    """Letters that the stream's encoding lacks are shown by number: what ranks print ends no run."""
+def _escape_unencodable(stream: IO[str]) -> None:
+    """Print characters that the stream's encoding lacks as escapes: what ranks print ends no run."""
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")
 
@@ -100,11 +100,11 @@ def print_error(text: str) -> None:
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
-        _let_go_of(sys.stderr)
+        _redirect_to_null(sys.stderr)
 
 
-def _let_go_of(stream: IO[str]) -> None:
-    """Nobody reads this stream any more: later flushes, the interpreter's at exit among them, must not fail on it."""
+def _redirect_to_null(stream: IO[str]) -> None:
+    """The reader of a stream is gone: later flushes, the interpreter's at exit among them, must not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -120,7 +120,7 @@ class TerminalOutput:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
         from rich.progress import TimeRemainingColumn as TimeLeft
 
-        _show_any_text(console.file)
+        _escape_unencodable(console.file)
         columns = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn())
         # No thread of rich's: ranks are forked from this process. Steps may take minutes, and the time left is guessed
         # from those of the last ten.
@@ -140,17 +140,17 @@ class TerminalOutput:
         self._show(self._progress.start)
 
     def _show(self, action: Callable[[], object]) -> None:
-        """A terminal that was closed is shown nothing more, and ends no run. rich makes a closed pipe a SystemExit."""
+        """Stop drawing on a terminal that was closed; it ends no run. rich makes a closed pipe a SystemExit."""
         if self._is_watched:
             try:
                 action()
             except (OSError, SystemExit):
                 self._is_watched = False
                 for stream in (sys.stdout, sys.stderr):
-                    _let_go_of(stream)
+                    _redirect_to_null(stream)
 
     def lines(self, text: str) -> None:
-        """Print lines above the bar and move it to the last step that they tell of."""
+        """Print lines above the bar and move it to the last step among them."""
         for line in reversed(text.splitlines()):
             step = parse_step_line(line)
             if step is not None:
@@ -170,16 +170,16 @@ class TerminalOutput:
         options: dict[str, Any] = {"style": style, "end": end, "markup": False, "highlight": False, "soft_wrap": True}
         self._show(lambda: self._progress.console.print(text, **options))
 
-    def refresh(self, sign: Heartbeat) -> None:
-        """Show how far rank 0 is and what it does, and let the clock of the bar move."""
-        doing = "" if sign.phase in ("training", "between steps") else sign.phase
+    def refresh(self, heartbeat: Heartbeat) -> None:
+        """Show rank 0's step and phase, and advance the clock."""
+        doing = "" if heartbeat.phase in ("training", "between steps") else heartbeat.phase
         self._progress.update(self._task, description=f"{self._name} | {doing}" if doing else self._name)
-        if sign.step is not None:
-            self._move(sign.step, sign.total_steps)
+        if heartbeat.step is not None:
+            self._move(heartbeat.step, heartbeat.total_steps)
         self._show(self._progress.refresh)
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Stop the bar as it is."""
         self._progress.update(self._task, description=self._name)
         self._show(self._progress.refresh)
         self._show(self._progress.stop)
@@ -189,9 +189,9 @@ class TerminalOutput:
         return self._progress.tasks[0].time_remaining
 
     def _move(self, step: int, total_steps: int | None) -> None:
-        """To a step. Where a round resumes, the steps of others are no part of its speed.
+        """Move to a step. After a resume, the steps of earlier attempts are not counted in the speed.
 
-        A printed line may be a step ahead of the sign of life.
+        A printed line may be a step ahead of the heartbeat.
         """
         task = self._progress.tasks[0]
         total = total_steps or task.total
@@ -244,24 +244,24 @@ class LineForwarder:
 
 
 def log_path(run_directory: Path, rank: int) -> Path:
-    """The log of one rank, over all rounds."""
+    """The log of one rank, over all attempts."""
     return run_directory / "logs" / f"rank-{rank}.log"
 
 
 def open_log(path: Path, header: str) -> tuple[int, int]:
-    """A descriptor for appending to a rank's log, and the offset at which this round begins, just after its header."""
+    """A descriptor for appending to a rank's log, and the offset just after this attempt's header."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise UserError(f"{path}: cannot be opened: {describe_os_error(error)}, then start again") from None
     size = os.fstat(descriptor).st_size
     torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-    with contextlib.suppress(OSError):  # a full disk: the ranks will say so
+    with contextlib.suppress(OSError):  # a full disk: the ranks will report it
         os.write(descriptor, (b"\n" if torn else b"") + header.encode() + b"\n")
     return descriptor, os.fstat(descriptor).st_size
 
 
-def attempt_header(round_number: int, rank: int, num_ranks: int) -> str:
-    """The line that opens a round in a rank's log."""
+def attempt_header(attempt: int, rank: int, num_ranks: int) -> str:
+    """The line that opens an attempt in a rank's log."""
     moment = datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return f"=== round {round_number} | {moment} | rank {rank} of {num_ranks}"
+    return f"=== attempt {attempt} | {moment} | rank {rank} of {num_ranks}"

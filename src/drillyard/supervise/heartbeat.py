@@ -1,10 +1,10 @@
-"""Signs of life: what each rank is doing and when it last got further, on a board that its supervisor reads.
+"""Heartbeats: what each rank is doing and when it last made progress, on a board that its supervisor reads.
 
-Life is progress: a step, a forward, a phase begun, work done in a phase that one rank does alone
-(progress_monitor.py). Output is none: a rank whose collective hangs may still have a thread that prints.
+Progress is a step, a forward, a phase begun, work done in a phase that one rank does alone (progress_monitor.py).
+Output is none: a rank whose collective hangs may still have a thread that prints.
 
-The board is a memfd, one slot per local rank: no file to leave behind, and it goes with its last user. Ranks open it
-as /proc/<supervisor>/fd/<n> (in DRILLYARD_LIFE_BOARD), so it need not be inherited through a wrapper. A sign is one
+The board is a memfd, one slot per local rank: it leaves no file, and vanishes with its last user. Ranks open it as
+/proc/<supervisor>/fd/<n> (in DRILLYARD_LIFE_BOARD), so it need not be inherited through a wrapper. A heartbeat is one
 store to shared memory, about a microsecond; times are CLOCK_MONOTONIC, which all processes of a host share.
 """
 
@@ -21,10 +21,10 @@ from typing import Final
 
 BOARD: Final = "DRILLYARD_LIFE_BOARD"
 TRAINING: Final = "training"
-"""The phase from the first step of a round on."""
+"""The phase from the first step of an attempt on."""
 
 _NUMBERS: Final = struct.Struct("<qqq")
-"""Nanoseconds of the last sign, steps completed, steps in all; the last two are -1 while unknown."""
+"""Nanoseconds of the last heartbeat, steps completed, steps in all; the last two are -1 while unknown."""
 _PHASE: Final = struct.Struct("<32s")
 _SLOT_BYTES: Final = 64
 
@@ -40,7 +40,7 @@ class Heartbeat:
 
 
 class HeartbeatBoard:
-    """The signs of all ranks of a round on this host, as the supervisor sees them. Use it with `with`."""
+    """The heartbeats of all ranks on this host, as the supervisor sees them. Use it with `with`."""
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
@@ -59,12 +59,12 @@ class HeartbeatBoard:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells ranks where the board is."""
+        """The variable by which ranks find the board."""
         return {BOARD: f"/proc/{os.getpid()}/fd/{self._descriptor}"}
 
     def read(self) -> list[Heartbeat]:
-        """The last sign of every rank, by local rank."""
-        return [_sign(self._memory, rank * _SLOT_BYTES) for rank in range(self._num_ranks)]
+        """The last heartbeat of every rank, by local rank."""
+        return [_unpack(self._memory, rank * _SLOT_BYTES) for rank in range(self._num_ranks)]
 
 
 class HeartbeatWriter:
@@ -77,7 +77,7 @@ class HeartbeatWriter:
         self.begin("start")
 
     def show(self) -> None:
-        """This rank has got further."""
+        """This rank has made progress."""
         _NUMBERS.pack_into(self._memory, self._offset, time.monotonic_ns(), self._step, self._total)
 
     def begin(self, phase: str) -> None:
@@ -86,17 +86,17 @@ class HeartbeatWriter:
         self.show()
 
     def step(self, steps_done: int, total_steps: int) -> None:
-        """So many optimizer steps are completed."""
+        """An optimizer step is completed."""
         self._step, self._total = steps_done, total_steps
         self.show()
 
     def last(self) -> Heartbeat:
         """What was shown last."""
-        return _sign(self._memory, self._offset)
+        return _unpack(self._memory, self._offset)
 
 
 def heartbeat_writer(environment: Mapping[str, str]) -> HeartbeatWriter:
-    """The signs of this rank, on its supervisor's board if `environment` names one."""
+    """The slot of this rank, on its supervisor's board if `environment` names one."""
     path = environment.get(BOARD)
     if path is None:
         return HeartbeatWriter()
@@ -111,7 +111,7 @@ def heartbeat_writer(environment: Mapping[str, str]) -> HeartbeatWriter:
         os.close(descriptor)
 
 
-def _sign(memory: mmap.mmap | bytearray, offset: int) -> Heartbeat:
+def _unpack(memory: mmap.mmap | bytearray, offset: int) -> Heartbeat:
     nanoseconds, step, total = _NUMBERS.unpack_from(memory, offset)
     (phase,) = _PHASE.unpack_from(memory, offset + _NUMBERS.size)
     name = phase.rstrip(b"\0").decode(errors="replace")

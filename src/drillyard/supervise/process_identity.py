@@ -1,10 +1,9 @@
-"""Which process on which machine: what tells that a process is dead without asking it.
+"""Which process on which machine, and what /proc says of it: so a dead process is recognised as such later.
 
 A process is its id and its start time; a machine its boot and its process namespace, so that two containers of one host
-name are two machines, and four Slurm nodes played by one host are one.
+name are two machines, and four Slurm nodes on one host are one.
 
-Supervisors write themselves down so in the run directories that they hold; the agents of launched runs (launch/agent)
-use it too, and take this file along: standard library only, and nothing newer than Python 3.9.
+The agents of launched runs (launch/agent) take this file along: standard library only, nothing newer than Python 3.9.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Process:
 
     @property
     def here(self) -> bool:
-        """Whether its life can be seen from here."""
+        """Whether it is on this machine, so that `alive` can be asked."""
         return self.machine == this_machine()
 
     @property
@@ -42,12 +41,12 @@ class Process:
         return start_time(self.pid) == self.started
 
 
-def process_of(told: object) -> Process | None:
+def process_of(content: object) -> Process | None:
     """The process that a JSON object names, or None where it names none."""
-    if not isinstance(told, dict):
+    if not isinstance(content, dict):
         return None
     try:
-        return Process(str(told["host"]), str(told["machine"]), int(told["pid"]), int(told["started"]))
+        return Process(str(content["host"]), str(content["machine"]), int(content["pid"]), int(content["started"]))
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -74,12 +73,26 @@ def this_machine() -> str:
     return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
 
 
-def start_time(pid: int) -> int | None:
-    """When a process started; None where there is none, or only a zombie that nobody has reaped."""
+def stat_fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third on (proc(5)): state, ppid, ...; empty for a process that is gone."""
     try:
-        told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
-    # proc(5): the command's name stands in brackets and may hold anything; state is field 3, starttime field 22.
-    fields = told[told.rindex(")") + 2 :].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+        return []
+    return fields_of_stat(stat)
+
+
+def fields_of_stat(stat: str) -> list[str]:
+    """The same of the file's text, in which the command's name is in brackets and may hold anything."""
+    return stat.rpartition(")")[2].split()
+
+
+def process_state(pid: int) -> str:
+    """The state letter of a process (R, S, D, T, ...); empty when it is gone."""
+    return "".join(stat_fields(pid)[:1])
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started; None where there is none, or only a zombie that was not reaped."""
+    fields = stat_fields(pid)
+    return int(fields[19]) if fields and fields[0] not in "ZX" else None

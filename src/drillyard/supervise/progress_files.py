@@ -1,7 +1,7 @@
-"""What a round left in the run directory: did it write the summary, how far did it get, is anything new.
+"""What an attempt wrote to the run directory: the summary, its last step, anything new.
 
-Files are compared with how they were when the round began and not with this host's clock: on a network file system the
-times of files are another machine's.
+Files are compared with how they were when the attempt began and not with this host's clock: on a network file system
+the times of files are another machine's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _stamp(path: Path) -> Stamp:
 
 
 class ProgressFiles:
-    """The run directory since the moment when this object was made, at the start of a round."""
+    """Changes in the run directory since this object was made, at the start of an attempt."""
 
     def __init__(self, run_directory: Path) -> None:
         self._events = run_directory / EVENTS_FILE
@@ -35,24 +35,24 @@ class ProgressFiles:
         self._summary_before = _stamp(self._summary)
         events = _stamp(self._events)
         self._events_size = events[2] if events else 0
-        self._signs_of_life = [self._events, run_directory / METRICS_FILE]
+        self._progress = [self._events, run_directory / METRICS_FILE]
         self._last_seen: list[Stamp] = []
         self.changed()
 
     def summary_written(self) -> bool:
-        """Whether this round wrote summary.json, the last thing that a run does."""
+        """Whether this attempt wrote summary.json, the last thing that a run does."""
         now = _stamp(self._summary)
         return now is not None and now != self._summary_before
 
     def changed(self) -> bool:
         """Whether a rank wrote an event or a metric since the last call. Lines of logs are no progress."""
-        seen = [_stamp(path) for path in self._signs_of_life]
+        seen = [_stamp(path) for path in self._progress]
         changed = seen != self._last_seen
         self._last_seen = seen
         return changed
 
     def last_step(self) -> int | None:
-        """The last step that this round told of in events.jsonl; None: it did not get to its first."""
+        """The last step of this attempt in events.jsonl; None: it did not get to its first."""
         try:
             with open(self._events, "rb") as file:
                 size = file.seek(0, os.SEEK_END)

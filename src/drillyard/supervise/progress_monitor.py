@@ -1,21 +1,21 @@
-"""A rank's watch over itself: signs of life for work done alone, and its own end where no supervisor watches.
+"""A rank's watch over itself: heartbeats for work done alone, and its own end where no supervisor watches.
 
-Three kinds of time in a rank's life:
+A rank spends three kinds of time:
 
-- strict: training. Only steps and forwards count; whoever waits in a collective gives no sign;
+- strict: training. Only steps and forwards count; a rank that waits in a collective has no heartbeat;
 - working: what takes long without steps (imports, tokenising, loading, compiling, saving, exporting). The process's
   own work counts: a twentieth of a core, or 1 MB/s read or written, since the last look. A read that hangs, or a
   collective, does neither. (A GPU rank may spin while it waits; there the collective timeout is the limit.)
 - waiting: for another rank, which is watched itself.
 
-Under a supervisor this thread only shows signs, and the supervisor judges (attempt.py): a round is hung when no rank of
-it has got further for `watchdog_seconds`. Without one, as under torchrun, the rank judges itself: it writes the Python
-stacks of all its threads to logs/rank-N.log and exits with 1, so that its launcher ends and restarts the others. A rank
-that was stopped (SIGSTOP) cannot judge; its peers, which wait for it, do. A rank that is asked to stop because another
-gave up waiting for it writes its stacks too, if it gets no further: it is the one to look at. Should a thread hold the
-interpreter's lock, a process beside the rank ends it a little later (watchdog_process.py).
+Under a supervisor this thread only sends heartbeats, and the supervisor judges (attempt.py): an attempt is hung when no
+rank of it has made progress for `watchdog_seconds`. Without one, as under torchrun, the rank judges itself: it writes
+the Python stacks of all its threads to logs/rank-N.log and exits with 1, so that its launcher restarts all ranks. A
+rank that was stopped (SIGSTOP) cannot judge; its peers, which wait for it, do. A rank that is asked to stop because
+another gave up waiting for it writes its stacks too, if it makes no progress: it is the one to look at. Should a thread
+hold the interpreter's lock, another process ends the rank a little later (watchdog_process.py).
 
-Time in which the rank was suspended counts for nothing: when it goes on, it is judged anew.
+Time in which the rank was suspended does not count: the limit starts again when it resumes.
 
 Cost: a wake-up every few seconds; 5 file reads while `working`.
 """
@@ -42,23 +42,23 @@ _LEAST_CORES = 0.05
 _LEAST_BYTES_PER_SECOND = 1e6
 _LONGEST_TICK_SECONDS = 5.0
 _SECONDS_TO_STOP = 5.0
-"""Without progress for so long after a stop signal, a rank without a supervisor tells where it is."""
+"""Without progress for so long after a stop signal, a rank without a supervisor writes its stacks."""
 
 
 class ProgressMonitor:
-    """What this rank is doing, and whether it gets further. `judge_seconds`: end it after this long; 0: never."""
+    """What this rank is doing, and whether it makes progress. `judge_seconds`: end it after this long; 0: never."""
 
     def __init__(
         self, signs: HeartbeatWriter, tick_seconds: float, judge_seconds: float, on_hang: Callable[[str, bool], IO[str]]
     ):
-        """`on_hang(message, ends)` tells of a hang, which may end this rank, and returns the file for its stacks."""
+        """`on_hang(message, ends)` reports a hang, which may end this rank, and returns the file for its stacks."""
         self.signs = signs
         self._kind: Kind = "working"
         self._tick_seconds = tick_seconds
         self._judge_seconds = judge_seconds
         self._on_hang = on_hang
         self._asked_at: float | None = None
-        self._dog = _Dog(judge_seconds + 10 * tick_seconds, tick_seconds) if judge_seconds else None
+        self._watchdog = _Watchdog(judge_seconds + 10 * tick_seconds, tick_seconds) if judge_seconds else None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
@@ -83,11 +83,11 @@ class ProgressMonitor:
         self._asked_at = time.monotonic()
 
     def close(self) -> None:
-        """Nothing more is to be watched: the rank is leaving."""
+        """Stop watching: the rank is about to exit."""
         self._closed.set()
         self._thread.join()
-        if self._dog is not None:
-            self._dog.close()
+        if self._watchdog is not None:
+            self._watchdog.close()
 
     def _run(self) -> None:
         looked = time.monotonic()
@@ -95,39 +95,39 @@ class ProgressMonitor:
         while not self._closed.wait(self._tick_seconds):
             now = time.monotonic()
             if now - looked > 3 * self._tick_seconds + 1:
-                # This process was stopped meanwhile, or starved: what it has not done then says nothing.
+                # This process was stopped meanwhile, or starved: that it did no work says nothing.
                 self.signs.show()
             elif self._kind == "working":
                 before, work = work, work_done()
                 if did_work(before, work, now - looked):
                     self.signs.show()
             looked = now
-            if self._dog is not None:
-                self._dog.tell()
+            if self._watchdog is not None:
+                self._watchdog.notify()
                 self._judge(now)
 
     def _judge(self, now: float) -> None:
-        sign = self.signs.last()
-        where = f"({sign.phase}, after step {sign.step or 0})"
-        if self._asked_at is not None and now - max(self._asked_at, sign.at) > _SECONDS_TO_STOP:
+        last = self.signs.last()
+        where = f"({last.phase}, after step {last.step or 0})"
+        if self._asked_at is not None and now - max(self._asked_at, last.at) > _SECONDS_TO_STOP:
             self._asked_at = None
-            self._tell_stacks(f"asked to stop, and no progress {where}: this is where the rank is", ends=False)
-        if self._kind != "waiting" and now - sign.at > self._judge_seconds:
-            self._tell_stacks(
-                f"watchdog: no progress for {now - sign.at:.0f} s {where}: this rank ends; the limit is "
+            self._write_stacks(f"asked to stop, and no progress {where}: this is where the rank is", ends=False)
+        if self._kind != "waiting" and now - last.at > self._judge_seconds:
+            self._write_stacks(
+                f"watchdog: no progress for {now - last.at:.0f} s {where}: this rank ends; the limit is "
                 "timeouts.watchdog_seconds",
                 ends=True,
             )
             os._exit(1)
 
-    def _tell_stacks(self, message: str, *, ends: bool) -> None:
+    def _write_stacks(self, message: str, *, ends: bool) -> None:
         file = self._on_hang(message, ends)
         faulthandler.dump_traceback(file=file, all_threads=True)
         file.flush()
 
 
-class _Dog:
-    """The process that ends this one after `limit_seconds` without a `tell`."""
+class _Watchdog:
+    """The process that ends this one after `limit_seconds` without a `notify`."""
 
     def __init__(self, limit_seconds: float, tick_seconds: float) -> None:
         read_end, self._write_end = os.pipe()
@@ -140,13 +140,13 @@ class _Dog:
         )
         os.close(read_end)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """This process runs Python."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._write_end, b".")
 
     def close(self) -> None:
-        """Let it go."""
+        """End it."""
         os.close(self._write_end)
         self._process.kill()
         self._process.wait()
@@ -166,7 +166,7 @@ def did_work(before: tuple[float, int], after: tuple[float, int], seconds: float
 
 
 def tick_seconds(watchdog_seconds: float) -> float:
-    """How often a rank looks at itself: 20 times within the limit, and at least every 5 s."""
+    """How often a rank checks itself: 20 times within the limit, and at least every 5 s."""
     return min(_LONGEST_TICK_SECONDS, max(0.05, watchdog_seconds / 20)) if watchdog_seconds else _LONGEST_TICK_SECONDS
 
 

@@ -1,4 +1,5 @@
-"""Starting a rank so that it can always be ended: sessions, parent-death signal, process descriptors, the guardian.
+"""Starting a rank so that it can always be ended: sessions, parent-death signal, process descriptors; and what each
+rank gets in its environment.
 
 Each rank leads a session of its own, so a Ctrl-C in the terminal reaches only the supervisor, and a kill of the group
 reaches what the rank has started. The kernel sends SIGKILL to a rank when the thread that started it ends
@@ -15,16 +16,60 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from drillyard.errors import UserError
-from drillyard.supervise import guardian
+from drillyard.supervise.heartbeat import Heartbeat
+from drillyard.supervise.process_identity import process_state
 
 _PR_SET_PDEATHSIG = 1
+_STATES = {
+    "T": "stopped by a signal (SIGSTOP)",
+    "t": "stopped by a debugger",
+    "D": "in an uninterruptible wait for a device or a file system",
+}
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class NodePlacement:
+    """A node's place among the `count` nodes of a run, each with a supervisor, and where all ranks meet.
+
+    Whatever started the supervisors starts all of them again, so a supervisor of several makes one attempt only. That
+    of node 0 writes the run's events and locks its directory.
+    """
+
+    count: int = 1
+    rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int | None = None
+    """None: a free port of this host, a new one in each attempt; only where it is the one node."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether rank 0 is here, and with it the run's events and directory."""
+        return self.rank == 0
+
+
+def rank_environments(
+    shared: Mapping[str, str], num_ranks: int, attempt: int, node: NodePlacement | None = None
+) -> list[dict[str, str]]:
+    """The environment of each of a node's `num_ranks` ranks in an attempt, lowest rank first."""
+    node = node or NodePlacement()
+    common = {
+        **shared,
+        "WORLD_SIZE": str(node.count * num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": node.master_addr,
+        "DRILLYARD_ROUND": str(attempt),
+        "DRILLYARD_SUPERVISED": "1",
+        # Lines reach the log when they are printed, also the last ones before a rank is killed.
+        "PYTHONUNBUFFERED": "1",
+    }
+    first = node.rank * num_ranks
+    return [{**common, "RANK": str(first + local), "LOCAL_RANK": str(local)} for local in range(num_ranks)]
 
 
 def _die_with(parent: int) -> Callable[[], None]:
@@ -60,8 +105,8 @@ def start_process(
 class Rank:
     """One rank: its number, process id and descriptor, and its `returncode` once it was reaped.
 
-    `process` is one that stood by for it (standby.py); without one it is started. `left_behind`: SIGKILL has not ended
-    it.
+    `process` is one that was started ahead (standby.py); without it the rank is started. `left_behind`: SIGKILL has not
+    ended it.
     """
 
     def __init__(
@@ -101,44 +146,30 @@ class Rank:
         """Wait for the rank's end, end the rest of its group, and return its exit code (negative: a signal)."""
         if self.returncode is not None:
             return self.returncode
-        # WNOWAIT leaves the dead leader in place, so that its group's id cannot belong to anybody else yet.
+        # WNOWAIT leaves the dead leader in place, so that its group's id cannot belong to another process yet.
         os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         self.kill_group()
         os.close(self.pidfd)
         return self._process.wait()
 
 
-class Reaper:
-    """The process that ends what is left when the supervisor is gone; use it with `with`.
-
-    `keep_open` are descriptors that it inherits: a lock on them is held until everything has ended.
-    """
-
-    def __init__(self, token: str, keep_open: Sequence[int] = ()) -> None:
-        self._token = token
-        read_end, self._write_end = os.pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(guardian.__file__)), token],
-            stdin=read_end,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            pass_fds=tuple(keep_open),
-        )
-        os.close(read_end)
-
-    def __enter__(self) -> Reaper:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        os.close(self._write_end)
-        self._process.wait()
-
-    def end_all(self, spare: Collection[int] = ()) -> None:
-        """End every process of the run that is still there, wherever it went, but those in `spare`."""
-        guardian.end_marked_processes(self._token, spare)
+def silence(rank: int, pid: int, heartbeat: Heartbeat, now: float) -> str:
+    """A line about a rank that has made no progress; `now` is time.monotonic."""
+    state = _STATES.get(process_state(pid))
+    words = [f"rank {rank}: {state}"] if state else [f"rank {rank}"]
+    if heartbeat.at:
+        where = heartbeat.phase if heartbeat.step is None else f"{heartbeat.phase} after step {heartbeat.step}"
+        words.append(f"{where}, last heartbeat {now - heartbeat.at:.1f} s ago")
+    return "; ".join(words) if state else ": ".join(words)
 
 
-def new_token() -> str:
-    """A mark that no other supervisor of this host uses."""
-    return f"{os.getpid()}-{time.time_ns()}"
+def unkillable(rank: int, pid: int) -> str:
+    """A line about a rank that SIGKILL has not ended: its process, its state, and where it is in the kernel."""
+    letter = process_state(pid)
+    try:
+        place = Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        place = ""
+    where = f", in {place} of the kernel" if place.strip("0") else ""
+    state = f"it is {_STATES.get(letter, f'in state {letter}')}{where}" if letter else "it is gone now"
+    return f"rank {rank}: process {pid} did not end after SIGKILL and is left behind; {state}"

@@ -1,12 +1,12 @@
-"""Ranks that stand by: started ahead, with everything imported, so that a restart does not wait for it.
+"""Standby ranks: started ahead, with everything imported, so that a restart does not wait for it.
 
 Importing torch and its companions takes a rank seconds on a local disk and minutes when thousands of ranks read them
-from a shared one; it is most of the time from a failure to the next step. So once a round trains, one process per rank
-is started that imports and then waits. The next round takes them over: over a socket each gets its environment and its
-output, and goes on as if it had just been started. One that is not there any more is replaced by an ordinary start.
+from a shared one; it is most of the time from a failure to the next step. So once an attempt trains, start one process
+per rank that imports and then waits. The next attempt sends each its environment and its output over a socket, and it
+continues as if it had just been started. One that has died is replaced by an ordinary start.
 
-Cost: host memory for the imported code (about 0.4 GB per rank), and once per round the processor time of importing,
-which the training round feels where ranks have no cores to spare.
+Cost: host memory for the imported code (about 0.4 GB per rank), and once per attempt the CPU time of importing, which
+slows training where ranks have no cores to spare.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from drillyard.supervise.rank_process import start_process
 
 STANDBY = "DRILLYARD_STANDBY"
-"""In a rank's environment: the descriptor of the socket over which it is told to begin."""
+"""In a rank's environment: the descriptor of the socket on which it waits for its attempt."""
 
 SECONDS_TO_END = 5.0
 _MOST_BYTES = 1 << 24
@@ -36,7 +36,7 @@ class _Waiting:
 
 
 class Standby:
-    """The supervisor's side: the processes that wait for their turn. Use it with `with`, in the main thread."""
+    """The supervisor's side: the processes that wait. Use it with `with`, in the main thread."""
 
     def __init__(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
         self._command = command
@@ -69,9 +69,9 @@ class Standby:
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as unless_started:
             unless_started.callback(ours.close)
-            told = {**environment, STANDBY: str(theirs.fileno())}
+            complete = {**environment, STANDBY: str(theirs.fileno())}
             process = start_process(
-                self._command, told, subprocess.DEVNULL, subprocess.DEVNULL, keep_open=[theirs.fileno()]
+                self._command, complete, subprocess.DEVNULL, subprocess.DEVNULL, keep_open=[theirs.fileno()]
             )
             unless_started.pop_all()
         return _Waiting(process, ours)
@@ -79,7 +79,7 @@ class Standby:
     def take(
         self, number: int, environment: Mapping[str, str], stdout: int, stderr: int
     ) -> subprocess.Popen[bytes] | None:
-        """The process that stood by for this rank, with its turn begun; None where there is none."""
+        """Start the attempt in the process that waits for this rank, and return it; None where there is none."""
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             return None
@@ -98,17 +98,16 @@ class Standby:
         waiting.connection.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(waiting.process.pid, signal.SIGKILL)
-        # One in a call of the kernel, reading from a disk that hangs, ends when that returns: nobody waits for it.
+        # One in a call of the kernel, reading from a disk that hangs, ends when that returns; do not wait for it.
         with contextlib.suppress(subprocess.TimeoutExpired):
             waiting.process.wait(SECONDS_TO_END)
 
 
 def await_turn(prepare: Callable[[], object]) -> None:
-    """A rank's side: where it was started to stand by, `prepare` and wait until it is told to begin; else return at
-    once.
+    """A rank's side: in a standby process, call `prepare` and wait for its attempt; else return at once.
 
-    On return the environment, standard output and standard error are those of the rank's round. The process ends when
-    its supervisor does.
+    On return the environment, standard output and standard error are those of the attempt. The process ends when its
+    supervisor does.
     """
     descriptor = os.environ.get(STANDBY)
     if descriptor is None:

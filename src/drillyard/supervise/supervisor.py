@@ -1,14 +1,13 @@
-"""The ranks of one host, over as many rounds as it takes: `supervise`.
+"""The ranks of one host, over as many attempts as it takes: `supervise`.
 
-A round is all ranks started together on a port of their own. When one fails, all are ended, the cause is told in
-words, and a fresh round starts, which resumes from the newest checkpoint; rules.py says when it does not. Nothing of a
-dead round is used again, neither port nor process: reviving half-dead process groups is what elastic launchers lose
-time on.
+An attempt is all ranks started together on a port of their own. When one fails, all are ended, the cause is reported,
+and the next attempt resumes from the newest checkpoint, unless restart_policy.py refuses. Nothing of a failed attempt
+is used again, neither port nor process: elastic launchers lose time on reviving half-dead process groups.
 
 Exit codes: 0 the run is done (its summary is written, or every rank exited with 0); 2 a user's mistake, never retried;
 85 stopped on request with all that was trained saved, start it again; 1 stopped on request, and that moment could not
 be saved; 128 + N ended by signal N, at once or with an error on the way to a stop; else that of the rank that failed
-first (1 for a round that hung).
+first (1 for an attempt that hung).
 """
 
 from __future__ import annotations
@@ -16,33 +15,24 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drillyard.errors import UserError
-from drillyard.supervise import cause, hang, launched
-from drillyard.supervise.attempt import (
-    EXIT_CHECKPOINTED,
-    EXIT_NOT_SAVED,
-    EXIT_USER_ERROR,
-    Attempt,
-    AttemptPlan,
-    AttemptResult,
-    GracePeriods,
-    RankExit,
-)
+from drillyard.supervise import cause, launch_contract
+from drillyard.supervise.attempt import Attempt, AttemptPlan, AttemptResult, GracePeriods, RankExit
 from drillyard.supervise.console_output import Output, PlainOutput, TerminalOutput, log_path
-from drillyard.supervise.guardian import MARK
-from drillyard.supervise.launched import record_exit
-from drillyard.supervise.nodes import NodePlacement, rank_environments
-from drillyard.supervise.ports import free_port
-from drillyard.supervise.rank_process import Reaper, new_token
-from drillyard.supervise.rules import AttemptFailure, RestartPolicy
+from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_NOT_SAVED, EXIT_USER_ERROR, record_exit
+from drillyard.supervise.rank_process import NodePlacement, rank_environments
+from drillyard.supervise.reaper import AGENT_MARK, SUPERVISOR_MARK, Reaper, end_marked_processes
+from drillyard.supervise.restart_policy import AGAIN, AttemptFailure, RestartCounts, RestartLimits, after_failure
 from drillyard.supervise.run_lock import exclusive_run_lock, open_logs
-from drillyard.supervise.signals import SignalInbox
+from drillyard.supervise.sockets import free_port
 from drillyard.supervise.standby import Standby
+from drillyard.supervise.stop_requests import StopRequests
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +40,7 @@ if TYPE_CHECKING:
 OnEvent = Callable[..., None]
 _UNSAVED = (
     "error: stopped on request, but that moment could not be saved: earlier checkpoints are whole\n"
-    "mend what checkpoint_failed in events.jsonl names, then give the same command again"
+    "fix the cause given in checkpoint_failed of events.jsonl, then run the same command again"
 )
 
 
@@ -73,13 +63,13 @@ def supervise(
     go on; returns the exit code.
 
     Each rank gets this process's environment, `environment`, its place (RANK, WORLD_SIZE, LOCAL_RANK and
-    LOCAL_WORLD_SIZE), a meeting point (MASTER_ADDR, MASTER_PORT, new in each round), DRILLYARD_ROUND (0, 1, ...; from a
-    launcher's number on where there is one) and DRILLYARD_SUPERVISED=1. `on_event(name, **fields)` is told what
-    telemetry/events.py lists as the supervisor's. `before_start` is called once no other supervisor can be active in
-    the run directory; when it returns False there is nothing to do, and the exit code is 0. With `standby`, `command`
-    must call `standby.await_turn`, and the ranks of a further round are ready before it is needed. `node`: this host is
-    one of several, whose supervisors have been started together: see nodes.py; `max_restarts` is 0 then. Call
-    `supervise` from the main thread: signals are read there, and ranks end with the thread that started them.
+    LOCAL_WORLD_SIZE), a rendezvous (MASTER_ADDR, MASTER_PORT, new in each attempt), DRILLYARD_ROUND (the attempt: 0, 1,
+    ...; from a launcher's number on where there is one) and DRILLYARD_SUPERVISED=1. `on_event(name, **fields)` gets the
+    supervisor's events of telemetry/events.py. `before_start` is called once no other supervisor can be active in the
+    run directory; when it returns False there is nothing to do, and the exit code is 0. With `standby`, `command` must
+    call `standby.await_turn`, and the ranks of a further attempt are ready before it is needed. `node`: this host is
+    one of several; `max_restarts` is 0 then. Call `supervise` from the main thread: signals are read there, and ranks
+    end with the thread that started them.
 
     Raises UserError when the run directory cannot be written, another run is active in it, or `command` cannot start.
     """
@@ -89,39 +79,41 @@ def supervise(
         lock = stack.enter_context(exclusive_run_lock(run_directory) if node.is_first else open_logs(run_directory))
         if before_start is not None and not before_start():
             return 0
-        token = new_token()
-        guardian = stack.enter_context(Reaper(token, keep_open=[lock]))
-        signals = stack.enter_context(SignalInbox())
+        token = f"{os.getpid()}-{time.time_ns()}"
+        if AGENT_MARK not in os.environ:
+            # Else the agent's reaper reaches these processes too.
+            stack.enter_context(Reaper(token, SUPERVISOR_MARK, keep_open=[lock]))
+        requests = stack.enter_context(StopRequests())
         output: Output = (
             TerminalOutput(console, run_directory.name, total_steps)
             if console.is_terminal
             else PlainOutput(console.file)
         )
         stack.callback(output.close)
-        run = _Run(
-            run_directory, on_event if node.is_first else _untold, output, RestartPolicy(max_restarts), node.count > 1
-        )
+        limits = RestartLimits(max_restarts, option="--max-restarts")
+        run = _Run(run_directory, on_event if node.is_first else _no_event, output, limits, node.count > 1)
         used_ports: set[int] = set()
-        shared = {**os.environ, **environment, MARK: token}
+        shared = {**os.environ, **environment, SUPERVISOR_MARK: token}
         ready = Standby(command, rank_environments(shared, num_ranks, 0, node)) if standby else None
         if ready is not None:
             stack.enter_context(ready)
-        launch = {} if (submission := launched.submission()) is None else {"launch": submission}
+        launch = {} if (submission := launch_contract.submission()) is None else {"launch": submission}
         run.event("run_start", world_size=num_ranks * node.count, **launch)
         while True:
             shared["MASTER_PORT"] = str(node.master_port or _fresh_port(used_ports))
             plan = AttemptPlan(
-                run.round,
+                run.attempt,
                 list(command),
-                rank_environments(shared, num_ranks, run.round, node),
+                rank_environments(shared, num_ranks, run.attempt, node),
                 run_directory,
                 patience or GracePeriods(),
                 first_rank=node.rank * num_ranks,
                 standby=ready,
             )
-            result = Attempt(plan, output, signals, on_stop=run.asked_to_stop).run()
-            guardian.end_all(spare=[] if ready is None else ready.pids)
-            code = run.after(result, signals.take())
+            result = Attempt(plan, output, requests, on_stop=run.asked_to_stop).run()
+            end_marked_processes(token, SUPERVISOR_MARK, spare=[] if ready is None else ready.pids)
+            requests.take()
+            code = run.after(result, requests.first)
             if code is not None:
                 return code
 
@@ -135,28 +127,23 @@ def _fresh_port(used: set[int]) -> int:
     return port
 
 
-def _untold(name: str, **fields: Any) -> None:
-    """What the supervisors of further nodes do with events: that of node 0 tells the run's."""
+def _no_event(name: str, **fields: Any) -> None:
+    """For the supervisors of further nodes: that of node 0 writes the run's events."""
 
 
 @dataclass(frozen=True)
 class FailureCause:
-    """Why a round failed: the rank that did first, how, and its last words. `rank` is None when a round hung."""
+    """Why an attempt failed: the rank that did first, how, and its last lines. `rank` is None when the attempt hung."""
 
     rank: int | None
     exit_code: int
     reason: str
     words: list[str]
     own_fault: bool = True
-    """Whether it is no mere effect of another rank's end, which may be one of another node."""
-
-    @property
-    def error(self) -> str:
-        """How it ended and with which error, the same for two failures of the same kind whichever rank had them."""
-        return f"{self.exit_code} {cause.error_line(self.words)}"
+    """Whether it is no mere effect of another rank's end, on whichever node."""
 
 
-def _unheard_signal(failures: Sequence[RankExit]) -> signal.Signals | None:
+def _unhandled_signal(failures: Sequence[RankExit]) -> signal.Signals | None:
     """The stop signal that ended a rank which did not handle it, or had handled one before; None without such."""
     asked = (end.returncode for end in failures if cause.was_asked_to_stop(end.returncode))
     code = next(asked, None)
@@ -164,39 +151,39 @@ def _unheard_signal(failures: Sequence[RankExit]) -> signal.Signals | None:
 
 
 class _Run:
-    """What is known over the rounds of a run, and what is said about it."""
+    """The state of a run over its attempts, its events and its messages."""
 
     def __init__(
-        self, run_directory: Path, on_event: OnEvent, output: Output, rules: RestartPolicy, is_one_of_several: bool
+        self, run_directory: Path, on_event: OnEvent, output: Output, limits: RestartLimits, is_one_of_several: bool
     ) -> None:
-        self.round = launched.first_round()
+        self.attempt = launch_contract.first_attempt()
         self._directory = run_directory
         self._on_event = on_event
         self._output = output
-        self._rules = rules
+        self._limits = limits
+        self._counts = RestartCounts()
         self._is_one_of_several = is_one_of_several
         self._oom_kills = cause.oom_kills()
-        self._elsewhere: launched.FailureElsewhere | None = None
+        self._elsewhere: launch_contract.FailureElsewhere | None = None
 
     def event(self, name: str, **fields: Any) -> None:
-        """Tell of an event. A full or read-only disk is said and never ends the run."""
+        """Write an event. A full or read-only disk is reported and never ends the run."""
         try:
-            self._on_event(name, round=self.round, **fields)
+            self._on_event(name, round=self.attempt, **fields)
         except UserError as error:
             self._output.say(str(error))
 
     def asked_to_stop(self, number: signal.Signals) -> None:
         """A stop signal has come: of a person or scheduler, or of a launcher because another node has failed."""
-        self._elsewhere = launched.failure_elsewhere()
-        if self._elsewhere is None:
+        self._elsewhere = other = launch_contract.failure_elsewhere()
+        if other is None:
             self.event("signal", signal=number.name)
             return
-        told = self._elsewhere
-        self.event("failure", reason=told.reason, failed_rank=told.rank, exit_code=told.exit_code)
-        self._output.say(f"another node ends this round: {told.reason}")
+        self.event("failure", reason=other.reason, failed_rank=other.rank, exit_code=other.exit_code)
+        self._output.say(f"another node ends this attempt: {other.reason}")
 
-    def after(self, result: AttemptResult, late_signals: Sequence[signal.Signals]) -> int | None:
-        """The exit code of the run after this round, or None: there is a further round, and `round` is its number."""
+    def after(self, result: AttemptResult, late_signal: signal.Signals | None) -> int | None:
+        """The exit code of the run after this attempt; None: another one follows, and `attempt` is its number."""
         for line in result.left_behind:
             self._output.say(line)
         if result.summary_written:
@@ -209,11 +196,11 @@ class _Run:
         if any(end.returncode == EXIT_USER_ERROR for end in result.exits):
             return self._user_error(result)
         failures = [end for end in result.exits if end.returncode != 0 and not end.asked]
-        stop = result.stop_signal or next(iter(late_signals), None) or _unheard_signal(failures)
+        stop = result.stop_signal or late_signal or _unhandled_signal(failures)
         unsaved = next((end for end in failures if end.returncode == EXIT_NOT_SAVED), None)
         if unsaved is not None:
-            # Its words may be missing on the very disk that took no checkpoint.
-            self._output.error(cause.user_message(self._words_of(unsaved.rank, result)) or _UNSAVED)
+            # Its message may be missing on the very disk that took no checkpoint.
+            self._output.error(cause.user_message(self._log_of(unsaved.rank, result)) or _UNSAVED)
             self.event("end", status="interrupted" if self._elsewhere is None else "failed", exit_code=1)
             return 1
         if failures and failures[0].returncode == EXIT_CHECKPOINTED:
@@ -225,46 +212,54 @@ class _Run:
         return self._after_failure(result, self._why(result, failures))
 
     def _stopped(self, stop: signal.Signals, result: AttemptResult, failures: Sequence[RankExit]) -> int:
-        """The ranks were asked to stop, and not all of them could say that they had saved."""
+        """The ranks were asked to stop, and not all of them have reported a checkpoint."""
         if result.stop_signal is None:
             self.asked_to_stop(stop)
         if result.last_step is None:
-            text = "stopped before the first step of this round: nothing is lost, the same command starts again"
+            text = "stopped before the first step of this attempt: nothing is lost, the same command starts again"
             return self._end("interrupted", f"{text} (exit code 85)", EXIT_CHECKPOINTED)
         if result.hung or any(not cause.was_asked_to_stop(end.returncode) for end in failures):
-            self._tell_failure(result, self._why(result, failures))
+            self._report_failure(result, self._why(result, failures))
         text = f"stopped by {stop.name} without a checkpoint of this moment"
         return self._end("interrupted", text, 128 + stop)
 
     def _after_failure(self, result: AttemptResult, why: FailureCause) -> int | None:
-        self._tell_failure(result, why)
-        refusal = self._rules.refusal(AttemptFailure(result.last_step, why.error, why.exit_code))
-        if result.left_behind:
-            # It still holds its device, and what it waits for (a disk, a driver) would hold the next round as well.
-            refusal = f"{result.left_behind[0]}; mend what it waits for, or restart this host"
-        if refusal is not None:
-            further = f"no further round: {refusal}"
-            if self._is_one_of_several and not result.left_behind:
-                further = "this node's part ends: all nodes start again together, by whatever has started them"
+        self._report_failure(result, why)
+        failure = AttemptFailure(why.exit_code, result.last_step, cause.error_line(why.words))
+        decision = after_failure(failure, self._counts, self._limits)
+        self._counts = decision.counts
+        if decision.what != AGAIN or result.left_behind:
+            further = f"no further attempt: {decision.reason}"
+            if result.left_behind:
+                # It still holds its device, and what it waits for (a disk, a driver) would hold the next one as well.
+                further = f"no further attempt: {result.left_behind[0]}; fix what it waits for, or restart this host"
+            elif self._is_one_of_several:
+                further = "this node's part ends: whatever started the nodes must start all of them again"
             return self._end("failed", f"{further}. All output is in {self._directory / 'logs'}", why.exit_code)
-        self.round += 1
+        self.attempt += 1
         self.event("restart", reason=why.reason)
         self._oom_kills = cause.oom_kills()
         self._output.say(
-            f"all ranks ended within {result.seconds_to_end:.1f} s; round {self.round} starts "
-            f"({self._rules.restarts} of {self._rules.max_restarts} restarts used)"
+            f"all ranks ended within {result.seconds_to_end:.1f} s; attempt {self.attempt} starts "
+            f"({self._counts.failures} of {self._limits.max_failures} restarts used)"
         )
         return None
 
-    def _tell_failure(self, result: AttemptResult, why: FailureCause) -> None:
+    def _report_failure(self, result: AttemptResult, why: FailureCause) -> None:
         if self._elsewhere is None or why.own_fault:
-            # Else it is the effect of what was told already.
+            # Else it is the effect of a failure that has its event already.
             about = {"reason": why.reason, "failed_rank": why.rank, "exit_code": why.exit_code}
             self.event("failure", step=result.last_step, **about)
         where = "before its first step" if result.last_step is None else f"after step {result.last_step}"
-        self._output.say(f"round {self.round} failed {where}: {why.reason}")
-        lost_peer = not why.own_fault
-        record_exit(rank=why.rank, exit_code=why.exit_code, reason=why.reason, lines=why.words, lost_peer=lost_peer)
+        self._output.say(f"attempt {self.attempt} failed {where}: {why.reason}")
+        record_exit(
+            rank=why.rank,
+            exit_code=why.exit_code,
+            reason=why.reason,
+            lines=why.words,
+            lost_peer=not why.own_fault,
+            step=result.last_step,
+        )
         for line in [*why.words, *self._stacks(result)]:
             self._output.say(f"  {line}")
 
@@ -278,7 +273,7 @@ class _Run:
     def _user_error(self, result: AttemptResult) -> int:
         """Show a rank's message to the user once, whichever and however many ranks it comes from."""
         mistaken = [end for end in result.exits if end.returncode == EXIT_USER_ERROR]
-        texts = [self._words_of(end.rank, result) for end in mistaken]
+        texts = [self._log_of(end.rank, result) for end in mistaken]
         message = next((found for text in texts if (found := cause.user_message(text))), None)
         message = message or "\n".join(cause.last_words(texts[0]))
         self._output.error(message)
@@ -291,21 +286,21 @@ class _Run:
         return self._hang(result) if result.hung else self._cause(result, failures)
 
     def _cause(self, result: AttemptResult, failures: Sequence[RankExit]) -> FailureCause:
-        """The first failed rank in time that does not merely tell of another's end; else the first.
+        """The first failed rank in time that does not merely report another's end; else the first.
 
-        A rank that was told to end meanwhile may still have died of its own error, when its code is one of its own.
+        A rank that got SIGTERM meanwhile may still have died of its own error, where its code is not a signal's.
         """
         suspects = [*failures, *(end for end in result.exits if end.asked and 0 < end.returncode < 128)]
-        told = [(end, cause.last_words(self._words_of(end.rank, result))) for end in suspects]
+        ends = [(end, cause.last_words(self._log_of(end.rank, result))) for end in suspects]
         own_fault = [
             (end, words)
-            for end, words in told
+            for end, words in ends
             if cause.was_killed(end.returncode) or not cause.speaks_of_lost_peer(words)
         ]
-        end, words = (own_fault or told)[0]
+        end, words = (own_fault or ends)[0]
         reason = f"rank {end.rank}: {cause.describe_exit(end.returncode)}"
         if cause.was_killed(end.returncode):
-            # It had no last words: what it printed before was about its work.
+            # What it printed before was about its work.
             return FailureCause(end.rank, 137, f"{reason}; {cause.memory_verdict(end.pid, self._oom_kills)}", [])
         if line := cause.error_line(words):
             reason += f"; {line}"
@@ -320,12 +315,12 @@ class _Run:
         return FailureCause(None, 1, reason, [])
 
     def _stacks(self, result: AttemptResult) -> list[str]:
-        """A line per rank that was silent when the round was given up: its state, and where its code stood."""
+        """A line per rank that was silent when the attempt was given up: its state, and the line of code it was at."""
         lines = []
         for line in result.silent:
-            frame = hang.innermost_frame(self._words_of(int(line.split()[1].rstrip(":")), result))
+            frame = cause.innermost_frame(self._log_of(int(line.split()[1].rstrip(":")), result))
             lines.append(f"{line}; at {frame}" if frame else line)
         return lines
 
-    def _words_of(self, rank: int, result: AttemptResult) -> str:
+    def _log_of(self, rank: int, result: AttemptResult) -> str:
         return cause.read_from(log_path(self._directory, rank), result.log_offsets[rank])

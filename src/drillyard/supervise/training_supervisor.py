@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drillyard.supervise import launched
+from drillyard.supervise import launch_contract
 from drillyard.supervise.attempt import GracePeriods
 from drillyard.supervise.console_output import print_error
-from drillyard.supervise.launched import record_exit
-from drillyard.supervise.nodes import NodePlacement
+from drillyard.supervise.launch_contract import record_exit
+from drillyard.supervise.rank_process import NodePlacement
 from drillyard.supervise.supervisor import supervise
 from drillyard.telemetry.events import append_event, read_events
 from drillyard.telemetry.summary import required_failure
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 CORES_FOR_STANDBY = 4
-"""With so many cores per rank of a host, a process that imports beside it does not slow a rank down."""
+"""With so many cores per rank of a host, a process that imports meanwhile does not slow a rank down."""
 
 
 def supervise_training(
@@ -40,12 +40,11 @@ def supervise_training(
     node: NodePlacement | None = None,
 ) -> int:
     """Train `run` with `num_ranks` processes of `command` on this host; returns the exit code: that of
-    `supervise`, or 1 where the run is done and a metric that is required could not be measured.
+    `supervise`, or 1 where the run is done and a required metric could not be measured.
 
-    `watchdog_seconds` instead of `timeouts.watchdog_seconds`: a round that gets no further for this long is ended and
-    started again; 0: never. `before_start`: see `supervise`. `standby`: keep ranks ready for a restart; None: where the
-    host has `CORES_FOR_STANDBY` cores per rank, and it is the only one. `node`: see `supervise`.
-    Raises UserError for mistakes of the user, also when a rank found them.
+    `watchdog_seconds` instead of `timeouts.watchdog_seconds`: an attempt without progress for this long is ended and
+    counts as failed; 0: never. `before_start`, `node`: see `supervise`. `standby`: keep ranks ready for a restart;
+    None: where the host is the only one and has `CORES_FOR_STANDBY` cores per rank. Raises UserError.
     """
     from drillyard.console import SafeConsole
 
@@ -75,9 +74,9 @@ def supervise_training(
 
 
 def is_started(run_directory: Path) -> bool:
-    """Whether the run in a directory was begun by the launch that has started this process: its rounds and requeues
-    are one run, as a supervisor's own rounds are."""
-    submission = launched.submission()
+    """Whether the submission that started this process has begun the run in a directory: attempts and requeues of one
+    submission are one run, as a supervisor's own attempts are."""
+    submission = launch_contract.submission()
     return submission is not None and any(
         event["event"] == "run_start" and event.get("launch") == submission for event in read_events(run_directory)
     )

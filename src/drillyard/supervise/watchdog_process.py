@@ -1,14 +1,13 @@
-"""Ends a rank whose interpreter is held by code that never gives it back, where no supervisor does: a tiny process.
+"""Ends a rank whose interpreter is held by code that never releases it, where no supervisor does: a tiny process.
 
-No thread of the rank can judge it then. A timer of the kernel or of faulthandler could end it, but goes on while the
-rank is suspended (SIGSTOP, a frozen container, a moved virtual machine), and would end a healthy rank the moment it
-goes on. So a process of its own counts: the rank sends a byte at every look at itself, and the silence is measured in
-short slices. A slice in which this process was held up itself, or found the rank stopped, begins the count anew.
+No thread of the rank can judge it then. A timer of the kernel or of faulthandler could end it, but keeps running while
+the rank is suspended (SIGSTOP, a frozen container, a moved virtual machine), and would end a healthy rank the moment it
+resumes. So a process of its own counts: the rank sends a byte at every check of itself, and the silence is measured in
+short slices. A slice in which this process was held up itself, or found the rank stopped, restarts the count.
 
-It is run as a script, `python -I -S watchdog_process.py PID LIMIT TICK`, with the read end of a pipe as its input,
-and ends with
-that process. Too long a silence: SIGQUIT, at which faulthandler writes the rank's stacks without its interpreter, then
-SIGKILL. Cost: about 15 ms at the start, once, 8 MB, and a wake-up per tick.
+It runs as a script, `python -I -S watchdog_process.py PID LIMIT TICK`, with the read end of a pipe as its input, and
+ends with that process. Too long a silence: SIGQUIT, at which faulthandler writes the rank's stacks without its
+interpreter, then SIGKILL. Cost: about 15 ms at the start, once, 8 MB, and a wake-up per tick.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def await_silence(pid: int, limit: float, tick: float) -> bool:
-    """Wait until `pid` has been silent for `limit` seconds in which it could have spoken; False when it ends before."""
+    """Wait until `pid` was silent for `limit` seconds in which it could run; False when it ends before."""
     silent = 0.0
     while os.getppid() == pid:
         began = time.monotonic()
@@ -58,7 +57,7 @@ def main() -> None:
     pid, limit, tick = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
     if not await_silence(pid, limit, tick):
         return
-    text = f"watchdog: process {pid} has not run Python for {limit:.0f} s (its interpreter is held): it is ended\n"
+    text = f"watchdog: process {pid} has not run Python for {limit:.0f} s (its interpreter is held): killing it\n"
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
     for number in (signal.SIGQUIT, signal.SIGKILL):

@@ -24,8 +24,7 @@ from drillyard.evaluation.failures import EvaluationStopped
 from drillyard.parallel.model_setup import GIB
 from drillyard.parallel.ranks import COLLECTIVE_TIMEOUT, Ranks
 from drillyard.supervise.heartbeat import TRAINING
-from drillyard.supervise.rank_supervision import RankSupervision
-from drillyard.supervise.stopping import StopSignals
+from drillyard.supervise.rank_supervision import RankSupervision, StopSignals
 from drillyard.telemetry import RunLog, StepRecord
 from drillyard.training.checkpoint import Checkpointer
 from drillyard.training.resume import checkpoint_state

@@ -73,7 +73,7 @@ def train(
     set_determinism(config)
     ranks = start_ranks(config.training, config.parallelism, timedelta(seconds=config.timeouts.collective))
     # Each of torchrun's agents counts its own restarts: the number that the ranks agreed on holds for all of them.
-    round_number = side.round_number = max(round_number, ranks.restarts)
+    round_number = side.attempt = max(round_number, ranks.restarts)
     require_valid(config, ranks.world_size)
     directory = run_directory_of(config)
     if ranks.rank == 0 and round_number == 0 and not is_claimed:

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from drillyard.launch.agent.identity import RUN_MARK, run_token
-from drillyard.launch.agent.job import Job
-from drillyard.launch.agent.shared_modules import guardian, shipped_files
+from drillyard.launch.agent import shipped_files
+from drillyard.launch.agent.job import Job, run_token
+from drillyard.supervise import reaper
+from drillyard.supervise.reaper import RUN_MARK
 
 PATIENCE_SECONDS = 90.0
 TELL = 'echo $NODE_RANK $ROUND $$ >> "$RUN/commands"'
@@ -130,7 +131,7 @@ class Agents:
 
     def marked(self) -> list[int]:
         """Processes of this run that are there, agents of `run` left out."""
-        return guardian.marked_processes(run_token(str(self.launch)), RUN_MARK)
+        return reaper.marked_processes(run_token(str(self.launch)), RUN_MARK)
 
     def close(self) -> None:
         """End everything that is left, whatever state it is in."""
@@ -138,7 +139,7 @@ class Agents:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        wait_until(lambda: guardian.end_marked_processes(run_token(str(self.launch)), mark=RUN_MARK))
+        wait_until(lambda: reaper.end_marked_processes(run_token(str(self.launch)), RUN_MARK))
 
 
 def codes(agents: list[subprocess.Popen[bytes]]) -> list[int]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drillyard.supervise.ports import free_port
+from drillyard.supervise.sockets import free_port
 
 _MARK = "DRILLYARD_TEST_HOST"
 _SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin") or "/usr/sbin/sshd"

@@ -15,8 +15,8 @@ import pytest
 from tests.integration.disks import MIB, Tmpfs
 from tests.integration.launch.agents import Agents, Make, codes, free_port_range, wait_until
 
-from drillyard.launch.agent.identity import process_of
-from drillyard.supervise.signals import SECONDS_OF_ONE_REQUEST
+from drillyard.supervise.process_identity import process_of
+from drillyard.supervise.stop_requests import SECONDS_OF_ONE_REQUEST
 
 WAIT = "while [ ! -e $RUN/finish ]; do sleep 0.05; done"
 """A command that works until the test lets it finish."""

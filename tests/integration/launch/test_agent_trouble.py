@@ -19,11 +19,12 @@ import pytest
 from tests.integration.disks import MIB, Tmpfs
 from tests.integration.launch.agents import TELL, WAIT, Agents, Make, codes, free_port_range, wait_until
 
-from drillyard.launch.agent import protocol
+from drillyard.launch.agent import protocol, shipped_files
+from drillyard.launch.agent.exit_report import make_report
 from drillyard.launch.agent.fence import Epochs, Lease
-from drillyard.launch.agent.identity import AGENT_MARK, Process, process_of
-from drillyard.launch.agent.records import make_report
-from drillyard.launch.agent.shared_modules import guardian, shipped_files
+from drillyard.supervise import reaper
+from drillyard.supervise.process_identity import Process, process_of
+from drillyard.supervise.reaper import AGENT_MARK
 
 ELSEWHERE = Process("n7", "another boot/another namespace", 1, 1)
 
@@ -57,7 +58,7 @@ def test_an_agent_without_guardian_ends_a_command_whose_lease_runs_out(make: Mak
     agent = agents.run()
     command = int(wait_until(lambda: agents.lines("commands"))[0].split()[2])
     document = json.loads((agents.launch / "epochs" / "0001.node-0.alive").read_text())
-    ours = guardian.marked_processes(document["token"], AGENT_MARK)
+    ours = reaper.marked_processes(document["token"], AGENT_MARK)
     (watcher,) = set(agents.marked()) - set(ours)
     os.kill(watcher, signal.SIGKILL)
     (agents.launch / "epochs").rename(agents.launch / "unreachable")
@@ -92,7 +93,7 @@ def test_counted_restarts_wait_longer_each_time_and_a_stop_ends_the_pause(make: 
     agent.terminate()
     assert agent.wait(60) == 85
     assert len(agents.lines("begun")) == 3
-    assert agents.state["reason"].startswith("stopped by SIGTERM before the round began")
+    assert agents.state["reason"].startswith("stopped by SIGTERM before the attempt began")
 
 
 def test_stop_works_on_a_full_disk(make: Make, small_disk: Tmpfs) -> None:

@@ -15,8 +15,8 @@ from tests.integration.held import Holds
 from tests.integration.launch.desk import Desk
 from tests.integration.tiny_run import PATIENCE_SECONDS, STEPS, Run, drillyard, wait_until, write_config
 
-from drillyard.launch.agent.identity import RUN_MARK, run_token
-from drillyard.supervise.guardian import end_marked_processes, marked_processes
+from drillyard.launch.agent.job import run_token
+from drillyard.supervise.reaper import RUN_MARK, end_marked_processes, marked_processes
 
 
 @pytest.fixture
@@ -193,4 +193,4 @@ def nothing_is_left(tmp_path: Path, workplace: Path) -> object:
     """What a failed test has launched must not take the cores from the next."""
     yield
     for state in [*tmp_path.glob("desk/runs/*"), *workplace.glob("runs/by-launch"), *workplace.glob("runs/never")]:
-        end_marked_processes(run_token(str(state / "launch")), mark=RUN_MARK)
+        end_marked_processes(run_token(str(state / "launch")), RUN_MARK)

@@ -19,8 +19,8 @@ import pytest
 from tests.integration.launch.desk import Desk
 from tests.integration.tiny_run import write_config, write_rows
 
-from drillyard.launch.agent.identity import RUN_MARK, run_token
-from drillyard.supervise.guardian import end_marked_processes
+from drillyard.launch.agent.job import run_token
+from drillyard.supervise.reaper import RUN_MARK, end_marked_processes
 
 TOKEN = "s3cr&t/to+k%n-7h1s"
 FORMS = [TOKEN, quote(TOKEN), quote(TOKEN, safe=""), base64.b64encode(TOKEN.encode()).decode(), json.dumps(TOKEN)[1:-1]]
@@ -67,7 +67,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     desk.environment |= {"PLANTED_TOKEN": TOKEN, "DRILLYARD_CACHE": str(desk.directory / "cache")}
     yield desk
     for run in desk.directory.glob("runs/*"):
-        end_marked_processes(run_token(str(run / "launch")), mark=RUN_MARK)
+        end_marked_processes(run_token(str(run / "launch")), RUN_MARK)
 
 
 def holders(desk: Desk, *, while_it_lives: bool = False) -> list[str]:

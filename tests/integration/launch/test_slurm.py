@@ -365,7 +365,7 @@ def test_a_login_node_that_ssh_reaches_does_the_same(cluster: SlurmCluster, tmp_
         status = desk.wait_for(handle, is_running)
         until(lambda: bool(written(project / "runs" / "remote", 0)), "round 0")
         hosts.close_connections()
-        assert f"round 0 of remote on {status['hosts'][1]}" in desk.say("runs", "logs", handle).stdout
+        assert f"attempt 0 of remote on {status['hosts'][1]}" in desk.say("runs", "logs", handle).stdout
         login.power_off()
         away = desk.say("runs", "status", handle)
         assert away.returncode == 2 and "h0" in away.stderr and "ssh: connect to host" in away.stderr

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.integration.launch.desk import Desk
 
-from drillyard.launch.agent.identity import RUN_MARK, run_token
-from drillyard.supervise.guardian import end_marked_processes, marked_processes
+from drillyard.launch.agent.job import run_token
+from drillyard.supervise.reaper import RUN_MARK, end_marked_processes, marked_processes
 
 VALUE = "the-value-of-the-secret"
 
@@ -22,7 +22,7 @@ def desk(tmp_path: Path) -> object:
     desk = Desk(tmp_path / "desk", {"name": "here", "platform": "local", "processes_per_node": 1})
     yield desk
     for run in tmp_path.glob("desk/runs/*"):
-        end_marked_processes(run_token(str(run / "launch")), mark=RUN_MARK)
+        end_marked_processes(run_token(str(run / "launch")), RUN_MARK)
 
 
 def test_a_host_that_was_mistyped_once_is_not_asked_ever_after(desk: Desk) -> None:

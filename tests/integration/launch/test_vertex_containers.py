@@ -132,5 +132,5 @@ def test_a_refused_run_is_started_once_however_often_the_service_starts_its_cont
         assert status.failure is not None
         assert status.failure.exit_code == 2
         log = b"".join(place.launcher.logs("refused", LogSelection())).decode()
-        assert log.count("=== round 0 of refused") == 2, log
-        assert "=== round 1" not in log
+        assert log.count("=== attempt 0 of refused") == 2, log
+        assert "=== attempt 1" not in log

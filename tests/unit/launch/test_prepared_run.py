@@ -67,8 +67,8 @@ def test_a_command_per_gpu_is_started_by_torchrun_with_a_pipe_for_each_rank(comm
     words = prepared(run=run).job.command
     assert words[:3] == ["/project/.venv/bin/python", "-m", "torch.distributed.run"]
     assert "--nproc-per-node={processes_per_node}" in words
-    assert words[-len(command) - 1 :] == ["{launch_directory}/agent/rank_output.py", *command]
-    assert "agent/rank_output.py" in {file.path for file in prepared(run=run).files}
+    assert words[-len(command) - 2 :] == ["{launch_directory}/agent/exec_command.py", "--rank", *command]
+    assert "agent/exec_command.py" in {file.path for file in prepared(run=run).files}
 
 
 def test_files_of_a_workload_travel_with_the_plan(tmp_path):

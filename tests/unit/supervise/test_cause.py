@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import signal
 from pathlib import Path
 
@@ -187,3 +188,17 @@ def test_nccls_watchdog_that_aborts_a_rank_tells_of_another_whatever_stacks_foll
 def test_stop_signals_that_ended_a_rank_are_known_by_both_codes() -> None:
     assert all(cause.was_asked_to_stop(code) for code in (-15, 143, -10, 138))
     assert not any(cause.was_asked_to_stop(code) for code in (0, 1, 85, -9, -6, 137))
+
+
+def test_the_innermost_frame_is_that_of_the_last_stack(tmp_path: Path) -> None:
+    with open(tmp_path / "log", "w") as file:
+        file.write("noise\n")
+        file.flush()
+        faulthandler.dump_traceback(file=file, all_threads=True)
+        file.write("more noise\n")
+    frame = cause.innermost_frame((tmp_path / "log").read_text())
+    assert frame is not None and frame.startswith("test_cause.py:") and frame.endswith("in " + CALLER)
+    assert cause.innermost_frame("no stack here") is None
+
+
+CALLER = "test_the_innermost_frame_is_that_of_the_last_stack"

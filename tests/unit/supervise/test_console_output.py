@@ -34,7 +34,7 @@ def test_lines_arrive_whole_wherever_the_bytes_are_cut(text: str, size: int) -> 
 
 
 def test_the_log_gets_every_byte_as_it_is(tmp_path: Path) -> None:
-    log, offset = open_log(tmp_path / "rank-0.log", "=== round 0")
+    log, offset = open_log(tmp_path / "rank-0.log", "=== attempt 0")
     forwarded([b"\xff\x00", b"a\r\nb"], log)
     assert (tmp_path / "rank-0.log").read_bytes()[offset:] == b"\xff\x00a\r\nb"
 
@@ -42,8 +42,8 @@ def test_the_log_gets_every_byte_as_it_is(tmp_path: Path) -> None:
 def test_a_round_begins_on_a_line_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "rank-1.log"
     path.write_text("cut in the mid")
-    _, offset = open_log(path, "=== round 1")
-    assert path.read_text() == "cut in the mid\n=== round 1\n" and offset == path.stat().st_size
+    _, offset = open_log(path, "=== attempt 1")
+    assert path.read_text() == "cut in the mid\n=== attempt 1\n" and offset == path.stat().st_size
 
 
 def test_a_full_disk_is_said_once_and_lines_still_reach_the_console(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from drillyard.supervise import rank_supervision
-from drillyard.supervise.launched import EXIT_RECORD, FailureElsewhere, tell_failure_elsewhere
+from drillyard.supervise.launch_contract import EXIT_RECORD, FailureElsewhere, write_failure_elsewhere
 from drillyard.telemetry.events import read_events
 
 
@@ -29,8 +29,8 @@ def test_a_stop_signal_is_answered_however_early_it_comes(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv(EXIT_RECORD, str(tmp_path / "record.json"))
     if another_failed:
-        tell_failure_elsewhere(tmp_path / "record.json", FailureElsewhere("lost node 1", None, None))
-    side = rank_supervision.start_supervision(tmp_path, 0, round_number=3, is_claimed=True)
+        write_failure_elsewhere(tmp_path / "record.json", FailureElsewhere("lost node 1", None, None))
+    side = rank_supervision.start_supervision(tmp_path, 0, attempt=3, is_claimed=True)
     side.watch.close()
     # That the run is interrupted is said only where somebody has asked it to stop.
     message = [] if another_failed else [("signal", 3), ("end", 3)]

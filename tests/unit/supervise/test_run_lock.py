@@ -16,8 +16,8 @@ import pytest
 
 from drillyard.errors import UserError
 from drillyard.supervise import run_lock
-from drillyard.supervise.launched import EXIT_RECORD
-from drillyard.supervise.process_identity import Process, running_process, this_process
+from drillyard.supervise.launch_contract import EXIT_RECORD
+from drillyard.supervise.process_identity import Process, fields_of_stat, running_process, this_process
 from drillyard.supervise.run_lock import TRAINS, exclusive_run_lock, is_exiting, lock_owner, lock_run_directory
 
 
@@ -142,8 +142,8 @@ def _status(pending: str = "0000000000000000", shared: str = "0000000000000000")
     return f"Name:\tsleep\nState:\tD (disk sleep)\nSigPnd:\t{pending}\nShdPnd:\t{shared}\nSigBlk:\tfffffffffffffeff\n"
 
 
-def _stat(flags: int, name: str = "sleep") -> str:
-    return f"4242 ({name}) D 1 4242 4242 0 -1 {flags} 107 0 0 0 0 0 0 0 20 0 1 0 880 2703360 218\n"
+def _stat(flags: int, name: str = "sleep") -> list[str]:
+    return fields_of_stat(f"4242 ({name}) D 1 4242 4242 0 -1 {flags} 107 0 0 0 0 0 0 0 20 0 1 0 880 2703360 218\n")
 
 
 @pytest.mark.parametrize("name", ["sleep", "a b", "x) D 1 1 1 0 -1 4 (", ""])

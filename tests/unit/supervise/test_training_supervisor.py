@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from drillyard.config.run import RunConfig
-from drillyard.launch.agent import records
-from drillyard.supervise import launched, training_supervisor
+from drillyard.launch.agent.exit_report import make_report
+from drillyard.supervise import launch_contract, training_supervisor
 from drillyard.supervise.training_supervisor import supervise_training, threads_per_rank
 
 
@@ -46,10 +46,10 @@ def test_a_finished_run_that_lacks_a_required_metric_is_not_started_again(
         json.dumps({"status": "completed", "failed_evaluations": [failed]})
     )
     record = tmp_path / "exit.json"
-    monkeypatch.setenv(launched.EXIT_RECORD, str(record))
+    monkeypatch.setenv(launch_contract.EXIT_RECORD, str(record))
     monkeypatch.setattr(training_supervisor, "supervise", lambda *_, **__: 0)
     assert supervise_training(["train"], run, num_ranks=1, max_restarts=3) == 1
-    report = records.make_report(0, "host", 1, json.loads(record.read_text()), "", False, None)
+    report = make_report(0, "host", 1, json.loads(record.read_text()), "", False, None)
     assert report["final"] and "sql-execution of rows/held_out" in report["reason"]
     # Any other end is for the launcher to judge.
-    assert not records.make_report(0, "host", 1, {}, "", False, None)["final"]
+    assert not make_report(0, "host", 1, {}, "", False, None)["final"]

@@ -11,8 +11,9 @@ import argparse
 import sys
 from collections.abc import Callable
 
+from drillyard.supervise.launch_contract import EXIT_FAILED
+
 from . import host_cleanup, host_probe, index, respawn, startup, submit
-from .job import EXIT_FAILED
 
 
 def main() -> int:

@@ -1,43 +1,86 @@
-"""Becomes a node's command: a script, `python -I -S exec_command.py PARENT_PID DIRECTORY PROFILE ARGV...`.
+"""Becomes a command: a script between the agent, or torchrun, and what runs on a node.
 
-The kernel is to kill the command when its agent dies (PR_SET_PDEATHSIG). The agent has threads, and Python code between
-fork and exec of a process with threads can hang; so this small program asks the kernel and then becomes the command,
-for 15 ms per round. The command hears signals whoever launched it: what was blocked or ignored for Ctrl-C's sake on the
-way here (launch/submit_secrets.py; a shell's `&`) is no longer. DIRECTORY and PROFILE may be empty. Exit codes are a
-shell's: 127 not found, 126 not to be run.
+`python -I -S exec_command.py PARENT_PID DIRECTORY PROFILE ARGV...` becomes a node's command, in a directory and after a
+shell script was sourced (both may be empty). The kernel is to kill the command when its agent dies (PR_SET_PDEATHSIG),
+and Python code between fork and exec of a process with threads, as the agent is, can hang; so this script asks the
+kernel, for 15 ms per attempt. Signals that were blocked or ignored on the way here (launch/submit_secrets.py; a shell's
+`&`) are not in the command.
+
+`python -u exec_command.py --rank PROGRAM...` becomes a rank's program, with its output in a pipe of its own. torchrun
+starts it once per rank, as the plan of a workload `per: gpu` says. Ranks of a node share torchrun's output, so the
+agent offers a named pipe for each (output_pump.py), by local rank, in the directory DRILLYARD_RANK_PIPES. Without a
+pipe the rank prints where torchrun does.
+
+Exit codes are a shell's: 127 not found, 126 not executable. Standard library only, for any image's or host's Python.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 
+RANK_PIPES = "DRILLYARD_RANK_PIPES"
+RANK_OPTION = "--rank"
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """Become the command, or say why not."""
-    parent, directory, profile, *argv = sys.argv[1:]
+    words = sys.argv[1:]
+    if words[0] == RANK_OPTION:
+        argv = words[1:]
+        _print_into_pipe()
+        if argv[0] in ("python", "python3"):
+            # As torchrun itself starts a script: with its own interpreter, unbuffered.
+            argv = [sys.executable, "-u", *argv[1:]]
+        become(argv)
+    # Here, as an image's Python may lack it.
+    import ctypes
+
+    parent, directory, profile, *argv = words
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != int(parent):
         os._exit(1)
-    # Python ignores these, and what is ignored stays so in the program that it becomes.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    if profile:
+        argv = ["bash", "-c", '. "$0" && exec "$@"', profile, *argv]
+    become(argv, directory)
+
+
+def become(argv: list[str], directory: str = "") -> None:
+    """Replace this process by a program; does not return."""
+    # Python ignores these, and an ignored signal stays ignored in the new program.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
         if directory:
             os.chdir(directory)
-        if profile:
-            argv = ["bash", "-c", '. "$0" && exec "$@"', profile, *argv]
         os.execvp(argv[0], argv)
     except OSError as error:
-        what = error.filename or argv[0]
-        print(f"error: cannot start the command: {what}: {error.strerror}", file=sys.stderr, flush=True)
+        print(
+            f"error: cannot start the command: {error.filename or argv[0]}: {error.strerror}",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _print_into_pipe() -> None:
+    directory, local_rank = os.environ.get(RANK_PIPES), os.environ.get("LOCAL_RANK")
+    if not directory or not local_rank:
+        return
+    try:
+        # Fails at once without a reader, instead of waiting for one.
+        pipe = os.open(os.path.join(directory, local_rank), os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        print(f"drillyard: lines of local rank {local_rank} are not marked: {error}", file=sys.stderr, flush=True)
+        return
+    os.set_blocking(pipe, True)
+    os.dup2(pipe, 1)
+    os.dup2(pipe, 2)
+    os.close(pipe)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
-"""The fence: never do two starts of a run write into its directory at the same time.
+"""The fence: keeps two starts of a run from writing to its directory at the same time.
 
-A scheduler can lose a node whose processes live on (slurmd killed, a network that was cut, a stopped virtual machine)
-and start the run elsewhere. So each start of a leader takes the next number in epochs/ (O_EXCL), and
+A scheduler can lose a node whose processes live on (slurmd killed, a network partition, a stopped virtual machine) and
+start the run elsewhere. So each start of a leader takes the next number in epochs/ (O_EXCL), and
 
-- a node's agent renews `NNNN.node-K.alive` many times per `lease_seconds`, as long as a command of its may run;
-- an agent that cannot renew for half of `lease_seconds` has its command killed, by its guardian: another process, which
-  works also when the agent is stopped or waits for a disk that does not answer;
-- an agent whose launch directory was deleted `lease_seconds` ago, or has another's epochs in its place, ends its
-  command and itself;
-- an agent that sees a newer epoch kills its command at once and puts `NNNN.node-K.gone` beside its lease;
+- a node's agent renews `NNNN.node-K.alive` many times per `lease_seconds`, as long as a command of it may run;
+- when it cannot renew for half of `lease_seconds`, its reaper kills the command: another process, which also works when
+  the agent is stopped or waits for a disk that does not answer;
+- an agent whose launch directory was deleted `lease_seconds` ago, or was replaced by another one, ends its command and
+  itself;
+- an agent that sees a newer epoch kills its command at once and writes `NNNN.node-K.gone`;
 - a leader starts nothing before every lease of earlier epochs is gone, was not renewed for `lease_seconds` on the
   leader's own clock, or belongs to an agent of this machine that is dead together with everything it started.
 
-No clocks of two hosts are compared. A lease is claimed first and the next epoch looked for second, and a leader takes
-its epoch first and looks for leases second, so one of the two sees the other. Replacing the lease by rename makes an
-NFS client look at the directory anew. Cost: a rename, two reads of the epoch's file and a stat per node every
+Clocks of two hosts are never compared. An agent claims its lease and then looks for the next epoch; a leader takes its
+epoch and then looks for leases: so one of the two sees the other. Replacing the lease by rename makes an NFS client
+read the directory again. Cost: a rename, two reads of the epoch's file and a stat per node every
 `lease_seconds` / 8.
 """
 
@@ -32,9 +32,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .identity import AGENT_MARK, Process, process_of
+from drillyard.supervise.process_identity import Process, process_of
+from drillyard.supervise.reaper import AGENT_MARK, kill_marked_processes, marked_processes
+
 from .job import Job
-from .shared_modules import guardian
+from .state_file import read_json_object
 
 _ALIVE = re.compile(r"(\d{4,})\.node-(\d+)\.alive")
 _EPOCH = re.compile(r"\d{4,}")
@@ -47,16 +49,16 @@ class Epochs:
     def __init__(self, launch_directory: Path) -> None:
         self.directory = launch_directory / "epochs"
 
-    def open(self, told: dict[str, Any]) -> int:
-        """Take the next epoch, for a leader that is described by `told`. Raises OSError."""
+    def open(self, leader: dict[str, Any]) -> int:
+        """Take the next epoch, with this description of its leader. Raises OSError."""
         self.directory.mkdir(exist_ok=True)
         number = self.newest()
         while True:
             number += 1
             # Complete when it appears under its name: a link fails where the name is taken, as O_EXCL does, and its
             # contents are there already.
-            draft = self.directory / f"draft-{told['leader']['pid']}-{time.time_ns()}"
-            draft.write_text(json.dumps(told) + "\n", encoding="utf-8")
+            draft = self.directory / f"draft-{leader['leader']['pid']}-{time.time_ns()}"
+            draft.write_text(json.dumps(leader) + "\n", encoding="utf-8")
             try:
                 os.link(draft, self._path(number))
                 return number
@@ -64,7 +66,7 @@ class Epochs:
                 continue
             except OSError:
                 # A file system without links (object storage).
-                if _made_first(self._path(number), json.dumps(told) + "\n"):
+                if _made_first(self._path(number), json.dumps(leader) + "\n"):
                     return number
             finally:
                 draft.unlink()
@@ -78,17 +80,13 @@ class Epochs:
         """Whether an epoch was taken."""
         return self._path(number).exists()
 
-    def told(self, number: int) -> dict[str, Any]:
-        """What the leader of an epoch said of itself; nothing where that cannot be read (yet)."""
-        try:
-            told = json.loads(self._path(number).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return told if isinstance(told, dict) else {}
+    def leader_of(self, number: int) -> dict[str, Any]:
+        """The description of an epoch's leader; empty where it cannot be read (yet)."""
+        return read_json_object(self._path(number))
 
     def mark(self, number: int) -> bytes | None:
-        """What tells an epoch from one of the same number in a directory that was made anew: its file, which nobody
-        changes. None while it cannot be read in full. Raises FileNotFoundError where there is no such epoch."""
+        """The content of an epoch's file, which never changes: it differs from that of the same number in a directory
+        that was deleted and made again. None while it cannot be read in full. Raises FileNotFoundError."""
         try:
             mark = self._path(number).read_bytes()
         except FileNotFoundError:
@@ -102,11 +100,11 @@ class Epochs:
         return self.directory / f"{number:04d}.node-{node}.alive"
 
     def gone(self, number: int, node: int) -> Path:
-        """The file by which a node says that nothing of it runs any more in an epoch."""
+        """The file that a node writes once nothing of it runs in an epoch."""
         return self.directory / f"{number:04d}.node-{node}.gone"
 
     def leases_before(self, epoch: int) -> list[Path]:
-        """The leases of earlier epochs that nobody has said to be gone."""
+        """The leases of earlier epochs without a `gone` file."""
         found = []
         for name in sorted(os.listdir(self.directory)):
             parts = _ALIVE.fullmatch(name)
@@ -115,7 +113,7 @@ class Epochs:
         return found
 
     def tidy(self, epoch: int) -> None:
-        """Remove the leases of epochs before one that all have ended; the epochs themselves stay as a history."""
+        """Remove the leases before an epoch, which all have ended; the epochs' own files stay as a history."""
         for name in os.listdir(self.directory):
             number = name.split(".")[0]
             if "." in name and number.isdigit() and int(number) < epoch:
@@ -126,9 +124,9 @@ class Epochs:
 
 
 def _made_first(path: Path, text: str) -> bool:
-    """Make a file that nobody else has made. Raises OSError.
+    """Create a file; False where it exists. Raises OSError.
 
-    A mounted bucket lets two hosts create it at once, and tells the second one so when it closes it (ESTALE).
+    A mounted bucket lets two hosts create it at once, and the second one fails when it closes it (ESTALE).
     """
     try:
         with open(path, "x", encoding="utf-8") as file:
@@ -149,7 +147,7 @@ class Predecessors:
         self._seen: dict[Path, tuple[bytes, float]] = {}
 
     def waiting_for(self, now: float) -> list[str]:
-        """Those that may still have a command running, in words; `now` is monotonic. Call it again and again."""
+        """Those that may still have a command running, in words; `now` is monotonic. Call it until it is empty."""
         return [words for path in self._leases() if (words := self._look(path, now))]
 
     def _look(self, path: Path, now: float) -> str | None:
@@ -164,10 +162,13 @@ class Predecessors:
         if content != before:
             since = now
             self._seen[path] = content, now
-        told = _parsed(content)
-        holder = process_of(told.get("agent"))
-        if holder is not None and holder.here and not holder.alive and _ended(str(told.get("token"))):
-            return None
+        lease = _parsed(content)
+        holder = process_of(lease.get("agent"))
+        if holder is not None and holder.here and not holder.alive:
+            token = str(lease.get("token"))
+            kill_marked_processes(token, AGENT_MARK)
+            if not marked_processes(token, AGENT_MARK):
+                return None
         if now - since >= self._lease_seconds:
             return None
         return f"{path.name.rsplit('.', 1)[0]} on {holder.host if holder else 'an unknown host'}"
@@ -175,29 +176,21 @@ class Predecessors:
 
 def _parsed(content: bytes) -> dict[str, Any]:
     try:
-        told = json.loads(content)
+        lease = json.loads(content)
     except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
-
-
-def _ended(token: str) -> bool:
-    """Whether nothing is left of a dead agent of this machine; ends what is."""
-    for pid in guardian.marked_processes(token, AGENT_MARK):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, 9)
-    return not guardian.marked_processes(token, AGENT_MARK)
+    return lease if isinstance(lease, dict) else {}
 
 
 def report_missing_directory(job: Job) -> None:
-    """Tell whoever started this agent why it leaves: there is no log any more."""
+    """Print why the agent exits: there is no log any more."""
     print(f"error: {job.launch_directory} is gone: what runs of {job.run} here is ended", file=sys.stderr, flush=True)
 
 
 class Lease:
     """This node's part: a thread that renews the lease of the epoch it belongs to and looks for a newer one.
 
-    `renewed` is called after each renewal: it keeps the guardian from killing the command.
+    `renewed` is called after each renewal: it keeps the reaper from killing the command.
     """
 
     def __init__(
@@ -208,21 +201,21 @@ class Lease:
         """A newer epoch than the one that was claimed."""
         self._epochs = epochs
         self._node = node
-        self._told = {"agent": me.as_json(), "token": token}
+        self._holder = {"agent": me.as_json(), "token": token}
         self._renewed = renewed
         self._epoch: int | None = None
         self._renewed_at = 0.0
         self._count = 0
         self._missing_since: float | None = None
         self._mark: tuple[int, bytes] | None = None
-        """The epoch that was claimed, and how it is told from one of another directory."""
+        """The epoch that was claimed, and the content of its file (Epochs.mark)."""
         self._replaced = False
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     @property
     def fresh(self) -> bool:
-        """Whether a command may be started: half of the time to the guardian's blow is left at least."""
+        """Whether a command may be started: at least half of the time until the reaper kills it is left."""
         young = time.monotonic() - self._renewed_at < self.seconds / 4
         return self._epoch is not None and self.fenced_by is None and young
 
@@ -233,14 +226,13 @@ class Lease:
 
     @property
     def directory_gone(self) -> bool:
-        """Whether the launch directory has been deleted for `seconds`, or another has its place; one that does not
-        answer is not gone."""
+        """Whether the launch directory was deleted `seconds` ago, or replaced; one that does not answer is not gone."""
         since = self._missing_since
         return self._replaced or (since is not None and time.monotonic() - since >= self.seconds)
 
     @property
     def superseded(self) -> bool:
-        """Whether what is in the launch directory now is another start's to write, by a look."""
+        """Whether the launch directory belongs to another start now; reads the disk."""
         epoch = self._epoch
         return epoch is not None and (self._epochs.has(epoch + 1) or not self._is_ours(epoch))
 
@@ -249,7 +241,7 @@ class Lease:
         return self._epoch == epoch
 
     def claim(self, epoch: int) -> None:
-        """Belong to an epoch from now on. The lease is written when this returns. Raises OSError."""
+        """Join an epoch. The lease is written when this returns. Raises OSError."""
         with self._lock:
             if self._epoch not in (None, epoch):
                 self._say_gone()
@@ -262,7 +254,7 @@ class Lease:
             self._thread.start()
 
     def release(self) -> None:
-        """Belong to none: said in the directory. Only when nothing of this node runs any more."""
+        """Leave the epoch, once nothing of this node runs: write the `gone` file."""
         with self._lock:
             if self._epoch is not None:
                 self._say_gone()
@@ -271,16 +263,16 @@ class Lease:
     def _say_gone(self) -> None:
         assert self._epoch is not None
         if not self._is_ours(self._epoch):
-            # It would be said of the node of another start.
+            # The file would be of another start's node.
             return
-        # A lease that is not renewed any more says the same, only later.
+        # A lease that is not renewed has the same effect, only later.
         with contextlib.suppress(OSError):
-            self._epochs.gone(self._epoch, self._node).write_text(json.dumps(self._told) + "\n", encoding="utf-8")
+            self._epochs.gone(self._epoch, self._node).write_text(json.dumps(self._holder) + "\n", encoding="utf-8")
 
     def _watch(self) -> None:
         while True:
             time.sleep(min(1.0, self.seconds / 8))
-            # A directory that cannot be written for long is what the guardian is for.
+            # The reaper acts on a directory that cannot be written for long.
             with contextlib.suppress(OSError):
                 self._look_for_directory()
             with self._lock, contextlib.suppress(OSError):
@@ -290,7 +282,7 @@ class Lease:
         try:
             os.stat(self._epochs.directory.parent)
             epoch = self._epoch
-            # Without any epochs there is no other start, and what cannot renew its lease ends for that.
+            # Without any epochs there is no other start, and a lease that cannot be renewed ends the command.
             there = epoch is None or self._is_ours(epoch) or not self._epochs.directory.exists()
         except FileNotFoundError:
             there = False
@@ -300,7 +292,7 @@ class Lease:
             self._missing_since = time.monotonic()
 
     def _is_ours(self, epoch: int) -> bool:
-        """Whether the epoch is there, and the one that was claimed; so it is until it has been seen for once."""
+        """Whether the epoch's file is the one that was claimed; True until it was read once."""
         known = self._mark if self._mark is not None and self._mark[0] == epoch else None
         try:
             mark = self._epochs.mark(epoch)
@@ -326,7 +318,7 @@ class Lease:
         lease = self._epochs.lease(self._epoch, self._node)
         self._require_ours(lease)
         self._count += 1
-        text = json.dumps({**self._told, "count": self._count}).encode().ljust(_LEASE_BYTES) + b"\n"
+        text = json.dumps({**self._holder, "count": self._count}).encode().ljust(_LEASE_BYTES) + b"\n"
         draft = lease.with_suffix(".draft")
         try:
             draft.write_bytes(text)
@@ -334,14 +326,14 @@ class Lease:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            # A full disk ends no run: all leases have one length, so the old one can be written over where it lies.
+            # A full disk ends no run: all leases have one length, so the old one can be overwritten in place.
             with open(lease, "r+b", buffering=0) as file:
                 file.write(text)
         # Again before the lease counts as renewed: an agent that was frozen must not start anything in between.
         self._require_ours(lease)
         if self._epochs.has(self._epoch + 1):
             self.fenced_by = self._epochs.newest()
-        # A renewal that took long counts from its begin: another host may have seen it since then.
+        # A renewal that took long counts from its beginning: another host may have seen it since then.
         self._renewed_at = begun
         self._renewed()
 
@@ -349,4 +341,4 @@ class Lease:
         """Raises OSError where a lease of this name is that of another start's node."""
         assert self._epoch is not None
         if not self._is_ours(self._epoch):
-            raise OSError(errno.ESTALE, "the launch directory was made anew", str(lease))
+            raise OSError(errno.ESTALE, "the launch directory was deleted and made again", str(lease))

@@ -1,9 +1,9 @@
-"""The agent of every other node: it joins the leader, does what that says, and keeps trying when it is away.
+"""The agent of every other node: it joins the leader, follows its messages, and tries again when it is gone.
 
-A follower whose leader is gone ends its command (nobody would restart it in step with the others) and goes on asking
-for `join_seconds`: the leader's keeper may have started it again. So does one that has not joined yet. Both leave at
-once where the leader or its state say that the run is over. A follower that sees a newer epoch of another start of the
-run kills its command and leaves: the run goes on elsewhere.
+A follower whose leader is gone ends its command, which could not be restarted in step with the others, and tries to
+join for `join_seconds`: the leader may have been started again (respawn.py). So does one that has not joined yet. Both
+exit at once where the leader or its state say that the run is over. A follower that sees a newer epoch of another start
+of the run kills its command and exits: the run continues elsewhere.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import signal
 import time
 from typing import Any
 
-from . import records
+from drillyard.supervise.launch_contract import EXIT_CANCELLED, EXIT_CHECKPOINTED, EXIT_NODE_LOST
+from drillyard.supervise.sockets import wait_for
+
 from .fence import Predecessors
-from .job import EXIT_CANCELLED, EXIT_CHECKPOINTED, EXIT_NODE_LOST
+from .job import SECONDS_AFTER_FAILURE
 from .messages import StartMessage, parse_leave, parse_start, parse_stop
 from .node_agent import AgentExit, AgentSetup, NodeAgent
 from .protocol import Connection, ConnectionLost, JoinRefused, join
-from .requests import PATIENCE_AFTER_FAILURE_SECONDS, START_SECONDS
-from .sockets import wait_for
-from .stopmark import is_cancelled
+from .state_file import is_cancelled, last_state
 
 _SECONDS_BETWEEN_TRIES = 0.5
 
@@ -30,14 +30,14 @@ class Follower(NodeAgent):
 
     def __init__(self, setup: AgentSetup) -> None:
         super().__init__(setup)
-        self._told = False
+        self._stop_sent = False
         self._joined: int | None = None
         """The epoch of the leader that was joined last."""
         self._due: StartMessage | None = None
-        self._end_before = _end_of(records.last_state(self._directory))
+        self._end_before = _end_of(last_state(self._directory))
 
     def run(self) -> int:
-        """Follow until the leader says leave, or is away for too long; returns the agent's exit code."""
+        """Follow until the leader says leave, or is gone for too long; returns the agent's exit code."""
         with self._stop:
             try:
                 while True:
@@ -56,13 +56,13 @@ class Follower(NodeAgent):
                 return left.code
 
     def _find_leader(self) -> tuple[Connection, int]:
-        deadline = time.monotonic() + (self._job.join_seconds or START_SECONDS)
+        deadline = time.monotonic() + (self._job.join_seconds or self._job.start_seconds)
         said = ""
         silence = self._job.lease_seconds / 2
-        told = {**self._start, "node": self._node.rank, "host": self._me.host}
+        described = {**self._start, "node": self._node.rank, "host": self._me.host}
         while True:
             try:
-                return join(self._address, self._job.port, self._secret, told, silence, self._is_asked)
+                return join(self._address, self._job.port, self._secret, described, silence, self._is_asked)
             except (ConnectionLost, JoinRefused) as error:
                 words = f"node {self._node.rank} cannot join the leader on {self._address} yet: {error}"
             if words != said:
@@ -107,22 +107,22 @@ class Follower(NodeAgent):
         self._joined = epoch
 
     def _follow(self, connection: Connection) -> None:
-        """Do what the leader says. Raises ConnectionLost, and AgentExit."""
+        """Follow the leader's messages. Raises ConnectionLost, and AgentExit."""
         connection.send(ready=1)
         reported = True
         while True:
-            wait_for([self._stop, connection], 0.02 if self._told else 0.2)
+            wait_for([self._stop, connection], 0.02 if self._stop_sent else 0.2)
             for message in connection.receive():
                 reported = reported and "start" not in message
                 self._do(message)
             if self._due is not None and self._lease.fresh:
                 begin, self._due = self._due, None
-                self._node.start(begin.epoch, begin.round, self._address, begin.port)
+                self._node.start(begin.epoch, begin.attempt, self._address, begin.port)
             for number in self._stop.take():
                 connection.send(asked={"signal": int(number), "insisted": self._stop.insisted})
             self._node.tick()
             if not reported and self._node.report is not None and self._due is None:
-                reported, self._told = True, False
+                reported, self._stop_sent = True, False
                 connection.send(exited=self._node.report)
             connection.flush()
             connection.beat()
@@ -133,10 +133,10 @@ class Follower(NodeAgent):
             self._due, self._node.report = parse_start(message["start"]), None
         elif "stop" in message:
             stop = parse_stop(message["stop"])
-            self._told = True
+            self._stop_sent = True
             if self._due is not None:
-                # Its lease was too old to start anything; so there is nothing to stop but what would begin now.
-                raise ConnectionLost("told to stop before the command could be started")
+                # Its lease was too old to start anything, so there is nothing to stop.
+                raise ConnectionLost("stopped before the command could be started")
             if stop.signal == signal.SIGKILL:
                 self._node.kill()
             else:
@@ -145,9 +145,9 @@ class Follower(NodeAgent):
             raise AgentExit(parse_leave(message["leave"]))
 
     def _end_command(self) -> None:
-        """Nothing of this node runs any more when this returns, but what SIGKILL does not end."""
-        self._due, self._told = None, False
-        self._node.stop(signal.SIGTERM, PATIENCE_AFTER_FAILURE_SECONDS)
+        """End everything of this node but what SIGKILL does not end."""
+        self._due, self._stop_sent = None, False
+        self._node.stop(signal.SIGTERM, SECONDS_AFTER_FAILURE)
         while self._node.busy:
             if self._lease.fenced_by is not None:
                 self._node.kill()
@@ -162,23 +162,23 @@ class Follower(NodeAgent):
         self._end_where_lease_is_old()
 
     def _code_of_run(self) -> int | None:
-        """The run's exit code, where it has ended while this node was away, or before it ever came."""
-        state = records.last_state(self._directory)
+        """The run's exit code, where it ended while this node was not connected."""
+        state = last_state(self._directory)
         code, epoch = _end_of(state)
         if code is None:
             return None
         if self._joined is not None:
             return code if epoch >= self._joined else None
         same = all(state.get(key) == value for key, value in self._start.items())
-        # What has ended before this agent came may be followed by another start of the same name.
+        # What ended before this agent started may be followed by another start of the same name.
         return code if same and (code, epoch) != self._end_before else None
 
     def _fenced_for_good(self) -> bool:
-        """Whether the newest epoch is of another start of the run; says that nothing of this node is left."""
+        """Whether the newest epoch is of another start of the run; releases the lease then."""
         if self._lease.fenced_by is None:
             return False
         self._lease.release()
-        newest = self._epochs.told(self._epochs.newest())
+        newest = self._epochs.leader_of(self._epochs.newest())
         return bool(newest) and {key: newest.get(key) for key in self._start} != self._start
 
 

@@ -1,6 +1,6 @@
-"""The verb `check`: what a launcher wants to know of a host before it starts anything there, as one JSON object.
+"""The verb `check`: facts of a host that a launcher needs before it starts anything there, as one JSON object.
 
-Facts only; what is right is the launcher's to judge, which sees all hosts. What cannot be found out is null.
+The launcher judges them, as it sees all hosts. What cannot be determined is null.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from .identity import process_of
+from drillyard.supervise.process_identity import process_of
+from drillyard.supervise.sockets import can_bind
+
 from .job import read_job
 from .ownership import problem_of
 from .protocol import NUM_PORTS
@@ -67,8 +69,8 @@ def gpu_models() -> list[str] | None:
     """The name of each GPU as nvidia-smi has it; null where it is not there or fails."""
     if shutil.which("nvidia-smi") is None:
         return None
-    told = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
-    return None if told is None else told.splitlines()
+    listed = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+    return None if listed is None else listed.splitlines()
 
 
 def free_memory_bytes() -> int | None:
@@ -91,10 +93,10 @@ def _user_name() -> str:
 
 
 def directory_facts(directory: Path, nonce: str | None, write_nonce: str | None) -> dict[str, Any]:
-    """Whether a directory can be written (it is made where it is missing), and what other hosts wrote is seen there.
+    """Whether a directory can be written (it is made where it is missing), and whether it is the other hosts' too.
 
     `write_nonce` leaves a file `.drillyard-NONCE` for the others to see; `nonce` looks for one, for ten seconds, since
-    network file systems may show it late. Whoever wrote it removes it with `--remove-nonce`.
+    network file systems may show it late.
     """
     facts: dict[str, Any] = {"path": str(directory), "writable": False, "error": None, "seen": None, "free_bytes": None}
     try:
@@ -125,17 +127,6 @@ def _appears(directory: Path, name: str) -> bool:
         time.sleep(0.5)
 
 
-def can_bind(port: int) -> bool:
-    """Whether a server could listen on a port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
-
-
 def drillyard_facts(python: str) -> dict[str, Any]:
     """Whether a Python has Drillyard, and which."""
     try:
@@ -153,10 +144,10 @@ def drillyard_facts(python: str) -> dict[str, Any]:
 def running_agents(launch_directory: Path) -> list[dict[str, Any]]:
     """The agents of a run that live on this host."""
     living = []
-    for told in agents_here(launch_directory):
-        process = process_of(told["agent"])
+    for announced in agents_here(launch_directory):
+        process = process_of(announced["agent"])
         if process is not None and process.alive:
-            living.append({"node": told["node"], "submission": told["submission"], "pid": process.pid})
+            living.append({"node": announced["node"], "submission": announced["submission"], "pid": process.pid})
     return living
 
 
@@ -175,12 +166,12 @@ def image_facts(image: str) -> dict[str, Any]:
         return {"runtime": None, "id": None, "error": "neither docker nor podman is installed"}
     if _output([runtime, "version"]) is None:
         return {"runtime": runtime, "id": None, "error": f"{runtime} version: fails; does its service run?"}
-    told = _output([runtime, "image", "inspect", "--format", "{{.Id}}", image])
-    return {"runtime": runtime, "id": told and told.strip(), "error": None}
+    found = _output([runtime, "image", "inspect", "--format", "{{.Id}}", image])
+    return {"runtime": runtime, "id": found and found.strip(), "error": None}
 
 
 def active_runs() -> list[dict[str, Any]]:
-    """The runs whose agents live on this machine, whoever has started them: by the job on their command lines."""
+    """The runs with an agent on this machine, of any user: by the job on their command lines."""
     jobs = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:

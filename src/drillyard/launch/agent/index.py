@@ -1,9 +1,9 @@
-"""The runs that a head host knows: ~/.local/state/drillyard/<cluster>/<run>.json, and what is to be seen of each.
+"""The runs that a head host knows: ~/.local/state/drillyard/<cluster>/<run>.json, and the status of each.
 
 An entry is written at submission, so that finished runs are found too where the scheduler forgets them. What a run is
 doing is read from its state.json. Where that says that the run goes on, the reader corrects it: when the leader is
 known to be dead, when its lease is no longer renewed (it was killed on another host, or the file system is read-only),
-and when exits/ has a failure of the current round that did not reach state.json, as on a full disk.
+and when exits/ has a failure of the current attempt that did not reach state.json, as on a full disk.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from . import final_status, records
+from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST
+from drillyard.supervise.process_identity import node_name, process_of
+
+from . import exit_report
 from .fence import Epochs
-from .identity import node_name, process_of
-from .job import EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST, read_job
+from .job import read_job
 from .startup import UsageError, agents_here, load_job
-from .stopmark import is_cancelled
+from .state_file import NO_FAILURE, is_cancelled, read_state, replace_file
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LED_HERE = ("local", "ssh")
-"""Platforms without a scheduler: node 0 is the host that has the index, and no scheduler starts a run again."""
+"""Platforms where node 0 is the host that has the index, and no scheduler starts a run again."""
 _GOES_ON = ("starting", "running", "restarting")
 
 
@@ -40,7 +42,7 @@ def index_directory() -> Path:
 
 
 def write_entry(options: Namespace) -> int:
-    """The verb `index`: note a submission. Raises Mistake."""
+    """The verb `index`: note a submission. Raises UsageError."""
     try:
         entry = json.loads(options.entry)
         path = _path(entry["cluster"], entry["run"])
@@ -49,12 +51,12 @@ def write_entry(options: Namespace) -> int:
         raise UsageError(f"--entry is no entry of the index: {error!r}") from None
     path.parent.mkdir(parents=True, exist_ok=True)
     entry.setdefault("submitted_at", time.time())
-    records.replace_file(path, json.dumps(entry, indent=2) + "\n")
+    replace_file(path, json.dumps(entry, indent=2) + "\n")
     return 0
 
 
 def forget(options: Namespace) -> int:
-    """The verb `forget`: take a run off the index; nothing else is touched. Raises Mistake."""
+    """The verb `forget`: remove a run from the index; nothing else changes. Raises UsageError."""
     with contextlib.suppress(FileNotFoundError):
         _path(options.cluster, options.run).unlink()
     return 0
@@ -73,7 +75,7 @@ def list_runs(options: Namespace) -> int:
 
 
 def status(options: Namespace) -> int:
-    """The verb `status`: one run, by its job.json or by cluster and name. Raises Mistake."""
+    """The verb `status`: one run, by its job.json or by cluster and name. Raises UsageError."""
     if options.job:
         seen = {"entry": None, **look(load_job(options.job).launch_directory)}
     elif options.cluster and options.run:
@@ -89,14 +91,14 @@ def status(options: Namespace) -> int:
 
 
 def look(launch_directory: str) -> dict[str, Any]:
-    """What is to be seen of a run: its state (corrected, None: none yet) and whether its agent lives.
+    """The status of a run: its state (corrected, None: none yet) and whether its agent lives.
 
-    `agent`: alive, gone, elsewhere (its host has to be asked), none (no state yet). `cancelled`: that was asked for,
-    so that a run of which the scheduler knows no more did not fail.
+    `agent`: alive, gone, elsewhere (its host has to be asked), none (no state yet). `cancelled`: by the user, so a run
+    that the scheduler has forgotten did not fail.
     """
     directory = Path(launch_directory)
     try:
-        state = records.read_state(directory)
+        state = read_state(directory)
     except ValueError as error:
         return _unseen(f"{directory / 'state.json'}: {error}")
     if not state:
@@ -104,21 +106,21 @@ def look(launch_directory: str) -> dict[str, Any]:
     agent = _agent_of(directory, state)
     cancelled = is_cancelled(directory, str(state.get("submission", "")))
     if state.get("state") in _GOES_ON:
-        failed = records.attempt_failure(directory, state) if state["state"] == "running" else None
+        failed = exit_report.attempt_failure(directory, state) if state["state"] == "running" else None
         if failed is not None:
-            reason = final_status.reason_with_node(failed, int(state.get("nodes") or 1))
-            state = {**state, "state": "restarting", "reason": reason, "failure": final_status.failure_entry(failed)}
+            reason = exit_report.reason_with_node(failed, int(state.get("nodes") or 1))
+            state = {**state, "state": "restarting", "reason": reason, "failure": exit_report.failure_entry(failed)}
         if agent == "gone" and cancelled:
             state = {**state, "state": "cancelled", "reason": "cancelled"}
         elif agent == "gone":
             state = _corrected(state, knows_cause=failed is not None)
-        if state["state"] != "cancelled" and (why := _why_unheard(directory, state)) is not None:
-            state = _unheard(state, why)
+        if state["state"] != "cancelled" and (why := _why_without_lease(directory, state)) is not None:
+            state = _without_lease(state, why)
     return {"state": state, "agent": agent, "cancelled": cancelled, "problem": None}
 
 
-def _why_unheard(directory: Path, state: dict[str, Any]) -> str | None:
-    """Why the leader's lease is not renewed (fence.py), where that is so: then its agents have ended the ranks.
+def _why_without_lease(directory: Path, state: dict[str, Any]) -> str | None:
+    """Why the leader's lease is not renewed (fence.py), None where it is: then its agents have ended the ranks.
 
     Two hosts' clocks are not compared: a lease that looks old here is compared with a file that is written beside it.
     That file is also the test of a read-only file system, of which statvfs does not always know.
@@ -147,8 +149,8 @@ def _why_unheard(directory: Path, state: dict[str, Any]) -> str | None:
     return f"the agent of node 0 has not renewed its lease for {silent_seconds:.0f} s"
 
 
-def _unheard(state: dict[str, Any], why: str) -> dict[str, Any]:
-    """How a run is whose leader cannot write what it does."""
+def _without_lease(state: dict[str, Any], why: str) -> dict[str, Any]:
+    """The state of a run whose leader cannot write it."""
     if state["state"] not in _GOES_ON:
         how = f"{why}, so how the run ended is not recorded there"
         return {**state, "reason": how, "failure": {**(state.get("failure") or {}), "reason": how}}
@@ -166,23 +168,22 @@ def _agent_of(directory: Path, state: dict[str, Any]) -> str:
         # Where this host leads the runs it knows, a leader of this name was of an earlier boot.
         led_here = leader is not None and state.get("platform") in _LED_HERE and leader.host == node_name()
         return "gone" if led_here else "elsewhere"
-    # A keeper will start a leader again that was killed.
+    # A leader that was killed will be respawned.
     announced = [agent for agent in agents_here(directory) if agent["node"] == 0]
     processes = [leader, *(process_of(agent[who]) for agent in announced for who in ("agent", "keeper"))]
     return "alive" if any(process is not None and process.alive for process in processes) else "gone"
 
 
 def _corrected(state: dict[str, Any], knows_cause: bool) -> dict[str, Any]:
-    """The state of a run whose leader has left or died without writing that down. `knows_cause`: its reason is that
-    of the last round's failure."""
+    """The state of a run whose leader has exited or died without writing it. `knows_cause`: its reason is that of the
+    last attempt's failure."""
     code = state.get("exit_code")
     if code in (EXIT_CHECKPOINTED, EXIT_NODE_LOST) and state.get("platform") not in _LED_HERE:
         # The scheduler starts it again, and knows whether it will.
         return state
     gone = "agent gone: the agent of node 0 was killed, or its host started again"
     how = state.get("reason") if code is not None or knows_cause else gone
-    nothing: dict[str, Any] = {"rank": None, "node": None, "node_rank": None, "exit_code": None, "lines": []}
-    failure = {**nothing, **(state.get("failure") or {}), "reason": str(how)}
+    failure = {**NO_FAILURE, **(state.get("failure") or {}), "reason": str(how)}
     return {**state, "state": "failed", "reason": how, "failure": failure}
 
 

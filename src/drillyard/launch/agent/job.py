@@ -1,38 +1,37 @@
-"""What an agent is told: the job of a run, the same for every node. Planners write it as job.json, agents read it.
-
-Standard library only, and nothing newer than Python 3.9: the agent runs wherever the nodes' own Python is.
-"""
+"""job.json: what every node's agent does for a run. Planners write it, agents read it."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 FORMAT = 1
 
-EXIT_DONE = 0
-EXIT_FAILED = 1
-EXIT_REFUSED = 2
-EXIT_NODE_LOST = 75
-"""A node is gone for good: the scheduler may start the run again on others. sysexits.h: EX_TEMPFAIL."""
-EXIT_CHECKPOINTED = 85
-EXIT_CANCELLED = 130
+SECONDS_AFTER_FAILURE = 5.0
+"""From SIGTERM to SIGKILL once an attempt has failed: its state is on disk already."""
+
+
+def run_token(launch_directory: str) -> str:
+    """The value of RUN_MARK (reaper.py) for a run: the same for all its agents."""
+    return hashlib.sha256(os.path.abspath(launch_directory).encode()).hexdigest()[:20]
 
 
 @dataclass(frozen=True)
 class Job:
     """A run as its agents see it. Paths are those of the nodes.
 
-    `command` is started once per node and round. In it and in `environment`, `{node_rank}`, `{nodes}`,
+    `command` is started once per node and attempt. In it and in `environment`, `{node_rank}`, `{nodes}`,
     `{processes_per_node}`, `{master_addr}`, `{master_port}`, `{round}`, `{run_directory}` and `{launch_directory}` are
     replaced (no other braces are touched). Every command also gets NODE_RANK, NNODES, NPROC_PER_NODE, MASTER_ADDR,
     MASTER_PORT, DRILLYARD_LAUNCH_ROUND (as `{round}`), DRILLYARD_SUBMISSION (which submission of the run this is) and
-    DRILLYARD_EXIT_RECORD, the path of a JSON file in which it may tell how it ended (`rank`, `exit_code`, `reason`,
-    `lines`, `lost_peer`, `final`). Where another node's failure is why a command is stopped, that is in a file of this
-    name with `.stop` at its end before the signal (`reason`, `rank`, `exit_code`).
+    DRILLYARD_EXIT_RECORD, the path of a JSON file to which it may write how it ended (`rank`, `exit_code`, `reason`,
+    `lines`, `lost_peer`, `final`, `step`). Where another node's failure is why a command is stopped, that is in a file
+    of this name with `.stop` at its end before the signal (`reason`, `rank`, `exit_code`).
     """
 
     run: str
@@ -62,7 +61,7 @@ class Job:
     port: int = 0
     """First of 16 ports on which the leader may listen for the other nodes."""
     log_parts: bool = False
-    """The launch directory is a mounted bucket: node logs are written as parts (parts.py)."""
+    """The launch directory is a mounted bucket: node logs are written in segments (log_sink.py)."""
     format: int = FORMAT
 
     def as_json(self) -> str:
@@ -72,13 +71,11 @@ class Job:
 
 def read_job(path: Path) -> Job:
     """The job in a file. Raises ValueError where it is of another format or not a job."""
-    told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if told.get("format") != FORMAT:
-        raise ValueError(
-            f"{path}: written for another version of the agent (format {told.get('format')}, not {FORMAT})"
-        )
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if content.get("format") != FORMAT:
+        found = content.get("format")
+        raise ValueError(f"{path}: written for another version of the agent (format {found}, not {FORMAT})")
     known = {each.name for each in dataclasses.fields(Job)}
-    unknown = sorted(set(told) - known)
-    if unknown:
+    if unknown := sorted(set(content) - known):
         raise ValueError(f"{path}: unknown fields: {', '.join(unknown)}")
-    return Job(**told)
+    return Job(**content)

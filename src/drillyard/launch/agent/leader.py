@@ -1,11 +1,11 @@
-"""The agent of node 0: it joins the nodes, starts rounds on all of them, and decides with contract.py what follows.
+"""The agent of node 0: it connects the nodes, starts attempts on all of them, and applies the restart policy.
 
-A round is the command started once on every node, on a rendezvous port that was never used before. It ends when all
-commands have ended: by themselves, or stopped because one of them failed, a node was lost or somebody asked. A node is
-lost when its agent is not heard for half of `lease_seconds`. Nothing of a round is used again but the counts, which
-are in state.json and so outlive the leader.
+An attempt is the command started once on every node, on a rendezvous port that was never used before. It ends when all
+commands have ended: by themselves, or stopped because one of them failed, a node was lost or a stop was requested. A
+node is lost when nothing comes from its agent for half of `lease_seconds`. Only the counts outlive an attempt; they are
+in state.json and so outlive the leader too.
 
-One thread, one `select`: `_turn` looks at everything once, and the steps of a run are loops over it.
+One thread, one `poll`: `_turn` looks at everything once, and the steps of a run are loops over it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import contract, records, takeover
-from .contract import AttemptEnd, RestartDecision, RestartLimits
+from drillyard.supervise import restart_policy
+from drillyard.supervise.cause import error_line
+from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST, FailureElsewhere
+from drillyard.supervise.restart_policy import AttemptEnd, RestartDecision, RestartLimits
+from drillyard.supervise.sockets import free_port, wait_for
+from drillyard.supervise.stop_requests import STOP_SIGNALS
+
+from . import exit_report, state_file
+from .exit_report import clean_exit_text, reason_with_node
 from .fence import Predecessors
-from .final_status import clean_exit_text, failure_entry, final_status, pause_seconds, reason_with_node
-from .job import EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST
+from .job import SECONDS_AFTER_FAILURE
 from .members import LocalMember, Member, Members
 from .messages import StartMessage, StopMessage
 from .node_agent import AgentExit, AgentSetup, NodeAgent
 from .protocol import NUM_PORTS, ConnectionLost
-from .requests import PATIENCE_AFTER_FAILURE_SECONDS
-from .shared_modules import launched, ports, signals
-from .sockets import wait_for
-from .stopmark import is_cancelled
 
 _TURN_SECONDS = 0.2
 _SECONDS_FOR_LATE_SIGNALS = 1.0
 _SECONDS_FOR_LATE_ENDS = 2.0
 """When one node's agent has ended before it joined, others may do so for the same reason."""
-_CODES_OF_A_REQUEST = {EXIT_CHECKPOINTED, *(128 + int(number) for number in signals.STOP_SIGNALS)}
+_CODES_OF_A_REQUEST = {EXIT_CHECKPOINTED, *(128 + int(number) for number in STOP_SIGNALS)}
 
 
 class Leader(NodeAgent):
@@ -44,11 +46,12 @@ class Leader(NodeAgent):
         self._limits = RestartLimits(self._job.max_failures, self._job.join_seconds)
         hosts = self._allocation.hosts | {0: self._me.host}
         self._members = Members(self._job, LocalMember(self._node, self._address), hosts, self._start, self._secret)
-        self._told_to_stop = False
+        self._stop_sent = False
         self._ends: list[dict[str, Any]] = []
         self._first_end_at = 0.0
-        self._in_round: dict[int, Member] = {}
-        self._everybody_at = 0.0
+        self._participants: dict[int, Member] = {}
+        """The nodes of this attempt, or of the last one."""
+        self._next_look_at_all = 0.0
         self._used_ports: set[int] = set()
         self._ended_tasks: dict[int, str] = {}
         self._ended_tasks_at = 0.0
@@ -57,34 +60,31 @@ class Leader(NodeAgent):
     def run(self) -> int:
         """Lead the run; returns the agent's exit code."""
         with self._stop:
-            self._state, self._round, before = self._take_up()
+            self._state, self._attempt, before = self._take_over()
             try:
-                decision = self._rounds(before)
-            except AgentExit as left:
+                decision = self._make_attempts(before)
+                code = self._write_end(decision)
+            except AgentExit as exit:
                 # The state belongs to the new leader, or is gone.
-                self._members.dismiss(left.code)
-                self._lease.release()
-                return left.code
-            code = self._leave(decision)
+                code = exit.code
             self._members.dismiss(code)
             self._lease.release()
             return code
 
-    def _take_up(self) -> tuple[records.StateFile, int, dict[str, Any]]:
-        """Take the next epoch, and go on counting where the same submission was begun before.
+    def _take_over(self) -> tuple[state_file.StateFile, int, dict[str, Any]]:
+        """Take the next epoch, with the counts of an earlier leader of the same submission.
 
-        Returns the state, the number of the first round, and the state that an earlier leader of this submission left.
+        Returns the state, the number of the first attempt, and the state that the earlier leader left.
         """
         self._epoch = self._epochs.open({**self._start, "leader": self._me.as_json(), "at": time.time()})
         self._lease.claim(self._epoch)
         try:
-            before = records.read_state(self._directory)
+            before = state_file.read_state(self._directory)
         except ValueError as error:
             self._node.say(f"state.json cannot be read ({error}): restarts are counted from 0")
             before = {}
-        same = before.get("submission") == self._start["submission"]
-        before = before if same else {}
-        self._counts = takeover.counts_in(before)
+        before = before if before.get("submission") == self._start["submission"] else {}
+        self._counts = restart_policy.counts_in(before)
         fields: dict[str, Any] = {
             "run": self._job.run,
             "cluster": self._job.cluster,
@@ -101,59 +101,71 @@ class Leader(NodeAgent):
             "started_at": before.get("started_at"),
             "ended_at": None,
             "round": before.get("round"),
-            **takeover.as_fields(self._counts),
-            "checkpoint": records.newest_checkpoint(self._job.checkpoints),
+            **self._counts.as_fields(),
+            "checkpoint": state_file.newest_checkpoint(self._job.checkpoints),
             "asked": None,
             "hosts": [self._me.host],
             "failure": before.get("failure"),
             "exit_code": None,
         }
-        state = records.StateFile(self._directory, fields, lambda: self._lease.superseded)
+        state = state_file.StateFile(self._directory, fields, lambda: self._lease.superseded)
         state.save()
         return state, 0 if fields["round"] is None else int(fields["round"]) + 1, before
 
     def _count(self, decision: RestartDecision) -> None:
         self._counts = decision.counts
-        self._state.fields.update(takeover.as_fields(self._counts))
+        self._state.fields.update(self._counts.as_fields())
+
+    def _after_killed_leader(self, before: dict[str, Any]) -> RestartDecision | None:
+        """What follows where the leader that left the state `before` was killed, or its host is gone: it wrote no exit
+        code. None where it ended, or there was none."""
+        if not before or before.get("exit_code") is not None:
+            return None
+        newer = None
+        if self._job.checkpoints is not None:
+            known = before.get("checkpoint")
+            newer = state_file.newest_checkpoint(self._job.checkpoints) != (None if known is None else tuple(known))
+        host = str((before.get("hosts") or [""])[0])
+        asked = before.get("asked") is not None
+        return restart_policy.leader_killed(host, asked, newer, self._counts, self._limits)
 
     # The steps of a run.
 
-    def _rounds(self, before: dict[str, Any]) -> RestartDecision:
-        killed = takeover.after_killed_leader(self._job, before, self._counts, self._limits)
+    def _make_attempts(self, before: dict[str, Any]) -> RestartDecision:
+        killed = self._after_killed_leader(before)
         if killed is not None:
             self._count(killed)
             self._node.say(f"{killed.reason} (losses by host: {dict(self._counts.losses)})")
-            if killed.what == contract.LEAVE:
+            if killed.what == restart_policy.LEAVE:
                 return killed
         if self._job.nodes > 1:
             try:
                 self._members.listen()
             except OSError as error:
-                return RestartDecision(contract.LEAVE, EXIT_FAILED, f"node 0 cannot listen: {error}", self._counts)
+                reason = f"node 0 cannot listen: {error}"
+                return RestartDecision(restart_policy.LEAVE, EXIT_FAILED, reason, self._counts)
         self._wait_for_predecessors()
         while True:
-            decision = self._gather() or self._one_round()
+            decision = self._gather() or self._make_attempt()
             self._count(decision)
-            if decision.what != contract.AGAIN:
+            if decision.what != restart_policy.AGAIN:
                 return decision
-            counted = (
-                f"counted: {self._counts.failures} of {self._job.max_failures}" if decision.counted else "not counted"
-            )
-            pause = pause_seconds(decision, self._counts)
-            when = f"; again in {pause:.0f} s" if pause else ""
+            failures, limit = self._counts.failures, self._job.max_failures
+            counted = f"counted: {failures} of {limit}" if decision.counted else "not counted"
+            when = f"; again in {decision.pause_seconds:.0f} s" if decision.pause_seconds else ""
             self._state.enter("restarting", f"{decision.reason} ({counted}){when}")
-            self._node.say(f"round {self._round} ended: {decision.reason} ({counted}){when}")
-            self._rest(pause)
-            self._round += 1
+            self._node.say(f"attempt {self._attempt} ended: {decision.reason} ({counted}){when}")
+            self._pause(decision.pause_seconds)
+            self._attempt += 1
 
-    def _rest(self, seconds: float) -> None:
-        """Start nothing for a while, unless somebody asks to stop."""
+    def _pause(self, seconds: float) -> None:
+        """Start nothing for a while, unless a stop is requested."""
         deadline = time.monotonic() + seconds
         while self._stop.first is None and time.monotonic() < deadline:
             self._turn()
 
     def _wait_for_predecessors(self) -> None:
-        """Until nothing of an earlier epoch can be running any more."""
+        """Wait until nothing of an earlier epoch can be running."""
         earlier = Predecessors(lambda: self._epochs.leases_before(self._epoch), self._job.lease_seconds)
         while (waiting := earlier.waiting_for(time.monotonic())) and self._stop.first is None:
             self._show("starting", f"waits until an earlier start of this run has ended: {', '.join(waiting[:4])}")
@@ -162,7 +174,7 @@ class Leader(NodeAgent):
             self._epochs.tidy(self._epoch)
 
     def _gather(self) -> RestartDecision | None:
-        """Wait until all nodes are here and may start; a decision when they stay away or somebody asks to stop."""
+        """Wait until all nodes have joined and are ready; a decision when they do not come or a stop is requested."""
         patience = self._job.join_seconds or self._job.start_seconds
         deadline = time.monotonic() + patience
         num_missing = self._job.nodes
@@ -172,7 +184,7 @@ class Leader(NodeAgent):
             if self._stop.first is not None:
                 break
             now = time.monotonic()
-            if ended := {node: why for node, why in self._ends_by_srun().items() if node in missing}:
+            if ended := {node: why for node, why in self._ended_agents().items() if node in missing}:
                 first_end_at = first_end_at or now
                 if now >= first_end_at + _SECONDS_FOR_LATE_ENDS:
                     return self._never_joined(ended)
@@ -180,28 +192,29 @@ class Leader(NodeAgent):
                 num_missing, deadline = len(missing), now + patience
             if now > deadline:
                 away = self._members.named(missing)
-                why = f"{contract.names(away)} did not come within {patience:.0f} s"
-                return contract.never_joined(away, why, self._counts, self._limits)
+                why = f"{restart_policy.names(away)} did not come within {patience:.0f} s"
+                return restart_policy.never_joined(away, why, self._counts, self._limits)
             here = self._job.nodes - len(missing)
             state = "starting" if self._state.fields["started_at"] is None else "restarting"
-            waits = f"waits for {contract.names(self._members.named(missing))}"
+            waits = f"waits for {restart_policy.names(self._members.named(missing))}"
             self._show(state, f"{here} of {self._job.nodes} nodes are here; {waits}")
         if self._stop.first is None:
             return None
         # Nothing runs, so nothing is lost.
-        reason = f"stopped by {self._stop.first.name} before the round began"
-        return RestartDecision(contract.LEAVE, EXIT_CHECKPOINTED, reason, self._counts)
+        reason = f"stopped by {self._stop.first.name} before the attempt began"
+        return RestartDecision(restart_policy.LEAVE, EXIT_CHECKPOINTED, reason, self._counts)
 
     def _never_joined(self, ended: dict[int, str]) -> RestartDecision:
         away, why = self._members.named(ended), next(iter(ended.values()))
-        if self._in_round:
-            # It had joined, and ended between two rounds.
+        if self._participants:
+            # It had joined, and ended between two attempts.
             lost = AttemptEnd(codes={}, lost=away, cause_of_loss=why)
-            return contract.decide(lost, self._counts, self._limits)
-        return contract.never_joined(away, f"{contract.names(away)} cannot start: {why}", self._counts, self._limits)
+            return restart_policy.decide(lost, self._counts, self._limits)
+        why = f"{restart_policy.names(away)} cannot start: {why}"
+        return restart_policy.never_joined(away, why, self._counts, self._limits)
 
-    def _ends_by_srun(self) -> dict[int, str]:
-        """Why agents have ended, by node, as srun said a second ago at most."""
+    def _ended_agents(self) -> dict[int, str]:
+        """Why agents have ended, by node, read at most once per second."""
         if time.monotonic() >= self._ended_tasks_at + 1.0:
             self._ended_tasks = self._allocation.ended()
             self._ended_tasks_at = time.monotonic()
@@ -211,35 +224,34 @@ class Leader(NodeAgent):
         member = self._members.here.get(node)
         return member is not None and member.ready and (node != 0 or self._lease.fresh)
 
-    def _one_round(self) -> RestartDecision:
-        before = records.newest_checkpoint(self._job.checkpoints)
-        port = ports.free_port(self._used_ports | set(range(self._job.port, self._job.port + NUM_PORTS)))
+    def _make_attempt(self) -> RestartDecision:
+        before = state_file.newest_checkpoint(self._job.checkpoints)
+        port = free_port(self._used_ports | set(range(self._job.port, self._job.port + NUM_PORTS)))
         self._used_ports.add(port)
-        self._ends, self._told_to_stop = [], False
-        self._in_round = dict(self._members.here)
+        self._ends, self._stop_sent = [], False
+        self._participants = dict(self._members.here)
         now = time.time()
         self._state.enter(
             "running",
             None,
-            round=self._round,
+            round=self._attempt,
             started_at=self._state.fields["started_at"] or now,
             hosts=list(self._members.named(range(self._job.nodes)).values()),
             checkpoint=before,
         )
-        start = StartMessage(self._epoch, self._round, port)
-        for member in self._in_round.values():
+        start = StartMessage(self._epoch, self._attempt, port)
+        for member in self._participants.values():
             member.start(start)
         self._watch()
-        end = self._round_end(before)
-        return contract.decide(end, self._counts, self._limits)
+        return restart_policy.decide(self._attempt_end(before), self._counts, self._limits)
 
     def _watch(self) -> None:
-        """Until all commands of the round have ended, or their nodes are lost."""
+        """Wait until all commands of the attempt have ended or their nodes are lost; stop the rest after a failure."""
         patience_ends: float | None = None
         why = ""
         while len(self._ends) + len(self._lost()) < self._job.nodes:
             self._turn()
-            if patience_ends is None and self._ends and not self._told_to_stop:
+            if patience_ends is None and self._ends and not self._stop_sent:
                 kind = clean_exit_text(self._ends[0]["status"])
                 why = (
                     f"still ran {self._job.stop_seconds:.0f} s after node {self._ends[0]['node']} had ended with {kind}"
@@ -247,90 +259,94 @@ class Leader(NodeAgent):
                 patience_ends = time.monotonic() + (self._job.stop_seconds if kind else 0.0)
             failed = any(not clean_exit_text(each["status"]) for each in self._ends)
             late = patience_ends is not None and time.monotonic() >= patience_ends
-            if not self._told_to_stop and (failed or self._lost() or late):
+            if not self._stop_sent and (failed or self._lost() or late):
                 own = why if late and not failed else None
-                self._stop_members(signal.SIGTERM, PATIENCE_AFTER_FAILURE_SECONDS, own, self._failure_elsewhere())
+                self._stop_members(signal.SIGTERM, SECONDS_AFTER_FAILURE, own, self._failure_elsewhere())
         if self._stop.first is None and any(_hints_at_a_request(each) for each in self._ends):
             # Ranks may have been signalled by the scheduler themselves, a moment before the agents.
             deadline = time.monotonic() + _SECONDS_FOR_LATE_SIGNALS
             while self._stop.first is None and time.monotonic() < deadline:
                 self._turn()
 
-    def _round_end(self, before: tuple[float, str] | None) -> AttemptEnd:
-        after = records.newest_checkpoint(self._job.checkpoints)
-        first = records.first_cause(self._ends)
+    def _attempt_end(self, before: tuple[float, str] | None) -> AttemptEnd:
+        after = state_file.newest_checkpoint(self._job.checkpoints)
+        first = exit_report.first_cause(self._ends)
         lost = self._lost()
         if first is not None and first["status"] != EXIT_CHECKPOINTED and not lost:
-            self._state.fields["failure"] = failure_entry(first)
+            self._state.fields["failure"] = exit_report.failure_entry(first)
+        failure = {} if first is None else {"step": first["step"], "knows_step": first["knows_step"]}
         return AttemptEnd(
             codes={each["node"]: each["status"] for each in self._ends},
             lost=self._members.named(lost),
             cause_of_loss=next((why for node, why in self._allocation.ended().items() if node in lost), ""),
             first=None if first is None else first["node"],
             asked=self._asked_in_time(),
-            completed=records.summary_completed(Path(self._job.run_directory)),
+            completed=state_file.summary_completed(Path(self._job.run_directory)),
             newer_checkpoint=None if self._job.checkpoints is None else after is not None and after != before,
             cause="" if first is None else reason_with_node(first, self._job.nodes),
-            final=first is not None and bool(first.get("final")),
+            final=first is not None and first["final"],
+            error="" if first is None else error_line(first["lines"]),
+            **failure,
         )
 
     def _asked_in_time(self) -> str | None:
-        """The request to stop, where the round had not failed of itself before it: then that failure is what counts."""
+        """The signal of a request to stop; None where the attempt had failed by itself before: then that counts."""
         if self._stop.first is None or (self._ends and self._stop.at > self._first_end_at + _SECONDS_FOR_LATE_SIGNALS):
             return None
         return self._stop.first.name
 
-    def _leave(self, decision: RestartDecision) -> int:
-        """Write how it ended, for as long as somebody has to read it; returns the exit code."""
-        cancelled = is_cancelled(self._directory, self._start["submission"])
-        end = final_status(decision, cancelled, self._state.fields["failure"])
-        self._state.enter(end.state, end.reason, ended_at=end.ended_at, exit_code=end.code, failure=end.failure)
-        self._node.say(f"{end.state}: {decision.reason} (exit code {end.code})")
-        return end.code
+    def _write_end(self, decision: RestartDecision) -> int:
+        """Write how the run ended; returns the exit code."""
+        cancelled = state_file.is_cancelled(self._directory, self._start["submission"])
+        end = state_file.final_fields(decision, cancelled, self._state.fields["failure"])
+        self._state.enter(**end)
+        code = int(end["exit_code"])
+        self._node.say(f"{end['state']}: {decision.reason} (exit code {code})")
+        return code
 
-    # What happens meanwhile.
+    # Meanwhile.
 
     def _turn(self) -> None:
         """Look at everything once; waits at most a fifth of a second for something to look at."""
-        waits = self._members.wait_seconds(0.02 if self._told_to_stop else _TURN_SECONDS)
+        waits = self._members.wait_seconds(0.02 if self._stop_sent else _TURN_SECONDS)
         readable = wait_for([self._stop, *self._members.sources], waits)
         if self._stop.take():
             self._act_on_request()
         self._members.admit(self._epoch)
-        # What a thousand nodes say in one moment is heard in one turn.
-        everybody = time.monotonic() >= self._everybody_at
-        if everybody:
-            self._everybody_at = time.monotonic() + _TURN_SECONDS
+        # One turn serves a thousand nodes that send in one moment.
+        look_at_all = time.monotonic() >= self._next_look_at_all
+        if look_at_all:
+            self._next_look_at_all = time.monotonic() + _TURN_SECONDS
         for node, member in list(self._members.here.items()):
-            if not everybody and member.connection is not None and member.connection.fileno() not in readable:
+            if not look_at_all and member.connection is not None and member.connection.fileno() not in readable:
                 continue
             try:
                 for end in member.turn(self._ask_to_stop):
                     self._note_end(end)
             except ConnectionLost as lost:
-                self._node.say(f"{contract.names(self._members.named([node]))} is lost: {lost}")
+                self._node.say(f"{restart_policy.names(self._members.named([node]))} is lost: {lost}")
                 self._members.lose(node)
         self._look_at_fence()
         self._state.save()
 
     def _note_end(self, end: dict[str, Any]) -> None:
-        if self._in_round.get(end["node"]) is self._members.here.get(end["node"]):
+        if self._participants.get(end["node"]) is self._members.here.get(end["node"]):
             if not self._ends:
                 self._first_end_at = time.monotonic()
             self._ends.append(end)
 
     def _lost(self) -> list[int]:
-        """Nodes of this round whose agent has gone away, also where it is back by now."""
+        """Nodes of this attempt whose agent has gone away, also where it has joined again."""
         ended = {each["node"] for each in self._ends}
         return [
             node
-            for node, member in self._in_round.items()
+            for node, member in self._participants.items()
             if node not in ended and self._members.here.get(node) is not member
         ]
 
     def _ask_to_stop(self, number: int, insisted: bool) -> None:
-        """A node's agent was signalled."""
-        self._stop.hear_of(number, insisted)
+        """A node's agent got a stop signal."""
+        self._stop.add(number, insisted)
         self._act_on_request()
 
     def _act_on_request(self) -> None:
@@ -338,20 +354,20 @@ class Leader(NodeAgent):
         if self._state.fields["asked"] is None:
             # A leader that is killed while it stops is no lost node.
             self._state.enter(self._state.fields["state"], self._state.fields["reason"], asked=self._stop.first.name)
-        if not self._told_to_stop:
+        if not self._stop_sent:
             self._node.say(f"{self._stop.first.name}: the run stops")
             self._stop_members(self._stop.forwarded, self._job.stop_seconds)
         elif self._stop.insisted:
             self._stop_members(signal.SIGKILL, 0.0)
 
-    def _failure_elsewhere(self) -> launched.FailureElsewhere | None:
+    def _failure_elsewhere(self) -> FailureElsewhere | None:
         """Why nodes that are not at fault are stopped; None where no other has failed or gone away."""
         failed = [each for each in self._ends if not clean_exit_text(each["status"])]
-        first = records.first_cause(failed)
+        first = exit_report.first_cause(failed)
         if first is not None:
-            return launched.FailureElsewhere(reason_with_node(first, self._job.nodes), first["rank"], first["status"])
+            return FailureElsewhere(reason_with_node(first, self._job.nodes), first["rank"], first["status"])
         if lost := self._lost():
-            return launched.FailureElsewhere(f"lost {contract.names(self._members.named(lost))}", None, None)
+            return FailureElsewhere(f"lost {restart_policy.names(self._members.named(lost))}", None, None)
         return None
 
     def _stop_members(
@@ -359,12 +375,12 @@ class Leader(NodeAgent):
         number: int,
         patience_seconds: float,
         why: str | None = None,
-        elsewhere: launched.FailureElsewhere | None = None,
+        elsewhere: FailureElsewhere | None = None,
     ) -> None:
-        self._told_to_stop = True
+        self._stop_sent = True
         stop = StopMessage(int(number), patience_seconds, why, elsewhere)
         for node, member in self._members.here.items():
-            if self._in_round.get(node) is member:
+            if self._participants.get(node) is member:
                 member.stop(stop)
 
     def _look_at_fence(self) -> None:

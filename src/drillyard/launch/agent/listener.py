@@ -14,6 +14,8 @@ import socket
 import time
 from typing import Any
 
+from drillyard.supervise.sockets import Pollable
+
 from .protocol import (
     HANDSHAKE_LINE_BYTES,
     NUM_PORTS,
@@ -25,7 +27,6 @@ from .protocol import (
     seal,
     unseal,
 )
-from .sockets import Pollable
 
 MAX_UNAUTHENTICATED = 64
 """Enough also for 1,000 nodes that join at once: a handshake takes milliseconds, and the others wait in the queue."""

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from drillyard.supervise.sockets import Pollable, allow_open_files
+
 from .job import Job
 from .listener import MAX_UNAUTHENTICATED, Handshake, Listener
 from .messages import StartMessage, StopMessage, as_content, is_host, parse_report, parse_request
 from .node_command import NodeCommand
 from .protocol import Connection, ConnectionLost
-from .sockets import Pollable, allow_open_files
 
 _SECONDS_TO_SAY_GOODBYE = 2.0
 _OTHER_FILES = 128
@@ -22,26 +23,26 @@ class Member:
     """One node of the run."""
 
     ready = False
-    """Nothing of an earlier round runs there, and a command may be started."""
+    """Nothing of an earlier attempt runs there, and a command may be started."""
     connection: Connection | None = None
 
     def start(self, start: StartMessage) -> None:
-        """Start the command of a round."""
+        """Start the command of an attempt."""
         raise NotImplementedError
 
     def stop(self, stop: StopMessage) -> None:
-        """Send it a signal, and kill it after a while. `why`: it is at fault; `elsewhere`: another node is."""
+        """Send its command a signal, and kill it after a while. `why`: it is at fault; `elsewhere`: another node is."""
         raise NotImplementedError
 
     def turn(self, on_request: Callable[[int, bool], None]) -> list[dict[str, Any]]:
-        """Look what happened: the ends of commands; stop requests are handed on. Raises ConnectionLost."""
+        """Return reports of ended commands; pass stop requests on. Raises ConnectionLost."""
         raise NotImplementedError
 
     def leave(self, code: int) -> None:
         """Have its agent exit."""
 
     def close(self) -> None:
-        """Have no more to do with it."""
+        """Close its connection."""
 
 
 class LocalMember(Member):
@@ -54,7 +55,7 @@ class LocalMember(Member):
 
     def start(self, start: StartMessage) -> None:
         self.ready = False
-        self._node.start(start.epoch, start.round, self._address, start.port)
+        self._node.start(start.epoch, start.attempt, self._address, start.port)
 
     def stop(self, stop: StopMessage) -> None:
         self._node.stop(stop.signal, stop.patience_seconds, stop.why, stop.elsewhere)
@@ -68,7 +69,7 @@ class LocalMember(Member):
 
 
 class RemoteMember(Member):
-    """A node whose agent has joined. It becomes ready when it says so, and with the end of each round."""
+    """A node whose agent has joined. It becomes ready when it says so, and with the end of each attempt."""
 
     def __init__(self, node: int, connection: Connection) -> None:
         self.connection = connection
@@ -112,7 +113,7 @@ class RemoteMember(Member):
         self._connection.close()
 
     def _send(self, **message: Any) -> None:
-        # A loss is told in the next turn, where the leader reckons with it.
+        # A loss is raised in the next turn, where the leader expects it.
         try:
             self._connection.send(**message)
         except ConnectionLost as lost:
@@ -120,8 +121,8 @@ class RemoteMember(Member):
 
 
 class Members:
-    """The nodes that are here, node 0 from the beginning. `start` is which start of the run they must be of; `hosts`
-    has the names that the scheduler gave them."""
+    """The nodes that have joined, node 0 from the beginning. `start`: the submission and attempt that they must name;
+    `hosts`: the names that the scheduler gave them."""
 
     def __init__(self, job: Job, local: Member, hosts: dict[int, str], start: dict[str, str], secret: bytes) -> None:
         self.here: dict[int, Member] = {0: local}

@@ -1,8 +1,8 @@
 """The messages between leader and followers, checked field by field on receipt: a bad message ends its connection.
 
 No message carries a command or an address. Of what came over the network a node's command sees only two whole numbers,
-the round and the port of its rendezvous; host names, which reach job scripts through state.json, have no character that
-a shell could read otherwise.
+the attempt and the port of its rendezvous; host names, which reach job scripts through state.json, have no character
+that a shell interprets.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
+from drillyard.supervise.launch_contract import FailureElsewhere
+from drillyard.supervise.stop_requests import STOP_SIGNALS
+
 from .protocol import ConnectionLost
-from .shared_modules import launched, signals
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:-]{0,253}[A-Za-z0-9])?")
 """Names (RFC 1123, and underscores, which some clusters use) and IP addresses."""
-_STOP_SIGNALS = (*signals.STOP_SIGNALS, signal.SIGKILL)
+_COMMAND_SIGNALS = (*STOP_SIGNALS, signal.SIGKILL)
 _MOST = 1 << 53
-"""Above all epochs, rounds and seconds; larger whole numbers are no longer exact as floats."""
+"""Above all epochs, attempts and seconds; larger whole numbers are no longer exact as floats."""
 _REPORT: dict[str, tuple[type, ...]] = {
     "node": (int,),
     "host": (str,),
@@ -32,11 +34,13 @@ _REPORT: dict[str, tuple[type, ...]] = {
     "lost_peer": (bool,),
     "asked": (bool,),
     "final": (bool,),
+    "step": (int, type(None)),
+    "knows_step": (bool,),
     "told": (bool,),
     "ended_at": (int, float),
     "left": (list,),
 }
-"""Fields of a report (`records.make_report`) and their types."""
+"""Fields of a report (`exit_report.make_report`) and their types."""
 
 
 def is_host(text: object) -> bool:
@@ -46,29 +50,29 @@ def is_host(text: object) -> bool:
 
 @dataclass(frozen=True)
 class StartMessage:
-    """The leader has the node start its command. `port`: where rank 0 of the round is met."""
+    """The leader has the node start its command. `port`: where its rank 0 listens."""
 
     epoch: int
-    round: int
+    attempt: int
     port: int
 
 
 @dataclass(frozen=True)
 class StopMessage:
-    """The leader has the node end its command: see `Node.stop`."""
+    """The leader has the node end its command: see `NodeCommand.stop`."""
 
     signal: int
     patience_seconds: float
     why: str | None
-    elsewhere: launched.FailureElsewhere | None
+    elsewhere: FailureElsewhere | None
 
 
 def parse_start(content: object) -> StartMessage:
     """The content of a message `start`. Raises ConnectionLost."""
-    fields = _fields(content, {"epoch": (int,), "round": (int,), "port": (int,)})
+    fields = _fields(content, {"epoch": (int,), "attempt": (int,), "port": (int,)})
     start = StartMessage(**fields)
-    if not (1 <= start.epoch < _MOST and 0 <= start.round < _MOST and 0 < start.port < 1 << 16):
-        raise ConnectionLost(f"no epoch, round and port: {fields}")
+    if not (1 <= start.epoch < _MOST and 0 <= start.attempt < _MOST and 0 < start.port < 1 << 16):
+        raise ConnectionLost(f"no epoch, attempt and port: {fields}")
     return start
 
 
@@ -81,7 +85,7 @@ def parse_stop(content: object) -> StopMessage:
         "elsewhere": (dict, type(None)),
     }
     fields = _fields(content, types)
-    if fields["signal"] not in _STOP_SIGNALS:
+    if fields["signal"] not in _COMMAND_SIGNALS:
         raise ConnectionLost(f"signal {fields['signal']} stops no command")
     # JSON of Python has NaN and Infinity, too; no comparison holds for NaN.
     if not 0 <= fields["patience_seconds"] < _MOST:
@@ -89,14 +93,14 @@ def parse_stop(content: object) -> StopMessage:
     if fields["elsewhere"] is not None:
         optional = (int, type(None))
         failure = _fields(fields["elsewhere"], {"reason": (str,), "rank": optional, "exit_code": optional})
-        fields["elsewhere"] = launched.FailureElsewhere(**failure)
+        fields["elsewhere"] = FailureElsewhere(**failure)
     return StopMessage(**fields)
 
 
 def parse_request(content: object) -> tuple[int, bool]:
     """The content of a message `asked`: a stop signal, and whether it came again. Raises ConnectionLost."""
     fields = _fields(content, {"signal": (int,), "insisted": (bool,)})
-    if fields["signal"] not in signals.STOP_SIGNALS:
+    if fields["signal"] not in STOP_SIGNALS:
         raise ConnectionLost(f"signal {fields['signal']} is no request to stop")
     return fields["signal"], fields["insisted"]
 

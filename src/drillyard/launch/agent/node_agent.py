@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from drillyard.supervise.launch_contract import EXIT_FAILED
+from drillyard.supervise.process_identity import Process
+from drillyard.supervise.stop_requests import StopRequests
+
 from .fence import Epochs, Lease, report_missing_directory
-from .identity import Process
-from .job import EXIT_FAILED, Job
+from .job import Job
 from .node_command import NodeCommand
-from .requests import StopRequests
-from .srun import Allocation
+from .scheduler_env import Allocation
 
 
 class AgentExit(Exception):
-    """The agent is to leave the run and exit with a code."""
+    """Raised where the agent must exit with a code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -49,8 +52,9 @@ class NodeAgent:
         self._allocation = setup.allocation
         self._directory = Path(job.launch_directory)
         self._epochs = Epochs(self._directory)
-        self._lease = Lease(self._epochs, node.rank, setup.me, node.token, job.lease_seconds, node.guardian.renewed)
-        self._stop = StopRequests()
+        self._lease = Lease(self._epochs, node.rank, setup.me, node.token, job.lease_seconds, node.reaper.renewed)
+        # SIGCHLD, so that the loop wakes when the command ends.
+        self._stop = StopRequests(signal.SIGCHLD)
 
     def _require_directory(self) -> None:
         """Raises AgentExit, with nothing of this node running, where the launch directory is gone."""
@@ -60,7 +64,7 @@ class NodeAgent:
             raise AgentExit(EXIT_FAILED)
 
     def _end_where_lease_is_old(self) -> None:
-        """End a command that outlived its lease; its guardian does the same."""
+        """End a command that outlived its lease; the reaper does the same."""
         if self._node.busy and self._lease.silent_seconds > self._job.lease_seconds / 2:
             self._node.end_for(f"{self._job.launch_directory} could not be written for half of lease_seconds")
 

@@ -1,12 +1,11 @@
-"""One node's command: started once per round, stopped in order, and all that it has started is ended with it.
+"""One node's command: started once per attempt, stopped in order, and everything it has started is ended with it.
 
-Three nets. The kernel kills the command when its agent dies (exec_command.py). Everything that the command starts
-inherits
-the mark of this agent in its environment, so after each round whatever is left is found in /proc and killed, also
-what left its session. And a guardian, a process of its own, does the same when the agent is gone, or has not renewed
-its lease (fence.py). What SIGKILL does not end within ten seconds (it waits in a device call) is named and left.
+The kernel kills the command when its agent dies (exec_command.py). Everything that the command starts inherits this
+agent's mark in its environment, so after each attempt whatever is left is found in /proc and killed, also what left its
+session. The reaper, a process of its own, does the same when the agent is gone or has not renewed its lease (fence.py).
+What SIGKILL does not end within ten seconds (it waits in a device call) is named and left.
 
-Nothing here waits: `tick` moves on, and is called many times a second.
+Nothing here waits: call `tick` many times a second.
 """
 
 from __future__ import annotations
@@ -22,16 +21,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import rank_output, records
-from .identity import AGENT_MARK, RUN_MARK, Process, run_token
-from .job import Job
-from .output_pump import Pump, Sink, open_log
-from .parts import SegmentedLog
-from .rank_pipes import RankPipes, marks_ranks
-from .shared_modules import guardian, launched, redaction
+from drillyard import redaction
+from drillyard.supervise import launch_contract
+from drillyard.supervise.process_identity import Process
+from drillyard.supervise.reaper import AGENT_MARK, RUN_MARK, Reaper, kill_marked_processes
+
+from . import exec_command, exit_report, state_file
+from .job import Job, run_token
+from .log_sink import SegmentedLog, Sink, open_log, stamped_line
+from .output_pump import Pump, RankPipes, marks_ranks
 
 _SECONDS_TO_END = 10.0
-_ISOLATED = (sys.executable, "-I", "-S")
 _PLACEHOLDER = re.compile(
     r"\{(node_rank|nodes|processes_per_node|master_addr|master_port|round|run_directory|launch_directory)\}"
 )
@@ -40,40 +40,12 @@ REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def fill(text: str, values: dict[str, str]) -> str:
-    """`text` with the placeholders of job.py replaced; any other braces stay."""
+    """Replace the placeholders of job.py in `text`; any other braces stay."""
     return _PLACEHOLDER.sub(lambda found: values[found[1]], text)
 
 
-class AgentReaper:
-    """The process that ends this agent's processes when the agent is gone or its lease runs out."""
-
-    def __init__(self, token: str, environment: dict[str, str], silence_seconds: float) -> None:
-        reader, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)
-        script = str(Path(guardian.__file__))
-        self._process = subprocess.Popen(
-            [*_ISOLATED, script, token, AGENT_MARK, str(silence_seconds)],
-            env=environment,
-            stdin=reader,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        os.close(reader)
-
-    def renewed(self) -> None:
-        """Tell it that the lease was renewed."""
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            os.write(self._writer, b".")
-
-    def close(self) -> None:
-        """Have it end what is left, and end."""
-        os.close(self._writer)
-        self._process.wait()
-
-
 class NodeCommand:
-    """The command of node `rank`, round after round. Use it from one thread, in a `with`."""
+    """The command of node `rank`, attempt after attempt. Use it from one thread, in a `with`."""
 
     def __init__(
         self, job: Job, rank: int, me: Process, quiet: bool = False, submission: str = "", umask: int = -1
@@ -83,17 +55,18 @@ class NodeCommand:
         self.host = me.host
         self.token = f"{run_token(job.launch_directory)}-{rank}-{me.pid}-{me.started}"
         self.report: dict[str, Any] | None = None
-        """How the round's command ended, once nothing of it is left."""
+        """How the attempt's command ended, once nothing of it is left."""
         self._directory = Path(job.launch_directory)
         self._umask = umask
         self._submission = submission
-        self._secrets = records.read_secrets(self._directory)
+        self._secrets = state_file.read_secrets(self._directory)
         self._redactor = redaction.Redactor(self._secrets)
         environment = {**os.environ, **self._secrets, RUN_MARK: run_token(job.launch_directory)}
         environment[redaction.GIVEN_NAMES] = ",".join(sorted(self._secrets))
-        # The guardian is of the run, so that a stop finds it, and not of those that it ends itself.
+        # The reaper has the run's mark, so that a stop finds it, and not the mark of what it kills itself.
         environment.pop(AGENT_MARK, None)
-        self.guardian = AgentReaper(self.token, environment, job.lease_seconds / 2)
+        silence = job.lease_seconds / 2
+        self.reaper = Reaper(self.token, AGENT_MARK, silence_seconds=silence, environment=environment)
         self._environment = {**environment, AGENT_MARK: self.token}
         log = self._directory / f"node-{rank}.log"
         self._log = SegmentedLog(log) if job.log_parts else open_log(log)
@@ -111,32 +84,32 @@ class NodeCommand:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.guardian.close()
+        self.reaper.close()
         self._log.close()
         if self._passed_on is not None:
             self._passed_on.close()
 
     @property
     def busy(self) -> bool:
-        """Whether anything of a round may still run."""
+        """Whether anything of an attempt may still run."""
         return self._command is not None
 
-    def start(self, epoch: int, round_number: int, address: str, port: int) -> None:
-        """Start the round's command, with its ranks to meet at `address`:`port`."""
+    def start(self, epoch: int, attempt: int, address: str, port: int) -> None:
+        """Start the command, with its ranks to meet at `address`:`port`."""
         assert self._command is None
         self.report, self._returncode, self._why = None, None, None
         self._signalled = self._asked = False
         self._kill_at = self._give_up_at = None
         exits = self._directory / "exits"
-        self._record = exits / f"{epoch:04d}-{round_number:04d}.node-{self.rank}.told.json"
-        self._exit = exits / f"{epoch:04d}-{round_number:04d}.node-{self.rank}.json"
+        self._record = exits / f"{epoch:04d}-{attempt:04d}.node-{self.rank}.told.json"
+        self._exit = exits / f"{epoch:04d}-{attempt:04d}.node-{self.rank}.json"
         with contextlib.suppress(OSError):
             exits.mkdir(exist_ok=True)
-        values = self._values(round_number, address, port)
+        values = self._values(attempt, address, port)
         job = self.job
         argv = [fill(word, values) for word in job.command]
-        told = {name: self._resolved(fill(text, values)) for name, text in job.environment.items()}
-        environment = {**self._environment, **told}
+        environment = dict(self._environment)
+        environment.update((name, self._resolved(fill(text, values))) for name, text in job.environment.items())
         environment.update(
             NODE_RANK=values["node_rank"],
             NNODES=values["nodes"],
@@ -144,16 +117,16 @@ class NodeCommand:
             MASTER_ADDR=address,
             MASTER_PORT=str(port),
         )
-        environment[launched.EXIT_RECORD] = str(self._record)
-        environment[launched.ROUND] = values["round"]
-        environment[launched.SUBMISSION] = self._submission
+        environment[launch_contract.EXIT_RECORD] = str(self._record)
+        environment[launch_contract.ATTEMPT] = values["round"]
+        environment[launch_contract.SUBMISSION] = self._submission
         self._rank_pipes = self._make_rank_pipes()
-        environment[rank_output.PIPES] = "" if self._rank_pipes is None else str(self._rank_pipes.directory)
-        self.say(f"round {round_number} of {job.run} on {self.host} (node {self.rank} of {job.nodes}): {argv}")
+        environment[exec_command.RANK_PIPES] = "" if self._rank_pipes is None else str(self._rank_pipes.directory)
+        self.say(f"attempt {attempt} of {job.run} on {self.host} (node {self.rank} of {job.nodes}): {argv}")
         reader, writer = os.pipe()
-        starter = str(Path(__file__).with_name("exec_command.py"))
+        script = [sys.executable, "-I", "-S", os.path.abspath(exec_command.__file__), str(os.getpid())]
         self._command = subprocess.Popen(
-            [*_ISOLATED, starter, str(os.getpid()), job.working_directory or "", job.profile_script or "", *argv],
+            [*script, job.working_directory or "", job.profile_script or "", *argv],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=writer,
@@ -175,7 +148,7 @@ class NodeCommand:
             return None
 
     def _resolved(self, text: str) -> str:
-        """`text` with each `${env:NAME}` that submission knew replaced by its value."""
+        """Replace each `${env:NAME}` that submission had a value for."""
         return REFERENCE.sub(lambda found: self._secrets.get(found[1], found[0]), text)
 
     def stop(
@@ -183,12 +156,12 @@ class NodeCommand:
         number: int,
         patience_seconds: float,
         why: str | None = None,
-        elsewhere: launched.FailureElsewhere | None = None,
+        elsewhere: launch_contract.FailureElsewhere | None = None,
     ) -> None:
-        """Send the command a signal, once; what is left of it after the shortest patience of all calls is killed.
+        """Send the command a signal, once; kill what is left of it after the shortest patience of all calls.
 
-        `why`: it is stopped for a fault of its own, this one, and its end is that of a command that failed.
-        `elsewhere`: it is stopped for that of another node, and told so.
+        `why`: this fault of its own is the reason, and its end is that of a command that failed. `elsewhere`: another
+        node's failure is, which is written next to its exit record.
         """
         if self._command is None:
             return
@@ -197,7 +170,7 @@ class NodeCommand:
                 self._signalled = True
                 if elsewhere is not None:
                     self.say(f"{signal.Signals(number).name} to the command: {elsewhere.reason}")
-                    launched.tell_failure_elsewhere(self._record, elsewhere)
+                    launch_contract.write_failure_elsewhere(self._record, elsewhere)
                 self._command.send_signal(number)
             self._asked = self._asked or why is None
             self._why = self._why or why
@@ -205,7 +178,7 @@ class NodeCommand:
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
 
     def kill(self, why: str | None = None) -> None:
-        """SIGKILL everything of the round, from now on until nothing is left."""
+        """SIGKILL everything of the attempt, from now on until nothing is left."""
         if self._command is None:
             return
         self._asked = self._asked or (self._returncode is None and why is None)
@@ -214,12 +187,12 @@ class NodeCommand:
         self.tick()
 
     def end_for(self, why: str) -> None:
-        """The command may run no longer, and `why` is told of its end, also where the guardian was quicker."""
+        """Kill it, with `why` as the reason of its end, also where the reaper was quicker."""
         self._why = self._why or why
         self.kill(why)
 
     def tick(self) -> None:
-        """Move on: see whether the command ended, kill what is to be killed, and report when all is over."""
+        """See whether the command ended, kill what is to be killed, and report once nothing is left."""
         if self._command is None:
             return
         if self._returncode is None:
@@ -227,10 +200,7 @@ class NodeCommand:
         due = self._kill_at is not None and time.monotonic() >= self._kill_at
         if self._returncode is None and not due:
             return
-        left = guardian.marked_processes(self.token, AGENT_MARK)
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        left = kill_marked_processes(self.token, AGENT_MARK)
         if self._returncode is None:
             # It may have cleared its environment.
             self._command.kill()
@@ -242,9 +212,9 @@ class NodeCommand:
         self._finish(left)
 
     def say(self, text: str) -> None:
-        """A line of the agent's own, in the node's log."""
+        """Write a line of the agent's own to the node's log."""
         for line in self._redactor.text(text).splitlines():
-            self._log.put(records.stamped_line(f"=== {line}"))
+            self._log.put(stamped_line(f"=== {line}"))
 
     def _finish(self, left: list[int]) -> None:
         assert self._pump is not None
@@ -252,31 +222,31 @@ class NodeCommand:
         printed = self._pump.finish(patience).decode(errors="replace")
         if self._rank_pipes is not None:
             ranks = [tail.decode(errors="replace") for tail in self._rank_pipes.finish(patience)]
-            printed = records.merged_rank_output(printed, ranks, self.rank * self.job.processes_per_node)
+            printed = exit_report.merged_rank_output(printed, ranks, self.rank * self.job.processes_per_node)
         why = self._why
         if left:
             why = f"processes {left} do not end on SIGKILL: they wait in a device call; restart {self.host}"
         returncode = -int(signal.SIGKILL) if self._returncode is None else self._returncode
-        told = records.read_json_object(self._record)
-        if (safe := self._redactor.tree(told)) != told:
-            # A workload wrote it, and may have told what it knows.
-            told = safe
+        record = state_file.read_json_object(self._record)
+        if (safe := self._redactor.tree(record)) != record:
+            # A workload wrote it, secrets included.
+            record = safe
             with contextlib.suppress(OSError):
-                records.replace_file(self._record, json.dumps(told) + "\n")
-        self.report = records.make_report(self.rank, self.host, returncode, told, printed, self._asked, why)
+                state_file.replace_file(self._record, json.dumps(record) + "\n")
+        self.report = exit_report.make_report(self.rank, self.host, returncode, record, printed, self._asked, why)
         self.report["left"] = left
         self._command = self._pump = self._rank_pipes = None
         with contextlib.suppress(OSError):
-            records.replace_file(self._exit, json.dumps(self.report, indent=2) + "\n")
+            state_file.replace_file(self._exit, json.dumps(self.report, indent=2) + "\n")
 
-    def _values(self, round_number: int, address: str, port: int) -> dict[str, str]:
+    def _values(self, attempt: int, address: str, port: int) -> dict[str, str]:
         return {
             "node_rank": str(self.rank),
             "nodes": str(self.job.nodes),
             "processes_per_node": str(self.job.processes_per_node),
             "master_addr": address,
             "master_port": str(port),
-            "round": str(round_number),
+            "round": str(attempt),
             "run_directory": self.job.run_directory,
             "launch_directory": self.job.launch_directory,
         }

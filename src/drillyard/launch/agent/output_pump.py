@@ -1,34 +1,42 @@
-"""What a node's command prints: stamped line by line into node-K.log, and passed on unchanged to the agent's output.
+"""What a node's command prints: stamped line by line into node-K.log, and passed on to the agent's output.
 
-The ranks must never wait for a disk or a terminal. A thread reads the pipe in large pieces and hands them to sinks,
-each with a thread and a bounded memory of its own; what a sink cannot take in time, or a full disk refuses, is left
-out and said with its size when it takes lines again. All lines of one piece arrived together and get one stamp, so
-stamping is one `bytes.replace` (hundreds of MB/s in CPython) and not a loop over lines.
+The ranks must never wait for a disk or a terminal. A thread reads each pipe in large pieces and hands them to sinks
+(log_sink.py). All lines of one piece arrived together and get one stamp, so stamping is one `bytes.replace` (hundreds
+of MB/s in CPython) and not a loop over lines. A progress bar draws over its own line with carriage returns: of those
+drawings, one per second is kept as a line.
 
-A progress bar draws over its own line with carriage returns: of those drawings, one per second is kept as a line.
+Ranks that torchrun starts get a pipe each, so that each line's rank is known: it gets `[default3]:` before it, which is
+what torchrun's own `--tee` writes for local rank 3, and log readers know it. (`--tee` itself sends every line through a
+file that is never deleted and polled ten times a second.) The pipes lie in the launch directory, which a command in a
+container sees too, or on this host's own disk where that has none (a mounted bucket); a container does not see those,
+so there lines have no marks, and each rank says so once. Pipes that a killed agent left are removed when the next
+attempt of its node begins, where no process of this host reads them; the fence (fence.py) lets no attempt begin while
+an earlier start's may still run.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import shutil
+import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from .shared_modules import redaction
+from drillyard.redaction import RedactedStream, Redactor
+
+from .log_sink import Sink, stamp
 
 _PIECE_BYTES = 1 << 20
-_SINK_BYTES = 64 << 20
 _TAIL_BYTES = 64 << 10
 _LINE_BYTES = 1 << 20
 _SECONDS_OF_REDRAW = 1.0
-
-
-def stamp(seconds: float) -> bytes:
-    """`2026-11-21T22:55:10.123456Z `: UTC, always 28 bytes with the blank."""
-    microseconds = round(seconds * 1e6)
-    whole, rest = divmod(microseconds, 1_000_000)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)).encode() + b".%06dZ " % rest
+_F_SETPIPE_SZ = 1031
+_PIPE_BYTES = 1 << 20
+_PREFIX = "node-{rank}.ranks-"
 
 
 class Stamper:
@@ -53,7 +61,7 @@ class Stamper:
         return _stamped(lines, stamp(now) + self._mark)
 
     def close(self, now: float) -> bytes:
-        """What is left of a line that never ended."""
+        """The rest: a line without an end."""
         left, self._open = _drawn(self._open), b""
         return _stamped(left + b"\n", stamp(now) + self._mark) if left else b""
 
@@ -86,105 +94,9 @@ def _drawn(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
-class Sink:
-    """A file descriptor that is written by a thread of its own; `put` never waits."""
-
-    def __init__(self, descriptor: int, gap: str, limit: int = _SINK_BYTES) -> None:
-        self._descriptor = descriptor
-        self._gap = gap
-        self._limit = limit
-        self._waiting: list[bytes] = []
-        self._bytes = 0
-        self._left_out = 0
-        self._closed = False
-        self._hurried = False
-        self._writing = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._write_on, daemon=True)
-        self._thread.start()
-
-    def put(self, data: bytes) -> None:
-        """Have `data` written soon, in one piece, or leave it out where too much waits already."""
-        if not data:
-            return
-        with self._changed:
-            if self._bytes + len(data) > self._limit:
-                self._left_out += len(data)
-                return
-            self._waiting.append(data)
-            self._bytes += len(data)
-            self._changed.notify_all()
-
-    @property
-    def busy_bytes(self) -> int:
-        """What waits and was not handed to the descriptor yet."""
-        with self._changed:
-            return self._bytes
-
-    def drain(self, seconds: float) -> None:
-        """Wait until all is written, at most so long."""
-        deadline = time.monotonic() + seconds
-        with self._changed:
-            self._hurried = True
-            self._changed.notify_all()
-            while (self._waiting or self._writing) and time.monotonic() < deadline:
-                self._changed.wait(max(0.0, deadline - time.monotonic()))
-            self._hurried = False
-
-    def close(self) -> None:
-        """Write what waits, for at most five seconds. The descriptor stays open."""
-        self.drain(5.0)
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def _write_on(self) -> None:
-        while True:
-            with self._changed:
-                while not self._waiting and not self._closed:
-                    self._changed.wait()
-                if not self._waiting:
-                    return
-                self._gather()
-                data, self._waiting, self._bytes = b"".join(self._waiting), [], 0
-                self._writing = True
-                left_out, self._left_out = self._left_out, 0
-            if left_out:
-                data = self._note(left_out) + data
-            lost = self._write(data)
-            with self._changed:
-                self._left_out += lost
-                self._writing = False
-                self._changed.notify_all()
-
-    def _gather(self) -> None:
-        """Wait for more, where writing often costs; `_changed` is held."""
-
-    def _note(self, left_out: int) -> bytes:
-        return stamp(time.time()) + f"=== {left_out} bytes of output {self._gap}\n".encode()
-
-    def _write(self, data: bytes) -> int:
-        """Write `data`; returns how many bytes could not be: a full disk, a reader that is gone."""
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[os.write(self._descriptor, view[:_PIECE_BYTES]) :]
-            except OSError:
-                # Tried again with the next piece: what is full now may not be then.
-                time.sleep(0.05)
-                return len(view)
-        return 0
-
-
-def open_log(path: Path) -> Sink:
-    """The sink of a node's log, which is appended to. Raises OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    return Sink(descriptor, "could not be written here")
-
-
 class Pump:
-    """Reads what one round's command prints until all writers are gone. With `mark`, which each line gets then, what is
-    passed on are marked lines; without, it is what was read. What `redactor` knows is in neither, nor in the tail."""
+    """Reads what an attempt's command prints until all writers are gone. Each line gets `mark`, if there is one, and
+    then marked lines are passed on; without, what was read. Redacts log, passed-on output and tail."""
 
     def __init__(
         self,
@@ -192,10 +104,10 @@ class Pump:
         log: Sink,
         passed_on: Sink | None,
         mark: bytes = b"",
-        redactor: redaction.Redactor | None = None,
+        redactor: Redactor | None = None,
     ) -> None:
         self._mark = mark
-        self._redacted = redaction.RedactedStream(redactor or redaction.Redactor())
+        self._redacted = RedactedStream(redactor or Redactor())
         self._reader = reader
         self._log = log
         self._passed_on = passed_on
@@ -204,7 +116,7 @@ class Pump:
         self._thread.start()
 
     def finish(self, seconds: float) -> bytes:
-        """The last 64 KiB, once everything was read or `seconds` have passed (somebody else holds the pipe)."""
+        """The last 64 KiB, once everything was read or `seconds` have passed (another process holds the pipe)."""
         self._thread.join(seconds)
         self._log.drain(seconds)
         return self._tail
@@ -222,3 +134,92 @@ class Pump:
             if self._passed_on is not None:
                 self._passed_on.put(_bare(lines, stamp(now)) if self._mark else data)
         os.close(self._reader)
+
+
+def marks_ranks(command: Sequence[str]) -> bool:
+    """Whether a command starts its ranks through exec_command.py."""
+    return any(os.path.basename(word) == "exec_command.py" for word in command)
+
+
+class RankPipes:
+    """The pipes of a node's ranks in one attempt. Raises OSError where none can be made."""
+
+    def __init__(
+        self,
+        launch_directory: Path,
+        node: int,
+        count: int,
+        log: Sink,
+        passed_on: Sink | None,
+        redactor: Redactor | None = None,
+    ) -> None:
+        prefix = _PREFIX.format(rank=node)
+        _clear(launch_directory, prefix)
+        try:
+            self.directory, ends = _make_pipes(prefix, count, launch_directory)
+        except OSError:
+            self.directory, ends = _make_pipes("drillyard-", count, None)
+        self._writers = [writer for _, writer in ends]
+        marks = [f"[default{local}]:".encode() for local in range(count)]
+        self._pumps = [
+            Pump(reader, log, passed_on, mark, redactor) for (reader, _), mark in zip(ends, marks, strict=True)
+        ]
+
+    def finish(self, seconds: float) -> list[bytes]:
+        """The last 64 KiB of each rank, once everything was read or `seconds` have passed."""
+        for writer in self._writers:
+            os.close(writer)
+        deadline = time.monotonic() + seconds
+        tails = [pump.finish(max(0.0, deadline - time.monotonic())) for pump in self._pumps]
+        shutil.rmtree(self.directory, ignore_errors=True)
+        return tails
+
+
+def _make_pipes(prefix: str, count: int, parent: Path | None) -> tuple[Path, list[tuple[int, int]]]:
+    """Make a directory with so many pipes; returns it and their ends (reader, writer). Raises OSError, leaving
+    nothing."""
+    directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    ends: list[tuple[int, int]] = []
+    try:
+        for local in range(count):
+            os.mkfifo(directory / str(local), 0o600)
+            ends.append(_open_both_ends(directory / str(local)))
+    except OSError:
+        for end in ends:
+            os.close(end[0])
+            os.close(end[1])
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    return directory, ends
+
+
+def _open_both_ends(path: Path) -> tuple[int, int]:
+    """Open a writing end too, so that the reader meets no end of file before the rank has opened the pipe."""
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        os.close(reader)
+        raise
+    os.set_blocking(reader, True)
+    with contextlib.suppress(OSError):
+        # Above this user's limit for pipes: the default size does.
+        fcntl.fcntl(reader, _F_SETPIPE_SZ, _PIPE_BYTES)
+    return reader, writer
+
+
+def _clear(launch_directory: Path, prefix: str) -> None:
+    """Remove directories of this node whose pipes no process of this host reads."""
+    for directory in launch_directory.glob(f"{prefix}*"):
+        if not any(_is_read(path) for path in directory.glob("*")):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_read(path: Path) -> bool:
+    """Whether a process of this host has the reading end of a pipe, which it does not notice."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:
+        # ENXIO, where there is no reader.
+        return False
+    return True

@@ -13,7 +13,7 @@ over the line's number and its JSON, under a key that only those who know the ru
 So a stranger is turned away by its first line. A line that was changed, repeated, left out, moved, sent back or taken
 from another connection has a wrong MAC: it ends that connection, and the node joins again. A program that has taken an
 earlier port and passes everything on to the leader is recognised by the port in the answer. Nothing is encrypted: what
-travels is round numbers, ports, and how commands ended. (docs/security.md says why this is not TLS.)
+travels is attempt numbers, ports, and how commands ended. (docs/security.md says why this is not TLS.)
 
 Either side that hears nothing for half of `lease_seconds` takes the other for lost. (TCP's own keepalive would wait for
 the retransmissions of what is on its way, many minutes.)
@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .sockets import wait_for
+from drillyard.supervise.sockets import wait_for
 
 NUM_PORTS = 16
 HANDSHAKE_LINE_BYTES = 4096

@@ -1,10 +1,9 @@
-"""Agents that go on after the connection that started them: `start`, and the keeper, which starts a killed agent again.
+"""Agents that outlive the connection that started them: the verb `start`, and `keep`, which respawns a killed agent.
 
-The keeper does next to nothing, so next to nothing can go wrong with it: it starts the agent, waits, and starts it
-again when a signal has killed it (out of memory, a mistaken kill -9), soon at first and then with longer pauses. An
-agent that exits has its reasons, and so the keeper exits with its code. It leads a session of its own and ignores
-the terminal's hangup, and blocks no signal: a launch holds Ctrl-C back from `start`, which is in its terminal still,
-and what goes on must hear of it again. SIGTERM to the keeper is passed on, and ends both.
+The respawning process starts the agent, waits, and starts it again when a signal has killed it (out of memory, a
+mistaken kill -9), soon at first and then after longer pauses. When the agent exits, it exits with the same code. It
+leads a session of its own and ignores the terminal's hangup. It blocks no signal: a launch holds Ctrl-C back from
+`start`, which still shares its terminal. SIGTERM is passed on and ends both.
 """
 
 from __future__ import annotations
@@ -19,27 +18,30 @@ from argparse import Namespace
 from pathlib import Path
 from types import FrameType
 
-from .identity import RUN_MARK, process_of, run_token
-from .job import EXIT_FAILED
+from drillyard.supervise.launch_contract import EXIT_FAILED
+from drillyard.supervise.process_identity import process_of
+from drillyard.supervise.reaper import RUN_MARK
+
+from .job import run_token
 from .startup import UsageError, agents_here, load_job, locate_node
 
 _SECONDS_TO_APPEAR = 60.0
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 60.0
 _SECONDS_OF_A_GOOD_LIFE = 600.0
-"""An agent that has lived for so long is started again at once when it is killed."""
+"""An agent that was killed after so long is started again without a longer pause."""
 
 
 def start(options: Namespace) -> int:
-    """Start an agent with a keeper, detached; prints JSON when it is up. Raises Mistake."""
+    """Start an agent that is respawned, detached; prints JSON when it is up. Raises UsageError."""
     job = load_job(options.job)
-    node, address, told = locate_node(job, options)
+    node, address, start = locate_node(job, options)
     directory = Path(job.launch_directory)
     for each in agents_here(directory):
         agent = process_of(each["agent"])
         if agent is None or not agent.alive or each["node"] != node:
             continue
-        if each["submission"] != told["submission"]:
+        if each["submission"] != start["submission"]:
             raise UsageError(
                 f"node {node} of {job.run} runs here already (submission {each['submission'] or 'without a name'}, "
                 f"process {agent.pid}): stop that one first"
@@ -48,8 +50,8 @@ def start(options: Namespace) -> int:
         return 0
     log = directory / f"agent-{node}.log"
     argv = [sys.executable, str(Path(__file__).resolve().parent), "keep", "--job", options.job]
-    argv += ["--node-rank", str(node), "--leader", address, "--submission", told["submission"]]
-    argv += ["--attempt", told["attempt"], "--quiet"]
+    argv += ["--node-rank", str(node), "--leader", address, "--submission", start["submission"]]
+    argv += ["--attempt", start["attempt"], "--quiet"]
     begun = time.time()
     with open(log, "ab") as output:
         keeper = subprocess.Popen(
@@ -78,7 +80,7 @@ def start(options: Namespace) -> int:
 
 
 def _ended_at_once(code: int, log: Path) -> int:
-    """A run that is cancelled or refused, or one so short that its agent has come and gone between two looks."""
+    """Report an agent that exited before it was seen: a run that is cancelled, refused, or very short."""
     if code == 0:
         print(json.dumps({"ended": True, "exit_code": 0, "already": False}))
         return 0
@@ -87,12 +89,12 @@ def _ended_at_once(code: int, log: Path) -> int:
     return code if code > 0 else EXIT_FAILED
 
 
-def _described(told: dict[str, object], already: bool) -> dict[str, object]:
-    return {**{key: told[key] for key in ("node", "submission", "agent", "keeper")}, "already": already}
+def _described(announced: dict[str, object], already: bool) -> dict[str, object]:
+    return {**{key: announced[key] for key in ("node", "submission", "agent", "keeper")}, "already": already}
 
 
-class _Keeper:
-    """The agent's process, and what the keeper was asked."""
+class _Respawner:
+    """The agent's process, and the signals that came for it."""
 
     def __init__(self, argv: list[str]) -> None:
         self._argv = argv
@@ -134,10 +136,10 @@ class _Keeper:
 
 
 def keep(options: Namespace) -> int:
-    """Run an agent, and start it again when a signal kills it; the exit code of the agent that exited."""
+    """Run an agent, and start it again when a signal kills it; returns the exit code of the agent that exited."""
     argv = [sys.executable, str(Path(__file__).resolve().parent), "run", "--kept", "--job", options.job]
     for name in ("node_rank", "leader", "submission", "attempt"):
         value = getattr(options, name)
         if value is not None:
             argv += ["--" + name.replace("_", "-"), str(value)]
-    return _Keeper(argv + (["--quiet"] if options.quiet else [])).keep()
+    return _Respawner(argv + (["--quiet"] if options.quiet else [])).keep()

@@ -1,9 +1,13 @@
-"""Which node this is and where node 0 is, from what the scheduler tells in the environment.
+"""What a scheduler says to an agent: which node this is, where node 0 is, and which agents have ended already.
 
 Slurm: SLURM_NODEID and the first host of SLURM_JOB_NODELIST (`man sbatch`); `scontrol show hostnames` expands the list
 where it is installed, and containers often lack it, so the first host is also read from the list itself.
 Vertex AI: CLUSTER_SPEC (https://cloud.google.com/vertex-ai/docs/training/distributed-training): workerpool0 is node 0,
 replica i of workerpool1 is node 1 + i.
+
+In the log of a Slurm job script srun writes `srun: error: n3: task 2: Exited with exit code 2`, or `n[1-2]: tasks 1-2:
+Killed` where several end at once; each agent is one task, numbered as its node. With --label each line of a task begins
+with its number, as in `2: error: ...`. So a node whose agent has ended is known before it joins.
 """
 
 from __future__ import annotations
@@ -15,9 +19,13 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
+from drillyard.supervise import cause
+
+_ENDED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.+)$", re.MULTILINE)
+
 
 def node_rank(environment: Mapping[str, str]) -> int | None:
-    """The rank of this node; None where the environment does not tell. Raises ValueError for a bad CLUSTER_SPEC."""
+    """The rank of this node; None where the environment does not say. Raises ValueError for a bad CLUSTER_SPEC."""
     if environment.get("CLUSTER_SPEC"):
         task = _cluster_spec(environment)["task"]
         return int(task["index"]) if task["type"] == "workerpool0" else 1 + int(task["index"])
@@ -27,7 +35,7 @@ def node_rank(environment: Mapping[str, str]) -> int | None:
 
 
 def leader_host(environment: Mapping[str, str]) -> str | None:
-    """The host of node 0; None where the environment does not tell. Raises ValueError for a bad CLUSTER_SPEC."""
+    """The host of node 0; None where the environment does not say. Raises ValueError for a bad CLUSTER_SPEC."""
     if environment.get("CLUSTER_SPEC"):
         chief = str(_cluster_spec(environment)["cluster"]["workerpool0"][0])
         return chief.rsplit(":", 1)[0]
@@ -69,3 +77,42 @@ def _cluster_spec(environment: Mapping[str, str]) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise ValueError(f"CLUSTER_SPEC is not one of Vertex AI: {error!r}") from None
     return dict(spec)
+
+
+class Allocation:
+    """What Slurm reports of the nodes of this job; empty where another scheduler, or none, starts agents.
+
+    `hosts`: their names by rank. `log` and `offset`: the file that srun writes to, and where this start begins in it.
+    """
+
+    def __init__(self, hosts: str | None = None, log: tuple[str, int] | None = None) -> None:
+        self.hosts = dict(enumerate(hosts.split(","))) if hosts else {}
+        self._log = log
+
+    def ended(self) -> dict[int, str]:
+        """Why agents have ended, by node rank: their last words and srun's. Without those that exited with 0."""
+        if self._log is None:
+            return {}
+        path, offset = self._log
+        try:
+            with open(path, "rb") as file:
+                file.seek(offset)
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return {}
+        # Without a line that is still being written.
+        text = text[: text.rfind("\n") + 1]
+        ends = {node: found[2] for found in _ENDED.finditer(text) for node in _numbers(found[1])}
+        return {node: _with_last_words(text, node, how) for node, how in ends.items()}
+
+
+def _numbers(listed: str) -> list[int]:
+    """`0-2,5` -> 0, 1, 2, 5."""
+    bounds = [each.partition("-") for each in listed.split(",") if each]
+    return [node for first, _, last in bounds for node in range(int(first), int(last or first) + 1)]
+
+
+def _with_last_words(text: str, node: int, how: str) -> str:
+    said = re.findall(rf"^ *0*{node}: (.*)$", text, re.MULTILINE)
+    line = cause.error_line(cause.last_words("\n".join(said)))
+    return f"{line} ({how})" if line else how

@@ -12,25 +12,27 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from drillyard.supervise.launch_contract import EXIT_CANCELLED, EXIT_USER_ERROR
+from drillyard.supervise.process_identity import Process, process_of, running_process, this_process
+
 from . import scheduler_env
 from .follower import Follower
-from .identity import Process, process_of, running_process, this_process
-from .job import EXIT_CANCELLED, EXIT_REFUSED, Job, read_job
+from .job import Job, read_job
 from .leader import Leader
 from .node_agent import AgentSetup
 from .node_command import REFERENCE, NodeCommand
-from .records import OVER, last_state, read_secrets, replace_file
-from .requests import START_SECONDS
-from .srun import Allocation
-from .stopmark import is_cancelled
+from .scheduler_env import Allocation
+from .state_file import OVER, is_cancelled, last_state, read_json_object, read_secrets, replace_file
+
+_SECONDS_FOR_SECRET = 600.0
 
 
 class UsageError(Exception):
-    """What the caller has to change: shown as `error: ...`, exit code 2."""
+    """A mistake of the caller: shown as `error: ...`, exit code 2."""
 
 
 def run(options: Namespace) -> int:
-    """Run this node's part of a job in the foreground. Raises Mistake."""
+    """Run this node's part of a job in the foreground. Raises UsageError."""
     job = load_job(options.job)
     node, address, start = locate_node(job, options)
     directory = Path(job.launch_directory)
@@ -71,8 +73,8 @@ def _require_secrets(job: Job) -> None:
 def recorded_exit_code(directory: Path, start: dict[str, str]) -> int | None:
     """The code that a start of the run ended with for good; None for another one, or while it goes on.
 
-    A scheduler that starts every program again that ends with an error (Vertex AI: five times a replica, three times
-    the job) must not begin anew what is over. A start that nobody names cannot be told from the next one.
+    A scheduler that starts every program again that exits with an error (Vertex AI: five times a replica, three times
+    the job) must not restart a run that is over. A start without a name cannot be distinguished from the next one.
     """
     state = last_state(directory) if start["submission"] else {}
     same = all(state.get(key) == value for key, value in start.items())
@@ -81,7 +83,7 @@ def recorded_exit_code(directory: Path, start: dict[str, str]) -> int | None:
 
 
 def load_job(path: str) -> Job:
-    """The job in a file. Raises Mistake."""
+    """The job in a file. Raises UsageError."""
     try:
         job = read_job(Path(path))
     except (OSError, ValueError, TypeError) as error:
@@ -92,7 +94,7 @@ def load_job(path: str) -> Job:
 
 
 def locate_node(job: Job, options: Namespace) -> tuple[int, str, dict[str, str]]:
-    """Rank of this node, host of node 0, and which start of the run this is. Raises Mistake."""
+    """Rank of this node, host of node 0, and which start of the run this is. Raises UsageError."""
     try:
         node = options.node_rank if options.node_rank is not None else scheduler_env.node_rank(os.environ)
         address = options.leader or scheduler_env.leader_host(os.environ)
@@ -114,11 +116,11 @@ def locate_node(job: Job, options: Namespace) -> tuple[int, str, dict[str, str]]
 
 
 class Announcement:
-    """While this lasts, the agent is found in LAUNCH_DIR/agents/ by those who stop it or ask whether it lives."""
+    """A file in LAUNCH_DIR/agents/ for as long as the agent runs, by which it is found and stopped."""
 
     def __init__(self, directory: Path, node: int, me: Process, keeper: Process | None, start: dict[str, str]) -> None:
         self._path = directory / "agents" / f"{me.host}.node-{node}.json"
-        self._told = {
+        self._content = {
             "node": node,
             **start,
             "agent": me.as_json(),
@@ -128,33 +130,30 @@ class Announcement:
 
     def __enter__(self) -> None:
         self._path.parent.mkdir(exist_ok=True)
-        replace_file(self._path, json.dumps(self._told, indent=2) + "\n")
+        replace_file(self._path, json.dumps(self._content, indent=2) + "\n")
 
     def __exit__(self, *exception: object) -> None:
-        # Only its own: another start of the run may have announced itself on the same host meanwhile.
+        # Another start of the run may have announced itself on the same host meanwhile.
         with contextlib.suppress(OSError, ValueError):
-            if json.loads(self._path.read_text(encoding="utf-8"))["agent"] == self._told["agent"]:
+            if json.loads(self._path.read_text(encoding="utf-8"))["agent"] == self._content["agent"]:
                 self._path.unlink()
 
 
 def agents_here(directory: Path) -> list[dict[str, Any]]:
-    """The agents of a run that were announced on this machine, dead or alive."""
+    """The announcements of a run's agents on this machine, dead or alive, each with its `path`."""
     found = []
     for path in sorted((directory / "agents").glob("*.json")):
-        try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            continue
-        agent = process_of(told.get("agent"))
+        announced = read_json_object(path)
+        agent = process_of(announced.get("agent"))
         if agent is not None and agent.here:
-            found.append({**told, "path": str(path)})
+            found.append({**announced, "path": str(path)})
     return found
 
 
 def read_secret(directory: Path, make: bool) -> bytes:
-    """The run's secret, which submission put there; made by node 0 where it is missing. Raises Mistake."""
+    """The run's secret, which submission put there; made by node 0 where it is missing. Raises UsageError."""
     path = directory / "secret"
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + _SECONDS_FOR_SECRET
     while True:
         try:
             secret = path.read_bytes().strip()
@@ -173,7 +172,7 @@ def read_secret(directory: Path, make: bool) -> bytes:
 
 
 def _make_secret(path: Path) -> None:
-    """Put a new secret where there is none, or where whoever made it could not write it. Raises OSError."""
+    """Write a new secret where there is none, or only an empty file. Raises OSError."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -186,6 +185,6 @@ def _make_secret(path: Path) -> None:
 
 
 def print_usage_error(mistake: UsageError) -> int:
-    """Show what the caller has to change; the exit code."""
+    """Print the mistake; returns the exit code."""
     print(f"error: {mistake}", file=sys.stderr, flush=True)
-    return EXIT_REFUSED
+    return EXIT_USER_ERROR

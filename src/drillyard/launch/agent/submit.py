@@ -22,10 +22,10 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import records
 from .index import index_directory
 from .ownership import make_launch_directory, problem_of
 from .startup import UsageError
+from .state_file import forget_secrets, read_json_object, replace_file
 
 TAKEN = 3
 """Exit code: another launch has submitted a run of this name meanwhile."""
@@ -38,14 +38,14 @@ _SBATCH_NOT_FOUND = 127
 
 
 def prepare(options: Namespace) -> int:
-    """The verb `prepare`: make a launch directory that only its owner may write to. Raises Mistake, OSError."""
+    """The verb `prepare`: make a launch directory that only its owner may write to. Raises UsageError, OSError."""
     if problem := make_launch_directory(Path(options.launch_directory)):
         raise UsageError(problem)
     return 0
 
 
 def submit(options: Namespace) -> int:
-    """Submit; prints the job's id. Raises Mistake, OSError."""
+    """Submit; prints the job's id. Raises UsageError, OSError."""
     # What is in launch directories is the user's own; the job gets the user's own umask.
     umask = os.umask(0o077)
     os.umask(umask | 0o022)
@@ -55,7 +55,7 @@ def submit(options: Namespace) -> int:
     entries = {path: json.loads(path.read_text(encoding="utf-8")) for path in sorted((sent / ENTRIES).glob("*.json"))}
     with _locked(index / ".lock"):
         for path, entry in entries.items():
-            there = records.read_json_object(index / path.name).get("job_id")
+            there = read_json_object(index / path.name).get("job_id")
             if there != entry.pop("replaces"):
                 print(f"job {there}", file=sys.stderr, flush=True)
                 return TAKEN
@@ -80,7 +80,7 @@ def submit(options: Namespace) -> int:
             return _SBATCH_NOT_FOUND
         if done.returncode != 0:
             for directory in launches:
-                records.forget_secrets(directory)
+                forget_secrets(directory)
             return done.returncode
         # A federation's cluster follows the id: `12;cluster`.
         job_id = done.stdout.split()[-1].partition(";")[0]
@@ -88,7 +88,7 @@ def submit(options: Namespace) -> int:
             task = entry.pop("task", None)
             entry["job_id"] = job_id if task is None else f"{job_id}_{task}"
             try:
-                records.replace_file(index / path.name, json.dumps(entry, indent=2) + "\n")
+                replace_file(index / path.name, json.dumps(entry, indent=2) + "\n")
             except OSError as error:
                 print(f"{SAYS}job {job_id} is submitted, but could not be noted: {error}", file=sys.stderr)
     print(job_id, flush=True)
@@ -135,7 +135,7 @@ def _copy(source: str, target: str) -> None:
 
 
 def _dependency(handle: str | None) -> list[str]:
-    """Options that have the job wait for the newest one of a run, by its handle. Raises Mistake."""
+    """Options that have the job wait for the newest one of a run, by its handle. Raises UsageError."""
     if not handle:
         return []
     asked = ["squeue", "--noheader", "--all", "--array", "--states=all", "--me", "--format=%i %k"]

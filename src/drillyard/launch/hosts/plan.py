@@ -21,11 +21,10 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from drillyard import redaction
 from drillyard.config.run import RunConfig
-from drillyard.launch.agent import rank_output
-from drillyard.launch.agent.identity import AGENT_MARK, RUN_MARK
+from drillyard.launch.agent import exec_command
 from drillyard.launch.agent.job import Job
-from drillyard.launch.agent.shared_modules import launched, redaction
 from drillyard.launch.hosts.config import SshConfig
 from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program, secret_names
 from drillyard.launch.prepared_run import ClusterPaths, PreparedRun, agent_files, prepare
@@ -34,6 +33,8 @@ from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle
 from drillyard.launch.submit_lock import LOCK, LOCK_ALL, UNLOCK, UNLOCK_ALL, UNPACKED
 from drillyard.launch.sync_archive import sync_step
+from drillyard.supervise import launch_contract
+from drillyard.supervise.reaper import AGENT_MARK, RUN_MARK
 
 CHECK, SHARE, FORGET, CARRY = "check", "share", "forget", "carry"
 WRITE, RECORD, START = "write", "record", "start"
@@ -283,7 +284,7 @@ def _container_script(prepared: PreparedRun) -> str:
     is removed before the next one starts. Variables get their values from the agent's environment and are only named.
     """
     job, handle = prepared.job, prepared.handle
-    ours = (*launched.GIVEN, rank_output.PIPES, RUN_MARK, AGENT_MARK, redaction.GIVEN_NAMES)
+    ours = (*launch_contract.GIVEN, exec_command.RANK_PIPES, RUN_MARK, AGENT_MARK, redaction.GIVEN_NAMES)
     names = dict.fromkeys([*ours, *job.environment, *secret_names(prepared.files)])
     directory = None if job.working_directory is None else shlex.quote(job.working_directory)
     options = [

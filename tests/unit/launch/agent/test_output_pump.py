@@ -10,7 +10,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.launch.agent.output_pump import Pump, Sink, Stamper, open_log, stamp
+from drillyard.launch.agent.log_sink import Sink, open_log, stamp
+from drillyard.launch.agent.output_pump import Pump, Stamper
 
 NOW = 1_795_303_624.5
 MARK = stamp(NOW)
@@ -85,7 +86,7 @@ def test_what_a_sink_cannot_take_is_said_with_its_size() -> None:
     sink = Sink(writer, "not shown here", limit=100_000)
     # The first piece fills the pipe, which nobody reads yet; the second waits; the third is too much.
     sink.put(b"a" * 90_000)
-    while sink.busy_bytes:
+    while sink._bytes:
         time.sleep(0.001)
     sink.put(b"b" * 90_000)
     sink.put(b"c" * 90_000)

@@ -12,7 +12,7 @@ import pytest
 
 from drillyard.launch.agent.listener import Handshake, Listener
 from drillyard.launch.agent.protocol import Connection, ConnectionLost, derive_key, join, seal, unseal
-from drillyard.supervise.ports import free_port
+from drillyard.supervise.sockets import free_port
 
 SECRET = b"of this run"
 

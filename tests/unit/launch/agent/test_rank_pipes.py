@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from drillyard.launch.agent import rank_output, rank_pipes
-from drillyard.launch.agent.output_pump import Sink, open_log
-from drillyard.launch.agent.rank_pipes import RankPipes, marks_ranks
-from drillyard.launch.agent.records import last_lines, merged_rank_output
+from drillyard.launch.agent import exec_command, output_pump
+from drillyard.launch.agent.exit_report import last_lines, merged_rank_output
+from drillyard.launch.agent.log_sink import Sink, open_log
+from drillyard.launch.agent.output_pump import RankPipes, marks_ranks
 from drillyard.launch.logs.line_selection import RankFilter
 
 TORCHRUN = """
@@ -28,8 +28,8 @@ Root Cause (first observed failure):
 
 
 def rank(pipes: Path | str, local: int, *command: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-u", rank_output.__file__, *command]
-    environment = {**os.environ, rank_output.PIPES: str(pipes), "LOCAL_RANK": str(local)}
+    argv = [sys.executable, "-u", exec_command.__file__, "--rank", *command]
+    environment = {**os.environ, exec_command.RANK_PIPES: str(pipes), "LOCAL_RANK": str(local)}
     return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -93,11 +93,11 @@ def test_a_round_that_is_over_is_read_before_its_pipes_go(
     assert there == [True] and not pipes.directory.exists()
 
 
-@pytest.mark.parametrize("refused", ["os.mkfifo", "_opened"])
+@pytest.mark.parametrize("refused", ["os.mkfifo", "_open_both_ends"])
 def test_where_the_launch_directory_takes_no_pipes_this_host_does(
     tmp_path: Path, log: Sink, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    allowed = operator.attrgetter(refused)(rank_pipes)
+    allowed = operator.attrgetter(refused)(output_pump)
 
     def no_pipes_on_a_bucket(path: Path, *more: int) -> object:
         if path.is_relative_to(tmp_path / "bucket"):
@@ -106,18 +106,18 @@ def test_where_the_launch_directory_takes_no_pipes_this_host_does(
 
     (tmp_path / "bucket").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(f"drillyard.launch.agent.rank_pipes.{refused}", no_pipes_on_a_bucket)
+        patch.setattr(f"drillyard.launch.agent.output_pump.{refused}", no_pipes_on_a_bucket)
         pipes = RankPipes(tmp_path / "bucket", 0, 1, log, None)
     rank(pipes.directory, 0, "echo", "here")
     assert pipes.finish(60.0) == [b"here\n"]
     assert not pipes.directory.exists() and list((tmp_path / "bucket").iterdir()) == []
 
 
-@pytest.mark.parametrize("refused", ["os.mkfifo", "_opened"])
+@pytest.mark.parametrize("refused", ["os.mkfifo", "_open_both_ends"])
 def test_where_no_place_takes_pipes_nothing_is_left(
     tmp_path: Path, log: Sink, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    allowed = operator.attrgetter(refused)(rank_pipes)
+    allowed = operator.attrgetter(refused)(output_pump)
 
     def not_the_second_pipe(path: Path, *more: int) -> object:
         if path.name == "1":
@@ -126,10 +126,10 @@ def test_where_no_place_takes_pipes_nothing_is_left(
 
     for name in ("launch", "tmp"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(rank_pipes.tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(output_pump.tempfile, "tempdir", str(tmp_path / "tmp"))
     before = os.listdir("/proc/self/fd")
     with monkeypatch.context() as patch:
-        patch.setattr(f"drillyard.launch.agent.rank_pipes.{refused}", not_the_second_pipe)
+        patch.setattr(f"drillyard.launch.agent.output_pump.{refused}", not_the_second_pipe)
         with pytest.raises(PermissionError):
             RankPipes(tmp_path / "launch", 0, 2, log, None)
     assert not [*(tmp_path / "launch").iterdir(), *(tmp_path / "tmp").iterdir()]
@@ -159,5 +159,5 @@ def test_the_rank_that_failed_first_has_the_last_word_before_torchrun() -> None:
 
 
 def test_a_command_tells_whether_it_marks_its_ranks() -> None:
-    assert marks_ranks(["torchrun", "--nnodes=2", "{launch_directory}/agent/rank_output.py", "python", "a.py"])
+    assert marks_ranks(["torchrun", "{launch_directory}/agent/exec_command.py", "--rank", "python", "a.py"])
     assert not marks_ranks(["torchrun", "a.py"])

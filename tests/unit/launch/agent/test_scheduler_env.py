@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -61,3 +62,35 @@ def test_the_first_of_a_hostlist(hosts: str, first: str) -> None:
 @given(st.lists(st.from_regex(r"[a-z][a-z0-9-]{0,9}", fullmatch=True), min_size=1))
 def test_the_first_of_plain_names(names: list[str]) -> None:
     assert scheduler_env.first_of_hostlist(",".join(names)) == names[0]
+
+
+LOG = """\
+srun: error: n0: task 0: Exited with exit code 1
+=== 2026-11-22T13:33:46Z job 12, start 1: on n[1-16], led by n1
+02: python3: can't open file '/shared/launch/agent': [Errno 2] No such file or directory
+srun: error: n3: task 2: Exited with exit code 2
+srun: error: n[5-7,9]: tasks 4-6,8: Killed
+11: Traceback (most recent call last):
+11:   File "/shared/launch/agent/cli.py", line 3
+11: PermissionError: [Errno 13] Permission denied: '/shared/launch/secret'
+srun: error: n12: task 11: Exited with exit code 1
+srun: Job step aborted: Waiting up to 32 seconds for job step to finish.
+srun: error: n10: task 9: Exited with exit c"""
+
+
+def test_ended_agents_are_known_by_rank_with_their_last_words(tmp_path: Path) -> None:
+    log = tmp_path / "slurm-12.log"
+    log.write_text(LOG)
+    ended = scheduler_env.Allocation("n1,n2", (str(log), LOG.index("=== 2026"))).ended()
+    assert ended == {
+        2: "python3: can't open file '/shared/launch/agent': [Errno 2] No such file or directory "
+        "(Exited with exit code 2)",
+        **dict.fromkeys((4, 5, 6, 8), "Killed"),
+        11: "PermissionError: [Errno 13] Permission denied: '/shared/launch/secret' (Exited with exit code 1)",
+    }
+
+
+def test_without_slurm_nothing_is_known(tmp_path: Path) -> None:
+    assert (scheduler_env.Allocation().hosts, scheduler_env.Allocation().ended()) == ({}, {})
+    assert scheduler_env.Allocation("n1,n2", (str(tmp_path / "none.log"), 0)).ended() == {}
+    assert scheduler_env.Allocation("n1,n2").hosts == {0: "n1", 1: "n2"}

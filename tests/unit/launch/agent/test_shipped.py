@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from drillyard.launch.agent import index, startup
-from drillyard.launch.agent.identity import process_of, this_process
+from drillyard.launch.agent import index, shipped_files, startup
 from drillyard.launch.agent.job import Job, read_job
 from drillyard.launch.agent.node_command import fill
-from drillyard.launch.agent.records import replace_file
-from drillyard.launch.agent.shared_modules import shipped_files
-from drillyard.launch.agent.stopmark import is_cancelled, mark_cancelled
+from drillyard.launch.agent.state_file import mark_cancelled, replace_file
+from drillyard.supervise.process_identity import process_of, this_process
 
 JOB = Job(
     run="tiny",
@@ -39,14 +37,13 @@ def test_a_file_is_for_python_3_9_and_its_standard_library(name: str) -> None:
             assert all(each.name.split(".")[0] in sys.stdlib_module_names for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             module = (node.module or "").split(".")[0]
-            # shared_modules.py names the modules of the source tree, which a node does not look for.
-            assert module in sys.stdlib_module_names or (name == "shared_modules.py" and module == "drillyard")
+            assert module in sys.stdlib_module_names
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert f"{node.module}.py" in shipped_files()
 
 
-def test_the_borrowed_files_travel() -> None:
-    assert {"guardian.py", "cause.py", "signals.py", "__main__.py", "job.py"} <= set(shipped_files())
+def test_shared_modules_travel() -> None:
+    assert {"reaper.py", "cause.py", "restart_policy.py", "__main__.py", "job.py"} <= set(shipped_files())
 
 
 def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -76,12 +73,6 @@ def test_a_node_must_know_its_place(monkeypatch: pytest.MonkeyPatch, rank: int |
 def test_only_the_placeholders_are_replaced() -> None:
     values = {"node_rank": "1", "master_port": "7"}
     assert fill("{node_rank} ${HOME} {x} {} {{master_port}}", values) == "1 ${HOME} {x} {} {7}"
-
-
-def test_a_cancelled_submission_is_the_only_one(tmp_path: Path) -> None:
-    assert not is_cancelled(tmp_path, "a")
-    mark_cancelled(tmp_path, "a")
-    assert is_cancelled(tmp_path, "a") and not is_cancelled(tmp_path, "b")
 
 
 def test_a_process_is_known_again() -> None:

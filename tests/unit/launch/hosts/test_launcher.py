@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from drillyard.launch import agent
-from drillyard.launch.agent import host_probe, identity, index
+from drillyard.launch.agent import host_probe, index
 from drillyard.launch.agent.job import Job
 from drillyard.launch.hosts.launcher import run_status
 from drillyard.launch.run_status import Handle, RunStatus
 from drillyard.launch.status_text import next_steps
+from drillyard.supervise import process_identity
 
 INSPECT = '#!/bin/sh\ncase "$1" in version) exit {version} ;; image) echo {id}; exit {image} ;; esac\n'
 
@@ -69,7 +70,7 @@ def test_runs_are_seen_by_the_agents_that_live_here(tmp_path: Path) -> None:
     assert mine not in host_probe.active_runs()
 
 
-def seen_status(directory: Path, platform: str, leader: identity.Process, **changes: object) -> RunStatus:
+def seen_status(directory: Path, platform: str, leader: process_identity.Process, **changes: object) -> RunStatus:
     """The status of a run whose state.json was last written when its first round began."""
     job = job_in(directory, platform)
     common = {"run": "r", "cluster": "c", "platform": platform, "nodes": 1, "epoch": 1, "round": 0}
@@ -78,12 +79,12 @@ def seen_status(directory: Path, platform: str, leader: identity.Process, **chan
     return run_status(Handle(platform, "c", "r"), {"entry": None, **index.look(job.launch_directory)})
 
 
-DEAD = identity.Process(identity.node_name(), "an-earlier-boot/1", 1, 1)
+DEAD = process_identity.Process(process_identity.node_name(), "an-earlier-boot/1", 1, 1)
 
 
-@pytest.mark.parametrize(("leader", "state"), [(DEAD, "failed"), (identity.this_process(), "restarting")])
+@pytest.mark.parametrize(("leader", "state"), [(DEAD, "failed"), (process_identity.this_process(), "restarting")])
 def test_a_cause_that_did_not_reach_the_state_is_read_from_the_nodes_reports(
-    tmp_path: Path, leader: identity.Process, state: str
+    tmp_path: Path, leader: process_identity.Process, state: str
 ) -> None:
     exits = tmp_path / "launch" / "exits"
     words = "exit code 2; error: cannot export to /r/final: No space left on device: free space there"
@@ -146,13 +147,13 @@ def test_a_run_whose_leader_cannot_renew_its_lease_is_not_running(
     lease_of(tmp_path, seconds_ago)
     if directory_is != "fine":
         monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
-    status = seen_status(tmp_path, platform, identity.this_process())
+    status = seen_status(tmp_path, platform, process_identity.this_process())
     assert status.state == state
     assert status.reason is None if words is None else words in str(status.reason)
     assert not list((tmp_path / "launch").glob(".look-*"))
     # A lease that was given up says that nothing runs, by the agent's own word.
     (tmp_path / "launch" / "epochs" / "0001.node-0.gone").touch()
-    assert seen_status(tmp_path, platform, identity.this_process()).state == "running"
+    assert seen_status(tmp_path, platform, process_identity.this_process()).state == "running"
 
 
 def test_a_run_that_ended_where_nothing_can_be_written_has_failed_for_that(
@@ -174,7 +175,7 @@ def test_a_leader_of_an_earlier_boot_is_gone_where_no_scheduler_can_have_moved_i
     tmp_path: Path, platform: str, state: str
 ) -> None:
     job = job_in(tmp_path, platform)
-    leader = {**identity.running_process(os.getpid()).as_json(), "machine": "an-earlier-boot/1"}
+    leader = {**process_identity.running_process(os.getpid()).as_json(), "machine": "an-earlier-boot/1"}
     message = {"state": "running", "platform": platform, "cluster": "c", "run": "r", "nodes": 1, "agent": leader}
     (tmp_path / "launch" / "state.json").write_text(json.dumps(message))
     seen = {"entry": None, **index.look(job.launch_directory)}

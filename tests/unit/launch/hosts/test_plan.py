@@ -14,11 +14,11 @@ import pytest
 from tests.unit.launch.requests import TRAINING, WORKLOAD, request
 
 from drillyard.errors import UserError
-from drillyard.launch.agent.identity import Process, this_process
 from drillyard.launch.launcher import launcher_for
 from drillyard.launch.plan import Plan, PlanFile, Program
 from drillyard.launch.programs import Programs, Result, archive
 from drillyard.launch.submit_lock import LOCK_SECONDS, LOCKED_BY_OTHER, print_unlocked_notice
+from drillyard.supervise.process_identity import Process, this_process
 
 PAIR = """
 name: pair

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from drillyard.supervise.launched import (
+from drillyard.supervise.launch_contract import (
+    ATTEMPT,
     EXIT_RECORD,
-    ROUND,
     SUBMISSION,
     FailureElsewhere,
     failure_elsewhere,
-    first_round,
+    first_attempt,
     record_exit,
-    tell_failure_elsewhere,
+    write_failure_elsewhere,
 )
 from drillyard.supervise.training_supervisor import is_started
 from drillyard.telemetry.events import append_event
@@ -23,7 +23,7 @@ from drillyard.telemetry.events import append_event
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (EXIT_RECORD, ROUND, SUBMISSION):
+    for name in (EXIT_RECORD, ATTEMPT, SUBMISSION):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -39,6 +39,7 @@ def test_the_end_is_recorded_where_a_launcher_asks_for_it(tmp_path: Path, monkey
         "lines": ["a"],
         "lost_peer": True,
         "final": False,
+        "step": None,
     }
     assert json.loads(record.read_text()) == message
 
@@ -48,7 +49,7 @@ def test_a_command_is_reported_that_another_node_is_why_it_is_stopped(
 ) -> None:
     record = tmp_path / "0001-0000.node-0.record.json"
     failure = FailureElsewhere("node 1 (n1): rank 3: exit code 7", 3, 7)
-    tell_failure_elsewhere(record, failure)
+    write_failure_elsewhere(record, failure)
     assert failure_elsewhere() is None
     monkeypatch.setenv(EXIT_RECORD, str(record))
     assert failure_elsewhere() == failure
@@ -61,16 +62,18 @@ def test_a_directory_that_takes_nothing_leaves_the_signal_a_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = tmp_path / "gone" / "record.json"
-    tell_failure_elsewhere(record, FailureElsewhere("lost node 1", None, None))
+    write_failure_elsewhere(record, FailureElsewhere("lost node 1", None, None))
     monkeypatch.setenv(EXIT_RECORD, str(record))
     assert failure_elsewhere() is None
 
 
 @pytest.mark.parametrize(("message", "number"), [(None, 0), ("", 0), ("0", 0), ("12", 12)])
-def test_rounds_count_on_from_the_launchers(monkeypatch: pytest.MonkeyPatch, message: str | None, number: int) -> None:
+def test_attempts_count_on_from_the_launchers(
+    monkeypatch: pytest.MonkeyPatch, message: str | None, number: int
+) -> None:
     if message is not None:
-        monkeypatch.setenv(ROUND, message)
-    assert first_round() == number
+        monkeypatch.setenv(ATTEMPT, message)
+    assert first_attempt() == number
 
 
 def test_a_run_was_begun_by_the_launch_whose_name_its_start_tells(

@@ -1,4 +1,4 @@
-"""What follows a round: the contract between a run and whatever starts it again."""
+"""What follows an attempt, of a launched run and of one host."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.launch.agent import contract
-from drillyard.launch.agent.contract import (
+from drillyard.supervise import restart_policy
+from drillyard.supervise.restart_policy import (
     AGAIN,
     DONE,
     LEAVE,
+    MAX_FAILED_STARTS,
     AttemptEnd,
+    AttemptFailure,
     RestartCounts,
     RestartDecision,
     RestartLimits,
+    after_failure,
+    counts_in,
     decide,
 )
 
@@ -102,10 +106,10 @@ def test_85_twice_in_a_row_without_a_newer_checkpoint_is_a_failure() -> None:
 
 
 def test_85_that_nobody_asked_for_and_that_cannot_be_seen_comes_to_an_end() -> None:
-    counts, rounds = RestartCounts(), 0
+    counts, attempts = RestartCounts(), 0
     while (decision := after({0: 85}, counts)).what == AGAIN:
-        counts, rounds = decision.counts, rounds + 1
-    assert (rounds, decision.code) == (4, 1)
+        counts, attempts = decision.counts, attempts + 1
+    assert (attempts, decision.code) == (4, 1)
 
 
 def test_a_stop_from_outside_leaves_with_85_for_the_scheduler() -> None:
@@ -167,26 +171,26 @@ def test_losses_after_newer_checkpoints_are_never_counted_but_exclude_their_host
 
 def test_hosts_whose_agents_never_start_are_excluded_at_once_and_only_so_often() -> None:
     limits = RestartLimits(1, 0)
-    first = contract.never_joined(
+    first = restart_policy.never_joined(
         {1: "b", 2: ""}, "node 1 (b), node 2 cannot start: no such file", RestartCounts(), limits
     )
     assert (first.what, first.code, first.counted, first.counts.excluded) == (LEAVE, 75, False, ["b"])
     assert first.reason == "lost capacity: node 1 (b), node 2 cannot start: no such file"
-    second = contract.never_joined({1: "c"}, "", first.counts, limits)
+    second = restart_policy.never_joined({1: "c"}, "", first.counts, limits)
     assert (second.code, second.counted, second.counts.excluded) == (75, True, ["b", "c"])
-    third = contract.never_joined({1: "d"}, "node 1 (d) did not come", second.counts, limits)
+    third = restart_policy.never_joined({1: "d"}, "node 1 (d) did not come", second.counts, limits)
     assert (third.code, third.what) == (1, LEAVE) and "node 1 (d) did not come" in third.reason
 
 
 def test_a_killed_leader_is_a_loss_of_its_host_unless_it_was_stopping() -> None:
     limits = RestartLimits(1, 60)
-    first = contract.leader_killed("a", False, False, RestartCounts(), limits)
+    first = restart_policy.leader_killed("a", False, False, RestartCounts(), limits)
     assert (first.what, first.counted, first.counts) == (AGAIN, False, RestartCounts(0, 1, {"a": 1}))
-    saved = contract.leader_killed("a", False, True, first.counts, limits)
+    saved = restart_policy.leader_killed("a", False, True, first.counts, limits)
     assert (saved.what, saved.counts.failures, saved.counts.excluded) == (AGAIN, 0, ["a"])
-    asked = contract.leader_killed("a", True, None, first.counts, limits)
+    asked = restart_policy.leader_killed("a", True, None, first.counts, limits)
     assert (asked.what, asked.counts.failures, asked.counts.losses) == (AGAIN, 1, {"a": 1})
-    assert contract.leader_killed("a", False, False, asked.counts, limits).code == 1
+    assert restart_policy.leader_killed("a", False, False, asked.counts, limits).code == 1
 
 
 def test_a_lost_node_ends_the_start_where_none_is_waited_for() -> None:
@@ -205,3 +209,98 @@ def test_counts_never_shrink_nor_pass_the_limit(
     assert decision.what != AGAIN or not asked
     if decision.what == LEAVE:
         assert decision.code in (1, 2, 75, 85)
+
+
+def decisions(max_failures: int, *failures: AttemptFailure) -> list[RestartDecision]:
+    """What follows each of the failures, up to the one that is refused."""
+    counts, made = RestartCounts(), []
+    for failure in failures:
+        made.append(after_failure(failure, counts, RestartLimits(max_failures)))
+        counts = made[-1].counts
+        if made[-1].what == LEAVE:
+            break
+    return made
+
+
+def failed(step: int | None, error: str = "a") -> AttemptFailure:
+    return AttemptFailure(step=step, error=error)
+
+
+def test_restarts_are_used_up_by_attempts_that_made_progress() -> None:
+    made = decisions(2, failed(10), failed(20), failed(30))
+    assert [each.what for each in made] == [AGAIN, AGAIN, LEAVE] and "2 restarts" in made[-1].reason
+    assert [each.counts.failures for each in made] == [1, 2, 2]
+
+
+def test_failures_before_the_first_step_use_up_a_limit_of_their_own() -> None:
+    made = decisions(1, *[failed(None)] * 3)
+    assert [each.what for each in made] == [AGAIN, AGAIN, LEAVE] and "first step" in made[-1].reason
+    assert made[-1].counts.failures == 0 and not made[0].counted
+
+
+def test_an_attempt_that_reaches_a_step_resets_failed_starts() -> None:
+    made = decisions(10, *(failed(each) for step in range(5) for each in (None, None, step)))
+    assert len(made) == 15 and made[-1].what == AGAIN
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_the_same_error_at_the_same_step_is_tried_twice_again(launched: bool) -> None:
+    errors = [f"RuntimeError: bad block at 0x{address} after {seconds} s" for address, seconds in
+              (("7f00", 1.5), ("7fee", 1.7), ("8000", 1.6))]  # fmt: skip
+    if not launched:
+        made = decisions(10, *(failed(7, error) for error in errors))
+    else:
+        made, counts = [], RestartCounts()
+        for error in errors:
+            # The counts are those of state.json, as after a requeue.
+            end = AttemptEnd({0: 1}, {}, first=0, cause="rank 3", step=7, error=error, knows_step=True)
+            made.append(decide(end, counts_in({"state": "running", **counts.as_fields()}), RestartLimits(10, 60)))
+            counts = made[-1].counts
+    assert [(each.what, each.code) for each in made] == [(AGAIN, 1), (AGAIN, 1), (LEAVE, 1)]
+    assert "step 7" in made[-1].reason and made[-1].counted
+
+
+def test_a_command_that_does_not_report_its_steps_has_only_the_count() -> None:
+    ends = [AttemptEnd({0: 1}, {}, first=0, error="ValueError: same")] * 5
+    counts, made = RestartCounts(), []
+    for end in ends:
+        made.append(decide(end, counts, RestartLimits(4, 60)))
+        counts = made[-1].counts
+    assert [each.what for each in made] == [AGAIN] * 4 + [LEAVE]
+
+
+def test_another_error_or_another_step_counts_as_progress() -> None:
+    made = decisions(10, failed(7), failed(7, "b"), failed(7), failed(8), failed(7))
+    assert [each.what for each in made] == [AGAIN] * 5
+
+
+@pytest.mark.parametrize("step", [None, 5])
+def test_no_restarts_means_none_whatever_the_failure(step: int | None) -> None:
+    decision = after_failure(failed(step), RestartCounts(), RestartLimits(0, option="--max-restarts"))
+    assert decision.what == LEAVE and "--max-restarts 0" in decision.reason
+
+
+@pytest.mark.parametrize("exit_code", [2, 126, 127])
+@pytest.mark.parametrize("step", [None, 7])
+def test_a_host_does_not_start_a_missing_command_again(exit_code: int, step: int | None) -> None:
+    (decision,) = decisions(3, AttemptFailure(exit_code, step))
+    assert decision.what == LEAVE and f"exit code {exit_code} " in decision.reason
+
+
+@pytest.mark.parametrize(("failures", "seconds"), [(1, 1), (2, 2), (3, 4), (5, 16), (6, 30), (2000, 30)])
+def test_each_counted_restart_waits_longer(failures: int, seconds: float) -> None:
+    limits = RestartLimits(3000)
+    decision = after_failure(failed(failures), RestartCounts(failures - 1), limits)
+    assert (decision.counted, decision.pause_seconds) == (True, seconds)
+    assert after({0: 85}, limits=limits).pause_seconds == 0
+    assert after_failure(failed(1), RestartCounts(3000), limits).pause_seconds == 0
+
+
+@given(
+    st.integers(0, 5),
+    st.lists(st.tuples(st.none() | st.integers(0, 3), st.sampled_from("ab")), min_size=40, max_size=40),
+)
+def test_every_run_of_failures_ends(max_restarts: int, failures: list[tuple[int | None, str]]) -> None:
+    made = decisions(max_restarts, *(failed(step, error) for step, error in failures))
+    assert made[-1].what == LEAVE and made[-1].counts.failures <= max_restarts
+    assert len(made) - 1 <= (max_restarts + 1) * MAX_FAILED_STARTS

@@ -1,0 +1,151 @@
+"""How a node's command ended: the report that its agent makes for the leader and keeps in exits/, and who failed first.
+
+A command may write how it ended to the file DRILLYARD_EXIT_RECORD (launch_contract.py). For one that does not, the last
+lines it printed are searched; where torchrun printed its report (torch.distributed.elastic.multiprocessing.errors,
+"Root Cause (first observed failure)"), rank and exit code come from that, as torchrun itself exits with 1 for all.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from drillyard.supervise import cause
+from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_DONE
+
+from .state_file import read_json_object
+
+_ROOT_CAUSE = re.compile(
+    r"Root Cause \(first observed failure\):.*?^[^\n]*\brank\s*: (\d+) \(local_rank: \d+\)\s*$"
+    r".*?^[^\n]*\bexitcode\s*: (-?\d+)",
+    re.DOTALL | re.MULTILINE,
+)
+_LINE = 2000
+_FAILED_LINE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
+_LAUNCHERS_WORDS = re.compile(r"failed \(exitcode: -?\d+\) local_rank: |Sending process \d+ closing signal SIG")
+
+
+def torchrun_cause(text: str) -> tuple[int | None, int] | None:
+    """Rank (None: not reported) and exit code (negative: a signal) of the first rank that torchrun saw failing, or
+    None."""
+    blocks = list(_ROOT_CAUSE.finditer(text))
+    if blocks:
+        return int(blocks[-1][1]), int(blocks[-1][2])
+    lines = list(_FAILED_LINE.finditer(text))
+    return (None, int(lines[-1][1])) if lines else None
+
+
+def merged_rank_output(printed: str, ranks: Sequence[str], first_rank: int) -> str:
+    """What torchrun's ranks printed, then what it printed itself. The ranks are in order, from `first_rank` on, but the
+    one that torchrun saw failing first comes last, where `last_lines` finds it."""
+    seen = torchrun_cause(printed)
+    order = sorted(range(len(ranks)), key=lambda local: seen is not None and seen[0] == first_rank + local)
+    return "".join(text if text.endswith("\n") else f"{text}\n" for local in order if (text := ranks[local])) + printed
+
+
+def last_lines(text: str, limit: int = 6) -> list[str]:
+    """The lines that best say why a command ended: those of its ranks, where torchrun's own lines follow them."""
+    found = _LAUNCHERS_WORDS.search(text)
+    before = text[: text.rfind("\n", 0, found.start()) + 1] if found else text
+    return cause.last_words(before if before.strip() else text, limit)
+
+
+def make_report(
+    node: int, host: str, returncode: int, record: dict[str, Any], printed: str, asked: bool, why: str | None
+) -> dict[str, Any]:
+    """How a node's command ended, as the leader and exits/ get it. `messages.parse_report` checks the types.
+
+    `status` is the code that decides: a rank's own where it is known, since launchers turn every code into 1.
+    `record` is the command's own exit record (empty without one); `why` an end that the agent caused, in words.
+    """
+    seen = torchrun_cause(printed) if returncode != 0 else None
+    status, rank, step = cause.exit_status(returncode), record.get("rank"), record.get("step")
+    if returncode != 0 and isinstance(record.get("exit_code"), int) and record["exit_code"] != 0:
+        status = cause.exit_status(record["exit_code"])
+    elif seen is not None and status == 1:
+        rank, status = seen[0], cause.exit_status(seen[1])
+    words = record.get("lines")
+    words = words if isinstance(words, list) and words else last_lines(printed)
+    lines = [str(line)[:_LINE] for line in words[:20]] if returncode != 0 else []
+    reason = why or record.get("reason") or _reason(status, rank, lines)
+    return {
+        "node": node,
+        "host": host,
+        "rank": rank if isinstance(rank, int) else None,
+        "exit_code": cause.exit_status(returncode),
+        "status": status,
+        "reason": str(reason)[:_LINE],
+        "lines": lines,
+        "lost_peer": bool(record.get("lost_peer", not record and why is None and cause.speaks_of_lost_peer(lines))),
+        "asked": asked,
+        "final": record.get("final") is True,
+        "step": step if isinstance(step, int) else None,
+        "knows_step": "step" in record and why is None,
+        "told": bool(record),
+        "ended_at": time.time(),
+    }
+
+
+def _reason(status: int, rank: int | None, lines: list[str]) -> str:
+    who = "" if rank is None else f"rank {rank}: "
+    shown = cause.describe_exit(128 - status if status > 128 else status)
+    # What a killed process printed before was about its work.
+    error = "" if cause.was_killed(status) else cause.error_line(lines)
+    return f"{who}{shown}" + (f"; {error}" if error else "")
+
+
+def first_cause(reports: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The report of the node that failed first; `reports` are in the order in which the leader received them.
+
+    Failures that only report a lost peer are effects. A node that was sent a signal meanwhile may still have died of an
+    error of its own, where its code is no signal's, or its command wrote an exit record: a supervisor takes a moment to
+    end its ranks, and the report of an effect on another node may be quicker.
+    """
+    failed = [each for each in reports if each["status"] != 0]
+    unasked = [each for each in failed if not each["asked"]]
+    suspects = unasked + [each for each in failed if each["asked"] and (each["status"] < 128 or each.get("told"))]
+    faults = [each for each in suspects if not each["lost_peer"]]
+    return next(iter(faults or suspects), None)
+
+
+def attempt_failure(launch_directory: Path, state: dict[str, Any]) -> dict[str, Any] | None:
+    """Why the current attempt of state.json failed, by its nodes' reports in exits/: the report of the node that failed
+    first. None where no node of it has ended with an error."""
+    epoch, number = state.get("epoch"), state.get("round")
+    if not isinstance(epoch, int) or not isinstance(number, int):
+        return None
+    paths = (launch_directory / "exits").glob(f"{epoch:04d}-{number:04d}.node-*.json")
+    reports = [read_json_object(path) for path in paths if not path.name.endswith(".told.json")]
+    whole = [
+        each
+        for each in reports
+        if {"asked", "lost_peer"} <= each.keys()
+        and isinstance(each.get("status"), int)
+        and isinstance(each.get("ended_at"), int | float)
+    ]
+    return first_cause(sorted(whole, key=lambda each: each["ended_at"]))
+
+
+def failure_entry(report: dict[str, Any]) -> dict[str, Any]:
+    """The `failure` of state.json, from the report of the node that failed first."""
+    return {
+        "reason": report["reason"],
+        "rank": report["rank"],
+        "node": report["host"],
+        "node_rank": report["node"],
+        "exit_code": report["status"],
+        "lines": report["lines"],
+    }
+
+
+def reason_with_node(report: dict[str, Any], nodes: int) -> str:
+    """The reason of a report, with its node where there are several."""
+    return str(report["reason"]) if nodes == 1 else f"node {report['node']} ({report['host']}): {report['reason']}"
+
+
+def clean_exit_text(status: int) -> str:
+    """An exit code after which the other nodes get time to finish, in words; empty for a failure."""
+    return cause.describe_exit(status) if status in (EXIT_DONE, EXIT_CHECKPOINTED) else ""

@@ -1,0 +1,226 @@
+"""What a run's agents share on disk: state.json, which the leader writes, the mark of a cancelled run, secrets.json.
+
+state.json is replaced as a whole, so readers on any host see one state or the next. A disk that takes nothing ends no
+run: the newest state waits in memory and is written once it can be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from drillyard.supervise.launch_contract import (
+    EXIT_CANCELLED,
+    EXIT_CHECKPOINTED,
+    EXIT_DONE,
+    EXIT_NODE_LOST,
+    EXIT_USER_ERROR,
+)
+from drillyard.supervise.restart_policy import RestartDecision
+
+OVER = ("succeeded", "failed", "cancelled")
+"""States after which nothing more happens by itself."""
+NO_FAILURE: dict[str, Any] = {
+    "reason": "",
+    "rank": None,
+    "node": None,
+    "node_rank": None,
+    "exit_code": None,
+    "lines": [],
+}
+
+
+def final_fields(decision: RestartDecision, cancelled: bool, failure: dict[str, Any] | None) -> dict[str, Any]:
+    """The last fields of state.json, after `decision`. `failure`: of the last attempt that failed; `cancelled`: by a
+    user. `ended_at` is None where the scheduler starts the run again."""
+    code = decision.code
+    state, reason = "failed", decision.reason
+    if cancelled and code != EXIT_DONE:
+        state, reason, code = "cancelled", "cancelled", EXIT_CANCELLED
+    elif code == EXIT_DONE:
+        state, reason = "succeeded", ""
+    elif code in (EXIT_CHECKPOINTED, EXIT_NODE_LOST):
+        state, reason = "restarting", f"{decision.reason}; to be started again (exit code {code})"
+    if state == "failed" and not (decision.counted and failure):
+        # The cause came after the last attempt that failed.
+        known = failure if code == EXIT_USER_ERROR else None
+        failure = {**NO_FAILURE, **(known or {}), "reason": decision.reason}
+    return {
+        "state": state,
+        "reason": reason or None,
+        "exit_code": code,
+        "failure": None if state == "succeeded" else failure,
+        "ended_at": None if state == "restarting" else time.time(),
+    }
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where it is missing or damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def read_state(launch_directory: Path) -> dict[str, Any]:
+    """state.json, or nothing where there is none yet. Raises ValueError for one that is no state."""
+    try:
+        text = (launch_directory / "state.json").read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    try:
+        state = json.loads(text)
+    except RecursionError:
+        state = None
+    if not isinstance(state, dict):
+        raise ValueError(f"{launch_directory / 'state.json'}: not a state")
+    return state
+
+
+def last_state(launch_directory: Path) -> dict[str, Any]:
+    """state.json to continue from: a damaged one (a host lost power) counts as none."""
+    return read_json_object(launch_directory / "state.json")
+
+
+def read_secrets(launch_directory: Path) -> dict[str, str]:
+    """secrets.json: the values of the configs' `${env:NAME}`, which submission put there; empty without it."""
+    values = read_json_object(launch_directory / "secrets.json")
+    return {str(name): str(value) for name, value in values.items()}
+
+
+def forget_secrets(launch_directory: Path) -> None:
+    """Remove secrets.json: nothing is started from this directory until a submission sends the values again."""
+    with contextlib.suppress(OSError):
+        (launch_directory / "secrets.json").unlink()
+
+
+class StateFile:
+    """state.json as its leader writes it: fields are changed in memory and written at once, or when the disk can.
+
+    On a full disk it is overwritten in place, cut to the blocks that the file has and padded with blanks. A reader may
+    see half of a write then, which is better than no news until there is room. Nothing is written once `superseded`:
+    a leader that was frozen must not write after another has begun.
+    """
+
+    def __init__(
+        self, launch_directory: Path, fields: dict[str, Any], superseded: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._path = launch_directory / "state.json"
+        self._superseded = superseded
+        self.fields = fields
+        self._written = False
+
+    def enter(self, state: str, reason: str | None = None, **fields: Any) -> None:
+        """Change to a state, or to another reason for it."""
+        if state != self.fields.get("state"):
+            self.fields["since"] = time.time()
+        self.fields.update(fields, state=state, reason=reason)
+        self._written = False
+        if state in OVER and not self._superseded():
+            # Before others can see that the run is over, and send the secrets of its next start.
+            forget_secrets(self._path.parent)
+        self.save()
+
+    def save(self) -> None:
+        """Write what is not written yet."""
+        if self._written or self._superseded():
+            return
+        text = json.dumps(self.fields, indent=2) + "\n"
+        with contextlib.suppress(OSError):
+            try:
+                replace_file(self._path, text)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                _write_over(self._path, self.fields)
+            self._written = True
+
+
+def _write_over(path: Path, fields: dict[str, Any]) -> None:
+    with open(path, "r+b", buffering=0) as file:
+        status = os.fstat(file.fileno())
+        # stat(2) counts allocated blocks in units of 512 bytes.
+        data = _fitting(fields, max(status.st_size, 512 * status.st_blocks)).ljust(status.st_size)
+        if file.write(data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _fitting(fields: dict[str, Any], size: int) -> bytes:
+    """The state as JSON, in at most `size` bytes where cutting the texts of a failure achieves that."""
+    for most in (None, 1000, 200, 50):
+        text = json.dumps(fields if most is None else _cut(fields, most), indent=2) + "\n"
+        if len(text.encode()) <= size:
+            break
+    return text.encode()
+
+
+def _cut(fields: dict[str, Any], most: int) -> dict[str, Any]:
+    """The same without a failure's last lines, and with reasons of at most `most` characters."""
+    cut = {**fields, "reason": fields["reason"] and fields["reason"][:most]}
+    if isinstance(failure := fields.get("failure"), dict):
+        cut["failure"] = {**failure, "reason": str(failure.get("reason"))[:most], "lines": []}
+    return cut
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Put a whole file in the place of another. Raises OSError; the old one stays then."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+
+
+def summary_completed(run_directory: Path) -> bool:
+    """Whether summary.json says that the run is complete."""
+    return read_json_object(run_directory / "summary.json").get("status") == "completed"
+
+
+def newest_checkpoint(pattern: str | None) -> tuple[float, str] | None:
+    """Time and path of the newest match, which change when a checkpoint is added; None: there is none."""
+    if pattern is None:
+        return None
+    newest: tuple[float, str] | None = None
+    for path in glob.glob(pattern):
+        with contextlib.suppress(OSError):
+            found = os.stat(path).st_mtime, path
+            newest = found if newest is None else max(newest, found)
+    return newest
+
+
+def mark_cancelled(launch_directory: Path, submission: str) -> None:
+    """Write that the user cancelled a submission, so its end is no failure and starts nothing; later submissions of the
+    run are not affected. Raises OSError.
+
+    On a full disk an empty file, which needs no room for contents, has the submission in its name.
+    """
+    mark = {"submission": submission, "at": time.time()}
+    try:
+        replace_file(launch_directory / "cancelled", json.dumps(mark) + "\n")
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _empty_mark(launch_directory, submission).touch()
+
+
+def is_cancelled(launch_directory: Path, submission: str) -> bool:
+    """Whether `mark_cancelled` was called for a submission."""
+    if _empty_mark(launch_directory, submission).exists():
+        return True
+    return read_json_object(launch_directory / "cancelled").get("submission") == submission
+
+
+def _empty_mark(launch_directory: Path, submission: str) -> Path:
+    return launch_directory / f"cancelled.{quote(submission, safe='')}"

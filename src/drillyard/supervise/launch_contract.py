@@ -1,0 +1,119 @@
+"""What a launcher's agent and the command that it starts on a node agree on: exit codes, variables and files.
+
+The agent (launch/agent) gives every command the variables in `GIVEN`. The command may write to the exit record how it
+ended; the agent may write next to it that another node's failure is why the command is stopped. Agents take this file
+along: standard library only, nothing newer than Python 3.9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_USER_ERROR = 2
+EXIT_NODE_LOST = 75
+"""A node is gone for good: the scheduler may start the run again on others. sysexits.h: EX_TEMPFAIL."""
+EXIT_CHECKPOINTED = 85
+"""Stopped on request with all that was trained saved: start it again."""
+EXIT_NOT_SAVED = 86
+"""Between a rank and its supervisor: stopped on request, and that moment could not be saved. The run's code is 1."""
+EXIT_CANCELLED = 130
+
+EXIT_RECORD = "DRILLYARD_EXIT_RECORD"
+"""Names the file in which the launcher wants to read how the ranks ended."""
+ATTEMPT = "DRILLYARD_LAUNCH_ROUND"
+"""How often the launcher has started the command of this submission before: 0, 1, ..."""
+SUBMISSION = "DRILLYARD_SUBMISSION"
+"""The launcher's name of this submission of the run, the same over all attempts and requeues; may be empty."""
+GIVEN = (
+    "NODE_RANK",
+    "NNODES",
+    "NPROC_PER_NODE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    EXIT_RECORD,
+    ATTEMPT,
+    SUBMISSION,
+)
+
+
+@dataclass(frozen=True)
+class FailureElsewhere:
+    """Why a healthy node is stopped: another one failed or was lost."""
+
+    reason: str
+    rank: int | None
+    exit_code: int | None
+
+
+def is_launched() -> bool:
+    """Whether a launcher has started this node, and starts it again when that helps."""
+    return EXIT_RECORD in os.environ
+
+
+def first_attempt() -> int:
+    """The number of a supervisor's first attempt: 0, or the launcher's own where there is one."""
+    given = os.environ.get(ATTEMPT, "")
+    return int(given) if given.isdigit() else 0
+
+
+def submission() -> str | None:
+    """The launcher's name for this submission; None where it has none, or there is no launcher."""
+    return os.environ.get(SUBMISSION) or None
+
+
+def record_exit(
+    *,
+    rank: int | None,
+    exit_code: int,
+    reason: str,
+    lines: Sequence[str] = (),
+    lost_peer: bool = False,
+    final: bool = False,
+    step: int | None = None,
+) -> None:
+    """Write how this node's ranks ended, where a launcher has asked for it. Silent on a full disk.
+
+    `final`: the same command would end in the same way, so it must not be started again. `step`: the last one done in
+    this attempt; None before the first, or where the failure belongs to none.
+    """
+    path = os.environ.get(EXIT_RECORD)
+    if path is None:
+        return
+    record = {
+        "rank": rank,
+        "exit_code": exit_code,
+        "reason": reason,
+        "lines": list(lines),
+        "lost_peer": lost_peer,
+        "final": final,
+        "step": step,
+    }
+    with contextlib.suppress(OSError):
+        Path(path).write_text(json.dumps(record) + "\n", encoding="utf-8")
+
+
+def write_failure_elsewhere(record: Path, failure: FailureElsewhere) -> None:
+    """Of the agent, before it signals the command whose exit record that is. On a full disk only the signal comes."""
+    with contextlib.suppress(OSError):
+        _stop_note(record).write_text(json.dumps(asdict(failure)) + "\n", encoding="utf-8")
+
+
+def failure_elsewhere() -> FailureElsewhere | None:
+    """Of the command, when it was signalled: whether another node's failure is why; None for a request to stop."""
+    path = os.environ.get(EXIT_RECORD)
+    try:
+        note = json.loads(_stop_note(Path(path)).read_text(encoding="utf-8")) if path else {}
+        return FailureElsewhere(str(note["reason"]), note["rank"], note["exit_code"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _stop_note(record: Path) -> Path:
+    return record.with_name(f"{record.name}.stop")

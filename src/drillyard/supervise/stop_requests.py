@@ -1,0 +1,121 @@
+"""Stop signals: an inbox that can be waited for, and what they ask of a run.
+
+The agents of launched runs (launch/agent) take this file along: standard library only, nothing newer than Python 3.9.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+RANK_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+FORWARDED_AS = {signal.SIGINT: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
+"""Ranks stop on SIGTERM and SIGUSR1 (finish the step, save, exit with 85); Ctrl-C and a closed terminal ask for
+the same."""
+
+STACKS_SIGNAL = signal.SIGUSR2
+"""Asks a rank for the Python stacks of its threads; a rank without a handler for it ends, as it was about to."""
+INSISTING_STACKS_SIGNAL = signal.SIGQUIT
+"""Asks again, of a rank that did not answer: one whose interpreter is held by code that never releases it."""
+
+SECONDS_OF_ONE_REQUEST = 2.0
+"""Stop signals that follow the first within this time are the same request. A terminal that closes sends SIGHUP from
+the kernel and from its shell, systemd sends SIGTERM and SIGHUP, a wrapper passes on what its group got as well."""
+
+
+class SignalInbox:
+    """The signals of `numbers` that this process received, for a loop to read. Use it with `with`, in the main thread.
+
+    SIGHUP stays ignored where it is (nohup).
+    """
+
+    def __init__(self, *numbers: signal.Signals) -> None:
+        self._numbers = numbers
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def __enter__(self) -> SignalInbox:
+        self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._previous = {
+            number: signal.signal(number, _ignore_as_noted)
+            for number in self._numbers
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+        }
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._previous_fd)
+        self._reader.close()
+        self._writer.close()
+
+    def fileno(self) -> int:
+        """Readable when a signal has come."""
+        return self._reader.fileno()
+
+    def take(self) -> list[signal.Signals]:
+        """The signals since the last call, in order."""
+        try:
+            numbers = self._reader.recv(4096)
+        except BlockingIOError:
+            return []
+        return [signal.Signals(number) for number in numbers if number in self._numbers]
+
+
+def _ignore_as_noted(number: int, frame: FrameType | None) -> None:
+    """The interpreter has written the number to the wake-up descriptor."""
+
+
+class StopRequests:
+    """Requests to stop a run: stop signals to this process, and those that another node's agent reports.
+
+    Use it with `with`, in the main thread. `wake_on`: a further signal that makes it readable and asks nothing.
+    """
+
+    def __init__(self, *wake_on: signal.Signals) -> None:
+        self._inbox = SignalInbox(*STOP_SIGNALS, *wake_on)
+        self.first: signal.Signals | None = None
+        self.at = 0.0
+        """When the first came, by time.monotonic."""
+        self.insisted = False
+        """Whether a second request came, more than SECONDS_OF_ONE_REQUEST later: end everything at once."""
+        self._own_at: float | None = None
+
+    def __enter__(self) -> StopRequests:
+        self._inbox.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._inbox.__exit__(*exception)
+
+    def fileno(self) -> int:
+        """Readable when a signal has come."""
+        return self._inbox.fileno()
+
+    def take(self) -> list[signal.Signals]:
+        """The stop signals since the last call; updates `first` and `insisted`."""
+        taken = [number for number in self._inbox.take() if number in STOP_SIGNALS]
+        now = time.monotonic()
+        for number in taken:
+            if self._own_at is None:
+                self._own_at = now
+            self.add(number, insisted=now - self._own_at > SECONDS_OF_ONE_REQUEST)
+        return taken
+
+    def add(self, number: int, insisted: bool) -> None:
+        """Add a request that came to another agent, which knows whether it was its second: signals that come to two
+        agents at different times are one request to the run."""
+        if self.first is None:
+            self.first, self.at = signal.Signals(number), time.monotonic()
+        self.insisted = self.insisted or insisted
+
+    @property
+    def forwarded(self) -> int:
+        """The signal that ranks and commands get for the first request."""
+        assert self.first is not None
+        return FORWARDED_AS.get(self.first, self.first)
