@@ -1,14 +1,14 @@
-"""What grows: files, standard input, cloud objects. Each poll gives what was appended since the last one.
+"""Logs that grow: files, standard input, cloud objects. Each poll gives what was appended since the last one.
 
-    Follower        a file. One that became shorter, or has other bytes where reading ended, was written anew and is
-                    read from its beginning; a path that names another file now (log rotation) is finished first, then
-                    the new one is read from its beginning. A file that is not there yet is waited for
+    FileFollower    a file. One that became shorter, or has other bytes where reading ended, was rewritten and is read
+                    again from its beginning; where the path names another file now (log rotation), the old one is
+                    finished first. A file that is missing is waited for
     StreamFollower  standard input: what has come so far, without waiting for more; it ends when its writer does
-    CloudFollower   a Cloud Storage object, which never grows in place: whoever appends replaces it by a longer one that
-                    begins the same. It is looked at every few seconds, and only what is new is fetched; a service that
-                    does not answer is asked again for ten minutes
+    CloudFollower   a Cloud Storage object. Objects never grow in place: a writer replaces one by a longer one that
+                    begins the same. It is looked up every few seconds, and only what is new is fetched; a service that
+                    does not answer is tried again for ten minutes
 
-Decompression is not done here: compressed logs do not grow by lines.
+Nothing is decompressed: compressed logs do not grow by lines.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import os
 import select
 import sys
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol
+from typing import Any, BinaryIO, Final
 
 from drillyard.errors import UserError
 from drillyard.loglines.sources import (
@@ -38,26 +39,28 @@ _CLOUD_PIECE: Final = 8 << 20
 _CLOUD_SECONDS: Final = 5.0
 _CLOUD_PATIENCE_SECONDS: Final = 600.0
 _POLL_BYTES: Final = 64 << 20
-"""Of a stream at one poll: a writer may be faster than whoever reads, and what was read is to be shown."""
+"""Of a stream at one poll: a writer may be faster than the reader, and what was read is to be shown."""
 _OVERLAP: Final = 64
 
 
-class GrowingInput(Protocol):
-    """Something that grows."""
+class GrowingInput:
+    """A log that grows."""
 
-    ended: bool
+    ended = False
     """Whether nothing can come any more."""
-    behind: bool
+    behind = False
     """Whether the last poll ended before all that was there had been read."""
 
+    @abstractmethod
     def poll(self) -> Iterator[bytes | None]:
         """The new bytes in pieces; None where what follows belongs to a new beginning. Raises OSError or UserError."""
 
     def absent(self) -> bool:
         """Whether it is not there yet."""
+        return False
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close what this follower opened."""
 
 
 def follower(file: LogFile) -> GrowingInput:
@@ -82,39 +85,31 @@ def _refuse_packed(path: Path) -> None:
         raise UserError(f"{path}: is compressed, and such files do not grow line by line; leave out --follow.")
 
 
-class FileFollower:
-    """Reads a growing file. `restarts` counts how often it began anew (truncated, written anew or rotated)."""
-
-    ended = False
-    behind = False
+class FileFollower(GrowingInput):
+    """Reads a growing file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.restarts = 0
         self._file: BinaryIO | None = None
         self._identity: tuple[int, int] | None = None
         self._last = b""
 
     def poll(self) -> Iterator[bytes | None]:
-        """See Follows."""
         if self._file is None and not self._open():
             return
         assert self._file is not None
         if not self._goes_on():
             self._file.seek(0)
             self._last = b""
-            self.restarts += 1
             yield None
         yield from self._rest()
         if self._replaced():
             self.close()
             if self._open():
-                self.restarts += 1
                 yield None
                 yield from self._rest()
 
     def absent(self) -> bool:
-        """See Follows."""
         return not self.path.exists()
 
     def _rest(self) -> Iterator[bytes]:
@@ -152,17 +147,15 @@ class FileFollower:
         self._file = None
 
 
-class StreamFollower:
+class StreamFollower(GrowingInput):
     """Reads what has come on a stream (a pipe, a terminal, a file: anything with a descriptor)."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self.ended = False
-        self.behind = False
         self._stream = stream
         self._head: bytes | None = b""
 
     def poll(self) -> Iterator[bytes | None]:
-        """See Follows. Past the stream's buffer: nobody has read from it yet."""
+        # Past the stream's buffer, which is empty: nothing else has read from it.
         descriptor = self._stream.fileno()
         count = 0
         while not self.ended and select.select([descriptor], [], [], 0)[0]:
@@ -179,7 +172,7 @@ class StreamFollower:
         self.behind = False
 
     def _checked(self, piece: bytes) -> bytes:
-        """The first bytes, as soon as they tell that they are not packed."""
+        """The first bytes, as soon as there are enough to see that they are not packed."""
         assert self._head is not None
         head = self._head + piece
         if len(head) < 4 and not self.ended:
@@ -190,28 +183,17 @@ class StreamFollower:
         self._head = None
         return head
 
-    def absent(self) -> bool:
-        """See Follows."""
-        return False
-
-    def close(self) -> None:
-        """Standard input is not ours to close."""
-
 
 def _say_on_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class CloudFollower:
-    """Reads what was added to a Cloud Storage object. `restarts` counts how often it became another one."""
-
-    ended = False
-    behind = False
+class CloudFollower(GrowingInput):
+    """Reads what was added to a Cloud Storage object."""
 
     def __init__(self, name: str, seconds: float = _CLOUD_SECONDS, say: Callable[[str], None] = _say_on_stderr) -> None:
-        """`say` is told, once, that the service does not answer, and until when it is asked again."""
+        """`say` is called once when the service does not answer, with the limit for trying again."""
         self.name = name
-        self.restarts = 0
         self._say = say
         self._seconds = seconds
         self._silent_since: float | None = None
@@ -222,7 +204,6 @@ class CloudFollower:
         self._last = b""
 
     def poll(self) -> Iterator[bytes | None]:
-        """See Follows."""
         now = time.monotonic()
         if self._looked is not None and now - self._looked < self._seconds:
             return
@@ -231,7 +212,7 @@ class CloudFollower:
             found = self._look()
             if found is not None and (generation := found.generation) != self._generation:
                 yield from self._news(found, generation)
-                # Only now: what was not fetched in full is looked at again.
+                # Only now: what was not fetched in full is fetched again.
                 self._generation = generation
             self._silent_since = None
 
@@ -240,7 +221,6 @@ class CloudFollower:
         size = int(found.size)
         if self._offset and not self._goes_on(found, generation, size):
             self._offset, self._last = 0, b""
-            self.restarts += 1
             yield None
         while self._offset < size:
             piece = _fetch(found, generation, self._offset, min(self._offset + _CLOUD_PIECE, size))
@@ -252,7 +232,7 @@ class CloudFollower:
 
     @contextmanager
     def _patience(self) -> Iterator[None]:
-        """Leaves to the next poll what may be otherwise then."""
+        """Leave to the next poll what may be temporary."""
         from google.api_core.exceptions import NotFound, PreconditionFailed, RetryError, ServerError, TooManyRequests
         from google.auth.exceptions import TransportError
         from requests.exceptions import RequestException
@@ -260,7 +240,7 @@ class CloudFollower:
         try:
             yield
         except (NotFound, PreconditionFailed):
-            # Replaced since it was looked at: that is how objects grow.
+            # Replaced since it was looked up: that is how objects grow.
             self._silent_since = None
         except (ServerError, TooManyRequests, RetryError, TransportError, RequestException, ConnectionError) as error:
             now = time.monotonic()
@@ -280,23 +260,16 @@ class CloudFollower:
         return size >= end and _fetch(blob, generation, begin, end) == self._last
 
     def _look(self) -> Any:
-        """The object as it is now; None when it is not there (it may be on its way to be replaced)."""
+        """The object as it is now; None when it is missing (it may be about to be replaced)."""
         bucket, _, name = self.name.removeprefix(GCS).partition("/")
         if self._bucket is None:
             self._bucket = storage_client().bucket(bucket)
         return self._bucket.get_blob(name, retry=None)
 
-    def absent(self) -> bool:
-        """See Follows. Listed before it is followed."""
-        return False
-
-    def close(self) -> None:
-        """Nothing is held open."""
-
 
 def _fetch(blob: Any, generation: int, begin: int, end: int) -> bytes:
-    """Bytes of an object of one generation: it may be replaced between two calls. Tried once: the next poll is the
-    next try, and whoever follows other files too does not wait for this one."""
+    """Bytes of an object of one generation: it may be replaced between two calls. Tried once, so that other files do
+    not wait for this one: the next poll is the next try."""
     piece = blob.download_as_bytes(start=begin, end=end - 1, if_generation_match=generation, retry=None)
     return bytes(piece)
 

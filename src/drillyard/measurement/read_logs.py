@@ -1,13 +1,13 @@
-"""Any framework's logs -> one RunLog: the entry of this room's reading half.
+"""Any framework's logs -> one ParsedLog: the entry point for reading.
 
-    read(["run.log"])                     files, directories, gzip, zstd, `-`, gs://
+    read_logs(["run.log"])                files, directories, gzip, zstd, `-`, gs://
     Tail(["run.log"]).poll()              the same for logs that still grow
 
-All paths together are one run: restarts and ranks may be spread over files. What a file is, its content tells. What is
-taken from which of them, merge_sources.py decides.
+All paths together are one run: restarts and ranks may be spread over files. Formats are detected by content
+(source_reader.py); merge_sources.py decides what is taken from which file.
 
-Cost: a core reads about 100 to 400 MB/s of text; memory is that of the steps. Limits: of a directory, files that cannot
-be logs (weights, images, source code) are passed over by their names; a path that is given by itself is always read.
+Cost: 100,000 step lines a second or more, 100 MB/s of other text; memory is that of the steps. Limits: in a directory,
+files that cannot be logs (weights, images, source code) are skipped by name; a path that is given by itself is read.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import tzinfo
 from pathlib import Path
 from typing import Final
@@ -25,8 +26,7 @@ from drillyard.loglines.stamps import time_zone
 from drillyard.measurement.formats import log_formats
 from drillyard.measurement.merge_sources import RUN_FILES, add_directory, merge_sources
 from drillyard.measurement.parsed_log import ParsedLog, ReadSource
-from drillyard.measurement.source_reader import SourceContent, read_source
-from drillyard.measurement.tail import FollowedSource
+from drillyard.measurement.source_reader import FollowedSource, SourceContent, read_source
 
 _NO_LOGS: Final = frozenset(
     f".{ending}"
@@ -49,9 +49,9 @@ def read_logs(
     """
     zone = time_zone(timezone) if isinstance(timezone, str) else timezone
     only = _format(framework)
-    files, set_aside, directory = _choose([str(path) for path in paths])
+    chosen = _choose([str(path) for path in paths])
     readings = []
-    for number, file in enumerate(files):
+    for number, file in enumerate(chosen.files):
         with open_log(file) as stream:
             reading = read_source(file, number, stream, zone, only)
             reading.trouble = trouble(stream)
@@ -59,18 +59,18 @@ def read_logs(
     log = merge_sources(readings, zone, last=True)
     broken = [_broken(reading) for reading in readings if reading.trouble is not None]
     log.warnings += broken
-    log.sources += set_aside
-    add_directory(log, directory)
+    log.sources += chosen.aside
+    add_directory(log, chosen.run_directory)
     if not len(log.steps) and not log.marks:
         raise UserError(_nothing_found(log, only, broken))
     return log
 
 
 class Tail:
-    """Follows logs that grow. `poll` reads what is new and gives the run as it stands then.
+    """Follows logs that grow. `poll` reads what is new and gives the run so far.
 
-    A file that was truncated or replaced is read anew from its beginning; what it held before is forgotten. Files that
-    come into a directory are followed too (another rank's log, the event file of a restart). See tail.py.
+    A file that was truncated or replaced is read again from its beginning; what it held before is dropped. Files that
+    come into a directory are followed too (another rank's log, the event file of a restart).
     """
 
     def __init__(
@@ -78,74 +78,54 @@ class Tail:
     ) -> None:
         self._zone = time_zone(timezone) if isinstance(timezone, str) else timezone
         self._only = _format(framework)
-        self._directory: Path | None = None
-        self._directories: list[str] = []
         self._next_look = 0.0
         self._passed_over: set[str] = set()
-        files = self._resolve([str(path) for path in paths])
-        if not files:
+        self._chosen = _choose([str(path) for path in paths], following=True)
+        if not self._chosen.files:
             raise UserError("nothing to follow: give the log of a run (or - for standard input)")
-        self._sources = [FollowedSource(file, number, self._zone, self._only) for number, file in enumerate(files)]
-
-    def _resolve(self, names: list[str]) -> list[LogFile]:
-        files: list[LogFile] = []
-        for name in names:
-            path = Path(name)
-            if path.is_dir() and any((path / run_file).exists() for run_file in RUN_FILES):
-                self._directory = path
-                files += [LogFile(str(path / run_file)) for run_file in RUN_FILES]
-            elif path.is_dir() or name.startswith(GCS):
-                # Empty ones too: the logs of most ranks are empty at first.
-                found = find_files([name])
-                logs = [file for file in found if _may_be_log(file)]
-                if not logs:
-                    raise UserError(f"{name}: none of its {len(found)} files can be a log")
-                files += logs
-                if path.is_dir():
-                    self._directories.append(name)
-            else:
-                files.append(LogFile(name))
-        return files
+        self._sources = [
+            FollowedSource(file, number, self._zone, self._only) for number, file in enumerate(self._chosen.files)
+        ]
 
     def _look_for_more(self) -> None:
         """Follow what has come into the directories."""
-        if not self._directories or time.monotonic() < self._next_look:
+        if not self._chosen.directories or time.monotonic() < self._next_look:
             return
         known = {source.file.name for source in self._sources} | self._passed_over
         try:
-            found = [file for directory in self._directories for file in find_files([directory])]
+            found = [file for directory in self._chosen.directories for file in find_files([directory])]
             for file in found:
                 if file.name not in known and _may_be_log(file):
-                    # Until it is followed: what was packed (a log that was rotated) cannot be.
+                    # Not tried again where it cannot be followed: packed logs that were rotated.
                     self._passed_over.add(file.name)
                     self._sources.append(FollowedSource(file, len(self._sources), self._zone, self._only))
         except UserError:
-            # It went away while it was looked at.
+            # Deleted while it was listed.
             pass
         self._next_look = time.monotonic() + _SECONDS_BETWEEN_LOOKS
 
     def absent(self) -> list[str]:
-        """What is not there yet: its first lines are waited for."""
-        return [source.file.name for source in self._sources if source.absent()]
+        """Files that are missing: their first lines are waited for."""
+        return [source.file.name for source in self._sources if source.input.absent()]
 
     @property
     def ended(self) -> bool:
         """Whether nothing can come any more: all was read from streams that were closed."""
-        return all(source.ended for source in self._sources)
+        return all(source.input.ended for source in self._sources)
 
     @property
     def behind(self) -> bool:
         """Whether more was there at the last poll than one poll reads."""
-        return any(source.behind for source in self._sources)
+        return any(source.input.behind for source in self._sources)
 
     def poll(self) -> ParsedLog | None:
-        """The run as it stands; None when nothing was written since the last poll. Raises UserError, also where all
-        has ended without a step."""
+        """The run so far; None when nothing was written since the last poll. Raises UserError, also where all input
+        ended without a step."""
         self._look_for_more()
         if not any([source.poll() for source in self._sources]):
             return None
-        log = merge_sources([source.reading() for source in self._sources], self._zone)
-        add_directory(log, self._directory)
+        log = merge_sources([source.content() for source in self._sources], self._zone)
+        add_directory(log, self._chosen.run_directory)
         if self.ended and not len(log.steps) and not log.marks:
             raise UserError(_nothing_found(log, self._only, []))
         return log
@@ -153,7 +133,7 @@ class Tail:
     def close(self) -> None:
         """Close the files."""
         for source in self._sources:
-            source.close()
+            source.input.close()
 
 
 def _format(framework: str | None) -> str | None:
@@ -162,35 +142,47 @@ def _format(framework: str | None) -> str | None:
     return framework
 
 
-def _choose(names: list[str]) -> tuple[list[LogFile], list[ReadSource], Path | None]:
-    """The files to read, those set aside unread, and the run directory that they are of."""
-    files: list[LogFile] = []
-    aside: list[ReadSource] = []
-    directory: Path | None = None
+@dataclass(slots=True)
+class _Chosen:
+    """What paths name: files to read, sources set aside unread, the run directory that they are of, other
+    directories."""
+
+    files: list[LogFile] = field(default_factory=list)
+    aside: list[ReadSource] = field(default_factory=list)
+    run_directory: Path | None = None
+    directories: list[str] = field(default_factory=list)
+
+
+def _choose(names: list[str], *, following: bool = False) -> _Chosen:
+    """Choose what to read. With `following`, empty and missing files too: they may grow."""
+    chosen = _Chosen()
     for name in names:
         path = Path(name)
-        run_files = [] if name == "-" or name.startswith("gs://") else _run_files(path)
-        if not run_files:
-            found = find_files([name])
-            logs = [file for file in found if _may_be_log(file) and file.size != 0] if path.is_dir() else found
+        if run_files := _run_files(path):
+            chosen.run_directory = path
+            chosen.files += [LogFile(str(path / file)) for file in RUN_FILES] if following else find_files(run_files)
+            for other in ("dllogger.json", "tensorboard", "logs"):
+                if (path / other).exists():
+                    note = f"the same run; {Path(run_files[0]).name} has more to say"
+                    chosen.aside.append(ReadSource(str(path / other), None, used=False, note=note))
+        elif following and not path.is_dir() and not name.startswith(GCS):
+            chosen.files.append(LogFile(name))
+        else:
+            found = logs = find_files([name])
+            if path.is_dir():
+                chosen.directories.append(name)
+                logs = [file for file in found if _may_be_log(file) and (following or file.size != 0)]
             if not logs:
                 raise UserError(f"{name}: none of its {len(found)} files can be a log")
-            files += logs
-            continue
-        directory = path
-        files += find_files([str(file) for file in run_files])
-        for other in ("dllogger.json", "tensorboard", "logs"):
-            if (path / other).exists():
-                note = f"the same run; {run_files[0].name} has more to say"
-                aside.append(ReadSource(str(path / other), None, used=False, note=note))
-    unique = {file.name: file for file in files}
-    return list(unique.values()), aside, directory
+            chosen.files += logs
+    chosen.files = list({file.name: file for file in chosen.files}.values())
+    return chosen
 
 
-def _run_files(path: Path) -> list[Path]:
+def _run_files(path: Path) -> list[str]:
     """The files to read of a Drillyard run directory; none for anything else."""
     try:
-        return [path / name for name in RUN_FILES if (path / name).is_file()] if path.is_dir() else []
+        return [str(path / name) for name in RUN_FILES if (path / name).is_file()] if path.is_dir() else []
     except OSError:
         return []
 

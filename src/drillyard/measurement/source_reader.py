@@ -1,20 +1,27 @@
-"""Read one source: detect its formats by content, then read its steps, marks and facts.
+"""Read or follow one source: detect its formats by content, then read its steps, marks and facts.
 
 Until steps are found, all text formats search each block, which costs a search for one literal each. Once some are
 found, the formats that found none within `_DETECTION_BLOCKS` more blocks are dropped: a file in which another format
 begins later (a mixed log) is still read, and a gigabyte log is searched for little more than its own literals.
+
+A source that grows: text is read on from where it ended, documents and event files are read again as a whole whenever
+they changed. The first bytes of a file decide which it is; but they may be incomplete still, so a file counts as text
+for good only with a step in it or once all of those bytes are read.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import tzinfo
 from typing import BinaryIO, Final
 
+from drillyard.errors import UserError
 from drillyard.loglines.blocks import BLOCK_BYTES, LineBlock, LineSplitter
+from drillyard.loglines.followers import follower
 from drillyard.loglines.prefixes import Origin
-from drillyard.loglines.sources import LogFile
+from drillyard.loglines.sources import LogFile, open_log
 from drillyard.loglines.stamps import Stamps
 from drillyard.measurement.formats import log_formats
 from drillyard.measurement.formats.line_rules import LAUNCHER_RULES, RuleContext, RuleSearch, line_time
@@ -26,6 +33,7 @@ _DETECTION_BLOCKS: Final = 4
 _NOTE_BLOCKS: Final = 64
 _STAMPED_LINES: Final = 50
 _BINARY_BYTES: Final = 4096
+_HEAD_BYTES: Final = 1 << 16
 
 
 @dataclass(slots=True)
@@ -67,7 +75,7 @@ class _Candidate:
 
 
 class TextSourceReader:
-    """Reads a text log from pieces of bytes, as they come. `results` may be asked for at any time."""
+    """Reads a text log from pieces of bytes, as they come. `content` may be called at any time."""
 
     def __init__(self, file: LogFile, number: int, zone: tzinfo | None, only: str | None = None) -> None:
         self.source = ReadSource(file.name, None)
@@ -181,8 +189,7 @@ class _Rewound:
     """A stream whose first bytes were read already."""
 
     def __init__(self, head: bytes, stream: BinaryIO) -> None:
-        self._head = head
-        self._stream = stream
+        self._head, self._stream = head, stream
 
     def read(self, count: int = -1) -> bytes:
         if not self._head:
@@ -200,3 +207,69 @@ def _read_document(kind: type[DocumentFormat], file: LogFile, number: int, strea
     warnings = [f"{file.name}: reading ended there: {parsed.error}"] if parsed.error else []
     found = FormatContent(kind.name, list(parsed.lanes), parsed.marks, parsed.facts, warnings)
     return SourceContent(source, [found], stamps, parsed.first_time_us, parsed.last_time_us)
+
+
+class FollowedSource:
+    """A source that is followed. Raises UserError for what cannot be followed."""
+
+    def __init__(self, file: LogFile, number: int, zone: tzinfo | None, only: str | None) -> None:
+        self.file, self._number, self._zone, self._only = file, number, zone, only
+        self.input = follower(file)
+        self._document: SourceContent | None = None
+        self._seen: tuple[int, int, int] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Read text from its beginning. Standard input and cloud objects cannot be documents."""
+        self._text = TextSourceReader(self.file, self._number, self._zone, self._only)
+        self._is_text = self.file.path is None
+
+    def poll(self) -> bool:
+        """Read what is new; whether there was anything. Raises UserError."""
+        if self.input.ended:
+            return False
+        try:
+            return self._read_on() if self._is_text or not self._is_document() else self._read_again()
+        except OSError as error:
+            raise UserError(f"{self.file.name}: cannot be read: {error.strerror}") from error
+
+    def content(self) -> SourceContent:
+        """What was read so far."""
+        return self._text.content() if self._document is None else self._document
+
+    def _read_on(self) -> bool:
+        news = False
+        for piece in self.input.poll():
+            news = True
+            if piece is None:
+                self._begin()
+            else:
+                self._text.feed(piece)
+        if news and not self._is_text:
+            found = self._text.content().found
+            self._is_text = self._text.source.bytes >= _HEAD_BYTES or any(one.lanes for one in found)
+        if self._is_text:
+            self._document = None
+        if self.input.ended:
+            self._text.finish()
+        return news or self.input.ended
+
+    def _is_document(self) -> bool:
+        try:
+            with open(self.file.name, "rb") as stream:
+                return document_format(stream.read(_HEAD_BYTES), self._only) is not None
+        except FileNotFoundError:
+            return False
+
+    def _read_again(self) -> bool:
+        status = os.stat(self.file.name)
+        now = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if now == self._seen:
+            return False
+        self._seen = now
+        # Should it turn into text, that is read from its beginning.
+        self.input.close()
+        self._begin()
+        with open_log(self.file) as stream:
+            self._document = read_source(self.file, self._number, stream, self._zone, self._only)
+        return True
