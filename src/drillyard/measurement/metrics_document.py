@@ -2,28 +2,20 @@
 
 The version is raised when a field is renamed, removed or means something else; new fields may come without. Every
 field is always there: what is not known is null, and `missing` says why and which flag would give it. Seconds, US
-dollars and fractions (0.42, not 42) throughout. Non-finite numbers do not occur.
+dollars and fractions (0.42, not 42) throughout. Non-finite numbers do not occur. Filled by `RunResult.as_json`.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from drillyard import __version__
-from drillyard.measurement.marks import WaitKind
-from drillyard.measurement.run_result import RunResult
-
 VERSION: Final = 1
-CURVE_POINTS: Final = 200
-MOST_LISTED: Final = 100
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null", from_attributes=True)
 
 
 class StepSeconds(_Part):
@@ -178,106 +170,7 @@ class MetricsDocument(_Part):
     warnings: list[str]
 
 
-def build_document(result: RunResult) -> MetricsDocument:
-    """The document of a measured run."""
-    speed, cost, account, losses = result.speed, result.cost, result.goodput, result.losses
-    return MetricsDocument(
-        version=VERSION,
-        drillyard=__version__,
-        name=result.name,
-        format=result.log.format,
-        sources=_sources(result),
-        step_seconds=_step_seconds(result),
-        tokens_per_second_per_gpu=speed.tokens_per_second_per_gpu,
-        tflops_per_gpu=speed.tflops_per_gpu,
-        mfu=speed.mfu,
-        formula=speed.formula,
-        flops_per_token=speed.flops_per_token,
-        parameters=speed.parameters,
-        peak_tflops=None if speed.peak_flops is None else speed.peak_flops / 1e12,
-        accelerator=speed.accelerator,
-        precision=speed.precision,
-        precision_from=speed.precision_from,
-        num_gpus=speed.num_gpus,
-        sequence_length=speed.sequence_length,
-        tokens_per_step=speed.tokens_per_step,
-        tokens_from=speed.tokens_from,
-        printed=Printed(
-            tokens_per_second_per_gpu=speed.printed_tokens_per_second_per_gpu,
-            tflops_per_gpu=speed.printed_tflops_per_gpu,
-            mfu=speed.printed_mfu,
-        ),
-        price_per_gpu_hour=cost.usd_per_gpu_hour,
-        cost_per_step=cost.per_step,
-        cost_per_million_tokens=cost.per_million_tokens,
-        cost_so_far=cost.so_far,
-        goodput=None if account is None else account.goodput,
-        wall_seconds=None if account is None else account.wall_microseconds / 1e6,
-        seconds_by_category=None if account is None else account.seconds(),
-        microseconds_by_category=None if account is None else account.microseconds(),
-        restarts=None if account is None else account.restarts,
-        steps_redone=None if account is None else account.steps_redone,
-        clock_steps_back=None if account is None else account.clock_steps_back,
-        loss=Loss(
-            first=losses.first,
-            last=losses.last,
-            lowest=losses.lowest,
-            lowest_step=losses.lowest_step,
-            curve=losses.curve(CURVE_POINTS),
-        ),
-        held_out={name: HeldOutFigure(**figure._asdict()) for name, figure in result.held_out.items()},
-        skipped_steps=len(losses.skipped),
-        skipped=_flagged(losses.skipped),
-        nonfinite_steps=len(losses.nonfinite),
-        nonfinite=_flagged(losses.nonfinite),
-        stalled_steps=len(result.timing.stalls),
-        stalls=[
-            StallLine(step=stall.step, seconds=stall.seconds, place=stall.place)
-            for stall in result.timing.stalls[:MOST_LISTED]
-        ],
-        checkpoints=_checkpoints(result),
-        evaluations=Waits(**_waited(result, "evaluation")),
-        missing=[MissingFigure(field=name, flags=list(flags), reason=why) for name, flags, why in result.missing],
-        warnings=list(result.warnings),
-    )
-
-
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of the document."""
     schema = MetricsDocument.model_json_schema(mode="serialization")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def _step_seconds(result: RunResult) -> StepSeconds:
-    times = result.timing.times
-    names = set(StepSeconds.model_fields)
-    return StepSeconds(**{name: getattr(times, name) for name in names})
-
-
-def _sources(result: RunResult) -> list[SourceFile]:
-    names = SourceFile.model_fields
-    return [SourceFile(**{name: getattr(source, name) for name in names}) for source in result.log.sources]
-
-
-def _flagged(steps: Iterable[tuple[int, str]]) -> list[FlaggedStep]:
-    return [FlaggedStep(step=step, place=place) for step, place in list(steps)[:MOST_LISTED]]
-
-
-def _waited(result: RunResult, what: WaitKind) -> dict[str, Any]:
-    found = [wait.seconds for wait in result.waits if wait.what == what]
-    seconds = [value for value in found if value is not None]
-    return {
-        "count": len(found),
-        "median_seconds": statistics.median(seconds) if seconds else None,
-        "longest_seconds": max(seconds, default=None),
-        "total_seconds": sum(seconds) if seconds else None,
-    }
-
-
-def _checkpoints(result: RunResult) -> Checkpoints:
-    written = result.written_seconds
-    return Checkpoints(
-        **_waited(result, "checkpoint"),
-        written=len(written),
-        median_written_seconds=statistics.median(written) if written else None,
-    )

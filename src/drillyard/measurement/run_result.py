@@ -1,27 +1,40 @@
 """What a run achieved, as one value: step times, speed, goodput, loss, cost, what is missing and what is doubtful.
 
-    result = measure(log, Asked(accelerator="b200", num_gpus=16, params=70_550_000_000, ...))
+    result = measure(log, UserFacts(accelerator="b200", num_gpus=16, params=70_550_000_000, ...))
     result.timing.times.p50, result.speed.mfu, result.cost.per_step, result.goodput
     result.as_json()            # the published document (metrics_document.py)
 
-Everything printed, compared or drawn is made from this; it computes nothing that is not in here.
+Everything printed, compared or drawn is made from this value.
 """
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from drillyard import __version__
 from drillyard.goodput import Goodput
 from drillyard.hardware import Catalog, catalog
 from drillyard.measurement.cost import Cost, cost
 from drillyard.measurement.log_goodput import JobTimes, goodput_of_log
 from drillyard.measurement.losses import HeldOut, Losses, held_out, losses
-from drillyard.measurement.marks import Wait, find_waits, written_seconds
+from drillyard.measurement.marks import Wait, WaitKind, find_waits, written_seconds
 from drillyard.measurement.parsed_log import ParsedLog
 from drillyard.measurement.speed import Speed, speed
 from drillyard.measurement.step_times import COARSE, Timing, measure_step_times
 from drillyard.measurement.user_facts import Missing, UserFacts
+
+_CURVE_POINTS: Final = 200
+_MOST_LISTED: Final = 100
+_SPEED_FIELDS: Final = (
+    *("num_gpus", "sequence_length", "tokens_per_step", "tokens_per_second_per_gpu", "tokens_from", "parameters"),
+    *("flops_per_token", "formula", "tflops_per_gpu", "accelerator", "precision", "precision_from", "mfu"),
+)
+_PRINTED_FIELDS: Final = ("tokens_per_second_per_gpu", "tflops_per_gpu", "mfu")
+_GOODPUT_FIELDS: Final = ("goodput", "restarts", "steps_redone", "clock_steps_back")
+"""Published under their own names."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -43,21 +56,77 @@ class RunResult:
 
     @property
     def name(self) -> str:
-        """What to call the run: its directory, or the first source that was used."""
+        """The run's directory, or the first source that was used."""
         if self.log.run_directory is not None:
             return self.log.run_directory.name
         used = [source.name for source in self.log.sources if source.used]
         return used[0] if used else "-"
 
     def as_json(self) -> dict[str, Any]:
-        """The published document, version `document.VERSION`: numbers that are not known are None."""
-        from drillyard.measurement.metrics_document import build_document
+        """The published document (metrics_document.py): numbers that are not known are None."""
+        # Imported here: pydantic takes longer to import than most logs to read.
+        from drillyard.measurement.metrics_document import VERSION, MetricsDocument
 
-        return build_document(self).model_dump(mode="json")
+        speed, cost, account, losses, stalls = self.speed, self.cost, self.goodput, self.losses, self.timing.stalls
+        return MetricsDocument.model_validate(
+            {
+                "version": VERSION,
+                "drillyard": __version__,
+                "name": self.name,
+                "format": self.log.format,
+                "sources": self.log.sources,
+                "step_seconds": self.timing.times,
+                **{name: getattr(speed, name) for name in _SPEED_FIELDS},
+                "peak_tflops": None if speed.peak_flops is None else speed.peak_flops / 1e12,
+                "printed": {name: getattr(speed, f"printed_{name}") for name in _PRINTED_FIELDS},
+                "price_per_gpu_hour": cost.usd_per_gpu_hour,
+                "cost_per_step": cost.per_step,
+                "cost_per_million_tokens": cost.per_million_tokens,
+                "cost_so_far": cost.so_far,
+                **{name: getattr(account, name, None) for name in _GOODPUT_FIELDS},
+                "wall_seconds": None if account is None else account.wall_microseconds / 1e6,
+                "seconds_by_category": None if account is None else account.seconds(),
+                "microseconds_by_category": None if account is None else account.microseconds(),
+                "loss": {
+                    **{name: getattr(losses, name) for name in ("first", "last", "lowest", "lowest_step")},
+                    "curve": losses.curve(_CURVE_POINTS),
+                },
+                "held_out": self.held_out,
+                "skipped_steps": len(losses.skipped),
+                "skipped": losses.skipped[:_MOST_LISTED],
+                "nonfinite_steps": len(losses.nonfinite),
+                "nonfinite": losses.nonfinite[:_MOST_LISTED],
+                "stalled_steps": len(stalls),
+                "stalls": stalls[:_MOST_LISTED],
+                "checkpoints": {
+                    **_waited(self.waits, "checkpoint"),
+                    "written": len(self.written_seconds),
+                    "median_written_seconds": _median(self.written_seconds),
+                },
+                "evaluations": _waited(self.waits, "evaluation"),
+                "missing": self.missing,
+                "warnings": self.warnings,
+            }
+        ).model_dump(mode="json")
+
+
+def _waited(waits: Sequence[Wait], what: WaitKind) -> dict[str, Any]:
+    found = [wait.seconds for wait in waits if wait.what == what]
+    seconds = [value for value in found if value is not None]
+    return {
+        "count": len(found),
+        "median_seconds": _median(seconds),
+        "longest_seconds": max(seconds, default=None),
+        "total_seconds": sum(seconds) if seconds else None,
+    }
+
+
+def _median(seconds: Sequence[float]) -> float | None:
+    return statistics.median(seconds) if seconds else None
 
 
 def measure(log: ParsedLog, asked: UserFacts | None = None, facts: Catalog | None = None) -> RunResult:
-    """What the run of `log` achieved, with what the user says beside it. `facts` is the hardware catalog.
+    """What the run of `log` achieved, with facts from the user. `facts` is the hardware catalog.
 
     Raises UserError for flags that contradict each other or name what is not known.
     """
