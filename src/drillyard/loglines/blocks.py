@@ -1,26 +1,22 @@
 """A stream of bytes as blocks of whole lines: what every reader of logs loops over.
 
-The idea: work on megabyte blocks in C (find, count, one pattern over many lines), never on single lines in Python. A
-block ends with a line's end, so no line is ever seen in halves; what comes after the last line's end is held back until
-it is finished and counted as unfinished when the stream ends without it. A step record can so never be read from a line
-that was cut.
+Blocks of a megabyte are searched in C (find, one pattern over many lines), never line by line in Python. A block ends
+at a newline; an unfinished last line is held back, and counted as unfinished when the stream ends, so no step is read
+from a line that was cut.
 
-Terminal colours are taken out. A carriage return (progress bars redraw their line with it) becomes a line's end for
-searching, while lines are counted by newlines alone, as editors do.
-
-Cost: about 1 ms per MiB with colours, 0.3 ms without, most of it for memory that is touched for the first time. Limits:
-a line longer than `LONGEST_LINE` is no log line (binary files): it is passed over.
+Terminal colours are removed. A carriage return (progress bars redraw their line with it) becomes a line's end for
+searching, while lines are counted by newlines alone, as editors do. A line longer than `LONGEST_LINE` (binary files) is
+skipped.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    # Only who reads much needs it: a tenth of a second of a command's start.
+    # Imported where it is needed: a tenth of a second of a command's start.
     import numpy as np
     from numpy.typing import NDArray
 
@@ -30,7 +26,6 @@ _HEAD_BYTES: Final = 256
 _LINE_END: Final = ord("\n")
 
 _COLOUR: Final = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)")
-_MANY_COLOURS: Final = 24
 _SEVERAL_RETURNS: Final = re.compile(rb"(?<!\r)\r++\n")
 
 
@@ -59,10 +54,6 @@ class LineBlock:
         """Whether lines were redrawn, so that `text` has more of them than the file."""
         return self.text is not self.counted
 
-    def line_number(self, offset: int, since: int = 0, line: int = 0) -> int:
-        """The number of the line at `offset`; going through a block in order, pass the offset before and its line."""
-        return (line or self.first_line) + self.counted.count(b"\n", since, offset)
-
     def line_at(self, offset: int) -> tuple[int, int]:
         """Where the line around `offset` begins and ends (without its end)."""
         begin = self.text.rfind(b"\n", 0, offset) + 1
@@ -72,8 +63,7 @@ class LineBlock:
 class LineSplitter:
     """Turns pieces of a stream into blocks: `feed` bytes as they come, `finish` at the end.
 
-    Counts: `bytes`, `lines` (finished ones), `unfinished` (1 after `finish` when the last line has no end),
-    `overlong` lines.
+    Counts `bytes`, finished `lines`, `unfinished` (1 after `finish` when the last line has no end), `overlong` lines.
     """
 
     def __init__(self) -> None:
@@ -95,7 +85,7 @@ class LineSplitter:
             piece, self._skipping = piece[end + 1 :], False
             self.lines += 1
         if self._rest.endswith(b"\r"):
-            # Whether that was a redraw or half of a line's end, only what follows it tells.
+            # A redraw or half of a line's end: what follows decides.
             held = len(self._rest) - len(self._rest.rstrip(b"\r"))
             self._rest, piece = self._rest[:-held], b"\r" * held + piece
         end = max(piece.rfind(b"\n"), piece.rfind(b"\r", 0, len(piece.rstrip(b"\r")))) + 1
@@ -108,11 +98,11 @@ class LineSplitter:
         raw = b"".join((self._rest, memoryview(piece)[:end]))
         self._rest = piece[end:]
         first = self.lines + 1
-        lines = count_lines(raw)
+        lines = raw.count(b"\n")
         self.lines += lines
         counted = without_colours(raw)
         if b"\r" in counted:
-            # How other systems and terminals end a line, once or several times over: no redraw.
+            # The line ends of other systems, once or several times over: no redraw.
             counted = counted.replace(b"\r\n", b"\n")
             if b"\r\n" in counted:
                 counted = _SEVERAL_RETURNS.sub(b"\n", counted)
@@ -129,13 +119,6 @@ class LineSplitter:
         self.unfinished = int(bool(self._rest) or self._skipping)
 
 
-def count_lines(text: bytes) -> int:
-    """How many lines' ends there are: four times as fast as `bytes.count` where lines are short."""
-    import numpy as np
-
-    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == _LINE_END))
-
-
 def line_ends(text: bytes | bytearray) -> NDArray[np.int64]:
     """Where the lines of a text end."""
     import numpy as np
@@ -150,22 +133,6 @@ class Readable(Protocol):
         """At most `count` bytes; none at the end."""
 
 
-def read_blocks(stream: Readable, blocks: LineSplitter) -> Iterator[LineBlock]:
-    """All blocks of a stream, read `BLOCK_BYTES` at a time."""
-    while piece := stream.read(BLOCK_BYTES):
-        block = blocks.feed(piece)
-        if block is not None:
-            yield block
-    blocks.finish()
-
-
 def without_colours(text: bytes) -> bytes:
-    """`text` without terminal escape sequences. Logs use few of them, so each is replaced as a whole."""
-    if b"\x1b" not in text:
-        return text
-    for _ in range(_MANY_COLOURS):
-        found = _COLOUR.search(text)
-        if found is None:
-            return text
-        text = text.replace(found[0], b"")
-    return _COLOUR.sub(b"", text)
+    """`text` without terminal escape sequences."""
+    return _COLOUR.sub(b"", text) if b"\x1b" in text else text

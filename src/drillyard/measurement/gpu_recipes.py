@@ -8,9 +8,9 @@ replaced where a pipeline reads them.
 The arithmetic is the tool's, in its order, so that the bytes are equal: the mean of `train_step_timing in s` over the
 DLLogger lines of steps 10 to 30 (both included, a step that was done twice counting twice), FLOPs of a sample times
 the global batch over time, accelerators and 1e12. Where the tool raises an exception (METADATA lines, steps that are
-lists, lines without a timing, lines of something else in between) the line is passed over and counted.
+lists, lines without a timing, other lines in between) the line is passed over and counted.
 
-The tables below are the tool's own, the one place where peaks and FLOPs stand a second time: its fp8 peak of an H100 is
+The tables below are the tool's own, the only copy of peaks and FLOPs outside the catalog: its fp8 peak of an H100 is
 1978 TFLOP/s where NVIDIA's data sheet has 1979. Its FLOPs per sample hold for one sequence length each, and count
 attention over the whole sequence, so its MFU is not that of `drillyard metrics` under 6N. Source of tables, defaults
 and output: AI-Hypercomputer/gpu-recipes@2e1fd5e, src/utils/training_metrics (2026-08-12).
@@ -59,14 +59,6 @@ FLOPS_PER_SAMPLE: Final[dict[str, tuple[float, int | None]]] = {
 no formula gives the value)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """The step times in seconds of the chosen steps, in the order of the file, and how many lines were passed over."""
-
-    seconds: tuple[float, ...]
-    passed_over: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRecipesRequest:
     """The tool's flags. `batch_size` is of all accelerators; `max_flops` and the peak are in TFLOP/s."""
@@ -85,45 +77,46 @@ class GpuRecipesRequest:
 
 
 def gpu_recipes_lines(request: GpuRecipesRequest) -> tuple[str, list[str]]:
-    """What the tool prints, and what a careful reader should know beside it.
+    """What the tool prints, and warnings about it.
 
     Raises UserError for flags that are missing or not in the tables, and for a file without such steps.
     """
-    required = {
-        "--file": request.file,
-        "--batch_size": request.batch_size,
-        "--num_accelerators": request.num_accelerators,
-    }
+    batch_size, num_accelerators = request.batch_size, request.num_accelerators
+    required = {"--file": request.file, "--batch_size": batch_size, "--num_accelerators": num_accelerators}
     if lacking := [flag for flag, value in required.items() if value is None]:
         raise UserError(f"--format gpu-recipes needs {', '.join(lacking)}.")
-    assert request.file is not None and request.batch_size is not None and request.num_accelerators is not None
-    flops = flops_per_sample(request.model_type, request.model_flops)
-    peak = peak_tflops(request.accelerator_type, request.max_flops, request.precision)
+    assert request.file is not None and batch_size is not None and num_accelerators is not None
+    flops, peak = _flops_per_sample(request), _peak_tflops(request)
     start = DEFAULT_START_STEP if request.start_step is None else request.start_step
     end = DEFAULT_END_STEP if request.end_step is None else request.end_step
     files = find_files([request.file])
     if len(files) != 1:
         raise UserError(f"{request.file}: holds {len(files)} files; --format gpu-recipes reads one DLLogger file.")
     with open_log(files[0]) as stream:
-        found = timings(stream, start, end)
-    if not found.seconds:
+        seconds, passed_over = timings(stream, start, end)
+    if not seconds:
         raise UserError(
             f"{request.file}: no DLLogger line of the steps {start} to {end} has a step time;"
             " choose --start_step and --end_step."
         )
-    lines = three_lines(
-        found.seconds,
-        flops=flops,
-        batch_size=request.batch_size,
-        num_accelerators=request.num_accelerators,
-        peak=peak,
-    )
-    return lines, list(doubts(request, lines, found))
+    if batch_size < 1 or num_accelerators < 1:
+        raise UserError(f"--batch_size {batch_size}, --num_accelerators {num_accelerators}: give numbers above 0.")
+    total: float = 0
+    for value in seconds:
+        # Since Python 3.12 `sum` compensates floats, and the last digit would depend on the interpreter.
+        total += value
+    mean = total / len(seconds)
+    if mean == 0:
+        raise UserError("the step times in the range average to 0 s; they cannot be turned into TFLOP/s.")
+    tflops = flops * batch_size / mean / num_accelerators / 1e12
+    mfu = f"{tflops / peak:.8f}"
+    lines = f"Average step time: {mean:.8f}\nTFLOPS/Accelerator: {tflops:.8f}\nMFU: {mfu}\n"
+    return lines, list(_warnings(request, float(mfu), passed_over))
 
 
-def timings(lines: Iterable[str | bytes], start_step: int, end_step: int) -> Timings:
-    """The step times of the DLLogger `lines` with `start_step` <= step <= `end_step`; whatever stands before `DLLL`
-    in a line (a launcher's prefix) does no harm."""
+def timings(lines: Iterable[str | bytes], start_step: int, end_step: int) -> tuple[list[float], int]:
+    """The seconds of the DLLogger `lines` with `start_step` <= step <= `end_step`, in order, and how many lines were
+    passed over. What comes before `DLLL` in a line (a launcher's prefix) is ignored."""
     chosen: list[float] = []
     passed_over = 0
     for line in lines:
@@ -137,16 +130,14 @@ def timings(lines: Iterable[str | bytes], start_step: int, end_step: int) -> Tim
             passed_over += 1
         elif start_step <= step <= end_step:
             chosen.append(seconds)
-    return Timings(tuple(chosen), passed_over)
+    return chosen, passed_over
 
 
 def _record(line: str | bytes) -> dict[str, Any] | None:
     text = line.decode("utf-8", "replace") if isinstance(line, bytes) else line
     _, mark, body = text.partition("DLLL")
-    if not mark:
-        return None
     try:
-        record = json.loads(body)
+        record = json.loads(body) if mark else None
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
@@ -156,65 +147,39 @@ def _number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def flops_per_sample(model_type: str | None, model_flops: float | None) -> float:
-    """What a sample costs: `model_flops` where given (and not 0), else the table's value for `model_type`."""
-    if model_flops:
-        return model_flops
-    if model_type is None:
+def _flops_per_sample(request: GpuRecipesRequest) -> float:
+    """`--model_flops` where given (and not 0), else the table's value for `--model_type`."""
+    if request.model_flops:
+        return request.model_flops
+    if request.model_type is None:
         raise UserError("--format gpu-recipes needs --model_type or --model_flops (FLOPs of a step per sample).")
-    if model_type not in FLOPS_PER_SAMPLE:
+    if request.model_type not in FLOPS_PER_SAMPLE:
         raise UserError(
-            f"--model_type {model_type} is not in gpu-recipes' table ({', '.join(FLOPS_PER_SAMPLE)});"
+            f"--model_type {request.model_type} is not in gpu-recipes' table ({', '.join(FLOPS_PER_SAMPLE)});"
             " give --model_flops."
         )
-    return FLOPS_PER_SAMPLE[model_type][0]
+    return FLOPS_PER_SAMPLE[request.model_type][0]
 
 
-def peak_tflops(accelerator_type: str | None, max_flops: float | None, precision: str) -> float:
-    """The peak in TFLOP/s: `max_flops` where given (and not 0), else the table's for accelerator and precision."""
-    if max_flops:
-        return max_flops
-    if accelerator_type is None:
+def _peak_tflops(request: GpuRecipesRequest) -> float:
+    """`--max_flops` in TFLOP/s where given (and not 0), else the table's value for accelerator and precision."""
+    if request.max_flops:
+        return request.max_flops
+    if request.accelerator_type is None:
         raise UserError("--format gpu-recipes needs --accelerator_type or --max_flops (peak in TFLOP/s).")
-    peak = PEAK_TFLOPS.get((accelerator_type, precision))
+    peak = PEAK_TFLOPS.get((request.accelerator_type, request.precision))
     if peak is None:
         known = ", ".join(f"{name} {how}" for name, how in PEAK_TFLOPS)
         raise UserError(
-            f"--accelerator_type {accelerator_type} at {precision} is not in gpu-recipes' table ({known});"
-            " give --max_flops."
+            f"--accelerator_type {request.accelerator_type} at {request.precision} is not in gpu-recipes' table"
+            f" ({known}); give --max_flops."
         )
     return peak
 
 
-def three_lines(seconds: Iterable[float], *, flops: float, batch_size: int, num_accelerators: int, peak: float) -> str:
-    """What the tool prints for these step times, with its newlines. `flops` per sample, `peak` in TFLOP/s.
-
-    Raises UserError for a batch or a number of accelerators below 1, and for times that average to 0.
-    """
-    if batch_size < 1 or num_accelerators < 1:
-        raise UserError(f"--batch_size {batch_size}, --num_accelerators {num_accelerators}: give numbers above 0.")
-    times = list(seconds)
-    assert times
-    mean = _sum_in_order(times) / len(times)
-    if mean == 0:
-        raise UserError("the step times in the range average to 0 s; they cannot be turned into TFLOP/s.")
-    tflops = flops * batch_size / mean / num_accelerators / 1e12
-    return f"Average step time: {mean:.8f}\nTFLOPS/Accelerator: {tflops:.8f}\nMFU: {tflops / peak:.8f}\n"
-
-
-def _sum_in_order(values: Iterable[float]) -> float:
-    """A plain running sum: since Python 3.12 `sum` compensates floats, and the last digit would depend on who runs."""
-    total: float = 0
-    for value in values:
-        total += value
-    return total
-
-
-def doubts(request: GpuRecipesRequest, lines: str, found: Timings) -> Iterator[str]:
-    """What is doubtful in what the tool prints: three `lines` made from what was `found`."""
-    if found.passed_over:
-        yield f"{found.passed_over} lines without a step and a step time were passed over"
-    mfu = float(lines.rsplit("MFU: ", 1)[1])
+def _warnings(request: GpuRecipesRequest, mfu: float, passed_over: int) -> Iterator[str]:
+    if passed_over:
+        yield f"{passed_over} lines without a step and a step time were passed over"
     if (warning := implausible_mfu(mfu, request.precision)) is not None:
         yield f"MFU {warning}"
     length = None if request.model_flops else FLOPS_PER_SAMPLE.get(request.model_type or "", (0.0, None))[1]

@@ -1,16 +1,14 @@
 """What was read from a run's logs, whatever framework wrote them: steps as columns, everything else as marks.
 
-The idea: `read_logs.py` turns any log into one `ParsedLog`; statistics, goodput, comparison, report and watch see
-nothing else.
+`read_logs.py` turns any log into one `ParsedLog`; statistics, goodput, comparison, report and watch use nothing else.
 A run may have millions of steps, so `Steps` is a table of numpy columns (about 100 bytes a step; a column that the log
 does not have costs nothing), while rare events are `Mark` objects.
 
-What the reader has settled already, so that nobody has to do it again:
+What readers of a `ParsedLog` can rely on:
 - A step printed by several ranks is one row: the slowest rank's `seconds` and `time_us`, all else from the lowest rank.
 - Restarts are joined: `attempt` is 0 for the first start of the ranks, +1 for each later one. Rows are ordered by
   attempt and, within an attempt, by step; both only rise.
-- A step that an earlier attempt had done is there twice; `again` is set on the later row. Its earlier row stays. The
-  last row of a step is the one that led to the model.
+- A step that an earlier attempt had done has two rows; `again` is set on the later one, which led to the model.
 - Times are UTC in integer microseconds since 1970; a clock that steps back is left as printed.
 
 Limits: beyond `EXACT_ROWS` rows neighbouring steps of about the same duration are folded into one row, so that memory
@@ -42,37 +40,12 @@ SKIPPED: Final = 1
 NONFINITE: Final = 2
 """Bit of `Steps.flags`: loss or gradient norm is NaN or infinite (Megatron-LM: its loss is missing from the line)."""
 COMPILED: Final = 4
-"""Bit of `Steps.flags`: the log says that this step's time holds compilation (Drillyard's own alone does)."""
+"""Bit of `Steps.flags`: this step's time includes compilation (only Drillyard's own log says so)."""
 
 EXACT_ROWS: Final = 1_000_000
 """Up to so many steps every step has a row of its own."""
 
-COLUMN_DEFAULTS: Final[dict[str, tuple[Any, Any]]] = {
-    "step": (np.int64, 0),
-    "time_us": (np.int64, NO_TIME),
-    "rank": (np.int32, -1),
-    "attempt": (np.int16, 0),
-    "again": (np.bool_, False),
-    "flags": (np.uint8, 0),
-    "stands_for": (np.int32, 1),
-    "window_steps": (np.int32, 1),
-    "seconds": (np.float64, math.nan),
-    "seconds_precision": (np.float32, 0.0),
-    "elapsed_seconds": (np.float64, math.nan),
-    "data_seconds": (np.float64, math.nan),
-    "loss": (np.float64, math.nan),
-    "grad_norm": (np.float64, math.nan),
-    "learning_rate": (np.float64, math.nan),
-    "tokens": (np.float64, math.nan),
-    "samples": (np.float64, math.nan),
-    "printed_tokens_per_second_per_gpu": (np.float64, math.nan),
-    "printed_tflops_per_gpu": (np.float64, math.nan),
-    "printed_mfu": (np.float64, math.nan),
-    "memory_gib": (np.float32, math.nan),
-    "file": (np.int16, 0),
-    "line": (np.int64, 0),
-}
-"""Each column's type, and its value where the log has none."""
+_DEFAULTS: Final = {"time_us": NO_TIME, "rank": -1, "stands_for": 1, "window_steps": 1, "seconds_precision": 0.0}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,7 +127,7 @@ class Steps:
 
     def select(self, where: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Steps:
         """The rows that a mask, an index array or a slice picks."""
-        return Steps(**{name: _pick(getattr(self, name), where) for name in COLUMNS})
+        return Steps(**{name: _pick(getattr(self, name), where) for name in COLUMN_DEFAULTS})
 
     def has(self, column: str) -> bool:
         """Whether any row has a number (not NaN; a time that is not NO_TIME) in this column."""
@@ -165,8 +138,13 @@ class Steps:
         return bool(present.any())
 
 
-COLUMNS: Final = tuple(item.name for item in fields(Steps))
-assert tuple(COLUMN_DEFAULTS) == COLUMNS
+def _column(name: str, annotation: str) -> tuple[Any, Any]:
+    dtype = getattr(np, annotation.removeprefix("NDArray[np.").removesuffix("]"))
+    return dtype, _DEFAULTS.get(name, math.nan if issubclass(dtype, np.floating) else 0)
+
+
+COLUMN_DEFAULTS: Final = {item.name: _column(item.name, str(item.type)) for item in fields(Steps)}
+"""Each column's type, and its value where the log has none."""
 
 
 def _pick(values: NDArray[Any], where: Any) -> NDArray[Any]:
@@ -199,12 +177,11 @@ MarkKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened besides steps. `kind` is from the vocabulary of the run directory's events.jsonl
-    (`telemetry/events.py`), so that marks and steps together can be read as such events:
+    """An event other than a step. `kind` is from the vocabulary of events.jsonl (`telemetry/events.py`):
 
-    run_start, round_start   a program or a round of ranks starts;  resume: a checkpoint was loaded (`step` is its step)
+    run_start, round_start   a program or an attempt starts;  resume: a checkpoint was loaded (`step` is its step)
     checkpoint_begin/_end    training waits for a save (`seconds` on the end, where printed)
-    checkpoint               a save is complete, with no word on how long training waited (asynchronous ones)
+    checkpoint               a save is complete; how long training waited is not logged (asynchronous ones)
     evaluation_begin/_end    training waits for an evaluation;  evaluation: its results, in `values` ({"loss": 0.51})
     failure, restart, waiting, end   as the log says so
     """
@@ -220,7 +197,7 @@ class Mark:
     seconds: float | None = None
     rank: int | None = None
     text: str = ""
-    """The line, or the part of it that says so, at most 500 characters."""
+    """The line, at most 500 characters."""
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -275,8 +252,8 @@ class LogFacts:
     places: dict[str, str] = field(default_factory=dict)
 
     def learn(self, place: str, **facts: Any) -> None:
-        """Take over facts that are not known yet; the first place that says something wins. None says nothing, nor
-        does a count or size that is not above zero and below 1e30, nor a value of another type than the fact's."""
+        """Take over facts that are not known yet: the first place wins. Ignored are None, a count or size that is not
+        above zero and below 1e30, and a value of another type than the fact's."""
         for name, value in facts.items():
             if name in _TEXTS:
                 fits = isinstance(value, str)
@@ -296,7 +273,7 @@ class ReadSource:
     """One file (or stream) that was read or looked at."""
 
     name: str
-    """As a person would name it: the path, `-`, `gs://...`."""
+    """The path, `-`, `gs://...`."""
     format: str | None
     """A name in `log_formats`; None where nothing was recognised."""
     used: bool = True
@@ -305,7 +282,7 @@ class ReadSource:
     bytes: int = 0
     lines: int = 0
     lines_passed_over: int = 0
-    """Lines that were neither a step nor a mark nor a fact; ordinary for any log."""
+    """Lines that were neither a step nor a mark nor a fact."""
     damaged_lines: int = 0
     """Lines that begin like a step but cannot be read as one (torn, binary)."""
     unfinished_lines: int = 0
@@ -327,7 +304,7 @@ class LogClock:
     """stated: the stamps carry their zone (or are UTC by their format); given: `--timezone` was used; assumed: they
     carry none and UTC was assumed (durations are right unless daylight saving time changes); none: no time stamps."""
     first_time_us: int | None = None
-    """The earliest-read stamp of the log: its first stamped line."""
+    """The stamp of its first stamped line."""
     last_time_us: int | None = None
     """The stamp of its last stamped line."""
     resolution_us: int = 1
@@ -348,7 +325,7 @@ class ParsedLog:
     format: str | None
     """The format of the source that the steps come from (a name in `log_formats`)."""
     warnings: list[str] = field(default_factory=list)
-    """For people: what was set aside, assumed or damaged."""
+    """What was set aside, assumed or damaged, as sentences."""
     ranks: tuple[int, ...] = ()
     run_directory: Path | None = None
     """Set when the steps come from a Drillyard run directory on this machine: its events.jsonl, run.yaml and
@@ -381,5 +358,5 @@ def times_us(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def empty_parsed_log(sources: Sequence[ReadSource] = ()) -> ParsedLog:
-    """A log without a step, for what is still to be written (following a run that has not begun)."""
+    """A log without a step."""
     return ParsedLog(Steps.of(), [], LogFacts(), [], list(sources), LogClock(), None)
