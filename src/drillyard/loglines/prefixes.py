@@ -1,9 +1,8 @@
 """What launchers and loggers put before a line: which task, rank, pod or node it is from, and when it was written.
 
-The idea: a prefix is a row of known parts, each launcher's own, in any nesting, then free text up to the message. It is
-taken apart once, slowly; the result is a `PrefixShape`: a pattern for all prefixes that look the same, in which only
-numbers and names vary. Reading a line by a known shape is one match in C, so that the prefix costs no more than the
-message.
+A prefix is a sequence of known parts, nested in any order, then free text up to the message. It is parsed once, slowly,
+into a `PrefixShape`: a pattern for all prefixes that look the same, in which only numbers and names vary. Reading a
+line by a known shape is one match in C.
 
     srun --label              `0: `, ` 12: `
     Open MPI (4, 5)           `[1,0]<stdout>: `, `[prterun-host-77@1,0]<stdout>: `
@@ -13,9 +12,9 @@ message.
     SkyPilot                  `(head, rank=0, pid=4112) `, `(worker1, rank=1, pid=3432, ip=10.0.0.2) `, `(name, pid=1) `
     torchx, NeMo-Run          `name/0 `
 
-A line's *origin* is the row of those names and numbers. A global rank makes it one rank wherever it is printed;
-otherwise two lines are of one rank when their origins are equal. The time is the first stamp of the line: the
-outermost, which every line has, and most often the one that carries a zone.
+A line's *origin* is the sequence of those names and numbers. A global rank makes it one rank wherever it is printed;
+otherwise two lines are of one rank when their origins are equal. The time is the first stamp of the line, the
+outermost: every line has it, and it is the likeliest to carry a zone.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _SEVERITY: Final = rb"(?:DEFAULT|DEBUG|INFO|NOTICE|WARNING|ERROR|CRITICAL|ALERT|
 
 _NESTED: Final = rb"pod/|rank[ ]?\d|[A-Za-z_]\w*\d\]:|(?:[^\]\n@]*@)?\d+,[ ]?\d+\]<std"
 
-# Its plain group is what tells origins apart (a container's name does not), `T` marks its time stamp.
+# The plain group distinguishes origins (a container's name does not), `T` is the time stamp.
 _PARTS: Final[dict[str, bytes]] = {
     "gcloud": _SEVERITY
     + rb"[ \t]+(?P<T>"
@@ -57,7 +56,7 @@ _BARE: Final = re.compile(rb"[\r \t]*(?:\d+%\||\{)")
 _LONGEST_LOGGER: Final = 100
 _LONGEST: Final = 1024
 _MOST_PARTS: Final = 8
-"""Of what launchers put before a line: a few nested parts of some 100 bytes. What follows is the message."""
+"""Launchers nest a few parts of some 100 bytes. What follows is the message."""
 _MOST_SHAPES: Final = 64
 _RANK_DIGITS: Final = 9
 _SKYPILOT_RANK: Final = re.compile(rb"rank=(\d+)")
@@ -72,16 +71,11 @@ class PrefixShape:
     style: str | None
     parts: tuple[str, ...]
 
-    def groups(self) -> tuple[str, ...]:
-        """The names of its groups in order: the stamp (where there is one), then the parts of the origin."""
-        stamp = ("stamp",) if self.style else ()
-        return stamp + tuple(f"o{index}" for index in range(len(self.parts)))
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class Origin:
-    """Where a line comes from. `rank` is global, or None where the prefix does not tell it; `names` tells origins
-    without one apart, and is in an order in which rank 0 comes first."""
+    """Where a line comes from. `rank` is global, or None where the prefix has none; `names` distinguishes origins
+    without one, and sorts so that rank 0 comes first."""
 
     rank: int | None
     names: tuple[tuple[int, str], ...] = ()
@@ -192,15 +186,12 @@ def split_prefix(line: bytes) -> tuple[PrefixShape, bytes | None, Origin, int]:
     For lines whose message is not known: free text is left in the rest, but a rank that it names is found.
     """
     line = line[:_LONGEST]
-    end, found = 0, 0
-    moved = True
-    while moved and found < _MOST_PARTS:
-        moved = False
-        for _, pattern in _ORDER:
-            match = pattern.match(line, end)
-            if match is not None and match.end() > end:
-                end, moved, found = match.end(), True, found + 1
-                break
+    end = 0
+    for _ in range(_MOST_PARTS):
+        ends = next((match.end() for _, part in _ORDER if (match := part.match(line, end)) and match.end() > end), end)
+        if ends == end:
+            break
+        end = ends
     if not end:
         return _NO_PREFIX, None, _or_rank_in_text(NOWHERE, line, 0), 0
     shape = shape_of(line[:end])

@@ -1,7 +1,7 @@
 """Step records as they are read: one growing table per origin of lines, bounded in memory.
 
-A `Lane` holds the records of one rank (or of whatever its lines' prefix tells apart) in one file, in the order of the
-log. Columns grow as plain arrays of machine numbers, and only those that the log has.
+A `Lane` holds the records of one rank (or other origin) in one file, in the order of the log. Columns grow as plain
+arrays of machine numbers, and only those that the log has.
 
 Beyond `limit` rows a lane is folded: neighbouring rows whose seconds are nearly equal become one row with their mean,
 which stands for both. Outliers (first steps, stalls, changes of speed) are never folded with others, so sums stay exact
@@ -66,7 +66,7 @@ class Lane:
         try:
             kept.frombytes(content)
         except BufferError:
-            # Somebody looks at the column as it was (a log that is followed): it stays as it is for them.
+            # A view of the column is in use (a log that is followed): leave that one as it is.
             grown = self._columns[name] = array(kept.typecode, kept)
             grown.frombytes(content)
 
@@ -92,14 +92,9 @@ class Lane:
 
     def replace(self, name: str, values: NDArray[Any]) -> None:
         """Set a whole column."""
-        self._columns.pop(name, None)
         kept = array(np.dtype(_KNOWN[name][0]).char.replace("?", "b"))
         kept.frombytes(np.asarray(values, dtype=_KNOWN[name][0]).tobytes())
         self._columns[name] = kept
-
-    def drop(self, name: str) -> None:
-        """Forget a column."""
-        self._columns.pop(name, None)
 
     def keep(self, chosen: NDArray[Any]) -> None:
         """Keep only the rows that a mask chooses."""
@@ -170,11 +165,6 @@ class Lanes:
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._lanes.values())
-
-    @property
-    def records(self) -> int:
-        """Records read so far."""
-        return sum(lane.length for lane in self._lanes.values())
 
 
 def nonfinite_flags(

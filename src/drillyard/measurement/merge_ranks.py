@@ -1,12 +1,12 @@
-"""From the lanes of all sources to one table of steps: ranks joined, restarts told apart, repeated steps marked.
+"""From the lanes of all sources to one table of steps: ranks joined, restarts separated, repeated steps marked.
 
-The idea: each rank's lines are a sequence of its own, whatever order they were interleaved in. In such a sequence a
-step number that does not rise begins a new attempt. Rows of all ranks with the same attempt and step are one step that
-took as long as its slowest rank; everything else is the lowest rank's. So any interleaving gives the same result.
+Each rank's lines are a sequence of their own, whatever order they were interleaved in. In such a sequence a step number
+that does not rise begins a new attempt. Rows of all ranks with the same attempt and step are one step that took as long
+as its slowest rank; everything else is the lowest rank's. So any interleaving gives the same result.
 
-Where nothing tells ranks apart (several print the same step without a prefix, or behind that of their node), a repeated
-step close in time to its first print is another rank's; without times, if nearly all steps are repeated.
-Ranks whose restarts are not seen by themselves are aligned to the lowest rank's by time.
+Where no prefix distinguishes ranks (several print the same step without one, or with that of their node), a repeated
+step close in time to its first print is another rank's; without times, if nearly all steps are repeated. Ranks whose
+restarts do not show are aligned to the lowest rank's by time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SKEW_STEPS: Final = 2
 _SKEW_US: Final = 2_000_000
 _SKEW_SECONDS: Final = 1.0
 _SLOWEST: Final[dict[str, np.ufunc]] = {"seconds": np.fmax, "time_us": np.maximum, "elapsed_seconds": np.fmax}
-"""What the figures of several ranks become: fmax leaves NaN out; NO_TIME is the smallest of all times."""
+"""How the values of several ranks are joined: fmax ignores NaN; NO_TIME is the smallest of all times."""
 _NO_ROWS: Final = np.zeros(0, np.int64)
 
 
@@ -45,7 +45,7 @@ class Track:
     attempt: NDArray[np.int64]
     folding_error: float = 0.0
     begun: bool = False
-    """Whether its source tells of a start before the first row."""
+    """Whether its source has a start before the first row."""
 
     @property
     def times(self) -> NDArray[np.int64] | None:
@@ -56,7 +56,7 @@ class Track:
 
 @dataclass(slots=True)
 class MergedSteps:
-    """The result: the table, the origins in order, and what was noticed."""
+    """The result: the table, the ranks in order, and what was noticed."""
 
     steps: Steps
     ranks: tuple[int, ...] = ()
@@ -76,8 +76,8 @@ def merge_ranks(
 ) -> MergedSteps:
     """One table from lanes, each with the name of its source; `windowed` formats log means since the line before.
 
-    `starts` has for each lane the rows with which a later start begins; `clock_restarts`: `elapsed_seconds` begins anew
-    only then. With `taking` the lanes give their columns away, which saves memory, and are of no use afterwards.
+    `starts` has for each lane the rows with which a later start begins; `clock_restarts`: `elapsed_seconds` restarts
+    only then. With `taking` the lanes give their columns away, which saves memory, and are useless afterwards.
     """
     begun = starts or [_NO_ROWS] * len(lanes)
     tracks = [
@@ -89,7 +89,7 @@ def merge_ranks(
     if not tracks:
         return MergedSteps(Steps.of())
     chains, copies = _chains(tracks)
-    ordered = sorted(chains, key=lambda chain: _order(chain.origin))
+    ordered = sorted(chains, key=lambda one: (one.origin.rank is None, one.origin.rank or 0, one.origin.names))
     _align(ordered)
     warnings: list[str] = []
     error = max(chain.folding_error for chain in ordered)
@@ -104,14 +104,10 @@ def merge_ranks(
     return MergedSteps(Steps.of(**columns), ranks, error, copies, warnings)
 
 
-def _order(origin: Origin) -> tuple[bool, int, tuple[tuple[int, str], ...]]:
-    return origin.rank is None, origin.rank or 0, origin.names
-
-
 def _tracks(
     lane: Lane, columns: dict[str, NDArray[Any]], source: str, starts: NDArray[np.int64], clock_restarts: bool
 ) -> list[Track]:
-    """The columns of a lane as one track, or as one for each rank that its lines do not name."""
+    """The columns of a lane as one track; as one for each rank where several print without a prefix."""
     origin = lane.origin
     if origin.rank is None and not origin.names and (named := _RANK_IN_NAME.search(source)):
         origin = Origin(rank_of(named[1] or named[2]))
@@ -127,9 +123,9 @@ def _tracks(
     attempt = np.append(0, np.cumsum(~rises | changes))
     times = columns.get("time_us")
     timed = times is not None and not (times == NO_TIME).any()
-    if rises.all() or rounds is not None or (origin.rank is not None and not timed):
-        return [Track(origin, lane.file, columns, attempt, lane.folding_error, begun)]
-    attempt, copy = _repeated(columns, timed, changes)
+    copy = np.zeros(0, np.int64)
+    if not (rises.all() or rounds is not None or (origin.rank is not None and not timed)):
+        attempt, copy = _repeated(columns, timed, changes)
     if not copy.any():
         return [Track(origin, lane.file, columns, attempt, lane.folding_error, begun)]
     tracks = []
@@ -144,8 +140,8 @@ def _tracks(
 def _repeated(
     columns: dict[str, NDArray[Any]], timed: bool, changes: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where a step is printed again: the attempt of each row, and the how-manieth print of its step it is. `changes`
-    tells of each row but the first whether another attempt begins with it."""
+    """Where a step is printed again: the attempt of each row, and the number of earlier prints of its step. `changes`
+    has for each row but the first whether another attempt begins with it."""
     steps = columns["step"].tolist()
     moments = columns["time_us"].tolist() if timed else [0] * len(steps)
     seconds = np.nan_to_num(columns.get("seconds", np.zeros(len(steps)))).tolist()
@@ -180,7 +176,7 @@ def _repeated(
 
 
 def _derive(columns: dict[str, NDArray[Any]]) -> None:
-    """Figures of one step from counts over the run so far."""
+    """Values of one step from counts over the run so far."""
     step = columns["step"]
     gap = np.diff(step).astype(np.float64)
     gap[gap <= 0] = np.nan
@@ -197,10 +193,10 @@ def _derive(columns: dict[str, NDArray[Any]]) -> None:
 
 
 def _chains(tracks: list[Track]) -> tuple[list[Track], dict[int, int]]:
-    """Tracks of one rank from several files put one behind the other; files that repeat others are left out."""
+    """Tracks of one rank from several files put one after the other; files that repeat others are left out."""
     chains: dict[Origin, list[Track]] = {}
     copies: dict[int, int] = {}
-    for track in sorted(tracks, key=_begin):
+    for track in sorted(tracks, key=lambda one: (0 if one.times is None else int(one.times[0]), one.file)):
         group = chains.setdefault(track.origin, [])
         other = next((known for known in group if _overlap(known, track)), None)
         if other is None:
@@ -214,11 +210,6 @@ def _chains(tracks: list[Track]) -> tuple[list[Track], dict[int, int]]:
             chains.setdefault(unnamed, []).append(track)
             track.origin = unnamed
     return [_chain(group) for group in chains.values() if group], copies
-
-
-def _begin(track: Track) -> tuple[int, int]:
-    times = track.times
-    return (0 if times is None else int(times[0])), track.file
 
 
 def _overlap(first: Track, second: Track) -> bool:
@@ -248,8 +239,8 @@ def _same(first: Track, second: Track) -> bool:
 
 
 def _goes_on(before: Track, track: Track) -> bool:
-    """Whether a file goes on where another ended (a log that was rotated or cut): at the next step, in its usual time,
-    and without a word of a start."""
+    """Whether a file continues another (a log that was rotated or cut): at the next step, in its usual time, without
+    the sign of a start."""
     times, later = before.times, track.times
     steps, next_step = before.columns["step"], int(track.columns["step"][0])
     if track.begun or times is None or later is None or len(steps) < 3:
@@ -267,10 +258,11 @@ def _chain(group: list[Track]) -> Track:
     for before, track in itertools.pairwise(group):
         latest = int(attempts[-1][-1])
         attempts.append(track.attempt + (latest if _goes_on(before, track) else latest + 1))
+    parts = [{**track.columns, "file": np.full(len(track.attempt), track.file)} for track in group]
     return Track(
         group[0].origin,
         group[0].file,
-        _concatenate([{**track.columns, "file": np.full(len(track.attempt), track.file)} for track in group]),
+        {name: _together(name, parts) for name in _names(parts)},
         np.concatenate(attempts),
         max(track.folding_error for track in group),
     )
@@ -305,12 +297,15 @@ def _merge(chains: list[Track]) -> dict[str, NDArray[Any]]:
         each["attempt"], each["rank"] = chain.attempt, np.full(len(chain.attempt), rank, np.int32)
         parts.append(each)
         chain.columns.clear()
-    order, begins = _by_step(parts)
+    step, attempt = _together("step", parts), np.concatenate([part["attempt"] for part in parts])
+    order = np.lexsort((step, attempt))
+    changes = (np.diff(step[order]) != 0) | (np.diff(attempt[order]) != 0)
+    begins = np.flatnonzero(np.append(True, changes))
     several = len(begins) < len(order)
     firsts = order[begins] if several else order
     merged = {}
-    # Column by column, each forgotten as it is done: of millions of rows there are never two whole tables. The steps
-    # come last: they tell how many rows a part without a column has.
+    # Column by column, each dropped when done: of millions of rows there are never two whole tables. The steps come
+    # last: their number is needed for parts without a column.
     for name in [*(name for name in _names(parts) if name != "step"), "step"]:
         column = _together(name, parts)
         slowest = _SLOWEST.get(name) if several else None
@@ -318,15 +313,6 @@ def _merge(chains: list[Track]) -> dict[str, NDArray[Any]]:
         for part in parts:
             part.pop(name, None)
     return merged
-
-
-def _by_step(parts: list[dict[str, NDArray[Any]]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The order of rows by attempt and step, those of one step as the ranks are, and where in it each step begins."""
-    step, attempt = _together("step", parts), np.concatenate([part["attempt"] for part in parts])
-    order = np.lexsort((step, attempt))
-    step, attempt = step[order], attempt[order]
-    changes = (step[1:] != step[:-1]) | (attempt[1:] != attempt[:-1])
-    return order, np.flatnonzero(np.append(True, changes))
 
 
 def _ranks(chains: Sequence[Track]) -> list[int]:
@@ -338,17 +324,12 @@ def _ranks(chains: Sequence[Track]) -> list[int]:
     return known if len(known) == len(chains) else list(range(len(chains)))
 
 
-def _concatenate(parts: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """All columns of the parts, see `_together`."""
-    return {name: _together(name, parts) for name in _names(parts)}
-
-
 def _names(parts: list[dict[str, NDArray[Any]]]) -> list[str]:
     return list(dict.fromkeys(name for part in parts for name in part))
 
 
 def _together(name: str, parts: list[dict[str, NDArray[Any]]]) -> NDArray[Any]:
-    """A column of the parts, one behind the other; a part that lacks it has its default there."""
+    """A column of the parts, one after the other; a part that lacks it has its default there."""
     dtype, default = COLUMN_DEFAULTS.get(name, (np.int64, 0))
     rows = [part[name] if name in part else np.full(len(part["step"]), default, dtype) for part in parts]
     return np.concatenate(rows, dtype=dtype, casting="same_kind")
@@ -375,7 +356,7 @@ def _windows(columns: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
     starts = np.append(0, np.flatnonzero(attempt[1:] > attempt[:-1]) + 1)
     usual = np.delete(windows, starts)
     stride = int(np.median(usual, overwrite_input=True)) if len(usual) else 1
-    # The first line of an attempt: a whole window, or the steps that there were until then.
+    # The first line of an attempt: a whole window, or the steps until then.
     rest = step[starts] % stride
     windows[starts] = np.where(rest == 0, stride, rest)
     return np.maximum(windows, 1, out=windows)
