@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.facts import each_says, says
 
+import drillyard
 from drillyard.errors import UserError
 from drillyard.hardware import catalog, load_catalog
 from drillyard.hardware.bandwidths import bus_bandwidth, bus_bandwidth_bound
@@ -23,12 +24,52 @@ machines:
     data_nics: {count: 8, gbps: 400}
     network_gbps: 3200
 accelerators:
-  - {name: my-gpu, title: My GPU, reported_as: [My GPU 9000], peak_tflops: {bf16: 400}, memory_gib: 94}
+  - {name: my-gpu, title: My GPU, reported_as: [My GPU 9000], peak_tflops: {bf16: 400}, memory_gib: 94,
+     memory_bandwidth_gb_per_s: 3000, gpu_link: nvlink, gpu_link_gb_per_s: 900}
 prices:
   - {machine: my-node, consumption: on-demand, usd_per_node_hour: 20, source: contract, date: 2026-10-01}
 bandwidths:
   - {machine: my-node, collective: all_reduce, nodes: 2, num_accelerators: 16, gb_per_s: {1024: 400.5}}
 """
+
+
+RUN = """
+name: small
+model: {init: random, config: {architecture: llama, vocab_size: 32000, hidden_size: 1024, intermediate_size: 2816,
+  num_hidden_layers: 8, num_attention_heads: 16, num_key_value_heads: 8}}
+data: {source: "builtin:text-to-sql", format: text-to-sql, sequence_length: 1024,
+  tokenizer: {train: bpe, vocab_size: 512}}
+training: {steps: 100, optimizer: {learning_rate: 1.0e-4}}
+"""
+CLUSTER = """
+{name: lab, platform: slurm, nodes: 2, machine: my-node, hardware: own.yaml, storage: {directory: /shared},
+ slurm: {login_host: login, gres: "gpu:my-gpu:8"}}
+"""
+STEP = "Step: {} | Time: 2.0s | TFLOPs/s/GPU: 1.0 | Tokens/s/GPU: 4096 | Loss: 1.0\n"
+
+
+def test_a_new_accelerator_is_a_row_and_no_code(tmp_path):
+    """Memory, speed, cost, launch checks and MFU of a GPU and a machine that are in a user's file only."""
+    own, run, cluster, log = (tmp_path / name for name in ("own.yaml", "run.yaml", "cluster.yaml", "run.log"))
+    own.write_text(NODE)
+    run.write_text(RUN)
+    cluster.write_text(CLUSTER)
+    log.write_text("".join(STEP.format(number) for number in range(1, 13)))
+
+    estimate = drillyard.estimate(run, machine="my-node", nodes=2, hardware=own)
+    assert (estimate.verdict, estimate.available_gib.value) == ("fits", 94)
+    assert (estimate.speed.seconds.low.value > 0, estimate.cost.price.of_gpu.value) == (True, 2.5)
+
+    plan = drillyard.plan(run, cluster)
+    assert (plan.processes_per_node, "#SBATCH --gres=gpu:my-gpu:8" in plan.files[0].content) == (8, True)
+    cluster.write_text(CLUSTER.replace("gpu:my-gpu:8", "gpu:my-gpu:16"))
+    with pytest.raises(UserError, match=r"slurm\.gres: .*16.*my-node.*8"):
+        drillyard.plan(run, cluster)
+
+    facts = {"num_gpus": 16, "params": "1B", "batch_size_per_gpu": 8, "sequence_length": 1024}
+    document = drillyard.measure(log, hardware=own, accelerator="My GPU 9000", **facts).as_json()
+    assert (document["accelerator"], document["peak_tflops"]) == ("my-gpu", 400)
+    assert document["mfu"] == pytest.approx(6e9 * 4096 / 400e12)
 
 
 @pytest.fixture
