@@ -10,8 +10,10 @@ def says(text: str | Iterable[str], facts: str) -> bool:
     """Whether `text`, or one of several texts, has the parts of `facts` in order, as whole words; `...` parts them."""
     if not isinstance(text, str):
         return any(says(each, facts) for each in text)
-    words = (re.escape(part.strip()) for part in facts.split("..."))
-    return re.search(".*?".join(rf"(?<!\w){word}(?!\w)" if word else "" for word in words), text, re.DOTALL) is not None
+    parts = (part.strip() for part in facts.split("..."))
+    # A part that begins or ends with a letter or digit begins or ends a word.
+    words = (re.sub(r"^(?=\w)", r"\\b", re.sub(r"(?<=\w)$", r"\\b", re.escape(part))) for part in parts)
+    return re.search(".*?".join(words), text, re.DOTALL) is not None
 
 
 def each_says(lines: list[str], facts: list[str]) -> bool:

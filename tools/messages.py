@@ -14,6 +14,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from difflib import unified_diff
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,10 +28,12 @@ MOST_LINES = 4
 
 def main() -> int:
     text = "".join(section(path) for path in sorted(SOURCE.rglob("*.py")))
-    if "--check" in sys.argv[1:]:
-        return int(not SNAPSHOT.exists() or SNAPSHOT.read_text(encoding="utf-8") != text)
-    SNAPSHOT.write_text(text, encoding="utf-8")
-    return 0
+    if "--check" not in sys.argv[1:]:
+        SNAPSHOT.write_text(text, encoding="utf-8")
+        return 0
+    written = SNAPSHOT.read_text(encoding="utf-8") if SNAPSHOT.exists() else ""
+    print("\n".join(unified_diff(written.splitlines(), text.splitlines(), "messages.txt", "src", n=0, lineterm="")))
+    return int(written != text)
 
 
 def section(path: Path) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, create_model
 
-from drillyard.config.platforms import PlatformFacts, PlatformSection, platforms
+from drillyard.config.platforms import PlatformSection, platforms
 from drillyard.config.problems import Path, Problem
 from drillyard.config.strict_model import StrictModel
 
@@ -139,7 +139,8 @@ def _fields(config: ClusterConfig) -> Iterator[Problem]:
     known = {*_EVERYWHERE, *facts.optional, *(name.split(".")[0] for name in facts.required)}
     for name, field in type(config).model_fields.items():
         if name not in known and getattr(config, name) != field.get_default():
-            others = [platform for platform, facts in platforms().items() if _has(facts, name)]
+            paths = {platform: (*each.optional, *each.required) for platform, each in platforms().items()}
+            others = [platform for platform, its in paths.items() if name in {path.split(".")[0] for path in its}]
             yield Problem((name,), f"platform {config.platform} has no such setting; it belongs to {', '.join(others)}")
 
 
@@ -170,10 +171,6 @@ def _nodes(config: ClusterConfig) -> Iterator[Problem]:
     section: PlatformSection | None = getattr(config, config.platform, None)
     if section is not None:
         yield from section.problems(config.nodes)
-
-
-def _has(facts: PlatformFacts, name: str) -> bool:
-    return name in facts.optional or any(path.split(".")[0] == name for path in facts.required)
 
 
 def _value(config: ClusterConfig, path: Path) -> object:

@@ -1,20 +1,19 @@
-"""`${env:NAME}` in a config: a secret is used where it is needed and written nowhere.
+"""`${env:NAME}` in a config: a secret is resolved where it is used and never written.
 
-The idea: a text that holds a reference becomes an `EnvironmentText`. It *is* the resolved value (a str, so `open`,
-`Path` and a client library take it as it is), but its repr, its pickle and everything pydantic serialises give the
-reference back. So a saved `run.yaml`, the config inside a checkpoint, `repr(config)`, `config.model_dump()` and a
-config sent to Weights & Biases show `${env:WANDB_API_KEY}`, and no room has to remember to take secrets out.
+A text with a reference becomes an `EnvironmentText`: a str with the resolved value, whose repr, pickle and pydantic
+serialisation are the reference. So a saved `run.yaml`, a checkpoint's config, `repr(config)` and a config sent to a
+tracker show `${env:WANDB_API_KEY}`.
 
-What a caller derives from the text (a slice, a concatenation, an f-string without `!r`, a plain `json.dumps` of a part
-that did not go through pydantic) is an ordinary str with the value in it. So a value that is resolved is made known to
-`drillyard.redaction`, which takes it out of everything that this process writes.
+A text derived from it (a slice, a concatenation, an f-string without `!r`, a plain `json.dumps`) is an ordinary str
+with the value. So each resolved value goes to `drillyard.redaction`, which removes it from everything that this process
+writes.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from drillyard import redaction
@@ -49,35 +48,35 @@ class EnvironmentText(str):
         return EnvironmentText, (self.reference,)
 
 
-def resolve_secrets(value: Any) -> Any:
-    """`value` (text, list, mapping, or anything else) with every referring text made an EnvironmentText."""
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """`value` (text, list, mapping, or anything else) with `change` applied to each text in it."""
     if isinstance(value, str):
-        return EnvironmentText(value) if REFERENCE.search(value) and not isinstance(value, EnvironmentText) else value
+        return change(value)
     if isinstance(value, list):
-        return [resolve_secrets(item) for item in value]
-    if isinstance(value, dict):
-        return {key: resolve_secrets(item) for key, item in value.items()}
-    return value
+        return [_map_texts(item, change) for item in value]
+    return {key: _map_texts(item, change) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _resolved(text: str) -> str:
+    # A resolved value may look like a reference itself; it is not resolved again.
+    is_reference = REFERENCE.search(text) and not isinstance(text, EnvironmentText)
+    return EnvironmentText(text) if is_reference else text
+
+
+def resolve_secrets(value: Any) -> Any:
+    """`value` with every text that has a reference made an EnvironmentText."""
+    return _map_texts(value, _resolved)
 
 
 def hide_secrets(value: Any) -> Any:
-    """The inverse of `resolve_secrets`: every EnvironmentText replaced by the reference it came from."""
-    if isinstance(value, EnvironmentText):
-        return value.reference
-    if isinstance(value, list):
-        return [hide_secrets(item) for item in value]
-    if isinstance(value, dict):
-        return {key: hide_secrets(item) for key, item in value.items()}
-    return value
+    """`value` with every EnvironmentText replaced by its reference."""
+    return _map_texts(value, lambda text: text.reference if isinstance(text, EnvironmentText) else text)
 
 
 def reference_problems(value: Any, path: Path = (), *, must_be_set: bool = True) -> Iterator[Problem]:
     """References that are malformed or, where `must_be_set`, name a variable that the environment lacks."""
-    if isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from reference_problems(item, (*path, index), must_be_set=must_be_set)
-    elif isinstance(value, dict):
-        for key, item in value.items():
+    if isinstance(value, list | dict):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from reference_problems(item, (*path, key), must_be_set=must_be_set)
     elif isinstance(value, str):
         if OPENING in REFERENCE.sub("", value):

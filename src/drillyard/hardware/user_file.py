@@ -48,22 +48,16 @@ def read_user_file(path: str | os.PathLike[str]) -> Catalog:
     for kind, raws in sections.items():
         problems += _repeated(kind, raws)
         for index, raw in enumerate(raws):
-            try:
-                rows[kind, index] = _read_one(kind, raw, own_source)
-            except _Mistakes as mistakes:
-                problems += [Problem((kind, index, *each.path), each.message) for each in mistakes.problems]
+            row = _read_one(kind, raw, own_source)
+            if isinstance(row, CatalogRow):
+                rows[kind, index] = row
+            else:
+                problems += [Problem((kind, index, *each.path), each.message) for each in row]
     raise_all(problems, document.places)
     catalog = Catalog(sections, own_source)
     wrong = [Problem((*at, field), text) for at, row in rows.items() for field, text in contradictions(row, catalog)]
     raise_all(wrong, document.places)
     return catalog
-
-
-class _Mistakes(Exception):
-    """Raised with all problems of one row."""
-
-    def __init__(self, problems: list[Problem]) -> None:
-        self.problems = problems
 
 
 def contradictions(row: CatalogRow, catalog: Catalog) -> Iterator[tuple[str, str]]:
@@ -130,21 +124,22 @@ def _repeated(kind: str, raws: list[Any]) -> Iterator[Problem]:
         seen.setdefault(key, index)
 
 
-def _read_one(kind: str, raw: Any, own_source: FactSource) -> CatalogRow:
+def _read_one(kind: str, raw: Any, own_source: FactSource) -> CatalogRow | list[Problem]:
+    """The row in `raw`, or all that is wrong with it."""
     cls, key = KINDS[kind]
     if not isinstance(raw, dict):
-        raise _Mistakes([Problem((), f"found {describe_value(raw)}; a row is a mapping")])
+        return [Problem((), f"found {describe_value(raw)}; a row is a mapping")]
     ours = raw_rows(kind)
     raw = merged(raw, ours, [key(row) for row in ours], key)
     fields, cited = split_row(raw)
     unknown = list(_unknown_fields(cls, cited))
     if unknown:
-        raise _Mistakes([*find_problems(cls, fields), *find_problems(Citations, cited), *unknown])
+        return [*find_problems(cls, fields), *find_problems(Citations, cited), *unknown]
     try:
         return read_row(cls, raw, sources(), own_source)
     except ValidationError as error:
         found = [*find_problems(cls, fields), *find_problems(Citations, cited)]
-        raise _Mistakes(found or list(pydantic_problems(error))) from None
+        return found or list(pydantic_problems(error))
 
 
 def _unknown_fields(cls: type[CatalogRow], cited: dict[str, Any]) -> Iterator[Problem]:

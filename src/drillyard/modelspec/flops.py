@@ -1,8 +1,8 @@
 """FLOPs per token of a training step under each named formula, and MFU.
 
-An MFU without its formula is ambiguous: one and the same B200 run is 42.4 % to 45.7 % by the formulas for model FLOPs
-below. `Utilisation` carries the formula and the peak. Nothing is clipped: a figure above the best published matmul rate
-of the accelerator, or above the peak, is nearly always an error of units, so it is shown as computed with a warning.
+An MFU needs its formula: one B200 run is 42.4 % to 45.7 % by the formulas for model FLOPs below. `Utilisation` has the
+formula and the peak. A value above the best published matmul rate of the accelerator is nearly always an error of
+units: it is shown as computed, with a warning.
 
 Letters: N active parameters, L layers, H query heads, Q head dimension, S sequence length. One multiply-add is 2 FLOPs.
 A weight takes 2 in the forward pass, 2 for the gradient of its input and 2 for its own; attention (scores and values)
@@ -104,7 +104,7 @@ def flops_per_token(
 
 
 def formula_label(formula: Formula, *, adapters: bool = False) -> str:
-    """The formula as it is to be shown: with adapters it says that frozen weights take 4 instead of 6."""
+    """The formula as outputs name it: with adapters frozen weights take 4 instead of 6."""
     if not adapters:
         return formula
     return "4N frozen + 6N trained" if formula == "6N" else f"{formula}, 4N frozen + 6N trained"
@@ -176,25 +176,12 @@ def utilisation(
 
     `achievable_flops_per_second` is the best published matmul rate at that precision, where there is one.
     """
-    fraction = mfu(
-        flops_per_token=flops_per_token,
-        tokens_per_second_per_gpu=tokens_per_second_per_gpu,
-        peak_flops_per_second=peak_flops_per_second,
-    )
+    tokens, peak, achievable = tokens_per_second_per_gpu, peak_flops_per_second, achievable_flops_per_second
+    fraction = mfu(flops_per_token=flops_per_token, tokens_per_second_per_gpu=tokens, peak_flops_per_second=peak)
     warning = None
-    if fraction is not None and peak_flops_per_second is not None:
-        rate = achievable_flops_per_second
-        warning = implausible_mfu(fraction, precision, None if rate is None else rate / peak_flops_per_second)
-    return Utilisation(
-        formula=formula,
-        flops_per_token=flops_per_token,
-        tokens_per_second_per_gpu=tokens_per_second_per_gpu,
-        accelerator=accelerator,
-        precision=precision,
-        peak_flops_per_second=peak_flops_per_second,
-        mfu=fraction,
-        warning=warning,
-    )
+    if fraction is not None and peak is not None:
+        warning = implausible_mfu(fraction, precision, None if achievable is None else achievable / peak)
+    return Utilisation(formula, flops_per_token, tokens, accelerator, precision, peak, fraction, warning)
 
 
 def implausible_mfu(fraction: float, precision: str, achievable: float | None = None) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.facts import says
 
 from drillyard.estimation import alternatives
 from drillyard.estimation.alternatives import Alternative, find_alternatives
@@ -92,7 +93,7 @@ def test_a_lever_that_does_not_suffice_alone_is_joined_by_recomputation() -> Non
         "training.micro_batch_size": 4,
         "training.gradient_accumulation": 4,
     }
-    assert changes[0].costs == "about 33 % more FLOPs; smaller matrix products, and weights gathered more often"
+    assert says(changes[0].costs, "33 % more FLOPs")
 
 
 def test_what_one_lever_does_alone_is_not_proposed_with_another() -> None:
@@ -117,7 +118,7 @@ def test_where_only_more_gpus_do_the_global_batch_is_kept_as_long_as_it_divides(
     one = setup(micro_batch_size=1, gradient_accumulation=1, activation_checkpointing="full")
     (grown,) = find_alternatives(one, 1.0)
     assert grown.num_gpus == 32
-    assert grown.costs == "4 times the GPUs; a global batch of 32 sequences instead of 8"
+    assert says(grown.costs, "4 times ... 32 sequences ... 8")
 
 
 def test_a_chunk_that_follows_the_micro_batch_goes_on_to_and_one_set_by_hand_stays() -> None:

@@ -52,19 +52,19 @@ def test_points_are_all_combinations_the_last_key_fastest() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("node=1..3", "'node' is not known; did you mean nodes?"),
-        ("zzz=1", "'zzz' is not known; known: micro_batch_size"),
+        ("node=1..3", r"'node'.*nodes"),
+        ("zzz=1", r"'zzz'.*micro_batch_size"),
         ("1..3", "'1..3' has no key"),
         ("", "'' has no key"),
-        ("nodes=", "nodes has an empty value"),
-        ("nodes=1,,2", "nodes has an empty value"),
-        ("=3", "a key has an empty value|'' is not known"),
+        ("nodes=", r"nodes .*empty value"),
+        ("nodes=1,,2", r"nodes .*empty value"),
+        ("=3", r"empty value|'' is not"),
         ("nodes=3..1", "runs backwards; write 1..3"),
         ("nodes=1..3..0", "a step of 0"),
         ("nodes=0..8..x2", "factors begin at 1"),
-        ("nodes=1..8..x1", "multiply by at least 2"),
-        ("nodes=1..3,7", "mixes a range with other values"),
-        ("nodes=1,nodes=2", "nodes is given twice"),
+        ("nodes=1..8..x1", "at least 2"),
+        ("nodes=1..3,7", "mixes a range"),
+        ("nodes=1,nodes=2", r"nodes .*twice"),
         ("shard={a: 1}", "not a value"),
         ("shard=[", "shard=\\[.*not valid YAML"),
     ],
@@ -83,7 +83,7 @@ def test_what_is_no_sweep_is_refused(text: str, message: str) -> None:
     ],
 )
 def test_a_sweep_that_is_too_large_is_refused_with_its_size(text: str, size: str) -> None:
-    with pytest.raises(UserError, match=f"the sweep has {size} points .*at most {MOST_POINTS:,}"):
+    with pytest.raises(UserError, match=f"{size} points .*at most {MOST_POINTS:,}"):
         parse_axes(text)
     assert len(values(f"nodes=1..{MOST_POINTS}")) == MOST_POINTS
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
+from tests.facts import says
 from tests.unit.estimation.requests import two_nodes
 
 from drillyard.errors import UserError
@@ -64,12 +65,12 @@ def test_a_bound_of_time_gives_a_bound_of_cost() -> None:
 @pytest.mark.parametrize("name", ["usd_per_gpu_hour", "usd_per_node_hour"])
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
 def test_a_price_that_is_none_is_refused(name: str, value: float) -> None:
-    with pytest.raises(UserError, match=r"price of a (GPU|node)-hour is .*; a number above 0 is needed"):
+    with pytest.raises(UserError, match=r"(GPU|node)-hour is .*above 0"):
         PriceOptions(**{name: value})
 
 
 def test_two_prices_are_refused() -> None:
-    with pytest.raises(UserError, match="give one of them"):
+    with pytest.raises(UserError, match="one of them"):
         PriceOptions(1, 1)
 
 
@@ -94,7 +95,7 @@ def test_a_cost_is_as_unverified_as_its_price() -> None:
 def test_no_price_is_taken_from_elsewhere() -> None:
     place = two_nodes("a3-megagpu-8g", consumption="spot", region="mars-north1")
     assert hourly_price(place, catalog(), PriceOptions()) is None
-    assert missing_price_reason(place) == "no price of a3-megagpu-8g by spot in mars-north1 is known"
+    assert says(missing_price_reason(place), "no price ... a3-megagpu-8g ... spot ... mars-north1")
     assert hourly_price(two_nodes("a3-megagpu-8g", consumption="calendar"), catalog(), PriceOptions()) is None
 
 
@@ -115,7 +116,7 @@ def test_an_own_price_file_comes_first_and_names_itself(tmp_path: Path) -> None:
 def test_gpus_without_a_machine_have_only_the_users_price_and_no_idle_neighbours() -> None:
     place = accelerator_target("h100", 12, catalog())
     assert hourly_price(place, catalog(), PriceOptions()) is None
-    assert "only the accelerator h100 is given" in missing_price_reason(place)
+    assert says(missing_price_reason(place), "accelerator h100")
     assert priced(place, usd_per_gpu_hour=2).of_all.value == 24
     assert priced(place, usd_per_node_hour=16).of_all.value == 32
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import given as forall
 from hypothesis import strategies as st
+from tests.facts import says
 
 from drillyard.errors import UserError
 from drillyard.estimation.checkpoint_interval import expected_wall_seconds
@@ -90,7 +91,7 @@ def test_a_short_run_saves_once_at_the_end_and_says_so(make_job):
     slow = {"bytes_per_gpu": 1e10, "asynchronous": False, "storage_gb_per_s": 20}
     outlook = failure_estimate(make_job(num_nodes=2, steps=100, cost=slow), LLAMA3)
     assert (outlook.schedule.interval_steps, outlook.term("saves").value) == (100, 1)
-    assert "one save at the end" in outlook.notes[0]
+    assert says(outlook.notes[0], "one save")
 
 
 def test_an_own_interval_is_kept(make_job):
@@ -160,14 +161,14 @@ def test_to_first_order_the_prediction_is_meta_s_formula(make_job, nodes, size, 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"num_nodes": 0}, "number of nodes is 0"),
-        ({"steps": 0}, "number of steps is 0"),
+        ({"num_nodes": 0}, r"nodes.* 0"),
+        ({"steps": 0}, r"steps.* 0"),
         ({"step_seconds": given(0.0)}, "step time"),
         ({"preemptions_per_node_day": -0.1}, "preemptions per node-day is -0.1"),
-        ({"interval_steps": 259_201}, "longer than the run"),
-        ({"interval_steps": 0}, "at least 1 is needed"),
-        ({"interval_steps": 1}, "give at least 27 steps"),
-        ({"cost": {"storage_gb_per_s": 0}}, "storage bandwidth in GB/s is 0"),
+        ({"interval_steps": 259_201}, "longer than"),
+        ({"interval_steps": 0}, "at least 1"),
+        ({"interval_steps": 1}, "27 steps"),
+        ({"cost": {"storage_gb_per_s": 0}}, r"storage bandwidth.* 0"),
         ({"cost": {"host_device_gb_per_s": -1}}, "host-device bandwidth in GB/s is -1"),
         ({"cost": {"bytes_per_gpu": -1}}, "bytes per GPU is -1"),
     ],
@@ -183,17 +184,17 @@ def test_an_unknown_bandwidth_is_asked_for(make_job):
     silent = job.machine.model_copy(
         update={"storage": None, "host_nics": job.machine.host_nics.model_copy(update={"count": 0})}
     )
-    with pytest.raises(UserError, match="no storage bandwidth of a3-megagpu-8g is known"):
+    with pytest.raises(UserError, match=r"storage bandwidth.*a3-megagpu-8g"):
         checkpoint_cost(silent, catalog().accelerator("h100"), num_nodes=1, bytes_per_gpu=1e9, asynchronous=False)
     unlinked = (
         catalog().accelerator("h100").model_copy(update={"host_device_gb_per_s": None, "host_link_gb_per_s": None})
     )
-    with pytest.raises(UserError, match="no host-device bandwidth of h100 is known"):
+    with pytest.raises(UserError, match=r"host-device bandwidth.*h100"):
         checkpoint_cost(job.machine, unlinked, num_nodes=1, bytes_per_gpu=1e9, asynchronous=True)
 
 
 def test_a_run_that_never_ends_is_an_error(make_job):
     job = make_job(interval_steps=259_200)
-    with pytest.raises(UserError, match="the run never ends") as refused:
+    with pytest.raises(UserError, match="never ends") as refused:
         failure_estimate(job, custom_failure_rate(500))
     assert len(str(refused.value).splitlines()) == 2

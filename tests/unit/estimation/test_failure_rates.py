@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.facts import says
 
 from drillyard.errors import UserError
 from drillyard.estimation.failure_rates import (
@@ -35,7 +36,7 @@ def test_a_misspelled_rate_is_named_with_the_nearest():
 
 def test_an_own_rate_is_the_user_s():
     assert custom_failure_rate(1.5).rate.value == 1.5
-    assert custom_failure_rate(1.5).rate.source == "given by the user"
+    assert says(custom_failure_rate(1.5).rate.source, "by the user")
 
 
 @pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf")])

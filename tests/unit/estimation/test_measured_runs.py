@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.facts import says
 
 from drillyard.errors import UserError
 from drillyard.estimation.measured_runs import (
@@ -139,7 +140,7 @@ def test_a_run_is_the_median_of_its_logged_steps_after_warm_up(tmp_path):
     assert (row.name, row.publisher, row.accelerator.name) == ("mine", "your own run", "h100")
     assert row.setup.tokens_per_step_per_gpu == 4 * 2 * 2048
     assert (row.setup.shard, row.setup.activation_checkpointing, row.setup.kernel) == (8, "full", "varlen")
-    assert "median of 15 logged steps" in row.tokens_per_second_per_gpu.source
+    assert says(row.tokens_per_second_per_gpu.source, "15 logged steps")
 
 
 def test_steps_that_compiled_do_not_count(tmp_path):
@@ -191,18 +192,18 @@ def test_what_auto_became_in_the_run_is_what_was_measured(tmp_path):
 
 def test_too_few_steps_are_refused(tmp_path):
     directory = run_directory(tmp_path / "mine", [1.0] * (WARM_UP_LINES + LEAST_LINES - 1))
-    with pytest.raises(UserError, match=r"9 logged steps after 5 of warm-up; at least 10"):
+    with pytest.raises(UserError, match=r"9 logged steps.* 5 .*10"):
         read_measured_run(directory)
 
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"no run\.yaml there; give the directory of a run"):
+    with pytest.raises(UserError, match=r"no run\.yaml"):
         read_measured_run(tmp_path)
 
 
 @pytest.mark.parametrize("accelerator", [None, "some-gpu", "cpu"])
 def test_a_run_on_nothing_that_is_known_is_refused(tmp_path, accelerator):
-    with pytest.raises(UserError, match="no accelerator that is known"):
+    with pytest.raises(UserError, match="accelerator"):
         read_measured_run(run_directory(tmp_path / "mine", [1.0] * 40, accelerator=accelerator))
 
 

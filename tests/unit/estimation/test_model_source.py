@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.facts import says
 from tests.unit.estimation.requests import LLAMA_70B, run_config
 
 from drillyard.errors import UserError
@@ -49,12 +50,12 @@ def test_a_hub_id_is_read_from_the_local_cache_and_never_fetched(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(UserError) as caught:
         find_model(with_id("some/model"), ModelOptions())
-    assert "not in the local Hugging Face cache" in str(caught.value)
+    assert says(str(caught.value), "Hugging Face cache")
     assert "--config FILE" in str(caught.value) and "hf download some/model config.json" in str(caught.value)
     repository = tmp_path / "models--some--model"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("abc")
-    with pytest.raises(UserError, match="not in the local Hugging Face cache"):
+    with pytest.raises(UserError, match="Hugging Face cache"):
         find_model(with_id("some/model"), ModelOptions())
     (repository / "snapshots" / "abc").mkdir(parents=True)
     (repository / "snapshots" / "abc" / "config.json").write_text(json.dumps(CONFIG))
@@ -68,9 +69,9 @@ def test_a_hub_id_is_read_from_the_local_cache_and_never_fetched(
         ("[1]", "not a JSON object"),
         (json.dumps({"hidden_size": 64}), "model_type is missing"),
         (json.dumps({**CONFIG, "hidden_size": "8192"}), "hidden_size"),
-        (json.dumps({**CONFIG, "num_attention_heads": 63}), "does not divide by 63 attention heads"),
-        (json.dumps({**CONFIG, "model_type": "lama"}), r"did you mean llama\?"),
-        (json.dumps({**CONFIG, "model_type": "unheard-of"}), "(?s)not one whose shapes are known.*--params"),
+        (json.dumps({**CONFIG, "num_attention_heads": 63}), "63 attention heads"),
+        (json.dumps({**CONFIG, "model_type": "lama"}), r"llama\?"),
+        (json.dumps({**CONFIG, "model_type": "unheard-of"}), r"(?s)shapes.*--params"),
         (json.dumps({**CONFIG, "bottleneck_size": 12}), "bottleneck_size"),
     ],
 )

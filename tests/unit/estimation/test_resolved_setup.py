@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.facts import says
 
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
@@ -73,7 +74,7 @@ def test_the_reason_names_the_figures(peaks: None) -> None:
     expected = "the least recomputation that fits: up to 20 of 25 GiB"
     assert reasons["training.activation_checkpointing"] == expected
     setup = resolved(run_config()).setup
-    assert choose_checkpointing(setup, 5.0).reason == "nothing fits: up to 10 GiB even so, and there are 5 GiB"
+    assert says(choose_checkpointing(setup, 5.0).reason, "nothing fits: ... 10 GiB ... 5 GiB")
 
 
 def test_the_prediction_that_auto_was_decided_by_comes_with_the_answer() -> None:
@@ -140,17 +141,17 @@ def test_a_model_that_cannot_be_predicted_recomputes_everything(monkeypatch: pyt
     decisions = {d.key: d for d in resolved(run_config()).decisions}
     message = decisions["training.activation_checkpointing"]
     assert message.value == "full"
-    assert message.reason == "the memory cannot be predicted: linear attention has no formula here"
+    assert says(message.reason, "memory ... linear attention")
     counted = resolved(run_config(), spec=spec_from_counts(10**9))
     assert counted.setup.activation_checkpointing == "full"
 
 
 def test_ranks_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(UserError, match="shard auto x replicate 3 is not the number of GPUs, 8"):
+    with pytest.raises(UserError, match=r"shard auto x replicate 3 .*8"):
         resolved(run_config(parallelism__replicate=3))
-    with pytest.raises(UserError, match="shard 4 x replicate 1 is not the number of GPUs, 8"):
+    with pytest.raises(UserError, match=r"shard 4 x replicate 1 .*8"):
         resolved(run_config(parallelism__shard=4))
-    with pytest.raises(UserError, match="not a multiple of micro_batch_size 4 x 8"):
+    with pytest.raises(UserError, match="micro_batch_size 4 x 8"):
         resolved(run_config(training__global_batch_size=33))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.facts import says
 from tests.unit.estimation.requests import SMALL, question, run_config, two_nodes
 
 from drillyard.config import RunConfig, require_valid
@@ -78,7 +79,7 @@ def test_experts_that_are_cut_over_more_ranks_than_there_are_of_them_are_reporte
         "num_experts_per_tok": 2,
     }  # fmt: skip
     wide, narrow = (estimate_run(question(run_config(shapes), two_nodes("a3-megagpu-8g", nodes))) for nodes in (8, 1))
-    assert any("% of each GPU's shard is padding" in text for text in wide.warnings)
+    assert any(says(text, "% ... padding") for text in wide.warnings)
     assert not any("padding" in text for text in narrow.warnings)
 
 
@@ -155,18 +156,18 @@ def test_a_model_of_which_only_counts_are_known_has_a_speed_but_no_memory() -> N
     found = estimate_run(asked)
     assert found.memory is None and found.verdict == "unknown" and found.speed is not None
     assert "config.json" in missing(found)["memory"]
-    assert any("only parameter counts are known" in warning for warning in found.warnings)
+    assert any(says(warning, "only parameter counts") for warning in found.warnings)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"parallelism": {"replicate": 3}}, "16 ranks do not divide by replicate 3"),
-        ({"parallelism": {"shard": 32}}, "shard 32 .* but there are 16 ranks"),
+        ({"parallelism": {"replicate": 3}}, r"16.*replicate 3"),
+        ({"parallelism": {"shard": 32}}, r"shard 32 .*16 ranks"),
         ({"parallelism": {"tensor": 3}}, "parallelism.tensor"),
-        ({"training": {"global_batch_size": 100}}, "global_batch_size: 100 is not a multiple of"),
+        ({"training": {"global_batch_size": 100}}, "global_batch_size: 100"),
         ({"training": {"steps": None}}, "training.steps: missing"),
-        ({"training": {"device": "cpu"}}, "training.device: found 'cpu', but the run is estimated on b200"),
+        ({"training": {"device": "cpu"}}, r"training.device:.*'cpu'.*b200"),
     ],
 )
 def test_what_cannot_be_divided_as_asked_is_refused(changes: dict[str, dict[str, object]], message: str) -> None:
@@ -257,14 +258,14 @@ def test_whatever_is_said_to_fit_is_accepted_by_train_and_fits(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"evaluation": {"every_steps": 50}}, "the time of evaluating every 50 steps is not counted"),
-        ({"data": {"packing": False}}, "padding counts as tokens here"),
-        ({"training": {"deterministic": True}}, "what it costs in speed is not counted"),
+        ({"evaluation": {"every_steps": 50}}, "every 50 steps"),
+        ({"data": {"packing": False}}, "padding counts"),
+        ({"training": {"deterministic": True}}, "not counted"),
     ],
 )
 def test_settings_whose_time_is_in_no_figure_are_reported(changes: dict[str, dict[str, object]], message: str) -> None:
-    assert any(message in text for text in estimate_run(question(run_config(SMALL, **changes))).warnings)
-    assert not any(message in text for text in estimate_run(question(run_config(SMALL))).warnings)
+    assert any(says(text, message) for text in estimate_run(question(run_config(SMALL, **changes))).warnings)
+    assert not any(says(text, message) for text in estimate_run(question(run_config(SMALL))).warnings)
 
 
 def test_a_shared_directory_of_unknown_bandwidth_is_reported() -> None:

@@ -86,11 +86,11 @@ def test_the_repair_model_proposes_what_the_simulation_confirms(scenario):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda one: compare_spares(one, usd_per_node_hour=0), "price of a node-hour is 0"),
-        (lambda one: compare_spares(one, [-1]), "number of spares is -1"),
-        (lambda one: compare_spares(one, []), "no number of spares"),
-        (lambda one: compare_intervals(one, []), "no interval is given"),
-        (lambda one: compare_intervals(one, [100_001]), "longer than the run"),
+        (lambda one: compare_spares(one, usd_per_node_hour=0), r"node-hour.* 0"),
+        (lambda one: compare_spares(one, [-1]), r"spares.* -1"),
+        (lambda one: compare_spares(one, []), "number of spares"),
+        (lambda one: compare_intervals(one, []), "no interval"),
+        (lambda one: compare_intervals(one, [100_001]), "longer than"),
     ],
 )
 def test_bad_questions_are_refused(scenario, call, words):

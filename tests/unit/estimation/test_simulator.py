@@ -213,7 +213,7 @@ def test_100_000_gpus_for_60_days_take_seconds():
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"spares": -1}, "number of spares is -1"), ({"start_seconds": 1e7}, "hardly any progress")],
+    [({"spares": -1}, r"spares.* -1"), ({"start_seconds": 1e7}, "hardly any progress")],
 )
 def test_what_cannot_be_simulated_is_refused(change, words):
     run = scenario(HOUR, SaveSchedule(2000, 10.0, 30, 2.0, 0.0))

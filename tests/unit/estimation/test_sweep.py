@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.facts import says
 from tests.unit.estimation.requests import SMALL, question, run_config, two_nodes
 
 from drillyard.errors import UserError
@@ -84,11 +85,11 @@ def test_a_combination_that_cannot_be_is_reported_and_does_not_end_the_sweep() -
     asked = question(run_config(SMALL, training={"global_batch_size": 128}), two_nodes("a3-megagpu-8g"))
     points = by(swept("micro_batch_size=2,3", asked), "micro_batch_size")
     assert points[2].prediction is not None
-    assert points[3].prediction is None and "global_batch_size: 128 is not a multiple" in points[3].refusal
+    assert points[3].prediction is None and says(points[3].refusal, "global_batch_size: 128")
     bought = question(CONFIG, two_nodes("a3-megagpu-8g", consumption="on-demand"))
     machines = by(swept("machine=a3-megagpu-8g,a4-highgpu-8g,a5", bought), "machine")
-    assert "cannot be had by 'on-demand'" in machines["a4-highgpu-8g"].refusal
-    assert "machine 'a5' is not known" in machines["a5"].refusal
+    assert says(machines["a4-highgpu-8g"].refusal, "'on-demand'")
+    assert says(machines["a5"].refusal, "machine 'a5'")
     assert machines["a3-megagpu-8g"].on_front
 
 
@@ -97,7 +98,7 @@ def test_a_combination_that_cannot_be_is_reported_and_does_not_end_the_sweep() -
     [
         ("micro_batch_size=0..2", "--sweep: training.micro_batch_size: found 0"),
         ("activation_checkpointing=some", "--sweep: training.activation_checkpointing: found 'some'"),
-        ("training.stpes=1", "--sweep: training.stpes: unknown key; did you mean 'steps'"),
+        ("training.stpes=1", r"--sweep: training.stpes:.*'steps'"),
         ("sequence_length=1.5", "--sweep: data.sequence_length"),
     ],
 )

@@ -40,14 +40,14 @@ def test_a_machine_that_is_not_sold_so_is_refused_with_the_ways_that_there_are()
         lambda: two_nodes("a3-megagpu-8g", consumption="on-demand").with_machine("a4-highgpu-8g", catalog()),
         lambda: cluster_target(cluster(), catalog(), machine="a4x-highgpu-4g"),
     ):
-        with pytest.raises(UserError, match=r"cannot be had by '(on-demand|spot)'; it can by reservation"):
+        with pytest.raises(UserError, match=r"'(on-demand|spot)'.*reservation"):
             make()
 
 
 @pytest.mark.parametrize("nodes", [0, -3])
 def test_no_nodes_are_no_place(nodes: int) -> None:
     for make in (lambda: two_nodes(nodes=nodes), lambda: two_nodes().with_nodes(nodes)):
-        with pytest.raises(UserError, match=f"the number of nodes is {nodes}; at least 1 is needed"):
+        with pytest.raises(UserError, match=f"nodes.* {nodes}.*at least 1"):
             make()
 
 
@@ -62,9 +62,9 @@ def test_an_accelerator_alone_fills_nodes_of_eight() -> None:
 @pytest.mark.parametrize(
     ("accelerator", "num_gpus", "per_node", "message"),
     [
-        ("h100", 0, None, "the number of GPUs is 0"),
-        ("h100", 8, 0, "the number of GPUs per node is 0"),
-        ("h1000", 8, None, "'h1000' is not known; did you mean h100"),
+        ("h100", 0, None, r"GPUs.* 0"),
+        ("h100", 8, 0, r"GPUs per node.* 0"),
+        ("h1000", 8, None, r"'h1000'.*h100"),
     ],
 )
 def test_what_is_no_accelerator_or_number_is_refused(
