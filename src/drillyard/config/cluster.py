@@ -44,7 +44,7 @@ class ClusterConfig(StrictModel):
         description="Name of the cluster: at most 40 lower case letters, digits and '-', beginning with a letter.",
         examples=["my-cluster"],
     )
-    platform: str = Field(description="Where the run is launched.", examples=["slurm"])
+    platform: str = Field(description="Where the run is launched.", examples=["local"])
     location: Location | None = Field(default=None, description="Project, region and zone of a cloud platform.")
     machine: str | None = Field(default=None, description="Machine type, such as a4-highgpu-8g.")
     nodes: PositiveInt = Field(default=1, description="Number of machines.")
@@ -107,7 +107,7 @@ def cluster_model() -> type[ClusterConfig]:
     """
     names = tuple(platforms())
     description = f"What runs the job: {', '.join(names[:-1])} or {names[-1]}."
-    fields: dict[str, Any] = {"platform": (Literal[names], Field(description=description, examples=["slurm"]))}
+    fields: dict[str, Any] = {"platform": (Literal[names], Field(description=description, examples=["local"]))}
     for name, facts in platforms().items():
         if facts.section is not PlatformSection:
             fields[name] = (facts.section | None, Field(default=None, description=f"Settings of platform {name}."))
