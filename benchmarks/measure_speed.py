@@ -4,8 +4,8 @@
 
 Each kind is read in a process of its own. Printed are MB/s and steps/s of processor time (so that a busy machine
 disturbs less; reading is single-threaded, and the log is in the kernel's cache), and the resident memory at its peak.
-Goals: 100 MB/s for a realistic log (one line in 20 is a step, behind a prefix), DLLogger and metrics.jsonl; 100,000
-steps/s for logs of only step lines; 60 MB/s for trainer_state.json; under 200 MB to a million steps.
+Goals: 100 MB/s for a realistic log (one line in 20 is a step, behind a prefix); 100,000 steps/s for logs of only step
+lines, DLLogger and metrics.jsonl among them; 60 MB/s for trainer_state.json; under 200 MB to a million steps.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class _Account:
             self.times.add(phase, microseconds)
 
     def enter(self, moment: Moment) -> None:
-        """Change the phase as a moment says."""
+        """Change the phase at a moment."""
         kind, step = moment.kind, moment.step
         running = self.phase in ("launch", "training")
         if running and step is not None and step > self.position and kind in ("step", "begin"):
@@ -213,7 +213,7 @@ class _Account:
         self.lacking = 0
 
     def step_back(self) -> None:
-        """The clock was set back: what a step in flight had taken so far cannot be told from what the clock hid."""
+        """The clock was set back: it hides what a step in flight had taken so far, which becomes unknown."""
         if self.phase == "training":
             self.drop_pending("unknown")
             self.lacking = 0

@@ -68,7 +68,7 @@ def time_zone(name: str) -> tzinfo:
 class Stamps:
     """Converts stamps of one log. `zone` is for stamps without one; None reads them as UTC and remembers it.
 
-    After conversions, `zoned` and `zoneless` tell whether stamps with and without a zone were seen, and
+    After conversions, `zoned` and `zoneless` are whether stamps with and without a zone were seen, and
     `coarsest_us` is the coarsest printed unit in microseconds.
     """
 

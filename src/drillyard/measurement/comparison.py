@@ -9,7 +9,7 @@ Confidence is Student's t on blocks, at 95 %: neighbouring steps resemble each o
   logarithms of their medians has Welch's interval, widened by what the printing of durations rounds away.
 - Loss: the last fifth of the common range is cut into up to 10 blocks; the differences of the two runs' block means
   have the interval of paired values, so a loss that falls in both does not blur it.
-Fewer than five blocks with values say nothing, and then nothing is said.
+With fewer than five blocks no interval is given.
 
 Two runs of another model or tokenizer have losses that mean different things; of another sequence length or precision
 also speeds that do. Such runs are shown, and called not comparable. What neither log says is named as not stated.
@@ -49,7 +49,7 @@ _TAIL: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A difference with its 95 % confidence interval; `low` and `high` are None where too few blocks tell."""
+    """A difference with its 95 % confidence interval; `low` and `high` are None with too few blocks."""
 
     value: float
     low: float | None
@@ -58,7 +58,7 @@ class Interval:
 
     @property
     def certain(self) -> bool | None:
-        """Whether it differs from nothing; None where nobody can tell."""
+        """Whether the interval excludes 0; None without one."""
         return None if self.low is None or self.high is None else not self.low <= 0 <= self.high
 
 
@@ -96,7 +96,7 @@ class Comparison:
 
     @property
     def comparable(self) -> bool:
-        """Whether nothing that is known stands against it."""
+        """Whether no known fact speaks against it."""
         return not self.differ
 
     def as_json(self) -> dict[str, Any]:
@@ -166,13 +166,13 @@ def compare_runs(runs: Sequence[RunResult]) -> Comparison:
 def _tails(
     progress: dict[Axis, list[NDArray[np.float64]]], losses: Sequence[NDArray[np.float64]], index: int
 ) -> dict[Axis, Interval]:
-    """What the loss of a run is higher by than that of the first, by each measure of progress that tells."""
+    """By how much the loss of a run is higher than that of the first, by each known measure of progress."""
     found = {axis: _tail(along[0], losses[0], along[index], losses[index]) for axis, along in progress.items()}
     return {axis: interval for axis, interval in found.items() if interval is not None}
 
 
 def _names(runs: Sequence[RunResult]) -> tuple[str, ...]:
-    """Names that tell the runs apart: shortened paths, numbered where that is not enough."""
+    """Distinct names of the runs: shortened paths, numbered where that is not enough."""
     parts = [run.name.rstrip("/").split("/") for run in runs]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-length:]) for part in parts]
@@ -223,7 +223,7 @@ def _progress(run: RunResult, axis: Axis) -> NDArray[np.float64] | None:
         return steps
     if axis == "tokens":
         of_step = run.speed.tokens_per_step
-        # Frameworks that count from 0 have done one step more than they say.
+        # Frameworks that count from 0 have done one step more than they print.
         from_zero = bool(len(run.log.steps) and run.log.steps.step.min() == 0)
         return None if of_step is None else (steps + from_zero) * of_step
     seconds = _seconds(run)

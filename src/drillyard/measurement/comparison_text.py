@@ -35,7 +35,7 @@ _AXIS_NAMES: Final[dict[Axis, str]] = {"step": "step", "tokens": "tokens", "seco
 
 
 def render_comparison(comparison: Comparison) -> RenderableType:
-    """All of it; the word on whether the runs can be compared comes first."""
+    """The whole comparison; whether the runs can be compared comes first."""
     parts: list[RenderableType] = []
     if comparison.differ:
         parts.append(Text("Not comparable: these differ", style="bold red"))

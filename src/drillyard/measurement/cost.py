@@ -4,10 +4,10 @@
     $ per million tokens   = $ per GPU-hour / 3600 / tokens per second per GPU x 1e6
     $ of the run so far    = (wall time - waiting) / 3600 x $ per GPU-hour x GPUs
 
-The first two are the price of a typical step; the third also pays for start-up, saves and failures, and
-for whatever time is unknown. Waiting, which only logs that say so have, is free: what is queued is not billed. No price
-is taken from the catalog: a log does not say how its capacity was bought. A price per node is divided by the GPUs of a
-node: `--gpus-per-node`, or the catalog's number where all machines with this accelerator have the same.
+The first two are the price of a typical step; the third also pays for start-up, saves, failures and unknown time.
+Waiting, where a log has it, is free: what is queued is not billed. No price is taken from the catalog: a log does not
+say how its capacity was bought. A price per node is divided by the GPUs of a node: `--gpus-per-node`, or the catalog's
+number where all machines with this accelerator have the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`--fail-if 'mfu<0.38'`: conditions on the published document, so that a CI job can stand on a measured run.
+"""`--fail-if 'mfu<0.38'`: conditions on the published document, so that a CI job can gate on a measured run.
 
 A condition is a field of the document by its dotted name, a comparison and a number. Whatever is not known cannot pass:
-a gate on a null field is closed, and says which flag would give the figure.
+a gate on a null field fails, and names the flag that would give the figure.
 """
 
 from __future__ import annotations

@@ -2,16 +2,16 @@
 
 A Drillyard run directory is taken by its events, as the trainer does for summary.json, so both give the same figures.
 For other logs steps and marks are merged in the order of their lines (of their time stamps, where they come from
-different files), and what a log says less clearly than our events is read as follows:
+different files), and what a log states less clearly than our events is read as follows:
 
 - Wall time is from the first time stamp to the last, or `job_start` to `job_end`. What comes before the first line
   belongs to start-up, what comes after the last step is unknown unless marks say more.
 - An attempt starts with its first time stamp. Where the log shows no failure before it, the gap is unknown.
 - A failure without a time stamp of its own (a traceback between stamped lines) is put at the last stamp of its attempt.
 - A save or evaluation of which only the end is logged has taken the seconds that the line says. One of which only the
-  beginning is logged before the next step is not counted: nobody knows when it ended.
+  beginning is logged before the next step is not counted: its end is not known.
 - The first step of an attempt follows on the step that its resume names, else on the one a logging interval before.
-- A duration that is a moving average says nothing about one step: the time stamps alone do.
+- A duration that is a moving average is not that of one step: the time stamps alone count.
 
 Limits: no time stamps, no goodput. With time stamps in whole seconds each category is off by up to a second per mark.
 """
@@ -108,7 +108,7 @@ def _moments(log: ParsedLog, first: int, last: int) -> Iterator[Moment]:
         ours = marks.get(number, [])
         placed = _placed(ours, None if start is None else start.last_time_us)
         begun = None if start is None else start.first_time_us
-        if number > 0 and not _start_is_told(rows, placed, begun) and (begun is not None or len(rows)):
+        if number > 0 and not _start_is_marked(rows, placed, begun) and (begun is not None or len(rows)):
             yield Moment(_beginning(latest, begun, rows), "round_start")
         for item in _attempt(rows, placed, _position(rows, ours, interval, lowest)):
             latest = item.at
@@ -116,8 +116,8 @@ def _moments(log: ParsedLog, first: int, last: int) -> Iterator[Moment]:
     yield Moment(max(last, latest), "over")
 
 
-def _start_is_told(rows: Steps, placed: list[tuple[int, Mark]], begun: int | None) -> bool:
-    """Whether marks that come no later than the beginning of an attempt say how the one before ended."""
+def _start_is_marked(rows: Steps, placed: list[tuple[int, Mark]], begun: int | None) -> bool:
+    """Whether marks no later than the beginning of an attempt show how the one before ended."""
     return any(
         place == 0 and mark.kind in ("restart", "failure", "waiting") and (begun is None or time_us <= begun)
         for place, (time_us, mark) in zip(_places(rows, placed), placed, strict=True)
@@ -126,7 +126,7 @@ def _start_is_told(rows: Steps, placed: list[tuple[int, Mark]], begun: int | Non
 
 def _beginning(latest: int, begun: int | None, rows: Steps) -> int:
     """When an attempt began. Not before the last that is known of the one before, whose other ranks may have gone on,
-    unless its steps tell of a clock that was set back. Where no line comes before its first step: when that began."""
+    unless its steps show a clock that was set back. Where no line comes before its first step: when that began."""
     if not len(rows):
         assert begun is not None
         return begun
@@ -206,8 +206,8 @@ def _places(rows: Steps, marks: list[tuple[int, Mark]]) -> list[int]:
 
 
 def _without_doubles(placed: Iterable[tuple[int, tuple[int, Mark]]], num_rows: int) -> list[tuple[int, Moment]]:
-    """The marks as moments with the number of rows before each. Of what several ranks say the first beginning and the
-    last end are kept; a beginning whose end nobody says before the next step is dropped."""
+    """The marks as moments with the number of rows before each. Of what several ranks print the first beginning and the
+    last end are kept; a beginning without an end before the next step is dropped."""
     kept: list[tuple[int, Moment] | None] = []
     begun: dict[Overlay, int] = {}
     ended: dict[Overlay, tuple[int, int | None]] = {}

@@ -19,7 +19,7 @@ from drillyard.telemetry.console import flatten
 
 
 class Flagged(NamedTuple):
-    """A step that stands out, and where its line is."""
+    """A step that was skipped or is not finite, and where its line is."""
 
     step: int
     place: str

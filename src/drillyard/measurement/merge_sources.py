@@ -1,4 +1,4 @@
-"""What was read of each source -> the RunLog of one run.
+"""What was read of each source -> the ParsedLog of one run.
 
 Where the same run was logged in several formats, the steps come from the first of `log_formats` that has at least
 half as many as any other; facts and marks are taken from the others too. Every source is listed in `ParsedLog.sources`,
@@ -86,7 +86,7 @@ def _best_format(found: list[FormatContent]) -> str | None:
 
 def _without_echo(lanes: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
     """Without the step events of events.jsonl where metrics.jsonl has the steps."""
-    # A column of NaN alone is no column: where no loss is finite, the tokens tell.
+    # A column of NaN alone is dropped: where no loss is finite, the tokens decide.
     full = [(lane, name) for lane, name in lanes if any(lane.column(key) is not None for key in ("loss", "tokens"))]
     return full if full and any(Path(name).name in RUN_FILES for _, name in lanes) else lanes
 
@@ -167,7 +167,7 @@ def _warn(log: ParsedLog) -> None:
 
 
 def _begun_again(log: ParsedLog) -> list[str]:
-    """Files in which a run begins anew: a restart without a checkpoint, or another run that is no part of this one."""
+    """Files in which a run begins again: a restart without a checkpoint, or another run that is no part of this one."""
     steps, doubts = log.steps, []
     for row in (np.flatnonzero(np.diff(steps.attempt)) + 1).tolist():
         if steps.step[row] <= steps.step[0] and steps.file[row] != steps.file[row - 1]:

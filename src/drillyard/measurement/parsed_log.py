@@ -53,11 +53,11 @@ class Steps:
     """The logged steps: one numpy array per column, all of the same length N.
 
     A column that the log lacks is all NaN (floats) or all its default, and takes no memory: it is a read-only view of
-    one element. `has(name)` tells whether a float column holds any number.
+    one element. `has(name)`: whether a float column holds any number.
 
     step                optimizer steps as the log numbers them (most count from 1, NeMo and MaxText from 0)
     time_us             when the line was written, UTC microseconds since 1970; NO_TIME without a time stamp
-    rank                the rank whose line this is; -1 where nothing says so
+    rank                the rank whose line this is; -1 where it is not known
     attempt             0 for the first start of the ranks, +1 per restart
     again               an earlier attempt had done this step: its time is recomputation
     flags               bits SKIPPED, NONFINITE and COMPILED
@@ -66,13 +66,13 @@ class Steps:
     window_steps        how many steps `seconds` is the mean of: 1 a single step, N a window (log_interval), 0 a moving
                         average over steps before (NeMo), whose single values mean little
     seconds             duration of a step in seconds; NaN where the line has none (then time_us or elapsed_seconds
-                        of neighbouring rows tell). The time of the whole window is seconds x window_steps
+                        of neighbouring rows give it). The time of the whole window is seconds x window_steps
     seconds_precision   half a unit of the last printed digit, in seconds ('0.06s': 0.005); 0 where printed in full
     elapsed_seconds     seconds since this attempt began, where the log prints such (progress bars, DLLogger)
     data_seconds        the part of `seconds` that the step waited for data (Drillyard's own log)
     loss, grad_norm     as printed; may be NaN or infinite by themselves: see flags
     learning_rate
-    tokens, samples     of one optimizer step, whole global batch, where the line tells
+    tokens, samples     of one optimizer step, whole global batch, where the line has them
     printed_tokens_per_second_per_gpu, printed_tflops_per_gpu, printed_mfu (a fraction)
                         rates as the framework printed them, under its own formula
     memory_gib          GPU memory in GiB as printed
@@ -217,9 +217,9 @@ class LoggedAttempt:
 
 @dataclass(slots=True)
 class LogFacts:
-    """What the log itself says about the run; None for what it does not say. Nothing here is guessed or looked up.
+    """What the log itself states about the run; None for the rest. Nothing is guessed or looked up.
 
-    `places` tells where a fact was found ("run.log:12"), by the fact's name.
+    `places` is where a fact was found ("run.log:12"), by the fact's name.
     """
 
     model: str | None = None
@@ -270,14 +270,14 @@ _LARGEST_FACT: Final = 1e30
 
 @dataclass(slots=True)
 class ReadSource:
-    """One file (or stream) that was read or looked at."""
+    """One file (or stream) that was read or set aside."""
 
     name: str
     """The path, `-`, `gs://...`."""
     format: str | None
     """A name in `log_formats`; None where nothing was recognised."""
     used: bool = True
-    """Whether its steps are in RunLog.steps; otherwise `note` says why not."""
+    """Whether its steps are in ParsedLog.steps; otherwise `note` says why not."""
     note: str = ""
     bytes: int = 0
     lines: int = 0
@@ -288,7 +288,7 @@ class ReadSource:
     unfinished_lines: int = 0
     """1 when the last line has no newline: it is left out, as it may still be growing."""
     ranks: tuple[int, ...] = ()
-    """The ranks whose lines were seen, where something says so."""
+    """The ranks whose lines were seen, where known."""
     steps: int = 0
     """Step records read from here, before ranks were joined."""
 

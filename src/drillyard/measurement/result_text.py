@@ -36,7 +36,7 @@ _COLOURS: Final = {
 
 
 def render_result(result: RunResult) -> RenderableType:
-    """All of it. What is not known has a line that says so, with the flag that would give it."""
+    """The whole result. What is not known has a line with the flag that would give it."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")

@@ -67,7 +67,7 @@ class SourceContent:
 
 @dataclass(slots=True)
 class _Candidate:
-    """A text format that looks at the blocks of a source."""
+    """A text format that searches the blocks of a source."""
 
     reader: StepLineReader
     context: RuleContext

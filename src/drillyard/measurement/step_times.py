@@ -2,7 +2,7 @@
 
 Where durations come from, the first that there is (`Basis`):
 
-| basis | what it is | what it can say |
+| basis | what it is | what it gives |
 |---|---|---|
 | steps | each logged step's own duration | mean, percentiles, jitter |
 | windows | means over N steps (log_interval) | mean and median, not how single steps vary |
@@ -12,7 +12,7 @@ Where durations come from, the first that there is (`Basis`):
 | whole run | the training loop's time over its steps | the mean |
 
 A moving average is replaced by time stamps where lines have them. So are durations printed to fewer than two digits,
-such as 0.06 s (which stands for 0.055 to 0.065, or 8 %), where the stamps are finer.
+such as 0.06 s (0.055 to 0.065, or 8 %), where the stamps are finer.
 
 Warm-up: the first step of every attempt is left out (it compiles, allocates, opens files), and then leading steps until
 one is no longer than is usual in the second half of the attempt: its median and 2 %, or 4 robust standard deviations if
@@ -82,7 +82,7 @@ class Durations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """The spread of step times in seconds; None for what the log cannot say (see the module's table).
+    """The spread of step times in seconds; None for what the log does not give (see the module's table).
 
     `jitter` is the robust standard deviation (1.4826 x median absolute deviation) over the median; `slow_fraction` the
     share of steps that took over 1.5 times the median. `steps` counts the steps that the figures rest on, `left_out`
@@ -250,7 +250,7 @@ def _between(
 
 
 def rows_not_compiled(steps: Steps, found: Durations) -> NDArray[np.bool_]:
-    """Which durations are no warm-up in a log that says itself which steps compiled. All, where nothing would be left.
+    """Which durations are no warm-up in a log that marks the steps that compiled. All, where nothing would be left.
 
     summary.json (telemetry/summary.py) rests on the same steps.
     """

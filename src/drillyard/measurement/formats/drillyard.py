@@ -1,6 +1,6 @@
 """Drillyard's own logs: metrics.jsonl, events.jsonl and the console, as JSON lines or as PerfLogger lines.
 
-A JSON line with `step` and `step_seconds` is a logged step; other events are marks. `round` tells the starts apart,
+A JSON line with `step` and `step_seconds` is a logged step; other events are marks. `round` numbers the attempts,
 floats that are not finite are restored from `nonfinite` (telemetry/jsonlines.py). The PerfLogger prints:
 
     [PerfLogger] Using 70.55B parameters for TFLOPs calculation.

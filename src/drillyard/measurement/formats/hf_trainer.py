@@ -5,8 +5,7 @@
     {'train_runtime': 364.4972, 'train_samples_per_second': 1.317, ..., 'train_loss': 2.25, 'epoch': 0.1}
 
 The line has neither step nor time. Both come from the progress bar drawn before it (`6/60 [00:36<05:28, 6.07s/it]`),
-where it is in the same stream; else lines are numbered by themselves, which `RunLog.warnings` says. The loss is a mean
-over `logging_steps`.
+where it is in the same stream; else lines are numbered, with a warning. The loss is a mean over `logging_steps`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _BAR: Final = rb"[ \t]*+\d++" + _COUNT + rb"[ \t]*"
 # Not from within a row of blanks or digits, which would be gone through once from each of them.
 _FIRST_BAR: Final = re.compile(rb"(?:(?<![ \t])(?=[ \t])|(?<![ \t\d])(?=\d))" + _BAR)
 _DRAWN: Final = re.compile(_COUNT)
-"""Bars in a block, found by a literal: a pattern that may begin with blanks looks at rows of them again and again."""
+"""Bars in a block, found by a literal: a pattern that may begin with blanks would retry long runs of them."""
 _Bar = tuple[bytes, ...]
 """Step, steps in all, and the bar's clock."""
 _VALUES: Final = {

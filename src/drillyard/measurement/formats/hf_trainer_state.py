@@ -4,8 +4,8 @@ One JSON object; `log_history` is a list of flat objects with `step`: training l
 `learning_rate`), evaluations (`eval_loss`) and, last, totals (`train_runtime`, `train_loss`). There are no times of day
 and no step times: the mean step time is `train_runtime` over the steps. Losses are means over `logging_steps`.
 
-The idea: the list is cut behind objects into megabyte pieces that msgspec parses as lists of their own; what is around
-the list is parsed at the end, without it. Where a cut does not parse (objects inside of objects), objects are read one
+The list is cut after objects into megabyte pieces that msgspec parses as lists of their own; what is around the list is
+parsed at the end, without it. Where a cut does not parse (objects inside of objects), objects are read one
 by one, 3 times slower. A document that ends in the middle gives the objects that are whole.
 """
 
@@ -161,8 +161,8 @@ class HfTrainerState(DocumentFormat):
 
 
 def _closing(text: bytes, since: int) -> int:
-    """Where a bracket closes a list behind an object, or an empty one; -1 if nowhere. Three times as fast as a pattern
-    would be: single characters are searched by vector instructions."""
+    """Where a bracket closes a list after an object, or an empty one; -1 if nowhere. Three times as fast as a pattern:
+    single characters are searched by vector instructions."""
     at = text.find(b"]", since)
     while at >= 0:
         before = at - 1

@@ -155,7 +155,7 @@ def mark_rule(kind: MarkKind, literal: bytes, pattern: bytes = b"") -> LineRule:
 
 
 def line_time(line: bytes, stamps: Stamps) -> tuple[int | None, Origin, int]:
-    """When and where a line was written, as its prefix says, and where what was written begins."""
+    """The time and origin of a line by its prefix, and where its text begins."""
     shape, stamp, where, end = split_prefix(line)
     if stamp is not None and shape.style is not None:
         return stamps.convert(shape.style, [stamp])[0], where, end

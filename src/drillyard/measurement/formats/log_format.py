@@ -1,11 +1,10 @@
 """What a log format is, and how the step lines of a text log are read.
 
-A `TextFormat` looks at one line with its slow, general rules and returns a `StepPattern`: where the step's text begins
-on the line, a pattern whose groups are the values, and how these become columns. Together with the shape of the line's
-prefix (loglines/prefixes.py) that is a `_Layout`: one compiled pattern for the whole line. The next lines are matched
-against it one after the other; where no step line follows, the next one is found by a literal that all step lines of
-the format have. Values are converted column by column. A line that no known layout matches goes through the slow rules
-again and may add a layout.
+A `TextFormat` parses one line with slow, general rules and returns a `StepPattern`: where the step's text begins on the
+line, a pattern whose groups are the values, and how these become columns. With the shape of the line's prefix
+(loglines/prefixes.py) that is a `_Layout`: one compiled pattern for the whole line. The next lines are matched against
+it one after the other; where no step line follows, the next one is found by a literal that all step lines of the format
+have. A line that no known layout matches goes through the slow rules again and may add a layout.
 
 Cost: 2 to 6 microseconds a step line; text without step lines is searched at gigabytes a second.
 """

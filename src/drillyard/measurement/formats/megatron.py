@@ -130,7 +130,7 @@ class Megatron(TextFormat):
         return StepPattern(header.start(), begins + pattern, columns)
 
     def finish_lane(self, lane: Lane) -> None:
-        """A log that never prints a loss says nothing by leaving it out."""
+        """A log that never prints a loss means nothing by leaving it out."""
         flags = lane.column("flags")
         if flags is not None and not self._prints_loss:
             lane.replace("flags", flags & ~np.uint8(NONFINITE))

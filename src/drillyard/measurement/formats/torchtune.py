@@ -5,7 +5,7 @@
 
 A line is one optimizer step, every `log_every_n_steps`; the count goes on over epochs and restarts. It has no step
 time: that follows from a launcher's time stamps, or from the progress bar before it (`1|2|Loss: 1.8745:   3%|3 | 2/65
-[00:05<02:40,  2.5s/it]`) where both are in one stream; the bar's clock begins anew with each epoch. The rate is that of
+[00:05<02:40,  2.5s/it]`) where both are in one stream; the bar's clock restarts with each epoch. The rate is that of
 this step alone and counts tokens that carry loss only: neither padding nor masked ones. Memory is in GiB (before 0.5 in
 units of 1e9 bytes). Lines with other keys alone are passed over but for `val_loss`. Source: pytorch/torchtune
 torchtune/training/metric_logging.py, recipes/full_finetune_distributed.py, torchtune/training/memory.py.
