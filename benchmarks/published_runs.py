@@ -116,12 +116,11 @@ class Outcome:
     @property
     def ends(self) -> tuple[float, float]:
         """Low and high seconds."""
-        assert self.predicted.seconds is not None
         return self.predicted.seconds.low.value, self.predicted.seconds.high.value
 
     @property
     def is_range(self) -> bool:
-        return self.predicted.seconds is not None and not self.predicted.seconds.is_bound
+        return not self.predicted.seconds.is_bound
 
     @property
     def inside(self) -> bool:

@@ -75,8 +75,8 @@ def against_estimate(setting: Setting, setup: str) -> dict[str, Any]:
 
 def predicted(estimate: Any) -> dict[str, Any]:
     """Ends of what the allocator is predicted to hold at the peak, and of everything."""
-    inside = [part for part in estimate.as_json()["parts"] if part["name"] not in OUTSIDE_OF_THE_ALLOCATOR]
-    low, high = (sum((part.get(end) or part)["value"] for part in inside) for end in ("low", "high"))
+    inside = [part for part in estimate.parts if part.low.name not in OUTSIDE_OF_THE_ALLOCATOR]
+    low, high = (sum(getattr(part, end).value for part in inside) for end in ("low", "high"))
     total = estimate.total
     return {"low_gib": low, "high_gib": high, "total_high_gib": total.high.value, "peak_at": estimate.peak_at}
 

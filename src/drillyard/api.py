@@ -45,22 +45,21 @@ def estimate(
     are KEY=VALUE settings of the run config, `hardware` a file of your own hardware. The result's `verdict` is `fits`,
     `may not fit` or `does not fit`; each figure is a quantity with its unit, range, formula and source.
     """
-    from drillyard.estimation.asking import EstimateOptions, TargetOptions, build_request
-    from drillyard.estimation.cost import PriceOptions
+    from drillyard.estimation.request import EstimateOptions, build_request
     from drillyard.estimation.run_estimate import estimate_run
 
-    target = TargetOptions(
+    options = EstimateOptions(
+        run=Path(run),
         cluster=_path(cluster),
         machine=machine,
         nodes=nodes,
         accelerator=accelerator,
         num_gpus=num_gpus,
+        overrides=list(overrides),
         hardware=_path(hardware),
+        price_per_gpu_hour=price_per_gpu_hour,
     )
-    price = PriceOptions(price_per_gpu_hour, None)
-    return estimate_run(
-        build_request(EstimateOptions(run=Path(run), where=target, overrides=tuple(overrides), price=price))
-    )
+    return estimate_run(build_request(options))
 
 
 def train(
@@ -248,7 +247,7 @@ def _texts(paths: PathLike | Sequence[PathLike]) -> list[str]:
 
 
 def _user_facts(given: dict[str, Any]) -> UserFacts:
-    from drillyard.estimation.asking import parse_count
+    from drillyard.estimation.request import parse_count
     from drillyard.measurement.user_facts import UserFacts, to_formula
 
     facts = {**given, "config": _path(given.get("config")), "formula": to_formula(given.get("formula"))}

@@ -14,7 +14,7 @@ import pytest
 from tests.distributed.memory_case import Case, measure, setup_of
 
 from drillyard.estimation.memory import memory_estimate
-from drillyard.estimation.memory.ledger import MemoryKind
+from drillyard.estimation.memory.autograd import MemoryKind
 from drillyard.estimation.memory.step_memory import StepMemory
 
 TOLERANCE = 0.005

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -10,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drillyard.cli.options import with_options
 from drillyard.console import SafeConsole
 from drillyard.errors import UserError
+from drillyard.estimation.request import FAILURES, MODEL, EstimateOptions, build_request
 
 if TYPE_CHECKING:
     from drillyard.estimation.model_source import BuildSpec
@@ -19,57 +20,16 @@ if TYPE_CHECKING:
 
 WIDTH_OF_FILES = 120
 WIDTH_OF_TABLES = 110
-WHERE, MODEL, MONEY, FAILURES, SHOW = "Where", "The model", "Money", "Failures", "What is shown"
+SHOW = "What is shown"
 
 
 def register(app: typer.Typer) -> None:
     """Add the command `estimate`."""
 
     @app.command()
+    @with_options(EstimateOptions)
     def estimate(
-        run: Annotated[Path, typer.Argument(metavar="RUN", help="The run config.")],
-        cluster: Annotated[
-            Path | None, typer.Option(help="The cluster config.", metavar="FILE", rich_help_panel=WHERE)
-        ] = None,
-        machine: Annotated[
-            str | None, typer.Option(help="Machine type, in place of the cluster's.", rich_help_panel=WHERE)
-        ] = None,
-        nodes: Annotated[
-            int | None, typer.Option(help="Number of machines, in place of the cluster's.", rich_help_panel=WHERE)
-        ] = None,
-        accelerator: Annotated[
-            str | None,
-            typer.Option(help="An accelerator without a machine, with --num-gpus.", rich_help_panel=WHERE),
-        ] = None,
-        num_gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", rich_help_panel=WHERE)] = None,
-        gpus_per_node: Annotated[
-            int | None, typer.Option(help="GPUs in a node, with --accelerator; default: 8.", rich_help_panel=WHERE)
-        ] = None,
-        hardware: Annotated[
-            Path | None,
-            typer.Option(
-                help="Your own hardware and prices, laid over what is known.", metavar="FILE", rich_help_panel=WHERE
-            ),
-        ] = None,
-        overrides: Annotated[
-            list[str],
-            typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the run config; repeatable."),
-        ] = [],  # noqa: B006
-        config: Annotated[
-            Path | None,
-            typer.Option(
-                help="The model's config.json, in place of the run config's.", metavar="FILE", rich_help_panel=MODEL
-            ),
-        ] = None,
-        params: Annotated[
-            str | None,
-            typer.Option(
-                help="Number of parameters, such as 70.6B, of a model whose family is not known.", rich_help_panel=MODEL
-            ),
-        ] = None,
-        active_params: Annotated[
-            str | None, typer.Option(help="Of these, what one token uses.", rich_help_panel=MODEL)
-        ] = None,
+        options: EstimateOptions,
         build: Annotated[
             bool,
             typer.Option(
@@ -78,40 +38,6 @@ def register(app: typer.Typer) -> None:
                 rich_help_panel=MODEL,
             ),
         ] = False,
-        consumption: Annotated[
-            str | None, typer.Option(help="How capacity is bought, such as spot.", rich_help_panel=MONEY)
-        ] = None,
-        region: Annotated[str | None, typer.Option(help="Region, for its price.", rich_help_panel=MONEY)] = None,
-        price_per_gpu_hour: Annotated[
-            float | None, typer.Option(help="Your own price, in dollars.", rich_help_panel=MONEY)
-        ] = None,
-        price_per_node_hour: Annotated[
-            float | None, typer.Option(help="Your own price, in dollars.", rich_help_panel=MONEY)
-        ] = None,
-        data_tokens: Annotated[
-            str | None,
-            typer.Option(
-                help="Tokens of one epoch, such as 15T, where the run is given in epochs.", rich_help_panel=MONEY
-            ),
-        ] = None,
-        failure_rate: Annotated[
-            str | None,
-            typer.Option(
-                help="llama3, rsc1, rsc2 or failures per 1,000 node-days; default: all three.", rich_help_panel=FAILURES
-            ),
-        ] = None,
-        preemptions_per_node_day: Annotated[
-            float | None, typer.Option(help="For spot capacity.", rich_help_panel=FAILURES)
-        ] = None,
-        restart_seconds: Annotated[
-            float | None, typer.Option(help="From a failure to the next step.", rich_help_panel=FAILURES)
-        ] = None,
-        storage_gb_per_s: Annotated[
-            float | None, typer.Option(help="Storage bandwidth of all nodes together.", rich_help_panel=FAILURES)
-        ] = None,
-        host_device_gb_per_s: Annotated[
-            float | None, typer.Option(help="Copies from one GPU to its host.", rich_help_panel=FAILURES)
-        ] = None,
         simulate: Annotated[
             bool,
             typer.Option(
@@ -121,18 +47,11 @@ def register(app: typer.Typer) -> None:
             ),
         ] = False,
         seed: Annotated[int, typer.Option(help="Seed of --simulate.", rich_help_panel=FAILURES)] = 0,
-        calibrate: Annotated[
-            Path | None,
-            typer.Option(help="Take the speed that this run directory has measured.", metavar="RUN_DIR"),
-        ] = None,
-        without_source: Annotated[
-            str | None, typer.Option(help="Leave out the measured runs of one publisher.", metavar="NAME")
-        ] = None,
         sweep: Annotated[
-            str | None,
+            list[str] | None,
             typer.Option(
-                help="Combinations: micro_batch_size=1..16,nodes=1..64..x2,machine=a,b.",
-                metavar="KEYS",
+                help="Values of a key: a,b or 1..16 or 1..64..x2; repeated: every combination.",
+                metavar="KEY=VALUES",
                 rich_help_panel=SHOW,
             ),
         ] = None,
@@ -153,112 +72,74 @@ def register(app: typer.Typer) -> None:
             bool, typer.Option("--json", help="Print as JSON (`drillyard schema estimate`).", rich_help_panel=SHOW)
         ] = False,
     ) -> None:
-        """Predict a run before money is spent: memory, speed, time, cost, failures. Needs no GPU, torch or weights.
+        """Estimate a run before money is spent: memory, speed, time, cost, failures. Needs no GPU, torch or weights.
 
         Where: --cluster FILE, or --machine and --nodes, or --accelerator and --num-gpus. Exit code 1: it does not fit.
 
         With --sweep, a key is a setting of the run config, nodes or machine: a..b, a..b..step, a..b..xfactor or a list.
         """
-        from drillyard.estimation.asking import EstimateOptions, TargetOptions, build_request
-        from drillyard.estimation.cost import PriceOptions
-        from drillyard.estimation.run_time import FailureOptions
-
-        if plot is not None and sweep is None:
+        if plot is not None and not sweep:
             raise UserError("--plot draws a sweep: give --sweep too")
-        if sweep is not None and (simulate or explain):
+        if sweep and (simulate or explain):
             raise UserError("--sweep gives a table of runs; take --simulate and --explain for one of them")
-        options = EstimateOptions(
-            run=run,
-            where=TargetOptions(
-                cluster=cluster,
-                machine=machine,
-                nodes=nodes,
-                accelerator=accelerator,
-                num_gpus=num_gpus,
-                gpus_per_node=gpus_per_node,
-                hardware=hardware,
-                consumption=consumption,
-                region=region,
-            ),
-            overrides=tuple(overrides),
-            config=config,
-            params=params,
-            active_params=active_params,
-            data_tokens=data_tokens,
-            price=PriceOptions(price_per_gpu_hour, price_per_node_hour),
-            failures=FailureOptions(
-                rate=failure_rate,
-                preemptions_per_node_day=preemptions_per_node_day,
-                restart_seconds=restart_seconds,
-                storage_gb_per_s=storage_gb_per_s,
-                host_device_gb_per_s=host_device_gb_per_s,
-            ),
-            calibrate=calibrate,
-            without_source=without_source,
-        )
-        question = build_request(options, build=_builder() if build else None)
-        if sweep is not None:
-            tell_sweep(question, sweep, plot, overwrite=overwrite, as_json=as_json)
+        request = build_request(options, build=_builder() if build else None)
+        if sweep:
+            _sweep(request, sweep, plot, overwrite=overwrite, as_json=as_json)
         else:
-            tell_prediction(question, explain=explain, as_json=as_json, seed=seed if simulate else None)
+            _estimate(request, explain=explain, as_json=as_json, seed=seed if simulate else None)
 
 
-def tell_prediction(question: EstimateRequest, *, explain: bool, as_json: bool, seed: int | None) -> None:
-    """Print one prediction, simulated where there is a `seed`. Exit with 1 where the run does not fit."""
-    from drillyard.estimation.estimate_text import explanation, summary
+def _estimate(request: EstimateRequest, *, explain: bool, as_json: bool, seed: int | None) -> None:
+    """Print one estimate, simulated where there is a `seed`. Exit with 1 where the run does not fit."""
+    from drillyard.estimation.estimate_text import explanation, simulation_text, summary
     from drillyard.estimation.run_estimate import estimate_run
+    from drillyard.estimation.simulated_run import simulate_run
 
-    prediction = estimate_run(question)
-    simulated = None
-    if seed is not None:
-        from drillyard.estimation.simulated_run import simulate_run
-
-        simulated = simulate_run(prediction, seed=seed)
+    found = estimate_run(request)
+    simulated = None if seed is None else simulate_run(found, seed=seed)
     if as_json:
-        from drillyard.estimation.as_json import prediction_json
+        from drillyard.estimation.document import estimate_document
 
-        print(json.dumps(prediction_json(prediction, simulated), indent=2, ensure_ascii=False, allow_nan=False))
+        print(estimate_document(found, simulated).as_text())
     else:
-        shown = [summary(prediction)]
+        shown = [summary(found)]
         if simulated is not None:
-            from drillyard.estimation.show_simulation import simulation_text
-
             shown.append(simulation_text(simulated))
         if explain:
-            shown.append(explanation(prediction))
+            shown.append(explanation(found))
         console().print(*shown, sep="\n")
-    if prediction.verdict == "does not fit":
+    if found.verdict == "does not fit":
         raise typer.Exit(1)
 
 
-def tell_sweep(question: EstimateRequest, keys: str, plot: Path | None, *, overwrite: bool, as_json: bool) -> None:
-    """Print a sweep, and write its plot where one is asked for."""
+def _sweep(request: EstimateRequest, keys: list[str], plot: Path | None, *, overwrite: bool, as_json: bool) -> None:
+    """Print a sweep, and write its plot."""
     from rich.progress import track
 
-    from drillyard.estimation.axes import parse_axes
+    from drillyard.config.sweep_grammar import parse_axes
     from drillyard.estimation.sweep import run_sweep
     from drillyard.estimation.sweep_text import plot_of, sweep_text, write_svg
 
     if plot is not None and not plot.parent.is_dir():
         raise UserError(f"{plot}: cannot be written: there is no directory {plot.parent}")
     waiting = SafeConsole(stderr=True, quiet=not sys.stderr.isatty())
-    swept = run_sweep(question, parse_axes(keys), lambda points: track(points, "predicting", console=waiting))
+    swept = run_sweep(request, parse_axes(keys), lambda points: track(points, "estimating", console=waiting))
     if as_json:
-        from drillyard.estimation.as_json import sweep_json
+        from drillyard.estimation.document import sweep_document
 
-        print(json.dumps(sweep_json(swept, question.config.name), indent=2, ensure_ascii=False, allow_nan=False))
+        print(sweep_document(swept, request.config.name).as_text())
     else:
-        console(at_least=WIDTH_OF_TABLES).print(sweep_text(swept, question.config.name))
+        console(at_least=WIDTH_OF_TABLES).print(sweep_text(swept, request.config.name))
     if plot is not None:
-        write_svg(plot_of(swept, question.config.name), plot, overwrite=overwrite)
+        write_svg(plot_of(swept, request.config.name), plot, overwrite=overwrite)
 
 
 def console(at_least: int = 0) -> SafeConsole:
-    """As wide as the terminal, and `at_least` so many columns; what goes into a file gets lines of some length."""
-    told = SafeConsole(highlight=False, markup=False, emoji=False)
-    width = told.width if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_OF_FILES
-    told.width = max(width, at_least)
-    return told
+    """As wide as the terminal, and `at_least` so many columns; a file gets lines of a fixed width."""
+    found = SafeConsole(highlight=False, markup=False, emoji=False)
+    width = found.width if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_OF_FILES
+    found.width = max(width, at_least)
+    return found
 
 
 def _builder() -> BuildSpec:

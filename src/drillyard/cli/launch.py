@@ -33,7 +33,9 @@ def launch(
     sweep: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=A,B,...", help="Launch one run per value; repeated: every combination.", rich_help_panel=HOW
+            metavar="KEY=VALUES",
+            help="Launch one run per value: a,b or 1..16; repeated: every combination.",
+            rich_help_panel=HOW,
         ),
     ] = None,
     sync: Annotated[

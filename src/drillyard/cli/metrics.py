@@ -237,7 +237,7 @@ def _count(flag: str, text: str | None) -> int | None:
     """A number of parameters. Without one the import, which brings the whole config room, is saved."""
     if text is None:
         return None
-    from drillyard.estimation.asking import parse_count
+    from drillyard.estimation.request import parse_count
 
     return parse_count(flag, text)
 

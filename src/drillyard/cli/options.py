@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -44,3 +47,33 @@ def find_run(path: Path, *, is_model: bool = False) -> Path:
 def find_runs(paths: list[str]) -> list[str]:
     """The same for paths that may also be `-` or URLs."""
     return [path if path == "-" or "://" in path else str(find_run(Path(path))) for path in paths]
+
+
+def with_options(options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command whose first parameter is `options`, a dataclass, one parameter for each of its fields.
+
+    A field is annotated with its help (`estimation/request.py`, Flag); one without a default is an argument.
+    """
+    hints = get_type_hints(options, include_extras=True)
+    flags = []
+    for name, parameter in inspect.signature(options).parameters.items():
+        kind, flag = get_args(hints[name])
+        shown = {"help": flag.help, "metavar": flag.metavar}
+        info = typer.Argument(**shown)
+        if parameter.default is not inspect.Parameter.empty:
+            info = typer.Option(*([flag.name] if flag.name else []), **shown, rich_help_panel=flag.panel)
+        flags.append(parameter.replace(annotation=Annotated[kind, info]))
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(function, eval_str=True)
+        _, *own = signature.parameters.values()
+        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+
+        @functools.wraps(function)
+        def command(**values: Any) -> None:
+            function(options(**{flag.name: values.pop(flag.name) for flag in flags}), **values)
+
+        command.__dict__["__signature__"] = signature.replace(parameters=[*flags, *own])
+        return command
+
+    return decorate

@@ -23,10 +23,10 @@ from typing import Any, Final
 import yaml
 
 from drillyard.config.auto_values import resolve_loss_chunk
-from drillyard.estimation.formatting import three_digits
 from drillyard.estimation.memory import memory_estimate
 from drillyard.estimation.resolved_setup import CHECKPOINTING_MODES
 from drillyard.estimation.setup import Checkpointing, Setup
+from drillyard.formatting import three_digits
 
 MOST_GPUS: Final = 16_384
 SHORTEST_SEQUENCE: Final = 64

@@ -2,7 +2,7 @@
 
 Letters, all in seconds: tau = useful work between two saves, C = what a save blocks training for, D = how long it then
 drains to storage in the background, R = a restart, M = mean time between failures of the whole job. Failures come at a
-constant rate (exponential gaps), also while the job restarts; a restart that fails begins anew.
+constant rate (exponential gaps), also while the job restarts; a restart that fails begins again.
 
 - Young 1974 (CACM 17:530): tau = sqrt(2 C M). First order, for C and tau far below M; a cross check here.
 - Daly 2006 (FGCS 22:303-312): tau = sqrt(2 C M) [1 + sqrt(C/2M)/3 + (C/2M)/9] - C where C < 2M, else tau = M.
@@ -12,7 +12,7 @@ constant rate (exponential gaps), also while the job restarts; a restart that fa
   saves i with sum_(j<=i) (tau_j + C) + D <= X. Its e^(D/M) does not depend on tau: draining moves the best interval
   only by the bound tau >= D (one save is written before the next begins). To first order a failure loses tau/2 + D.
 
-Limits: one tier of checkpoints, one failure at a time, nodes for a restart at hand (see `simulate` for spares).
+Limits: one tier of checkpoints, one failure at a time, nodes for a restart at hand (see `simulator` for spares).
 """
 
 from __future__ import annotations
@@ -90,15 +90,6 @@ def daly_interval(blocking_seconds: float, mtbf_seconds: float) -> float:
     return young_interval(blocking_seconds, mtbf_seconds) * series - blocking_seconds
 
 
-def daly_wall_seconds(
-    work_seconds: float, interval_seconds: float, blocking_seconds: float, restart_seconds: float, mtbf_seconds: float
-) -> float:
-    """Daly's complete wall time for `work_seconds` of work, saves without a drain."""
-    cycle = (interval_seconds + blocking_seconds) / mtbf_seconds
-    per_save = mtbf_seconds * math.exp(restart_seconds / mtbf_seconds) * math.expm1(cycle)
-    return per_save * work_seconds / interval_seconds
-
-
 def expected_wall_seconds(schedule: SaveSchedule, restart_seconds: float, mtbf_seconds: float) -> float:
     """What the run takes in the mean, failures included; infinite where it practically never ends."""
     if math.isinf(mtbf_seconds):
@@ -143,7 +134,7 @@ def choose_schedule(
     """When to save: max(Daly, drain), at most the run, rounded to steps.
 
     Where the run is only a few intervals long, a short last one would waste a save: as many saves, or one fewer, evenly
-    spread, and one save at the end, are chosen where they take at least WORTH_A_CHANGE less time.
+    spread, and one save at the end, are chosen where they take at least LEAST_GAIN less time.
     """
     least = least_interval_steps(step_seconds, drain_seconds, steps)
     target = daly_interval(blocking_seconds, mtbf_seconds) / step_seconds

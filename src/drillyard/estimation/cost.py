@@ -12,12 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from drillyard.errors import UserError
-from drillyard.estimation.quantity import Quantity, Range, above_zero, given, quantity
+from drillyard.estimation.quantity import SECONDS_PER_HOUR, Quantity, Range, above_zero, given, quantity
 from drillyard.estimation.target import Target
 from drillyard.hardware import Catalog, Fact, Price
 from drillyard.hardware.facts import Number
 
-SECONDS_PER_HOUR = 3600
 PREFERRED = ("on-demand", "flex-start", "flex-start-queued", "calendar", "reservation", "spot")
 """Which price stands for a machine where nobody has said how it is bought: what anybody can have comes first."""
 
@@ -66,22 +65,22 @@ class RunCost:
     of_run: Range | None
 
 
-def hourly_price(place: Target, facts: Catalog, own: PriceOptions) -> HourlyPrice | None:
-    """What the nodes of `place` cost an hour; None where no price of this machine, bought so, there, is known."""
+def hourly_price(target: Target, facts: Catalog, own: PriceOptions) -> HourlyPrice | None:
+    """What the nodes of `target` cost an hour; None where no price of this machine, bought so, there, is known."""
     if own.usd_per_gpu_hour is not None:
         gpu = given(own.usd_per_gpu_hour)
         # A made-up node is not sold as a whole: there the GPUs are what is paid for.
-        gpus = place.num_gpus if place.made_up else place.num_nodes * place.gpus_per_node
-        return _hourly(place, gpu, gpu * place.gpus_per_node, gpu * gpus, "")
+        gpus = target.num_gpus if target.made_up else target.num_nodes * target.gpus_per_node
+        return _hourly(target, gpu, gpu * target.gpus_per_node, gpu * gpus, "")
     if own.usd_per_node_hour is not None:
         node = given(own.usd_per_node_hour)
-        return _hourly(place, node / place.gpus_per_node, node, node * place.num_nodes, "")
-    price = None if place.made_up else _listed(place, facts)
+        return _hourly(target, node / target.gpus_per_node, node, node * target.num_nodes, "")
+    price = None if target.made_up else _listed(target, facts)
     if price is None:
         return None
     bought = ", ".join(part for part in (price.consumption, price.region) if part)
-    node = price.node_hour(place.machine)
-    return _hourly(place, price.gpu_hour(place.machine), node, node * place.num_nodes, bought)
+    node = price.node_hour(target.machine)
+    return _hourly(target, price.gpu_hour(target.machine), node, node * target.num_nodes, bought)
 
 
 def run_cost(price: HourlyPrice, step_seconds: Range, tokens_per_step: float, run_seconds: Range | None) -> RunCost:
@@ -97,24 +96,24 @@ def run_cost(price: HourlyPrice, step_seconds: Range, tokens_per_step: float, ru
     )
 
 
-def missing_price_reason(place: Target) -> str:
+def missing_price_reason(target: Target) -> str:
     """Why there is no price, for the user."""
-    if place.made_up:
-        return f"a price belongs to a machine, and only the accelerator {place.accelerator.name} is given"
-    how = f" by {place.consumption}" if place.consumption else ""
-    where = f" in {place.region}" if place.region else ""
-    return f"no price of {place.machine.name}{how}{where} is known"
+    if target.made_up:
+        return f"a price belongs to a machine, and only the accelerator {target.accelerator.name} is given"
+    how = f" by {target.consumption}" if target.consumption else ""
+    where = f" in {target.region}" if target.region else ""
+    return f"no price of {target.machine.name}{how}{where} is known"
 
 
-def _listed(place: Target, facts: Catalog) -> Price | None:
+def _listed(target: Target, facts: Catalog) -> Price | None:
     """The catalog's price; without a way of buying the first known one of those that anybody can have."""
-    ways = PREFERRED if place.consumption is None else (place.consumption,)
-    prices = (facts.price(place.machine.name, way, place.region) for way in ways)
+    ways = PREFERRED if target.consumption is None else (target.consumption,)
+    prices = (facts.price(target.machine.name, way, target.region) for way in ways)
     return next((price for price in prices if price is not None), None)
 
 
-def _hourly(place: Target, gpu: Fact[float], node: Fact[float], total: Fact[float], bought: str) -> HourlyPrice:
-    many = "price of a GPU-hour x GPUs" if place.made_up else "price of a node-hour x nodes"
+def _hourly(target: Target, gpu: Fact[float], node: Fact[float], total: Fact[float], bought: str) -> HourlyPrice:
+    many = "price of a GPU-hour x GPUs" if target.made_up else "price of a node-hour x nodes"
     of_gpu, of_node = "as given or listed, or node-hour / GPUs of a node", "as given or listed, or GPU-hour x GPUs"
     return HourlyPrice(
         of_all=quantity("price of an hour of all nodes", total.value, "$/h", many, total),

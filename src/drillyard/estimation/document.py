@@ -1,29 +1,53 @@
-"""The form of `drillyard estimate --json`: its schema, which `drillyard schema estimate` prints.
+"""The JSON of `drillyard estimate --json`, made by the models whose schema `drillyard schema estimate` prints.
 
-The models below are the contract with programs that read estimates. Within one `version` fields may be added; none is
-renamed, removed or given another meaning. `as_json.py` makes what they describe; tests hold the two against each other.
+The models are the contract with programs that read estimates. Within one `version` fields may be added; none is
+renamed, removed or given another meaning. A field is read from the attribute of its name, or from that of `read_from`:
+
+    print(estimate_document(estimate_run(request)).as_text())
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import json
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
+
+from drillyard.estimation.run_estimate import RunEstimate
+from drillyard.estimation.simulated_run import SimulatedRun
+from drillyard.estimation.sweep import SweepEstimate, SweepResult
+
+VERSION = 1
+Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
+"""A whole number is printed without a point."""
+
+
+def read_from(path: str, description: str | None = None) -> Any:
+    """A field that is read from the attribute at `path`."""
+    return Field(validation_alias=AliasPath(*path.split(".")), description=description)
 
 
 class DocumentPart(BaseModel):
     """What is described is all there is today; the schema lets a reader take fields that are added later."""
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, json_schema_extra=lambda schema: schema.pop("additionalProperties")
+        extra="forbid",
+        strict=True,
+        from_attributes=True,
+        populate_by_name=True,
+        json_schema_extra=lambda schema: schema.pop("additionalProperties"),
     )
+
+    def as_text(self) -> str:
+        """The document as it is printed."""
+        return json.dumps(self.model_dump(), indent=2, ensure_ascii=False, allow_nan=False)
 
 
 class QuantityEntry(DocumentPart):
     """A number with what it rests on."""
 
     name: str
-    value: float
+    value: Number
     unit: str = Field(description="Unit; empty for a count or a fraction.")
     formula: str
     source: str = Field(description="Sources of the formula and of its inputs.")
@@ -34,7 +58,7 @@ class QuantityEntry(DocumentPart):
 class FactEntry(DocumentPart):
     """A value with its sources."""
 
-    value: float
+    value: Number
     source: str
     date: str | None
     unverified: bool
@@ -51,20 +75,20 @@ class RangeEntry(DocumentPart):
 class ModelEntry(DocumentPart):
     """The model whose run is predicted."""
 
-    source: str = Field(description="Where its config was read.")
-    model_type: str
-    parameters: int
-    active_parameters: int = Field(description="Parameters that one token uses.")
+    source: str = read_from("request.model.source", "Where its config was read.")
+    model_type: str = read_from("setup.spec.model_type")
+    parameters: int = read_from("setup.spec.total_parameters")
+    active_parameters: int = read_from("setup.spec.active_parameters", "Parameters that one token uses.")
     adapter_parameters: int | None = Field(description="Trained parameters of LoRA adapters; null: all are trained.")
 
 
 class TargetEntry(DocumentPart):
     """Where the run is to be."""
 
-    machine: str | None = Field(description="Machine type; null where only the accelerator is given.")
-    accelerator: str
-    nodes: int
-    gpus: int
+    machine: str | None = read_from("machine_type", "Machine type; null where only the accelerator is given.")
+    accelerator: str = read_from("accelerator.name")
+    nodes: int = read_from("num_nodes")
+    gpus: int = read_from("num_gpus")
     gpus_per_node: int
     consumption: str | None
     region: str | None
@@ -80,7 +104,7 @@ class SetupEntry(DocumentPart):
     activation_checkpointing: str
     shard: int
     replicate: int
-    attention: str
+    attention: str = read_from("kernel")
     compiled: bool
     loss_chunk_tokens: int
     tokens_per_step: int
@@ -89,7 +113,7 @@ class SetupEntry(DocumentPart):
 class DecisionEntry(DocumentPart):
     """What a setting that was left open became."""
 
-    setting: str
+    setting: str = read_from("key")
     value: str | int | float | bool
     reason: str
 
@@ -98,7 +122,7 @@ class AlternativeEntry(DocumentPart):
     """Settings with which the run fits."""
 
     settings: dict[str, Any]
-    gpus: int | None = Field(description="Another number of GPUs; null: as it is.")
+    gpus: int | None = read_from("num_gpus", "Another number of GPUs; null: as it is.")
     memory_gib: float = Field(description="Higher end of the predicted peak.")
     costs: str
     keeps_training: bool = Field(description="What is computed stays the same up to rounding.")
@@ -107,22 +131,22 @@ class AlternativeEntry(DocumentPart):
 class MemoryEntry(DocumentPart):
     """Memory of one GPU at its peak."""
 
-    total_gib: RangeEntry
+    total_gib: RangeEntry = read_from("memory.total")
     available_gib: QuantityEntry | None
-    peak_at: str
-    parts_gib: list[RangeEntry]
+    peak_at: str = read_from("memory.peak_at")
+    parts_gib: list[RangeEntry] = read_from("memory.parts")
     alternatives: list[AlternativeEntry] = Field(description="Nearest settings that fit; empty where the run fits.")
 
 
 class MeasuredRunEntry(DocumentPart):
     """A measured run."""
 
-    name: str
-    publisher: str
-    accelerator: str
-    num_gpus: int
-    step_seconds: float
-    tokens_per_second_per_gpu: FactEntry
+    name: str = read_from("row.name")
+    publisher: str = read_from("row.publisher")
+    accelerator: str = read_from("row.accelerator.name")
+    num_gpus: int = read_from("row.setup.world_size")
+    step_seconds: float = read_from("row.seconds")
+    tokens_per_second_per_gpu: FactEntry = read_from("row.tokens_per_second_per_gpu")
     efficiency: float = Field(description="Share of the best known rates that it reached.")
 
 
@@ -139,21 +163,21 @@ class StepTimeEntry(DocumentPart):
     tflops_per_gpu: RangeEntry
     mfu: RangeEntry | None = Field(description="Null where the accelerator's peak is not known.")
     bounds: list[QuantityEntry] = Field(description="What compute, memory and communication allow.")
-    measured_rows: list[MeasuredRunEntry] = Field(description="Measured runs that the efficiency was drawn from.")
+    measured_rows: list[MeasuredRunEntry] = read_from("rows", "Measured runs that the efficiency was drawn from.")
 
 
 class FailureEntry(DocumentPart):
     """One failure rate; ranges go from the fast to the slow end of the step time."""
 
-    rate: str
-    failures_per_1000_node_days: float
+    rate: str = read_from("rate.name")
+    failures_per_1000_node_days: float = read_from("rate.failures_per_1000_node_days")
     interruptions: RangeEntry
     checkpoint_interval_steps: RangeEntry = Field(description="What the run saves at in this answer.")
     best_interval_steps: float
     goodput: RangeEntry = Field(description="ETTR without queue wait.")
     wall_seconds: RangeEntry
-    left_out: list[str]
-    terms: list[QuantityEntry] = Field(description="All terms at the fast end.")
+    left_out: list[str] = read_from("fast.left_out")
+    terms: list[QuantityEntry] = read_from("fast.terms", "All terms at the fast end.")
 
 
 class RunTimeEntry(DocumentPart):
@@ -161,8 +185,8 @@ class RunTimeEntry(DocumentPart):
 
     steps: int
     tokens: float
-    seconds_without_failures: RangeEntry
-    wall_seconds: RangeEntry | None
+    seconds_without_failures: RangeEntry = read_from("failure_free")
+    wall_seconds: RangeEntry | None = read_from("wall")
     gpu_hours: RangeEntry = Field(description="Failures included where they are known.")
     saves: str
     failures: list[FailureEntry]
@@ -171,13 +195,13 @@ class RunTimeEntry(DocumentPart):
 class CostEntry(DocumentPart):
     """Dollars."""
 
-    bought: str
-    usd_per_gpu_hour: QuantityEntry
-    usd_per_node_hour: QuantityEntry
-    usd_per_hour: QuantityEntry
-    usd_per_step: RangeEntry
-    usd_per_million_tokens: RangeEntry
-    usd_per_run: RangeEntry | None
+    bought: str = read_from("price.bought")
+    usd_per_gpu_hour: QuantityEntry = read_from("price.of_gpu")
+    usd_per_node_hour: QuantityEntry = read_from("price.of_node")
+    usd_per_hour: QuantityEntry = read_from("price.of_all")
+    usd_per_step: RangeEntry = read_from("of_step")
+    usd_per_million_tokens: RangeEntry = read_from("of_million_tokens")
+    usd_per_run: RangeEntry | None = read_from("of_run")
 
 
 class QuotaEntry(DocumentPart):
@@ -189,7 +213,7 @@ class QuotaEntry(DocumentPart):
     unit: str
     reason: str
     dimensions: dict[str, str]
-    source: str
+    source: str = read_from("source.text")
 
 
 class MissingEntry(DocumentPart):
@@ -215,8 +239,8 @@ class IntervalEntry(DocumentPart):
 
     interval_steps: int
     expected_goodput: float
-    goodput: StatisticsEntry
-    as_good_as_the_best: bool
+    goodput: StatisticsEntry = read_from("simulation.goodput")
+    as_good_as_the_best: bool = read_from("as_good")
 
 
 class SparesEntry(DocumentPart):
@@ -225,21 +249,23 @@ class SparesEntry(DocumentPart):
     spares: int
     node_hours: float
     usd: float | None
-    goodput: StatisticsEntry
-    replicas_that_wait: int = Field(description="Simulated runs in which the job waited for a node.")
-    as_good_as_the_best: bool
+    goodput: StatisticsEntry = read_from("simulation.goodput")
+    replicas_that_wait: int = read_from("simulation.waits", "Simulated runs in which the job waited for a node.")
+    as_good_as_the_best: bool = read_from("as_good")
 
 
 class SimulationEntry(DocumentPart):
     """What the simulator says, at one failure rate."""
 
     rate: str
-    seed: int
-    replicas: int = Field(description="Runs that were simulated, each with at least one failure.")
-    no_failure_share: float = Field(description="The probability of a run without a failure, exact.")
-    goodput: StatisticsEntry
-    wall_seconds: StatisticsEntry
-    interruptions_per_day: StatisticsEntry
+    seed: int = read_from("simulation.seed")
+    replicas: int = read_from("simulation.replicas", "Runs that were simulated, each with at least one failure.")
+    no_failure_share: float = read_from(
+        "simulation.scenario.no_failure_share", "The probability of a run without a failure, exact."
+    )
+    goodput: StatisticsEntry = read_from("simulation.goodput")
+    wall_seconds: StatisticsEntry = read_from("simulation.wall_seconds")
+    interruptions_per_day: StatisticsEntry = read_from("simulation.failures_per_day")
     unverified: bool = Field(description="Whether it rests on an assumption or an unconfirmed value.")
     intervals: list[IntervalEntry]
     spares: list[SparesEntry]
@@ -301,7 +327,70 @@ class SweepDocument(DocumentPart):
     points: list[SweepPointEntry]
 
 
+def estimate_document(estimate: RunEstimate, simulated: SimulatedRun | None = None) -> EstimateDocument:
+    """An estimate, in full."""
+    content = {
+        "version": VERSION,
+        "kind": "estimate",
+        "run": estimate.request.config.name,
+        "verdict": estimate.verdict,
+        "train_refuses": estimate.refusals,
+        "model": estimate,
+        "place": estimate.request.target,
+        "setup": estimate.setup,
+        "decisions": estimate.resolved.decisions,
+        "memory": None if estimate.memory is None else estimate,
+        "step_time": estimate.step_time,
+        "run_time": estimate.run_time,
+        "cost": estimate.cost,
+        "quotas": estimate.quotas,
+        "simulation": simulated,
+        "missing": estimate.missing,
+        "warnings": estimate.warnings,
+    }
+    return EstimateDocument.model_validate(content, strict=False)
+
+
+def sweep_document(swept: SweepResult, run: str) -> SweepDocument:
+    """A sweep, all of its points in the order of its axes."""
+    content = {
+        "version": VERSION,
+        "kind": "sweep",
+        "run": run,
+        "axes": {axis.key: axis.values for axis in swept.axes},
+        "tokens": swept.tokens,
+        "cost_unit": swept.cost_unit,
+        "with_failures": swept.with_failures,
+        "points": [_point(point) for point in swept.points],
+    }
+    return SweepDocument.model_validate(content, strict=False)
+
+
+def _point(point: SweepEstimate) -> dict[str, Any]:
+    one = point.estimate
+    timed, memory = (None, None) if one is None else (one.step_time, one.memory)
+    mfu = None if timed is None else timed.mfu
+    return {
+        "values": point.values,
+        "refusal": point.refusal,
+        "train_refuses": one.refusals if one else [],
+        "verdict": one and one.verdict,
+        "on_front": point.on_front,
+        "is_bound": point.is_bound,
+        "hours": point.hours,
+        "cost": point.cost,
+        "gpus": one and one.request.target.num_gpus,
+        "activation_checkpointing": one and one.setup.activation_checkpointing,
+        "memory_gib": memory and memory.total.high.value,
+        "step_seconds_low": timed and timed.seconds.low.value,
+        "step_seconds_high": timed and timed.seconds.high.value,
+        "unverified": point.unverified,
+        "tokens_per_second_per_gpu": timed and timed.tokens_per_second_per_gpu.middle,
+        "mfu": mfu and mfu.middle,
+    }
+
+
 def estimate_schema() -> dict[str, Any]:
     """The schema (draft 2020-12) of what `drillyard estimate --json` prints, with and without --sweep."""
     either: TypeAdapter[EstimateDocument | SweepDocument] = TypeAdapter(EstimateDocument | SweepDocument)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **either.json_schema()}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **either.json_schema(by_alias=False)}

@@ -34,12 +34,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from drillyard.estimation.communication import CollectiveNetwork, step_traffic
 from drillyard.estimation.measured_runs import MeasuredRun, run_class
 from drillyard.estimation.quantity import Quantity, Range, quantity
 from drillyard.estimation.setup import Setup
 from drillyard.estimation.step_work import Work, count_work
-from drillyard.estimation.timeline import Rates, timeline
+from drillyard.estimation.timeline import CollectiveNetwork, Rates, step_traffic, timeline
 from drillyard.hardware import Accelerator, Bandwidth, Fact, FactSource
 
 Basis = Literal["calibration", "class", "neighbours", "bound"]

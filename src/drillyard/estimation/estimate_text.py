@@ -1,10 +1,11 @@
-"""A prediction as text: the answer first, then what is missing or doubtful; and every term with its formula.
+"""An estimate as text: the answer first, then what is missing or unverified; all formulas; a simulation.
 
 `summary` fits a screen. `explanation` is the long form: the numbers in the order in which they follow from each other.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
@@ -12,28 +13,25 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from drillyard.estimation.formatting import (
-    DOUBT,
-    dollars,
-    doubt_mark,
-    duration,
-    every_steps,
-    expected_count,
-    extent_text,
-    gpu_hours,
-    number_list,
-    number_range,
-    percent,
-    range_text,
-    short_count,
-    three_digits,
-    time_range,
-)
+from drillyard.estimation.checkpoint_interval import LEAST_GAIN
+from drillyard.estimation.confidence import SampleStatistics
 from drillyard.estimation.memory import MemoryEstimate
-from drillyard.estimation.quantity import Quantity, Range
-from drillyard.estimation.run_estimate import RunEstimate, StepSpeed
+from drillyard.estimation.quantity import DOUBT, Quantity, Range, doubt_mark, number_range, range_text, time_range
+from drillyard.estimation.run_estimate import RunEstimate
 from drillyard.estimation.run_time import RunTime
+from drillyard.estimation.simulated_run import SimulatedRun
+from drillyard.estimation.simulator import Simulation
 from drillyard.estimation.step_time import StepTime
+from drillyard.formatting import (
+    every_steps,
+    extent,
+    number_list,
+    rounded_count,
+    rounded_dollars,
+    rounded_duration,
+    rounded_percent,
+    three_digits,
+)
 from drillyard.hardware import FactSource
 
 STYLES = {
@@ -42,44 +40,47 @@ STYLES = {
 MOST_ALTERNATIVES = 4
 MOST_RUNS = 4
 LEAST_SLOWDOWN = 1.01
-"""How much longer saves and failures must make a run for the time without them to be told too."""
+"""How much longer saves and failures must make a run for the time without them to be shown too."""
 LEAST_SHARE = 0.05
 """The share of all that is uncertain of the memory from which a part is named."""
+NEARLY_ALL = 0.9999
+"""The share of runs that fail above which the others are not mentioned."""
+MOST_DECIMALS = 4
 SMALLEST_PART_GIB = 0.05
 """Parts of memory below this are summed in the summary."""
 
 
-def summary(prediction: RunEstimate) -> RenderableType:
+def summary(estimate: RunEstimate) -> RenderableType:
     """The answer on one screen."""
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="bold", no_wrap=True)
     rows.add_column()
-    for label, text in _rows(prediction):
+    for label, text in _rows(estimate):
         rows.add_row(label, Text(text) if isinstance(text, str) else text)
-    parts: list[RenderableType] = [_title(prediction), rows]
-    notes = [*(Text(note) for note in prediction.warnings), *_footnotes(prediction)]
+    parts: list[RenderableType] = [_title(estimate), rows]
+    notes = [*(Text(note) for note in estimate.warnings), *_footnotes(estimate)]
     if notes:
         parts += [Text(), *(Padding(note, (0, 0, 0, 2)) for note in notes)]
     return Group(*parts)
 
 
-def explanation(prediction: RunEstimate) -> RenderableType:
+def explanation(estimate: RunEstimate) -> RenderableType:
     """Every term with its value, its formula and its sources by number; and what open settings became, and why."""
     parts: list[RenderableType] = []
-    if prediction.resolved.decisions:
+    if estimate.resolved.decisions:
         parts.append(Text("\nsettings that were left open", style="bold"))
         decided = _columns(2)
-        for decision in prediction.resolved.decisions:
+        for decision in estimate.resolved.decisions:
             decided.add_row(Text(f"  {decision.key}: {decision.value}"), Text(decision.reason))
         parts.append(decided)
     numbers: dict[FactSource, int] = {}
-    for title, terms in quantity_groups(prediction):
+    for title, terms in quantity_groups(estimate):
         table = _columns(3)
         for one in terms:
             table.add_row(*map(Text, _explained(one, numbers)))
         parts += [Text(f"\n{title}", style="bold"), table]
     parts.append(Text("\nsources", style="bold"))
-    parts += [Text(f"  [{number}] {_told(source)}") for source, number in numbers.items()]
+    parts += [Text(f"  [{number}] {_source_text(source)}") for source, number in numbers.items()]
     return Group(*parts)
 
 
@@ -91,40 +92,28 @@ def _columns(number: int) -> Table:
     return grid
 
 
-def quantity_groups(prediction: RunEstimate) -> Iterator[tuple[str, Sequence[Quantity | Range]]]:
-    """The terms by what they are about, in the order in which they follow; each name once in a group."""
-    if prediction.memory is not None:
-        yield "memory per GPU", (*prediction.memory.parts, prediction.memory.total)
-    timed = prediction.speed
-    if timed is not None:
-        detail = timed.detail
-        terms = (detail.compute, detail.memory, detail.activations, detail.communication, detail.bound)
-        ranges = (detail.efficiency, timed.seconds, detail.exposed, timed.tokens_per_second_per_gpu)
-        found = (*terms, *ranges, timed.tflops_per_gpu, timed.mfu)
-        yield "step time", tuple(one for one in found if one is not None)
-    run, hours = prediction.run, prediction.gpu_hours
-    if run is not None and hours is not None:
-        yield "run", (run.failure_free, *(() if run.wall is None else (run.wall,)), hours)
-        for outlook in run.outlooks:
-            pairs = zip(outlook.fast.terms, outlook.slow.terms, strict=True)
-            yield f"failures at {outlook.rate.name}", tuple(_between(one, other) for one, other in pairs)
-    cost = prediction.cost
+def quantity_groups(estimate: RunEstimate) -> Iterator[tuple[str, Sequence[Quantity | Range]]]:
+    """The figures by what they are about, in the order in which they follow; each name once in a group."""
+    if estimate.memory is not None:
+        yield "memory per GPU", (*estimate.memory.parts, estimate.memory.total)
+    if estimate.step_time is not None:
+        yield "step time", estimate.step_time.terms
+    run = estimate.run_time
+    if run is not None:
+        yield "run", (run.failure_free, *(() if run.wall is None else (run.wall,)), run.gpu_hours)
+        for one in run.failures:
+            yield f"failures at {one.rate.name}", one.terms
+    cost = estimate.cost
     if cost is not None:
         dollars_of = (cost.of_step, cost.of_million_tokens, *(() if cost.of_run is None else (cost.of_run,)))
         yield "cost", (cost.price.of_gpu, cost.price.of_node, cost.price.of_all, *dollars_of)
 
 
-def _between(one: Quantity, other: Quantity) -> Range:
-    """Both ends in order."""
-    low, high = sorted((one, other), key=lambda end: end.value)
-    return Range(low, high)
-
-
-def _title(prediction: RunEstimate) -> Text:
-    question, setup = prediction.question, prediction.setup
+def _title(estimate: RunEstimate) -> Text:
+    request, setup = estimate.request, estimate.setup
     spec = setup.spec
     active = (
-        f", {short_count(spec.active_parameters)} active" if spec.active_parameters != spec.total_parameters else ""
+        f", {rounded_count(spec.active_parameters)} active" if spec.active_parameters != spec.total_parameters else ""
     )
     adapters = f", LoRA of rank {setup.adapters.rank}" if setup.adapters is not None else ""
     recomputed = {"none": "no", "selective": "selective", "full": "full"}[setup.activation_checkpointing]
@@ -134,44 +123,44 @@ def _title(prediction: RunEstimate) -> Text:
         f"{batch} and micro-batch, {setup.gradient_accumulation} a step" if setup.gradient_accumulation > 1 else batch
     )
     return Text.assemble(
-        (question.config.name, "bold"),
-        f": {short_count(spec.total_parameters)} parameters{active}{adapters} on {question.place.title}\n",
+        (request.config.name, "bold"),
+        f": {rounded_count(spec.total_parameters)} parameters{active}{adapters} on {request.target.title}\n",
         f"{setup.precision}, {recomputed} activation checkpointing, sharded over {setup.shard}{copies}, {steps}: "
         f"{setup.tokens_per_step:,} tokens a step\n",
     )
 
 
-def _rows(prediction: RunEstimate) -> Iterator[tuple[str, RenderableType]]:
-    for refusal in prediction.refusals:
+def _rows(estimate: RunEstimate) -> Iterator[tuple[str, RenderableType]]:
+    for refusal in estimate.refusals:
         yield "refused", Text(f"`drillyard train` refuses this run: {refusal}", style="bold red")
-    yield from _memory_rows(prediction)
-    timed = prediction.speed
+    yield from _memory_rows(estimate)
+    timed = estimate.step_time
     if timed is not None:
-        yield from _speed_rows(prediction, timed)
-    run = prediction.run
+        yield from _speed_rows(estimate, timed)
+    run = estimate.run_time
     if run is not None:
         yield "run", _run_text(run)
-    yield from _cost_rows(prediction)
-    if run is not None and run.outlooks:
+    yield from _cost_rows(estimate)
+    if run is not None and run.failures:
         yield "failures", _failure_table(run)
         yield "checkpoints", _saves_text(run)
-    for missing in prediction.missing:
+    for missing in estimate.missing:
         give = f": give {missing.give}" if missing.give.startswith("-") else f"; {missing.give}" if missing.give else ""
         yield "missing", Text(f"{missing.what}: {missing.why}{give}", style="yellow")
-    if prediction.quotas:
+    if estimate.quotas:
         yield (
             "quota",
             "\n".join(
                 f"{quota.amount:,} {quota.unit} of {quota.metric}"
                 + "".join(f", {key} {value}" for key, value in quota.dimensions.items())
                 + (f" in {quota.region}" if quota.region else "")
-                for quota in prediction.quotas
+                for quota in estimate.quotas
             ),
         )
 
 
-def _memory_rows(prediction: RunEstimate) -> Iterator[tuple[str, RenderableType]]:
-    memory, available, verdict = prediction.memory, prediction.available_gib, prediction.verdict
+def _memory_rows(estimate: RunEstimate) -> Iterator[tuple[str, RenderableType]]:
+    memory, available, verdict = estimate.memory, estimate.available_gib, estimate.verdict
     if memory is None:
         return
     needed = number_range(memory.total, "", "at least")
@@ -181,17 +170,17 @@ def _memory_rows(prediction: RunEstimate) -> Iterator[tuple[str, RenderableType]
     yield "", ", ".join(_parts(memory.parts))
     if verdict == "may not fit" and available is not None:
         yield "", _undecided(memory, available.value)
-    alternatives = prediction.alternatives()
+    alternatives = estimate.alternatives
     if alternatives:
-        told = [change.in_words() + f"; {change.costs}" for change in alternatives[:MOST_ALTERNATIVES]]
-        yield "fits with", "\n".join(told)
+        lines = [change.in_words() + f"; {change.costs}" for change in alternatives[:MOST_ALTERNATIVES]]
+        yield "fits with", "\n".join(lines)
     elif verdict == "does not fit":
         yield "fits with", "no setting of micro-batch, sequence, sharding or checkpointing, and no number of GPUs"
 
 
 def _undecided(memory: MemoryEstimate, available_gib: float) -> str:
     """What the verdict hangs on: the parts whose ranges are widest, and how much of them must not be needed."""
-    widths = {part.low.name: part.high.value - part.low.value for part in memory.parts if isinstance(part, Range)}
+    widths = {part.low.name: part.high.value - part.low.value for part in memory.parts}
     all_widths = memory.total.high.value - memory.total.low.value
     widest = sorted(widths, key=lambda name: -widths[name])
     named = [f"{name} {three_digits(widths[name])}" for name in widest if widths[name] > LEAST_SHARE * all_widths]
@@ -200,46 +189,45 @@ def _undecided(memory: MemoryEstimate, available_gib: float) -> str:
     return f"fits if {uncertain} are spared: {', '.join(named)}"
 
 
-def _parts(parts: Iterable[Quantity | Range]) -> Iterator[str]:
+def _parts(parts: Iterable[Range]) -> Iterator[str]:
     """The larger parts by name, the others summed."""
     rest = 0.0
     for part in parts:
-        both = part if isinstance(part, Range) else Range(part, part)
         # What is saved (by compiling, say) is a part below 0.
-        if max(abs(both.low.value), abs(both.high.value)) < SMALLEST_PART_GIB:
-            rest += both.high.value
+        if max(abs(part.low.value), abs(part.high.value)) < SMALLEST_PART_GIB:
+            rest += part.high.value
         else:
-            yield f"{both.low.name} {number_range(both, '', 'at least')}"
+            yield f"{part.low.name} {number_range(part, '', 'at least')}"
     if rest:
         yield f"other {three_digits(rest)}"
 
 
-def _speed_rows(prediction: RunEstimate, timed: StepSpeed) -> Iterator[tuple[str, RenderableType]]:
-    yield "step time", f"{time_range(timed.seconds)}  ({_basis(timed.detail)})"
+def _speed_rows(estimate: RunEstimate, timed: StepTime) -> Iterator[tuple[str, RenderableType]]:
+    yield "step time", f"{time_range(timed.seconds)}  ({_basis(timed)})"
     tflops = number_range(timed.tflops_per_gpu, " TFLOP/s", "at most")
     yield "speed", f"{number_range(timed.tokens_per_second_per_gpu, ' tokens/s', 'at most')} and {tflops} per GPU"
     if timed.mfu is not None:
-        accelerator, precision = prediction.question.place.accelerator, prediction.setup.precision
+        accelerator, precision = estimate.request.target.accelerator, estimate.setup.precision
         peak = f"{accelerator.peak_tflops[precision]:,g} TFLOP/s ({accelerator.name}, {precision}, dense)"
-        share = f"{range_text(timed.mfu, percent, 'at most')}{doubt_mark(timed.mfu)}"
-        yield "MFU", f"{share} of {peak}, FLOPs by {timed.detail.formula}"
+        share = f"{range_text(timed.mfu, rounded_percent, 'at most')}{doubt_mark(timed.mfu)}"
+        yield "MFU", f"{share} of {peak}, FLOPs by {timed.formula}"
 
 
-def _basis(detail: StepTime) -> str:
+def _basis(timed: StepTime) -> str:
     """What the step time is drawn from, in a few words; --explain and --json have every run."""
-    if detail.basis == "bound":
+    if timed.basis == "bound":
         return "a bound: no measured run is like this one"
-    names = [used.row.name for used in detail.rows]
-    if detail.basis == "calibration":
+    names = [used.row.name for used in timed.rows]
+    if timed.basis == "calibration":
         return f"from your run {names[0]}"
     shown = ", ".join(names[:MOST_RUNS]) + (", ..." if len(names) > MOST_RUNS else "")
-    elsewhere = " of neighbouring classes" if detail.basis == "neighbours" else ""
+    elsewhere = " of neighbouring classes" if timed.basis == "neighbours" else ""
     return f"from {len(names)} measured run{'s' if len(names) > 1 else ''}{elsewhere}: {shown}"
 
 
 def _run_text(run: RunTime) -> str:
     """Steps, tokens and time, with failures where they are known."""
-    what = f"{run.steps:,} steps, {short_count(run.tokens)} tokens: "
+    what = f"{run.steps:,} steps, {rounded_count(run.tokens)} tokens: "
     if run.wall is None:
         return f"{what}{time_range(run.failure_free)} without saves and failures"
     alone = time_range(run.failure_free)
@@ -251,51 +239,60 @@ def _saves_text(run: RunTime) -> str:
     """When is saved, and what saves and restarts take."""
     assert run.checkpoint is not None and run.restart is not None
     blocking, drain, restart = run.checkpoint.blocking, run.checkpoint.drain, run.restart.total
-    save = f"a save stops training for {duration(blocking.value)}{doubt_mark(blocking)}"
-    written = f", is stored {duration(drain.value)}{doubt_mark(drain)} later" if drain.value else ""
-    return f"{run.saves}\n{save}{written}; a restart takes {duration(restart.value)}{doubt_mark(restart)}"
+    save = f"a save stops training for {rounded_duration(blocking.value)}{doubt_mark(blocking)}"
+    written = f", is stored {rounded_duration(drain.value)}{doubt_mark(drain)} later" if drain.value else ""
+    return f"{run.saves}\n{save}{written}; a restart takes {rounded_duration(restart.value)}{doubt_mark(restart)}"
 
 
-def _cost_rows(prediction: RunEstimate) -> Iterator[tuple[str, RenderableType]]:
-    cost, hours = prediction.cost, prediction.gpu_hours
-    if hours is not None:
-        yield "GPU-hours", range_text(hours, gpu_hours, "at least") + doubt_mark(hours)
+def _cost_rows(estimate: RunEstimate) -> Iterator[tuple[str, RenderableType]]:
+    cost, run = estimate.cost, estimate.run_time
+    if run is not None:
+        hours = run.gpu_hours
+        yield "GPU-hours", range_text(hours, _gpu_hours, "at least") + doubt_mark(hours)
     if cost is None:
         return
-    per_step = f"{range_text(cost.of_step, dollars, 'at least')}{doubt_mark(cost.of_step)} a step"
-    per_tokens = f"{range_text(cost.of_million_tokens, dollars, 'at least')} per million tokens"
-    of_run = "" if cost.of_run is None else f", {range_text(cost.of_run, dollars, 'at least')} for the run"
+    per_step = f"{range_text(cost.of_step, rounded_dollars, 'at least')}{doubt_mark(cost.of_step)} a step"
+    per_tokens = f"{range_text(cost.of_million_tokens, rounded_dollars, 'at least')} per million tokens"
+    of_run = "" if cost.of_run is None else f", {range_text(cost.of_run, rounded_dollars, 'at least')} for the run"
     price = f"at ${cost.price.of_gpu.value:,.2f} per GPU-hour ({cost.price.about}){doubt_mark(cost.price.of_gpu)}"
     yield "cost", f"{per_step}, {per_tokens}{of_run}\n{price}"
+
+
+def _gpu_hours(value: float) -> str:
+    """In full below a million."""
+    return three_digits(value) if value < 1e6 else rounded_count(value)
 
 
 def _failure_table(run: RunTime) -> RenderableType:
     """One line for each rate: failures in the run, when to save, goodput."""
     table = Table.grid(padding=(0, 2))
     table.add_row("rate", "in this run", "best save", "goodput")
-    for outlook in run.outlooks:
-        both = (outlook.fast, outlook.slow)
-        counts = [one.term("expected interruptions").value for one in both]
-        best = [outlook.best] if outlook.best is not None else list(both)
+    for one in run.failures:
+        best = [one.best] if one.best is not None else [one.fast, one.slow]
         table.add_row(
-            f"{outlook.rate.name} {three_digits(outlook.rate.rate.value)}",
-            extent_text(counts, expected_count),
-            every_steps(extent_text([one.schedule.interval_steps for one in best], lambda steps: f"{steps:,.0f}")),
-            extent_text(outlook.goodput, percent) + (DOUBT if outlook.fast.unverified else ""),
+            f"{one.rate.name} {three_digits(one.rate.rate.value)}",
+            range_text(one.interruptions, _expected_count, ""),
+            every_steps(extent([end.schedule.interval_steps for end in best], lambda steps: f"{steps:,.0f}")),
+            range_text(one.goodput, rounded_percent, "") + (DOUBT if one.fast.unverified else ""),
         )
     return table
 
 
-def _footnotes(prediction: RunEstimate) -> Iterator[RenderableType]:
-    run = prediction.run
-    if run is not None and run.outlooks:
-        left_out = dict.fromkeys(part for outlook in run.outlooks for part in outlook.fast.left_out)
+def _expected_count(value: float) -> str:
+    """An expected number of events; below one in a thousand runs the digits do not matter."""
+    return "<0.001" if 0 < value < 0.001 else three_digits(value)
+
+
+def _footnotes(estimate: RunEstimate) -> Iterator[RenderableType]:
+    run = estimate.run_time
+    if run is not None and run.failures:
+        left_out = dict.fromkeys(part for one in run.failures for part in one.fast.left_out)
         yield Text(
             f"rate: per 1,000 node-days; goodput: ETTR without queue wait; left out: {', '.join(left_out)}", style="dim"
         )
     ends_of = (
         end
-        for _, terms in quantity_groups(prediction)
+        for _, terms in quantity_groups(estimate)
         for one in terms
         for end in ((one,) if isinstance(one, Quantity) else (one.low, one.high))
     )
@@ -313,6 +310,63 @@ def _explained(one: Quantity | Range, numbers: dict[FactSource, int]) -> tuple[s
     return f"  {both.low.name}", value, f"{both.low.formula} {f'[{marks}]' if marks else ''}".rstrip()
 
 
-def _told(source: FactSource) -> str:
+def _source_text(source: FactSource) -> str:
     date = f", {source.date}" if source.date else ""
     return f"{source.text}{date}{'  unverified' if source.unverified else ''}"
+
+
+def simulation_text(simulated: SimulatedRun) -> RenderableType:
+    """Goodput, intervals and spares, the best first. Two ranges are named apart: how well the mean is known, and where
+    single runs lie."""
+    simulation = simulated.simulation
+    goodput, wall = simulation.goodput, simulation.wall_seconds
+    doubt = DOUBT if simulated.unverified else ""
+    head = Text.assemble(
+        ("\nsimulated", "bold"), f" at {simulated.rate}, seed {simulation.seed}: {_sample(simulation)}\n",
+        f"mean goodput {_known_to(goodput)}{doubt}, mean time {rounded_duration(wall.mean)}\n",
+        f"single runs: goodput {extent((goodput.percentile_5, goodput.percentile_95), rounded_percent)} in nine of ten",
+    )  # fmt: skip
+    intervals = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("save every", "expected goodput", "nine of ten runs", ""):
+        intervals.add_column(heading, justify="right")
+    for index, choice in enumerate(simulated.intervals):
+        word = "best" if index == 0 else "as good" if choice.as_good else ""
+        runs = choice.simulation.goodput
+        single = extent((runs.percentile_5, runs.percentile_95), rounded_percent)
+        intervals.add_row(f"{choice.interval_steps:,} steps", rounded_percent(choice.expected_goodput), single, word)
+    spares = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("spare nodes", "goodput", "runs that waited", "node-hours", "cost", ""):
+        spares.add_column(heading, justify="right")
+    for index, option in enumerate(simulated.spares):
+        word = "cheapest" if index == 0 else "as cheap" if option.as_good else ""
+        usd = "-" if option.usd is None else rounded_dollars(option.usd)
+        waits = f"{option.simulation.waits:,} of {len(option.simulation.outcomes):,}"
+        goodput_text = rounded_percent(option.simulation.goodput.mean)
+        spares.add_row(str(option.spares), goodput_text, waits, f"{option.node_hours:,.0f}", usd, word)
+    note = Text(
+        "expected goodput: closed form, exact while a node in place of a failed one is at hand; as good: less than "
+        f"{LEAST_GAIN:.1%} longer",
+        style="dim",
+    )
+    return Group(head, Text(), intervals, note, Text(), spares)
+
+
+def _sample(simulation: Simulation) -> str:
+    """How many runs were drawn with how many failures, and which share of all runs they stand for."""
+    if not simulation.outcomes:
+        return "no run fails"
+    failures = sum(outcome.failures for outcome in simulation.outcomes)
+    drawn = f"{len(simulation.outcomes):,} runs with {failures:,} failures"
+    failing = 1 - simulation.scenario.no_failure_share
+    if failing > NEARLY_ALL:
+        return drawn
+    return f"{drawn}; they stand for the {rounded_percent(failing)} of runs that fail at all, the others are exact"
+
+
+def _known_to(goodput: SampleStatistics) -> str:
+    """The mean with its 95 % confidence interval, in as many digits as the interval has."""
+    width = goodput.high - goodput.low
+    if 100 * width < 10**-MOST_DECIMALS:
+        return f"{goodput.mean:.{MOST_DECIMALS}%}"
+    decimals = min(max(1, -math.floor(math.log10(100 * width)) + 1), MOST_DECIMALS)
+    return f"{goodput.mean:.{decimals}%} (known to {goodput.low:.{decimals}%} to {goodput.high:.{decimals}%}, 95%)"

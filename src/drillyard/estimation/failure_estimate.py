@@ -1,25 +1,24 @@
 """How often a run will fail, when it should save, and what is left of its time: expected goodput before it starts.
 
     cost = checkpoint_cost(machine, accelerator, num_nodes=128, bytes_per_gpu=8e9, asynchronous=True)
-    job = Job(machine=machine, num_nodes=128, steps=100_000, step_seconds=given(12.0),
-              checkpoint=cost, restart=restart_time(cost))
-    for outlook in failure_outlooks(job):           # llama3, rsc1, rsc2: the answer is their range
-        outlook.goodput, outlook.schedule.interval_steps, outlook.left_out
+    job = FailureInputs(machine=machine, num_nodes=128, steps=100_000, step_seconds=given(12.0),
+                        checkpoint=cost, restart=restart_time(cost))
+    found = failure_estimate(job, failure_rate("llama3"))
+    found.goodput, found.schedule.interval_steps, found.left_out
 
-Failures are r x (GPUs / 8) x days, r by name. A save costs what it blocks training for (bytes over the storage's
-bandwidth, or over the link to the host where it is asynchronous); the formulas of the interval stand in `interval`.
-Goodput is work over wall time from the first step to the last save on storage: ETTR without queue wait.
+Failures are r x (GPUs / 8) x days, r by name. A save costs the seconds that training is blocked (bytes over the
+storage's bandwidth, or over the link to the host where it is asynchronous); `checkpoint_interval` has the formulas of
+the interval. Goodput is work over wall time from the first step to the last save on storage: ETTR without queue wait.
 
-Every number is a `Quantity` with formula and sources. Planning is pure and takes microseconds. Limits: those of
-`interval`; planned maintenance, stragglers and evaluation are not in it.
+Every number is a `Quantity` with formula and sources. Limits: those of `checkpoint_interval`; planned maintenance,
+stragglers and evaluation are left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from drillyard.errors import UserError
 from drillyard.estimation.checkpoint_interval import (
@@ -28,26 +27,24 @@ from drillyard.estimation.checkpoint_interval import (
     YOUNG,
     SaveSchedule,
     choose_schedule,
-    daly_applies,
     daly_interval,
     expected_wall_seconds,
     first_order_ettr,
     least_interval_steps,
     young_interval,
 )
-from drillyard.estimation.failure_rates import GPUS_PER_RATED_NODE, FailureRate, assumption_or_given, failure_rates
-from drillyard.estimation.quantity import Quantity, above_zero, given, quantity, zero_or_above
+from drillyard.estimation.failure_rates import GPUS_PER_RATED_NODE, FailureRate, assumption_or_given
+from drillyard.estimation.quantity import SECONDS_PER_DAY, Quantity, above_zero, given, quantity, zero_or_above
 from drillyard.hardware import Accelerator, Fact, Machine
 from drillyard.hardware.facts import combine
 
-SECONDS_PER_DAY: Final = 86_400
 GB: Final = 1e9
 GOODPUT_NAME: Final = "expected goodput (ETTR without queue wait)"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCost:
-    """What a save takes, `blocking` training and then in the background (`drain`) until it is stored; and a load."""
+    """Seconds of a save: `blocking` training, then in the background until it is stored (`drain`); and of a load."""
 
     mode: Literal["synchronous", "asynchronous"]
     blocking: Quantity
@@ -66,16 +63,18 @@ def checkpoint_cost(
     storage_gb_per_s: float | None = None,
     host_device_gb_per_s: float | None = None,
 ) -> CheckpointCost:
-    """What saving `bytes_per_gpu` from every GPU takes, in seconds, at published bandwidths or at the user's own.
+    """Seconds of saving `bytes_per_gpu` from every GPU, at published bandwidths or at the user's own.
 
-    Of a model that is there in several `copies` each GPU holds so many times what it writes, and all of it is copied to
-    the host and loaded. `storage_gb_per_s` is that of all nodes together, `host_device_gb_per_s` that of one GPU. Both
-    are what the hardware allows, so times are lower bounds; loading is taken to be as fast as writing. UserError where
-    a bandwidth that is needed is neither known nor given.
+    With `copies` of the model each GPU holds so many times what it writes, and copies all of it to the host and loads
+    it. `storage_gb_per_s` is that of all nodes together, `host_device_gb_per_s` that of one GPU. Both are what the
+    hardware allows, so times are lower bounds; loading is taken to be as fast as writing. UserError where a bandwidth
+    is needed and unknown.
     """
     check_nodes(num_nodes)
     zero_or_above("the checkpoint's bytes per GPU", bytes_per_gpu)
-    storage = _storage(machine, num_nodes, storage_gb_per_s)
+    storage = _bandwidth(
+        "storage", storage_gb_per_s, machine.storage_gb_per_s(num_nodes), machine.name, "all nodes together"
+    )
     gpus = machine.fact("num_accelerators") * num_nodes
     total_gb = gpus * (bytes_per_gpu / GB)
     to_storage = total_gb.value / storage.value
@@ -86,7 +85,8 @@ def checkpoint_cost(
         blocking = quantity("blocking part of a save", to_storage, "s", formula, total_gb, storage)
         drain = quantity("drain", 0.0, "s", "0: a synchronous save is on storage when training goes on")
         return CheckpointCost("synchronous", blocking, drain, load)
-    link = _host_link(accelerator, host_device_gb_per_s)
+    published = accelerator.host_device_bandwidth_gb_per_s()
+    link = _bandwidth("host-device", host_device_gb_per_s, published, accelerator.name, "one GPU")
     staging = bytes_per_gpu * copies / GB / link.value
     blocking = quantity("blocking part of a save", staging, "s", f"bytes per GPU{times} / host-device bandwidth", link)
     drain = quantity("drain", to_storage, "s", formula, total_gb, storage)
@@ -129,11 +129,8 @@ def restart_time(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureInputs:
-    """A run on a cluster. `step_seconds` comes from the prediction of step time, or from the user.
-
-    `preemptions_per_node_day` is for spot; None leaves preemptions out, and the answer says so. `interval_steps` is a
-    user's own interval; None asks for the best.
-    """
+    """A run on a cluster. `preemptions_per_node_day`: for spot; None leaves preemptions out. `interval_steps`: a user's
+    own interval; None: the best."""
 
     machine: Machine
     num_nodes: int
@@ -162,10 +159,7 @@ class FailureInputs:
 
 @dataclass(frozen=True, slots=True)
 class FailureEstimate:
-    """What one failure rate means for a job. `terms` are all numbers, in the order in which they follow.
-
-    `notes` are sentences about the choice of the interval, for the user.
-    """
+    """What one failure rate means for a job. `terms` are all numbers, in the order in which they follow."""
 
     rate: FailureRate
     schedule: SaveSchedule
@@ -174,34 +168,15 @@ class FailureEstimate:
     wall_seconds: float
     terms: tuple[Quantity, ...]
     left_out: tuple[str, ...]
-    notes: tuple[str, ...]
 
     def term(self, name: str) -> Quantity:
         """The term called `name`."""
         return next(one for one in self.terms if one.name == name)
 
-    def as_json(self) -> dict[str, Any]:
-        """The rate's name, the main figures, and every term with formula and sources."""
-        return {
-            "rate": self.rate.name,
-            "goodput": self.goodput,
-            "wall_seconds": self.wall_seconds,
-            "checkpoint_interval_steps": self.schedule.interval_steps,
-            "unverified": self.unverified,
-            "left_out": list(self.left_out),
-            "notes": list(self.notes),
-            "terms": [one.as_json() for one in self.terms],
-        }
-
     @property
     def unverified(self) -> bool:
         """Whether the goodput rests on an assumption or an unconfirmed value."""
         return self.term(GOODPUT_NAME).unverified
-
-
-def failure_estimates(job: FailureInputs, rates: Iterable[FailureRate] | None = None) -> tuple[FailureEstimate, ...]:
-    """The outlook at each of `rates`; at every named rate where none is chosen, so that the answer is their range."""
-    return tuple(failure_estimate(job, rate) for rate in (failure_rates().values() if rates is None else rates))
 
 
 def failure_estimate(job: FailureInputs, rate: FailureRate) -> FailureEstimate:
@@ -221,9 +196,8 @@ def failure_estimate(job: FailureInputs, rate: FailureRate) -> FailureEstimate:
     saving = _saving_terms(job, schedule, mtbf_seconds, per_day)
     total = _result_terms(job, schedule, wall_seconds, per_day, saving)
     return FailureEstimate(
-        rate, schedule, mtbf_seconds, goodput, wall_seconds,
-        (*frequency, *saving, *total), _left_out(job), _notes(job, schedule, mtbf_seconds),
-    )  # fmt: skip
+        rate, schedule, mtbf_seconds, goodput, wall_seconds, (*frequency, *saving, *total), _left_out(job)
+    )
 
 
 def check_nodes(num_nodes: int) -> None:
@@ -249,22 +223,13 @@ def check_interval(interval_steps: int, steps: int, step_seconds: float, drain_s
         )
 
 
-def _storage(machine: Machine, num_nodes: int, own: float | None) -> Fact[float]:
+def _bandwidth(kind: str, own: float | None, published: Fact[float] | None, of: str, extent: str) -> Fact[float]:
+    """The user's own bandwidth in GB/s, else the published one of `of`. UserError without either."""
     if own is not None:
-        return given(above_zero("the storage bandwidth in GB/s", own))
-    known = machine.storage_gb_per_s(num_nodes)
-    if known is None:
-        raise UserError(f"no storage bandwidth of {machine.name} is known: give that of all nodes together, in GB/s")
-    return known
-
-
-def _host_link(accelerator: Accelerator, own: float | None) -> Fact[float]:
-    if own is not None:
-        return given(above_zero("the host-device bandwidth in GB/s", own))
-    known = accelerator.host_device_bandwidth_gb_per_s()
-    if known is None:
-        raise UserError(f"no host-device bandwidth of {accelerator.name} is known: give that of one GPU, in GB/s")
-    return known
+        return given(above_zero(f"the {kind} bandwidth in GB/s", own))
+    if published is None:
+        raise UserError(f"no {kind} bandwidth of {of} is known: give that of {extent}, in GB/s")
+    return published
 
 
 def _frequency(job: FailureInputs, rate: FailureRate) -> tuple[Quantity, ...]:
@@ -359,15 +324,3 @@ def _left_out(job: FailureInputs) -> tuple[str, ...]:
     if job.preemptions_per_node_day is None and job.spot:
         left_out.insert(0, "preemptions, though the nodes are spot")
     return tuple(left_out)
-
-
-def _notes(job: FailureInputs, schedule: SaveSchedule, mtbf_seconds: float) -> tuple[str, ...]:
-    found = []
-    if not daly_applies(schedule.blocking_seconds, mtbf_seconds):
-        found.append(
-            f"a save blocks for {schedule.blocking_seconds:.3g} s, over twice the {mtbf_seconds:.3g} s between "
-            "interruptions: outside the range of Daly's formula, which then gives tau = M"
-        )
-    if schedule.interval_steps == schedule.steps and job.interval_steps is None:
-        found.append("one save at the end is best: the run is too short for saves on the way to pay")
-    return tuple(found)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
-from drillyard.estimation.formatting import three_digits
+from drillyard.formatting import three_digits
 
 WIDTH, HEIGHT = 760, 460
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 44, 56

@@ -1,25 +1,30 @@
-"""Terms: the numbers of a prediction, each with its unit, the formula that gave it and what it rests on.
+"""Quantities: the numbers of an estimate, each with its unit, formula and sources, and how ranges of them are written.
 
-Everything that `estimate` answers is made of terms, so that an answer can explain itself: `--explain` prints them in
-the order in which they were computed. A term whose inputs include an unverified value is unverified by itself,
-because its value is a `Fact` and facts keep their sources.
+A quantity whose inputs include an unverified value is unverified too: its value is a `Fact`, and facts keep their
+sources. In texts `?` marks what rests on a value that no primary source confirms, and a range of which only the better
+end is known is written as a bound (`at least 12.1 s`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from drillyard.errors import UserError
+from drillyard.formatting import TIMES, extent, largest_unit, three_digits
 from drillyard.hardware.facts import Fact, FactSource, Number, combine
 
 GIVEN = FactSource("given by the user", None)
+DOUBT: Final = "?"
+SECONDS_PER_HOUR: Final = 3600
+SECONDS_PER_DAY: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """One number of a prediction. `unit` is "" for a count or a fraction."""
+    """One number of an estimate. `unit` is "" for a count or a fraction."""
 
     name: str
     fact: Fact[float]
@@ -40,33 +45,30 @@ class Quantity:
         """Whether anything it rests on is an assumption or unconfirmed: say so wherever it is shown."""
         return self.fact.unverified
 
-    def as_json(self) -> dict[str, Any]:
-        """Name, value, unit, formula, source, date, unverified."""
-        about = self.fact.as_json()
-        return {"name": self.name, "value": about.pop("value"), "unit": self.unit, "formula": self.formula, **about}
+    @property
+    def date(self) -> str | None:
+        """The oldest date among the sources."""
+        return self.fact.date
 
 
 def quantity(
     name: str, value: float, unit: str, formula: str, *rests_on: Quantity | Fact[Any] | FactSource | Number
 ) -> Quantity:
-    """`value` as a term that rests on terms, facts and sources (of the formula itself); numbers bring no source."""
-    parts: list[Fact[Any] | Number] = []
-    for part in rests_on:
+    """`value`, resting on quantities, facts and sources (of the formula itself); numbers bring no source."""
+
+    def as_fact(part: Quantity | Fact[Any] | FactSource | Number) -> Fact[Any] | Number:
         if isinstance(part, Quantity):
-            parts.append(part.fact)
-        elif isinstance(part, FactSource):
-            parts.append(Fact(None, (part,)))
-        else:
-            parts.append(part)
-    return Quantity(name, combine(value, *parts), unit, formula)
+            return part.fact
+        return Fact(None, (part,)) if isinstance(part, FactSource) else part
+
+    return Quantity(name, combine(value, *map(as_fact, rests_on)), unit, formula)
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A number that is known to lie between two; `low` and `high` are terms of the same name and unit.
+    """A number that is known to lie between two; `low` and `high` have the same name and unit.
 
-    `is_bound`: only the better end is known (nothing measured is like it); the other end is then the same term, and
-    whoever shows it calls it a bound.
+    `is_bound`: only the better end is known, and the other end is the same quantity; texts call it a bound.
     """
 
     low: Quantity
@@ -76,6 +78,11 @@ class Range:
     @property
     def unverified(self) -> bool:
         return self.low.unverified or self.high.unverified
+
+    @property
+    def middle(self) -> float:
+        """The geometric mean of both ends."""
+        return math.sqrt(self.low.value * self.high.value)
 
 
 def given(value: float) -> Fact[float]:
@@ -95,3 +102,26 @@ def zero_or_above(name: str, value: float) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise UserError(f"{name} is {value:g}; a number of 0 or above is needed")
     return value
+
+
+def range_text(numbers: Range, write: Callable[[float], str], better: str) -> str:
+    """`low to high`, one number where both read the same, or `at least x` where it is a bound."""
+    if numbers.is_bound:
+        return f"{better} {write(numbers.low.value)}"
+    return extent((numbers.low.value, numbers.high.value), write)
+
+
+def number_range(numbers: Range, unit: str, better: str, scale: float = 1.0) -> str:
+    """Both ends over `scale`, with `unit`; `better` says which side of a bound is possible (`at most`)."""
+    return range_text(numbers, lambda value: three_digits(value / scale), better) + f"{unit}{doubt_mark(numbers)}"
+
+
+def time_range(times: Range) -> str:
+    """Both ends in the unit that suits the higher one."""
+    scale, unit = largest_unit(times.high.value, TIMES)
+    return number_range(times, f" {unit}", "at least", scale)
+
+
+def doubt_mark(value: Quantity | Range) -> str:
+    """The mark of what is not confirmed."""
+    return DOUBT if value.unverified else ""

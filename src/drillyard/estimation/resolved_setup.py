@@ -38,9 +38,9 @@ from drillyard.config.auto_values import (
 from drillyard.config.checks import num_data_ranks, resolve_accumulation
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
-from drillyard.estimation.formatting import three_digits
 from drillyard.estimation.memory import MemoryEstimate, memory_estimate
 from drillyard.estimation.setup import Checkpointing, LoraSetup, Setup
+from drillyard.formatting import three_digits
 from drillyard.modelspec import ModelSpec
 
 GIB: Final = 2**30

@@ -1,8 +1,8 @@
-"""How long the whole run takes: its steps, its saves, and what failures take, at every failure rate that is asked for.
+"""How long the whole run takes: its steps, its saves, and what failures cost, at every failure rate given.
 
-A step's time is a range, and so is the rate of failures where the user has chosen none: the outlook of `failures` is
-made for both ends of the one under each of the other, and the run's time spans them all. Saves follow
-`checkpoint.every_steps`; where it is not set the best interval is taken, and the answer says which it is.
+A step's time is a range, and so is the rate of failures where the user has chosen none: failures are estimated for both
+ends of the one under each of the other, and the run's time spans them all. Saves follow `checkpoint.every_steps`; where
+it is not set, the best interval is taken, and the answer names it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from drillyard.config.checks import steps_for_epochs
 from drillyard.errors import UserError
 from drillyard.estimation.checkpoint_interval import least_interval_steps
 from drillyard.estimation.failure_estimate import (
+    GOODPUT_NAME,
     CheckpointCost,
     FailureEstimate,
     FailureInputs,
@@ -25,10 +26,10 @@ from drillyard.estimation.failure_estimate import (
     restart_time,
 )
 from drillyard.estimation.failure_rates import FailureRate, custom_failure_rate, failure_rate, failure_rates
-from drillyard.estimation.formatting import every_steps
-from drillyard.estimation.quantity import Quantity, Range, above_zero, quantity
+from drillyard.estimation.quantity import SECONDS_PER_HOUR, Quantity, Range, above_zero, quantity
 from drillyard.estimation.setup import Setup
 from drillyard.estimation.target import Target
+from drillyard.formatting import every_steps
 from drillyard.hardware import FactSource
 from drillyard.modelspec import adapter_parameters
 
@@ -41,7 +42,7 @@ LEAST_GOODPUT_GAIN = 0.01
 
 @dataclass(frozen=True, slots=True)
 class MissingInput:
-    """Something that cannot be answered: why, and the flag that would let it."""
+    """Something that cannot be estimated: why, and the flag that gives what is missing."""
 
     what: str
     why: str
@@ -50,7 +51,7 @@ class MissingInput:
 
 @dataclass(frozen=True, slots=True)
 class FailureOptions:
-    """What the user says of failures; None: the published figure, or left out and said so.
+    """The user's figures for failures; None: the published one, or left out with a note.
 
     `rate` is a name or a number of failures per 1,000 node-days. `restart_seconds` is a whole restart.
     """
@@ -85,34 +86,67 @@ class FailureEstimateRange:
     best: FailureEstimate | None
 
     @property
-    def goodput(self) -> tuple[float, float]:
-        """The lower and the higher end."""
-        low, high = sorted((self.fast.goodput, self.slow.goodput))
-        return low, high
+    def terms(self) -> list[Range]:
+        """All figures, as ranges from the lower to the higher end."""
+        return [_between(one, other) for one, other in zip(self.fast.terms, self.slow.terms, strict=True)]
+
+    @property
+    def interruptions(self) -> Range:
+        return self._range("expected interruptions")
+
+    @property
+    def checkpoint_interval_steps(self) -> Range:
+        return self._range("interval in steps")
+
+    @property
+    def goodput(self) -> Range:
+        """ETTR without queue wait."""
+        return self._range(GOODPUT_NAME)
+
+    @property
+    def wall_seconds(self) -> Range:
+        return self._range("expected wall time")
+
+    @property
+    def best_interval_steps(self) -> int:
+        return (self.best or self.fast).schedule.interval_steps
+
+    def _range(self, name: str) -> Range:
+        return _between(self.fast.term(name), self.slow.term(name))
 
 
 @dataclass(frozen=True, slots=True)
 class RunTime:
-    """A run of `steps` steps. `wall` holds failures and saves; None where they cannot be told, see `missing`.
+    """A run of `steps` steps. `wall` holds failures and saves; None where these are not known, see `missing`.
 
     `saves` says in words which interval is assumed; `warnings` are about the one that is set.
     """
 
     steps: int
     tokens: float
+    num_gpus: int
     failure_free: Range
-    wall: Range | None
-    missing: tuple[MissingInput, ...]
-    outlooks: tuple[FailureEstimateRange, ...]
-    checkpoint: CheckpointCost | None
-    restart: RestartTime | None
-    saves: str
-    warnings: tuple[str, ...]
+    wall: Range | None = None
+    missing: tuple[MissingInput, ...] = ()
+    failures: tuple[FailureEstimateRange, ...] = ()
+    checkpoint: CheckpointCost | None = None
+    restart: RestartTime | None = None
+    saves: str = ""
+    warnings: tuple[str, ...] = ()
 
     @property
     def longest(self) -> Range:
         """What is paid for: with failures where they are known."""
         return self.failure_free if self.wall is None else self.wall
+
+    @property
+    def gpu_hours(self) -> Range:
+        """Hours of all GPUs, with failures where they are known."""
+        low, high = (
+            quantity("GPU-hours", end.value * self.num_gpus / SECONDS_PER_HOUR, "h", "wall time x GPUs", end)
+            for end in (self.longest.low, self.longest.high)
+        )
+        return Range(low, high, self.longest.is_bound)
 
 
 def planned_steps(config: RunConfig, setup: Setup, data_tokens: float | None) -> int | None:
@@ -139,80 +173,77 @@ def saved_state(setup: Setup) -> Quantity:
 
 
 def run_time(
-    config: RunConfig, setup: Setup, place: Target, step_seconds: Range, steps: int, options: FailureOptions
+    config: RunConfig, setup: Setup, target: Target, step_seconds: Range, steps: int, options: FailureOptions
 ) -> RunTime:
-    """How long `steps` steps take on `place`.
+    """How long `steps` steps take on `target`.
 
     UserError for options that make no sense, and where the run would practically never end whenever it saves.
     """
-    tokens = float(steps) * setup.tokens_per_step
-    fastest, slowest = (_steps_alone(end, steps) for end in (step_seconds.low, step_seconds.high))
-    alone = Range(fastest, slowest, step_seconds.is_bound)
+    low, high = (
+        quantity("steps alone", end.value * steps, "s", "steps x step time", end)
+        for end in (step_seconds.low, step_seconds.high)
+    )
+    alone = Range(low, high, step_seconds.is_bound)
+    run = RunTime(steps, float(steps) * setup.tokens_per_step, target.num_gpus, alone)
     rates = options.rates()
-    missing = _missing(config, place, options)
+    missing = _missing(config, target, options)
     if missing:
-        return RunTime(steps, tokens, alone, None, missing, (), None, None, "", ())
+        return replace(run, missing=missing)
     checkpoint = checkpoint_cost(
-        place.machine,
-        place.accelerator,
-        num_nodes=place.num_nodes,
+        target.machine,
+        target.accelerator,
+        num_nodes=target.num_nodes,
         bytes_per_gpu=saved_state(setup).value,
         asynchronous=config.checkpoint.asynchronous,
         copies=setup.replicate,
         storage_gb_per_s=options.storage_gb_per_s,
         host_device_gb_per_s=options.host_device_gb_per_s,
     )
-    restart = _restart(checkpoint, options)
-    fast, slow = (
-        FailureInputs(
-            machine=place.machine,
-            num_nodes=place.num_nodes,
-            steps=steps,
-            step_seconds=end.fact,
-            checkpoint=checkpoint,
-            restart=restart,
-            spot=place.consumption == "spot",
-            preemptions_per_node_day=options.preemptions_per_node_day,
-        )
-        for end in (step_seconds.low, step_seconds.high)
-    )
-    best = [(rate, failure_estimate(fast, rate), failure_estimate(slow, rate)) for rate in rates]
-    outlooks, saves, warnings = _with_own_interval(config, fast, slow, best)
-    wall = _wall(outlooks, step_seconds.is_bound)
-    return RunTime(steps, tokens, alone, wall, (), outlooks, checkpoint, restart, saves, warnings)
+    run = replace(run, checkpoint=checkpoint, restart=_restart(checkpoint, options))
+    fast = _failure_inputs(run, target, step_seconds.low, options)
+    slow = replace(fast, step_seconds=step_seconds.high.fact)
+    best = [
+        FailureEstimateRange(rate, failure_estimate(fast, rate), failure_estimate(slow, rate), None) for rate in rates
+    ]
+    failures, saves, warnings = _with_own_interval(config, fast, slow, best)
+    # From the fastest end at the lowest rate to the slowest end at the highest; of a bound only the former.
+    terms = [end for one in failures for end in (one.wall_seconds.low, one.wall_seconds.high)]
+    terms.sort(key=lambda one: one.value)
+    wall = Range(terms[0], terms[0] if step_seconds.is_bound else terms[-1], step_seconds.is_bound)
+    return replace(run, wall=wall, failures=tuple(failures), saves=saves, warnings=warnings)
 
 
-def middle_failure_inputs(run: RunTime, place: Target, step_seconds: Range, options: FailureOptions) -> FailureInputs:
+def middle_failure_inputs(run: RunTime, target: Target, step_seconds: Range, options: FailureOptions) -> FailureInputs:
     """The job in the middle of the range of step times, for simulation. The run's failures must be known."""
+    ends = step_seconds.low, step_seconds.high
+    middle = quantity("step time", step_seconds.middle, "s", "geometric mean of low and high", *ends)
+    return _failure_inputs(run, target, middle, options)
+
+
+def _failure_inputs(run: RunTime, target: Target, step: Quantity, options: FailureOptions) -> FailureInputs:
     assert run.checkpoint is not None and run.restart is not None
-    low, high = step_seconds.low, step_seconds.high
-    middle = quantity("step time", math.sqrt(low.value * high.value), "s", "geometric mean of low and high", low, high)
     return FailureInputs(
-        machine=place.machine,
-        num_nodes=place.num_nodes,
+        machine=target.machine,
+        num_nodes=target.num_nodes,
         steps=run.steps,
-        step_seconds=middle.fact,
+        step_seconds=step.fact,
         checkpoint=run.checkpoint,
         restart=run.restart,
-        spot=place.consumption == "spot",
+        spot=target.consumption == "spot",
         preemptions_per_node_day=options.preemptions_per_node_day,
     )
 
 
 def _with_own_interval(
-    config: RunConfig,
-    fast: FailureInputs,
-    slow: FailureInputs,
-    best: list[tuple[FailureRate, FailureEstimate, FailureEstimate]],
-) -> tuple[tuple[FailureEstimateRange, ...], str, tuple[str, ...]]:
-    """The outlooks as the config saves, how that is in words, and what is to be said about it."""
-    plain = tuple(FailureEstimateRange(rate, low, high, None) for rate, low, high in best)
-    intervals = sorted({outlook.schedule.interval_steps for _, low, high in best for outlook in (low, high)})
-    told = f"{intervals[0]}" if len(intervals) == 1 else f"{intervals[0]} to {intervals[-1]}"
-    recommended = f"{every_steps(told)}, the best interval"
+    config: RunConfig, fast: FailureInputs, slow: FailureInputs, best: list[FailureEstimateRange]
+) -> tuple[list[FailureEstimateRange], str, tuple[str, ...]]:
+    """The failures as the config saves, how it saves in words, and warnings about that."""
+    intervals = sorted({end.schedule.interval_steps for one in best for end in (one.fast, one.slow)})
+    span = f"{intervals[0]}" if len(intervals) == 1 else f"{intervals[0]} to {intervals[-1]}"
+    recommended = f"{every_steps(span)}, the best interval"
     own = config.checkpoint.every_steps
     if own is None:
-        return plain, recommended, _unset(fast, plain)
+        return best, recommended, _unset(fast, best)
     own = min(own, fast.steps)
     least = least_interval_steps(fast.step_seconds.value, fast.checkpoint.drain.value, fast.steps)
     if own < least:
@@ -220,26 +251,26 @@ def _with_own_interval(
             f"checkpoint.every_steps: {own} steps are over before the save before them is on storage "
             f"({fast.checkpoint.drain.value:.3g} s); at least {least} are needed, and the best interval is taken here"
         )
-        return plain, recommended, (warning,)
-    outlooks = []
-    for rate, low, _ in best:
-        mine, slower = _outlook_at(fast, own, rate), _outlook_at(slow, own, rate)
+        return best, recommended, (warning,)
+    found = []
+    for one in best:
+        mine, slower = _at_interval(fast, own, one.rate), _at_interval(slow, own, one.rate)
         if mine is None or slower is None:
             warning = (
-                f"checkpoint.every_steps: with a save every {own} steps the run practically never ends at {rate.name}; "
-                "the best interval is taken here"
+                f"checkpoint.every_steps: with a save every {own} steps the run practically never ends at "
+                f"{one.rate.name}; the best interval is taken here"
             )
-            return plain, recommended, (warning,)
-        outlooks.append(FailureEstimateRange(rate, mine, slower, low))
-    gain = max(low.goodput - outlook.fast.goodput for (_, low, _), outlook in zip(best, outlooks, strict=True))
-    better = f"checkpoint.every_steps: {told} instead of {own} brings up to {gain:.1%} more goodput"
-    return tuple(outlooks), f"{every_steps(str(own))}, as configured", (better,) if gain > LEAST_GOODPUT_GAIN else ()
+            return best, recommended, (warning,)
+        found.append(FailureEstimateRange(one.rate, mine, slower, one.fast))
+    gain = max(one.fast.goodput - mine.fast.goodput for one, mine in zip(best, found, strict=True))
+    better = f"checkpoint.every_steps: {span} instead of {own} brings up to {gain:.1%} more goodput"
+    return found, f"{every_steps(str(own))}, as configured", (better,) if gain > LEAST_GOODPUT_GAIN else ()
 
 
-def _unset(fast: FailureInputs, outlooks: tuple[FailureEstimateRange, ...]) -> tuple[str, ...]:
-    """A word where saving only at the end, which is what an unset interval means, costs more than the best interval."""
-    worst = max(outlooks, key=lambda outlook: outlook.rate.rate.value)
-    at_end = _outlook_at(fast, fast.steps, worst.rate)
+def _unset(fast: FailureInputs, best: list[FailureEstimateRange]) -> tuple[str, ...]:
+    """A warning where saving only at the end, as an unset interval means, costs more than the best interval."""
+    worst = max(best, key=lambda one: one.rate.rate.value)
+    at_end = _at_interval(fast, fast.steps, worst.rate)
     if at_end is not None and worst.fast.goodput - at_end.goodput <= LEAST_GOODPUT_GAIN:
         return ()
     ends = f"has a goodput of {at_end.goodput:.0%} at {worst.rate.name}" if at_end else "practically never ends"
@@ -247,42 +278,38 @@ def _unset(fast: FailureInputs, outlooks: tuple[FailureEstimateRange, ...]) -> t
     return (f"checkpoint.every_steps is not set: a run that saves only at its end {ends}; {advice}",)
 
 
-def _outlook_at(job: FailureInputs, interval_steps: int, rate: FailureRate) -> FailureEstimate | None:
-    """The outlook with an own interval; None where hardly any of the time would be work."""
+def _at_interval(job: FailureInputs, interval_steps: int, rate: FailureRate) -> FailureEstimate | None:
+    """The failures with a given interval; None where hardly any of the time would be work."""
     try:
-        outlook = failure_estimate(replace(job, interval_steps=interval_steps), rate)
+        found = failure_estimate(replace(job, interval_steps=interval_steps), rate)
     except UserError:
         return None
-    return outlook if outlook.goodput >= LEAST_GOODPUT else None
+    return found if found.goodput >= LEAST_GOODPUT else None
 
 
-def _wall(outlooks: tuple[FailureEstimateRange, ...], is_bound: bool) -> Range:
-    """From the fastest end at the kindest rate to the slowest end at the worst; of a bound only the former."""
-    every = [outlook.fast for outlook in outlooks] + [outlook.slow for outlook in outlooks]
-    terms = sorted((outlook.term("expected wall time") for outlook in every), key=lambda one: one.value)
-    return Range(terms[0], terms[0] if is_bound else terms[-1], is_bound)
-
-
-def _steps_alone(step: Quantity, steps: int) -> Quantity:
-    return quantity("steps alone", step.value * steps, "s", "steps x step time", step)
+def _between(one: Quantity, other: Quantity) -> Range:
+    """Both ends in order."""
+    low, high = sorted((one, other), key=lambda end: end.value)
+    return Range(low, high)
 
 
 def _restart(checkpoint: CheckpointCost, options: FailureOptions) -> RestartTime:
-    """By parts as they are known, or as a whole where the user has given it."""
-    whole = options.restart_seconds
-    if whole is None:
+    """The parts of a restart, or all of it as the user has given it."""
+    if options.restart_seconds is None:
         return restart_time(checkpoint)
-    return restart_time(checkpoint, detect_seconds=0, start_seconds=whole, load_seconds=0)
+    return restart_time(checkpoint, detect_seconds=0, start_seconds=options.restart_seconds, load_seconds=0)
 
 
-def _missing(config: RunConfig, place: Target, options: FailureOptions) -> tuple[MissingInput, ...]:
-    """What the cost of a save needs and nobody knows."""
+def _missing(config: RunConfig, target: Target, options: FailureOptions) -> tuple[MissingInput, ...]:
+    """Unknown inputs of the cost of a save."""
     what = "failures, goodput and the wall time with them"
     found = []
-    if options.storage_gb_per_s is None and place.machine.storage_gb_per_s(place.num_nodes) is None:
-        found.append(MissingInput(what, f"no storage bandwidth of {place.machine.name} is known", "--storage-gb-per-s"))
-    link = place.accelerator.host_device_bandwidth_gb_per_s()
+    if options.storage_gb_per_s is None and target.machine.storage_gb_per_s(target.num_nodes) is None:
+        found.append(
+            MissingInput(what, f"no storage bandwidth of {target.machine.name} is known", "--storage-gb-per-s")
+        )
+    link = target.accelerator.host_device_bandwidth_gb_per_s()
     if config.checkpoint.asynchronous and options.host_device_gb_per_s is None and link is None:
-        why = f"no host-device bandwidth of {place.accelerator.name} is known"
+        why = f"no host-device bandwidth of {target.accelerator.name} is known"
         found.append(MissingInput(what, why, "--host-device-gb-per-s"))
     return tuple(found)

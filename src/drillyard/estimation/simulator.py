@@ -1,20 +1,19 @@
-"""A run with its failures, event by event: what the closed forms of `interval` leave out (spares, repairs, spread).
+"""Simulate a run failure by failure, for what closed forms leave out: spares, repairs, spread.
 
-The idea: failures of all nodes together are one Poisson process, so only the next failure has to be known, never the
-state of a node. Between two failures training is deterministic: how many saves reached storage is a division. An event
-is a failure or a node's return, not a step or a save: the cost grows with failures, not with nodes or steps.
+Failures of all nodes together are one Poisson process, so only the next failure has to be known, never the state of a
+node. Between two failures training is deterministic: the number of saves that reached storage is a division. An event
+is a failure or a node's return, not a step or a save, so the cost grows with failures only.
 
-A node's failure stops the job. It is detected; where no spare takes the node's place the job waits for one to come
-back; it starts, loads the last save on storage and goes on. Nodes fail meanwhile too: a failure that hits a restart
-begins it anew (as in Daly's model); with nodes missing there are fewer that can fail. Spares and nodes in repair do not
-fail. Repair times are exponential.
+A node's failure stops the job. It is detected; without a spare the job waits for a node to come back; it starts, loads
+the last save on storage and goes on. Nodes fail meanwhile too: a failure that hits a restart begins it again (as in
+Daly's model); with nodes missing there are fewer that can fail. Spares and nodes in repair do not fail. Repair times
+are exponential.
 
-The times of failures do not depend on spares: the same seed gives every choice the same failures, so that choices are
-compared on the same luck (common random numbers).
+The times of failures do not depend on spares: the same seed gives every choice the same failures (common random
+numbers), so a difference of two choices is far better known than either.
 
-Whether a run fails at all is not simulated: its outcome without a failure and the probability of that, e^-(T/M), are
-known exactly. Only runs with a failure are drawn, so a failure in one of a thousand runs costs no more than one in
-each, and `spread` puts both together.
+The outcome of a run without a failure and its probability, e^-(T/M), are known exactly. Only runs with a failure are
+drawn, so a failure in one of a thousand runs costs no more than one in each; `sample_statistics` puts both together.
 
 Cost: about 10 microseconds per failure; 100,000 GPUs for 60 days have 5,000 at the highest named rate. Limits:
 exponential gaps (no early life, no bad node that fails again and again), preemptions without warning, one tier of
@@ -31,9 +30,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from drillyard.errors import UserError
-from drillyard.estimation.checkpoint_interval import SaveSchedule, expected_wall_seconds, first_order_ettr
+from drillyard.estimation.checkpoint_interval import SaveSchedule, expected_wall_seconds
 from drillyard.estimation.confidence import LEAST_VALUES, SampleStatistics, sample_statistics
-from drillyard.estimation.spares import waiting_share
+from drillyard.estimation.quantity import SECONDS_PER_DAY
 
 MOST_FAILURES: Final = 5_000_000
 """Failures over all replicas that one simulation may take, some 20 s."""
@@ -44,10 +43,8 @@ FEWEST_REPLICAS, MOST_REPLICAS = 20, 2000
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """One way to be interrupted, by its rate per node. Where it `takes_node`, the node is away for a time.
-
-    `away_seconds` is the mean of that time: of the repair, or until another node is found in its place.
-    """
+    """One way to be interrupted, by its rate per node. Where it `takes_node`, the node is repaired or replaced after
+    `away_seconds` in the mean."""
 
     name: str
     per_node_second: float
@@ -57,7 +54,7 @@ class Hazard:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is simulated. `spares` None: a node is always at hand, as the closed forms assume."""
+    """What to simulate. `spares` None: a node is always at hand, as the closed forms assume."""
 
     num_nodes: int
     schedule: SaveSchedule
@@ -99,7 +96,7 @@ class Scenario:
         return sum(one.per_node_second * one.away_seconds for one in taking) / rate if rate else 0.0
 
     def waiting_share(self) -> float:
-        """The share of time in which the job stands still for a node, by the closed form of `spares`."""
+        """The share of time in which the job waits for a node, by the machine-repair model."""
         if self.spares is None:
             return 0.0
         return waiting_share(self.num_nodes, self.spares, self.node_losses_per_node_second, self.mean_away_seconds)
@@ -155,24 +152,10 @@ class Simulation:
     @property
     def failures_per_day(self) -> SampleStatistics:
         """Interruptions per day of wall time."""
-        return self.spread_of(lambda outcome: outcome.failures / outcome.wall_seconds * 86_400)
-
-    @property
-    def first_order_goodput(self) -> SampleStatistics:
-        """Meta's E[ETTR] with the failures that were simulated: beside `goodput`, what that closed form neglects."""
-        schedule, restart = self.scenario.schedule, self.scenario.restart_seconds + self.scenario.schedule.drain_seconds
-        return self.spread_of(
-            lambda outcome: first_order_ettr(
-                outcome.failures / outcome.wall_seconds, restart, schedule.interval_seconds, schedule.blocking_seconds
-            )
-        )
-
-    def mean(self, category: str) -> float:
-        """The mean seconds of a category of `SimulatedOutcome` over all runs, those without a failure included."""
-        return self.spread_of(lambda outcome: float(getattr(outcome, category))).mean
+        return self.spread_of(lambda outcome: outcome.failures / outcome.wall_seconds * SECONDS_PER_DAY)
 
     def spread_of(self, figure: Callable[[SimulatedOutcome], float], unseen: float = 0.0) -> SampleStatistics:
-        """The spread of a figure that no failure makes better; `unseen` as in `spread`."""
+        """The spread of a figure that no failure makes better; `unseen` as in `sample_statistics`."""
         return sample_statistics(
             [figure(outcome) for outcome in self.outcomes],
             known_share=self.scenario.no_failure_share,
@@ -181,13 +164,18 @@ class Simulation:
         )
 
     @property
+    def replicas(self) -> int:
+        """How many runs were simulated."""
+        return len(self.outcomes)
+
+    @property
     def waits(self) -> int:
         """In how many of the simulated runs the job had to wait for a node."""
         return sum(outcome.waiting > 0 for outcome in self.outcomes)
 
     @property
     def _unseen_wait_seconds(self) -> float:
-        """The mean wait for the first of all nodes that are away to come back: one that no replica may have met."""
+        """The mean wait for the first of all nodes that are away to come back, which no replica may have had."""
         spares = self.scenario.spares
         return 0.0 if spares is None else self.scenario.mean_away_seconds / (spares + 1)
 
@@ -201,7 +189,7 @@ def simulate_scenario(scenario: Scenario, *, replicas: int | None = None, seed: 
     if replicas is None:
         replicas = enough_replicas(scenario)
     if replicas < LEAST_VALUES:
-        raise UserError(f"found {replicas} replicas; at least {LEAST_VALUES} are needed to tell a spread")
+        raise UserError(f"found {replicas} replicas; at least {LEAST_VALUES} are needed to know a spread")
     check_length(scenario, replicas)
     if scenario.no_failure_share == 1:
         return Simulation(scenario, seed, ())
@@ -332,7 +320,7 @@ class _Cluster:
     def strike(self) -> bool:
         """The failure at `next_failure`; False where it would have hit a node that is not there (thinning).
 
-        It draws three numbers whatever happens, which keeps the failures of other scenarios with this seed the same.
+        Draws three numbers in any case, so that the failures of other scenarios with this seed stay the same.
         """
         self.now = self.next_failure
         gap, place, away = self.draws.expovariate(self.rate), self.draws.random(), self.draws.expovariate(1.0)
@@ -353,3 +341,45 @@ class _Cluster:
         """Nodes whose time is over are spares again, or take their places in the job."""
         while self.returns and self.returns[0] <= self.now:
             heapq.heappop(self.returns)
+
+
+def waiting_share(num_nodes: int, spares: int, failures_per_node_second: float, repair_seconds: float) -> float:
+    """The share of time, 0 to 1, in which the job waits for a node; `failures` are those that cost a node.
+
+    The machine-repair model in closed form, and the cross check of the simulation: nodes fail one by one and come back
+    after a repair; with k of them away and S spares, max(0, k - S) are missing. Failures come at (N - missing) times
+    the rate of one node, repairs at k over the mean repair time: a birth-death chain whose stationary distribution is a
+    product (Feller, vol. I, XVII.7; Erlang's formula is the case without missing nodes). Exact for exponential repairs.
+    Limits: stationary, so pessimistic for a run shorter than a repair; one repair time. Cost: about 1 ms for a thousand
+    nodes away in the mean.
+    """
+    load = failures_per_node_second * repair_seconds
+    if not load:
+        return 0.0
+    offered = num_nodes * load
+    largest = min(num_nodes + spares, math.ceil(offered + 12 * math.sqrt(offered) + 30 + spares))
+    logs = [0.0]
+    for away in range(1, largest + 1):
+        in_job = num_nodes - max(0, away - 1 - spares)
+        logs.append(logs[-1] + math.log(in_job * load / away))
+    top = max(logs)
+    weights = [math.exp(log - top) for log in logs]
+    return sum(weights[spares + 1 :]) / sum(weights)
+
+
+def cheapest_spares(num_nodes: int, failures_per_node_second: float, repair_seconds: float) -> int:
+    """The number of spares with the least node-hours per useful hour, (N + S) / (1 - waiting share).
+
+    Found by walking up: the cost falls, then rises by one node at a time once no run waits. The walk begins four
+    standard deviations below the mean number of nodes away, where the job would wait nearly always.
+    """
+    offered = num_nodes * failures_per_node_second * repair_seconds
+    best, best_cost = 0, math.inf
+    spares = max(0, math.floor(offered - 4 * math.sqrt(offered)))
+    while num_nodes + spares < best_cost:
+        active = 1 - waiting_share(num_nodes, spares, failures_per_node_second, repair_seconds)
+        cost = (num_nodes + spares) / active if active > 0 else math.inf
+        if cost < best_cost:
+            best, best_cost = spares, cost
+        spares += 1
+    return best

@@ -1,10 +1,10 @@
-"""The one line that a run says of itself before its first step: will it fit, and how long will a step take.
+"""The estimate that a run logs in one line before its first step: will it fit, and how long will a step take.
 
-    told = at_start(setup, 139.8, accelerator)
-    told.line(), told.verdict, told.fields()
+    startup = startup_estimate(setup, 139.8, accelerator)
+    startup.line(), startup.verdict, startup.fields()
 
-Nothing here stops a run: what cannot be predicted is said to be so. `train` asks it with the memory that its ranks
-report, `launch` with what the catalog says of the machine. Cost: two predictions.
+Nothing here stops a run: what cannot be estimated is reported as such. `train` gives the memory that its ranks report,
+`launch` that of the catalog. Cost: a memory and a step time estimate.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from drillyard.errors import UserError
-from drillyard.estimation.formatting import DOUBT, range_text, three_digits, time_range
-from drillyard.estimation.memory import MemoryEstimate, memory_estimate
-from drillyard.estimation.quantity import Range
+from drillyard.estimation.memory import MemoryEstimate, Verdict, memory_estimate, verdict_on
+from drillyard.estimation.quantity import DOUBT, Range, range_text, time_range
 from drillyard.estimation.setup import Setup
 from drillyard.estimation.step_time import step_time
-from drillyard.estimation.verdict import Verdict, verdict_on
+from drillyard.formatting import three_digits
 from drillyard.hardware import Accelerator, Machine
 
 VERDICTS: dict[Verdict, str] = {"fits": "it fits", "may not fit": "it may not fit", "does not fit": "it does not fit"}
@@ -26,7 +25,7 @@ VERDICTS: dict[Verdict, str] = {"fits": "it fits", "may not fit": "it may not fi
 
 @dataclass(frozen=True, slots=True)
 class StartupEstimate:
-    """What is expected of a run. `missing` says why there is no memory or no step time, by their names."""
+    """Memory and step time of a run; `missing` has the reason where there is no `memory` or `step_seconds`."""
 
     setup: Setup
     memory_gib: float | None
@@ -36,7 +35,7 @@ class StartupEstimate:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Whether it fits; None where what is needed, or what there is, is not known."""
+        """Whether it fits; None where the memory needed or available is not known."""
         if self.memory is None or self.memory_gib is None:
             return None
         return verdict_on(self.memory.total, self.memory_gib)
@@ -83,9 +82,9 @@ def startup_estimate(
     *,
     hardware: str = "",
 ) -> StartupEstimate:
-    """What to expect of `setup` with `memory_gib` per rank (None: not known) on an accelerator, in nodes of `machine`.
+    """Estimate `setup` with `memory_gib` per rank (None: not known) on an accelerator, in nodes of `machine`.
 
-    Without an accelerator there is no step time; `hardware` is then the name of what there is instead.
+    Without an accelerator there is no step time; `hardware` then names what there is instead.
     """
     memory, seconds, missing = None, None, {}
     try:
@@ -96,13 +95,9 @@ def startup_estimate(
         missing["step_seconds"] = f"no speed of {hardware or 'this hardware'} is on record"
     else:
         try:
-            timed = step_time(setup, machine, accelerator)
+            seconds = step_time(setup, machine, accelerator).seconds
         except UserError as error:
             missing["step_seconds"] = _first_line(error)
-        else:
-            seconds = timed.seconds
-            if seconds is None:
-                missing["step_seconds"] = "; ".join(timed.notes)
     return StartupEstimate(setup, memory_gib, memory, seconds, missing)
 
 

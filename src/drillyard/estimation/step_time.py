@@ -7,10 +7,9 @@ The bounds are what no step can beat: its FLOPs at the best rate published for t
 optimizer at the bandwidth of its memory, its collectives at the machine's own measured bandwidths. Between the bounds
 and a real step lies an efficiency, which nobody can compute. It is taken from measured runs of the same class
 (accelerator, precision, checkpointing, sharding), see `efficiency`; what those runs differ in (model, sequence, batch,
-GPUs, network, compiled or not) is counted by `work`, `communication` and `timeline`, and not averaged.
+GPUs, network, compiled or not) is counted (`step_work`, `timeline`), not averaged.
 
-Where nothing that is measured is like the setup only the bound is known, and is called one. Without a peak at the
-precision there is no answer.
+Without a measured run like the setup only the bound is known, and is called one.
 
 Cost: about half a millisecond, and once some 20 ms for the efficiencies of published runs. Limits: mixtures of experts
 are taken from dense runs, adapters from full training; stragglers, input and evaluation are in no bound.
@@ -18,11 +17,11 @@ are taken from dense runs, adapters from full training; stragglers, input and ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from drillyard.estimation.communication import CollectiveNetwork, StepTraffic, step_traffic
+from drillyard.errors import UserError
 from drillyard.estimation.efficiency import (
     BANDS,
     NEIGHBOURS,
@@ -40,7 +39,7 @@ from drillyard.estimation.measured_runs import MeasuredRun, RunClass, published_
 from drillyard.estimation.quantity import Quantity, Range, quantity
 from drillyard.estimation.setup import Setup
 from drillyard.estimation.step_work import Work, count_work, optimizer_bytes
-from drillyard.estimation.timeline import Timeline, timeline, unit_copies
+from drillyard.estimation.timeline import CollectiveNetwork, StepTraffic, Timeline, step_traffic, timeline, unit_copies
 from drillyard.hardware import Accelerator, Bandwidth, Fact, FactSource, Machine, catalog
 from drillyard.modelspec import Formula, adapter_parameters, flops_per_token, formula_label
 
@@ -51,10 +50,6 @@ SMALLER: Final = 0.8
 NETWORK_LIMITS: Final = 0.2
 """A step that waits for collectives for this share of its time gets a note."""
 NOT_COUNTED: Final = FactSource("communication is not counted: nothing is known of the network", None, True)
-QUANTITY_FIELDS: Final = ("compute", "memory", "activations", "communication", "bound")
-RANGE_FIELDS: Final = ("efficiency", "seconds", "exposed", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu")
-
-Support = Quantity | Fact[Any] | FactSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,49 +57,41 @@ class StepTime:
     """The time of a step in seconds, and what follows from it.
 
     Bounds: `compute`, `memory` and `communication` (None where nothing is known of the network), the largest of which
-    is `bound`; `activations` is the time that elementwise work takes at the bandwidth of the memory, beside them.
-    `seconds` and all others are None where the accelerator has no known rates at the precision; `seconds.is_bound`
-    where nothing measured is like it. `efficiency` is the share of the best known rates; `exposed` the communication
-    that computing does not hide, inside `seconds`. MFU and TFLOP/s are by `formula`. `rows` are the runs behind the
-    range, `basis` how they were found; `notes` say what is not known.
+    is `bound`; `activations` is the time of elementwise work at the bandwidth of the memory. `seconds.is_bound`: no
+    measured run is like it. `efficiency` is the share of the best known rates; `exposed` the part of `seconds` in which
+    communication is not hidden by computing. MFU and TFLOP/s are by `formula`; MFU needs the accelerator's peak. `rows`
+    are the runs behind the range, `basis` how they were found, `notes` what is not known.
     """
 
     run_class: RunClass
     formula: str
+    basis: Basis
+    rows: tuple[ReferenceRun, ...]
+    compute: Quantity
+    memory: Quantity
+    activations: Quantity
+    communication: Quantity | None
+    bound: Quantity
+    efficiency: Range | None
+    seconds: Range
+    exposed: Range | None
+    tokens_per_second_per_gpu: Range
+    tflops_per_gpu: Range
+    mfu: Range | None
     notes: tuple[str, ...]
-    basis: Basis | None = None
-    rows: tuple[ReferenceRun, ...] = ()
-    compute: Quantity | None = None
-    memory: Quantity | None = None
-    activations: Quantity | None = None
-    communication: Quantity | None = None
-    bound: Quantity | None = None
-    efficiency: Range | None = None
-    seconds: Range | None = None
-    exposed: Range | None = None
-    tokens_per_second_per_gpu: Range | None = None
-    tflops_per_gpu: Range | None = None
-    mfu: Range | None = None
 
     @property
-    def terms(self) -> tuple[Quantity, ...]:
-        """Every term in the order in which it was computed, for explanations."""
-        first = [getattr(self, name) for name in QUANTITY_FIELDS]
-        ranges = [one for name in RANGE_FIELDS if (one := getattr(self, name)) is not None]
-        ends = [end for one in ranges for end in ((one.low,) if one.is_bound else (one.low, one.high))]
-        return (*(one for one in first if one is not None), *ends)
+    def bounds(self) -> list[Quantity]:
+        """What compute, memory and communication allow."""
+        parts = (self.compute, self.memory, self.activations, self.communication)
+        return [one for one in parts if one is not None]
 
-    def as_json(self) -> dict[str, Any]:
-        """Every field by its name, terms and ranges in full, the rows by name with their efficiencies."""
-        return {
-            "class": self.run_class._asdict(),
-            "basis": self.basis,
-            "formula": self.formula,
-            **{name: None if (one := getattr(self, name)) is None else one.as_json() for name in QUANTITY_FIELDS},
-            **{name: _range_json(getattr(self, name)) for name in RANGE_FIELDS},
-            "rows": [{**used.row.as_json(), "efficiency": used.efficiency} for used in self.rows],
-            "notes": list(self.notes),
-        }
+    @property
+    def terms(self) -> list[Quantity | Range]:
+        """All figures in the order in which they were computed, for explanations."""
+        ranges = (self.efficiency, self.seconds, self.exposed)
+        rates = (self.tokens_per_second_per_gpu, self.tflops_per_gpu, self.mfu)
+        return [*self.bounds, self.bound, *(one for one in (*ranges, *rates) if one is not None)]
 
 
 def step_time(
@@ -121,36 +108,42 @@ def step_time(
 
     `rows` are the measured runs to draw from (default: the published ones), without those of the publisher
     `without_source`. `calibration` is a measured run that is taken instead of all others. `bandwidths` are the
-    reference bandwidths (default: those of the catalog).
+    reference bandwidths (default: those of the catalog). UserError where the accelerator has no known rates at the
+    precision.
     """
-    asked, label = run_class(setup, accelerator.name), formula_label(FLOPS_FORMULA, adapters=setup.adapters is not None)
     rates = best_rates(accelerator, setup.precision)
     if rates is None:
-        why = f"the {setup.precision} peak or the memory bandwidth of {accelerator.name} is not known"
-        return StepTime(run_class=asked, formula=label, notes=(why,))
+        bf16 = "" if setup.precision == "bf16" else "--set training.precision=bf16 where that is meant, or "
+        raise UserError(
+            f"the {setup.precision} peak or the memory bandwidth of {accelerator.name} is not known\n"
+            f"{bf16}--hardware FILE with what is known of it"
+        )
     references = catalog().bandwidths if bandwidths is None else tuple(bandwidths)
     work = count_work(setup)
     traffic = step_traffic(setup, work, CollectiveNetwork(accelerator, machine, setup.gpus_per_node, references))
     notes = [*setup.spec.notes] + ([] if traffic is not None else [f"{NOT_COUNTED.text}; name a machine"])
-    basis, used = _drawn(setup, accelerator, rows, without_source, calibration, rates, references, notes)
+    basis, used = _reference_runs(setup, accelerator, rows, without_source, calibration, rates, references, notes)
     bounds = _bounds(setup, work, traffic, rates)
-    line = timeline(setup, work, traffic, rates.values)
     excess = unmeasured_attention(work, used) if used else 0.0
-    times = _times(basis, used, line, bounds, setup, accelerator, excess)
+    line = timeline(setup, work, traffic, rates.values)
+    seconds, exposed, efficiency = _seconds(basis, used, line, bounds, excess)
     if basis != "calibration":
-        notes += _beyond_measured(setup, work, used, times, excess)
+        notes += _beyond_measured(setup, work, used, seconds, exposed, excess)
     return StepTime(
-        run_class=asked,
-        formula=label,
-        notes=tuple(notes),
+        run_class=run_class(setup, accelerator.name),
+        formula=formula_label(FLOPS_FORMULA, adapters=setup.adapters is not None),
         basis=basis,
         rows=used,
+        seconds=seconds,
+        exposed=exposed,
+        efficiency=efficiency,
+        notes=tuple(notes),
         **bounds._asdict(),
-        **times._asdict(),
+        **_speeds(setup, seconds, accelerator),
     )
 
 
-def _drawn(
+def _reference_runs(
     setup: Setup,
     accelerator: Accelerator,
     rows: Sequence[MeasuredRun] | None,
@@ -190,17 +183,6 @@ class _Bounds(NamedTuple):
     bound: Quantity
 
 
-class _Times(NamedTuple):
-    """The ranges, as `StepTime` has them."""
-
-    seconds: Range
-    tokens_per_second_per_gpu: Range
-    tflops_per_gpu: Range
-    mfu: Range | None
-    efficiency: Range | None = None
-    exposed: Range | None = None
-
-
 def _bounds(setup: Setup, work: Work, traffic: StepTraffic | None, rates: BestRates) -> _Bounds:
     best = "the best matmul rate published" if rates.kind == "achievable" else "peak"
     executed = f"{work.flops:.4g} FLOPs that are executed, recomputation included, over {best}"
@@ -231,7 +213,7 @@ def _communication(setup: Setup, work: Work, traffic: StepTraffic) -> Quantity:
 
 
 def _beyond_measured(
-    setup: Setup, work: Work, used: tuple[ReferenceRun, ...], times: _Times, excess: float
+    setup: Setup, work: Work, used: tuple[ReferenceRun, ...], seconds: Range, exposed: Range | None, excess: float
 ) -> Iterator[str]:
     """What the measured runs do not show: smaller models, longer sequences, and steps that wait for a network."""
     smallest = min((one.row.setup.spec.total_parameters for one in used), default=0)
@@ -247,81 +229,63 @@ def _beyond_measured(
             f"{longest:,} tokens) {work.attention_share - excess:.0%} at most: it may be up to {SLOW_ATTENTION:g} "
             "times slower than matrix products, which makes the range wider; --calibrate RUN_DIR takes a run of yours"
         )
-    if times.exposed is not None and times.exposed.high.value > NETWORK_LIMITS * times.seconds.low.value:
-        share = times.exposed.high.value / times.seconds.low.value
+    if exposed is not None and exposed.high.value > NETWORK_LIMITS * seconds.low.value:
         yield (
-            f"the network limits this step (up to {share:.0%} of it waits for collectives), which no measured run "
-            "shows: bandwidths are those of collectives alone on an idle machine; --calibrate RUN_DIR takes a run of "
-            "yours"
+            f"the network limits this step (up to {exposed.high.value / seconds.low.value:.0%} of it waits for "
+            "collectives), which no measured run shows: bandwidths are those of collectives alone on an idle machine; "
+            "--calibrate RUN_DIR takes a run of yours"
         )
 
 
-def _times(
-    basis: Basis,
-    used: tuple[ReferenceRun, ...],
-    line: Timeline,
-    bounds: _Bounds,
-    setup: Setup,
-    accelerator: Accelerator,
-    unmeasured: float,
-) -> _Times:
+def _seconds(
+    basis: Basis, used: tuple[ReferenceRun, ...], line: Timeline, bounds: _Bounds, excess: float
+) -> tuple[Range, Range | None, Range | None]:
+    """The step, its exposed communication and the efficiency of both; without measured runs the bound alone."""
     least = bounds.bound
     if not used:
         step = quantity("step", least.value, "s", "no less than the bound", least)
-        return _derived(setup, Range(step, step, is_bound=True), accelerator)
-    supports: list[Support] = [bounds.compute, bounds.memory, bounds.activations, bounds.communication or NOT_COUNTED]
+        return Range(step, step, is_bound=True), None, None
+    supports: list[Quantity | FactSource] = [
+        bounds.compute, bounds.memory, bounds.activations, bounds.communication or NOT_COUNTED
+    ]  # fmt: skip
     efficiency = efficiency_range(basis, used)
-
-    slow_network, slow_attention = BANDS[basis], 1 + (SLOW_ATTENTION - 1) * unmeasured
-
-    def step_at(share: Quantity, slow_end: bool = False) -> Quantity:
-        words = "per block the longer of computing at the efficiency and communicating, then root and optimizer"
-        value = max(least.value, line.seconds(share.value))
-        if slow_end:
-            value = max(least.value, line.seconds(share.value, slow_network) * slow_attention)
-            words += f"; communication x {slow_network:g}"
-            words += f", attention beyond measured runs x {slow_attention:.2f}" if unmeasured else ""
-        return quantity("step", value, "s", words, *supports, share)
+    slow_network, slow_attention = BANDS[basis], 1 + (SLOW_ATTENTION - 1) * excess
+    words = "per block the longer of computing at the efficiency and communicating, then root and optimizer"
+    slow_words = f"{words}; communication x {slow_network:g}"
+    slow_words += f", attention beyond measured runs x {slow_attention:.2f}" if excess else ""
+    fast, slow = efficiency.high, efficiency.low
+    slowest = line.seconds(slow.value, slow_network) * slow_attention
+    seconds = Range(
+        quantity("step", max(least.value, line.seconds(fast.value)), "s", words, *supports, fast),
+        quantity("step", max(least.value, slowest), "s", slow_words, *supports, slow),
+    )
+    if bounds.communication is None:
+        return seconds, None, efficiency
 
     def exposed_at(share: Quantity) -> Quantity:
         words = "communication that computing does not hide"
         return quantity("exposed communication", line.exposed(share.value), "s", words, *supports, share)
 
-    derived = _derived(setup, Range(step_at(efficiency.high), step_at(efficiency.low, True)), accelerator)
-    known = bounds.communication is not None
-    exposed = Range(exposed_at(efficiency.low), exposed_at(efficiency.high)) if known else None
-    return derived._replace(efficiency=efficiency, exposed=exposed)
+    return seconds, Range(exposed_at(slow), exposed_at(fast)), efficiency
 
 
-def _derived(setup: Setup, seconds: Range, accelerator: Accelerator) -> _Times:
-    """Tokens/s, TFLOP/s and MFU; their high ends are those of the shortest step."""
+def _speeds(setup: Setup, seconds: Range, accelerator: Accelerator) -> dict[str, Any]:
+    """Tokens/s, TFLOP/s and MFU of a step, as `StepTime` has them; their high ends are those of the shortest step."""
     tokens, adapters = setup.tokens_per_step_per_gpu, setup.adapters
     extra = None if adapters is None else adapter_parameters(setup.spec, adapters.rank, adapters.targets)
     flops = tokens * flops_per_token(setup.spec, FLOPS_FORMULA, setup.sequence_length, adapter_parameters=extra)
-    label = formula_label(FLOPS_FORMULA, adapters=adapters is not None)
+    by_label = f"FLOPs by {formula_label(FLOPS_FORMULA, adapters=adapters is not None)} / step"
     peak = accelerator.peak(setup.precision)
 
-    def speed(step: Quantity) -> Quantity:
-        return quantity("tokens/s per GPU", tokens / step.value, "tokens/s", f"{tokens} tokens / step", step)
+    def per_step(name: str, amount: float, scale: float, unit: str, formula: str, *supports: Fact[float]) -> Range:
+        def at(step: Quantity) -> Quantity:
+            return quantity(name, amount / step.value / scale, unit, formula, step, *supports)
 
-    def rate(step: Quantity) -> Quantity:
-        return quantity("TFLOP/s per GPU", flops / step.value / 1e12, "TFLOP/s", f"FLOPs by {label} / step", step)
+        best = at(seconds.low)
+        return Range(best if seconds.is_bound else at(seconds.high), best, seconds.is_bound)
 
-    def share(step: Quantity) -> Quantity:
-        assert peak is not None
-        return quantity("MFU", flops / step.value / peak.value, "", f"FLOPs by {label} / step / dense peak", step, peak)
-
-    mfu = None if peak is None else _inverted(seconds, share)
-    return _Times(seconds, _inverted(seconds, speed), _inverted(seconds, rate), mfu)
-
-
-def _inverted(seconds: Range, of: Callable[[Quantity], Quantity]) -> Range:
-    """What is the higher the shorter the step is; of a bound the best end, as both."""
-    best = of(seconds.low)
-    return Range(best if seconds.is_bound else of(seconds.high), best, seconds.is_bound)
-
-
-def _range_json(one: Range | None) -> dict[str, Any] | None:
-    if one is None:
-        return None
-    return {"low": one.low.as_json(), "high": one.high.as_json(), "is_bound": one.is_bound}
+    return {
+        "tokens_per_second_per_gpu": per_step("tokens/s per GPU", tokens, 1, "tokens/s", f"{tokens} tokens / step"),
+        "tflops_per_gpu": per_step("TFLOP/s per GPU", flops, 1e12, "TFLOP/s", by_label),
+        "mfu": None if peak is None else per_step("MFU", flops, peak.value, "", f"{by_label} / dense peak", peak),
+    }

@@ -1,12 +1,12 @@
-"""Many predictions at once: every combination of some settings, and which of them are worth having.
+"""Many estimates at once: every combination of some settings, and which of them are worth having.
 
 Combinations train different numbers of tokens in a step, so all are compared on the same work: the tokens of the run as
 it is written (a billion where its length is not known). A combination is on the Pareto front of cost against time when
-no other that fits is both faster and cheaper. Times and costs are the geometric means of their ranges; what has only a
-bound would win against everything measured and is left out of the front, unless there is nothing else.
+no other that fits is both faster and cheaper. Times and costs are the geometric means of their ranges; a bound would
+win against everything measured and is left out of the front, unless there is nothing else.
 
-A combination that cannot be (a batch that does not divide, a machine not sold so) is told with its reason and does not
-end the sweep; a value that no run config may hold does. Cost: that of a prediction for each point.
+An impossible combination (a batch that does not divide, a machine not sold so) keeps its reason and does not end the
+sweep; a value that no run config may hold does. Cost: that of an estimate for each point.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from drillyard.config import RunConfig
+from drillyard.config.sweep_grammar import Axis, combinations
 from drillyard.config.validation_errors import find_problems
 from drillyard.errors import UserError
-from drillyard.estimation.axes import Axis, points
-from drillyard.estimation.cost import SECONDS_PER_HOUR
-from drillyard.estimation.quantity import Range
+from drillyard.estimation.quantity import SECONDS_PER_HOUR
 from drillyard.estimation.request import EstimateRequest
 from drillyard.estimation.run_estimate import RunEstimate, estimate_run
 
@@ -36,13 +35,13 @@ TOKENS_OF_NO_RUN = 1e9
 
 @dataclass(frozen=True, slots=True)
 class SweepEstimate:
-    """One combination: its values by key, its prediction, or why there is none (`refusal`).
+    """One combination: its values by key, its estimate, or why there is none (`refusal`).
 
-    `hours` and `usd` (of GPU-hours where there is no price) are those of the sweep's tokens.
+    `hours` and `cost` (in GPU-hours where there is no price) are those of the sweep's tokens.
     """
 
     values: Mapping[str, Any]
-    prediction: RunEstimate | None
+    estimate: RunEstimate | None
     refusal: str
     hours: float | None
     cost: float | None
@@ -51,21 +50,20 @@ class SweepEstimate:
     @property
     def is_bound(self) -> bool:
         """Whether only the better end of its step time is known."""
-        timed = None if self.prediction is None else self.prediction.speed
+        timed = None if self.estimate is None else self.estimate.step_time
         return timed is not None and timed.seconds.is_bound
 
     @property
     def unverified(self) -> bool:
         """Whether one of its figures rests on an assumption or an unconfirmed value."""
-        one = self.prediction
+        one = self.estimate
         if one is None:
             return False
-        run, cost, memory = one.run, one.cost, one.memory
         figures = (
-            None if memory is None else memory.total,
-            None if one.speed is None else one.speed.seconds,
-            None if run is None else run.longest,
-            None if cost is None else cost.of_step,
+            one.memory.total if one.memory else None,
+            one.step_time.seconds if one.step_time else None,
+            one.run_time.longest if one.run_time else None,
+            one.cost.of_step if one.cost else None,
         )
         return any(figure.unverified for figure in figures if figure is not None)
 
@@ -85,9 +83,9 @@ class SweepResult:
 
     @property
     def decides_recomputation(self) -> bool:
-        """Whether `activation_checkpointing: auto` was resolved for a point, each in its own way."""
-        possible = (point.prediction for point in self.points if point.prediction is not None)
-        return any(one.question.config.training.activation_checkpointing == "auto" for one in possible)
+        """Whether `activation_checkpointing: auto` was resolved for each point."""
+        possible = (point.estimate for point in self.points if point.estimate is not None)
+        return any(one.request.config.training.activation_checkpointing == "auto" for one in possible)
 
     @property
     def front(self) -> list[SweepEstimate]:
@@ -95,39 +93,40 @@ class SweepResult:
         return sorted((point for point in self.points if point.on_front), key=lambda point: point.hours or 0.0)
 
 
-def run_sweep(question: EstimateRequest, axes: Sequence[Axis], progress: Progress = iter) -> SweepResult:
-    """The predictions of all combinations of `axes` around `question`; `progress` passes them on, and may show it.
+def run_sweep(request: EstimateRequest, axes: Sequence[Axis], progress: Progress = iter) -> SweepResult:
+    """Estimate all combinations of `axes` around `request`; `progress` passes them on, and may show it.
 
-    UserError where the run itself cannot be predicted, or a value is none that its setting may have.
+    UserError where the run itself cannot be estimated, or a value is none that its setting may have.
     """
-    base = estimate_run(question)
-    tokens = TOKENS_OF_NO_RUN if base.run is None else base.run.tokens
-    asked = [(values, _asked(question, axes, values, tokens)) for values in points(axes)]
-    predicted = [(values, *_predicted(one)) for values, one in progress(asked)]
-    timed = [one for _, one, _ in predicted if one is not None and one.run is not None]
-    with_failures = all(one.run is not None and one.run.wall is not None for one in timed)
+    chosen = list(combinations(axes))
+    base = estimate_run(request)
+    tokens = TOKENS_OF_NO_RUN if base.run_time is None else base.run_time.tokens
+    requests = [(values, _request(request, axes, values, tokens)) for values in chosen]
+    estimated = [(values, *_estimated(one)) for values, one in progress(requests)]
+    timed = [one for _, one, _ in estimated if one is not None and one.run_time is not None]
+    with_failures = all(one.run_time is not None and one.run_time.wall is not None for one in timed)
     priced = bool(timed) and all(one.cost is not None for one in timed)
     found = [
         SweepEstimate(values, one, refusal, *_figures(one, priced=priced, with_failures=with_failures))
-        for values, one, refusal in predicted
+        for values, one, refusal in estimated
     ]
     return SweepResult(tuple(axes), tuple(mark_front(found)), tokens, "$" if priced else "GPU-hours", with_failures)
 
 
-def _asked(
-    question: EstimateRequest, axes: Sequence[Axis], values: Mapping[str, Any], tokens: float
+def _request(
+    request: EstimateRequest, axes: Sequence[Axis], values: Mapping[str, Any], tokens: float
 ) -> EstimateRequest | UserError:
-    """The question of one combination, or why its place cannot be."""
+    """The request of one combination, or why its target cannot be."""
     settings = {axis.path: values[axis.key] for axis in axes if axis.path not in ("nodes", "machine")}
-    place = question.place
+    target = request.target
     try:
         if "machine" in values:
-            place = place.with_machine(str(values["machine"]), question.facts)
+            target = target.with_machine(str(values["machine"]), request.facts)
         if "nodes" in values:
-            place = place.with_nodes(values["nodes"])
+            target = target.with_nodes(values["nodes"])
     except UserError as error:
         return error
-    return replace(question, config=with_settings(question.config, settings), place=place, tokens=tokens)
+    return replace(request, config=with_settings(request.config, settings), target=target, tokens=tokens)
 
 
 def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
@@ -150,38 +149,33 @@ def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
         raise UserError(f"--sweep: {'.'.join(map(str, found.path))}: {found.message}") from None
 
 
-def _predicted(question: EstimateRequest | UserError) -> tuple[RunEstimate | None, str]:
-    if isinstance(question, UserError):
-        return None, str(question).splitlines()[0]
+def _estimated(request: EstimateRequest | UserError) -> tuple[RunEstimate | None, str]:
     try:
-        return estimate_run(question), ""
+        if isinstance(request, UserError):
+            raise request
+        return estimate_run(request), ""
     except UserError as error:
         return None, str(error).splitlines()[0]
 
 
 def _figures(one: RunEstimate | None, *, priced: bool, with_failures: bool) -> tuple[float | None, float | None]:
-    """Hours and dollars (or GPU-hours) of a prediction, in the middle of their ranges."""
-    if one is None or one.run is None:
+    """Hours and dollars (or GPU-hours) of an estimate, in the middle of their ranges."""
+    if one is None or one.run_time is None:
         return None, None
-    times = one.run.wall if with_failures and one.run.wall is not None else one.run.failure_free
-    hours = geometric_mean(times) / SECONDS_PER_HOUR
+    times = one.run_time.longest if with_failures else one.run_time.failure_free
+    hours = times.middle / SECONDS_PER_HOUR
     if not priced or one.cost is None:
-        return hours, hours * one.question.place.num_gpus
+        return hours, hours * one.request.target.num_gpus
     return hours, hours * one.cost.price.of_all.value
 
 
-def geometric_mean(numbers: Range) -> float:
-    """The geometric mean of both ends."""
-    return math.sqrt(numbers.low.value * numbers.high.value)
-
-
 def mark_front(found: Iterable[SweepEstimate]) -> list[SweepEstimate]:
-    """The points with those of the front marked; runs that the trainer refuses are not on it unless all are."""
+    """Mark the points of the front; runs that the trainer refuses are not on it unless all are."""
     listed = list(found)
     fitting = [
         index
         for index, point in enumerate(listed)
-        if point.hours is not None and point.prediction is not None and point.prediction.verdict in ("fits", "unknown")
+        if point.hours is not None and point.estimate is not None and point.estimate.verdict in ("fits", "unknown")
     ]
     accepted = [index for index in fitting if not _refused(listed[index])]
     fitting = accepted or fitting
@@ -196,4 +190,4 @@ def mark_front(found: Iterable[SweepEstimate]) -> list[SweepEstimate]:
 
 
 def _refused(point: SweepEstimate) -> bool:
-    return point.prediction is not None and bool(point.prediction.refusals)
+    return point.estimate is not None and bool(point.estimate.refusals)

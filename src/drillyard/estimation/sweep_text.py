@@ -1,7 +1,7 @@
 """A sweep as text: the table, its Pareto front as a plot in characters, and the same plot as SVG.
 
 A small sweep is shown whole, in the order of its axes; of a large one only the Pareto front, the fastest point first,
-with how many there were. What cannot be is counted by its reason.
+with the number of all. Impossible combinations are counted by their reason.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from rich.text import Text
 from drillyard.errors import UserError
 from drillyard.estimation.efficiency import BANDS
 from drillyard.estimation.estimate_text import STYLES
-from drillyard.estimation.formatting import dollars, duration, percent, short_count, three_digits
 from drillyard.estimation.plot import Dot, Plot, svg_plot, terminal_plot
-from drillyard.estimation.sweep import SweepEstimate, SweepResult, geometric_mean
+from drillyard.estimation.sweep import SweepEstimate, SweepResult
+from drillyard.formatting import rounded_count, rounded_dollars, rounded_duration, rounded_percent, three_digits
 from drillyard.safe_files import write_output
 
 MOST_ROWS = 40
@@ -27,8 +27,8 @@ MOST_REASONS = 5
 
 
 def sweep_text(swept: SweepResult, run: str) -> RenderableType:
-    """The table, the plot and what could not be."""
-    possible = [point for point in swept.points if point.prediction is not None]
+    """The table, the plot, and the reasons of impossible combinations."""
+    possible = [point for point in swept.points if point.estimate is not None]
     shown = possible if len(possible) <= MOST_ROWS else swept.front
     parts: list[RenderableType] = [Text(_heading(swept, run), style="bold"), Text()]
     if shown:
@@ -38,7 +38,7 @@ def sweep_text(swept: SweepResult, run: str) -> RenderableType:
     if any(point.unverified for point in possible):
         parts += [Text("some values that these rest on nothing primary confirms: --explain of one run names them")]
     if len(shown) < len(possible):
-        fitting = sum(point.prediction.verdict == "fits" for point in possible if point.prediction is not None)
+        fitting = sum(point.estimate.verdict == "fits" for point in possible if point.estimate is not None)
         parts += [
             Text(f"{len(shown)} of {len(possible)} runs are shown, the Pareto front; {fitting} fit; --json has all")
         ]
@@ -49,10 +49,10 @@ def sweep_text(swept: SweepResult, run: str) -> RenderableType:
 
 
 def _on_classes(possible: list[SweepEstimate]) -> Iterator[str]:
-    """A word of caution where points are drawn from different measured runs, whose trainers differ too."""
-    timed = [point.prediction.speed for point in possible if point.prediction is not None and point.prediction.speed]
-    classes = dict.fromkeys(str(one.detail.run_class) for one in timed if one.detail.rows)
-    calibrated = any(one.detail.basis == "calibration" for one in timed)
+    """A caution where points are drawn from different measured runs, whose trainers differ too."""
+    timed = [point.estimate.step_time for point in possible if point.estimate is not None and point.estimate.step_time]
+    classes = dict.fromkeys(str(one.run_class) for one in timed if one.rows)
+    calibrated = any(one.basis == "calibration" for one in timed)
     if len(classes) > 1 and not calibrated:
         share = round(100 * (BANDS["class"] - 1))
         yield f"speeds rest on other measured runs for each of: {'; '.join(classes)}"
@@ -64,7 +64,7 @@ def plot_of(swept: SweepResult, run: str) -> Plot:
     dots = _dots(swept)
     if not dots:
         raise UserError("nothing of the sweep fits and has a time and a cost, so there is nothing to draw")
-    work = f"{short_count(swept.tokens)} tokens"
+    work = f"{rounded_count(swept.tokens)} tokens"
     y_title = "cost in $" if swept.cost_unit == "$" else "GPU-hours"
     return Plot(f"{run}: cost against time of {work}", f"hours for {work}", y_title, dots)
 
@@ -83,14 +83,14 @@ def _dots(swept: SweepResult) -> list[Dot]:
     return [
         Dot(point.hours, point.cost, _label(swept, point), point.on_front)
         for point in swept.points
-        if point.hours and point.cost and point.prediction is not None
-        if point.prediction.verdict != "does not fit"
+        if point.hours and point.cost and point.estimate is not None
+        if point.estimate.verdict != "does not fit"
     ]
 
 
 def _heading(swept: SweepResult, run: str) -> str:
     failures = "with saves and failures" if swept.with_failures else "without saves and failures"
-    return f"{run}: {len(swept.points):,} combinations, each for {short_count(swept.tokens)} tokens, {failures}"
+    return f"{run}: {len(swept.points):,} combinations, each for {rounded_count(swept.tokens)} tokens, {failures}"
 
 
 def _table(swept: SweepResult, shown: list[SweepEstimate]) -> Table:
@@ -109,35 +109,35 @@ def _table(swept: SweepResult, shown: list[SweepEstimate]) -> Table:
 
 
 def _cells(swept: SweepResult, point: SweepEstimate) -> Iterator[RenderableType]:
-    one = point.prediction
+    one = point.estimate
     assert one is not None
-    timed, memory = one.speed, one.memory
+    timed, memory = one.step_time, one.memory
     if swept.decides_recomputation:
         yield one.setup.activation_checkpointing
-    yield f"{one.question.place.num_gpus:,}"
+    yield f"{one.request.target.num_gpus:,}"
     yield "-" if memory is None else three_digits(memory.total.high.value)
     yield Text(one.verdict, style=STYLES[one.verdict].removeprefix("bold "))
     bound, least = ("<", ">") if point.is_bound else ("", "")
     if timed is None:
         yield from ("-", "-", "-")
     else:
-        yield f"{least}{duration(geometric_mean(timed.seconds))}"
-        yield f"{bound}{three_digits(geometric_mean(timed.tokens_per_second_per_gpu))}"
-        yield "-" if timed.mfu is None else f"{bound}{percent(geometric_mean(timed.mfu))}"
-    yield "-" if point.hours is None else f"{least}{duration(point.hours * 3600)}"
-    told = dollars if swept.cost_unit == "$" else three_digits
-    yield "-" if point.cost is None else f"{least}{told(point.cost)}"
+        yield f"{least}{rounded_duration(timed.seconds.middle)}"
+        yield f"{bound}{three_digits(timed.tokens_per_second_per_gpu.middle)}"
+        yield "-" if timed.mfu is None else f"{bound}{rounded_percent(timed.mfu.middle)}"
+    yield "-" if point.hours is None else f"{least}{rounded_duration(point.hours * 3600)}"
+    write = rounded_dollars if swept.cost_unit == "$" else three_digits
+    yield "-" if point.cost is None else f"{least}{write(point.cost)}"
     yield Text("*", style="bold") if point.on_front else ""
 
 
 def _refusals(swept: SweepResult) -> Iterator[str]:
     """How many combinations cannot be, and how many the trainer refuses, by reason; the commonest first."""
     refused = Counter(
-        reason for point in swept.points if point.prediction is not None for reason in point.prediction.refusals
+        reason for point in swept.points if point.estimate is not None for reason in point.estimate.refusals
     )
     for reason, times in refused.most_common(MOST_REASONS):
         yield f"{times:,} are refused by `drillyard train`: {reason}"
-    reasons = Counter(point.refusal for point in swept.points if point.prediction is None)
+    reasons = Counter(point.refusal for point in swept.points if point.estimate is None)
     for reason, times in reasons.most_common(MOST_REASONS):
         yield f"{times:,} cannot be: {reason}"
     if len(reasons) > MOST_REASONS:
@@ -148,5 +148,5 @@ def _refusals(swept: SweepResult) -> Iterator[str]:
 def _label(swept: SweepResult, point: SweepEstimate) -> str:
     values = ", ".join(f"{key} {value}" for key, value in point.values.items())
     assert point.hours is not None and point.cost is not None
-    cost = dollars(point.cost) if swept.cost_unit == "$" else f"{three_digits(point.cost)} GPU-hours"
-    return f"{values}: {duration(point.hours * 3600)}, {cost}"
+    cost = rounded_dollars(point.cost) if swept.cost_unit == "$" else f"{three_digits(point.cost)} GPU-hours"
+    return f"{values}: {rounded_duration(point.hours * 3600)}, {cost}"

@@ -1,8 +1,8 @@
-"""Where a run is to be: machines by the cluster config or by flags, or so many of an accelerator and nothing else.
+"""Where a run is estimated: machines by the cluster config or by flags, or a number of accelerators and nothing else.
 
-Flags come before the cluster config, so one file answers "and on the other machine?" too. An accelerator without a
-machine is enough for memory and speed within a node; what needs more (networks, storage, prices, quotas) is then
-missing, and the answer says so.
+Flags override the cluster config, so one file also answers "and on the other machine?". An accelerator without a
+machine is enough for memory and speed within a node; what needs more (networks, storage, prices, quotas) is reported
+as missing.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ USUAL_GPUS_PER_NODE = 8
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """So many GPUs of so many machines. `made_up`: only the accelerator is known, the machine is a name for a node.
+    """GPUs of a number of machines. `made_up`: only the accelerator is known, the machine is a name for a node.
 
-    `consumption` and `region` are None where nobody has said. `cluster` is the config that quotas are counted for,
-    with the machine and the nodes that flags changed.
+    `consumption` and `region` are None where not given. `cluster` is the config that quotas are counted for, with the
+    machine and the nodes that flags changed.
     """
 
     machine: Machine
@@ -39,6 +39,11 @@ class Target:
     @property
     def gpus_per_node(self) -> int:
         return self.machine.num_accelerators
+
+    @property
+    def machine_type(self) -> str | None:
+        """The machine's name; None where only the accelerator is known."""
+        return None if self.made_up else self.machine.name
 
     @property
     def title(self) -> str:
@@ -74,9 +79,9 @@ class Target:
 
 
 def cluster_target(cluster: ClusterConfig, facts: Catalog, *, machine: str | None = None) -> Target:
-    """The place that a cluster config names, or the same number of another `machine`. UserError as of `machine_of`."""
+    """The target of a cluster config, or the same number of another `machine`. UserError as of `machine_of`."""
     row = machine_of(cluster, facts) if machine is None else facts.machine(machine)
-    place = Target(
+    target = Target(
         row,
         facts.accelerator_of(row),
         cluster.nodes,
@@ -85,7 +90,7 @@ def cluster_target(cluster: ClusterConfig, facts: Catalog, *, machine: str | Non
         region_of(cluster),
         cluster,
     )
-    return place if machine is None else place.with_machine(machine, facts)
+    return target if machine is None else target.with_machine(machine, facts)
 
 
 def machine_target(
@@ -94,8 +99,8 @@ def machine_target(
     """`num_nodes` of `machine`. UserError for one that is not known or not sold by `consumption`."""
     check_count("nodes", num_nodes)
     row = facts.machine(machine)
-    place = Target(row, facts.accelerator_of(row), num_nodes, num_nodes * row.num_accelerators, consumption, region)
-    return place.with_machine(machine, facts)
+    target = Target(row, facts.accelerator_of(row), num_nodes, num_nodes * row.num_accelerators, consumption, region)
+    return target.with_machine(machine, facts)
 
 
 def accelerator_target(accelerator: str, num_gpus: int, facts: Catalog, *, gpus_per_node: int | None = None) -> Target:

@@ -16,6 +16,7 @@ from pathlib import Path
 from drillyard.config import ClusterConfig, RunConfig, load_cluster_config, load_launch_config
 from drillyard.config.auto_values import num_gpus
 from drillyard.config.platforms import launcher_class, platforms
+from drillyard.config.sweep_grammar import SweepPoint, launch_points
 from drillyard.config.yaml_document import read_document
 from drillyard.errors import DoesNotFitError, NotFoundError, UserError
 from drillyard.hardware import load_catalog
@@ -25,7 +26,6 @@ from drillyard.launch.launcher import Launcher, launcher_for
 from drillyard.launch.plan import Plan
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle
-from drillyard.launch.sweep import SweepPoint, sweep_points
 
 
 def launch_requests(
@@ -43,7 +43,7 @@ def launch_requests(
     first = load_launch_config(run, list(overrides), resolve_environment=False)
     facts = load_catalog(config.hardware)
     requests = []
-    for point in sweep_points(sweep, first.name) if sweep else [SweepPoint("", ())]:
+    for point in launch_points(sweep, first.name) if sweep else [SweepPoint("", ())]:
         named = [*point.overrides, *([f"name={first.name}-{point.name}"] if point.name else [])]
         each = load_launch_config(run, [*overrides, *named], resolve_environment=False) if named else first
         requests.append(LaunchRequest(each, config, facts, os.getcwd(), sys.executable, sync, max_failures, after))
@@ -104,13 +104,13 @@ def _estimate_line(run: RunConfig, request: LaunchRequest) -> tuple[str, bool]:
     from drillyard.estimation.target import cluster_target
 
     try:
-        place = cluster_target(request.cluster, request.facts)
+        target = cluster_target(request.cluster, request.facts)
         model = find_model(run, ModelOptions())
-        found = estimate_run(EstimateRequest(config=run, model=model, place=place, facts=request.facts))
+        found = estimate_run(EstimateRequest(config=run, model=model, target=target, facts=request.facts))
     except UserError as error:
         return f"Estimate: none: {str(error).splitlines()[0]}", True
     available = None if found.available_gib is None else found.available_gib.value
-    summary = startup_estimate(found.setup, available, place.accelerator, place.machine)
+    summary = startup_estimate(found.setup, available, target.accelerator, target.machine)
     line = summary.line()
     if found.cost is not None and (dollars := found.cost.of_run) is not None:
         line += f"; about ${dollars.low.value:,.0f} to ${dollars.high.value:,.0f} in all"

@@ -151,7 +151,14 @@ def test_own_hardware_and_prices_come_from_a_flag_or_from_beside_the_cluster_con
 
 def test_a_sweep_prints_a_table_and_writes_its_plot(estimate: Any) -> None:
     message = estimate(
-        "--machine", "a3-megagpu-8g", "--sweep", "nodes=1..4..x2,micro_batch_size=1,4", "--plot", "plot.svg"
+        "--machine",
+        "a3-megagpu-8g",
+        "--sweep",
+        "nodes=1..4..x2",
+        "--sweep",
+        "micro_batch_size=1,4",
+        "--plot",
+        "plot.svg",
     )
     assert message.code == 0 and message.out.count(" fits ") == 6 and "Pareto front" in message.out
     assert ElementTree.fromstring(Path("plot.svg").read_text()).tag.endswith("svg")
@@ -288,7 +295,7 @@ PLACED = ("--machine", "a3-megagpu-8g")
         ((*PLACED, "--set", "model.config.num_attention_heads=7"), "7 attention heads"),
         ((*PLACED, "--set", "model.config.num_hidden_layers=0"), "num_hidden_layers"),
         ((*PLACED, "--set", "training.stepz=1"), "unknown key ... 'steps'"),
-        ((*PLACED, "--sweep", "nodes=1..1000,micro_batch_size=1..1000"), "1,000,000 points"),
+        ((*PLACED, "--sweep", "nodes=1..1000", "--sweep", "micro_batch_size=1..1000"), "1,000,000 points"),
         ((*PLACED, "--sweep", "node=1"), "'node' ... nodes"),
         ((*PLACED, "--sweep", "nodes=1", "--simulate"), "--simulate ... --explain"),
         ((*PLACED, "--plot", "x.svg"), "give --sweep too"),

@@ -1,7 +1,8 @@
-"""Questions for tests: Llama 3.1 70B, as published configs have it, on two nodes of eight B200s."""
+"""Requests for tests: Llama 3.1 70B, as published, on two nodes of eight B200s; and Daly's wall time."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from drillyard.config import RunConfig
@@ -37,8 +38,17 @@ def two_nodes(machine: str = "a4-highgpu-8g", nodes: int = 2, **options: Any) ->
     return machine_target(machine, nodes, catalog(), **options)
 
 
-def question(config: RunConfig | None = None, place: Target | None = None, **options: Any) -> EstimateRequest:
-    """What is predicted of `config` at `place`."""
-    asked = config or run_config()
-    model = find_model(asked, ModelOptions())
-    return EstimateRequest(config=asked, model=model, place=place or two_nodes(), facts=catalog(), **options)
+def request_of(config: RunConfig | None = None, target: Target | None = None, **options: Any) -> EstimateRequest:
+    """Estimate `config` on `target`."""
+    request = config or run_config()
+    model = find_model(request, ModelOptions())
+    return EstimateRequest(config=request, model=model, target=target or two_nodes(), facts=catalog(), **options)
+
+
+def daly_wall_seconds(
+    work_seconds: float, interval_seconds: float, blocking_seconds: float, restart_seconds: float, mtbf_seconds: float
+) -> float:
+    """Daly's complete wall time for `work_seconds` of work, saves without a drain."""
+    cycle = (interval_seconds + blocking_seconds) / mtbf_seconds
+    per_save = mtbf_seconds * math.exp(restart_seconds / mtbf_seconds) * math.expm1(cycle)
+    return per_save * work_seconds / interval_seconds

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests.unit.estimation.requests import daly_wall_seconds
 
 from drillyard.estimation.checkpoint_interval import (
     SaveSchedule,
     choose_schedule,
     daly_applies,
     daly_interval,
-    daly_wall_seconds,
     expected_wall_seconds,
     first_order_ettr,
     least_interval_steps,

@@ -26,8 +26,8 @@ def seconds(low: float, high: float | None = None, *, is_bound: bool = False) ->
     )
 
 
-def priced(place: Target, **own: float) -> HourlyPrice:
-    price = hourly_price(place, catalog(), PriceOptions(**own))
+def priced(target: Target, **own: float) -> HourlyPrice:
+    price = hourly_price(target, catalog(), PriceOptions(**own))
     assert price is not None
     return price
 
@@ -87,15 +87,15 @@ def test_a_listed_price_says_how_it_is_bought_its_source_its_date_and_that_it_is
 def test_a_cost_is_as_unverified_as_its_price() -> None:
     doubted = [row for row in catalog().prices if row.node_hour(catalog().machine(row.machine)).unverified]
     for row in doubted:
-        place = two_nodes(row.machine, consumption=row.consumption, region=row.region)
-        assert run_cost(priced(place), seconds(1), 1, None).of_step.unverified
+        target = two_nodes(row.machine, consumption=row.consumption, region=row.region)
+        assert run_cost(priced(target), seconds(1), 1, None).of_step.unverified
     assert doubted and not cost(seconds(1), usd_per_gpu_hour=1).of_step.unverified
 
 
 def test_no_price_is_taken_from_elsewhere() -> None:
-    place = two_nodes("a3-megagpu-8g", consumption="spot", region="mars-north1")
-    assert hourly_price(place, catalog(), PriceOptions()) is None
-    assert says(missing_price_reason(place), "no price ... a3-megagpu-8g ... spot ... mars-north1")
+    target = two_nodes("a3-megagpu-8g", consumption="spot", region="mars-north1")
+    assert hourly_price(target, catalog(), PriceOptions()) is None
+    assert says(missing_price_reason(target), "no price ... a3-megagpu-8g ... spot ... mars-north1")
     assert hourly_price(two_nodes("a3-megagpu-8g", consumption="calendar"), catalog(), PriceOptions()) is None
 
 
@@ -114,11 +114,11 @@ def test_an_own_price_file_comes_first_and_names_itself(tmp_path: Path) -> None:
 
 
 def test_gpus_without_a_machine_have_only_the_users_price_and_no_idle_neighbours() -> None:
-    place = accelerator_target("h100", 12, catalog())
-    assert hourly_price(place, catalog(), PriceOptions()) is None
-    assert says(missing_price_reason(place), "accelerator h100")
-    assert priced(place, usd_per_gpu_hour=2).of_all.value == 24
-    assert priced(place, usd_per_node_hour=16).of_all.value == 32
+    target = accelerator_target("h100", 12, catalog())
+    assert hourly_price(target, catalog(), PriceOptions()) is None
+    assert says(missing_price_reason(target), "accelerator h100")
+    assert priced(target, usd_per_gpu_hour=2).of_all.value == 24
+    assert priced(target, usd_per_node_hour=16).of_all.value == 32
 
 
 @drawn(step=st.floats(1e-3, 1e4), price=st.floats(1e-2, 1e3), tokens=st.floats(1, 1e9), times=st.floats(1.1, 10))

@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.unit.estimation.requests import SMALL, question, run_config, two_nodes
+from tests.unit.estimation.requests import SMALL, request_of, run_config, two_nodes
 
 from drillyard.config.cluster import ClusterConfig
-from drillyard.estimation.as_json import prediction_json, sweep_json
-from drillyard.estimation.axes import parse_axes
-from drillyard.estimation.document import EstimateDocument, SweepDocument, estimate_schema
+from drillyard.config.sweep_grammar import parse_axes
+from drillyard.estimation.document import (
+    EstimateDocument,
+    SweepDocument,
+    estimate_document,
+    estimate_schema,
+    sweep_document,
+)
 from drillyard.estimation.model_source import ModelOptions, find_model
 from drillyard.estimation.request import EstimateRequest
 from drillyard.estimation.run_estimate import estimate_run
@@ -28,58 +33,58 @@ def on_a_cluster() -> EstimateRequest:
         {"name": "c", "platform": "gce", "location": {"project": "p", "zone": "us-central1-b"}, "nodes": 2}
         | {"machine": "a4-highgpu-8g", "consumption": "spot"}
     )
-    return question(run_config(training={"micro_batch_size": 64}), cluster_target(cluster, catalog()))
+    return request_of(run_config(training={"micro_batch_size": 64}), cluster_target(cluster, catalog()))
 
 
 def counted() -> EstimateRequest:
-    asked = question()
-    return replace(asked, model=find_model(asked.config, ModelOptions(None, 10**10)))
+    request = request_of()
+    return replace(request, model=find_model(request.config, ModelOptions(None, 10**10)))
 
 
 QUESTIONS = {
-    "in full": lambda: question(run_config(SMALL, checkpoint={"every_steps": 10})),
+    "in full": lambda: request_of(run_config(SMALL, checkpoint={"every_steps": 10})),
     "that does not fit": on_a_cluster,
-    "with LoRA": lambda: question(run_config(model={"lora": {"rank": 8}})),
-    "of an accelerator": lambda: question(run_config(SMALL), accelerator_target("h100", 8, catalog())),
-    "of a CPU": lambda: question(run_config(SMALL), accelerator_target("cpu", 2, catalog())),
+    "with LoRA": lambda: request_of(run_config(model={"lora": {"rank": 8}})),
+    "of an accelerator": lambda: request_of(run_config(SMALL), accelerator_target("h100", 8, catalog())),
+    "of a CPU": lambda: request_of(run_config(SMALL), accelerator_target("cpu", 2, catalog())),
     "of counts": counted,
-    "in epochs": lambda: question(run_config(SMALL, training={"steps": None, "epochs": 1.0})),
+    "in epochs": lambda: request_of(run_config(SMALL, training={"steps": None, "epochs": 1.0})),
 }
 
 
-def printed(value: dict[str, Any]) -> Any:
-    return json.loads(json.dumps(value, allow_nan=False))
+def printed(document: EstimateDocument | SweepDocument) -> Any:
+    return json.loads(document.as_text())
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_every_kind_of_answer_follows_the_schema(name: str) -> None:
-    EstimateDocument.model_validate(printed(prediction_json(estimate_run(QUESTIONS[name]()))))
+    EstimateDocument.model_validate(printed(estimate_document(estimate_run(QUESTIONS[name]()))))
 
 
 def test_a_simulated_answer_and_a_sweep_follow_it_too() -> None:
-    prediction = estimate_run(question(run_config(SMALL)))
-    EstimateDocument.model_validate(printed(prediction_json(prediction, simulate_run(prediction, seed=1))))
-    found = run_sweep(question(run_config(SMALL), two_nodes()), parse_axes("nodes=1,2,micro_batch_size=1,4096"))
-    value = SweepDocument.model_validate(printed(sweep_json(found, "run")))
+    estimate = estimate_run(request_of(run_config(SMALL)))
+    EstimateDocument.model_validate(printed(estimate_document(estimate, simulate_run(estimate, seed=1))))
+    found = run_sweep(request_of(run_config(SMALL), two_nodes()), parse_axes(["nodes=1,2", "micro_batch_size=1,4096"]))
+    value = SweepDocument.model_validate(printed(sweep_document(found, "run")))
     assert value.axes == {"nodes": [1, 2], "micro_batch_size": [1, 4096]}
     assert [point.values["nodes"] for point in value.points] == [1, 1, 2, 2]
 
 
 def test_an_answer_that_says_more_or_less_is_not_of_the_form() -> None:
-    value = printed(prediction_json(estimate_run(question(run_config(SMALL)))))
+    value = printed(estimate_document(estimate_run(request_of(run_config(SMALL)))))
     for wrong in ({**value, "more": 1}, {key: one for key, one in value.items() if key != "cost"}):
         with pytest.raises(ValidationError):
             EstimateDocument.model_validate(wrong)
 
 
 def test_numbers_are_those_of_the_prediction() -> None:
-    prediction = estimate_run(on_a_cluster())
-    value = EstimateDocument.model_validate(printed(prediction_json(prediction)))
-    assert value.verdict == prediction.verdict == "does not fit"
+    estimate = estimate_run(on_a_cluster())
+    value = EstimateDocument.model_validate(printed(estimate_document(estimate)))
+    assert value.verdict == estimate.verdict == "does not fit"
     assert value.memory is not None and value.memory.alternatives
-    assert prediction.cost is not None and value.cost is not None
-    assert value.cost.usd_per_step.low.value == prediction.cost.of_step.low.value
-    assert value.cost.usd_per_gpu_hour.date == prediction.cost.price.of_gpu.fact.date
+    assert estimate.cost is not None and value.cost is not None
+    assert value.cost.usd_per_step.low.value == estimate.cost.of_step.low.value
+    assert value.cost.usd_per_gpu_hour.date == estimate.cost.price.of_gpu.fact.date
     assert value.place.region == "us-central1" and value.place.gpus == 16
     assert {outlook.rate for outlook in value.run_time.failures} == {"llama3", "rsc1", "rsc2"}  # type: ignore[union-attr]
     assert sum(quota.amount for quota in value.quotas if "GPU" in quota.metric) == 16

@@ -8,21 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.estimation.formatting import (
-    dollars,
-    duration,
+from drillyard.estimation.estimate_text import _expected_count as expected_count
+from drillyard.estimation.estimate_text import _gpu_hours as gpu_hours
+from drillyard.estimation.quantity import Range, number_range, quantity, time_range
+from drillyard.formatting import (
     every_steps,
-    expected_count,
-    extent_text,
-    gpu_hours,
+    extent,
     number_list,
-    number_range,
-    percent,
-    short_count,
+    rounded_count,
+    rounded_dollars,
+    rounded_duration,
+    rounded_percent,
     three_digits,
-    time_range,
 )
-from drillyard.estimation.quantity import Range, quantity
 from drillyard.hardware import FactSource
 
 
@@ -32,43 +30,43 @@ def between(low: float, high: float, *, is_bound: bool = False, unverified: bool
 
 
 @pytest.mark.parametrize(
-    ("message", "expected"),
+    ("text", "expected"),
     [
         (three_digits(0), "0"),
         (three_digits(12.345), "12.3"),
         (three_digits(1234.5), "1,234"),
         (three_digits(0.0123), "0.0123"),
         (three_digits(1.5e-5), "1.50e-05"),
-        (dollars(0.5198), "$0.52"),
-        (dollars(0.0123), "$0.012"),
-        (dollars(12345.6), "$12,346"),
-        (dollars(3.817e9), "$3.82 B"),
+        (rounded_dollars(0.5198), "$0.52"),
+        (rounded_dollars(0.0123), "$0.012"),
+        (rounded_dollars(12345.6), "$12,346"),
+        (rounded_dollars(3.817e9), "$3.82 B"),
         (gpu_hours(360_064_475), "360 M"),
         (gpu_hours(7226), "7,226"),
-        (percent(0.4243), "42.4%"),
-        (percent(0.9987), "99.87%"),
-        (percent(0.00012), "0.012%"),
-        (percent(0.99996), ">99.99%"),
-        (percent(1), "100.0%"),
-        (short_count(70_553_706_496), "70.6 B"),
-        (short_count(999), "999"),
-        (short_count(1.5e13), "15 T"),
-        (duration(0.0467), "46.7 ms"),
-        (duration(45), "45 s"),
-        (duration(90), "1.5 min"),
-        (duration(7200), "2 h"),
-        (duration(86_400 * 3), "3 days"),
+        (rounded_percent(0.4243), "42.4%"),
+        (rounded_percent(0.9987), "99.87%"),
+        (rounded_percent(0.00012), "0.012%"),
+        (rounded_percent(0.99996), ">99.99%"),
+        (rounded_percent(1), "100.0%"),
+        (rounded_count(70_553_706_496), "70.6 B"),
+        (rounded_count(999), "999"),
+        (rounded_count(1.5e13), "15 T"),
+        (rounded_duration(0.0467), "46.7 ms"),
+        (rounded_duration(45), "45 s"),
+        (rounded_duration(90), "1.5 min"),
+        (rounded_duration(7200), "2 h"),
+        (rounded_duration(86_400 * 3), "3 days"),
     ],
 )
-def test_numbers_are_reported_in_three_digits_and_a_fitting_unit(message: str, expected: str) -> None:
-    assert message == expected
+def test_numbers_have_three_digits_and_a_fitting_unit(text: str, expected: str) -> None:
+    assert text == expected
 
 
 def test_both_ends_of_a_range_share_a_unit() -> None:
     assert time_range(between(50, 70)) == "0.833 to 1.17 min"
     assert time_range(between(12.301, 12.302)) == "12.3 s"
     assert number_range(between(1e9, 2e9), " GB/s", "at most", 1e9) == "1 to 2 GB/s"
-    assert extent_text([3, 1, 2], three_digits) == "1 to 3"
+    assert extent([3, 1, 2], three_digits) == "1 to 3"
 
 
 def test_a_bound_is_called_one_and_a_doubt_is_marked() -> None:
@@ -79,23 +77,23 @@ def test_a_bound_is_called_one_and_a_doubt_is_marked() -> None:
 
 @given(st.floats(1e-2, 1e15))
 def test_a_count_keeps_its_size(value: float) -> None:
-    number, _, letter = short_count(value).partition(" ")
+    number, _, letter = rounded_count(value).partition(" ")
     scale = {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}[letter]
     assert float(number.replace(",", "")) * scale == pytest.approx(value, rel=6e-3)
 
 
 @given(st.floats(1e-3, 1e9))
 def test_a_time_keeps_its_size(value: float) -> None:
-    match = re.fullmatch(r"([0-9.,e+-]+) (ms|s|min|h|days)", duration(value))
+    match = re.fullmatch(r"([0-9.,e+-]+) (ms|s|min|h|days)", rounded_duration(value))
     assert match is not None
     scale = {"ms": 1e-3, "s": 1, "min": 60, "h": 3600, "days": 86_400}[match[2]]
     assert float(match[1].replace(",", "")) * scale == pytest.approx(value, rel=6e-3)
 
 
-def test_expected_events_that_hardly_ever_happen_are_reported_without_digits() -> None:
+def test_expected_events_that_hardly_ever_happen_have_no_digits() -> None:
     assert [expected_count(value) for value in (0, 1.2e-4, 0.001, 0.155)] == ["0", "<0.001", "0.001", "0.155"]
 
 
-def test_intervals_and_lists_of_numbers_are_reported_as_people_write_them() -> None:
+def test_intervals_and_lists_of_numbers_read_as_people_write_them() -> None:
     assert (every_steps("1"), every_steps("2 to 5")) == ("every step", "every 2 to 5 steps")
     assert (number_list([5, 1, 3, 4, 3]), number_list([7]), number_list([])) == ("1, 3-5", "7", "")

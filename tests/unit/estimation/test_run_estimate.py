@@ -1,4 +1,4 @@
-"""One prediction of everything: what it answers, what it says is missing, and what it refuses."""
+"""One estimate of everything: what it answers, what it says is missing, and what it refuses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.facts import says
-from tests.unit.estimation.requests import SMALL, question, run_config, two_nodes
+from tests.unit.estimation.requests import SMALL, request_of, run_config, two_nodes
 
 from drillyard.config import RunConfig, require_valid
 from drillyard.config.cluster import ClusterConfig, cluster_model
@@ -26,23 +26,23 @@ from drillyard.modelspec import spec_from_counts
 FULL = {"activation_checkpointing": "full"}
 
 
-def missing(prediction: RunEstimate) -> dict[str, str]:
-    return {one.what: one.give for one in prediction.missing}
+def missing(estimate: RunEstimate) -> dict[str, str]:
+    return {one.what: one.give for one in estimate.missing}
 
 
 def test_the_published_run_of_16_b200s_is_predicted_without_itself() -> None:
-    asked = question(
+    request = request_of(
         run_config(training=FULL),
         price=PriceOptions(usd_per_gpu_hour=8.05),
         without_source="torch-distributed-training-gke",
     )
-    found = estimate_run(asked)
+    found = estimate_run(request)
     assert found.verdict == "fits"
-    assert found.speed is not None and found.cost is not None
-    assert found.speed.seconds.low.value < 14.5 < found.speed.seconds.high.value
-    assert found.speed.seconds.high.value / found.speed.seconds.low.value <= 1.4
+    assert found.step_time is not None and found.cost is not None
+    assert found.step_time.seconds.low.value < 14.5 < found.step_time.seconds.high.value
+    assert found.step_time.seconds.high.value / found.step_time.seconds.low.value <= 1.4
     assert found.cost.of_step.low.value < 0.52 < found.cost.of_step.high.value
-    used = {row.row.publisher for row in found.speed.detail.rows}
+    used = {row.row.publisher for row in found.step_time.rows}
     assert used and "torch-distributed-training-gke" not in used
 
 
@@ -59,15 +59,14 @@ def test_the_run_of_a_cluster_config_tells_time_cost_failures_and_quotas() -> No
             "storage": {"bucket": "b"},
         }
     )
-    found = estimate_run(question(place=cluster_target(cluster, catalog())))
-    assert found.run is not None and found.run.wall is not None and found.cost is not None
-    assert found.run.tokens == 1000 * 16 * 8 * 4096
+    found = estimate_run(request_of(target=cluster_target(cluster, catalog())))
+    assert found.run_time is not None and found.run_time.wall is not None and found.cost is not None
+    assert found.run_time.tokens == 1000 * 16 * 8 * 4096
     assert found.cost.of_run is not None
-    paid = found.run.wall.low.value / 3600 * 16 * 8.05
+    paid = found.run_time.wall.low.value / 3600 * 16 * 8.05
     assert found.cost.of_run.low.value == pytest.approx(paid)
-    assert found.gpu_hours is not None
-    assert found.gpu_hours.high.value == pytest.approx(found.run.wall.high.value / 3600 * 16)
-    assert len(found.run.outlooks) == 3
+    assert found.run_time.gpu_hours.high.value == pytest.approx(found.run_time.wall.high.value / 3600 * 16)
+    assert len(found.run_time.failures) == 3
     assert any(quota.amount == 16 and "B200" in quota.metric for quota in found.quotas)
     assert found.missing == ()
 
@@ -78,50 +77,50 @@ def test_experts_that_are_cut_over_more_ranks_than_there_are_of_them_are_reporte
         "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8,
         "num_experts_per_tok": 2,
     }  # fmt: skip
-    wide, narrow = (estimate_run(question(run_config(shapes), two_nodes("a3-megagpu-8g", nodes))) for nodes in (8, 1))
+    wide, narrow = (estimate_run(request_of(run_config(shapes), two_nodes("a3-megagpu-8g", nodes))) for nodes in (8, 1))
     assert any(says(text, "% ... padding") for text in wide.warnings)
     assert not any("padding" in text for text in narrow.warnings)
 
 
 def test_what_does_not_fit_comes_with_settings_that_do() -> None:
     config = run_config(training={"micro_batch_size": 64, **FULL})
-    found = estimate_run(question(config))
+    found = estimate_run(request_of(config))
     assert found.verdict == "does not fit"
-    changes = found.alternatives()
+    changes = found.alternatives
     assert changes and found.available_gib is not None
     for change in changes:
         assert change.memory_gib <= found.available_gib.value
     smaller = next(change for change in changes if change.keeps_training)
     again = run_config(training={"micro_batch_size": smaller.settings["training.micro_batch_size"], **FULL})
-    assert estimate_run(question(again)).verdict == "fits"
-    assert estimate_run(question()).alternatives() == []
+    assert estimate_run(request_of(again)).verdict == "fits"
+    assert estimate_run(request_of()).alternatives == []
 
 
 def test_between_the_ends_of_the_range_it_may_not_fit() -> None:
-    found = estimate_run(question(run_config(training=FULL)))
+    found = estimate_run(request_of(run_config(training=FULL)))
     assert found.memory is not None
     between = (found.memory.total.low.value + found.memory.total.high.value) / 2
-    place = two_nodes()
+    target = two_nodes()
     for memory_gib, verdict in ((between, "may not fit"), (found.memory.total.low.value - 1, "does not fit")):
-        smaller = replace(place, accelerator=place.accelerator.model_copy(update={"memory_gib": memory_gib}))
-        assert estimate_run(question(run_config(training=FULL), smaller)).verdict == verdict
+        smaller = replace(target, accelerator=target.accelerator.model_copy(update={"memory_gib": memory_gib}))
+        assert estimate_run(request_of(run_config(training=FULL), smaller)).verdict == verdict
 
 
 def test_gpus_without_a_machine_fit_and_have_a_speed_and_the_rest_is_missing_with_its_flags() -> None:
-    place = accelerator_target("h200", 4, catalog())
-    found = estimate_run(question(run_config(SMALL), place))
-    assert found.verdict == "fits" and found.speed is not None and found.run is not None
-    assert found.run.wall is None and found.cost is None
+    target = accelerator_target("h200", 4, catalog())
+    found = estimate_run(request_of(run_config(SMALL), target))
+    assert found.verdict == "fits" and found.step_time is not None and found.run_time is not None
+    assert found.run_time.wall is None and found.cost is None
     message = missing(found)
     assert message["failures, goodput and the wall time with them"] == "--storage-gb-per-s"
     assert "--price-per-gpu-hour" in message["cost"]
-    whole = question(run_config(SMALL), place, price=PriceOptions(2.0), failures=FailureOptions(storage_gb_per_s=5))
+    whole = request_of(run_config(SMALL), target, price=PriceOptions(2.0), failures=FailureOptions(storage_gb_per_s=5))
     assert estimate_run(whole).missing == ()
 
 
 def test_no_known_price_leaves_time_and_gpu_hours() -> None:
-    found = estimate_run(question(run_config(SMALL), two_nodes("p5e.48xlarge")))
-    assert found.cost is None and found.run is not None and found.run.longest.low.value > 0
+    found = estimate_run(request_of(run_config(SMALL), two_nodes("p5e.48xlarge")))
+    assert found.cost is None and found.run_time is not None and found.run_time.longest.low.value > 0
     assert list(missing(found)) == ["cost"]
 
 
@@ -129,32 +128,32 @@ def test_an_accelerator_without_a_peak_has_no_step_time_and_no_mfu(tmp_path: Pat
     own = tmp_path / "own.yaml"
     own.write_text("accelerators: [{name: mine, title: Mine, memory_gib: 100}]\n")
     facts = load_catalog(own)
-    asked = replace(question(run_config(SMALL), accelerator_target("mine", 8, facts)), facts=facts)
-    found = estimate_run(asked)
-    assert found.verdict == "fits" and found.speed is None and found.run is None and found.cost is None
+    request = replace(request_of(run_config(SMALL), accelerator_target("mine", 8, facts)), facts=facts)
+    found = estimate_run(request)
+    assert found.verdict == "fits" and found.step_time is None and found.run_time is None and found.cost is None
     assert "--hardware FILE" in missing(found)["step time, and all that follows from it"]
 
 
 def test_an_accelerator_of_unknown_memory_has_an_unknown_verdict() -> None:
-    found = estimate_run(question(run_config(SMALL), accelerator_target("cpu", 2, catalog())))
+    found = estimate_run(request_of(run_config(SMALL), accelerator_target("cpu", 2, catalog())))
     assert found.verdict == "unknown" and found.memory is not None
     assert "memory_gib" in missing(found)["whether it fits"]
 
 
 def test_a_run_in_epochs_needs_the_size_of_the_data_for_its_length_only() -> None:
     config = run_config(SMALL, training={"steps": None, "epochs": 2.0})
-    found = estimate_run(question(config))
-    assert found.run is None and found.cost is not None and found.cost.of_run is None
+    found = estimate_run(request_of(config))
+    assert found.run_time is None and found.cost is not None and found.cost.of_run is None
     assert list(missing(found).values()) == ["--data-tokens"]
-    known = estimate_run(question(config, data_tokens=1e9)).run
+    known = estimate_run(request_of(config, data_tokens=1e9)).run_time
     assert known is not None and known.steps == 2 * -(-1_000_000_000 // found.setup.tokens_per_step)
 
 
 def test_a_model_of_which_only_counts_are_known_has_a_speed_but_no_memory() -> None:
     config = run_config()
-    asked = replace(question(config), model=find_model(config, ModelOptions(None, 70_000_000_000)))
-    found = estimate_run(asked)
-    assert found.memory is None and found.verdict == "unknown" and found.speed is not None
+    request = replace(request_of(config), model=find_model(config, ModelOptions(None, 70_000_000_000)))
+    found = estimate_run(request)
+    assert found.memory is None and found.verdict == "unknown" and found.step_time is not None
     assert "config.json" in missing(found)["memory"]
     assert any(says(warning, "only parameter counts") for warning in found.warnings)
 
@@ -172,13 +171,13 @@ def test_a_model_of_which_only_counts_are_known_has_a_speed_but_no_memory() -> N
 )
 def test_what_cannot_be_divided_as_asked_is_refused(changes: dict[str, dict[str, object]], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        estimate_run(question(run_config(**changes)))
+        estimate_run(request_of(run_config(**changes)))
 
 
 def test_what_only_the_trainer_would_refuse_is_estimated_and_said() -> None:
     config = run_config({**SMALL, "max_position_embeddings": 2048})
-    found = estimate_run(question(config))
-    assert found.speed is not None
+    found = estimate_run(request_of(config))
+    assert found.step_time is not None
     assert len(found.refusals) == 1 and found.refusals[0].startswith("data.sequence_length: ")
 
 
@@ -198,23 +197,23 @@ def test_weights_trained_for_fewer_positions_are_refused_by_train_and_estimate(t
     config = pretrained(tmp_path, {**PUBLISHED, "max_position_embeddings": 2048})
     with pytest.raises(UserError, match=r"data\.sequence_length"):
         require_valid(config)
-    refusals = estimate_run(question(config)).refusals
+    refusals = estimate_run(request_of(config)).refusals
     assert [refusal.partition(":")[0] for refusal in refusals] == ["data.sequence_length"]
     shorter = config.model_copy(update={"data": config.data.model_copy(update={"sequence_length": 2048})})
     require_valid(shorter)
-    assert estimate_run(question(shorter)).refusals == ()
+    assert estimate_run(request_of(shorter)).refusals == ()
 
 
 def test_a_config_json_given_beside_the_run_is_judged_as_the_trainer_would(tmp_path: Path) -> None:
     config = run_config(model={"init": "pretrained", "config": None, "id": "meta-llama/Llama-0-1B"})
     given = tmp_path / "other.json"
     given.write_text(json.dumps({**PUBLISHED, "model_type": "qwen2_moe", "max_position_embeddings": 2048}))
-    asked = replace(
-        question(run_config(SMALL)),
+    request = replace(
+        request_of(run_config(SMALL)),
         config=config,
         model=ModelSource(spec_from_counts(10**9), json.loads(given.read_text()), str(given)),
     )
-    keys = [refusal.partition(":")[0] for refusal in estimate_run(asked).refusals]
+    keys = [refusal.partition(":")[0] for refusal in estimate_run(request).refusals]
     assert keys == ["model.id", "data.sequence_length"]
 
 
@@ -222,7 +221,7 @@ def test_a_config_json_given_beside_the_run_is_judged_as_the_trainer_would(tmp_p
 def test_adapters_on_layers_that_the_model_does_not_have_are_refused(tmp_path: Path, targets: list[str]) -> None:
     config = pretrained(tmp_path, PUBLISHED, lora={"rank": 8, "target_modules": targets})
     with pytest.raises(UserError, match=r"model\.lora\.target_modules") as refused:
-        estimate_run(question(config))
+        estimate_run(request_of(config))
     assert "q_proj" in str(refused.value)
 
 
@@ -244,15 +243,15 @@ def test_whatever_is_said_to_fit_is_accepted_by_train_and_fits(
     }  # fmt: skip
     config = pretrained(tmp_path, content)
     config = config.model_copy(update={"training": config.training.model_copy(update=training)})
-    place = two_nodes(machine, nodes)
-    changes = estimate_run(question(config, place)).alternatives()
+    target = two_nodes(machine, nodes)
+    changes = estimate_run(request_of(config, target)).alternatives
     assert changes
     for change in changes:
         changed = with_settings(config, change.settings)
-        gpus = change.num_gpus or place.num_gpus
+        gpus = change.num_gpus or target.num_gpus
         require_valid(changed, gpus, has_gpu=True)
-        there = two_nodes(machine, gpus // place.gpus_per_node)
-        assert estimate_run(question(changed, there)).verdict == "fits"
+        there = two_nodes(machine, gpus // target.gpus_per_node)
+        assert estimate_run(request_of(changed, there)).verdict == "fits"
 
 
 @pytest.mark.parametrize(
@@ -264,35 +263,35 @@ def test_whatever_is_said_to_fit_is_accepted_by_train_and_fits(
     ],
 )
 def test_settings_whose_time_is_in_no_figure_are_reported(changes: dict[str, dict[str, object]], message: str) -> None:
-    assert any(says(text, message) for text in estimate_run(question(run_config(SMALL, **changes))).warnings)
-    assert not any(says(text, message) for text in estimate_run(question(run_config(SMALL))).warnings)
+    assert any(says(text, message) for text in estimate_run(request_of(run_config(SMALL, **changes))).warnings)
+    assert not any(says(text, message) for text in estimate_run(request_of(run_config(SMALL))).warnings)
 
 
 def test_a_shared_directory_of_unknown_bandwidth_is_reported() -> None:
     content = {"name": "c", "platform": "slurm", "machine": "a3-megagpu-8g", "storage": {"directory": "/lustre"}}
-    place = cluster_target(cluster_model().model_validate(content), catalog())
+    target = cluster_target(cluster_model().model_validate(content), catalog())
     message = "the bandwidth of storage.directory /lustre is not known"
-    found = estimate_run(question(run_config(SMALL), place))
+    found = estimate_run(request_of(run_config(SMALL), target))
     assert any(message in text for text in found.warnings)
     assert found.quotas == ()
-    given = question(run_config(SMALL), place, failures=FailureOptions(storage_gb_per_s=10))
+    given = request_of(run_config(SMALL), target, failures=FailureOptions(storage_gb_per_s=10))
     assert not any("storage.directory" in text for text in estimate_run(given).warnings)
 
 
 def test_a_run_that_is_longer_than_its_slurm_job_is_reported() -> None:
     def is_warned(limit: str) -> bool:
         content = {"name": "c", "platform": "slurm", "machine": "a3-megagpu-8g", "slurm": {"time_limit": limit}}
-        place = cluster_target(cluster_model().model_validate(content), catalog())
-        return any("slurm.time_limit" in text for text in estimate_run(question(run_config(SMALL), place)).warnings)
+        target = cluster_target(cluster_model().model_validate(content), catalog())
+        return any("slurm.time_limit" in text for text in estimate_run(request_of(run_config(SMALL), target)).warnings)
 
     assert is_warned("1") and not is_warned("30-0")
 
 
 def test_storage_that_each_node_has_of_its_own_is_warned_of() -> None:
     (message,) = [
-        text for text in estimate_run(question(run_config(SMALL), two_nodes("p5.48xlarge"))).warnings if "FSx" in text
+        text for text in estimate_run(request_of(run_config(SMALL), two_nodes("p5.48xlarge"))).warnings if "FSx" in text
     ]
     assert "2 x 10 GB/s" in message and "--storage-gb-per-s" in message
-    given = question(run_config(SMALL), two_nodes("p5.48xlarge"), failures=FailureOptions(storage_gb_per_s=10))
-    for asked in (given, question(run_config(SMALL), two_nodes("p5.48xlarge", 1)), question(run_config(SMALL))):
-        assert not any("FSx" in text for text in estimate_run(asked).warnings)
+    given = request_of(run_config(SMALL), two_nodes("p5.48xlarge"), failures=FailureOptions(storage_gb_per_s=10))
+    for request in (given, request_of(run_config(SMALL), two_nodes("p5.48xlarge", 1)), request_of(run_config(SMALL))):
+        assert not any("FSx" in text for text in estimate_run(request).warnings)

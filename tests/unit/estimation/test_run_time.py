@@ -28,12 +28,12 @@ from drillyard.estimation.target import Target, accelerator_target
 from drillyard.hardware import catalog
 
 
-def setup(config: RunConfig, place: Target) -> Setup:
+def setup(config: RunConfig, target: Target) -> Setup:
     resolved = resolve_setup(
         config,
         find_model(config, ModelOptions()).spec,
-        num_gpus=place.num_gpus,
-        gpus_per_node=place.gpus_per_node,
+        num_gpus=target.num_gpus,
+        gpus_per_node=target.gpus_per_node,
         memory_gib=None,
         device_type="cuda",
     )
@@ -52,19 +52,19 @@ def timed(
     steps: int = 100_000,
     nodes: int = 256,
     *,
-    place: Target | None = None,
+    target: Target | None = None,
     every_steps: int | None = None,
     **options: Any,
 ) -> RunTime:
-    place = place or two_nodes("a3-megagpu-8g", nodes)
+    target = target or two_nodes("a3-megagpu-8g", nodes)
     config = run_config(checkpoint={"every_steps": every_steps})
-    return run_time(config, setup(config, place), place, step, steps, FailureOptions(**options))
+    return run_time(config, setup(config, target), target, step, steps, FailureOptions(**options))
 
 
 def test_steps_are_those_of_the_config_or_follow_from_epochs_and_the_size_of_the_data() -> None:
-    place = two_nodes()
+    target = two_nodes()
     config = run_config()
-    one = setup(config, place)
+    one = setup(config, target)
     assert planned_steps(config, one, None) == 1000
     epochs = run_config(training={"steps": None, "epochs": 2.5})
     assert planned_steps(epochs, one, None) is None
@@ -76,8 +76,8 @@ def test_steps_are_those_of_the_config_or_follow_from_epochs_and_the_size_of_the
 
 
 def test_what_is_saved_is_masters_and_moments_of_what_is_trained_once_over_all_gpus() -> None:
-    place = two_nodes()
-    one = setup(run_config(), place)
+    target = two_nodes()
+    one = setup(run_config(), target)
     assert saved_state(one).value == pytest.approx(70_553_706_496 * 12 / 16)
     assert saved_state(replace(one, precision="fp64")).value == pytest.approx(70_553_706_496 * 24 / 16)
     assert saved_state(replace(one, shard=8, replicate=2)).value == saved_state(one).value
@@ -87,21 +87,21 @@ def test_what_is_saved_is_masters_and_moments_of_what_is_trained_once_over_all_g
 
 def test_every_named_rate_is_reported_where_none_is_chosen_and_the_run_spans_them_all() -> None:
     run = timed()
-    assert [outlook.rate.name for outlook in run.outlooks] == list(failure_rates())
+    assert [outlook.rate.name for outlook in run.failures] == list(failure_rates())
     assert run.wall is not None
     assert run.failure_free.low.value == 1e6 and run.failure_free.high.value == 1.2e6
-    walls = [one.wall_seconds for outlook in run.outlooks for one in (outlook.fast, outlook.slow)]
+    walls = [one.wall_seconds for outlook in run.failures for one in (outlook.fast, outlook.slow)]
     assert (run.wall.low.value, run.wall.high.value) == (min(walls), max(walls))
     assert run.wall.low.value > run.failure_free.low.value
     assert run.longest is run.wall
 
 
 def test_a_rate_is_chosen_by_name_or_number() -> None:
-    (outlook,) = timed(rate="rsc1").outlooks
+    (outlook,) = timed(rate="rsc1").failures
     assert outlook.rate.rate.value == 6.5
-    (own,) = timed(rate="6.5").outlooks
+    (own,) = timed(rate="6.5").failures
     assert own.fast.wall_seconds == outlook.fast.wall_seconds
-    (none,) = timed(rate="0").outlooks
+    (none,) = timed(rate="0").failures
     assert none.fast.term("expected interruptions").value == 0
     for wrong in ("rsc", "-1", "nan"):
         with pytest.raises(UserError):
@@ -109,31 +109,31 @@ def test_a_rate_is_chosen_by_name_or_number() -> None:
 
 
 def test_preemptions_are_counted_where_they_are_given_and_else_said_to_be_left_out() -> None:
-    place = two_nodes("a3-megagpu-8g", 256, consumption="spot")
-    without, with_them = timed(place=place), timed(place=place, preemptions_per_node_day=0.01)
-    assert "preemptions" in without.outlooks[0].fast.left_out[0]
-    assert not any("preemptions" in text for text in with_them.outlooks[0].fast.left_out)
-    assert with_them.outlooks[0].goodput < without.outlooks[0].goodput
-    assert not any("preemptions" in text for text in timed().outlooks[0].fast.left_out)
+    target = two_nodes("a3-megagpu-8g", 256, consumption="spot")
+    without, with_them = timed(target=target), timed(target=target, preemptions_per_node_day=0.01)
+    assert "preemptions" in without.failures[0].fast.left_out[0]
+    assert not any("preemptions" in text for text in with_them.failures[0].fast.left_out)
+    assert with_them.failures[0].goodput.high.value < without.failures[0].goodput.high.value
+    assert not any("preemptions" in text for text in timed().failures[0].fast.left_out)
 
 
 def test_a_restart_can_be_given_as_a_whole() -> None:
     run = timed(restart_seconds=3600)
     assert run.restart is not None and run.restart.total.value == 3600
-    assert run.outlooks[0].goodput < timed(restart_seconds=60).outlooks[0].goodput
+    assert run.failures[0].goodput.high.value < timed(restart_seconds=60).failures[0].goodput.low.value
 
 
 def test_the_interval_of_the_config_is_what_is_predicted_and_the_best_one_is_reported_beside_it() -> None:
     run = timed(every_steps=2000)
     assert run.saves == "every 2000 steps, as configured"
-    assert all(outlook.fast.schedule.interval_steps == 2000 for outlook in run.outlooks)
-    assert all(outlook.best is not None and outlook.best.goodput > outlook.fast.goodput for outlook in run.outlooks)
+    assert all(outlook.fast.schedule.interval_steps == 2000 for outlook in run.failures)
+    assert all(outlook.best is not None and outlook.best.goodput > outlook.fast.goodput for outlook in run.failures)
     assert "more goodput" in run.warnings[0]
     assert timed().wall.low.value < run.wall.low.value  # type: ignore[union-attr]
 
 
 def test_an_interval_as_good_as_the_best_needs_no_word() -> None:
-    best = timed(rate="llama3").outlooks[0].fast.schedule.interval_steps
+    best = timed(rate="llama3").failures[0].fast.schedule.interval_steps
     assert timed(rate="llama3", every_steps=best + 1).warnings == ()
 
 
@@ -164,17 +164,17 @@ def test_a_bound_of_the_step_gives_a_bound_of_the_run() -> None:
 
 
 def test_without_a_bandwidth_there_is_no_wall_time_and_the_flag_that_gives_it_is_reported() -> None:
-    place = accelerator_target("h100", 16, catalog())
-    run = timed(place=place)
-    assert run.wall is None and run.outlooks == () and run.longest is run.failure_free
+    target = accelerator_target("h100", 16, catalog())
+    run = timed(target=target)
+    assert run.wall is None and run.failures == () and run.longest is run.failure_free
     assert [missing.give for missing in run.missing] == ["--storage-gb-per-s"]
-    assert timed(place=place, storage_gb_per_s=5).wall is not None
+    assert timed(target=target, storage_gb_per_s=5).wall is not None
 
 
 def test_the_middle_of_the_run_is_simulated() -> None:
-    place = two_nodes("a3-megagpu-8g", 256)
+    target = two_nodes("a3-megagpu-8g", 256)
     config = run_config(SMALL)
     options = FailureOptions()
     step = seconds(4, 9)
-    run = run_time(config, setup(config, place), place, step, 1000, options)
-    assert middle_failure_inputs(run, place, step, options).step_seconds.value == pytest.approx(6)
+    run = run_time(config, setup(config, target), target, step, 1000, options)
+    assert middle_failure_inputs(run, target, step, options).step_seconds.value == pytest.approx(6)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from drillyard.errors import UserError
-from drillyard.estimation.choices import build_scenario, compare_intervals, compare_spares, default_spares
 from drillyard.estimation.failure_estimate import failure_estimate
 from drillyard.estimation.failure_rates import failure_rate
+from drillyard.estimation.simulated_run import build_scenario, compare_intervals, compare_spares, default_spares
 
 RSC1 = failure_rate("rsc1")
 FAST = {"asynchronous": False, "storage_gb_per_s": 800}
@@ -47,7 +47,7 @@ def test_the_closed_form_ranks_intervals_and_the_simulation_agrees(scenario):
     assert ranked[0].as_good
     assert not ranked[-1].as_good
     for choice in ranked:
-        assert choice.simulation.goodput.mean == pytest.approx(choice.goodput, rel=2e-3)
+        assert choice.simulation.goodput.mean == pytest.approx(choice.expected_goodput, rel=2e-3)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -65,7 +65,7 @@ def test_rare_failures_leave_the_best_interval_as_it_is(make_job, seed):
 def test_spares_pay_until_nobody_waits(scenario):
     ranked = compare_spares(scenario, [0, 1, 2, 4, 20], usd_per_node_hour=80.0, replicas=10)
     by_count = {choice.spares: choice for choice in ranked}
-    waiting = [by_count[count].simulation.mean("waiting") for count in (0, 1, 2, 4, 20)]
+    waiting = [by_count[count].simulation.spread_of(lambda one: one.waiting).mean for count in (0, 1, 2, 4, 20)]
     assert waiting == sorted(waiting, reverse=True)
     assert waiting[-1] == 0
     assert ranked[0].spares in (2, 4)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.estimation.spares import cheapest_spares, waiting_share
+from drillyard.estimation.simulator import cheapest_spares, waiting_share
 
 DAY = 86_400.0
 LOAD = st.floats(1e-5, 0.2)

@@ -10,10 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.estimation.communication import HALF_SPEED_MIB, CollectiveNetwork, step_traffic, unknown_host
 from drillyard.estimation.setup import Setup
 from drillyard.estimation.step_work import count_work
-from drillyard.estimation.timeline import Rates, Timeline, TimelinePiece, timeline
+from drillyard.estimation.timeline import (
+    HALF_SPEED_MIB,
+    CollectiveNetwork,
+    Rates,
+    Timeline,
+    TimelinePiece,
+    step_traffic,
+    timeline,
+    unknown_host,
+)
 from drillyard.hardware import catalog
 from drillyard.modelspec import model_spec
 

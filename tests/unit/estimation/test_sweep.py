@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from tests.facts import says
-from tests.unit.estimation.requests import SMALL, question, run_config, two_nodes
+from tests.unit.estimation.requests import SMALL, request_of, run_config, two_nodes
 
+from drillyard.config.sweep_grammar import parse_axes
 from drillyard.errors import UserError
-from drillyard.estimation.axes import parse_axes
 from drillyard.estimation.cost import PriceOptions
 from drillyard.estimation.request import EstimateRequest
 from drillyard.estimation.sweep import SweepEstimate, SweepResult, mark_front, run_sweep, with_settings
@@ -20,8 +20,8 @@ from drillyard.hardware import catalog
 CONFIG = run_config(SMALL, training={"activation_checkpointing": "none"})
 
 
-def swept(keys: str, asked: EstimateRequest | None = None) -> SweepResult:
-    return run_sweep(asked or question(CONFIG, two_nodes("a3-megagpu-8g")), parse_axes(keys))
+def swept(keys: str, request: EstimateRequest | None = None) -> SweepResult:
+    return run_sweep(request or request_of(CONFIG, two_nodes("a3-megagpu-8g")), parse_axes(keys.split()))
 
 
 def by(found: SweepResult, key: str) -> dict[Any, SweepEstimate]:
@@ -31,14 +31,14 @@ def by(found: SweepResult, key: str) -> dict[Any, SweepEstimate]:
 def test_every_point_does_the_same_work() -> None:
     found = swept("micro_batch_size=1,2,8")
     for point in found.points:
-        assert point.prediction is not None and point.prediction.run is not None
-        assert point.prediction.run.tokens == pytest.approx(found.tokens)
+        assert point.estimate is not None and point.estimate.run_time is not None
+        assert point.estimate.run_time.tokens == pytest.approx(found.tokens)
     assert found.tokens == 1000 * 16 * 8 * 4096
 
 
 def test_a_run_of_unknown_length_is_compared_on_a_billion_tokens() -> None:
     epochs = run_config(SMALL, training={"steps": None, "epochs": 1.0})
-    assert swept("nodes=1", question(epochs, two_nodes("a3-megagpu-8g"))).tokens == 1e9
+    assert swept("nodes=1", request_of(epochs, two_nodes("a3-megagpu-8g"))).tokens == 1e9
 
 
 def test_more_nodes_are_faster_and_cost_more_so_both_are_on_the_front() -> None:
@@ -50,8 +50,8 @@ def test_more_nodes_are_faster_and_cost_more_so_both_are_on_the_front() -> None:
 
 
 def test_no_point_of_the_front_is_beaten_in_both_and_every_other_is() -> None:
-    found = swept("nodes=1..8..x2,micro_batch_size=1..8..x2,activation_checkpointing=none,full")
-    fitting = [point for point in found.points if point.prediction is not None and point.prediction.verdict == "fits"]
+    found = swept("nodes=1..8..x2 micro_batch_size=1..8..x2 activation_checkpointing=none,full")
+    fitting = [point for point in found.points if point.estimate is not None and point.estimate.verdict == "fits"]
     assert 0 < len(found.front) < len(fitting)
 
     def beaten(point: SweepEstimate) -> bool:
@@ -70,23 +70,23 @@ def test_no_point_of_the_front_is_beaten_in_both_and_every_other_is() -> None:
 
 def test_what_does_not_fit_is_never_on_the_front() -> None:
     points = by(swept("micro_batch_size=1,8192"), "micro_batch_size")
-    assert points[8192].prediction is not None and points[8192].prediction.verdict == "does not fit"
+    assert points[8192].estimate is not None and points[8192].estimate.verdict == "does not fit"
     assert points[1].on_front and not points[8192].on_front
 
 
 def test_open_settings_are_decided_again_at_every_point() -> None:
     auto = run_config(training={"micro_batch_size": 1})
-    points = by(swept("nodes=2,16", question(auto)), "nodes")
-    modes = [points[nodes].prediction.setup.activation_checkpointing for nodes in (2, 16)]  # type: ignore[union-attr]
+    points = by(swept("nodes=2,16", request_of(auto)), "nodes")
+    modes = [points[nodes].estimate.setup.activation_checkpointing for nodes in (2, 16)]  # type: ignore[union-attr]
     assert modes[0] != modes[1] == "none"
 
 
 def test_a_combination_that_cannot_be_is_reported_and_does_not_end_the_sweep() -> None:
-    asked = question(run_config(SMALL, training={"global_batch_size": 128}), two_nodes("a3-megagpu-8g"))
-    points = by(swept("micro_batch_size=2,3", asked), "micro_batch_size")
-    assert points[2].prediction is not None
-    assert points[3].prediction is None and says(points[3].refusal, "global_batch_size: 128")
-    bought = question(CONFIG, two_nodes("a3-megagpu-8g", consumption="on-demand"))
+    request = request_of(run_config(SMALL, training={"global_batch_size": 128}), two_nodes("a3-megagpu-8g"))
+    points = by(swept("micro_batch_size=2,3", request), "micro_batch_size")
+    assert points[2].estimate is not None
+    assert points[3].estimate is None and says(points[3].refusal, "global_batch_size: 128")
+    bought = request_of(CONFIG, two_nodes("a3-megagpu-8g", consumption="on-demand"))
     machines = by(swept("machine=a3-megagpu-8g,a4-highgpu-8g,a5", bought), "machine")
     assert says(machines["a4-highgpu-8g"].refusal, "'on-demand'")
     assert says(machines["a5"].refusal, "machine 'a5'")
@@ -118,7 +118,7 @@ def test_without_a_price_for_all_gpu_hours_are_compared() -> None:
     assert found.cost_unit == "GPU-hours"
     for point in found.points:
         assert point.hours is not None and point.cost == pytest.approx(point.hours * 16)
-    priced = question(CONFIG, two_nodes("a3-megagpu-8g"), price=PriceOptions(2.0))
+    priced = request_of(CONFIG, two_nodes("a3-megagpu-8g"), price=PriceOptions(2.0))
     dollars = swept("machine=a3-megagpu-8g,p5e.48xlarge", priced)
     assert dollars.cost_unit == "$"
     for point in dollars.points:
@@ -127,15 +127,15 @@ def test_without_a_price_for_all_gpu_hours_are_compared() -> None:
 
 def test_times_hold_failures_where_that_is_known_of_every_point() -> None:
     assert swept("nodes=1,2").with_failures
-    assert not swept("micro_batch_size=1", question(CONFIG, accelerator_target("h100", 8, catalog()))).with_failures
+    assert not swept("micro_batch_size=1", request_of(CONFIG, accelerator_target("h100", 8, catalog()))).with_failures
 
 
 def bounded(point: SweepEstimate) -> SweepEstimate:
     """The same point, with only a bound of its step time."""
-    assert point.prediction is not None and point.prediction.speed is not None
-    speed = point.prediction.speed
+    assert point.estimate is not None and point.estimate.step_time is not None
+    speed = point.estimate.step_time
     only = replace(speed, seconds=replace(speed.seconds, is_bound=True))
-    return replace(point, prediction=replace(point.prediction, speed=only), on_front=False)
+    return replace(point, estimate=replace(point.estimate, step_time=only), on_front=False)
 
 
 def test_a_bound_does_not_win_against_what_was_measured() -> None:

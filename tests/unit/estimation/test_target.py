@@ -20,18 +20,18 @@ def cluster(**changes: object) -> ClusterConfig:
 
 
 def test_a_cluster_config_says_machine_nodes_consumption_and_region() -> None:
-    place = cluster_target(cluster(), catalog())
-    assert (place.machine.name, place.num_nodes, place.num_gpus) == ("a4-highgpu-8g", 4, 32)
-    assert (place.consumption, place.region, place.accelerator.name) == ("spot", "us-central1", "b200")
-    assert place.title == "4 x a4-highgpu-8g (32 b200)"
+    target = cluster_target(cluster(), catalog())
+    assert (target.machine.name, target.num_nodes, target.num_gpus) == ("a4-highgpu-8g", 4, 32)
+    assert (target.consumption, target.region, target.accelerator.name) == ("spot", "us-central1", "b200")
+    assert target.title == "4 x a4-highgpu-8g (32 b200)"
 
 
 def test_another_machine_or_number_changes_the_config_that_quotas_are_counted_for() -> None:
-    place = cluster_target(cluster(), catalog(), machine="a3-megagpu-8g").with_nodes(2)
-    assert (place.accelerator.name, place.num_gpus) == ("h100", 16)
-    assert place.cluster is not None
-    assert (place.cluster.machine, place.cluster.nodes) == ("a3-megagpu-8g", 2)
-    assert place.cluster.location == Location(project="p", zone="us-central1-b")
+    target = cluster_target(cluster(), catalog(), machine="a3-megagpu-8g").with_nodes(2)
+    assert (target.accelerator.name, target.num_gpus) == ("h100", 16)
+    assert target.cluster is not None
+    assert (target.cluster.machine, target.cluster.nodes) == ("a3-megagpu-8g", 2)
+    assert target.cluster.location == Location(project="p", zone="us-central1-b")
 
 
 def test_a_machine_that_is_not_sold_so_is_refused_with_the_ways_that_there_are() -> None:
@@ -52,9 +52,9 @@ def test_no_nodes_are_no_place(nodes: int) -> None:
 
 
 def test_an_accelerator_alone_fills_nodes_of_eight() -> None:
-    place = accelerator_target("h100", 12, catalog())
-    assert (place.num_nodes, place.gpus_per_node, place.num_gpus, place.made_up) == (2, 8, 12, True)
-    assert place.title == "12 x h100"
+    target = accelerator_target("h100", 12, catalog())
+    assert (target.num_nodes, target.gpus_per_node, target.num_gpus, target.made_up) == (2, 8, 12, True)
+    assert target.title == "12 x h100"
     assert accelerator_target("h100", 4, catalog()).gpus_per_node == 4
     assert accelerator_target("NVIDIA H100 80GB HBM3", 12, catalog(), gpus_per_node=4).num_nodes == 3
 

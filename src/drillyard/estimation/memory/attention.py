@@ -12,18 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from drillyard.estimation.memory.autograd import Gradients, SizedTensor, Tape
+from drillyard.estimation.memory.autograd import SizedTensor, Tape
 from drillyard.estimation.memory.operators import (
     FP32,
-    copied,
+    contraction,
     copied_in_backward,
+    crosswise,
     joined,
     piece,
     plus,
-    pointwise,
     repeated,
     scaled,
+    shifted,
+    softmax,
     to,
+    unary,
 )
 
 
@@ -85,13 +88,7 @@ def fused(
     """A kernel that never holds the scores: keeps its inputs, its output and a log-sum-exp per row and head."""
     out = e.product(shape.rows * shape.heads * shape.value_dim, query.itemsize, always_kept=True)
     log_sum = e.product(shape.rows * shape.heads, FP32, always_kept=True)
-    sizes = [(t.elements, t.itemsize) if t.node is not None else None for t in (query, key, value)]
-
-    def backward(g: SizedTensor) -> Gradients:
-        # The kernel writes all three, whether they are wanted or not, before any is used.
-        return [None if size is None else e.empty(*size) for size in sizes]
-
-    return e.made(out, [query, key, value], [query, key, value, out, log_sum, mask], backward)
+    return contraction(e, out, [query, key, value], [query, key, value, out, log_sum, mask])
 
 
 def sdpa(e: Tape, query: SizedTensor, key: SizedTensor, value: SizedTensor, shape: AttentionShape) -> SizedTensor:
@@ -116,12 +113,12 @@ def eager(
     weights = scaled(e, _scores(e, query, key_states, shape))
     if capped:
         weights = scaled(e, weights)
-        weights = pointwise(e, weights, saves="result")
+        weights = unary(e, weights, saves="result")
         weights = scaled(e, weights)
     weights = _with_fp32_mask(e, weights)
-    weights = to(e, _softmax(e, weights), query.itemsize)
+    weights = to(e, softmax(e, weights), query.itemsize)
     output = _weighted(e, weights, value_states, shape)
-    return copied(e, copied_in_backward(e, output))
+    return shifted(e, copied_in_backward(e, output))
 
 
 def eager_capped(
@@ -133,40 +130,25 @@ def eager_capped(
 
 def _batched(e: Tape, x: SizedTensor, shape: AttentionShape, *, is_copy: bool) -> SizedTensor:
     """Heads laid out for a batched product: a copy where sequences and heads cannot be one dimension as they lie."""
-    return copied(e, x) if shape.sequences > 1 and not is_copy else x
+    return shifted(e, x) if shape.sequences > 1 and not is_copy else x
 
 
 def _scores(e: Tape, query: SizedTensor, key: SizedTensor, shape: AttentionShape) -> SizedTensor:
     query = _batched(e, query, shape, is_copy=False)
     key = _batched(e, key, shape, is_copy=shape.group > 1 and shape.kv_heads > 1)
     out = e.product(shape.rows * shape.heads * shape.length, query.itemsize)
-    return _product(e, out, query, key)
+    return contraction(e, out, [query, key], crosswise(query, key))
 
 
 def _weighted(e: Tape, weights: SizedTensor, value: SizedTensor, shape: AttentionShape) -> SizedTensor:
     value = _batched(e, value, shape, is_copy=shape.group > 1 and shape.kv_heads > 1)
     out = e.product(shape.rows * shape.heads * shape.value_dim, weights.itemsize)
-    return _product(e, out, weights, value)
-
-
-def _product(e: Tape, out: SizedTensor, a: SizedTensor, b: SizedTensor) -> SizedTensor:
-    """A batched product: keeps each factor for the gradient of the other."""
-    sizes = [(t.elements, t.itemsize) if t.node is not None else None for t in (a, b)]
-    saved = [a if b.node is not None else None, b if a.node is not None else None]
-    return e.made(out, [a, b], saved, lambda g: [None if size is None else e.empty(*size) for size in sizes])
+    return contraction(e, out, [weights, value], crosswise(weights, value))
 
 
 def _with_fp32_mask(e: Tape, weights: SizedTensor) -> SizedTensor:
-    out = e.empty(weights.elements, max(FP32, weights.itemsize))
-    elements, before, after = weights.elements, weights.itemsize, out.itemsize
-    return e.made(out, [weights], [], lambda g: (g if before == after else e.empty(elements, before),))
-
-
-def _softmax(e: Tape, weights: SizedTensor) -> SizedTensor:
-    """In fp32; keeps its result."""
-    out = e.empty(weights.elements, FP32)
-    elements = weights.elements
-    return e.made(out, [weights], [out], lambda g: (e.empty(elements, FP32),))
+    after = max(FP32, weights.itemsize)
+    return unary(e, weights, e.empty(weights.elements, after), passes=after == weights.itemsize)
 
 
 KERNELS: dict[str, Kernel] = {"sdpa": sdpa, "eager": eager, "varlen": without_mask, "flex": without_mask}

@@ -3,6 +3,10 @@
 The order of operations and the life of local variables follow modeling_llama.py and its relatives (transformers 5):
 norms before, after or around attention and MLP; parallel branches; biases; norms of queries and keys; fused and
 separate projections. A block's weights come from its spec, and LoRA hangs on the layers that its targets name.
+
+A mixture of experts runs as transformers' grouped matrix product (integrations/moe.py): every token is copied once for
+each of its experts, sorted by expert, multiplied in one grouped product per matrix, weighted, brought back into order
+and summed. Sizes: rows * experts_per_token "routed" rows, whatever the router chooses.
 """
 
 from __future__ import annotations
@@ -12,22 +16,27 @@ from typing import Final
 
 from drillyard.estimation.memory.attention import KERNELS, AttentionShape, both_rotated, eager_capped
 from drillyard.estimation.memory.autograd import SizedTensor, Tape
-from drillyard.estimation.memory.experts import mixture
-from drillyard.estimation.memory.norms import norm
 from drillyard.estimation.memory.operators import (
-    copied,
+    FP32,
+    activated,
     copied_in_backward,
     linear,
+    norm,
     piece,
     plus,
-    pointwise,
     power,
     scaled,
     shifted,
+    softmax,
     times,
+    to,
+    unary,
 )
 from drillyard.modelspec import Block, adapter_layers
 
+INT64: Final = 8
+SCORES_IN_FP32: Final = frozenset({"mixtral"})
+"""The experts' weights stay in fp32, and with them the sum over experts."""
 ROTATES_IN_FP32: Final = frozenset({"cohere", "cohere2", "olmo2", "olmo3"})
 SCALES_BRANCHES: Final = frozenset({"granite"})
 SLICES_PROJECTIONS: Final = frozenset({"phi3"})
@@ -72,9 +81,6 @@ class BlockWeights:
     def named(self, role: str) -> list[str]:
         """Names of the weights of linear layers in a role, without `.weight`, in the block's order."""
         return [s.name.removesuffix(".weight") for s in self.shapes.values() if s.role == role and s.linear]
-
-    def has(self, name: str) -> bool:
-        return name in self.shapes
 
     def get(self, name: str) -> SizedTensor | None:
         """The tensor of that name, once and the same for every use; None where the block has none."""
@@ -162,14 +168,14 @@ def _attention(e: Tape, block: Block, run: BlockInputs, w: BlockWeights, hidden_
         in_fp32 = run.model_type in ROTATES_IN_FP32
         query_states, key_states = both_rotated(e, query_states, key_states, in_fp32=in_fp32)
     if run.model_type in ROTATES_A_PART:
-        query_states, key_states = copied(e, query_states), copied(e, key_states)
+        query_states, key_states = shifted(e, query_states), shifted(e, key_states)
     a = block.attention
     shape = AttentionShape(run.sequences, run.length, a.num_heads, a.num_kv_heads, a.head_dim, a.value_head_dim)
     capped = run.kernel == "eager" and run.model_type in CAPS_SCORES
     kernel = eager_capped if capped else KERNELS[run.kernel]
     output = kernel(e, query_states, key_states, value_states, shape)
     if run.model_type in ROTATES_A_PART and run.kernel != "eager":
-        output = copied(e, output)
+        output = shifted(e, output)
     return w.linear(w.named("attention")[-1], output)
 
 
@@ -199,7 +205,7 @@ def _per_head(
     x = w.linear(name, hidden_states)
     a = block.attention
     own = f"{name.removesuffix('_proj')}_norm"
-    if a.query_key_norm != "none" and w.has(f"{own}.weight"):
+    if a.query_key_norm != "none" and f"{own}.weight" in w.shapes:
         rows = run.rows if a.query_key_norm == "all_heads" else x.elements // a.head_dim
         weight = w.get(f"{own}.weight")
         assert weight is not None
@@ -232,11 +238,7 @@ def _latent(
 
 def _mlp(e: Tape, block: Block, run: BlockInputs, w: BlockWeights, x: SizedTensor) -> SizedTensor:
     if block.mlp.num_experts:
-        return mixture(e, block, run.rows, w, x)
-    return dense_mlp(e, block, run, w, x)
-
-
-def dense_mlp(e: Tape, block: Block, run: BlockInputs, w: BlockWeights, x: SizedTensor) -> SizedTensor:
+        return _mixture(e, block, run.rows, w, x)
     names = w.named("mlp")
     activation = block.mlp.activation
     if not block.mlp.gated:
@@ -256,12 +258,64 @@ def _activated(e: Tape, x: SizedTensor, activation: str) -> SizedTensor:
     if activation in ("gelu_new", "gelu_fast"):
         return _gelu_new(e, x)
     if activation == "relu2":
-        return power(e, pointwise(e, x, saves="result"))
-    return pointwise(e, x)
+        return power(e, unary(e, x, saves="result"))
+    return activated(e, x)
 
 
 def _gelu_new(e: Tape, x: SizedTensor) -> SizedTensor:
     """0.5 x (1 + tanh(c (x + 0.044715 x^3))), operator by operator: keeps x, the tanh and both factors."""
     half = scaled(e, x)
     inner = scaled(e, plus(e, x, scaled(e, power(e, x))))
-    return times(e, half, shifted(e, pointwise(e, inner, saves="result")))
+    return times(e, half, shifted(e, unary(e, inner, saves="result")))
+
+
+def _mixture(e: Tape, block: Block, rows: int, w: BlockWeights, x: SizedTensor) -> SizedTensor:
+    """The block's feed-forward part [rows, H]: router, experts, and shared experts where there are some."""
+    mlp = block.mlp
+    hidden = x.elements // rows
+    scores, order = _routed(e, block, rows, w, x)
+    states = unary(e, x, e.empty(rows * mlp.experts_per_token * hidden, x.itemsize))
+    up = _grouped(e, w, "gate_up_proj", states, rows * mlp.experts_per_token * 2 * mlp.expert_size)
+    states = _gated(e, up)
+    del up
+    states = _grouped(e, w, "down_proj", states, rows * mlp.experts_per_token * hidden)
+    weighted = times(e, states, scores)
+    restored = unary(e, weighted)
+    del weighted
+    result = to(e, _summed_over_experts(e, restored, rows * hidden), x.itemsize)
+    del restored, states, order
+    shared = [name for name in w.named("mlp") if name]
+    if not shared:
+        return result
+    gate, into, down = (shared * 3)[:3] if len(shared) < 3 else shared[:3]
+    return plus(e, result, w.linear(down, times(e, activated(e, w.linear(gate, x)), w.linear(into, x))))
+
+
+def _routed(e: Tape, block: Block, rows: int, w: BlockWeights, x: SizedTensor) -> tuple[SizedTensor, list[SizedTensor]]:
+    """Weights of the chosen experts, one per routed row, and the index tensors that backward needs."""
+    number, chosen = block.mlp.num_experts, block.mlp.experts_per_token
+    name = next(name for name in w.shapes if w.shapes[name].role == "router")
+    weight = w.get(name)
+    assert weight is not None
+    probabilities = softmax(e, to(e, linear(e, x, weight, rows * number), FP32))
+    indices = [e.empty(rows * chosen, INT64) for _ in range(4)]
+    top = unary(e, probabilities, e.empty(rows * chosen, FP32))
+    total = _summed_over_experts(e, top, rows)
+    top = times(e, top, total)
+    return top if w.run.model_type in SCORES_IN_FP32 else to(e, top, x.itemsize), indices
+
+
+def _summed_over_experts(e: Tape, x: SizedTensor, elements: int) -> SizedTensor:
+    return unary(e, x, e.empty(elements, x.itemsize), passes=True)
+
+
+def _grouped(e: Tape, w: BlockWeights, name: str, x: SizedTensor, outputs: int) -> SizedTensor:
+    """One product for all experts."""
+    weight = w.get(next(key for key in w.shapes if key.endswith(f"experts.{name}")))
+    assert weight is not None
+    return linear(e, x, weight, outputs, grouped=True)
+
+
+def _gated(e: Tape, together: SizedTensor) -> SizedTensor:
+    gate, up = e.split(together, (together.elements // 2,) * 2)
+    return times(e, activated(e, gate), up)

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from drillyard.estimation.memory.autograd import SizedTensor, Tape, gradient_sink
+from drillyard.estimation.memory.autograd import Ledger, MemoryKind, SizedTensor, Tape, gradient_sink
 from drillyard.estimation.memory.block_forward import BlockInputs, forward
-from drillyard.estimation.memory.ledger import Ledger, MemoryKind
 from drillyard.estimation.setup import Checkpointing
 from drillyard.modelspec import Block
 

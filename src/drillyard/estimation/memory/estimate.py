@@ -1,10 +1,9 @@
 """Memory per rank, before anything runs: `memory_estimate(setup)`.
 
-The step is run in a model of eager PyTorch and FSDP2 in which tensors have sizes and no contents (step_memory.py). On
-a CPU,
-in eager mode, what comes out is what torch's own FSDPMemTracker measures of the trainer's step: state to the byte, the
-rest within half a percent (tests/distributed/test_memory_tracker.py). What a GPU adds, and what compiled blocks,
-selective checkpointing and fused kernels leave open, are terms with a range (device.py).
+The step is run in a model of eager PyTorch and FSDP2 in which tensors have sizes and no contents (step_memory.py). On a
+CPU, in eager mode, the result is what torch's own FSDPMemTracker measures of the trainer's step: state to the byte, the
+rest within half a percent (tests/distributed/test_memory_tracker.py). What a GPU adds (see benchmarks/gpu/memory.py),
+and what compiled blocks, selective checkpointing and fused kernels leave open, are parts with a range.
 
 Cost: about a millisecond for each kind of block, whatever the number of layers. Limits: every position carries loss
 (fewer need less); dropout is not counted; the rank predicted is 0, whose shards are never the smaller ones; a model
@@ -13,110 +12,111 @@ that is known by its number of parameters only is refused.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from drillyard.errors import UserError
-from drillyard.estimation.memory.device import GIB, PARTITION, POLICY, of_gpu, ranged
-from drillyard.estimation.memory.ledger import MemoryKind
+from drillyard.estimation.memory.autograd import MemoryKind
 from drillyard.estimation.memory.step_memory import StepMemory
-from drillyard.estimation.quantity import Quantity, Range, quantity
+from drillyard.estimation.quantity import Range, quantity
 from drillyard.estimation.setup import Setup
 from drillyard.hardware.facts import FactSource
+
+Verdict = Literal["fits", "may not fit", "does not fit"]
 
 FSDP2: Final = FactSource("torch/distributed/fsdp/_fully_shard, torch 2.11 to 2.15", "2026-11")
 AUTOGRAD: Final = FactSource("torch tools/autograd/derivatives.yaml; transformers 5, models/*/modeling_*.py", "2026-11")
 TRAINER: Final = FactSource("drillyard models/loss.py, training/trainer.py and training/optimizer.py", None)
 
 PARTS: Final[tuple[tuple[str, tuple[MemoryKind, ...], str, FactSource], ...]] = (
-    (
-        "parameters",
-        (MemoryKind.PARAMETERS, MemoryKind.BUFFERS),
-        "shards in master precision, rows padded to the ranks",
-        FSDP2,
-    ),
-    (
-        "gradients",
-        (MemoryKind.GRADIENTS, MemoryKind.WHOLE_GRADIENTS),
-        "of shards, and of whole weights until reduced",
-        FSDP2,
-    ),
+    ("parameters", (MemoryKind.PARAMETERS, MemoryKind.BUFFERS), "shards in master precision, rows padded to the ranks",
+     FSDP2),
+    ("gradients", (MemoryKind.GRADIENTS, MemoryKind.WHOLE_GRADIENTS), "of shards, and of whole weights until reduced",
+     FSDP2),
     ("optimizer state", (MemoryKind.OPTIMIZER,), "two moments of each trained shard, a step count per tensor", TRAINER),
     ("gathered weights", (MemoryKind.GATHERED,), "whole in compute precision: root, and the block that runs", FSDP2),
-    (
-        "communication buffers",
-        (MemoryKind.ALL_GATHER, MemoryKind.REDUCE_SCATTER),
-        "gathers one block ahead, reduction",
-        FSDP2,
-    ),
+    ("communication buffers", (MemoryKind.ALL_GATHER, MemoryKind.REDUCE_SCATTER), "gathers one block ahead, reduction",
+     FSDP2),
     ("inputs and masks", (MemoryKind.INPUTS,), "tokens, positions, targets, masks, rotary tables", TRAINER),
     ("activations", (MemoryKind.ACTIVATIONS,), "saved for backward, and a layer that is recomputed", AUTOGRAD),
-    (
-        "logits and loss",
-        (MemoryKind.LOSS,),
-        "a chunk's logits, log-softmax and gradients; gradients of hidden rows",
-        TRAINER,
-    ),
+    ("logits and loss", (MemoryKind.LOSS,), "a chunk's logits, log-softmax and gradients; gradients of hidden rows",
+     TRAINER),
     ("temporaries", (MemoryKind.TEMPORARIES,), "gradients of activations and what is made between them", AUTOGRAD),
+)  # fmt: skip
+
+COMPARED: Final = frozenset((
+    "cohere", "cohere2", "gemma2", "gemma3_text", "gpt2", "granite", "llama", "mistral", "mixtral", "olmo2", "olmo3",
+    "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3",
+))  # fmt: skip
+"""Model types whose estimate was compared with the tracker's measurement of the trainer's step."""
+
+MIB: Final = 2**20
+GIB: Final = 2**30
+
+CONTEXT_LOW: Final = FactSource(
+    "723 MiB after the first tensor: discuss.pytorch.org/t/73021", "2020-03", unverified=True
+)
+CONTEXT_HIGH: Final = FactSource(
+    "1343 MiB after the first tensor: transformers documentation, model memory anatomy", "2024-01", unverified=True
+)
+NCCL: Final = FactSource(
+    "NCCL user guide: NCCL_BUFFSIZE, 4 MiB by default for a pair of GPUs; nccl src/include/device.h: MAXCHANNELS 64",
+    "2025-06",
+    unverified=True,
+)
+FRAGMENTATION: Final = FactSource("GMLake, arXiv:2401.08156, abstract: 15 % in the mean of eight models", "2024-01")
+FLASH: Final = FactSource(
+    "flash-attention csrc/flash_attn/flash_api.cpp, mha_varlen_bwd: dq_accum, softmax_d in fp32, dk, dv by query head",
+    "2024-07",
+)
+PARTITION: Final = FactSource(
+    "inputs and results of matrix products and attention only: torch/_functorch/partitioners.py saves no more",
+    "2025-06",
+)
+POLICY: Final = FactSource(
+    "parallel/parallelize.py: every second product, counted from the first or from the second", None
 )
 
-COMPARED: Final = frozenset(
-    {
-        "cohere",
-        "cohere2",
-        "gemma2",
-        "gemma3_text",
-        "gpt2",
-        "granite",
-        "llama",
-        "mistral",
-        "mixtral",
-        "olmo2",
-        "olmo3",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "qwen3_moe",
-        "smollm3",
-    }
+NCCL_BUFFER_MIB: Final = 4
+NCCL_FEWEST_CHANNELS: Final = 2
+NCCL_MOST_CHANNELS: Final = 64
+CONTEXT_MIB: Final = (723, 1343)
+FRAGMENTED_SHARE: Final = 0.15
+
+COMES_AND_GOES: Final = (
+    MemoryKind.GATHERED,
+    MemoryKind.WHOLE_GRADIENTS,
+    MemoryKind.ALL_GATHER,
+    MemoryKind.REDUCE_SCATTER,
+    MemoryKind.ACTIVATIONS,
+    MemoryKind.LOSS,
+    MemoryKind.TEMPORARIES,
 )
-"""Model types whose prediction was compared with the tracker's measurement of the trainer's step."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
     """Memory of the rank that needs most, at the moment when it needs most.
 
-    `parts` are in GiB and add up to `total`, their low ends to its low end and their high ends to its high end.
+    `parts` are in GiB; their low ends add up to the low end of `total`, their high ends to its high end.
     `peak_at` names the moment; `moments` has the most bytes of each phase of a step, without what a GPU adds.
     `state_bytes` are exact: parameters, gradients and optimizer state of this rank's shards, and how much of the
     parameters is padding.
     """
 
-    parts: tuple[Range | Quantity, ...]
+    parts: tuple[Range, ...]
     total: Range
     peak_at: str
     moments: dict[str, int]
     state_bytes: dict[str, int]
     notes: tuple[str, ...] = ()
 
-    def part(self, name: str) -> Range | Quantity:
-        """The part of that name; KeyError where there is none."""
-        for part in self.parts:
-            if (part.low if isinstance(part, Range) else part).name == name:
-                return part
-        raise KeyError(name)
 
-    def as_json(self) -> dict[str, Any]:
-        """Parts and total as low and high terms, the moments and the exact bytes."""
-        return {
-            "total": _as_json(self.total),
-            "peak_at": self.peak_at,
-            "parts": [_as_json(part) for part in self.parts],
-            "moments_bytes": dict(self.moments),
-            "state_bytes": dict(self.state_bytes),
-            "notes": list(self.notes),
-        }
+def verdict_on(needed_gib: Range, available_gib: float) -> Verdict:
+    """`fits` where the whole range is within what is available, `may not fit` where only its lower end is."""
+    if needed_gib.high.value <= available_gib:
+        return "fits"
+    return "may not fit" if needed_gib.low.value <= available_gib else "does not fit"
 
 
 def memory_estimate(
@@ -136,50 +136,41 @@ def memory_estimate(
         raise UserError(f"memory cannot be predicted for {setup.spec.model_type}: its linear attention is not modelled")
     keeps = setup.keeps_unsharded if keeps_unsharded is None else keeps_unsharded
     step = StepMemory(setup, keeps_unsharded=keeps)
-    parts: list[Range | Quantity] = [_part(step, *row) for row in PARTS]
+    parts = [_part(step, *row) for row in PARTS]
     if setup.activation_checkpointing == "selective":
         parts.append(_selective(setup, step, keeps))
     if setup.compiled:
         parts.append(_compiled(setup, step, keeps))
     if (device_type or setup.device_type) == "cuda":
-        parts += of_gpu(setup, step)
+        parts += _gpu_parts(setup, step)
     return MemoryEstimate(
         tuple(parts), _total(parts), step.moment, dict(step.moments), _state_bytes(step), _notes(setup)
     )
 
 
-def by_checkpointing(setup: Setup, *, device_type: Literal["cuda", "cpu"] | None = None) -> dict[str, MemoryEstimate]:
-    """The same step with each mode of activation checkpointing, by its name."""
-    modes: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
-    return {
-        mode: memory_estimate(replace(setup, activation_checkpointing=mode), device_type=device_type) for mode in modes
-    }
-
-
-def _part(step: StepMemory, name: str, kinds: tuple[MemoryKind, ...], formula: str, source: FactSource) -> Quantity:
-    return quantity(name, sum(step.ledger.at_peak[kind] for kind in kinds) / GIB, "GiB", formula, source)
+def _part(step: StepMemory, name: str, kinds: tuple[MemoryKind, ...], formula: str, source: FactSource) -> Range:
+    nbytes = sum(step.ledger.at_peak[kind] for kind in kinds)
+    return _ranged(name, nbytes, nbytes, formula, source, source)
 
 
 def _selective(setup: Setup, step: StepMemory, keeps: bool) -> Range:
     """Whether a kernel adds or hides a product moves the policy's count by one: then it keeps the other half."""
     other = StepMemory(setup, keeps_unsharded=keeps, skips_first_product=True).ledger.peak - step.ledger.peak
     formula = "the other half of the products kept instead"
-    return ranged("selective policy", min(0, other), max(0, other), formula, POLICY, POLICY)
+    return _ranged("selective policy", min(0, other), max(0, other), formula, POLICY, POLICY)
 
 
 def _compiled(setup: Setup, step: StepMemory, keeps: bool) -> Range:
     """Compiled blocks keep at least what products and attention need, and at most what eager ones do."""
     fused = StepMemory(setup, keeps_unsharded=keeps, fuses=True).ledger.peak - step.ledger.peak
     formula = "at least the inputs of products and attention, at most what eager blocks keep"
-    return ranged("compiled blocks", min(0, fused), 0, formula, PARTITION, PARTITION)
+    return _ranged("compiled blocks", min(0, fused), 0, formula, PARTITION, PARTITION)
 
 
-def _total(parts: list[Range | Quantity]) -> Range:
-    lows = [part.low if isinstance(part, Range) else part for part in parts]
-    highs = [part.high if isinstance(part, Range) else part for part in parts]
-    formula = "sum of the parts at the peak"
+def _total(parts: list[Range]) -> Range:
     low, high = (
-        quantity("memory per rank", sum(one.value for one in ends), "GiB", formula, *ends) for ends in (lows, highs)
+        quantity("memory per rank", sum(one.value for one in ends), "GiB", "sum of the parts at the peak", *ends)
+        for ends in ([part.low for part in parts], [part.high for part in parts])
     )
     return Range(low, high)
 
@@ -201,7 +192,49 @@ def _notes(setup: Setup) -> tuple[str, ...]:
     return (*setup.spec.notes, f"activations of {setup.spec.model_type} are predicted by its parts, compared with none")
 
 
-def _as_json(part: Range | Quantity) -> dict[str, Any]:
-    if isinstance(part, Quantity):
-        return part.as_json()
-    return {"name": part.low.name, "low": part.low.as_json(), "high": part.high.as_json()}
+def _ranged(name: str, low: float, high: float, formula: str, low_source: FactSource, high_source: FactSource) -> Range:
+    """A range in GiB from bytes."""
+    return Range(
+        quantity(name, low / GIB, "GiB", formula, low_source), quantity(name, high / GIB, "GiB", formula, high_source)
+    )
+
+
+def _gpu_parts(setup: Setup, step: StepMemory) -> list[Range]:
+    """The parts that a GPU adds to those of the step."""
+    low, high = (mebibytes * MIB for mebibytes in CONTEXT_MIB)
+    found = [_ranged("CUDA context", low, high, "driver, kernels and library handles", CONTEXT_LOW, CONTEXT_HIGH)]
+    if setup.world_size > 1:
+        low, high = (
+            _communicators(setup) * channels * 2 * NCCL_BUFFER_MIB * MIB
+            for channels in (NCCL_FEWEST_CHANNELS, NCCL_MOST_CHANNELS)
+        )
+        formula = f"communicators x channels ({NCCL_FEWEST_CHANNELS} to {NCCL_MOST_CHANNELS}) x 2 neighbours x 4 MiB"
+        found.append(_ranged("NCCL buffers", low, high, formula, NCCL, NCCL))
+    moving = sum(step.ledger.at_peak[kind] for kind in COMES_AND_GOES)
+    formula = f"0 to {FRAGMENTED_SHARE:.0%} of what comes and goes within a step"
+    found.append(
+        _ranged("allocator fragmentation", 0, FRAGMENTED_SHARE * moving, formula, FRAGMENTATION, FRAGMENTATION)
+    )
+    if setup.kernel in ("varlen", "sdpa"):
+        found.append(_attention_workspace(setup, step))
+    return found
+
+
+def _communicators(setup: Setup) -> int:
+    """Groups of ranks that talk over NCCL: all of them, those of a shard, and those of a weight's copies."""
+    return 1 + (setup.shard > 1) + (setup.replicate > 1)
+
+
+def _attention_workspace(setup: Setup, step: StepMemory) -> Range:
+    """Backward of fused attention sums query gradients in fp32, and key and value gradients for each query head."""
+    rows = setup.tokens_per_micro_batch
+    largest = 0
+    for block in {id(block): block for block in setup.spec.blocks}.values():
+        a = block.attention
+        sums = rows * a.num_heads * (a.head_dim + 1) * 4
+        expanded = (
+            rows * a.num_heads * (a.head_dim + a.value_head_dim) * step.compute if a.num_kv_heads < a.num_heads else 0
+        )
+        largest = max(largest, sums + expanded)
+    formula = "0 to B*T*H*(D+1) in fp32, and where heads share keys 2*B*T*H*D"
+    return _ranged("fused attention", 0, largest, formula, FLASH, FLASH)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from drillyard.estimation.memory.autograd import OperatorNode, SizedTensor, Tape, WeightNode
-from drillyard.estimation.memory.ledger import MemoryKind
+from drillyard.estimation.memory.autograd import MemoryKind, OperatorNode, SizedTensor, Tape, WeightNode
 from drillyard.estimation.memory.operators import FP32
 
 

@@ -1,43 +1,61 @@
 """Operators of a transformer block by what they keep and what their backward makes: the inventory of activations.
 
 Each stands for one or a few operators of PyTorch; what autograd saves is that of tools/autograd/derivatives.yaml.
-Sizes are elements; an operator's result has the element size of its input unless said.
+Sizes are elements; an operator's result has the element size of its input unless said. Most are one of two kinds:
+`unary`, and `contraction`, whose backward makes a gradient of each input that wants one.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Literal
 
 from drillyard.estimation.memory.autograd import Gradients, SizedTensor, Tape
 
 FP32: Final = 4
-BOOL: Final = 1
+GEMMA: Final = frozenset({"gemma", "gemma2", "gemma3_text"})
+COHERE: Final = frozenset({"cohere", "cohere2"})
+IN_FP32: Final = frozenset({"olmo2", "olmo3"})
+
+Saved = Literal["input", "result", "nothing"]
+
+
+def unary(
+    e: Tape, x: SizedTensor, out: SizedTensor | None = None, *, saves: Saved = "nothing", passes: bool = False
+) -> SizedTensor:
+    """`out` (default: new, of x's size) from x. Backward makes a gradient of x's size, or `passes` it on."""
+    elements, itemsize = x.elements, x.itemsize
+    out = out or e.empty(elements, itemsize)
+    kept = {"input": x, "result": out, "nothing": None}[saves]
+    return e.made(out, [x], [kept], (lambda g: (g,)) if passes else (lambda g: (e.empty(elements, itemsize),)))
+
+
+def contraction(
+    e: Tape, out: SizedTensor, inputs: Sequence[SizedTensor], saved: Sequence[SizedTensor | None]
+) -> SizedTensor:
+    """`out` from several inputs; one kernel of backward makes the gradients of all that want one."""
+    sizes = [(x.elements, x.itemsize) if x.node is not None else None for x in inputs]
+    return e.made(out, inputs, saved, lambda g: [None if size is None else e.empty(*size) for size in sizes])
 
 
 def to(e: Tape, x: SizedTensor, itemsize: int) -> SizedTensor:
-    """A cast; nothing happens where the precision is the same already. Saves nothing."""
-    if x.itemsize == itemsize:
-        return x
-    elements, before = x.elements, x.itemsize
-    return e.made(e.empty(elements, itemsize), [x], [], lambda g: (e.empty(elements, before),))
-
-
-def pointwise(e: Tape, x: SizedTensor, *, saves: str = "input") -> SizedTensor:
-    """A function of each element whose backward is one kernel: silu, gelu, tanh, relu. Saves input or result."""
-    out = e.empty(x.elements, x.itemsize)
-    elements, itemsize = x.elements, x.itemsize
-    kept = {"input": x, "result": out, "nothing": None}[saves]
-    return e.made(out, [x], [kept], lambda g: (e.empty(elements, itemsize),))
+    """A cast; nothing happens where the precision is the same already."""
+    return x if x.itemsize == itemsize else unary(e, x, e.empty(x.elements, itemsize))
 
 
 def scaled(e: Tape, x: SizedTensor) -> SizedTensor:
-    """Times a number: saves nothing."""
-    return pointwise(e, x, saves="nothing")
+    """Times a number."""
+    return unary(e, x)
 
 
 def shifted(e: Tape, x: SizedTensor) -> SizedTensor:
-    """Plus a number: saves nothing, and its gradient is that of the result."""
-    return e.made(e.empty(x.elements, x.itemsize), [x], [], lambda g: (g,))
+    """Plus a number; also a copy in another layout."""
+    return unary(e, x, passes=True)
+
+
+def activated(e: Tape, x: SizedTensor) -> SizedTensor:
+    """silu, gelu or relu: one kernel that keeps its input."""
+    return unary(e, x, saves="input")
 
 
 def power(e: Tape, x: SizedTensor, *, of_result: bool = False) -> SizedTensor:
@@ -46,26 +64,24 @@ def power(e: Tape, x: SizedTensor, *, of_result: bool = False) -> SizedTensor:
     elements, itemsize = x.elements, x.itemsize
 
     def backward(g: SizedTensor) -> Gradients:
-        raised = e.empty(elements, itemsize)
-        times = e.empty(elements, itemsize)
-        result = e.empty(elements, itemsize)
-        del raised, times
+        raised, times_n, result = (e.empty(elements, itemsize) for _ in range(3))
+        del raised, times_n
         return (result,)
 
     return e.made(out, [x], [out if of_result else x], backward)
 
 
-def mean_of_rows(e: Tape, x: SizedTensor, rows: int) -> SizedTensor:
-    """The mean along the last dimension: saves nothing; backward divides the gradient, spread over x."""
-    elements, itemsize = x.elements, x.itemsize
-    return e.made(e.empty(rows, itemsize), [x], [], lambda g: (e.empty(elements, itemsize),))
+def softmax(e: Tape, x: SizedTensor) -> SizedTensor:
+    """In fp32; keeps its result."""
+    elements, out = x.elements, e.empty(x.elements, FP32)
+    return e.made(out, [x], [out], lambda g: (e.empty(elements, FP32),))
 
 
 def times(e: Tape, a: SizedTensor, b: SizedTensor) -> SizedTensor:
     """a * b, the smaller one spread over the larger: each is saved for the gradient of the other."""
     out = e.empty(max(a.elements, b.elements), max(a.itemsize, b.itemsize))
     elements, itemsize = out.elements, out.itemsize
-    wanted = [(t.elements, t.itemsize) if t.node is not None else None for t in (a, b)]
+    wanted = [(x.elements, x.itemsize) if x.node is not None else None for x in (a, b)]
 
     def backward(g: SizedTensor) -> Gradients:
         whole = [None if size is None else e.empty(elements, itemsize) for size in wanted]
@@ -74,8 +90,12 @@ def times(e: Tape, a: SizedTensor, b: SizedTensor) -> SizedTensor:
                 whole[number] = _as_small(e, whole[number], size)
         return whole
 
-    saved = [a if b.node is not None else None, b if a.node is not None else None]
-    return e.made(out, [a, b], saved, backward)
+    return e.made(out, [a, b], crosswise(a, b), backward)
+
+
+def crosswise(a: SizedTensor, b: SizedTensor) -> list[SizedTensor | None]:
+    """What a product saves: each factor for the gradient of the other."""
+    return [a if b.node is not None else None, b if a.node is not None else None]
 
 
 def _as_small(e: Tape, whole: SizedTensor | None, size: tuple[int, int]) -> SizedTensor | None:
@@ -92,40 +112,32 @@ def plus(e: Tape, a: SizedTensor, b: SizedTensor) -> SizedTensor:
     return e.made(e.empty(a.elements, max(a.itemsize, b.itemsize)), [a, b], [], lambda g: (g, g))
 
 
-def copied(e: Tape, x: SizedTensor) -> SizedTensor:
-    """A copy in another layout; the gradient needs none."""
-    return e.made(e.empty(x.elements, x.itemsize), [x], [], lambda g: (g,))
-
-
 def copied_in_backward(e: Tape, x: SizedTensor) -> SizedTensor:
     """A view through which the gradient comes back in a layout that has to be copied first."""
-    elements, itemsize = x.elements, x.itemsize
-    return e.made(e.view(x), [x], [], lambda g: (e.empty(elements, itemsize),))
+    return unary(e, x, e.view(x))
 
 
-def linear(e: Tape, x: SizedTensor, weight: SizedTensor, outputs: int, bias: SizedTensor | None = None) -> SizedTensor:
-    """x times a weight, plus a bias. Saves x where the weight is trained; the weight itself is FSDP's."""
-    inputs, wide = x.elements, weight.elements
-    out = e.product(outputs, x.itemsize)
-    wants_x, wants_weight = x.node is not None, weight.node is not None
-    biases = bias.elements if bias is not None and bias.node is not None else 0
-    itemsize = x.itemsize
+def linear(
+    e: Tape,
+    x: SizedTensor,
+    weight: SizedTensor,
+    outputs: int,
+    bias: SizedTensor | None = None,
+    *,
+    grouped: bool = False,
+) -> SizedTensor:
+    """x times a weight, plus a bias. Saves x where the weight is trained; the weight itself is FSDP's.
 
-    def backward(g: SizedTensor) -> Gradients:
-        of_weight = e.empty(wide, itemsize) if wants_weight else None
-        of_x = e.empty(inputs, itemsize) if wants_x else None
-        of_bias = e.empty(biases, itemsize) if biases else None
-        return of_x, of_weight, of_bias
-
+    `grouped`: one product for all experts, whose gradient has the size of all of them.
+    """
+    out = e.product(outputs, x.itemsize, always_kept=grouped)
     sources = [x, weight] if bias is None else [x, weight, bias]
-    return e.made(out, sources, [x if wants_weight else None], backward)
+    return contraction(e, out, sources, [x if weight.node is not None else None])
 
 
 def piece(e: Tape, x: SizedTensor, elements: int) -> SizedTensor:
     """A slice of x, sharing its storage. Backward lays its gradient into zeros of the size of x."""
-    whole, itemsize = x.elements, x.itemsize
-    view = SizedTensor(elements, itemsize, x.storage, None)
-    return e.made(view, [x], [], lambda g: (e.empty(whole, itemsize),))
+    return unary(e, x, SizedTensor(elements, x.itemsize, x.storage, None))
 
 
 def joined(e: Tape, a: SizedTensor, b: SizedTensor) -> SizedTensor:
@@ -133,7 +145,7 @@ def joined(e: Tape, a: SizedTensor, b: SizedTensor) -> SizedTensor:
     first, second = a.elements, b.elements
 
     def backward(g: SizedTensor) -> Gradients:
-        return (SizedTensor(first, g.itemsize, g.storage, None), SizedTensor(second, g.itemsize, g.storage, None))
+        return [SizedTensor(elements, g.itemsize, g.storage, None) for elements in (first, second)]
 
     return e.made(e.empty(first + second, a.itemsize), [a, b], [], backward)
 
@@ -143,22 +155,76 @@ def repeated(e: Tape, x: SizedTensor, times_over: int, *, is_view: bool) -> Size
     as it lies. Backward sums over the group."""
     if times_over == 1:
         return x
-    elements, itemsize = x.elements, x.itemsize
-    wide = elements * times_over
-    out = SizedTensor(wide, itemsize, x.storage, None) if is_view else e.empty(wide, itemsize)
-    return e.made(out, [x], [], lambda g: (e.empty(elements, itemsize),))
+    wide = x.elements * times_over
+    return unary(e, x, SizedTensor(wide, x.itemsize, x.storage, None) if is_view else e.empty(wide, x.itemsize))
 
 
-def layer_norm(e: Tape, x: SizedTensor, weight: SizedTensor, bias: SizedTensor | None, rows: int) -> SizedTensor:
-    """torch's layer norm. Saves x and, for each row, mean and reciprocal deviation in fp32."""
-    out = e.empty(x.elements, x.itemsize)
-    mean, deviation = e.empty(rows, FP32), e.empty(rows, FP32)
-    elements, itemsize, wide = x.elements, x.itemsize, weight.elements
-    wants = [x.node is not None, weight.node is not None, bias is not None and bias.node is not None]
+# Norms as transformers writes them out, local variables included. All compute in fp32, so a bf16 model keeps the input
+# in fp32 besides the normalised one in bf16.
 
-    def backward(g: SizedTensor) -> Gradients:
-        sizes = (elements, wide, wide)
-        return [e.empty(size, itemsize) if wanted else None for size, wanted in zip(sizes, wants, strict=True)]
 
-    sources = [x, weight] if bias is None else [x, weight, bias]
-    return e.made(out, sources, [x, mean, deviation], backward)
+def norm(
+    e: Tape, model_type: str, kind: str, x: SizedTensor, rows: int, weight: SizedTensor, bias: SizedTensor | None
+) -> SizedTensor:
+    """The norm of a model type over the rows of x [rows, H]."""
+    if model_type in COHERE:
+        return _cohere(e, x, rows, weight)
+    if kind == "layer":
+        # torch's own: saves x and, for each row, mean and reciprocal deviation in fp32.
+        out, mean, deviation = e.empty(x.elements, x.itemsize), e.empty(rows, FP32), e.empty(rows, FP32)
+        return contraction(e, out, [x, weight] if bias is None else [x, weight, bias], [x, mean, deviation])
+    if model_type in GEMMA:
+        # Times one plus the weight, in fp32, then back to compute precision.
+        output = _normalised(e, to(e, x, FP32), rows)
+        output = times(e, output, shifted(e, to(e, weight, FP32)))
+        return to(e, output, x.itemsize)
+    return _rms(e, x, rows, weight, weigh_in_fp32=model_type in IN_FP32)
+
+
+def _normalised(e: Tape, x: SizedTensor, rows: int) -> SizedTensor:
+    """x over its root mean square: keeps x (for its square and for the product) and the factor per row."""
+    variance = _row_means(e, power(e, x), rows)
+    return times(e, x, _inverse_root(e, variance))
+
+
+def _rms(e: Tape, hidden: SizedTensor, rows: int, weight: SizedTensor, *, weigh_in_fp32: bool) -> SizedTensor:
+    """Llama's: back to compute precision before the weight (OLMo's: after it)."""
+    before = hidden.itemsize
+    hidden = to(e, hidden, FP32)
+    variance = _row_means(e, power(e, hidden), rows)
+    hidden = times(e, hidden, _inverse_root(e, variance))
+    if weigh_in_fp32:
+        return to(e, times(e, weight, hidden), before)
+    return times(e, weight, to(e, hidden, before))
+
+
+def _cohere(e: Tape, hidden: SizedTensor, rows: int, weight: SizedTensor) -> SizedTensor:
+    """Layer norm, written out: the centred input is made twice, once for the variance."""
+    before = hidden.itemsize
+    hidden = to(e, hidden, FP32)
+    mean = _row_means(e, hidden, rows)
+    variance = _row_means(e, power(e, _centred(e, hidden, mean)), rows)
+    hidden = times(e, _centred(e, hidden, mean), _inverse_root(e, variance))
+    hidden = times(e, to(e, weight, FP32), hidden)
+    return to(e, hidden, before)
+
+
+def _row_means(e: Tape, x: SizedTensor, rows: int) -> SizedTensor:
+    """The mean along the last dimension; backward divides the gradient, spread over x."""
+    return unary(e, x, e.empty(rows, x.itemsize))
+
+
+def _inverse_root(e: Tape, variance: SizedTensor) -> SizedTensor:
+    return power(e, shifted(e, variance), of_result=True)
+
+
+def _centred(e: Tape, x: SizedTensor, mean: SizedTensor) -> SizedTensor:
+    rows, elements, itemsize = mean.elements, x.elements, x.itemsize
+
+    def backward(g: SizedTensor) -> tuple[SizedTensor, SizedTensor]:
+        negative = e.empty(elements, itemsize)
+        summed = e.empty(rows, itemsize)
+        del negative
+        return g, summed
+
+    return e.made(e.empty(elements, itemsize), [x, mean], [], backward)

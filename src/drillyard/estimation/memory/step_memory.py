@@ -9,15 +9,20 @@ from __future__ import annotations
 from typing import Final
 
 from drillyard.config.auto_values import MASTER_BYTES
-from drillyard.estimation.memory.autograd import OperatorNode, SizedTensor, Tape, gradient_sink
+from drillyard.estimation.memory.autograd import (
+    CountedStorage,
+    Ledger,
+    MemoryKind,
+    OperatorNode,
+    SizedTensor,
+    Tape,
+    gradient_sink,
+)
 from drillyard.estimation.memory.block_forward import BlockInputs
 from drillyard.estimation.memory.block_profile import BlockConditions, BlockProfile, MemoryDelta, profile_block
-from drillyard.estimation.memory.fsdp import REWRITTEN_IN, FsdpMemory
-from drillyard.estimation.memory.ledger import CountedStorage, Ledger, MemoryKind
+from drillyard.estimation.memory.fsdp import REWRITTEN_IN, FsdpMemory, fsdp_unit
 from drillyard.estimation.memory.loss import LossHead, PendingBackward, loss
-from drillyard.estimation.memory.norms import norm
-from drillyard.estimation.memory.operators import scaled
-from drillyard.estimation.memory.units import fsdp_unit
+from drillyard.estimation.memory.operators import norm, scaled
 from drillyard.estimation.setup import COMPUTE_BYTES, Setup
 
 STEP_COUNT_BYTES: Final = 4

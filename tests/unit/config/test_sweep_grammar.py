@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drillyard.config.sweep_grammar import MAX_NAME, MOST_POINTS, SHORT, Axis, combinations, launch_points, parse_axes
 from drillyard.errors import UserError
-from drillyard.estimation.axes import MOST_POINTS, SHORT, Axis, parse_axes, points
 
 
 def values(text: str) -> list[object]:
-    (axis,) = parse_axes(text)
-    return list(axis.values)
+    (axis,) = parse_axes([text])
+    return axis.values
 
 
 @pytest.mark.parametrize(
@@ -35,22 +36,28 @@ def test_values_of_an_axis(text: str, expected: list[object]) -> None:
     assert values(text) == expected
 
 
-def test_a_list_ends_at_the_next_key() -> None:
-    assert parse_axes("machine=a,b,nodes=1..2,micro_batch_size=4") == (
+def test_each_option_is_a_key_and_several_keys_in_one_are_read_with_a_warning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    expected = (
         Axis("machine", "machine", ("a", "b")),
         Axis("nodes", "nodes", range(1, 3)),
-        Axis("micro_batch_size", "training.micro_batch_size", (4,)),
+        Axis("micro_batch_size", "training.micro_batch_size", ("4",)),
     )
+    assert parse_axes(["machine=a,b", "nodes=1..2", "micro_batch_size=4"]) == expected
+    assert capsys.readouterr().err == ""
+    assert parse_axes(["machine=a,b,nodes=1..2", "micro_batch_size=4"]) == expected
+    assert "--sweep machine=a,b --sweep nodes=1..2" in capsys.readouterr().err
 
 
 def test_points_are_all_combinations_the_last_key_fastest() -> None:
-    found = list(points(parse_axes("nodes=1..2,shard=auto,8")))
+    found = list(combinations(parse_axes(["nodes=1..2", "shard=auto,8"])))
     assert [tuple(point.values()) for point in found] == [(1, "auto"), (1, 8), (2, "auto"), (2, 8)]
     assert list(found[0]) == ["nodes", "shard"]
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "facts"),
     [
         ("node=1..3", r"'node'.*nodes"),
         ("zzz=1", r"'zzz'.*micro_batch_size"),
@@ -58,7 +65,7 @@ def test_points_are_all_combinations_the_last_key_fastest() -> None:
         ("", "'' has no key"),
         ("nodes=", r"nodes .*empty value"),
         ("nodes=1,,2", r"nodes .*empty value"),
-        ("=3", r"empty value|'' is not"),
+        ("=3", "'=3' has no key"),
         ("nodes=3..1", "runs backwards; write 1..3"),
         ("nodes=1..3..0", "a step of 0"),
         ("nodes=0..8..x2", "factors begin at 1"),
@@ -69,9 +76,9 @@ def test_points_are_all_combinations_the_last_key_fastest() -> None:
         ("shard=[", "shard=\\[.*not valid YAML"),
     ],
 )
-def test_what_is_no_sweep_is_refused(text: str, message: str) -> None:
-    with pytest.raises(UserError, match=message.replace("(", r"\(")):
-        parse_axes(text)
+def test_what_is_no_sweep_is_refused(text: str, facts: str) -> None:
+    with pytest.raises(UserError, match=facts):
+        list(combinations(parse_axes([text])))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +91,7 @@ def test_what_is_no_sweep_is_refused(text: str, message: str) -> None:
 )
 def test_a_sweep_that_is_too_large_is_refused_with_its_size(text: str, size: str) -> None:
     with pytest.raises(UserError, match=f"{size} points .*at most {MOST_POINTS:,}"):
-        parse_axes(text)
+        parse_axes([text])
     assert len(values(f"nodes=1..{MOST_POINTS}")) == MOST_POINTS
 
 
@@ -111,3 +118,65 @@ def test_every_short_name_is_a_setting_of_the_run_config() -> None:
             options = [here, *here.get("anyOf", []), *here.get("allOf", [])]
             named = [schema["$defs"][one["$ref"].rpartition("/")[2]] for one in options if "$ref" in one]
             here = next(one["properties"][key] for one in [here, *named] if key in one.get("properties", {}))
+
+
+def test_a_point_is_named_after_what_differs() -> None:
+    points = launch_points(["training.optimizer.learning_rate=1e-5,2E-5"], "run")
+    assert [(point.name, point.overrides) for point in points] == [
+        ("learning_rate-1e-5", ("training.optimizer.learning_rate=1e-5",)),
+        ("learning_rate-2e-5", ("training.optimizer.learning_rate=2E-5",)),
+    ]
+
+
+def test_several_sweeps_give_every_combination_the_last_one_fastest() -> None:
+    points = launch_points(["a.b=1,2", "c.d=x,y"], "run")
+    assert [point.overrides for point in points] == [
+        ("a.b=1", "c.d=x"),
+        ("a.b=1", "c.d=y"),
+        ("a.b=2", "c.d=x"),
+        ("a.b=2", "c.d=y"),
+    ]
+
+
+def test_commas_in_brackets_belong_to_the_value() -> None:
+    points = launch_points(["training.optimizer.betas=[0.9, 0.95],[0.8,0.9]", 'data.columns={"a": "x,y"}'], "run")
+    assert points[0].overrides == ("training.optimizer.betas=[0.9, 0.95]", 'data.columns={"a": "x,y"}')
+    assert len(points) == 2
+
+
+def test_long_or_equal_names_become_numbers() -> None:
+    long = launch_points(["a.key=" + ",".join(f"{'v' * 60}{n}" for n in range(11))], "run")
+    assert [point.name for point in long] == [f"{n:02}" for n in range(11)]
+    assert [point.name for point in launch_points(["a.path=/a/b,/a-b"], "run")] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("sweeps", "facts"),
+    [
+        (["learning_rate"], "has no key"),
+        (["a.b=1,2", "a.b=3"], "a.b is given twice"),
+        (["a.b=1,1"], "the value 1 is there twice"),
+        (["nodes=1,2"], "nodes: the cluster config sets it"),
+        (["a.b=1,,2"], "a.b has an empty value"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused(sweeps: list[str], facts: str) -> None:
+    with pytest.raises(UserError, match=re.escape(facts)):
+        launch_points(sweeps, "run")
+
+
+@given(
+    st.lists(
+        st.text("abcXYZ0129._-/ ", min_size=1, max_size=40)
+        .map(str.strip)
+        .filter(lambda text: bool(text) and ".." not in text),
+        min_size=1,
+        unique=True,
+    )
+)
+def test_names_are_different_and_fit_a_run_config(values: list[str]) -> None:
+    points = launch_points(["a.key=" + ",".join(values)], "run")
+    names = [f"run-{point.name}" for point in points]
+    assert len(set(names)) == len(values)
+    assert all(re.fullmatch(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?", name) for name in names)
+    assert all(len(name) <= MAX_NAME for name in names)
