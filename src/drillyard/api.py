@@ -147,9 +147,9 @@ def status(run: str, *, cluster: PathLike | None = None) -> RunStatus:
     `run` is a handle or a name. `cluster`: its cluster.yaml; by default the clusters launched on from this machine are
     searched. Raises NotFoundError where there is no such run, UnreachableError where the cluster does not answer.
     """
-    from drillyard.launch.cluster_registry import find_run
+    from drillyard.launch.cluster_registry import find_launched_run
 
-    return find_run(run, _path(cluster)).status()
+    return find_launched_run(run, _path(cluster)).status()
 
 
 def logs(
@@ -169,11 +169,11 @@ def logs(
     """
     import time
 
-    from drillyard.launch.cluster_registry import find_run
+    from drillyard.launch.cluster_registry import find_launched_run
     from drillyard.launch.request import LogSelection, parse_since
 
     begin = None if since is None else parse_since(since, time.time())
-    for piece in find_run(run, _path(cluster)).logs(LogSelection(follow, rank, node, tail, begin)):
+    for piece in find_launched_run(run, _path(cluster)).logs(LogSelection(follow, rank, node, tail, begin)):
         yield from piece.decode(errors="replace").removesuffix("\n").split("\n")
 
 

@@ -1,4 +1,4 @@
-"""`drillyard launch run.yaml --cluster cluster.yaml`: hand a run to the cluster's own scheduler."""
+"""`drillyard launch run.yaml --cluster cluster.yaml`: submit a run to the cluster's scheduler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from drillyard.config.cluster import ClusterConfig
     from drillyard.launch.plan import Plan
 
-SHOW, HOW = "What is shown", "How it is launched"
+SHOW, HOW = "Show the plan", "Launch"
 
 
 def register(app: typer.Typer) -> None:
@@ -40,21 +40,21 @@ def launch(
     ] = None,
     sync: Annotated[
         bool,
-        typer.Option("--sync", help="Carry this directory (what git does not ignore) along.", rich_help_panel=HOW),
+        typer.Option("--sync", help="Copy this directory to the nodes, without what git ignores.", rich_help_panel=HOW),
     ] = False,
     replace: Annotated[
         bool, typer.Option("--replace", help="Cancel a run of this name that is not over.", rich_help_panel=HOW)
     ] = False,
     after: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Start once that run has succeeded (slurm).", rich_help_panel=HOW),
+        typer.Option(metavar="RUN", help="Start once that run has succeeded.", rich_help_panel=HOW),
     ] = None,
     max_failures: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Restarts after failures that count.", rich_help_panel=HOW)
+        int, typer.Option(min=0, metavar="N", help="Restarts after failures.", rich_help_panel=HOW)
     ] = 3,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Launch what the estimate says does not fit in memory.", rich_help_panel=HOW),
+        typer.Option("--force", help="Launch even if the estimate says that it does not fit.", rich_help_panel=HOW),
     ] = False,
     wait: Annotated[
         bool,
@@ -68,7 +68,7 @@ def launch(
     ] = False,
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="Print why each generated field is as it is, and stop.", rich_help_panel=SHOW),
+        typer.Option("--explain", help="Print the reason of each generated field, and stop.", rich_help_panel=SHOW),
     ] = False,
     output: Annotated[
         Path | None,
@@ -79,7 +79,7 @@ def launch(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.", rich_help_panel=SHOW)] = False,
 ) -> None:
-    """Hand a run to a cluster's scheduler: local, ssh, slurm or vertex. It continues when this terminal is closed.
+    """Submit a run to a cluster's scheduler, or start it on hosts. It continues when this terminal is closed.
 
     Prints the run's handle, platform://cluster/run, for `drillyard runs status | logs | watch | cancel | artifacts`.
 

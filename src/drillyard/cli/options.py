@@ -1,4 +1,4 @@
-"""Options that several commands have, called and explained alike."""
+"""Options and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -24,6 +24,27 @@ Interval = Annotated[
     typer.Option("--interval", min=0.05, metavar="SECONDS", help="Default: 1 on a terminal, 10 elsewhere."),
 ]
 """Of commands that follow a run live."""
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Handles and names of runs with this prefix, from the cache: completion contacts no cluster."""
+    from drillyard.launch.completion_cache import remembered_runs
+
+    handles = remembered_runs()
+    names = [*dict.fromkeys(handle.run for handle in handles), *map(str, handles)]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+_RUN = typer.Argument(
+    metavar="RUN", help="Handle platform://cluster/run, or the run's name.", autocompletion=complete_run
+)
+RunArgument = Annotated[str, _RUN]
+RunsArgument = Annotated[list[str], _RUN]
+Cluster = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Search this cluster only; default: those launched on, else ./cluster.yaml."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def find_run(path: Path, *, is_model: bool = False) -> Path:

@@ -1,7 +1,7 @@
 """`drillyard runs list | status | logs | watch | wait | cancel | resume | artifacts`: launched runs, wherever they are.
 
-A run is named by its handle, `platform://cluster/run`, or by its name alone, which is looked up on the clusters that
-this user has launched on. Nothing is kept here about a run's state: its scheduler is asked.
+A run is given by its handle, `platform://cluster/run`, or by its name, which is looked up on the clusters that this
+user has launched on. The status always comes from the cluster.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from drillyard.cli.options import AsJson, Cluster, RunArgument, RunsArgument
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,37 +26,9 @@ if TYPE_CHECKING:
     from drillyard.launch.run_status import RunStatus
 
 JSON_VERSION = 1
-"""Counts up when a field of `--json` changes its meaning."""
+"""Raise it when a field of `--json` changes its meaning."""
 PAUSES = (1.0, 15.0)
-"""Seconds between two questions of `wait`: at first, and at most."""
-
-
-def complete_run(incomplete: str) -> list[str]:
-    """Handles and names of runs that begin so, of those seen last: no cluster is asked while somebody types."""
-    from drillyard.launch.completion_cache import remembered_runs
-
-    handles = remembered_runs()
-    names = [*dict.fromkeys(handle.run for handle in handles), *map(str, handles)]
-    return [name for name in names if name.startswith(incomplete)]
-
-
-Run = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN", help="Handle platform://cluster/run, or the run's name.", autocompletion=complete_run
-    ),
-]
-Runs = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="RUN", help="Handles platform://cluster/run, or names of runs.", autocompletion=complete_run
-    ),
-]
-Cluster = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Ask this cluster only; default: those launched on, else ./cluster.yaml."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+"""Seconds between two status requests of `wait`: the first pause, and the longest."""
 
 
 def register(app: typer.Typer) -> None:
@@ -92,7 +65,7 @@ def list_command(
 
     States: queued, starting, running, restarting, succeeded, failed, cancelled.
 
-    Exit code 0; 1 when a cluster did not answer, which is told and hides no other.
+    Exit code 0; 1 when a cluster did not answer: its error is printed, and the other clusters are listed.
     """
     from drillyard.launch.cluster_registry import clusters_to_search
     from drillyard.launch.status_text import status_json
@@ -114,16 +87,16 @@ def list_command(
         raise typer.Exit(1)
 
 
-def status_command(run: Run, cluster: Cluster = None, as_json: AsJson = False) -> None:
+def status_command(run: RunArgument, cluster: Cluster = None, as_json: AsJson = False) -> None:
     """Show one run: state, queue, nodes, restarts, progress, why it failed, and what to do next.
 
-    Exit code 0, whatever the state; `wait` has the run's own code.
+    Exit code 0, whatever the state; `wait` returns the run's own code.
     """
-    from drillyard.launch.cluster_registry import find_run
+    from drillyard.launch.cluster_registry import find_launched_run
     from drillyard.launch.status_text import status_json, status_text
     from drillyard.watch.run_progress import read_progress
 
-    found = find_run(run, cluster)
+    found = find_launched_run(run, cluster)
     status = found.status()
     progress = read_progress(found.launcher, found.handle.run) if status.run_directory else None
     if as_json:
@@ -135,41 +108,42 @@ def status_command(run: Run, cluster: Cluster = None, as_json: AsJson = False) -
     _print_status(status, text)
 
 
-def wait_command(run: Run, cluster: Cluster = None, as_json: AsJson = False) -> None:
+def wait_command(run: RunArgument, cluster: Cluster = None, as_json: AsJson = False) -> None:
     """Wait until a run is over. Ctrl-C ends the waiting, not the run.
 
     Exit code: the run's own. 0 succeeded, 1 failed, 2 refused its config, 130 cancelled.
     """
-    from drillyard.launch.cluster_registry import find_run
+    from drillyard.launch.cluster_registry import find_launched_run
     from drillyard.launch.status_text import status_json
 
-    found = find_run(run, cluster)
+    found = find_launched_run(run, cluster)
     code = wait_for(found.launcher, found.handle.run)
     if as_json:
         print_json({**status_json(found.status()), "exit_code": code})
     raise typer.Exit(code)
 
 
-def cancel_command(runs: Runs, cluster: Cluster = None, as_json: AsJson = False) -> None:
-    """Stop runs; nothing happens to those that are over. What they have saved stays, and `resume` goes on from it.
+def cancel_command(runs: RunsArgument, cluster: Cluster = None, as_json: AsJson = False) -> None:
+    """Stop runs and wait until none of their processes is left; does nothing to runs that are over.
 
-    It waits until nothing of them runs any more. They have time to save: on slurm as long as before a time limit
-    (slurm.signal_seconds), on local and ssh two minutes. Cancelled once more meanwhile, a run ends at once. Ctrl-C
-    ends the waiting; runs that were told to stop end all the same.
+    A run gets time to save: as long as before its scheduler's time limit, or two minutes where there is none. `resume`
+    continues from what it saved. Cancel a run again meanwhile to kill it at once. Ctrl-C ends the waiting only.
 
-    Exit code 0, also for a run that was over already; 2 when one could not be cancelled, which is told and keeps no
-    other from it; 130 for Ctrl-C.
+    Exit code 0, also for a run that was over already; 2 when one could not be cancelled (the others are); 130 for
+    Ctrl-C.
     """
     from drillyard.launch.cluster_registry import clusters_to_search
     from drillyard.launch.status_text import status_json
 
     found = clusters_to_search(cluster).find(list(dict.fromkeys(runs)))
     outcomes = _cancelled(found)
-    problems = [_problem(each, outcome) for each, outcome in zip(found, outcomes, strict=True) if _failed(outcome)]
+    failed = [pair for pair in zip(found, outcomes, strict=True) if isinstance(pair[1], UserError)]
+    # Some messages begin with the handle already.
+    problems = [f"{each.handle}: {str(error).removeprefix(f'{each.handle}: ')}" for each, error in failed]
     done = [outcome for outcome in outcomes if not isinstance(outcome, UserError)]
     if as_json:
-        told = [{**status_json(each.status), "was_over": each.before is not None} for each in done]
-        print_json({"runs": told, "problems": problems})
+        cancelled = [{**status_json(each.status), "was_over": each.before is not None} for each in done]
+        print_json({"runs": cancelled, "problems": problems})
     else:
         for each in done:
             typer.echo(f"{each.status.handle}  {_after_cancel(each)}")
@@ -177,11 +151,11 @@ def cancel_command(runs: Runs, cluster: Cluster = None, as_json: AsJson = False)
         raise UserError("\n".join(problems))
 
 
-def resume_command(run: Run, cluster: Cluster = None, as_json: AsJson = False) -> None:
-    """Submit a run that is over again, as it was launched: it goes on from its last checkpoint."""
-    from drillyard.launch.cluster_registry import find_run
+def resume_command(run: RunArgument, cluster: Cluster = None, as_json: AsJson = False) -> None:
+    """Submit a run that is over again, as it was launched; it continues from its last checkpoint."""
+    from drillyard.launch.cluster_registry import find_launched_run
 
-    found = find_run(run, cluster)
+    found = find_launched_run(run, cluster)
     handle = found.launcher.resume(found.handle.run)
     if as_json:
         print_json({"handle": str(handle)})
@@ -190,7 +164,7 @@ def resume_command(run: Run, cluster: Cluster = None, as_json: AsJson = False) -
 
 
 def artifacts_command(
-    run: Run,
+    run: RunArgument,
     patterns: Annotated[
         list[str] | None,
         typer.Argument(metavar="PATTERN", help="Only files whose path matches, such as 'final/*' or '*.json'."),
@@ -212,9 +186,9 @@ def artifacts_command(
 
     from drillyard.formatting import plural
     from drillyard.formatting import size as size_text
-    from drillyard.launch.cluster_registry import find_run
+    from drillyard.launch.cluster_registry import find_launched_run
 
-    found = find_run(run, cluster)
+    found = find_launched_run(run, cluster)
     files = found.launcher.artifacts(found.handle.run)
     chosen = [(path, size) for path, size in files if not patterns or any(fnmatch(path, each) for each in patterns)]
     if patterns and not chosen:
@@ -237,31 +211,31 @@ def artifacts_command(
 
 
 def _refuse_existing(directory: Path, paths: Sequence[str]) -> None:
-    """Raise UserError where one of the files that are to be copied is there already."""
+    """Raise UserError where one of the files to copy exists already."""
     there = [path for path in paths if os.path.lexists(directory / path)]
     if there:
         more = f" and {len(there) - 1} more" if len(there) > 1 else ""
         raise UserError(
-            f"{directory / there[0]}{more}: there already, so nothing was copied; give --overwrite to replace files of "
-            "the same names, or name another directory"
+            f"{directory / there[0]}{more}: exists already, so nothing was copied; give --overwrite to replace files "
+            "of the same names, or name another directory"
         )
 
 
 def wait_for(launcher: Launcher, run: str) -> int:
-    """Wait until a run is over, telling its states on standard error; returns the exit code that stands for its end.
+    """Wait until a run is over, printing each state to standard error; returns its exit code.
 
-    A cluster that does not answer once the run was found is asked again. Raises UserError where the run is not known.
+    Asks again when the cluster does not answer. Raises UserError where the run is not known.
     """
     from drillyard.launch.remote_files import print_notice
     from drillyard.launch.status_text import headline
 
     status = launcher.status(run)
     pause, longest = PAUSES
-    told = None
+    printed = None
     while True:
-        if status.state is not told:
+        if status.state is not printed:
             print_notice(f"{status.handle}: {headline(status, time.time())}")
-            told = status.state
+            printed = status.state
         if status.state.over:
             return exit_code(status)
         time.sleep(pause)
@@ -282,11 +256,11 @@ def exit_code(status: RunStatus) -> int:
     return 0 if status.state is State.succeeded else 130
 
 
-def print_json(told: dict[str, Any]) -> None:
-    """One JSON object on standard output."""
+def print_json(document: dict[str, Any]) -> None:
+    """Print a JSON object to standard output."""
     import json
 
-    typer.echo(json.dumps({"version": JSON_VERSION, **told}, indent=2, ensure_ascii=False))
+    typer.echo(json.dumps({"version": JSON_VERSION, **document}, indent=2, ensure_ascii=False))
 
 
 def _states(texts: Sequence[str]) -> set[str]:
@@ -295,49 +269,34 @@ def _states(texts: Sequence[str]) -> set[str]:
     known = {str(state) for state in State}
     for text in texts:
         if text not in known:
-            raise UserError(f"--state {text}: is no state; these are: {', '.join(State)}")
+            raise UserError(f"--state {text}: is not a state; these are: {', '.join(State)}")
     return set(texts)
 
 
 def _cancelled(found: Sequence[FoundRun]) -> list[Cancellation | UserError]:
-    """What came of cancelling each of these runs. Ctrl-C is told which of them nobody waits for any more."""
+    """The result of cancelling each of these runs. At Ctrl-C, names those that are still stopping."""
     from drillyard.launch.programs import parallel_map
     from drillyard.launch.remote_files import print_notice
 
     waited_for = [str(each.handle) for each in found]
 
     def cancel(each: FoundRun) -> Cancellation | UserError:
-        outcome = _cancel(each)
-        waited_for.remove(str(each.handle))
-        return outcome
+        # This thread's programs ignore Ctrl-C: they finish stopping the run.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return each.launcher.cancel(each.handle.run)
+        except UserError as error:
+            return error
+        finally:
+            waited_for.remove(str(each.handle))
 
     try:
         return parallel_map(cancel, found, 16)
     except KeyboardInterrupt:
         for handle in list(waited_for):
-            # Who presses it within the first moment may have come before the run was told.
-            print_notice(
-                f"{handle}: no longer waited for; told to stop, it ends all the same: drillyard runs status {handle}"
-            )
+            # Within the first moment, the request to stop may not have been sent yet.
+            print_notice(f"{handle}: still stopping; this command no longer waits: drillyard runs status {handle}")
         raise
-
-
-def _cancel(found: FoundRun) -> Cancellation | UserError:
-    """In a thread of its own. The programs that stop the run do not hear Ctrl-C, and go on when nobody waits."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return found.launcher.cancel(found.handle.run)
-    except UserError as error:
-        return error
-
-
-def _problem(found: FoundRun, outcome: Cancellation | UserError) -> str:
-    """Some messages begin with the handle already."""
-    return f"{found.handle}: {str(outcome).removeprefix(f'{found.handle}: ')}"
-
-
-def _failed(outcome: Cancellation | UserError) -> bool:
-    return isinstance(outcome, UserError)
 
 
 def _after_cancel(done: Cancellation) -> str:
@@ -352,7 +311,7 @@ def _after_cancel(done: Cancellation) -> str:
 
 
 def _print_runs(statuses: Sequence[RunStatus]) -> None:
-    """To a terminal as wide as it is; elsewhere whole lines, nothing cut."""
+    """Fit the table to a terminal; print whole lines elsewhere."""
     from drillyard.console import SafeConsole
     from drillyard.launch.status_text import runs_table
 
@@ -367,7 +326,7 @@ def _print_runs(statuses: Sequence[RunStatus]) -> None:
 
 
 def _print_status(status: RunStatus, text: str) -> None:
-    """The state in its colour where a person watches; the words are the same everywhere."""
+    """Print the text, the state in colour on a terminal."""
     from rich.text import Text
 
     from drillyard.console import SafeConsole

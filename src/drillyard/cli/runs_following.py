@@ -1,4 +1,4 @@
-"""`drillyard runs logs` and `runs watch`: what stays with a run until it is over."""
+"""`drillyard runs logs` and `runs watch`: follow a run until it is over."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drillyard.cli.options import Interval, PricePerGpuHour
-from drillyard.cli.runs import Cluster, Run
+from drillyard.cli.options import Cluster, Interval, PricePerGpuHour, RunArgument
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,11 +23,11 @@ WAITING_SECONDS = 5.0
 
 
 def logs_command(
-    run: Run,
+    run: RunArgument,
     follow: Annotated[
         bool,
         typer.Option(
-            "--follow", "-f", help="From its newest submission on until the run is over.", rich_help_panel=WHICH
+            "--follow", "-f", help="From the newest submission on, until the run is over.", rich_help_panel=WHICH
         ),
     ] = False,
     node: Annotated[
@@ -54,43 +53,43 @@ def logs_command(
 ) -> None:
     """Print what a run's nodes printed, in order of time, each line after its node's number.
 
-    A run that was launched or resumed several times has all of that in its logs. Without -f all of it is printed; -f
-    begins with the newest submission, or where --since says.
+    The logs of a run have all its submissions. Without -f all of them are printed; -f begins with the newest one, or at
+    --since.
 
-    `drillyard metrics` reads it: drillyard runs logs -t RUN | drillyard metrics -
+    To measure it: drillyard runs logs -t RUN | drillyard metrics -
 
     Ctrl-C ends the following, never the run.
     """
-    from drillyard.launch.cluster_registry import find_run
+    from drillyard.launch.cluster_registry import find_launched_run
     from drillyard.launch.request import LogSelection, parse_since
 
-    found = find_run(run, cluster)
+    found = find_launched_run(run, cluster)
     wanted = LogSelection(follow, rank, node, tail, None if since is None else parse_since(since, time.time()))
     try:
         _print_logs(found, wanted, timestamps=timestamps, as_json=as_json)
     except KeyboardInterrupt:
-        typer.echo(f"drillyard: {found.handle} goes on", err=True)
+        typer.echo(f"drillyard: {found.handle} continues", err=True)
         raise
 
 
 def watch_command(
-    run: Run,
+    run: RunArgument,
     cluster: Cluster = None,
     price: PricePerGpuHour = None,
     interval: Interval = None,
 ) -> None:
     """Follow a run live: loss, speed, time left, cost and the last events, until it ends or q is pressed.
 
-    It waits for a run that is still queued. Of a `workload:`, its log is measured as drillyard metrics does.
+    Waits for a run that is queued. The log of a `workload:` is measured as `drillyard metrics` does.
 
     Exit code 0; 1 when the run has failed.
     """
     from drillyard.console import SafeConsole
-    from drillyard.launch.cluster_registry import find_run
+    from drillyard.launch.cluster_registry import find_launched_run
     from drillyard.watch.remote_run import mirror_run
     from drillyard.watch.watcher import watch_run
 
-    found = find_run(run, cluster)
+    found = find_launched_run(run, cluster)
     console = SafeConsole()
     seconds = interval or (1.0 if console.is_terminal else 10.0)
     if not _writes_events(found):
@@ -127,9 +126,9 @@ def _print_logs(found: FoundRun, wanted: LogSelection, *, timestamps: bool, as_j
 
 
 def _writes_events(found: FoundRun) -> bool:
-    """Wait until the run says something: events of Drillyard's trainer, or the log of a workload of its own (False).
+    """Wait for the run's first output: True for events of Drillyard's trainer, False for the log of a workload.
 
-    Raises UserError for a run that is over without a word.
+    Raises UserError for a run that is over and has written nothing.
     """
     from drillyard.launch.remote_files import print_notice
     from drillyard.launch.request import LogSelection
@@ -137,7 +136,7 @@ def _writes_events(found: FoundRun) -> bool:
     from drillyard.telemetry.events import EVENTS_FILE
 
     run = found.handle.run
-    told = None
+    printed = None
     for status in _statuses(found):
         if found.launcher.read(run, EVENTS_FILE, 0):
             return True
@@ -147,9 +146,9 @@ def _writes_events(found: FoundRun) -> bool:
         now = headline(status, time.time())
         if status.state.over:
             raise UserError(f"{found.handle}: {now}, and it wrote nothing to watch; see drillyard runs status {run}")
-        if status.state is not told:
-            told = status.state
-            print_notice(f"{found.handle}: {now}; waiting for its first words")
+        if status.state is not printed:
+            printed = status.state
+            print_notice(f"{found.handle}: {now}; waiting for its first output")
     raise AssertionError("a run's states come until it is over")
 
 
@@ -165,13 +164,13 @@ def _watch_log(found: FoundRun, console: SafeConsole, price: float | None, secon
     facts = load_catalog(cluster.hardware)
     machine = None if cluster.machine is None else facts.find_machine(cluster.machine)
     job = json.loads(found.launcher.read(run, "launch/job.json", 0))
-    asked = UserFacts(
+    facts_given = UserFacts(
         accelerator=None if machine is None else machine.accelerator,
         num_gpus=job["nodes"] * job["processes_per_node"],
         gpus_per_node=job["processes_per_node"],
         price_per_gpu_hour=price,
     )
-    watch_log(found.launcher, run, console, asked, facts, seconds)
+    watch_log(found.launcher, run, console, facts_given, facts, seconds)
     if found.status().state is State.failed:
         raise typer.Exit(1)
 

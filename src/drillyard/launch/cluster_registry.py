@@ -205,7 +205,7 @@ def clusters_to_search(file: Path | None) -> Clusters:
     return Clusters(clusters, unreadable)
 
 
-def find_run(run: str, file: Path | None) -> FoundRun:
+def find_launched_run(run: str, file: Path | None) -> FoundRun:
     """The run of a handle or name. Raises UserError where there is none, or where several clusters have one."""
     (found,) = clusters_to_search(file).find([run])
     return found

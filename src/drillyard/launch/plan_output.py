@@ -1,4 +1,4 @@
-"""What a person sees of a plan before it is executed: a text, or a directory of files.
+"""What is shown of a plan before it is executed: a text, or a directory of files.
 
     plan_text(plan)         `--dry-run`: the job script, the steps in order, the other files by name and size
     explain_text(plan)      `--explain`: each generated field, its reason and its source
@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drillyard.errors import UserError
-from drillyard.launch.plan import Call, Plan, Program, Step, secret_names
+from drillyard.formatting import plural
+from drillyard.launch.plan import Call, Plan, PlanFile, Program, Step, secret_names
 from drillyard.launch.programs import comment_safe
-from drillyard.launch.status_text import plural
 
 _AGENT = "agent/"
 _MADE_BY = "Made by `drillyard launch --output`."
@@ -32,7 +32,7 @@ _HEADER = """\
 set -eu
 cd "$(dirname -- "$0")/launch"
 umask 077
-# The agents of a run know each other by this.
+# The agents of a run authenticate with this.
 [ -e secret ] || head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n' >secret
 """
 _SECRETS = """\
@@ -48,8 +48,7 @@ _NO_SECRETS = "echo '{}' >secrets.json\n"
 def plan_text(plan: Plan, *, whole_files: bool = False) -> str:
     """The plan for a person: the job script, what is executed, and what is sent.
 
-    Other files are a line each, with mode and size, unless `whole_files`; the agent's source always is, since it is
-    Drillyard's own.
+    Other files are a line each, with mode and size, unless `whole_files`; the agent's source is one line for all.
     """
     ranks = plan.nodes * plan.processes_per_node
     lines = [
@@ -59,25 +58,24 @@ def plan_text(plan: Plan, *, whole_files: bool = False) -> str:
         f"# code:             {comment_safe(plan.code)}",
         *(f"# warning: {line}" for warning in plan.warnings for line in warning.splitlines()),
     ]
-    scripts = [file for file in plan.files if file.path == plan.script]
-    lines += [f"# step {number}: {step.purpose}" for number, step in enumerate(plan.steps, 1) if scripts]
-    for file in scripts:
-        lines += ["", f"----- {file.path} (mode {file.mode:04o})", *_content(file.content)]
+    lines += [f"# step {number}: {step.purpose}" for number, step in enumerate(plan.steps, 1) if plan.script]
+    own = [file for file in plan.files if not file.path.startswith(_AGENT)]
+    lines += [line for file in own if file.path == plan.script for line in _whole(file)]
     lines += ["", f"# {plural(len(plan.steps), 'step')}, executed in this order:"]
     for number, step in enumerate(plan.steps, 1):
         lines += ["", *_step_lines(number, step, _is_parallel(plan.steps, number - 1))]
-    others = [file for file in plan.files if file not in scripts]
-    whole = [file for file in others if whole_files and not file.path.startswith(_AGENT)]
-    for file in whole:
-        lines += ["", f"----- {file.path} (mode {file.mode:04o})", *_content(file.content)]
+    others = [file for file in own if file.path != plan.script]
+    lines += [line for file in others if whole_files for line in _whole(file)]
+    agent = [len(file.content.encode()) for file in plan.files if file.path.startswith(_AGENT)]
     how = "" if whole_files else " (--files prints them)"
     lines += ["", f"# {plural(len(others), 'file')} more in {comment_safe(plan.launch_directory)}{how}:", ""]
     lines += [f"{len(file.content.encode()):>9}  {file.mode:04o}  {file.path}" for file in others]
+    lines += [f"{sum(agent):>9}  0644  {_AGENT}*: {len(agent)} files, the agent's source"] if agent else []
     return "\n".join(lines) + "\n"
 
 
 def explain_text(plan: Plan) -> str:
-    """Every generated field of the plan as `--explain` prints it: where it is, its value, why, and by whose word."""
+    """Every generated field of the plan as `--explain` prints it: where it is, its value, reason and source."""
     lines = [f"# {plan.handle}: why every generated field is as it is"]
     for field in plan.fields:
         first, *more = field.value.splitlines() or [""]
@@ -92,8 +90,7 @@ def _is_parallel(steps: Sequence[Step], index: int) -> bool:
 
 
 def _step_lines(number: int, step: Step, together: bool) -> list[str]:
-    beside = " (at the same time as the one before)" if together else ""
-    lines = [f"{number}. {step.purpose}{beside}"]
+    lines = [f"{number}. {step.purpose}{' (at the same time as the one before)' if together else ''}"]
     if isinstance(step, Program):
         lines.append(f"   $ {shlex.join(step.argv)}")
         if step.sends_directory is not None:
@@ -112,16 +109,17 @@ def _sent(paths: Sequence[str]) -> str:
     return ", ".join([*others, *([f"{_AGENT}*"] if len(others) < len(paths) else [])])
 
 
-def _content(text: str) -> list[str]:
-    lines = text.split("\n")
-    return lines[:-1] if lines[-1] == "" else [*lines[:-1], f"{lines[-1]}\\ no newline at the end"]
+def _whole(file: PlanFile) -> list[str]:
+    lines = file.content.split("\n")
+    text = lines[:-1] if lines[-1] == "" else [*lines[:-1], f"{lines[-1]}\\ no newline at the end"]
+    return ["", f"----- {file.path} (mode {file.mode:04o})", *text]
 
 
 def write_plan(plan: Plan, directory: Path, *, overwrite: bool = False) -> list[Path]:
     """Write the plan's files; returns their paths.
 
-    Raises UserError, with nothing written, where `directory` holds anything but a plan, or a file that would be
-    replaced by other content, unless `overwrite`.
+    Raises UserError, with nothing written, where `directory` contains anything but a plan, or, unless `overwrite`, a
+    file with other content.
     """
     script = directory / "apply.sh"
     files: dict[Path, tuple[str, int]] = {
@@ -143,17 +141,17 @@ def write_plan(plan: Plan, directory: Path, *, overwrite: bool = False) -> list[
         raise UserError(f"{error.filename}: cannot be read ({error.strerror}); name a new directory") from None
     if changed and not overwrite:
         raise UserError(
-            f"{changed[0]}: is there with other content; give --overwrite to replace this plan, or name a new directory"
+            f"{changed[0]}: exists with other content; give --overwrite to replace this plan, or name a new directory"
         )
     return [_write(path, content, mode) for path, (content, mode) in files.items()]
 
 
 def _require_plan(directory: Path, script: Path) -> None:
-    """Raise UserError where a directory holds something, and no plan."""
+    """Raise UserError where a directory contains something that is not a plan."""
     if not directory.exists() or not any(directory.iterdir()):
         return
     if not script.is_file() or _MADE_BY not in script.read_text(encoding="utf-8", errors="replace"):
-        raise UserError(f"{directory}: is not empty and holds no plan; name a new directory")
+        raise UserError(f"{directory}: is not empty and contains no plan; name a new directory")
 
 
 def _secrets(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""What people and programs read about runs: texts that are functions of a run's status, and of `now` for ages.
+"""A run's status as text and as JSON. Ages are relative to `now`.
 
 status_text(status)     one run on one screen
 runs_table(statuses)    many runs, a line each
@@ -66,25 +66,19 @@ def status_text(status: RunStatus, *, progress: str | None = None, where: str = 
 
 
 def _one_line(text: str) -> str:
-    """A reason may have several lines, and must not look like lines of ours."""
+    """A reason may have several lines, which must not look like ours."""
     return " ".join(text.splitlines())
 
 
 def headline(status: RunStatus, now: float) -> str:
     """State and age in words: `queued for 5 min (Priority)`, `running for 2 h`, `failed 3 h ago: time limit`."""
-    return _one_line(_headline(status, now))
-
-
-def _headline(status: RunStatus, now: float) -> str:
     since = None if status.since is None else age(now - status.since)
-    if status.state.over:
-        ago = f" {since} ago" if since else ""
-        # A cancelled run may have had a failed round before: that is not why it is over.
-        failed = status.failure is not None and status.state is State.failed
-        return f"{status.state}{ago}{f': {failure_line(status.failure)}' if failed and status.failure else ''}"
-    lasting = f" for {since}" if since else ""
-    reason = f" ({status.reason})" if status.reason and status.state is State.queued else ""
-    return f"{status.state}{lasting}{reason}"
+    if not status.state.over:
+        reason = f" ({status.reason})" if status.reason and status.state is State.queued else ""
+        return _one_line(f"{status.state}{f' for {since}' if since else ''}{reason}")
+    # A cancelled run may have had a failed attempt before: that is not why it is over.
+    why = f": {failure_line(status.failure)}" if status.failure is not None and status.state is State.failed else ""
+    return _one_line(f"{status.state}{f' {since} ago' if since else ''}{why}")
 
 
 def failure_line(failure: RunFailure) -> str:
@@ -117,7 +111,7 @@ def next_steps(status: RunStatus) -> list[str]:
 
 
 def _native(status: RunStatus) -> str:
-    """The scheduler's own names; hosts that have none tell of the agent that leads the run."""
+    """The scheduler's own names."""
     return ", ".join(f"{name} {value}" for name, value in status.native.items() if name not in _SHOWN_ELSEWHERE)
 
 
@@ -132,48 +126,34 @@ def runs_table(statuses: Sequence[RunStatus], *, width: int | None = None, now: 
     Without a width every line is whole and begins with its handle: for other programs.
     """
     now = time.time() if now is None else now
-    clusters = list(dict.fromkeys(_cluster(status) for status in statuses))
-    names = [status.handle.run if width is not None else str(status.handle) for status in statuses]
+    narrow = width is not None
+    names = [status.handle.run if narrow else str(status.handle) for status in statuses]
     rows = [_row(status, now) for status in statuses]
-    # The titles of clusters stand in the same column.
-    name_width, why_width = _widths([*names, *(clusters if width is not None else ())], rows, width)
+    clusters = list(dict.fromkeys(_cluster(status) for status in statuses)) if narrow else []
+    name_width, why_width = _widths([*names, *clusters], rows, width)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("RUN", no_wrap=True)
-    table.add_column("STATE", no_wrap=True)
-    table.add_column("FOR", no_wrap=True, justify="right")
-    table.add_column("NODES", no_wrap=True, justify="right")
-    table.add_column("WHY", no_wrap=True)
-    for cluster in clusters if width is not None else ():
-        table.add_row(Text(cut_middle(cluster, name_width), style="dim"))
-        _add_rows(table, statuses, names, rows, name_width, why_width, cluster)
-    if width is None:
-        _add_rows(table, statuses, names, rows, name_width, why_width, None)
+    for title in ("RUN", *_TITLES, "WHY"):
+        table.add_column(title, no_wrap=True, justify="right" if title in ("FOR", "NODES") else "left")
+    for cluster in clusters or [None]:
+        if cluster is not None:
+            table.add_row(Text(cut_middle(cluster, name_width), style="dim"))
+        for status, name, (state, since, nodes, why) in zip(statuses, names, rows, strict=True):
+            if cluster in (None, _cluster(status)):
+                shown = why if len(why) <= why_width else why[: why_width - 1] + "…"
+                styled = Text(state, style=STATE_STYLES[status.state])
+                table.add_row(Text(cut_middle(name, name_width)), styled, since, nodes, Text(shown))
     return table
-
-
-def _add_rows(
-    table: Table,
-    statuses: Sequence[RunStatus],
-    names: Sequence[str],
-    rows: Sequence[tuple[str, str, str, str]],
-    name_width: int,
-    why_width: int,
-    cluster: str | None,
-) -> None:
-    for status, name, (state, since, nodes, why) in zip(statuses, names, rows, strict=True):
-        if cluster is None or _cluster(status) == cluster:
-            shown = why if len(why) <= why_width else why[: why_width - 1] + "…"
-            styled = Text(state, style=STATE_STYLES[status.state])
-            table.add_row(Text(cut_middle(name, name_width)), styled, since, nodes, Text(shown))
 
 
 def _row(status: RunStatus, now: float) -> tuple[str, str, str, str]:
     since = "-" if status.since is None else age(now - status.since)
-    return str(status.state), since, str(status.nodes), _one_line(_why(status))
+    failed = status.failure if status.state in (State.failed, State.restarting) else None
+    why = _reason(status) if failed is None else failure_line(failed)
+    return str(status.state), since, str(status.nodes), _one_line(why or "")
 
 
 def _widths(names: Sequence[str], rows: Sequence[tuple[str, str, str, str]], width: int | None) -> tuple[int, int]:
-    """How wide names and reasons may be: reasons give way first, down to 20 columns, then names, down to 20."""
+    """The columns of names and reasons: reasons are cut first, down to 20 columns, then names, down to 20."""
     longest = max(map(len, names), default=0)
     reason = max((len(row[3]) for row in rows), default=0)
     if width is None:
@@ -189,26 +169,20 @@ def _cluster(status: RunStatus) -> str:
 
 
 def cut_middle(text: str, width: int) -> str:
-    """`text` in at most `width` columns: names of a sweep differ at their ends, so the middle goes."""
+    """`text` in at most `width` columns, cut in the middle: names of a sweep differ at their ends."""
     if len(text) <= width:
         return text
     tail = (width - 1) // 2
     return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
 
 
-def _why(status: RunStatus) -> str:
-    if status.failure is not None and status.state in (State.failed, State.restarting):
-        return failure_line(status.failure)
-    return _reason(status) or ""
-
-
 def _reason(status: RunStatus) -> str | None:
-    """A reason that says more than the state does."""
+    """The reason, where it says more than the state."""
     return None if status.reason == status.state else status.reason
 
 
 def _reason_beyond_headline(status: RunStatus) -> str:
-    """The reason without what the headline of a failed run says of its failure."""
+    """The reason without the failure that the headline of a failed run has already."""
     shown = status.failure if status.state is State.failed else None
     return beyond_failure(_reason(status), shown)
 
@@ -227,13 +201,9 @@ def moment(seconds: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """A length of time in its largest unit of which there are two: 45 s, 12 min, 5 h, 3 d. Not below zero."""
+    """A duration in the largest unit that gives at least 2: 45 s, 12 min, 5 h, 3 d. Not below zero."""
     whole = max(0, int(seconds))
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if whole >= 2 * size:
             return f"{whole // size} {unit}"
     return f"{whole} s"
-
-
-def plural(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

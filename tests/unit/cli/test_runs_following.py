@@ -105,7 +105,7 @@ def test_ctrl_c_ends_the_following_only(world: World, capsys: Capture, monkeypat
 
     said = Said(capsys, "logs", "-f", "a")
 
-    assert said.code == 130 and "slurm://one/a goes on" in said.err
+    assert said.code == 130 and "slurm://one/a" in said.err
     assert launcher.status("a").state is State.running
 
 
