@@ -112,8 +112,8 @@ def run(tmp_path: Path, outside: Path) -> Path:
 
 def remote() -> RemoteFiles:
     class ThisMachine(Programs):
-        def stream(self, argv: Sequence[str], *, asked: bool = False) -> Any:
-            return super().stream(["sh", "-c", argv[-1]], asked=asked)
+        def stream(self, argv: Sequence[str]) -> Any:
+            return super().stream(["sh", "-c", argv[-1]])
 
     return RemoteFiles(Host("login"), ThisMachine(), python=sys.executable)
 
@@ -158,10 +158,8 @@ def test_an_answer_that_is_none_is_an_error(answer: str, tmp_path: Path) -> None
     (tmp_path / "answer").write_text(answer)
 
     class Answering(Programs):
-        def stream(self, argv: Sequence[str], *, asked: bool = False) -> Any:
-            return super().stream(
-                ["sh", "-c", 'cat "$0"; timeout 2 cat >/dev/null', str(tmp_path / "answer")], asked=asked
-            )
+        def stream(self, argv: Sequence[str]) -> Any:
+            return super().stream(["sh", "-c", 'cat "$0"; timeout 2 cat >/dev/null', str(tmp_path / "answer")])
 
     with pytest.raises(UserError, match=r"^login: "):
         read_file(RemoteFiles(Host("login"), Answering()), "/run/a", 0)

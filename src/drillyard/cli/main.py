@@ -44,7 +44,7 @@ COMMANDS = {
     "hardware": Command("drillyard.cli.hardware", "Look up accelerators, machines, network stacks and prices."),
     "estimate": Command("drillyard.cli.estimate", "Predict memory, speed, cost and failures before money is spent."),
     "train": Command("drillyard.cli.train", "Train a model on this machine, or as one rank of a launcher."),
-    "launch": Command("drillyard.cli.launch", "Hand a run to a cluster: local, ssh, slurm or vertex."),
+    "launch": Command("drillyard.cli.launch", "Submit a run to a cluster's scheduler, or start it on hosts."),
     "runs": Command("drillyard.cli.runs", "List and follow launched runs: status, logs, watch, cancel, artifacts."),
     "eval": Command("drillyard.cli.eval", "Measure a checkpoint or a finished model."),
     "export": Command("drillyard.cli.export", "Write a checkpoint as a Hugging Face model directory."),

@@ -1,10 +1,10 @@
-"""What cannot work, or is likely not meant, in a run and a cluster together: found before anything is sent.
+"""Mistakes and likely mistakes in a run and a cluster together, found before anything is sent.
 
     warnings = require_launchable(request)
 
-Each check yields findings with the rule, its source and the fix, at the line of the config where the value stands; one
-error lists all mistakes. Checks are pure: no disk, no network. Those of one platform belong to its launcher
-(`Launcher.checks`); contradictions within one config are `config`'s.
+Each check yields findings with the rule, its source and the fix, at the config's line of the value; one error lists all
+mistakes. Checks are pure: no disk, no network. Those of one platform belong to its launcher (`Launcher.checks`);
+contradictions within one config are checked by `config`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def check_request(request: LaunchRequest) -> list[LaunchFinding]:
 
 
 def require_launchable(request: LaunchRequest) -> tuple[str, ...]:
-    """The warnings of `request`. Raises one UserError that lists every mistake, run config first, in order of lines."""
+    """The warnings of `request`. Raises one UserError with all mistakes, run config first, in order of lines."""
     found = sorted(dict.fromkeys(check_request(request)), key=lambda finding: _order(request, finding))
     lines = {finding: problem_line(_location(request, finding), finding.problem) for finding in found}
     mistakes = [line for finding, line in lines.items() if finding.fatal]
@@ -63,7 +63,7 @@ def _order(request: LaunchRequest, finding: LaunchFinding) -> tuple[bool, int]:
     return finding.config == "cluster", _location(request, finding).order
 
 
-# The cluster: its machine and how it is bought, ranks per node, network stack.
+# The cluster.
 
 
 def _machine(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
@@ -82,7 +82,7 @@ def _machine(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
 
 
 def _ranks(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-    """Ranks that a node cannot hold, or that leave some of its GPUs idle."""
+    """More ranks than a node has GPUs, or fewer."""
     run = request.run
     own = run.processes_per_node if isinstance(run, WorkloadRunConfig) else None
     processes = request.processes_per_node
@@ -96,7 +96,7 @@ def _ranks(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFi
         yield error("run" if own is not None else "cluster", "processes_per_node", message)
     elif processes < available and not isinstance(run, WorkloadRunConfig):
         idle = available - processes
-        yield warning("cluster", "processes_per_node", f"{idle} of the {available} accelerators of each node stay idle")
+        yield warning("cluster", "processes_per_node", f"{idle} of the {available} accelerators of each node are idle")
 
 
 def _stack(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
@@ -118,13 +118,10 @@ def _stack_settings(request: LaunchRequest, machine: Machine | None) -> Iterator
         for name, value in environment.items():
             at, right = f"{key}.{name}", stack.profile_environment.get(name)
             if name in stack.forbidden:
-                message = f"must not be set with network stack {stack.name} ({source}); remove it"
-                yield error(config, at, message)
+                yield error(config, at, f"must not be set with network stack {stack.name} ({source}); remove it")
             elif name in stack.enforced and value != right:
-                message = (
-                    f"{stack.name} ends a job where it is not {right} ({source}); remove it: the node's script sets it"
-                )
-                yield error(config, at, message)
+                rule = f"{stack.name} ends a job where it is not {right} ({source})"
+                yield error(config, at, f"{rule}; remove it: the node's script sets it")
             elif name in stack.superseded:
                 message = f"belongs to earlier settings of {stack.name}; do not mix them with the present ones"
                 yield warning(config, at, f"{message} ({source})")
@@ -139,8 +136,7 @@ def _reserved_variables(request: LaunchRequest, machine: Machine | None) -> Iter
                 yield error(config, f"{key}.{name}", "is set by the launcher for each attempt and node; remove it")
 
 
-# The image: what the network stack and the GPUs need in it, as far as its tag shows. A tag that shows nothing is no
-# mistake: the finding is then a warning with the command that shows it.
+# The image, as far as its tag shows its contents; else a warning with the command that shows them.
 
 
 def _glibc(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
@@ -184,7 +180,7 @@ def _floor(
         yield error(config, key, f"{image} has {title} {version} ({contents.source.text}); {rule}: take a later tag")
 
 
-# The run: what its launcher can do, its command, its files, and where they are looked for.
+# The run.
 
 
 def _capabilities(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:

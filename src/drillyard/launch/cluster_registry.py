@@ -1,8 +1,8 @@
-"""Where runs may be: the clusters that this user has launched on, and the runs on all of them.
+"""The clusters that this user has launched on, and the runs on all of them.
 
 `$XDG_CONFIG_HOME/drillyard/clusters/NAME.yaml` (default ~/.config) is the cluster config of the last launch there, with
 every default spelled out and `${env:NAME}` as text, so that `runs` needs no `--cluster`. The status of a run is read
-from its cluster: all clusters are read at once, and one that does not answer is reported beside the others.
+from its cluster: all clusters are read at once, and one that does not answer hides no other.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class Clusters:
     def find(self, texts: Sequence[str]) -> list[FoundRun]:
         """The runs of these handles or bare names, in their order.
 
-        A bare name is looked up on all clusters, which are read once. Raises UserError for a cluster that is not
-        known, a run that is nowhere, and a name that several clusters have.
+        A bare name is looked up on all clusters, which are read once. Raises UserError for an unknown cluster, a run
+        that no cluster has, and a name that several have.
         """
         listing = self.all_runs() if len(self._clusters) > 1 and any("://" not in text for text in texts) else None
         return [self._find(text, listing) for text in texts]

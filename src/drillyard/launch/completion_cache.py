@@ -1,7 +1,6 @@
-"""The names of runs that were seen last, for shell completion, which must answer at once; nothing else reads them.
+"""The runs of the last listing, for shell completion, which must answer at once; nothing else reads them.
 
-`$XDG_CACHE_HOME/drillyard/runs/CLUSTER` (default ~/.cache) has a handle a line, newest first. What is there may be gone
-by now and what is new may be missing: a run's truth is with its scheduler.
+`$XDG_CACHE_HOME/drillyard/runs/CLUSTER` (default ~/.cache) has a handle a line, newest first, and may be out of date.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ _MOST_NAMES = 1000
 
 
 def remember_runs(cluster: str, handles: Iterable[Handle]) -> None:
-    """Keep a cluster's runs, in place of those kept before. It may fail: nothing depends on it."""
+    """Replace the cached runs of a cluster. Failures are ignored: nothing depends on it."""
     kept = list(dict.fromkeys(handles))[:_MOST_NAMES]
     with contextlib.suppress(OSError):
         write_atomically(_directory() / cluster, "".join(f"{handle}\n" for handle in kept))
 
 
 def remember_run(handle: Handle) -> None:
-    """Put one run, just launched, before the others of its cluster."""
+    """Put a run that was just launched before the others of its cluster."""
     others = [each for each in remembered_runs() if each.cluster == handle.cluster]
     remember_runs(handle.cluster, [handle, *others])
 
 
 def remembered_runs() -> list[Handle]:
-    """The runs that were seen last on all clusters, newest first within each. Never fails, asks nobody."""
+    """The cached runs of all clusters, newest first within each. Never fails, contacts no cluster."""
     handles = []
     with contextlib.suppress(OSError, UnicodeDecodeError):
         for path in sorted(_directory().iterdir()):
@@ -43,7 +42,7 @@ def remembered_runs() -> list[Handle]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file of this user's, beside it first and moved into place. Raises OSError."""
+    """Write a file under another name and rename it into place. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, partial = tempfile.mkstemp(prefix=".", dir=path.parent)
     try:

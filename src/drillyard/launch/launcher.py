@@ -176,7 +176,7 @@ class DirectoryLauncher(Launcher, Generic[_Run]):
         return False
 
     def _is_over(self, run: _Run) -> Callable[[], bool]:
-        """A function that tells a follower of the run's logs whether the run is over."""
+        """A function that returns whether the run is over, for followers of its logs."""
         return lambda: self.status(run.handle.run).state.over
 
     # The flow.

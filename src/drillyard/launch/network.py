@@ -1,12 +1,12 @@
-"""What a run's environment and containers need for NCCL to use the machine's data NICs, from the facts of its stack.
+"""What NCCL needs to use the machine's data NICs: environment, script and mounts, from the facts of its network stack.
 
-There are two cases: pods (GKE, Vertex AI), where Google's installers mount libraries below /usr/local, and virtual
-machines or bare metal (Slurm, ssh), where images contain them and interfaces have other names.
+There are two cases: pods, where Google's installers mount libraries below /usr/local, and virtual machines or bare
+metal, where images contain them and interfaces have other names.
 
 A stack's own shell script of settings is sourced on the node, never copied: they belong to the plugin's version, and
-TCPXO ends a job whose settings differ from them. The agent sources `NETWORK_FILE`, a file of the plan: it finds the
-libraries, sources the stack's script, and restores what the plan and the configs set, since the scripts are written for
-pods and would overwrite it. It names variables and contains none of a config's values.
+TCPXO ends a job whose settings differ from them. The agent sources `NETWORK_FILE`, a file of the plan: it sets the
+library path, sources the stack's script, and restores the settings of the plan and the configs, which the scripts,
+written for pods, would overwrite. It contains names of variables and no values of a config.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from drillyard.launch.plan import ExplainedField, PlanFile
 NETWORK_FILE = "network.sh"
 
 _EVERY_MACHINE_HAS = "ethernet"
-_JOB_ID = "${SLURM_JOB_ID}"
 _LIBRARIES = "LD_LIBRARY_PATH"
 
 
@@ -63,11 +62,12 @@ def network_of(cluster: ClusterConfig, facts: Catalog, *, image: str | None) -> 
         return NetworkSetup(fields=(ExplainedField("network stack", "none", why, "drillyard"),))
     platform = platforms()[cluster.platform]
     network = _in_pods(stack, machine) if platform.in_pods else _on_hosts(stack, machine, image)
-    if _JOB_ID in str(network.shell_environment) and not platform.has_prolog:
+    if "_JOB_ID}" in str(network.shell_environment) and not platform.has_prolog:
+        able = ", ".join(name for name, each in platforms().items() if each.has_prolog or each.in_pods)
         raise UserError(
-            f"network stack {stack.name}: on virtual machines its daemon is started by Slurm's prolog, one per job "
-            f"({stack.fact('host_environment').source}); platform {cluster.platform} has none\n"
-            "Set network_stack: ethernet in the cluster config, or run on slurm, gke or vertex."
+            f"network stack {stack.name}: on virtual machines its daemon is started by the scheduler's prolog, one per "
+            f"job ({stack.fact('host_environment').source}); platform {cluster.platform} has none\n"
+            f"Set network_stack: ethernet in the cluster config, or run on one of: {able}"
         )
     return network
 
@@ -116,7 +116,7 @@ def lacks_stack(cluster: ClusterConfig, machine: Machine) -> bool:
 
 
 def _in_pods(stack: NetworkStack, machine: Machine | None) -> NetworkSetup:
-    """Containers on GKE and Vertex. The chart mounts what they need (GKE), or nothing does (Vertex)."""
+    """Containers in pods: the platform mounts what they need, or the image has it."""
     environment = stack.environment_on(machine.name if machine else "")
     library_path = environment.pop(_LIBRARIES, None)
     fields = [*_why(stack, machine), *_settings(stack, environment, machine, "environment")]
@@ -125,7 +125,7 @@ def _in_pods(stack: NetworkStack, machine: Machine | None) -> NetworkSetup:
         fields.append(_script_field(stack, stack.fact("profile_script")))
         warnings.append(
             f"network stack {stack.name}: the image must bring {stack.profile_script} and the libraries of the stack "
-            "where the platform does not mount them (Vertex AI does not)"
+            "where the platform does not mount them"
         )
     if library_path is not None:
         fields.append(_library_field(stack.fact(f"environment.{_LIBRARIES}")))

@@ -1,7 +1,7 @@
-"""A run and a cluster become a `PreparedRun`: the `Job` that agents of every launcher read, and the files sent with it.
+"""What every launcher needs of a run: the `Job` that the agents read, and the files sent with it.
 
-Pure: no clock, no network, no disk but the workload's files that the run config names. Each generated value has an
-`ExplainedField` with its reason. A launcher adds its own settings to the job (`with_job`) and its steps (`plan`).
+Pure: no clock, no network, no disk but the workload's files. Each generated value has an `ExplainedField` with its
+reason. A launcher adds its own settings to the job (`with_job`) and its steps (`plan`).
 """
 
 from __future__ import annotations
@@ -88,8 +88,7 @@ class PreparedRun:
 
 
 def paths_on(request: LaunchRequest) -> ClusterPaths:
-    """The paths on a cluster whose hosts share a file system. Raises UserError for a relative one, which would depend
-    on the user who logs in."""
+    """The paths on a cluster whose hosts share a file system. Raises UserError for a relative one."""
     cluster = request.cluster
     project = _absolute(cluster.section.project_directory or request.here, f"{cluster.platform}.directory")
     storage = cluster.storage.directory
@@ -101,12 +100,12 @@ def paths_on(request: LaunchRequest) -> ClusterPaths:
 
 def _absolute(path: str, setting: str) -> str:
     if not path.startswith("/"):
-        raise UserError(f"{setting}: '{path}' is not an absolute path; on the hosts it would depend on who logs in")
+        raise UserError(f"{setting}: '{path}' is not an absolute path; on the hosts it would depend on the login")
     return posixpath.normpath(path)
 
 
 def prepare(request: LaunchRequest, paths: ClusterPaths) -> PreparedRun:
-    """The run of `request` with these paths. Raises UserError for what cannot work."""
+    """Prepare a request with these paths. Raises UserError for every mistake in it."""
     run, cluster, image = request.run, request.cluster, request.image
     warnings = require_launchable(request)
     handle = Handle(cluster.platform, cluster.name, run.name)
@@ -160,7 +159,7 @@ def processes_per_node(request: LaunchRequest) -> int:
 
 
 def port_of(handle: Handle) -> int:
-    """The first port on which the run's agents may meet: derived from the handle, so that a plan repeats."""
+    """The first port of the run's agents: derived from the handle, so that a plan repeats."""
     digest = hashlib.sha256(str(handle).encode()).digest()
     return _FIRST_PORT + int.from_bytes(digest[:4], "big") % _NUM_PORTS
 
@@ -185,7 +184,7 @@ def _command(request: LaunchRequest, paths: ClusterPaths, processes: int) -> lis
     command += workload.arguments
     if workload.per == "node":
         return command
-    # In an image its own torchrun is the right one; elsewhere that of the named interpreter.
+    # An image has its own torchrun; elsewhere it is that of the named interpreter.
     torchrun = ["torchrun"] if request.image else [paths.python, "-m", "torch.distributed.run"]
     torchrun += ["--nnodes={nodes}", "--nproc-per-node={processes_per_node}", "--node-rank={node_rank}"]
     torchrun += ["--master-addr={master_addr}", "--master-port={master_port}", "--max-restarts=0"]
@@ -236,28 +235,19 @@ def _workload_files(run: RunConfig | WorkloadRunConfig, here: Path) -> list[Plan
 
 def _fields(request: LaunchRequest, job: Job) -> list[ExplainedField]:
     run, cluster = request.run, request.cluster
-    trainer = isinstance(run, RunConfig)
-    set_here = cluster.processes_per_node is not None
+    what = ("Drillyard's trainer", "drillyard") if isinstance(run, RunConfig) else ("the command", "run.yaml: workload")
+    ranks = ("one rank per accelerator", f"cluster.yaml: machine {cluster.machine}")
+    if cluster.processes_per_node is not None:
+        ranks = ("as set", "cluster.yaml: processes_per_node")
     fields = [
-        ExplainedField(
-            "job.json: command",
-            " ".join(job.command),
-            "Drillyard's trainer, once per node" if trainer else "the workload's command, once per node",
-            "drillyard" if trainer else "run.yaml: workload",
-        ),
-        ExplainedField(
-            "job.json: processes_per_node",
-            str(job.processes_per_node),
-            "as set" if set_here else "one rank per accelerator",
-            "cluster.yaml: processes_per_node" if set_here else f"cluster.yaml: machine {cluster.machine}",
-        ),
-        ExplainedField(
-            "job.json: port", str(job.port), "derived from the run's handle, so that the plan repeats", "drillyard"
-        ),
-        ExplainedField("job.json: max_failures", str(job.max_failures), "restarts that count", "--max-failures"),
+        ("job.json: command", " ".join(job.command), f"{what[0]}, once per node", what[1]),
+        ("job.json: processes_per_node", str(job.processes_per_node), *ranks),
+        ("job.json: port", str(job.port), "derived from the run's handle, so that the plan repeats", "drillyard"),
+        ("job.json: max_failures", str(job.max_failures), "restarts that count", "--max-failures"),
     ]
-    for name, value in cluster.environment.items():
-        fields.append(ExplainedField(f"environment: {name}", value, "as set", "cluster.yaml: environment"))
-    for name, value in _workload_environment(run).items():
-        fields.append(ExplainedField(f"environment: {name}", value, "as set", "run.yaml: workload.environment"))
-    return fields
+    for source, environment in (
+        ("cluster.yaml: environment", cluster.environment),
+        ("run.yaml: workload.environment", _workload_environment(run)),
+    ):
+        fields += [(f"environment: {name}", value, "as set", source) for name, value in environment.items()]
+    return [ExplainedField(*field) for field in fields]

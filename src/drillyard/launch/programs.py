@@ -1,8 +1,7 @@
-"""The one place where launching runs programs: an argv list, never a shell string, with what it sends to its input.
+"""Runs programs on this machine and, through ssh, on others: always an argv list, never a shell string.
 
-`Host` is where commands of a cluster are given: this machine, or one that OpenSSH reaches. A command for a remote host
-becomes the argv of ssh around it, each word quoted for the remote shell, so what a plan shows is what is executed.
-Connections are shared (ControlMaster), so that the second command to a host costs a round trip and no handshake.
+A command for a remote `Host` becomes the argv of ssh, each word quoted for the remote shell: a plan shows what is
+executed. Connections are shared (ControlMaster): the second command to a host costs a round trip and no handshake.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from drillyard.launch.plan import PlanFile
 
 CONNECT_SECONDS = 15
 _SSH_FAILED = 255
-"""What ssh itself exits with when it cannot connect or authenticate (ssh(1))."""
+"""Exit code of ssh when it cannot connect or authenticate (ssh(1))."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a program ended and what it said."""
+    """A program's exit code and output."""
 
     argv: tuple[str, ...]
     returncode: int
@@ -43,12 +42,12 @@ class Result:
 
     @property
     def unreachable(self) -> bool:
-        """Whether ssh could not reach the host, as opposed to the command on it having failed."""
+        """Whether ssh could not reach the host; False where the command on it failed."""
         return self.argv[0] == "ssh" and self.returncode == _SSH_FAILED
 
 
 class Programs:
-    """Runs programs of this machine. Tests and dry runs put another object with these methods in its place."""
+    """Runs programs of this machine. Tests replace it."""
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None) -> Result:
         """Run to the end. Raises UserError where the program is missing or takes longer than `timeout` seconds."""
@@ -56,35 +55,27 @@ class Programs:
         try:
             done = subprocess.run(list(argv), input=stdin, capture_output=True, timeout=timeout, check=False)
         except FileNotFoundError:
-            raise UserError(
-                f"{argv[0]}: is not installed on this machine; it was needed for: {shell_line(argv)}"
-            ) from None
+            raise _not_installed(argv) from None
         except subprocess.TimeoutExpired:
             raise UserError(f"{shell_line(argv)}: no answer after {timeout:.0f} s") from None
         out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
         return Result(tuple(argv), done.returncode, out, err)
 
-    def stream(self, argv: Sequence[str], *, asked: bool = False) -> subprocess.Popen[bytes]:
-        """Start, with standard output and error as pipes: for what is followed. The caller ends it.
-
-        `asked`: standard input is a pipe too, for a program that answers requests.
-        """
+    def stream(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start a program that answers requests: its standard streams are pipes. The caller ends it."""
         _prepare(argv)
         try:
-            return subprocess.Popen(
-                list(argv),
-                stdin=subprocess.PIPE if asked else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
+            return subprocess.Popen(list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         except FileNotFoundError:
-            raise UserError(
-                f"{argv[0]}: is not installed on this machine; it was needed for: {shell_line(argv)}"
-            ) from None
+            raise _not_installed(argv) from None
+
+
+def _not_installed(argv: Sequence[str]) -> UserError:
+    return UserError(f"{argv[0]}: is not installed on this machine; it is needed for: {shell_line(argv)}")
 
 
 def shell_line(argv: Sequence[str]) -> str:
-    """An argv as a line for a person, ready to be pasted into a shell."""
+    """An argv as a line that can be pasted into a shell."""
     return shlex.join(argv)
 
 
@@ -94,7 +85,7 @@ def comment_safe(text: str) -> str:
 
 
 def require_success(result: Result, what: str, advice: str = "") -> Result:
-    """`result`, where its program ended with 0. Raises UserError with its own words otherwise."""
+    """`result`, where the exit code is 0. Raises UserError with the last lines of the program's output otherwise."""
     if result.returncode == 0:
         return result
     said = (result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}").splitlines()[-8:]
@@ -104,7 +95,7 @@ def require_success(result: Result, what: str, advice: str = "") -> Result:
 
 @dataclass(frozen=True)
 class Host:
-    """Where a cluster's commands are given. `name` None: this machine."""
+    """A host that runs a cluster's commands. `name` None: this machine."""
 
     name: str | None = None
     user: str | None = None
@@ -118,7 +109,7 @@ class Host:
         return self.name or "this machine"
 
     def argv(self, command: Sequence[str]) -> tuple[str, ...]:
-        """What is executed on this machine so that `command` (words, not a shell line) runs on the host."""
+        """The argv on this machine that runs `command` (words, not a shell line) on the host."""
         if self.name is None:
             return tuple(command)
         return (*self.ssh(), "--", self.name, shlex.join(command))
@@ -144,12 +135,12 @@ class Host:
 
 
 def control_path() -> str:
-    """Where connections are shared: short, since a socket's path may have 108 bytes, and private to the user."""
+    """The path of shared connections: short, since a socket's path has at most 108 bytes, and private to the user."""
     return "~/.ssh/drillyard-%C"
 
 
 def _prepare(argv: Sequence[str]) -> None:
-    """Have the directory of shared connections where ssh looks for it: it makes it only where no -F is given."""
+    """Create the directory of shared connections: ssh does so only without -F."""
     if argv[0] == "ssh":
         Path(pwd.getpwuid(os.getuid()).pw_dir, ".ssh").mkdir(mode=0o700, exist_ok=True)
 
@@ -170,9 +161,10 @@ _Answer = TypeVar("_Answer")
 
 
 def parallel_map(function: Callable[[_Item], _Answer], items: Sequence[_Item], most: int) -> list[_Answer]:
-    """What `function` returns for each item, in their order; at most so many are asked at the same time.
+    """`function` of each item, in order, for at most `most` of them at the same time.
 
-    Raises what it raised for the first item that it failed for, once all have ended; KeyboardInterrupt at once.
+    Raises the first item's exception once all have ended, and KeyboardInterrupt at once: unlike those of
+    concurrent.futures, the threads are daemons, so Ctrl-C does not wait for hosts that do not answer.
     """
     waiting: queue.SimpleQueue[tuple[_Item, Future[_Answer]]] = queue.SimpleQueue()
     futures: list[Future[_Answer]] = []
@@ -190,7 +182,6 @@ def parallel_map(function: Callable[[_Item], _Answer], items: Sequence[_Item], m
             try:
                 future.set_result(function(item))
             except BaseException as error:
-                # Whatever it is: who waits for this future would wait for ever.
                 future.set_exception(error)
 
     for _ in range(min(most, len(futures))):
@@ -201,9 +192,9 @@ def parallel_map(function: Callable[[_Item], _Answer], items: Sequence[_Item], m
 
 @contextlib.contextmanager
 def defer_interrupt(handle: str) -> Iterator[None]:
-    """Defer Ctrl-C until the block ends, also for programs started in it. Does nothing outside the main thread.
+    """Defer Ctrl-C until the block ends, also for programs started in it. Does nothing outside of the main thread.
 
-    Programs inherit the mask; the handler is for a signal that another thread of this process takes.
+    Programs inherit the mask; the handler covers signals that another thread of this process receives.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

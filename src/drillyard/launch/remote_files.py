@@ -195,7 +195,7 @@ class RemoteFiles(Files):
 
     def _answers(self, request: dict[str, Any], answers: int, most_bytes: int) -> Iterator[Any]:
         if self._process is None:
-            self._process = self._programs.stream(self._argv, asked=True)
+            self._process = self._programs.stream(self._argv)
             self._send(self._source)
         self._send(json.dumps(request).encode() + b"\n")
         out = self._process.stdout

@@ -1,4 +1,4 @@
-"""What a launcher is asked to do, and what may be found wrong with it beforehand."""
+"""What a launcher gets: a run to launch, a selection of log lines; and the findings about a request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LaunchRequest:
     sync: bool = False
     max_failures: int = 3
     dependency: str | None = None
-    """Handle of the run that must succeed before this one starts; Slurm only."""
+    """Handle of the run that must succeed before this one starts."""
 
     @property
     def processes_per_node(self) -> int | None:

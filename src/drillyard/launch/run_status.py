@@ -1,4 +1,4 @@
-"""A launched run: its handle, `platform://cluster/run`, and its status, in the same terms for every scheduler."""
+"""A launched run's handle, `platform://cluster/run`, and its status, in the same terms for every scheduler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HANDLE = re.compile(r"(?P<platform>[a-z][a-z0-9_-]*)://(?P<cluster>[a-z][a-z0-9
 
 @dataclass(frozen=True, order=True)
 class Handle:
-    """Where a run is; means the same on every machine."""
+    """A run's address, the same on every machine."""
 
     platform: str
     cluster: str
@@ -54,7 +54,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class RunFailure:
-    """Why a run, or its last round, failed: the rank that failed first, where known."""
+    """Why a run, or its last attempt, failed: the rank that failed first, where known."""
 
     reason: str
     """In words: `time limit`, `lost capacity`, `refused`, `exit code 1`, `killed by SIGKILL (exit code 137)`, ..."""
@@ -62,11 +62,11 @@ class RunFailure:
     node: str | None = None
     exit_code: int | None = None
     lines: tuple[str, ...] = ()
-    """The last lines that tell why."""
+    """The last lines of its log that show why."""
 
 
 def beyond_failure(reason: str | None, failure: RunFailure | None) -> str:
-    """What a run's reason says beyond its failure, which names rank and host apart: `all 3 restarts are used`."""
+    """A run's reason without its failure, which has rank and host in fields: `all 3 restarts are used`."""
     if not reason or failure is None:
         return reason or ""
     before, found, after = reason.partition(failure.reason)
@@ -78,35 +78,35 @@ def beyond_failure(reason: str | None, failure: RunFailure | None) -> str:
 
 
 def failure_of(state: Mapping[str, Any]) -> RunFailure | None:
-    """The failure of which a run's state.json tells, as its leader wrote it; None where it tells of none."""
-    told = state.get("failure")
-    if not isinstance(told, Mapping):
+    """The failure in a run's state.json, which its leader wrote; None where it has none."""
+    found = state.get("failure")
+    if not isinstance(found, Mapping):
         return None
     return RunFailure(
-        reason=str(told.get("reason") or "unknown"),
-        rank=told.get("rank"),
-        node=told.get("node"),
-        exit_code=told.get("exit_code"),
-        lines=tuple(told.get("lines") or ()),
+        reason=str(found.get("reason") or "unknown"),
+        rank=found.get("rank"),
+        node=found.get("node"),
+        exit_code=found.get("exit_code"),
+        lines=tuple(found.get("lines") or ()),
     )
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run as its scheduler and its own files show it. Times are Unix seconds, None where not known."""
+    """A run by its scheduler and its own files. Times are Unix seconds, None where not known."""
 
     handle: Handle
     state: State
     nodes: int
     reason: str | None = None
-    """Why it waits or restarts, in the scheduler's words and ours."""
+    """Why it waits, restarts or ended."""
     since: float | None = None
-    """When it came into this state."""
+    """When this state began."""
     submitted_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
     round: int | None = None
-    """Rounds begun before this one; 0 for the first."""
+    """Number of the attempt, from 0."""
     failures: int = 0
     """Restarts that counted against the limit."""
     failure: RunFailure | None = None

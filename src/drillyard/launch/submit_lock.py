@@ -1,16 +1,14 @@
-"""One launch of a run at a time: who submits claims it first, and releases it when others can see what was submitted.
+"""The submit lock on hosts: one launch of a run at a time, from the first change on the head host until agents run.
 
-A claim is a line in a file on the head host: whose it is, since when, and the process that launches. A lock of that
-host's kernel makes looking and entering one step; where the file system has none, that is told, and of two launches
-within the same few milliseconds both may go on. The claim ends with its release, with the process that launches where
-that is on the same host, else with time. Who finds another's claim has submitted nothing and undoes nothing.
+The lock is a line in the file `claim` of the launch directory: the submission, the time, and the process that launches.
+A lock of that host's kernel makes the check and the entry one step; on a file system without locks a notice is printed,
+and two launches within the same few milliseconds may both continue. It ends when it is released, when the launching
+process of the same host dies, else after `LOCK_SECONDS`, which is longer than all time limits of a submission together.
+A launch that finds the lock taken has submitted nothing and undoes nothing. Agents start on several hosts, so a kernel
+lock cannot be held that long; on Slurm, where one program submits, it is (agent/submit.py).
 
-No claim ends with time under a launch that goes on: the time limits of all that is done from the claim until the
-first agent runs, which others see, add up to less than `LOCK_SECONDS`. Agents start on several hosts, so a lock of the
-kernel cannot last as long; on Slurm, where one program submits, it does (agent/submit.py).
-
-The scripts are POSIX shell with flock(1); before them stands which files are claimed ("$@"). A plan that is applied by
-hand sends no `client`: its claim ends with its release, or with time.
+The scripts are POSIX shell with flock(1); the files to lock are in "$@". A plan that is applied by hand sends no
+`client`: its lock ends when it is released, or with time.
 """
 
 from __future__ import annotations
@@ -22,17 +20,17 @@ from drillyard.launch.run_status import Handle
 from drillyard.supervise.process_identity import this_process
 
 LOCK, UNLOCK = "claim", "release"
-"""Stages of a plan: the first thing and the last that is done on the head host to submit."""
+"""Stages of a plan: the first and the last on the head host."""
 LOCK_SECONDS = 900
-"""An older claim is ignored."""
+"""An older lock has expired."""
 LOCKED_BY_OTHER = 3
-"""Exit code of `LOCK_ALL` where another launch has one of the files."""
+"""Exit code of `LOCK_ALL` where another launch has locked one of the files."""
 _UNLOCKED = "no lock on "
-"""Begins what the scripts say of a file system without locks."""
+"""Prefix of the scripts' message about a file system without locks."""
 
 UNPACKED = """\
 d=$(mktemp -d) && trap 'rm -rf "$d"' EXIT && tar -x -C "$d" -f - && n=$(sha256sum <"$d/secret" | cut -c1-16)"""
-"""The archive on standard input, in `$d` as long as the shell lives; `$n` names the submission by its secret."""
+"""Unpacks the archive on standard input into `$d`, removed when the shell exits; `$n` is a digest of its secret."""
 _LOCKED = f"""\
 locked() {{
     exec 9>>"$1" || exit 1
@@ -41,9 +39,9 @@ locked() {{
     echo "{_UNLOCKED}$1: launches of a run at the very same moment are not kept apart" >&2
 }}
 """
-"""`locked FILE`: descriptor 9 has the lock of a file, until the next one is locked or the shell ends. flock(1) exits
-with 75 here where it has waited in vain; it fails otherwise on file systems without locks (Lustre mounted without
-`-o flock`, NFS without a lock daemon), and where it is not installed."""
+"""`locked FILE`: lock a file on descriptor 9, until the next one is locked or the shell exits. flock(1) exits with 75
+after a timeout, and with another code on file systems without locks (Lustre mounted without `-o flock`, NFS without a
+lock daemon) and where it is not installed."""
 LOCK_ALL = f"""\
 {_LOCKED}here=$(cat /proc/sys/kernel/random/boot_id)/$(stat -L -c %i /proc/self/ns/pid)
 for file; do
@@ -58,8 +56,7 @@ for file; do
     echo "$n $now $(cat "$d/client" 2>/dev/null)" >"$file" || exit 1
 done
 """
-"""After `UNPACKED`. Enters the submission into every file of "$@", in their order; of two that want the same files one
-gets the first."""
+"""After `UNPACKED`. Enters the submission into every file of "$@", in order: of two launches one gets the first."""
 UNLOCK_ALL = f"""\
 {UNPACKED} || exit 1
 {_LOCKED}for file; do
@@ -70,21 +67,21 @@ done
 
 
 def client() -> PlanFile:
-    """This process, for `LOCK_ALL`: with it a claim ends."""
+    """This process, for `LOCK_ALL`: its death ends the lock."""
     me = this_process()
     return PlanFile("client", f"{me.machine} {me.pid} {me.started}\n")
 
 
 def being_launched_error(handle: Handle, whose: str) -> UserError:
-    """What is told where another launch, described by `whose`, has the run."""
+    """The error where another launch, described by `whose`, has the run."""
     return UserError(
         f"{handle}: is being launched by another drillyard ({whose}); nothing was submitted\n"
-        f"drillyard runs status {handle} tells of that one; give this run another name, or launch it again later"
+        f"see drillyard runs status {handle}; give this run another name, or launch it again later"
     )
 
 
 def print_unlocked_notice(said: str) -> None:
-    """Pass on what a claiming script `said` of file systems without locks."""
+    """Print the messages of a locking script about file systems without locks."""
     for line in said.splitlines():
         if line.startswith(_UNLOCKED):
             print_notice(line)

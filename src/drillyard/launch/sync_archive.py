@@ -1,8 +1,7 @@
-"""What `--sync` carries: the files of the working directory that git does not ignore, as a tar archive.
+"""The archive of `--sync`: the files of the working directory that git does not ignore.
 
-Files keep their modes, so that a private file stays private. A link is carried as a link, and only where it leads to
-somewhere below the directory: what it leads to outside was never meant to be carried. Files that look like credentials
-are carried too, since programs may need them, and named.
+Files keep their modes, so that a private file stays private. Links stay links; those that point outside of it are
+left out. Files that look like credentials are included, since programs may need them, and reported.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from drillyard.launch.programs import Host, Programs
 from drillyard.launch.remote_files import print_notice
 
 EDITED = "drillyard: edited on the cluster: "
-"""Begins what `UNPACK_OVER` says of files that were changed there."""
+"""Prefix of `UNPACK_OVER`'s message about files that were changed there."""
 CARRIED_LIST = ".drillyard-carried"
-"""In a carried directory: what was carried, so that what is gone here is removed there the next time."""
+"""On the cluster: the list of copied files, so that the next `--sync` removes those that were deleted here."""
 UNPACK_OVER = f"""\
 d=$(mktemp -d) && trap 'rm -rf "$d"' EXIT && cat >"$d/tar" && mkdir -p "$0" && cd "$0" && touch "$1" &&
 LC_ALL=C.UTF-8 tar -t --quoting-style=escape -f "$d/tar" >"$d/new" && LC_ALL=C sort -o "$d/new" "$d/new" || exit
@@ -36,8 +35,8 @@ fi
 tar -x --no-same-permissions --no-same-owner -f "$d/tar" &&
 LC_ALL=C comm -23 "$1" "$d/new" | xargs -r -d '\\n' rm -f -- && cp "$d/new" "$1"
 """
-"""Unpacks the archive on standard input in the directory "$0". The archive's files have no times, so a file there that
-has one was not left by this script: such files are kept before they are replaced."""
+"""Unpacks the archive on standard input in the directory "$0". The archive's files have no times, so a file that has
+one was edited there: such files are backed up before they are replaced."""
 
 _CREDENTIALS = re.compile(
     r"\.env(\..+)?|[._]netrc|\.git-credentials|\.pypirc|\.npmrc|\.pgpass|\.dockercfg|id_(rsa|dsa|ecdsa|ed25519)(_sk)?"
@@ -52,7 +51,7 @@ _MOST_SHOWN = 5
 def sync_step(host: Host, here: str, project: str, stage: str) -> Program:
     """The step that replaces the project's directory on a host with this machine's working directory."""
     return Program(
-        f"carry the working directory to {host.title}",
+        f"copy the working directory to {host.title}",
         host.argv(["sh", "-c", UNPACK_OVER, project, CARRIED_LIST]),
         sends_directory=here,
         parallel=True,
@@ -61,8 +60,8 @@ def sync_step(host: Host, here: str, project: str, stage: str) -> Program:
 
 
 def archive_of_directory(directory: Path, programs: Programs) -> bytes:
-    """A tar archive of what `--sync` carries, sorted, without times or owners. Says on standard error which files look
-    like credentials, and which links lead out of the directory and are left out."""
+    """The tar archive, sorted, without times or owners. Prints notices of possible credentials and of links left
+    out."""
     buffer = io.BytesIO()
     credentials, left_out = [], []
     root = os.path.realpath(directory)
@@ -85,16 +84,15 @@ def archive_of_directory(directory: Path, programs: Programs) -> bytes:
             tar.addfile(member, io.BytesIO(content))
     if credentials:
         print_notice(
-            f"--sync carries what looks like credentials: {_some(credentials)}; files that git ignores stay here"
+            f"--sync copies files that look like credentials: {_some(credentials)}; git-ignored files are not copied"
         )
     if left_out:
-        print_notice(f"--sync leaves out links that lead out of {directory}: {_some(left_out)}")
+        print_notice(f"--sync leaves out links that point outside of {directory}: {_some(left_out)}")
     return buffer.getvalue()
 
 
 def working_files(directory: Path, programs: Programs) -> Iterator[Path]:
-    """The files and links of a directory that git does not ignore, relative to it; all but .git where it is no
-    repository."""
+    """The files and links of a directory that git does not ignore; all but .git outside of a repository."""
     listed = programs.run(
         ["git", "-C", str(directory), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"]
     )
@@ -118,7 +116,7 @@ def working_files(directory: Path, programs: Programs) -> Iterator[Path]:
 
 
 def print_edited_notice(said: str) -> None:
-    """Pass on what `UNPACK_OVER` said on standard error of files that it replaced."""
+    """Print the messages of `UNPACK_OVER` about files that it replaced."""
     for line in said.splitlines():
         if line.startswith(EDITED):
             print_notice(line.removeprefix("drillyard: "))
@@ -129,7 +127,7 @@ def _is_below(path: str, root: str) -> bool:
 
 
 def _stays(name: Path, target: str) -> bool:
-    """Whether a link's text leads to somewhere below the directory wherever that is carried to."""
+    """Whether a relative link points below the directory."""
     landed = os.path.normpath(name.parent / target)
     return not os.path.isabs(target) and landed.split("/")[0] != ".."
 

@@ -187,11 +187,7 @@ def test_settings_of_an_earlier_tcpxo_are_warned_of():
 
 
 def test_gpus_that_nobody_uses_are_warned_of():
-    assert [
-        line
-        for line in warnings(cluster(processes_per_node=4))
-        if "4 of the 8 accelerators of each node stay idle" in line
-    ]
+    assert [line for line in warnings(cluster(processes_per_node=4)) if "4 of the 8 accelerators" in line]
     assert not [line for line in warnings(cluster(processes_per_node=4), workload()) if "idle" in line]
 
 

@@ -91,7 +91,7 @@ def test_a_stack_that_the_machine_lacks_is_refused_with_what_it_has():
 def test_tcpx_needs_the_daemon_that_a_slurm_job_has():
     slurm = network_file(network(machine="a3-highgpu-8g"), [])
     assert 'NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX="/run/tcpx-${SLURM_JOB_ID}"' in slurm.content
-    with pytest.raises(UserError, match="Slurm's prolog"):
+    with pytest.raises(UserError, match=r"prolog(.|\n)*slurm, gke, vertex"):
         network(platform="ssh", machine="a3-highgpu-8g")
 
 

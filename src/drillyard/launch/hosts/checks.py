@@ -154,7 +154,7 @@ def _others(facts: Mapping[str, Any], needed: HostRequirements) -> list[str]:
     if facts.get("ports_free") == []:
         problems.append(
             f"ports {needed.port} to {needed.port + NUM_PORTS - 1}, on which the run's agents meet, are all taken: end "
-            "what listens there (ss -ltnp)"
+            "the program that listens there (ss -ltnp)"
         )
     if facts.get("agents"):
         problems.append(f"{needed.run} is still running there: drillyard runs cancel {needed.run}, or launch --replace")
@@ -200,7 +200,7 @@ def _same(what: str, values: Mapping[str, str | None], advice: str, problems: Ho
 def _clocks(
     answers: Mapping[str, HostAnswer], reported: Mapping[str, Mapping[str, Any]], problems: HostProblems
 ) -> None:
-    """Where a host's clock stands against this machine's lies in an interval; they must come near the usual one."""
+    """Compare the hosts' clocks, each known relative to this machine's within an interval, with the median."""
     ahead = {
         host: (facts["clock_at_end"] - answers[host].answered_at, facts["clock"] - answers[host].asked_at)
         for host, facts in reported.items()
@@ -217,7 +217,7 @@ def _clocks(
             way = "ahead of" if low > most else "behind"
             problems.add(
                 host,
-                f"its clock is {apart:.1f} s or more {way} most others: have chrony or ntpd set it (timedatectl)",
+                f"its clock is {apart:.1f} s or more {way} most others: set it with chrony or ntpd (timedatectl)",
             )
 
 

@@ -1,8 +1,8 @@
 """Platforms `ssh` and `local`: runs on hosts without a scheduler; local is this machine alone, without ssh.
 
-Agents write what a run is doing into its launch directory, and the head host (the first of `ssh.hosts`, node 0) has an
-index of its runs. So every machine that reaches the head host sees the same runs. Listing them is one command there,
-which brings the agent's code along. Runs on several hosts need a directory that all of them share.
+Agents write a run's state into its launch directory, and the head host (the first of `ssh.hosts`, node 0) has an index
+of its runs, so every machine that reaches the head host sees the same runs. Listing them is one command there, which
+sends the agent's code along. Runs on several hosts need a directory that all of them share.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _STOP = (
     'exec "$0" "$1/agent" stop --job "$1/job.json" --patience "$2"; fi; '
     f'set -- stop --launch-directory "$1" --patience "$2"; {_AGENT}'
 )
-"""Stops a run by its own agent, which needs no free disk space, where this user owns it; by the agent that is sent
-where the run's directory is gone."""
+"""Stops a run with its own agent, which needs no free disk space, where this user owns it; with the agent that is sent
+where the run's directory was deleted."""
 _STOP_SECONDS = 180.0
-"""The time limit of stopping beyond the grace period: for a slow login, a file system that hangs."""
+"""Time limit of stopping, after the grace period: for a slow login, a file system that hangs."""
 _AFTER_STOP_SECONDS = 15.0
 """After the job's `stop_seconds` agents kill what still runs, and then have this long to report it."""
 _NOTHING_TO_SAVE_SECONDS = 10.0
@@ -74,7 +74,7 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
 
     def plan(self, request: LaunchRequest) -> Plan:
         """What launching `request` writes and calls. Pure."""
-        # Before the layout, which needs what is required here; its warnings are the plan's.
+        # The layout needs a request without mistakes.
         require_launchable(request)
         return host_plan.plan_on(self.layout(request), request)
 
@@ -114,7 +114,7 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
         self._execute(host_plan.plan_again(self.layout(None), job), secrets, [run])
 
     def _may_still_run(self, run: HostRun) -> bool:
-        # Its leader died without a word, perhaps on a host that does not answer now.
+        # Its leader died and reported nothing, perhaps on a host that does not answer now.
         return run.status.state is State.failed
 
     def cancel(self, run: str) -> Cancellation:
@@ -138,7 +138,7 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
             return status
         if status.state.over:
             # The run's directory was deleted, so no agent could record the end.
-            return replace(status, state=State.cancelled, reason=f"{status.reason}; no process of it is left")
+            return replace(status, state=State.cancelled, reason=f"{status.reason}; none of its processes is left")
         # The launch was killed before it started an agent.
         self._ask_head(["forget", "--cluster", self.cluster.name, "--run", run.handle.run])
         return replace(status, state=State.cancelled, reason="cancelled before anything was started")
@@ -178,7 +178,7 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
     def _job(self, run: HostRun) -> Job:
         text = read_file(self._files, posixpath.join(run.launch_directory, "job.json"), 0)
         if not text:
-            raise UserError(f"{run.handle}: {run.launch_directory} is gone; launch the run config again")
+            raise UserError(f"{run.handle}: {run.launch_directory} was deleted; launch the run config again")
         return Job(**json.loads(text))
 
     # Stopping agents.
@@ -189,7 +189,7 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
         The check of all hosts that follows reports agents that could not be ended and hosts that do not answer.
         """
         if run.status.state is not State.failed or run.status.ended_at is not None:
-            # A leader that recorded the run's end has dismissed the other agents.
+            # A leader that recorded the run's end has stopped the other agents.
             return
         words = ["stop", "--launch-directory", run.launch_directory]
         words += ["--patience", f"{_NOTHING_TO_SAVE_SECONDS:g}", "--keep-state"]
@@ -232,9 +232,9 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
 
     @property
     def _unreached_advice(self) -> str:
-        alone = "the run goes on there"
-        several = "its part of the run cannot go on without the others and ends by itself"
-        return f"{several if len(self._hosts) > 1 else alone}; give the command again when it is back"
+        several = "its part of the run cannot continue without the others and ends by itself"
+        state = several if len(self._hosts) > 1 else "the run continues there"
+        return f"{state}; repeat the command when it is back"
 
 
 class HeadFailed(UserError):
@@ -268,7 +268,7 @@ class SshLauncher(HostsLauncher):
 
 
 class LocalLauncher(HostsLauncher):
-    """This machine. Runs go on when the terminal is closed, and every other terminal finds them."""
+    """This machine. Runs continue when the terminal is closed, and every other terminal finds them."""
 
     def layout(self, request: LaunchRequest | None) -> HostLayout:
         """Where things are; the interpreter that launches starts the agent and, by default, the ranks."""

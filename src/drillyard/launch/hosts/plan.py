@@ -6,7 +6,7 @@
     claim    take the submit lock of the launch directory, on the head host
     write    the launch directory, once: it is on storage that the hosts share
     record   the run in the index of the head host, where `runs` finds it: before anything starts
-    start    an agent on every host, detached: it outlives the connection
+    start    an agent on every host, detached from the connection
     release  the submit lock, also where one of the three before has failed
 
 The output of a stage is checked before the next stage begins (`checks.py`). A submission is identified by a digest of
@@ -41,7 +41,7 @@ WRITE, RECORD, START = "write", "record", "start"
 
 CONTAINER_SCRIPT = "container.sh"
 _PROBE = f'{UNPACKED} && "$0" "$d/agent" check "$@"'
-"""Runs the agent from the archive on standard input and leaves nothing behind. `$0` is its Python."""
+"""Runs the agent from the archive on standard input, in a temporary directory. `$0` is its Python."""
 _FORGET = 'n=$(tar -x -O -f - secret | sha256sum | cut -c1-16) && rm -f -- "$0/.drillyard-$n"'
 _LOCK = f"""\
 umask go-w && {UNPACKED} || exit 1
@@ -68,9 +68,9 @@ python=$(command -v "$0")
 exec $scope "$python" "$1/agent" start --job "$1/job.json" --node-rank "$2" --leader "$3" \\
     --submission "$(sha256sum <"$1/secret" | cut -c1-16)"
 """
-"""Starts a node's agent in a new session, with the programs beside the run's Python first on its PATH. Where systemd
-ends a login's processes at logout and this user's manager lingers (loginctl enable-linger), the agent gets a scope of
-that manager, which no logout ends."""
+"""Starts a node's agent in a new session, with the directory of the run's Python first on its PATH. Where systemd kills
+a login's processes at logout and this user's manager lingers (loginctl enable-linger), the agent gets a scope of that
+manager, which survives the logout."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class HostLayout:
 
 
 def plan_on(layout: HostLayout, request: LaunchRequest) -> Plan:
-    """The plan of `request` on hosts. Raises UserError for what cannot work there."""
+    """The plan of `request` on hosts. Raises UserError for every mistake in it."""
     prepared = prepare(request, layout.paths)
     prepared = _in_containers(prepared) if prepared.image else _with_path(prepared, layout.paths)
     needs = ["--python", layout.paths.python] if isinstance(request.run, RunConfig) else []

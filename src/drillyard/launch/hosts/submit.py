@@ -1,8 +1,8 @@
 """Executes a plan of `plan.py`: each stage runs on all hosts in parallel, and nothing starts before all checks pass.
 
-Ctrl-C before the first file is written leaves nothing behind. From then until all agents have started it is deferred;
-the run is then submitted. Where an agent cannot start, those that did are stopped. Of several launches of one run at
-once, one gets the submit lock; the others report that and undo nothing.
+Ctrl-C before the first file is written changes nothing. From then until all agents have started it is deferred. Where
+an agent cannot start, those that did are stopped. Of several launches of one run at once, one gets the submit lock; the
+others report that and undo nothing.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class HostSubmission:
     def execute(self, found_secrets: PlanFile) -> None:
         """Check, write, record and start. Raises UserError, with nothing left running."""
         self._check()
-        self._all_well(host_plan.CARRY, "the working directory could not be carried", seconds=None)
+        self._all_well(host_plan.CARRY, "the working directory could not be copied", seconds=None)
         with defer_interrupt(str(self._plan.handle)):
             try:
                 self._lock()
@@ -112,7 +112,7 @@ class HostSubmission:
             )
 
     def _require_own(self, head: HostAnswer) -> None:
-        """Raise UserError where another submission's agent runs on the head host: it is not this one's to stop."""
+        """Raise UserError where another submission's agent runs on the head host: this one must not stop it."""
         answer, stderr = head.parsed() or {}, head.result.stderr if head.result is not None else ""
         own = hashlib.sha256(self._secret.content.encode()).hexdigest()[:16]
         if answer.get("submission", own) != own or _RUNS_ALREADY in stderr:

@@ -1,7 +1,7 @@
-"""Where to begin in large logs: at a time, by bisection, or at the last lines, from the end.
+"""Selects lines of logs: by time with bisection, the last lines from the end, and the lines of one rank.
 
-All files at once, a probe of each in one request: logs of any size cost about 25 small reads, over ssh as many round
-trips whatever the number of files. Exact choice is the reader's; these offsets only save reading, and are never late.
+`offsets_*` probe all files in one request: logs of any size cost about 25 small reads, over ssh as many round trips for
+any number of files. They only save reading: the reader selects exactly, and no offset is too late.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TAIL_BLOCK: Final = 64 << 10
 
 
 def offsets_since(files: Files, sizes: Sequence[tuple[str, int]], key: bytes) -> list[int]:
-    """For each file, an offset before its first line of that time or later. 0 where lines are not stamped."""
+    """For each file, an offset at or before its first line of that time or later; 0 where lines are not stamped."""
     low = [0] * len(sizes)
     high = [size for _, size in sizes]
     searching = [number for number, (_, size) in enumerate(sizes) if size > _NEAR_BYTES]
@@ -35,7 +35,7 @@ def offsets_since(files: Files, sizes: Sequence[tuple[str, int]], key: bytes) ->
         for number, at, probe in zip(searching, middles, probes, strict=True):
             found = None if probe is None else _STAMPED_LINE.search(probe.data)
             if found is None:
-                # Unstamped lines, or one that is longer than the probe: what is known so far holds.
+                # Unstamped lines, or one longer than the probe: keep the bounds.
                 continue
             if found[1][:KEY_BYTES] < key:
                 low[number] = at + found.start() + 1
@@ -60,7 +60,7 @@ def offsets_of_tail(files: Files, sizes: Sequence[tuple[str, int]], lines: int) 
         )
         for number, (at, end), piece in zip(searching, spans, pieces, strict=True):
             data = b"" if piece is None else piece.data
-            # The end of the last line begins no other one.
+            # No line begins after the last newline.
             text = data[:-1] if end == sizes[number][1] else data
             found = text.count(b"\n")
             if seen[number] + found >= lines:
@@ -86,7 +86,11 @@ _KNOWN_PREFIXES: Final = 4096
 
 
 class RankFilter:
-    """Chooses the lines of one rank among stamped lines of its node."""
+    """Selects the lines of one rank among stamped lines of its node, by the prefix that a launcher put before them.
+
+    The agent and torchrun's --tee write `[default3]:` before the lines of local rank 3, torch's own messages begin
+    `[rank7]:`, Open MPI's `[1,7]<stdout>:`. Prefixes may be nested. A line without one belongs to no rank.
+    """
 
     def __init__(self, rank: int, node: int, per_node: int) -> None:
         self._rank = rank

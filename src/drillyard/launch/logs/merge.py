@@ -1,14 +1,13 @@
-"""Many logs as one: lines in order of time, each with its source's prefix, however large the logs are.
+"""Merges logs of any size into one: lines in order of time, each with its source's prefix.
 
 The idea: every line has a key, its time stamp as text of fixed width (`2026-11-21T22:55:10.123456Z`), so that times are
-compared as bytes; a line without a stamp has the key of the line before it. Keys never fall within a source (a clock
-that was set back does not reorder a file). Lines are ordered by (key, source, place in the source). What may be given
-out follows from that: nothing that a source will still bring can be smaller than (its last key, the source), so all
-lines up to the smallest such pair are final. They are sorted at once by `list.sort`, whose merge of runs does the work
-in C; no line is handled by a heap in Python.
+compared as bytes; a line without a stamp has the key of the line before it. Keys never decrease within a source (a
+clock that was set back does not reorder a file). Lines are ordered by (key, source, place in the source). No later line
+of a source can be smaller than (its last key, the source), so all lines up to the smallest such pair are final.
+`list.sort` merges them in C; no line is handled by a heap in Python.
 
-`LogMerge` reads nothing itself: data is fed to sources as it comes, from files, ssh or a service. Every `take`
-empties at least one source of those that must be asked for more, so memory is bounded by sources x piece.
+`LogMerge` reads nothing itself: data is fed to sources as it arrives. Every `take` empties at least one of the sources
+that need more data, so memory is bounded by sources x piece.
 
 Cost: about 0.7 microseconds a line. Limits: a line of more than `LONGEST_LINE` is broken there; a line's stamp must
 begin in its first 48 bytes; stamps without a zone are taken for UTC.
@@ -20,7 +19,7 @@ import contextlib
 import re
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -43,9 +42,9 @@ _ANY_STAMP: Final = re.compile(
 _STYLES: Final = {name: re.compile(style) for name, style in STYLES.items()}
 _FRACTION: Final = re.compile(rb"[.,](\d{1,9})")
 _GOES_ON: Final = frozenset([b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8", b"9", b".", b",", b"+", b"-", b"Z"])
-"""Bytes behind a stamp that may belong to that of another line: a zone, more digits."""
+"""Bytes that continue a stamp: a zone, more digits."""
 _BEFORE_FRACTION: Final = 20
-"""Bytes of a key up to and with the dot."""
+"""Bytes of a key up to the dot, included."""
 LAST_KEY: Final = b"\xff"
 _CACHED_SECONDS: Final = 100_000
 _DAY_US: Final = 86_400_000_000
@@ -55,10 +54,10 @@ Keys = list[bytes]
 
 
 class LogSource:
-    """One log among those that are merged. `order` decides between lines of one time.
+    """One of the merged logs. `order` decides between lines of one time.
 
-    `keep` chooses lines by their text, `since` leaves out those with a smaller key, with `keep_untimed` not those that
-    come before the first time.
+    `keep` selects lines by their text, `since` drops lines with a smaller key; with `keep_untimed`, lines before the
+    first stamp are kept.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class LogSource:
         self.prefix = prefix
         self.ended = False
         self.paused = False
-        """At the end of what is there so far: others are not held back for what may still come."""
+        """All that was written so far is read: the other logs do not wait for this one."""
         self._keep = keep
         self._since = since
         self._keep_untimed = keep_untimed
@@ -87,7 +86,7 @@ class LogSource:
 
     @property
     def chooses(self) -> bool:
-        """Whether only some lines are kept, by their text."""
+        """Whether lines are selected by their text."""
         return self._keep is not None
 
     @property
@@ -101,7 +100,7 @@ class LogSource:
         return self._last
 
     def feed(self, data: bytes) -> None:
-        """More of the log; a line that has not ended waits for the rest."""
+        """Add data; an unfinished line waits for the rest."""
         end = data.rfind(b"\n") + 1
         if not end:
             self._open += data
@@ -112,13 +111,13 @@ class LogSource:
         self._open = data[end:]
 
     def cut(self) -> None:
-        """What comes next begins a new line: the log's end, or that of a file that was replaced."""
+        """End the current line: the log has ended, or its file was replaced."""
         if self._open:
             rest, self._open = self._open + b"\n", b""
             self._add(rest)
 
     def finish(self) -> None:
-        """Nothing more will come."""
+        """End the log."""
         self.cut()
         self.ended = True
 
@@ -150,7 +149,7 @@ class LogSource:
         return keys
 
     def take(self, key: bytes, order: int) -> tuple[Keys, list[bytes]]:
-        """Keys and lines up to the pair (key, order), which are given out by that."""
+        """Remove and return keys and lines up to the pair (key, order)."""
         cut = bisect_right if self.order <= order else bisect_left
         end = cut(self._keys, key, self._given)
         taken = self._keys[self._given : end], self._lines[self._given : end]
@@ -159,7 +158,7 @@ class LogSource:
 
 
 class _Form(NamedTuple):
-    """ISO stamps that differ in their digits alone, and stand in the same place of their lines."""
+    """ISO stamps that differ in their digits alone, at the same place of their lines."""
 
     shape: bytes
     """With the byte behind it, all digits replaced by zeros."""
@@ -174,10 +173,10 @@ class _Form(NamedTuple):
 
 
 class StampKeys:
-    """Keys of lines whose stamps have any other form, or none.
+    """Keys of lines that have stamps of other forms, or none.
 
-    Most lines of a block have stamps of one form. Then the second is looked up, once for all lines of that second, and
-    the fraction is taken as it stands: three slices a line, and no pattern.
+    Most lines of a block have stamps of one form. Then each second is converted once for all its lines, and the
+    fraction is copied: three slices a line, and no pattern.
     """
 
     def __init__(self) -> None:
@@ -187,7 +186,8 @@ class StampKeys:
         self._latest = b""
 
     def keys(self, lines: list[bytes], before: bytes) -> Keys:
-        """One key a line; `before` for lines until the first stamp. A date of tomorrow or later is no line's time."""
+        """One key a line; `before` for lines until the first stamp. Dates of tomorrow or later are not times of
+        lines."""
         self._latest = key_of(round(time.time() * 1e6) + _DAY_US)
         form = self._form_in(lines)
         if form is None:
@@ -213,7 +213,7 @@ class StampKeys:
         return keys
 
     def _form_in(self, lines: list[bytes]) -> _Form | None:
-        """That of the first line that has a stamp in the usual place; None where that is no ISO stamp."""
+        """The form of the first line with a stamp at the usual place; None where that is not an ISO stamp."""
         style, begin = self._usual
         if style != "iso":
             return None
@@ -236,7 +236,7 @@ class StampKeys:
         )
 
     def _second(self, stamp: bytes) -> bytes | None:
-        """The key's begin for an ISO stamp without a fraction; None for what is no time of a line."""
+        """The first bytes of a key, from an ISO stamp without a fraction; None for what is not a time of a line."""
         key = self._seconds[stamp] if stamp in self._seconds else self.key("iso", stamp)
         return None if key is None or key >= self._latest else key[:_BEFORE_FRACTION]
 
@@ -247,7 +247,7 @@ class StampKeys:
         return before if key is None or key >= self._latest else key
 
     def _key_in(self, line: bytes) -> bytes | None:
-        # Lines of a log mostly have their stamp where the line before had it.
+        # Most lines have their stamp where the line before had it.
         style, column = self._usual
         usual = _STYLES[style].match(line, column)
         if usual is not None:
@@ -260,7 +260,7 @@ class StampKeys:
         return self.key(style, found[style])
 
     def key(self, style: str, stamp: bytes) -> bytes | None:
-        """A stamp in the agents' form; None for what is no date."""
+        """A stamp as a key; None for what is not a date."""
         fraction = _FRACTION.search(stamp, 10)
         digits = b"000000"
         if fraction is not None:
@@ -276,7 +276,7 @@ class StampKeys:
 
 
 def all_stamped(begins: Sequence[bytes], before: bytes = b"") -> bool:
-    """Whether each of these is a stamp in the agents' form, after the bytes `before`: one comparison for all."""
+    """Whether each of these is `before` and a stamp in the agents' form: one comparison for all."""
     return b"".join(begins).translate(_DIGITS) == (before + _ZEROS) * len(begins)
 
 
@@ -292,13 +292,13 @@ class LogMerge:
         self.sources: list[LogSource] = []
 
     def add(self, source: LogSource) -> LogSource:
-        """Let a source take part."""
+        """Add a source."""
         self.sources.append(source)
         self.sources.sort(key=lambda each: each.order)
         return source
 
     def final(self, most: bytes = LAST_KEY) -> bytes:
-        """All lines that no source can precede any more, up to the time `most`, with their ends."""
+        """All lines that are final, up to the time `most`."""
         open_sources = [
             (source.last_key, source.order) for source in self.sources if not (source.ended or source.paused)
         ]
@@ -307,11 +307,11 @@ class LogMerge:
         return self._taken(*min(min(open_sources), (most, self.sources[-1].order)))
 
     def newest(self) -> bytes:
-        """The last time that any source has brought."""
+        """The newest time of any source."""
         return max((source.last_key for source in self.sources), default=b"")
 
     def upto(self, key: bytes) -> bytes:
-        """All lines of that time or before, whatever may still come: so a follower holds back as it wants."""
+        """All lines of that time or before, final or not."""
         return self._taken(key, self.sources[-1].order if self.sources else 0)
 
     def _taken(self, key: bytes, order: int) -> bytes:
@@ -330,25 +330,3 @@ class LogMerge:
             # Stable: lines of one time stay in the order of sources, those of a source in their own.
             lines = [lines[place] for place in sorted(range(len(lines)), key=keys.__getitem__)]
         return b"\n".join(lines) + b"\n"
-
-
-def merged(streams: Iterable[tuple[bytes, Iterable[bytes]]]) -> Iterator[bytes]:
-    """Logs as one, in pieces of whole lines: each is a prefix and the blocks of bytes that it comes in, of any size.
-
-    A stream is asked for its next block only when the lines that it gave are used up.
-    """
-    merge = LogMerge()
-    reading = [(merge.add(LogSource(number, prefix)), iter(blocks)) for number, (prefix, blocks) in enumerate(streams)]
-    while reading:
-        for source, blocks in reading:
-            while not source.held_lines and not source.ended:
-                block = next(blocks, None)
-                if block is None:
-                    source.finish()
-                else:
-                    source.feed(block)
-        reading = [(source, blocks) for source, blocks in reading if not source.ended]
-        if piece := merge.final():
-            yield piece
-    if piece := merge.final():
-        yield piece

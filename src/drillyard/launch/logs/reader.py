@@ -1,15 +1,15 @@
-"""A run's logs, wherever they lie: the nodes' (LAUNCH_DIR/node-K.log, every line stamped by its agent) as one stream in
-order of time, or those of one rank (RUN_DIR/logs/rank-R.log, or its lines in its node's log).
+"""Reads a run's logs as one stream in order of time: the nodes' (LAUNCH_DIR/node-K.log, every line stamped by its
+agent), or one rank's (RUN_DIR/logs/rank-R.log, or its lines in its node's log).
 
-    for piece in run_logs(launch_directory, [files], LogsWanted(follow=True), over=...):
-        sys.stdout.buffer.write(piece)                      # whole lines, one or many
+    for piece in run_logs(launch_directory, files, LogSelection(follow=True), over=...):
+        sys.stdout.buffer.write(piece)                      # one or many whole lines
 
-Files are read in pieces where they are (`remote_files.py`), as lines are used up (`merge.py`), so neither their size
-nor their number decides about memory: some 8 MiB of text. `since` is found by bisection and `tail` from the end, so
-neither reads what it does not show; only a rank's lines in its node's log are looked for from the start.
+Files are read in pieces (`remote_files.py`) as lines are used up (`merge.py`), so memory is about 8 MiB of text for
+logs of any size and number. `since` is found by bisection and `tail` from the end; only a rank's lines in its node's
+log are searched from the start.
 
 Following reads all files at once, four times a second or, where that takes long, in a quarter of the time. Lines older
-than five seconds are given out at once, newer ones half a second after they were read: others may come before them.
+than five seconds are returned at once, newer ones half a second after they were read, since earlier ones may follow.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from drillyard.launch.remote_files import Files, ReadRequest, ReadResult, print_
 from drillyard.launch.request import LogSelection
 
 HELD_BYTES: Final = 8 << 20
-"""Of all files together, in memory at a time (as text: as lists of lines about ten times as much, at worst)."""
+"""Text of all files in memory (up to ten times as much as lists of lines)."""
 _PIECE_BYTES: Final = (8 << 10, 512 << 10)
 POLL_SECONDS: Final = 0.25
 HOLD_SECONDS: Final = 0.5
 _OLD_SECONDS: Final = 5.0
 ASK_SECONDS: Final = 2.0
-"""Between two questions whether the run is over."""
+"""Between two checks whether the run is over."""
 _UNKNOWN_TIME_BYTES: Final = 256 << 10
 _SUBMISSION_SECONDS: Final = 1.0
-"""Schedulers tell whole seconds, and a node's clock may be a little behind that of the host that submitted."""
+"""Schedulers report whole seconds, and a node's clock may be a little behind."""
 
 
 @dataclass
@@ -53,18 +53,18 @@ class _Log:
     offset: int = 0
     head: bytes = b""
     fed: int = 0
-    """Lines that were waiting after the last piece."""
+    """Lines that waited after the last piece."""
     size: int = 0
     read: int = 0
     """Bytes."""
 
     @property
     def hungry(self) -> bool:
-        """Whether more is to be read: in good time, so that one request fetches the pieces of many files."""
+        """Whether to read more: early, so that one request reads many files."""
         return not self.source.ended and 2 * self.source.held_lines <= self.fed
 
     def take(self, piece: ReadResult | None, length: int) -> None:
-        """Feed what was read; less than asked for is the end, for now."""
+        """Feed what was read; less than `length` is the end for now."""
         data = b"" if piece is None else piece.data
         if piece is not None:
             if piece.replaced:
@@ -87,9 +87,8 @@ def run_logs(
 ) -> Iterator[bytes]:
     """The lines of a run's logs, `NODE: STAMP TEXT` or `[rankR]: ...`, in pieces of whole lines.
 
-    `places`: one that sees the logs of all nodes, or one per node in their order. `over`: whether the run is, so that
-    following ends; it is asked every few seconds, beside the reading. Nothing comes where nothing was written yet.
-    Raises UserError for a node or rank that the run does not have, and where the logs cannot be read.
+    `over` returns whether the run is over, so that following ends; a thread calls it every few seconds. Raises
+    UserError for a node or rank that the run does not have, and where the logs cannot be read.
     """
     files.patient = wanted.follow
     reader = _Reader(launch_directory, files, wanted)
@@ -113,15 +112,15 @@ def _until_end(reader: _Reader) -> Iterator[bytes]:
 
 
 def _follow(reader: _Reader, over: Callable[[], bool]) -> Iterator[bytes]:
-    asking = _Asking(over)
+    check = _OverCheck(over)
     yield from _tailed(_caught_up(reader), reader.wanted.tail)
     marks: deque[tuple[float, bytes]] = deque()
-    """When which key was the last one read: what is held back becomes free by that."""
+    """Times of reading, and the newest key then: lines up to it are returned HOLD_SECONDS later."""
     ends, free = math.inf, b""
     while True:
         began = time.monotonic()
         reader.look()
-        if ends == math.inf and asking.says_yes():
+        if ends == math.inf and check.is_over:
             # What was written until now is still read.
             ends = began + 2 * HOLD_SECONDS
         reader.fill(all_of_them=True)
@@ -141,36 +140,29 @@ def _follow(reader: _Reader, over: Callable[[], bool]) -> Iterator[bytes]:
         yield piece
 
 
-class _Asking:
-    """Asks every few seconds whether the run is over, beside the reading; a scheduler that does not answer is asked
-    again. The thread ends with the answer yes, or with the process."""
+class _OverCheck:
+    """Checks in a thread, every few seconds, whether the run is over; a scheduler may fail to answer for a while."""
 
     def __init__(self, over: Callable[[], bool]) -> None:
+        self.is_over = False
         self._over = over
-        self._yes = threading.Event()
-        threading.Thread(target=self._ask, daemon=True).start()
+        threading.Thread(target=self._check, daemon=True).start()
 
-    def says_yes(self) -> bool:
-        """Whether the answer was yes."""
-        return self._yes.is_set()
-
-    def _ask(self) -> None:
-        in_trouble = False
-        while True:
+    def _check(self) -> None:
+        failing = False
+        while not self.is_over:
             try:
-                if self._over():
-                    self._yes.set()
-                    return
-                in_trouble = False
+                self.is_over = self._over()
+                failing = False
             except UserError as error:
-                if not in_trouble:
-                    print_notice(f"{str(error).splitlines()[0]}; following goes on")
-                in_trouble = True
-            time.sleep(ASK_SECONDS)
+                if not failing:
+                    print_notice(f"{str(error).splitlines()[0]}; still following")
+                failing = True
+            time.sleep(0 if self.is_over else ASK_SECONDS)
 
 
 def _caught_up(reader: _Reader) -> Iterator[bytes]:
-    """What is there when following begins."""
+    """What was written before following began."""
     reader.look()
     while True:
         reader.fill()
@@ -178,7 +170,7 @@ def _caught_up(reader: _Reader) -> Iterator[bytes]:
             break
         if piece := reader.merge.final():
             yield piece
-    # The newest lines are held back, as later ones are; but the last N are given out in one go.
+    # The newest lines are held back, as later ones are; but the last N are returned together.
     if reader.wanted.tail is not None and (piece := reader.merge.upto(LAST_KEY)):
         yield piece
 
@@ -195,7 +187,7 @@ def _tailed(pieces: Iterator[bytes], tail: int | None) -> Iterator[bytes]:
 
 
 class _Reader:
-    """The files of the logs that are wanted, as far as they are there."""
+    """The selected log files, as far as they exist."""
 
     def __init__(self, launch_directory: str, files: Files, wanted: LogSelection) -> None:
         self.wanted = wanted
@@ -230,11 +222,11 @@ class _Reader:
 
     @property
     def at_end(self) -> bool:
-        """Whether all that is there has been read."""
+        """Whether all that was written has been read."""
         return all(log.source.paused or log.source.ended for log in self.logs)
 
     def look(self) -> None:
-        """Take up files that have appeared, as long as not all of them have."""
+        """Add files that have appeared, until all of them have."""
         if self._all_known:
             return
         known = {log.path for log in self.logs}
@@ -271,7 +263,7 @@ class _Reader:
         return LogSource(node, prefix, keep=keep, since=self._since, keep_untimed=self._keeps_untimed)
 
     def _of_rank(self, fresh: list[_Log]) -> list[_Log]:
-        """A rank's own log is all that is wanted where there is one; its node's is searched until then."""
+        """Only the rank's own log once it exists; until then its lines in its node's log."""
         own = [log for log in [*self.logs, *fresh] if log.path == self._rank_log]
         if not own:
             return fresh
@@ -281,7 +273,7 @@ class _Reader:
         return [log for log in fresh if log.path == self._rank_log]
 
     def _begin(self, fresh: list[_Log]) -> None:
-        """Where reading begins: what was written before `since` or the `tail` is passed over unread."""
+        """Set the offsets: what was written before `since` or the `tail` is not read."""
         sizes = [(log.path, log.size) for log in fresh]
         if self._since:
             for log, begin in zip(fresh, offsets_since(self._files, sizes, self._since), strict=True):
@@ -291,7 +283,7 @@ class _Reader:
                 log.offset = max(log.offset, begin)
 
     def fill(self, *, all_of_them: bool = False) -> None:
-        """Read on where lines are used up; `all_of_them`: in every file, as followers do."""
+        """Read more where lines are used up; `all_of_them`: of every file, as followers do."""
         hungry = [
             log for log in self.logs if log.hungry or (all_of_them and not log.source.ended and log.source.paused)
         ]
@@ -305,15 +297,14 @@ class _Reader:
     def _require_times(self, log: _Log) -> None:
         enough = log.source.paused or log.read > _UNKNOWN_TIME_BYTES
         if not self._keeps_untimed and log.read and enough and not log.source.last_key:
-            raise UserError(f"{log.path}: its lines carry no time, so --since cannot choose among them; use --tail N")
+            raise UserError(f"{log.path}: its lines have no time stamps, so --since cannot select; use --tail N")
 
 
 def _job_of(files: Files, path: str) -> dict[str, Any]:
     (piece,) = files.read([ReadRequest(path, 0, 16 << 20)])
     if piece is None:
-        raise UserError(f"{path}: is not there on {files.title}; without it the run's logs cannot be found")
-    job: dict[str, Any] = json.loads(piece.data)
-    return job
+        raise UserError(f"{path}: is not on {files.title}; without it the run's logs cannot be found")
+    return dict(json.loads(piece.data))
 
 
 def plain(piece: bytes, *, stamps: bool, prefixes: bool) -> bytes:
@@ -347,17 +338,17 @@ def _plain_line(line: bytes, stamps: bool, prefixes: bool) -> bytes:
 
 def as_json_lines(piece: bytes) -> bytes:
     """A piece of a merged log as JSON, an object a line: `node` or `rank`, `time` (RFC 3339, null before the first) and
-    `text`; bytes that are no UTF-8 are replaced."""
+    `text`; bytes that are not UTF-8 are replaced."""
     lines = []
     for line in piece.split(b"\n")[:-1]:
         prefix, _, rest = line.partition(b": ")
         rank = prefix[len(b"[rank") : -1] if prefix.startswith(b"[rank") else None
         stamped = all_stamped([rest[:KEY_BYTES]])
-        told = {
+        document = {
             "node": None if rank is not None else int(prefix),
             "rank": None if rank is None else int(rank),
             "time": rest[: KEY_BYTES - 1].decode() if stamped else None,
             "text": rest[KEY_BYTES if stamped else 0 :].decode("utf-8", "replace"),
         }
-        lines.append(json.dumps(told, ensure_ascii=False))
+        lines.append(json.dumps(document, ensure_ascii=False))
     return "".join(f"{line}\n" for line in lines).encode()

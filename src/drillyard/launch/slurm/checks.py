@@ -1,4 +1,4 @@
-"""What Slurm refuses, or does otherwise than meant: GPUs per node, segments, limits of time."""
+"""Settings that Slurm refuses or misreads: GPUs per node, segments, time limits."""
 
 from __future__ import annotations
 

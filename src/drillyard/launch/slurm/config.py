@@ -35,7 +35,7 @@ class SlurmConfig(PlatformSection):
     )
     signal_seconds: Annotated[int, Field(ge=30)] = Field(
         default=300,
-        description="How long before its time limit a job is told to save; it goes on after being queued again.",
+        description="Seconds before its time limit at which a job is signalled to save; it is queued again.",
     )
     max_requeues: Annotated[int, Field(ge=0)] = Field(
         default=1000, description="Times that a job is queued again after its time limit, preemption or a lost node."

@@ -1,7 +1,7 @@
 """job.sbatch: the script that Slurm runs on the first node of an allocation, and the reason of each of its lines.
 
-It starts one agent per node; agents start and restart the ranks. The script does what only a batch script can do: find
-the first host, forward the signal before the time limit, and queue the job again (`scontrol` is not in containers,
+It starts one agent per node; agents start and restart the ranks. The script does what needs a batch script: find the
+first host, forward the signal before the time limit, and queue the job again (`scontrol` is not in containers,
 https://github.com/NVIDIA/pyxis/issues/129).
 
 A script is a generated head (directives, variables, the srun command) and files of this package as they are:
@@ -36,7 +36,7 @@ from drillyard.launch.slurm.config import slurm_of
 
 SCRIPT = "job.sbatch"
 ENDED = "ended.json"
-"""How the newest start of the job ended, where the agents could not write that: see run_status.py."""
+"""How the newest start of the job ended, where the agents could not write it: see run_status.py."""
 _SBATCH = "https://slurm.schedmd.com/sbatch.html"
 _SRUN = "https://slurm.schedmd.com/srun.html"
 _OURS = "drillyard"
@@ -155,7 +155,7 @@ def _sbatch_lines(lines: Sequence[Directive]) -> str:
 
 
 def _variables(request: LaunchRequest, handle: Handle) -> str:
-    """The variables that requeue.sh and job.sh read beside `launch`."""
+    """The variables that requeue.sh and job.sh read, besides `launch`."""
     max_requeues = slurm_of(request.cluster).max_requeues
     return f"handle={handle}\nmax_requeues={max_requeues}\nmax_failures={request.max_failures}"
 

@@ -1,8 +1,8 @@
 """Platform `slurm`: runs as jobs of a Slurm cluster, from its login node or from a machine that reaches one by ssh.
 
-`plan.py` plans, `job_script.py` writes the script, `commands.py` runs Slurm's commands; `run_index.py` finds runs and
-`run_status.py` derives their status. Nothing is stored on this machine: the queue has the jobs, the head host an index
-of all submissions, and each run's files the rest.
+`plan.py` plans, `job_script.py` writes the script, `commands.py` runs Slurm's commands, `run_status.py` derives a run's
+status. Nothing is stored on this machine: the queue has the jobs, the head host an index of all submissions, and each
+run's files the rest.
 """
 
 from __future__ import annotations
@@ -42,7 +42,13 @@ AGENT = 'd=$(mktemp -d) && trap \'rm -rf "$d"\' EXIT && tar -x -C "$d" -f - && p
 
 
 class RunIndex:
-    """The runs of a cluster, read on `host`."""
+    """Finds the runs of a cluster: one command reads the index and each state.json, then one squeue.
+
+    In this order: a job is submitted before it is entered into the index, so the queue has every job of the index. In
+    the other order, a run entered between the two would look like one whose job Slurm has forgotten. Only for runs that
+    failed or that Slurm has forgotten it reads more: state.json again (the job may have ended since), ended.json and
+    the accounts.
+    """
 
     def __init__(self, cluster: str, host: Host, slurm: Slurm, programs: Programs) -> None:
         self._cluster = cluster
@@ -53,7 +59,7 @@ class RunIndex:
 
     @property
     def files(self) -> Files:
-        """The files of the host; the connection is made once."""
+        """The files of the host, over one connection."""
         if self._opened is None:
             self._opened = open_files(self._host, self._programs)
         return self._opened
@@ -245,11 +251,11 @@ class SlurmLauncher(DirectoryLauncher[SlurmRun]):
                 print_notice(line.removeprefix(SAYS))
 
     def _may_still_run(self, run: SlurmRun) -> bool:
-        # An interrupted cancel marks the run and leaves the job.
+        # An interrupted cancel has marked the run and not ended the job.
         return run.status.state is State.cancelled and not run.is_gone
 
     def _stop(self, run: SlurmRun) -> RunStatus:
-        # Where the launch directory is gone there is nothing to mark: Slurm ends the job all the same.
+        # Without a launch directory there is nothing to mark; Slurm ends the job all the same.
         words = ["sh", "-c", AGENT, "sh", "stop", "--mark-only", "--launch-directory", run.launch_directory]
         self.programs.run(self._host.argv(words), stdin=archive(agent_files()), timeout=_SECONDS)
         if run.job is not None:
@@ -293,7 +299,8 @@ class SlurmLauncher(DirectoryLauncher[SlurmRun]):
         self.programs.run(argv, stdin=archive([PlanFile(ENDED, text)]))
 
     def _is_over(self, run: SlurmRun) -> Callable[[], bool]:
-        """Read state.json at every call, and ask Slurm every few seconds; a controller that is away is waited for."""
+        """Read state.json at every call, and ask Slurm every few seconds; waits for a controller that does not
+        answer."""
         path = posixpath.join(run.launch_directory, "state.json")
         asked_at, away = -math.inf, False
 

@@ -1,9 +1,8 @@
 """The status of a run on Slurm, from four sources: the job in the queue, the accounts, state.json and ended.json.
 
-Slurm has the state of the job and why it waits; the leader's state.json has what the run does meanwhile and which rank
-failed first. Slurm forgets a job minutes after its end (MinJobAge), and a cluster without accounts keeps no record of
-it; then the run's own files show how it ended: state.json, or the job script's ended.json where the leader was killed.
-Pure.
+Slurm has the state of the job and why it waits; the leader's state.json has the run's state and the rank that failed
+first. Slurm forgets a job minutes after its end (MinJobAge), and a cluster without accounts keeps no record of it; then
+the run's own files show how it ended: state.json, or the job script's ended.json where the leader was killed. Pure.
 """
 
 from __future__ import annotations
@@ -139,7 +138,7 @@ def needs_accounts(run: SlurmRun) -> bool:
 
 
 def queue_reason(job: SlurmJob) -> str:
-    """Why a job waits, with Slurm's own word."""
+    """Why a job waits, with Slurm's own reason."""
     if not job.reason:
         return "waits in the queue"
     name = job.reason.strip("()")
@@ -181,8 +180,8 @@ def _running(job: SlurmJob, own: Mapping[str, Any]) -> tuple[State, str | None]:
         return State.starting, "the job script has begun" if job.state == "RUNNING" else "Slurm ends the job"
     state = State(own["state"])
     if state.over and own.get("exit_code") is None:
-        # The reader judged it: its leader is gone. While the job exists, its script decides.
-        return State.restarting, "the agent of node 0 is gone"
+        # The index found the leader dead. While the job exists, its script decides.
+        return State.restarting, "the agent of node 0 has died"
     if job.state == "COMPLETING" and not state.over:
         return state, own.get("reason") or "Slurm ends the job"
     return state, own.get("reason")
@@ -219,7 +218,7 @@ def _failed_reason(job: SlurmJob, run: SlurmRun) -> str:
         return f"exit code {job.exit_code} of the job script"
     if own.get("reason"):
         return f"the job script failed; before that: {own['reason']}"
-    return f"the job script failed ({job.reason or job.state}); slurm-{job.job_id}.log beside it tells why"
+    return f"the job script failed ({job.reason or job.state}); see slurm-{job.job_id}.log in the launch directory"
 
 
 def _leader_reason(run: SlurmRun) -> str | None:

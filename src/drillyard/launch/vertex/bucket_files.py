@@ -1,9 +1,8 @@
-"""The run directories of Vertex AI jobs from this machine: objects of a bucket, under the paths that containers see.
+"""The run directories of Vertex AI jobs: objects of a bucket, under the paths that containers see.
 
-`BucketFiles` is `remote_files.py: Files` over a bucket, so logs are merged and followed, and artifacts copied, by the
-code
-that does it for hosts. A node's log comes as parts there (`node-0.log`, `node-0.log.0001`, ...: agent/parts.py), which
-are shown as the one log that they are. What is read is what the bucket holds: no cache of a mount stands in between.
+`BucketFiles` implements `remote_files.Files`, so logs and artifacts are read by the same code as those of hosts. A
+node's log is stored in parts (`node-0.log`, `node-0.log.0001`, ...), which are read as one file. The bucket is read
+directly, without the cache of a mount.
 
 Cost: a listing per directory and request, then one range request for each file that has grown, 10 at a time.
 """
@@ -90,7 +89,7 @@ class BucketFiles(Files):
         pass  # Nothing stays open between requests.
 
     def text(self, path: BucketPath) -> str | None:
-        """An object as text; None where it is not there."""
+        """An object as text; None where there is none."""
 
         def content() -> bytes | None:
             try:
@@ -100,11 +99,11 @@ class BucketFiles(Files):
                 return None
             return found
 
-        told = self._asked(content)
-        return None if told is None else told.decode("utf-8", errors="replace")
+        found = self._retried(content)
+        return None if found is None else found.decode("utf-8", errors="replace")
 
     def remove(self, path: BucketPath) -> None:
-        """Remove an object, where it is there."""
+        """Remove an object, where it exists."""
 
         def removed() -> None:
             try:
@@ -112,11 +111,10 @@ class BucketFiles(Files):
             except exceptions.NotFound as error:
                 _require_object(error)
 
-        self._asked(removed)
+        self._retried(removed)
 
     def write(self, directory: BucketPath, contents: Mapping[str, bytes]) -> None:
-        """Write objects below a directory. The directories themselves become objects as well, for mounts that know no
-        others."""
+        """Write objects below a directory. Directories become objects too, for mounts that need them."""
         made = {posixpath.join(directory.key, path): content for path, content in contents.items()}
         made.update({f"{parent}/": b"" for parent in {p for name in made for p in _parents(name, directory.key)}})
         with self._words(), ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -127,13 +125,13 @@ class BucketFiles(Files):
         self._bucket.blob(name).upload_from_string(content, content_type=kind, timeout=_SECONDS, retry=_RETRY)
 
     def _objects(self, prefix: str) -> dict[str, int]:
-        """Mounted path and size of the objects whose path begins so."""
+        """Mounted path and size of the objects with this prefix."""
 
         def listed() -> dict[str, int]:
             blobs = self._bucket.list_blobs(prefix=self._key(prefix), fields=_LISTED, timeout=_SECONDS, retry=_RETRY)
             return {BucketPath(self._name, b.name).mounted: int(b.size) for b in blobs if not b.name.endswith("/")}
 
-        return self._asked(listed)
+        return self._retried(listed)
 
     def _whole(self, prefix: str) -> dict[str, int]:
         """Like `_objects`, with parts added up."""
@@ -153,7 +151,7 @@ class BucketFiles(Files):
         for path, size in parts:
             if begin < size and len(data) < length:
                 last = min(size, begin + length - len(data)) - 1
-                data += self._asked(partial(self._slice, path, begin, last))
+                data += self._retried(partial(self._slice, path, begin, last))
             begin = max(0, begin - size)
         return data
 
@@ -162,7 +160,7 @@ class BucketFiles(Files):
         try:
             data: bytes = blob.download_as_bytes(start=first, end=last, timeout=_SECONDS, retry=_RETRY)
         except (exceptions.NotFound, exceptions.RequestRangeNotSatisfiable) as error:
-            # Replaced by a shorter one, or removed, since it was listed: seen by the next listing.
+            # Replaced by a shorter one, or removed, since the listing: the next one shows it.
             _require_object(error)
             return b""
         return data
@@ -170,8 +168,8 @@ class BucketFiles(Files):
     def _key(self, path: str) -> str:
         return path.removeprefix(BucketPath(self._name, "").mounted + "/")
 
-    def _asked(self, ask: Callable[[], _T]) -> _T:
-        """The answer; where `patient`, however long a bucket that has answered before is not to be reached."""
+    def _retried(self, ask: Callable[[], _T]) -> _T:
+        """The answer; where `patient`, retries as long as a bucket that has answered before cannot be reached."""
         pause = 1.0
         while True:
             try:
@@ -212,13 +210,13 @@ class BucketFiles(Files):
 
 
 def _require_object(error: Exception) -> None:
-    """Tell a missing bucket, which is a mistake, from a missing object."""
+    """Re-raise the error of a missing bucket, which is a mistake, unlike a missing object."""
     if "bucket does not exist" in str(error).lower() or "bucket not found" in str(error).lower():
         raise error
 
 
 def _logs(objects: Mapping[str, int]) -> dict[str, list[tuple[str, int]]]:
-    """Files and the objects that they are made of, in order."""
+    """Each file with its objects, in order."""
     files: dict[str, list[tuple[str, int]]] = {}
     for path in sorted(objects):
         part = PART.fullmatch(path)
@@ -238,7 +236,7 @@ def _fixed_part(pattern: str) -> str:
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """As glob does it: a star never stands for a slash."""
+    """As glob does it: a star does not match a slash."""
     names, patterns = path.split("/"), pattern.split("/")
     pairs = zip(names, patterns, strict=False)
     return len(names) == len(patterns) and all(fnmatch.fnmatchcase(name, each) for name, each in pairs)

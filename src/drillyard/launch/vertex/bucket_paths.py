@@ -1,7 +1,7 @@
-"""Where a Vertex AI job finds its bucket: every container sees gs://BUCKET as the directory /gcs/BUCKET.
+"""Paths in a Vertex AI job's bucket: every container sees gs://BUCKET as the directory /gcs/BUCKET.
 
-The mount is Cloud Storage FUSE (https://cloud.google.com/vertex-ai/docs/training/cloud-storage-file-system). Plans hold
-the containers' paths; what is read and written from this machine goes to the bucket itself, without a mount.
+The mount is Cloud Storage FUSE (https://cloud.google.com/vertex-ai/docs/training/cloud-storage-file-system). Plans
+contain the containers' paths; this machine reads and writes the bucket itself.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class BucketPath:
 
     @property
     def uri(self) -> str:
-        """As people and Google's tools write it."""
+        """Its gs:// address."""
         return f"{_SCHEME}{self.bucket}/{self.key}"
 
     @classmethod
     def at(cls, mounted: str) -> BucketPath:
-        """What a container's path names."""
+        """The place of a container's path."""
         bucket, _, key = mounted.removeprefix(f"{MOUNT}/").partition("/")
         return cls(bucket, key.rstrip("/"))
 
     @classmethod
     def of_uri(cls, uri: str) -> BucketPath:
-        """What gs://BUCKET/KEY names."""
+        """The place of gs://BUCKET/KEY."""
         bucket, _, key = uri.removeprefix(_SCHEME).partition("/")
         return cls(bucket, key.rstrip("/"))
 

@@ -1,8 +1,8 @@
 """Rules of Vertex AI's custom jobs, checked before anything is sent. Each has its source and the fix.
 
 Where no other source is named, it is Google's description of the type in google.cloud.aiplatform.v1
-(https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec). Only the service knows whether image, bucket,
-quota and capacity exist: it reports that at submission, or by the job's end (service.py).
+(https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec). Whether image, bucket, quota and capacity
+exist is reported by the service, at submission or at the job's end (service.py).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def findings(request: LaunchRequest, machine: Machine) -> Iterator[LaunchFinding
     """Every rule that the request breaks."""
     cluster = request.cluster
     if machine.cloud not in (None, cluster.cloud):
-        # Planning refuses that in its own words.
+        # Planning refuses that.
         return
     for rule in _RULES:
         for broken in rule(cluster, vertex_of(cluster), machine):
@@ -82,7 +82,7 @@ def _flex_start(cluster: ClusterConfig, vertex: VertexConfig, machine: Machine) 
         yield (
             f"vertex.timeout_hours: {vertex.timeout_hours:g} hours are more than the 7 days ({MAX_FLEX_START_HOURS:g} "
             f"hours) that flex-start gives ({_FLEX})\nSet it to {MAX_FLEX_START_HOURS:g} or less; afterwards "
-            "`drillyard runs resume` goes on from the checkpoint."
+            "`drillyard runs resume` continues from the checkpoint."
         )
     if cluster.consumption != "flex-start" and vertex.max_wait_hours != _default("max_wait_hours"):
         yield (
@@ -164,7 +164,7 @@ def _labels(cluster: ClusterConfig, vertex: VertexConfig, machine: Machine) -> I
         yield f"vertex.labels: {len(vertex.labels)} are too many: a job may have {MAX_LABELS}, 3 are ours ({_LABELS})"
     for key, value in vertex.labels.items():
         if key.startswith(OUR_LABELS):
-            yield f"vertex.labels: '{key}': by labels that begin with {OUR_LABELS} runs are found again; rename it"
+            yield f"vertex.labels: '{key}': labels that begin with {OUR_LABELS} are reserved; rename it"
         if not key or not key[0].isalpha() or not _is_label(key):
             yield _label_rule("key", key)
         if not _is_label(value):

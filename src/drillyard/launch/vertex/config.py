@@ -11,7 +11,7 @@ from drillyard.config.platforms import Capabilities, PlatformFacts, PlatformSect
 
 
 class VertexConfig(PlatformSection):
-    """What a Vertex AI custom job may have beside its machines."""
+    """Settings of a Vertex AI custom job."""
 
     service_account: str | None = Field(default=None, description="Service account that the containers run as.")
     network: str | None = Field(
@@ -25,7 +25,7 @@ class VertexConfig(PlatformSection):
         default=168.0, description="Longest time that the job may run. flex-start: at most 168 (7 days)."
     )
     max_wait_hours: Annotated[float, Field(ge=0)] = Field(
-        default=24.0, description="Longest time that a flex-start job waits for capacity; 0: without end."
+        default=24.0, description="Longest time that a flex-start job waits for capacity; 0: no limit."
     )
     boot_disk_gb: Annotated[int, Field(ge=100)] = Field(default=500, description="Size of each node's boot disk, GB.")
     boot_disk_type: Literal["pd-ssd", "pd-standard", "hyperdisk-balanced"] | None = Field(

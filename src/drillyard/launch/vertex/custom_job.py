@@ -1,12 +1,12 @@
-"""A run on Vertex AI: the one request that makes it a CustomJob, and the files that its containers read.
+"""The plan of a run on Vertex AI: the CustomJob request, and the files that its containers read.
 
-The container's command is the agent, on every replica alike; who is node 0 it learns from CLUSTER_SPEC, which the
-service sets. So the request says where, on what and for how long, and the run itself is in job.json, in the bucket,
-where `${env:NAME}` stays text: nothing of a run's environment is in the request, which all who may see the job can
-read, and the service's limit of 100 variables is no limit of a run's.
+The container's command is the agent, the same on every replica; it takes its rank from CLUSTER_SPEC, which the service
+sets. The request says where, on what and for how long; the run is in job.json in the bucket, where `${env:NAME}` stays
+text. Everybody who may see the job can read the request, so it has nothing of the run's environment, and the service's
+limit of 100 variables does not apply to runs.
 
-The request is a plain dict in the JSON form of google.cloud.aiplatform.v1.CustomJob; planning needs no library of
-Google's. Before it is sent it is parsed into that very type, which refuses every field it does not know.
+The request is a dict in the JSON form of google.cloud.aiplatform.v1.CustomJob; planning needs no library of Google's.
+Before it is sent it is parsed into that type, which refuses unknown fields.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SECONDS_PER_HOUR = 3600
 _RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 _STRATEGIES = {"on-demand": "STANDARD", "reservation": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
 _BOOT_DISKS = ("pd-ssd", "hyperdisk-balanced")
-"""Boot disks of machines.yaml that Vertex AI has too (it has pd-standard beside them)."""
+"""Boot disks of machines.yaml that Vertex AI has too (and pd-standard)."""
 
 _SPEC = "google.cloud.aiplatform.v1.CustomJobSpec"
 _SCHEDULING = "google.cloud.aiplatform.v1.Scheduling"
@@ -50,7 +50,7 @@ _OURS = "drillyard"
 
 
 def plan_of(request: LaunchRequest) -> Plan:
-    """The plan of a run on Vertex AI. Pure. Raises UserError for what breaks a rule of the service or of the run."""
+    """The plan of a request. Pure. Raises UserError for a broken rule of the service or of the run."""
     cluster = request.cluster
     assert cluster.location is not None
     output = output_of(request.run.output, cluster)
@@ -77,7 +77,7 @@ def plan_of(request: LaunchRequest) -> Plan:
 
 
 def service_of(cluster: ClusterConfig) -> str:
-    """Address of the service: jobs are made and found in their region alone."""
+    """Address of the service: jobs are created and found in their region alone."""
     assert cluster.location is not None
     address = (vertex_of(cluster).endpoint or f"{cluster.location.region}-aiplatform.googleapis.com").rstrip("/")
     return address if "://" in address else f"https://{address}"
@@ -115,17 +115,19 @@ def custom_job(
     body = _assembled(entries)
     shared = _assembled(pool)
     pools = [{**shared, "replicaCount": "1"}]
-    told = [ExplainedField("workerPoolSpecs[0].replicaCount", "1", "the chief, which is node 0: exactly one", _SPEC)]
+    replicas = [
+        ExplainedField("workerPoolSpecs[0].replicaCount", "1", "the chief, which is node 0: exactly one", _SPEC)
+    ]
     if cluster.nodes > 1:
         rest = str(cluster.nodes - 1)
         pools.append({**shared, "replicaCount": rest})
         why = "all other nodes: node K is replica K-1 of this pool"
-        told.append(ExplainedField("workerPoolSpecs[1].replicaCount", rest, why, "cluster.yaml: nodes"))
+        replicas.append(ExplainedField("workerPoolSpecs[1].replicaCount", rest, why, "cluster.yaml: nodes"))
     body["jobSpec"] = {"workerPoolSpecs": pools, **body["jobSpec"]}
     assert len(body["displayName"]) <= MAX_DISPLAY_NAME
     assert len(shared["containerSpec"].get("env", [])) <= MAX_ENVIRONMENT
     fields = [entry.field() for entry in entries]
-    fields += [*told, *(entry.field("workerPoolSpecs[*].") for entry in pool)]
+    fields += [*replicas, *(entry.field("workerPoolSpecs[*].") for entry in pool)]
     return body, fields
 
 
@@ -183,14 +185,13 @@ def _scheduling(cluster: ClusterConfig, vertex: VertexConfig) -> list[_Entry]:
         _Entry(
             f"{where}.restartJobOnWorkerRestart",
             False,
-            "a worker that the service starts again joins the others by itself, and they go on from the checkpoint; "
-            "no need to give up the other nodes",
+            "a worker that the service restarts joins the other nodes again, and all continue from the checkpoint",
             _SCHEDULING,
         ),
         _Entry(
             f"{where}.disableRetries",
             False,
-            "lost and preempted nodes come back of themselves; an agent of a run that is over ends at once",
+            "the service replaces lost and preempted nodes; the agent of a run that is over exits at once",
             _SERVICE,
         ),
     ]
@@ -241,7 +242,7 @@ def _machine(cluster: ClusterConfig, machine: Machine) -> list[_Entry]:
     ]
     where = "machineSpec.reservationAffinity"
     if cluster.consumption != "reservation":
-        reason = f"consumption {cluster.consumption} takes nothing that is reserved for others"
+        reason = f"consumption {cluster.consumption} uses no reservation"
         return [
             *entries,
             _Entry(f"{where}.reservationAffinityType", "NO_RESERVATION", reason, "cluster.yaml: consumption"),
@@ -308,7 +309,7 @@ def _container(prepared: PreparedRun) -> list[_Entry]:
 
 
 def _as_vertex_needs(prepared: PreparedRun, request: LaunchRequest) -> PreparedRun:
-    """The job with the waits that the service and its mounts need."""
+    """The job with the timeouts that the service and its mounts need."""
     job = dataclasses.replace(prepared.job, join_seconds=JOIN_SECONDS, lease_seconds=LEASE_SECONDS, log_parts=True)
     fields = [
         ExplainedField(
@@ -340,13 +341,13 @@ def _warnings(cluster: ClusterConfig, prepared: PreparedRun, launch: BucketPath)
     warnings = []
     if secret_names(prepared.files):
         warnings.append(
-            f"secrets of the run go to {launch.uri}/secrets.json: whoever may read the bucket can read them "
-            "(a bucket knows no file modes)"
+            f"secrets of the run go to {launch.uri}/secrets.json: everybody who may read the bucket can read them "
+            "(a bucket has no file modes)"
         )
     if cluster.consumption == "spot":
         warnings.append(
-            "spot: the service brings preempted machines back a limited number of times; "
-            "afterwards the run has failed, and `drillyard runs resume` goes on from its checkpoint"
+            "spot: the service replaces preempted machines a limited number of times; "
+            "then the run fails, and `drillyard runs resume` continues from its checkpoint"
         )
     return warnings
 

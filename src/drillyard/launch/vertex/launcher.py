@@ -6,8 +6,8 @@ ended; state.json and the logs, which the agents write into the bucket, hold the
 `gcloud ai custom-jobs stream-logs ID --region REGION`, or `gcloud logging read 'resource.type="ml_job"
 resource.labels.job_id="ID"'`, with the id that `runs status` shows.
 
-Limits: no lock keeps two submissions of one name apart, only a look before the request. Where two machines submit a run
-in the same second, the agents' fence lets the newer one continue and ends the other.
+Limits: there is no submit lock, only a check before the request. Where two machines submit a run in the same second,
+the agents' fence lets the newer one continue and ends the other.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class VertexLauncher(DirectoryLauncher[VertexRun]):
         planned = self._bucket.text(request)
         if planned is None:
             raise UserError(
-                f"{request.uri}: is gone, so the run cannot be submitted again; launch its run config again"
+                f"{request.uri}: was deleted, so the run cannot be submitted again; launch its run config again"
             )
         with defer_interrupt(str(run.handle)):
             self._bucket.write(launch, {secrets_json.path: secrets_json.content.encode()})

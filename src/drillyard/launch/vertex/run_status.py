@@ -1,7 +1,7 @@
-"""A CustomJob's state, and what the run's own agents say in state.json, as one status. Pure.
+"""The status of a run on Vertex AI, from the CustomJob and the agents' state.json. Pure.
 
-The service knows about machines: whether the job waits, runs or has ended. What happens inside (which round, why a rank
-failed) the agents know. Each is asked for what it knows; a state.json of an earlier submission of the run is not.
+The service knows whether the job waits, runs or has ended; the agents know the attempt and why a rank failed. A
+state.json of an earlier submission is ignored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HOUR = 3600.0
 
 
 def is_over(job: CustomJobJson) -> bool:
-    """Whether the service will do nothing more for the job."""
+    """Whether the job has ended."""
     return job.get("state") in _OVER
 
 
@@ -44,9 +44,9 @@ def job_id(job: CustomJobJson) -> str:
     return str(job.get("name", "")).rpartition("/")[2]
 
 
-def status_of(job: CustomJobJson, told: AgentState | None, cluster: str) -> RunStatus:
-    """What a job is doing. `told` is the run's state.json, if it could be read."""
-    told = told if told and told.get("submission") in ("", None, job_id(job)) else {}
+def status_of(job: CustomJobJson, own: AgentState | None, cluster: str) -> RunStatus:
+    """The status of a job. `own` is the run's state.json, where it could be read."""
+    own = own if own and own.get("submission") in ("", None, job_id(job)) else {}
     handle = Handle("vertex", cluster, str(job.get("displayName", "")))
     native = {
         "job": job.get("name"),
@@ -54,7 +54,7 @@ def status_of(job: CustomJobJson, told: AgentState | None, cluster: str) -> RunS
         "strategy": _scheduling(job).get("strategy"),
         "logs": f'resource.type="ml_job" resource.labels.job_id="{job_id(job)}"',
     }
-    state, reason, since = _state(job, told)
+    state, reason, since = _state(job, own)
     return RunStatus(
         handle=handle,
         state=state,
@@ -64,11 +64,11 @@ def status_of(job: CustomJobJson, told: AgentState | None, cluster: str) -> RunS
         submitted_at=moment(job.get("createTime")),
         started_at=moment(job.get("startTime")),
         ended_at=moment(job.get("endTime")),
-        round=told.get("round"),
-        failures=int(told.get("failures") or 0),
-        failure=_failure(job, told, state),
-        run_directory=told.get("run_directory") or _run_directory(job),
-        hosts=tuple(told.get("hosts") or ()),
+        round=own.get("round"),
+        failures=int(own.get("failures") or 0),
+        failure=_failure(job, own, state),
+        run_directory=own.get("run_directory") or _run_directory(job),
+        hosts=tuple(own.get("hosts") or ()),
         native={name: value for name, value in native.items() if value is not None},
     )
 
@@ -92,7 +92,7 @@ def seconds_of(duration: object) -> float | None:
     return float(duration[:-1]) if isinstance(duration, str) and duration.endswith("s") else None
 
 
-def _state(job: CustomJobJson, told: AgentState) -> tuple[State, str | None, float | None]:
+def _state(job: CustomJobJson, own: AgentState) -> tuple[State, str | None, float | None]:
     native = str(job.get("state", "JOB_STATE_UNSPECIFIED"))
     created, started = moment(job.get("createTime")), moment(job.get("startTime"))
     updated = moment(job.get("updateTime"))
@@ -103,7 +103,7 @@ def _state(job: CustomJobJson, told: AgentState) -> tuple[State, str | None, flo
             waits = _wait_words(job)
             return State.starting, f"machines are being prepared{waits and f', or waited for: {waits}'}", updated
         case "JOB_STATE_RUNNING" | "JOB_STATE_UPDATING":
-            return _running(told, started)
+            return _running(own, started)
         case "JOB_STATE_CANCELLING":
             return (State.running if started else State.queued), "is being cancelled", updated
         case "JOB_STATE_PAUSED":
@@ -112,14 +112,14 @@ def _state(job: CustomJobJson, told: AgentState) -> tuple[State, str | None, flo
             return State.queued, _wait_words(job) or "the service has not begun with it, or quota is missing", created
 
 
-def _running(told: AgentState, started: float | None) -> tuple[State, str | None, float | None]:
-    if not told:
+def _running(own: AgentState, started: float | None) -> tuple[State, str | None, float | None]:
+    if not own:
         return State.starting, "all replicas run; the agents have not met yet", started
-    own = str(told.get("state", ""))
-    state = State(own) if own in ("starting", "running", "restarting") else State.running
-    # The agents have said how it ended; the service has yet to take note.
-    reason = told.get("reason") if own == state else f"{own}; the service ends the job"
-    return state, reason, told.get("since")
+    name = str(own.get("state", ""))
+    state = State(name) if name in ("starting", "running", "restarting") else State.running
+    # The agents have recorded the end; the service has not seen it yet.
+    reason = own.get("reason") if name == state else f"{name}; the service ends the job"
+    return state, reason, own.get("since")
 
 
 def _wait_words(job: CustomJobJson) -> str:
@@ -157,10 +157,10 @@ def _reached_limit(job: CustomJobJson) -> bool:
     return None not in (limit, started, ended) and 0 <= (ended or 0) - (started or 0) - (limit or 0) < _SECONDS_OF_DOUBT
 
 
-def _failure(job: CustomJobJson, told: AgentState, state: State) -> RunFailure | None:
-    own = failure_of(told)
-    if own is not None and state is not State.cancelled:
-        return own
+def _failure(job: CustomJobJson, own: AgentState, state: State) -> RunFailure | None:
+    failure = failure_of(own)
+    if failure is not None and state is not State.cancelled:
+        return failure
     if state is not State.failed:
         return None
     reason = _end_reason(job, str(job.get("state"))) or ""

@@ -1,12 +1,12 @@
 """Vertex AI's JobService, through Google's own client: jobs of one cluster created, found, read and cancelled.
 
-The client's REST transport is used: one connection per call over HTTPS, which proxies let pass and which does not mind
-forks. An endpoint that begins with http:// (a server for tests) is asked without credentials, so that none ever travel
-unencrypted. Importing the client takes about a second, so this module is imported only where a cluster is talked to.
+The client's REST transport is used: one connection per call over HTTPS, which works through proxies and with forks. An
+endpoint that begins with http:// (a server for tests) gets no credentials, so that none are sent unencrypted. Importing
+the client takes about a second, so this module is imported only to contact the service.
 
-What the service refuses becomes one error in words. What is transient (a connection, 429 without a quota, 5xx) is asked
-again for `PATIENCE_SECONDS`; only creating a job is never simply repeated: an answer that was lost may belong to a job
-that is there, so it is looked for first.
+A refusal of the service becomes one UserError with advice. Transient errors (a connection, 5xx) are retried for
+`RETRY_SECONDS`; creating a job is repeated only after a search for it, since a lost answer may belong to a job that
+exists.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ try:
 except ImportError as _error:
     raise UserError(f"platform vertex needs Google's client ({_error.name}): pip install 'drillyard[gcp]'") from None
 
-PATIENCE_SECONDS = 60.0
+RETRY_SECONDS = 60.0
 _CALL_SECONDS = 60.0
 _PAGE = 100
 _CREATE_ATTEMPTS = 3
@@ -60,7 +60,7 @@ CustomJobJson = dict[str, Any]
 
 
 class ServiceUnreachable(UnreachableError):
-    """The service did not answer, for all our patience: it may later."""
+    """The service did not answer within RETRY_SECONDS."""
 
 
 class Service:
@@ -79,7 +79,7 @@ class Service:
             )
 
     def create(self, body: CustomJobJson) -> CustomJobJson:
-        """Create the job that a plan holds. Raises UserError; then no job was made, as far as can be known."""
+        """Create the job of a plan. Raises UserError; then, as far as is known, no job was created."""
         request = CreateCustomJobRequest(parent=self._parent, custom_job=parse_request(body))
         run_label = body["labels"][RUN_LABEL]
         before = {job["name"] for job in self._list(f"labels.{RUN_LABEL}={run_label}")}
@@ -104,15 +104,15 @@ class Service:
     def job(self, name: str) -> CustomJobJson:
         """One job by its resource name."""
         with self._words("read the job"):
-            return _plain(self._client.get_custom_job(name=name, retry=_patient(), timeout=_CALL_SECONDS))
+            return _plain(self._client.get_custom_job(name=name, retry=_retry(), timeout=_CALL_SECONDS))
 
     def cancel(self, name: str) -> None:
-        """Ask for the end of a job; nothing happens to one that is over."""
+        """Cancel a job; does nothing to one that is over."""
         with self._words("cancel the job"):
             try:
-                self._client.cancel_custom_job(name=name, retry=_patient(), timeout=_CALL_SECONDS)
+                self._client.cancel_custom_job(name=name, retry=_retry(), timeout=_CALL_SECONDS)
             except exceptions.BadRequest as error:
-                # It has ended meanwhile.
+                # It has ended in the meantime.
                 if _body(error).get("status") != "FAILED_PRECONDITION":
                     raise
 
@@ -120,12 +120,12 @@ class Service:
         wanted = " AND ".join([self._label, *([extra] if extra else [])])
         request = ListCustomJobsRequest(parent=self._parent, filter=wanted, page_size=_PAGE)
         with self._words("list the jobs"):
-            found = self._client.list_custom_jobs(request, retry=_patient(), timeout=_CALL_SECONDS)
+            found = self._client.list_custom_jobs(request, retry=_retry(), timeout=_CALL_SECONDS)
             return [_plain(job) for job in found]
 
     @contextmanager
     def _words(self, doing: str) -> Iterator[None]:
-        """Errors of the client as errors for a person."""
+        """Raise the client's errors as UserErrors."""
         try:
             yield
         except exceptions.GoogleAPICallError as error:
@@ -164,8 +164,8 @@ def _plain(job: CustomJob) -> CustomJobJson:
     return plain
 
 
-def _patient() -> retry.Retry:
-    return retry.Retry(predicate=_is_transient, initial=0.5, maximum=8.0, timeout=PATIENCE_SECONDS)
+def _retry() -> retry.Retry:
+    return retry.Retry(predicate=_is_transient, initial=0.5, maximum=8.0, timeout=RETRY_SECONDS)
 
 
 def _is_transient(error: BaseException) -> bool:
@@ -173,26 +173,26 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def _refusal(error: exceptions.GoogleAPICallError) -> Refusal:
-    """What the service said, from the body of its answer: google.rpc.Status in JSON, with details."""
-    told = _body(error)
+    """The service's error, from the body of its answer: google.rpc.Status in JSON, with details."""
+    answer = _body(error)
     violations: list[str] = []
     quotas: list[str] = []
     reason = ""
-    for detail in told.get("details", ()):
+    for detail in answer.get("details", ()):
         violations += [f"{each.get('field')}: {each.get('description')}" for each in detail.get("fieldViolations", ())]
         quotas += [str(each.get("description") or each.get("subject")) for each in detail.get("violations", ())]
         reason = str(detail.get("reason") or reason)
-    message = str(told.get("message") or error.message)
+    message = str(answer.get("message") or error.message)
     return Refusal(int(error.code or 0), message, tuple(violations), tuple(quotas), reason)
 
 
 def _body(error: exceptions.GoogleAPICallError) -> dict[str, Any]:
     try:
-        told = error.response.json()["error"]
+        answer = error.response.json()["error"]
     except (AttributeError, ValueError, KeyError, TypeError):
-        # No answer of the service's own: a proxy's page.
+        # A proxy's page, not the service's answer.
         return {}
-    return told if isinstance(told, dict) else {}
+    return answer if isinstance(answer, dict) else {}
 
 
 def _first(error: BaseException) -> str:
@@ -205,7 +205,7 @@ _DISABLED = "SERVICE_DISABLED"
 
 @dataclass(frozen=True)
 class Refusal:
-    """An error of the service: HTTP status, message, and what google.rpc details held."""
+    """An error of the service: HTTP status, message, and its google.rpc details."""
 
     status: int
     message: str
@@ -218,7 +218,7 @@ class Refusal:
 
 
 def words_of(doing: str, refusal: Refusal, cluster: ClusterConfig) -> str:
-    """What was asked, what the service said, and what to do about it."""
+    """The request, the service's message, and what to do about it."""
     assert cluster.location is not None
     project, region = cluster.location.project, cluster.location.region
     said = f"Vertex AI ({project}, {region}) was asked to {doing} and said {refusal.status}: {refusal.message.strip()}"
@@ -261,4 +261,4 @@ def _advice(refusal: Refusal, cluster: ClusterConfig) -> list[str]:
         case HTTPStatus.BAD_REQUEST:
             return ["What was sent: drillyard launch ... --dry-run; where each value comes from: --explain"]
         case _:
-            return ["The service has a fault of its own; try again, or see https://status.cloud.google.com"]
+            return ["The service has an internal error; try again, or see https://status.cloud.google.com"]

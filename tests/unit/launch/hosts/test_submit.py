@@ -80,9 +80,9 @@ class Hosts(Programs):
             answer["directory"] = {"seen": True}
         return Result(tuple(argv), 0, json.dumps(answer), "")
 
-    def stream(self, argv: Sequence[str], *, asked: bool = False) -> subprocess.Popen[bytes]:
+    def stream(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
         """The files of a host are those of this machine."""
-        return super().stream(["sh", "-c", f"exec {argv[-1]}"], asked=asked)
+        return super().stream(["sh", "-c", f"exec {argv[-1]}"])
 
     def verbs(self) -> list[str]:
         """What was asked, in order, the same of several hosts once."""

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drillyard.launch.logs.merge import LONGEST_LINE, LogMerge, LogSource, StampKeys, key_of, merged
+from drillyard.launch.logs.merge import LONGEST_LINE, LogMerge, LogSource, StampKeys, key_of
 
 NOON = 1_763_985_600_000_000  # 2025-11-24T12:00:00Z
+
+
+def merged(streams: Iterable[tuple[bytes, Iterable[bytes]]]) -> Iterator[bytes]:
+    """Merge streams, each a prefix and blocks of bytes, into pieces of whole lines.
+
+    A stream's next block is read only when its lines are used up.
+    """
+    merge = LogMerge()
+    reading = [(merge.add(LogSource(number, prefix)), iter(blocks)) for number, (prefix, blocks) in enumerate(streams)]
+    while reading:
+        for source, blocks in reading:
+            while not source.held_lines and not source.ended:
+                block = next(blocks, None)
+                if block is None:
+                    source.finish()
+                else:
+                    source.feed(block)
+        reading = [(source, blocks) for source, blocks in reading if not source.ended]
+        if piece := merge.final():
+            yield piece
+    if piece := merge.final():
+        yield piece
 
 
 def stamped(second: int, text: bytes) -> bytes:

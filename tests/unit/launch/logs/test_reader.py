@@ -71,9 +71,9 @@ class ThisMachine(Programs):
         self.started = 0
         self.last: Any = None
 
-    def stream(self, argv: Any, *, asked: bool = False) -> Any:
+    def stream(self, argv: Any) -> Any:
         self.started += 1
-        self.last = super().stream(["sh", "-c", f"exec {argv[-1]}"], asked=asked)
+        self.last = super().stream(["sh", "-c", f"exec {argv[-1]}"])
         return self.last
 
 
@@ -199,7 +199,7 @@ def test_of_a_submission_only_its_lines_are_shown_where_lines_carry_times(place:
 def test_since_needs_lines_that_carry_times(place: Place) -> None:
     place.rank(0, b"no time\n" * 10)
 
-    with pytest.raises(UserError, match=r"rank-0\.log: its lines carry no time.*--tail"):
+    with pytest.raises(UserError, match=r"rank-0\.log: .*--since.*--tail"):
         place.logs(rank=0, since=NOON)
 
 
@@ -332,7 +332,7 @@ def test_a_scheduler_that_does_not_answer_ends_no_following(place: Place, capsys
     place.node(0, stamped(1, "a"))
 
     assert texts(place.logs(over=over, follow=True)) == ["0: a"]
-    assert "squeue: no answer; following goes on" in capsys.readouterr().err
+    assert "squeue: no answer" in capsys.readouterr().err
 
 
 def test_another_host_is_read_over_one_connection(place: Place, remote: RemoteFiles, programs: ThisMachine) -> None:
@@ -359,8 +359,8 @@ def test_a_connection_that_is_lost_is_made_again_where_it_was(
 
 def test_a_host_that_cannot_be_reached_is_named_with_its_own_words(place: Place) -> None:
     class Refusing(Programs):
-        def stream(self, argv: Any, *, asked: bool = False) -> Any:
-            return super().stream(["sh", "-c", "echo 'Permission denied (publickey).' >&2; exit 255"], asked=asked)
+        def stream(self, argv: Any) -> Any:
+            return super().stream(["sh", "-c", "echo 'Permission denied (publickey).' >&2; exit 255"])
 
     with pytest.raises(
         UserError, match=r"login: its files cannot be read: Permission denied \(publickey\)\.\ncommand:"

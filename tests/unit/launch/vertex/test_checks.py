@@ -61,7 +61,7 @@ def refusal(**settings: object) -> str:
         ({"vertex": "{labels: {Team: a}}"}, "vertex.labels", "lower case"),
         ({"vertex": "{labels: {1st: a}}"}, "vertex.labels", "begin with a letter"),
         ({"vertex": f"{{labels: {{team: {'a' * 64}}}}}"}, "vertex.labels", "at most 63"),
-        ({"vertex": "{labels: {drillyard-run: a}}"}, "vertex.labels", "found again"),
+        ({"vertex": "{labels: {drillyard-run: a}}"}, "vertex.labels", "reserved"),
         (
             {
                 "machine": "a4x-highgpu-4g",
