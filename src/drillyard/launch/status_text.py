@@ -134,11 +134,11 @@ def runs_table(statuses: Sequence[RunStatus], *, width: int | None = None, now: 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("RUN", *_TITLES, "WHY"):
         table.add_column(title, no_wrap=True, justify="right" if title in ("FOR", "NODES") else "left")
-    for cluster in clusters or [None]:
-        if cluster is not None:
+    for cluster in clusters or [""]:
+        if cluster:
             table.add_row(Text(cut_middle(cluster, name_width), style="dim"))
         for status, name, (state, since, nodes, why) in zip(statuses, names, rows, strict=True):
-            if cluster in (None, _cluster(status)):
+            if cluster in ("", _cluster(status)):
                 shown = why if len(why) <= why_width else why[: why_width - 1] + "…"
                 styled = Text(state, style=STATE_STYLES[status.state])
                 table.add_row(Text(cut_middle(name, name_width)), styled, since, nodes, Text(shown))
