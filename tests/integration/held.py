@@ -95,7 +95,7 @@ class Held:
 
     def wait(self, moment: str) -> None:
         """Wait while this moment of this round is held."""
-        file = self._directory / f"round-{self._side.round_number}-{moment}"
+        file = self._directory / f"round-{self._side.attempt}-{moment}"
         if not file.exists():
             return
         _arrival(file, int(os.environ["RANK"])).touch()

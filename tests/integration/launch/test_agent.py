@@ -111,6 +111,19 @@ def test_the_limit_of_counted_failures(make: Make) -> None:
     assert "all 2 restarts are used" in state["reason"]
 
 
+def test_the_same_error_at_the_same_step_ends_a_launched_run(make: Make) -> None:
+    record = '{"rank": 1, "exit_code": 1, "reason": "rank 1: bad row", "lines": ["ValueError: bad row 7"], "step": %s}'
+    write = f"echo '{record % 7}' > $DRILLYARD_EXIT_RECORD; exit 1"
+    agents = make(f"{TELL}; [ $NODE_RANK = 0 ] && exec sleep 600; {ALL_HERE % 2}; {write}", 2, max_failures=9)
+    assert codes(agents.run_all()) == [1, 1]
+    state = agents.state
+    assert (state["state"], state["round"], state["failures"], state["repeats"]) == ("failed", 2, 2, 2)
+    assert "same step 7" in state["reason"] and state["failure"]["rank"] == 1
+    started = make(f"echo '{record % 'null'}' > $DRILLYARD_EXIT_RECORD; exit 1", max_failures=9)
+    assert codes([started.run()]) == [1]
+    assert (started.state["round"], started.state["failures"], started.state["failed_starts"]) == (2, 0, 3)
+
+
 def test_refused_is_never_started_again(make: Make) -> None:
     agents = make(f"{TELL}; [ $NODE_RANK = 0 ] && exec sleep 600; {ALL_HERE % 2}; exit 2", 2)
     assert codes(agents.run_all()) == [2, 2]
