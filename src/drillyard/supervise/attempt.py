@@ -31,7 +31,7 @@ from pathlib import Path
 
 from drillyard.safe_files import close_quietly
 from drillyard.supervise import cause
-from drillyard.supervise.console_output import LineForwarder, Output, attempt_header, log_path, open_log
+from drillyard.supervise.console_output import LineForwarder, PlainOutput, attempt_header, log_path, open_log
 from drillyard.supervise.heartbeat import TRAINING, HeartbeatBoard
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_NOT_SAVED
 from drillyard.supervise.progress_files import ProgressFiles
@@ -116,7 +116,7 @@ class Attempt:
     """One attempt; `run` returns when no rank is left. `on_stop` is called at the first stop signal."""
 
     def __init__(
-        self, plan: AttemptPlan, output: Output, requests: StopRequests, on_stop: Callable[[signal.Signals], None]
+        self, plan: AttemptPlan, output: PlainOutput, requests: StopRequests, on_stop: Callable[[signal.Signals], None]
     ) -> None:
         self._plan = plan
         self._output = output
@@ -321,12 +321,12 @@ class Attempt:
 
     def _ask_for_stacks(self) -> None:
         """Record what the remaining ranks do, let them write their stacks, and then end them."""
-        now, signs = time.monotonic(), self._board.read()
+        now, heartbeats = time.monotonic(), self._board.read()
         first = self._plan.first_rank
-        self._result.silent = [silence(r.number, r.pid, signs[r.number - first], now) for r in self._running()]
+        self._result.silent = [silence(r.number, r.pid, heartbeats[r.number - first], now) for r in self._running()]
         self._asked_for_stacks = True
         self._send(STACKS_SIGNAL)
-        # A stopped rank runs its handler only when it goes on.
+        # A stopped rank runs its handler only once it continues.
         self._send(signal.SIGCONT)
         self._later(self._patience.stacks, self._insist_on_stacks)
 

@@ -88,7 +88,7 @@ def _signal_name(number: int) -> str:
 
 
 def oom_kills() -> int:
-    """Processes of this control group that the kernel has killed for want of memory; 0 where it does not tell.
+    """Processes of this control group that the kernel has killed for lack of memory; 0 where that is unknown.
 
     cgroup v2: `oom_kill` of memory.events; v1: of memory.oom_control.
     """
@@ -159,8 +159,8 @@ def last_words(text: str, limit: int = 6) -> list[str]:
         # Without the line of ^ and ~ that Python puts below the code.
         frame = [line for line in lines[max(raised - 3, 0) : raised] if line.lstrip("[]rank0123456789: ").strip("^~ ")]
         return [*frame[-2:], *_until_blank(lines[raised:], limit - 2)]
-    telling = [line for line in lines if line and not _NOT_A_CAUSE.match(line) and not line.startswith("=== ")]
-    return telling[-limit:]
+    shown = [line for line in lines if line and not _NOT_A_CAUSE.match(line) and not line.startswith("=== ")]
+    return shown[-limit:]
 
 
 def _last_match(pattern: re.Pattern[str], lines: list[str]) -> int:
@@ -193,7 +193,7 @@ def error_line(words: list[str]) -> str:
 
 
 def memory_advice(words: list[str]) -> str | None:
-    """What to do where a rank's last words tell that memory could not be had, in host or GPU; else None."""
+    """What to do where a rank's last lines report that memory could not be allocated, in host or GPU; else None."""
     if not any(_NO_MEMORY.search(re.sub(r"^\[rank\d+\]: ?", "", line)) for line in words):
         return None
     return "memory could not be allocated; lower micro_batch_size or the ranks per host"

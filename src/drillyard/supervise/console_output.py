@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from drillyard.errors import UserError
 from drillyard.safe_files import describe_os_error
@@ -28,38 +28,19 @@ if TYPE_CHECKING:
 _LONGEST_LINE_BYTES = 1 << 20
 
 
-class Output(Protocol):
-    """What the supervisor prints."""
-
-    refresh_seconds: float | None
-
-    def lines(self, text: str) -> None:
-        """Whole lines of rank 0's standard output."""
-
-    def say(self, text: str) -> None:
-        """A message of the supervisor itself."""
-
-    def error(self, text: str) -> None:
-        """A rank's message to the user, as it is."""
-
-    def refresh(self, heartbeat: Heartbeat) -> None:
-        """Called about every `refresh_seconds`, if that is not None, with rank 0's last heartbeat."""
-
-    def close(self) -> None:
-        """The last call."""
-
-
 class PlainOutput:
-    """Rank 0's lines to `stream`, the supervisor's own to standard error: for files, pipes and other programs."""
+    """What the supervisor prints to files, pipes and other programs: rank 0's lines to `stream`, its own messages to
+    standard error. A reader that is gone ends no run."""
 
     refresh_seconds: float | None = None
+    """How often `refresh` must be called; None: never."""
 
     def __init__(self, stream: IO[str]) -> None:
         _escape_unencodable(stream)
         self._stream: IO[str] | None = stream
 
     def lines(self, text: str) -> None:
-        """Pass on lines; when the reader is gone (`| head`) the run goes on and its logs hold everything."""
+        """Pass on whole lines of rank 0; when the reader is gone (`| head`) its logs still hold everything."""
         if self._stream is None:
             return
         try:
@@ -70,18 +51,18 @@ class PlainOutput:
             self._stream = None
 
     def say(self, text: str) -> None:
-        """Print to standard error; a reader that is gone ends no run."""
+        """Print a message of the supervisor itself."""
         print_message(text)
 
     def error(self, text: str) -> None:
-        """Print to standard error; a reader that is gone ends no run."""
+        """Print a rank's message to the user, as it is."""
         print_error(text)
 
     def refresh(self, heartbeat: Heartbeat) -> None:
-        """Nothing to refresh."""
+        """Show rank 0's last heartbeat."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Print nothing more."""
 
 
 def _escape_unencodable(stream: IO[str]) -> None:
@@ -110,17 +91,17 @@ def _redirect_to_null(stream: IO[str]) -> None:
     os.close(nowhere)
 
 
-class TerminalOutput:
+class TerminalOutput(PlainOutput):
     """Rank 0's lines above a progress bar with the phase, the steps done, the time elapsed and the time left."""
 
-    refresh_seconds: float | None = 0.5
+    refresh_seconds = 0.5
 
     def __init__(self, console: Console, name: str, total_steps: int | None) -> None:
-        # rich takes 50 ms to import its bars: only where somebody watches.
+        # rich takes 50 ms to import its bars: only on a terminal.
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
         from rich.progress import TimeRemainingColumn as TimeLeft
 
-        _escape_unencodable(console.file)
+        super().__init__(console.file)
         columns = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn())
         # No thread of rich's: ranks are forked from this process. Steps may take minutes, and the time left is guessed
         # from those of the last ten.
@@ -211,7 +192,7 @@ class LineForwarder:
     Whole lines, because the rank writes its standard error into the same log meanwhile.
     """
 
-    def __init__(self, log: int, output: Output) -> None:
+    def __init__(self, log: int, output: PlainOutput) -> None:
         self._log = log
         self._output = output
         self._rest = b""

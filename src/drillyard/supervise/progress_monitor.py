@@ -70,7 +70,7 @@ class ProgressMonitor:
 
     @contextlib.contextmanager
     def during(self, phase: str, kind: Kind = "working") -> Iterator[None]:
-        """A phase within another, which goes on afterwards."""
+        """A phase within another, which continues afterwards."""
         outer, outer_kind = self.signs.last().phase, self._kind
         self.begin(phase, kind)
         try:

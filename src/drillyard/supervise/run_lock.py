@@ -1,4 +1,4 @@
-"""The run lock: one supervisor at a time in a run directory, by a lock on logs/ that the kernel drops with its holder.
+"""The run lock: one supervisor at a time in a run directory, by a lock on logs/ that the kernel drops with its owner.
 
 A crash on this host leaves nothing stale. A file server, though, holds the lock of a host that died for as long as that
 host's lease, so under a launcher, which keeps two starts of a run apart itself, such a lock is waited for. The owner
@@ -27,7 +27,7 @@ from drillyard.supervise.process_identity import Process, process_of, stat_field
 
 TRAINS = "trains"
 """What a supervisor does in its run directory, until its run is over."""
-_HOLDER = ".holder.json"
+_OWNER_FILE = ".holder.json"
 _PATIENCE_SECONDS = 5.0
 """For a live owner: it may just have been asked to end."""
 _ENDING_PATIENCE_SECONDS = 20.0
@@ -95,7 +95,7 @@ def exclusive_run_lock(
     """
     with open_logs(run_directory) as descriptor:
         _wait_for_lock(run_directory, descriptor, say)
-        record = run_directory / "logs" / _HOLDER
+        record = run_directory / "logs" / _OWNER_FILE
         _write_owner(record, does)
         try:
             yield descriptor
@@ -115,7 +115,7 @@ def lock_run_directory(run_directory: Path, does: str) -> Iterator[None]:
 def lock_owner(run_directory: Path) -> LockOwner | None:
     """The recorded owner of a run lock; None where there is none."""
     try:
-        record = json.loads((run_directory / "logs" / _HOLDER).read_text(encoding="utf-8"))
+        record = json.loads((run_directory / "logs" / _OWNER_FILE).read_text(encoding="utf-8"))
         process = process_of(record)
         return None if process is None else LockOwner(process, float(record["since"]), str(record["does"]))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -125,36 +125,36 @@ def lock_owner(run_directory: Path) -> LockOwner | None:
 def _wait_for_lock(run_directory: Path, descriptor: int, say: Callable[[str], None]) -> None:
     begun, begun_at = time.monotonic(), time.time()
     look_at = begun
-    holder: LockOwner | None = None
+    owner: LockOwner | None = None
     said = ""
     while not _try_lock(descriptor):
         now = time.monotonic()
         if now >= look_at:
             look_at = now + _SECONDS_BETWEEN_LOOKS
             found = lock_owner(run_directory)
-            if found != holder:
+            if found != owner:
                 # The time starts again for each owner, known or not.
-                begun, begun_at, holder = now, time.time(), found
-            patience = _patience_for(holder)
-            who = str(holder) if holder is not None else "by whom is not known"
+                begun, begun_at, owner = now, time.time(), found
+            patience = _patience_for(owner)
+            who = str(owner) if owner is not None else "by whom is not known"
             text = f"{run_directory}: is held ({who}); waits for it until {_time_of_day(begun_at + patience)} at most"
             if text != said:
                 said = text
                 say(text)
         if now - begun > patience:
-            why = "a run is active in it" if holder is None or holder.trains else "is held"
+            why = "a run is active in it" if owner is None or owner.trains else "is held"
             raise UserError(f"{run_directory}: {why} ({who}); wait for its end, or choose another `name`")
         time.sleep(0.05)
 
 
-def _patience_for(holder: LockOwner | None) -> float:
-    if is_launched() and holder is not None and not holder.trains:
+def _patience_for(owner: LockOwner | None) -> float:
+    if is_launched() and owner is not None and not owner.trains:
         return _LAUNCHED_PATIENCE_WITH_WORK_SECONDS
-    if holder is not None and holder.is_seen_to_live:
+    if owner is not None and owner.is_seen_to_live:
         return _PATIENCE_SECONDS
     if is_launched():
         return _LAUNCHED_PATIENCE_SECONDS
-    return _ENDING_PATIENCE_SECONDS if holder is not None and holder.process.here else _PATIENCE_SECONDS
+    return _ENDING_PATIENCE_SECONDS if owner is not None and owner.process.here else _PATIENCE_SECONDS
 
 
 def _is_being_killed(pid: int) -> bool:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from drillyard.errors import UserError
 from drillyard.supervise import cause, launch_contract
 from drillyard.supervise.attempt import Attempt, AttemptPlan, AttemptResult, GracePeriods, RankExit
-from drillyard.supervise.console_output import Output, PlainOutput, TerminalOutput, log_path
+from drillyard.supervise.console_output import PlainOutput, TerminalOutput, log_path
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_NOT_SAVED, EXIT_USER_ERROR, record_exit
 from drillyard.supervise.rank_process import NodePlacement, rank_environments
 from drillyard.supervise.reaper import AGENT_MARK, SUPERVISOR_MARK, Reaper, end_marked_processes
@@ -60,7 +60,7 @@ def supervise(
     node: NodePlacement | None = None,
 ) -> int:
     """Run `command` (an argv list) as `num_ranks` ranks on this host until the run is done or cannot
-    go on; returns the exit code.
+    continue; returns the exit code.
 
     Each rank gets this process's environment, `environment`, its place (RANK, WORLD_SIZE, LOCAL_RANK and
     LOCAL_WORLD_SIZE), a rendezvous (MASTER_ADDR, MASTER_PORT, new in each attempt), DRILLYARD_ROUND (the attempt: 0, 1,
@@ -84,7 +84,7 @@ def supervise(
             # Else the agent's reaper reaches these processes too.
             stack.enter_context(Reaper(token, SUPERVISOR_MARK, keep_open=[lock]))
         requests = stack.enter_context(StopRequests())
-        output: Output = (
+        output: PlainOutput = (
             TerminalOutput(console, run_directory.name, total_steps)
             if console.is_terminal
             else PlainOutput(console.file)
@@ -154,7 +154,12 @@ class _Run:
     """The state of a run over its attempts, its events and its messages."""
 
     def __init__(
-        self, run_directory: Path, on_event: OnEvent, output: Output, limits: RestartLimits, is_one_of_several: bool
+        self,
+        run_directory: Path,
+        on_event: OnEvent,
+        output: PlainOutput,
+        limits: RestartLimits,
+        one_of_several: bool,
     ) -> None:
         self.attempt = launch_contract.first_attempt()
         self._directory = run_directory
@@ -162,7 +167,7 @@ class _Run:
         self._output = output
         self._limits = limits
         self._counts = RestartCounts()
-        self._is_one_of_several = is_one_of_several
+        self._one_of_several = one_of_several
         self._oom_kills = cause.oom_kills()
         self._elsewhere: launch_contract.FailureElsewhere | None = None
 
@@ -233,7 +238,7 @@ class _Run:
             if result.left_behind:
                 # It still holds its device, and what it waits for (a disk, a driver) would hold the next one as well.
                 further = f"no further attempt: {result.left_behind[0]}; fix what it waits for, or restart this host"
-            elif self._is_one_of_several:
+            elif self._one_of_several:
                 further = "this node's part ends: whatever started the nodes must start all of them again"
             return self._end("failed", f"{further}. All output is in {self._directory / 'logs'}", why.exit_code)
         self.attempt += 1

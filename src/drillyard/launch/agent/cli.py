@@ -34,8 +34,8 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     for name, verb, text in (
         ("run", startup.run, "run this node's part in the foreground"),
-        ("start", respawn.start, "run it detached, with a keeper that starts it again when it is killed"),
-        ("keep", respawn.keep, "be the keeper, in the foreground"),
+        ("start", respawn.start, "run it detached, and start it again when it is killed"),
+        ("keep", respawn.keep, "run an agent and start it again when it is killed, in the foreground"),
     ):
         _add_run_options(_add(verbs, name, verb, text))
     stop = _add(verbs, "stop", host_cleanup.stop, "cancel a run: end everything of it on this host")
@@ -43,30 +43,30 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--job", help="job.json")
     which.add_argument("--launch-directory", help="where that was: also a directory that is gone")
     stop.add_argument("--patience", type=float, default=30.0, help="seconds from SIGTERM to SIGKILL")
-    stop.add_argument("--mark-only", action="store_true", help="only note that the run is cancelled")
-    stop.add_argument("--keep-state", action="store_true", help="do not note that the run is cancelled: it has failed")
+    stop.add_argument("--mark-only", action="store_true", help="only mark the run as cancelled")
+    stop.add_argument("--keep-state", action="store_true", help="do not mark the run as cancelled: it has failed")
     check = _add(verbs, "check", host_probe.check, "facts of this host")
-    check.add_argument("--directory", help="can it be written, and is a nonce of another host seen there")
-    check.add_argument("--write-nonce", help="leave a file .drillyard-NONCE in the directory")
+    check.add_argument("--directory", help="whether it can be written, and shows a nonce of another host")
+    check.add_argument("--write-nonce", help="write a file .drillyard-NONCE into the directory")
     check.add_argument("--nonce", help="look for the file .drillyard-NONCE in the directory, for ten seconds")
-    check.add_argument("--port", type=int, help="first of 16 ports: which are free")
-    check.add_argument("--python", help="a Python that is to have Drillyard")
-    check.add_argument("--launch-directory", help="which agents of this run live here")
-    check.add_argument("--image", help="a container image: is it here, and can it be run")
-    check.add_argument("--runs", action="store_true", help="which runs are active here")
+    check.add_argument("--port", type=int, help="first of 16 ports, of which the free ones are listed")
+    check.add_argument("--python", help="a Python that should have Drillyard installed")
+    check.add_argument("--launch-directory", help="list this run's agents on this host")
+    check.add_argument("--image", help="a container image: whether it is here and can be run")
+    check.add_argument("--runs", action="store_true", help="list the runs that are active here")
     prepare = _add(verbs, "prepare", submit.prepare, "make a launch directory that only its owner may write to")
     prepare.add_argument("--launch-directory", required=True)
-    entry = _add(verbs, "index", index.write_entry, "note a submission on this host")
+    entry = _add(verbs, "index", index.write_entry, "add a submission to this host's index")
     entry.add_argument("--entry", required=True, help="JSON with run, cluster, platform, launch_directory, ...")
     submit_ = _add(verbs, "submit", submit.submit, "write launch directories and submit their job to Slurm")
     for name in ("cluster", "sent", "launch-directory", "script"):
         submit_.add_argument(f"--{name}", required=True)
     submit_.add_argument("--after", help="handle of the run that must have succeeded before")
-    listing = _add(verbs, "list", index.list_runs, "the runs noted on this host")
+    listing = _add(verbs, "list", index.list_runs, "the runs in this host's index")
     listing.add_argument("--cluster")
     status = _add(verbs, "status", index.status, "one run")
     status.add_argument("--job", help="job.json")
-    forget = _add(verbs, "forget", index.forget, "take a run off this host's notes")
+    forget = _add(verbs, "forget", index.forget, "remove a run from this host's index")
     for verb_parser, required in ((status, False), (forget, True)):
         verb_parser.add_argument("--cluster", required=required)
         verb_parser.add_argument("--run", required=required)

@@ -84,7 +84,7 @@ def make_report(
         "final": record.get("final") is True,
         "step": step if isinstance(step, int) else None,
         "knows_step": "step" in record and why is None,
-        "told": bool(record),
+        "has_record": bool(record),
         "ended_at": time.time(),
     }
 
@@ -106,7 +106,7 @@ def first_cause(reports: list[dict[str, Any]]) -> dict[str, Any] | None:
     """
     failed = [each for each in reports if each["status"] != 0]
     unasked = [each for each in failed if not each["asked"]]
-    suspects = unasked + [each for each in failed if each["asked"] and (each["status"] < 128 or each.get("told"))]
+    suspects = unasked + [each for each in failed if each["asked"] and (each["status"] < 128 or each.get("has_record"))]
     faults = [each for each in suspects if not each["lost_peer"]]
     return next(iter(faults or suspects), None)
 
@@ -118,7 +118,7 @@ def attempt_failure(launch_directory: Path, state: dict[str, Any]) -> dict[str, 
     if not isinstance(epoch, int) or not isinstance(number, int):
         return None
     paths = (launch_directory / "exits").glob(f"{epoch:04d}-{number:04d}.node-*.json")
-    reports = [read_json_object(path) for path in paths if not path.name.endswith(".told.json")]
+    reports = [read_json_object(path) for path in paths if not path.name.endswith(".record.json")]
     whole = [
         each
         for each in reports

@@ -183,6 +183,6 @@ class Follower(NodeAgent):
 
 
 def _end_of(state: dict[str, Any]) -> tuple[int | None, int]:
-    """A run's exit code, None while it goes on, and the epoch in which it ended."""
+    """A run's exit code, None while it runs, and the epoch in which it ended."""
     code = state.get("exit_code")
     return None if code is None else int(code), int(state.get("epoch") or 0)

@@ -32,24 +32,21 @@ def stop(options: Namespace) -> int:
     here = agents_here(directory)
     submissions = {str(each["submission"]) for each in here} | {str(state.get("submission", ""))}
     ended: list[dict[str, object]] = []
+    left: list[int] = []
     problem = None
-    for submission in sorted(submissions) if directory.is_dir() and not options.keep_state else ():
-        try:
-            state_file.mark_cancelled(directory, submission)
-        except OSError as error:
-            # What runs is ended all the same.
-            problem = f"not noted as cancelled: {error}"
     if not options.keep_state:
+        for submission in sorted(submissions) if directory.is_dir() else ():
+            try:
+                state_file.mark_cancelled(directory, submission)
+            except OSError as error:
+                # Still end what runs.
+                problem = f"not marked as cancelled: {error}"
         # Running agents have read them; those yet to start see that the run is cancelled.
         state_file.forget_secrets(directory)
     if not options.mark_only:
-        for each in here:
-            ended.append({"node": each["node"], "ended": _end_agent(each, options.patience)})
-    left: list[int] = []
-    if not options.mark_only:
         token = run_token(str(directory))
-        if not here:
-            ended = _end_unannounced(token, options.patience)
+        ended = [{"node": each["node"], "ended": _end_agent(each, options.patience)} for each in here]
+        ended = ended if here else _end_unannounced(token, options.patience)
         end_marked_processes(token, RUN_MARK)
         left = marked_processes(token, RUN_MARK)
         if not options.keep_state:
@@ -89,34 +86,25 @@ def _end_agent(announced: dict[str, object], patience_seconds: float) -> str:
     """End an agent and its respawner; returns `was gone`, `asked` or `killed`."""
     agent, keeper = process_of(announced["agent"]), process_of(announced["keeper"])
     alive = [process for process in (keeper, agent) if process is not None and process.alive]
-    if not alive:
-        _forget(announced)
-        return "was gone"
-    _signal(alive[0], signal.SIGTERM)
-    how = "asked"
+    how = "asked" if alive else "was gone"
+    if alive:
+        _signal(alive[0], signal.SIGTERM)
     deadline = time.monotonic() + patience_seconds
-    while any(process.alive for process in alive):
-        late = time.monotonic() - deadline
-        if late > _SECONDS_TO_END:
-            # It waits in a call of the kernel, and is reported in `left`.
-            break
-        if late > 0:
+    # What outlives SIGKILL waits in a call of the kernel, and is reported in `left`.
+    while any(process.alive for process in alive) and time.monotonic() < deadline + _SECONDS_TO_END:
+        if time.monotonic() > deadline:
             how = "killed"
             for process in alive:
                 _signal(process, signal.SIGKILL)
         time.sleep(0.05)
-    _forget(announced)
+    with contextlib.suppress(OSError):
+        os.unlink(str(announced["path"]))
     return how
 
 
 def _signal(process: Process, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, number)
-
-
-def _forget(announced: dict[str, object]) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(str(announced["path"]))
 
 
 def _write_cancelled(directory: Path) -> None:

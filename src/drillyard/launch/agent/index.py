@@ -1,7 +1,7 @@
 """The runs that a head host knows: ~/.local/state/drillyard/<cluster>/<run>.json, and the status of each.
 
 An entry is written at submission, so that finished runs are found too where the scheduler forgets them. What a run is
-doing is read from its state.json. Where that says that the run goes on, the reader corrects it: when the leader is
+doing is read from its state.json. Where that says that the run is active, the reader corrects it: when the leader is
 known to be dead, when its lease is no longer renewed (it was killed on another host, or the file system is read-only),
 and when exits/ has a failure of the current attempt that did not reach state.json, as on a full disk.
 """
@@ -32,7 +32,7 @@ from .state_file import NO_FAILURE, is_cancelled, read_state, replace_file
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LED_HERE = ("local", "ssh")
 """Platforms where node 0 is the host that has the index, and no scheduler starts a run again."""
-_GOES_ON = ("starting", "running", "restarting")
+_ACTIVE = ("starting", "running", "restarting")
 
 
 def index_directory() -> Path:
@@ -105,7 +105,7 @@ def look(launch_directory: str) -> dict[str, Any]:
         return _unseen(None if directory.is_dir() else f"{directory} is not there")
     agent = _agent_of(directory, state)
     cancelled = is_cancelled(directory, str(state.get("submission", "")))
-    if state.get("state") in _GOES_ON:
+    if state.get("state") in _ACTIVE:
         failed = exit_report.attempt_failure(directory, state) if state["state"] == "running" else None
         if failed is not None:
             reason = exit_report.reason_with_node(failed, int(state.get("nodes") or 1))
@@ -122,7 +122,7 @@ def look(launch_directory: str) -> dict[str, Any]:
 def _why_without_lease(directory: Path, state: dict[str, Any]) -> str | None:
     """Why the leader's lease is not renewed (fence.py), None where it is: then its agents have ended the ranks.
 
-    Two hosts' clocks are not compared: a lease that looks old here is compared with a file that is written beside it.
+    Two hosts' clocks are not compared: a lease that looks old here is compared with a file that is written next to it.
     That file is also the test of a read-only file system, of which statvfs does not always know.
     """
     epochs, epoch = Epochs(directory), state.get("epoch")
@@ -151,7 +151,7 @@ def _why_without_lease(directory: Path, state: dict[str, Any]) -> str | None:
 
 def _without_lease(state: dict[str, Any], why: str) -> dict[str, Any]:
     """The state of a run whose leader cannot write it."""
-    if state["state"] not in _GOES_ON:
+    if state["state"] not in _ACTIVE:
         how = f"{why}, so how the run ended is not recorded there"
         return {**state, "reason": how, "failure": {**(state.get("failure") or {}), "reason": how}}
     reason = f"{why}; without a lease the agents end the ranks, and start them again once it is renewed"

@@ -26,7 +26,7 @@ from . import exit_report, state_file
 from .exit_report import clean_exit_text, reason_with_node
 from .fence import Predecessors
 from .job import SECONDS_AFTER_FAILURE
-from .members import LocalMember, Member, Members
+from .members import LocalMember, Members, RemoteMember
 from .messages import StartMessage, StopMessage
 from .node_agent import AgentExit, AgentSetup, NodeAgent
 from .protocol import NUM_PORTS, ConnectionLost
@@ -49,7 +49,7 @@ class Leader(NodeAgent):
         self._stop_sent = False
         self._ends: list[dict[str, Any]] = []
         self._first_end_at = 0.0
-        self._participants: dict[int, Member] = {}
+        self._participants: dict[int, LocalMember | RemoteMember] = {}
         """The nodes of this attempt, or of the last one."""
         self._next_look_at_all = 0.0
         self._used_ports: set[int] = set()

@@ -19,24 +19,33 @@ _SECONDS_TO_SAY_GOODBYE = 2.0
 _OTHER_FILES = 128
 
 
-class Member:
-    """One node of the run."""
+class LocalMember:
+    """The leader's own node. `address`: how the nodes reach it."""
 
-    ready = False
-    """Nothing of an earlier attempt runs there, and a command may be started."""
     connection: Connection | None = None
+
+    def __init__(self, node: NodeCommand, address: str) -> None:
+        self._node = node
+        self._address = address
+        self.ready = True
+        """Nothing of an earlier attempt runs there, and a command may be started."""
 
     def start(self, start: StartMessage) -> None:
         """Start the command of an attempt."""
-        raise NotImplementedError
+        self.ready = False
+        self._node.start(start.epoch, start.attempt, self._address, start.port)
 
     def stop(self, stop: StopMessage) -> None:
         """Send its command a signal, and kill it after a while. `why`: it is at fault; `elsewhere`: another node is."""
-        raise NotImplementedError
+        self._node.stop(stop.signal, stop.patience_seconds, stop.why, stop.elsewhere)
 
     def turn(self, on_request: Callable[[int, bool], None]) -> list[dict[str, Any]]:
         """Return reports of ended commands; pass stop requests on. Raises ConnectionLost."""
-        raise NotImplementedError
+        self._node.tick()
+        if self.ready or self._node.report is None:
+            return []
+        self.ready = True
+        return [self._node.report]
 
     def leave(self, code: int) -> None:
         """Have its agent exit."""
@@ -45,36 +54,13 @@ class Member:
         """Close its connection."""
 
 
-class LocalMember(Member):
-    """The leader's own node. `address`: how the nodes reach it."""
-
-    def __init__(self, node: NodeCommand, address: str) -> None:
-        self._node = node
-        self._address = address
-        self.ready = True
-
-    def start(self, start: StartMessage) -> None:
-        self.ready = False
-        self._node.start(start.epoch, start.attempt, self._address, start.port)
-
-    def stop(self, stop: StopMessage) -> None:
-        self._node.stop(stop.signal, stop.patience_seconds, stop.why, stop.elsewhere)
-
-    def turn(self, on_request: Callable[[int, bool], None]) -> list[dict[str, Any]]:
-        self._node.tick()
-        if self.ready or self._node.report is None:
-            return []
-        self.ready = True
-        return [self._node.report]
-
-
-class RemoteMember(Member):
+class RemoteMember:
     """A node whose agent has joined. It becomes ready when it says so, and with the end of each attempt."""
 
     def __init__(self, node: int, connection: Connection) -> None:
         self.connection = connection
+        self.ready = False
         self._node = node
-        self._connection = connection
         self._failed: ConnectionLost | None = None
 
     def start(self, start: StartMessage) -> None:
@@ -88,7 +74,7 @@ class RemoteMember(Member):
         if self._failed is not None:
             raise self._failed
         ends = []
-        for message in self._connection.receive():
+        for message in self.connection.receive():
             if "ready" in message:
                 self.ready = True
             elif "exited" in message:
@@ -96,26 +82,26 @@ class RemoteMember(Member):
                 self.ready = True
             elif "asked" in message:
                 on_request(*parse_request(message["asked"]))
-        self._connection.flush()
-        self._connection.beat()
+        self.connection.flush()
+        self.connection.beat()
         return ends
 
     def leave(self, code: int) -> None:
         self._send(leave=code)
         deadline = time.monotonic() + _SECONDS_TO_SAY_GOODBYE
         with contextlib.suppress(ConnectionLost):
-            while self._connection.wants_to_write and time.monotonic() < deadline:
-                self._connection.flush()
+            while self.connection.wants_to_write and time.monotonic() < deadline:
+                self.connection.flush()
                 time.sleep(0.01)
-        self._connection.close()
+        self.connection.close()
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()
 
     def _send(self, **message: Any) -> None:
         # A loss is raised in the next turn, where the leader expects it.
         try:
-            self._connection.send(**message)
+            self.connection.send(**message)
         except ConnectionLost as lost:
             self._failed = lost
 
@@ -124,8 +110,10 @@ class Members:
     """The nodes that have joined, node 0 from the beginning. `start`: the submission and attempt that they must name;
     `hosts`: the names that the scheduler gave them."""
 
-    def __init__(self, job: Job, local: Member, hosts: dict[int, str], start: dict[str, str], secret: bytes) -> None:
-        self.here: dict[int, Member] = {0: local}
+    def __init__(
+        self, job: Job, local: LocalMember, hosts: dict[int, str], start: dict[str, str], secret: bytes
+    ) -> None:
+        self.here: dict[int, LocalMember | RemoteMember] = {0: local}
         self._job = job
         self._hosts = hosts
         self._start = start

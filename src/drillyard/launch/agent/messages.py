@@ -36,7 +36,7 @@ _REPORT: dict[str, tuple[type, ...]] = {
     "final": (bool,),
     "step": (int, type(None)),
     "knows_step": (bool,),
-    "told": (bool,),
+    "has_record": (bool,),
     "ended_at": (int, float),
     "left": (list,),
 }

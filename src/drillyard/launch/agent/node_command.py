@@ -101,7 +101,7 @@ class NodeCommand:
         self._signalled = self._asked = False
         self._kill_at = self._give_up_at = None
         exits = self._directory / "exits"
-        self._record = exits / f"{epoch:04d}-{attempt:04d}.node-{self.rank}.told.json"
+        self._record = exits / f"{epoch:04d}-{attempt:04d}.node-{self.rank}.record.json"
         self._exit = exits / f"{epoch:04d}-{attempt:04d}.node-{self.rank}.json"
         with contextlib.suppress(OSError):
             exits.mkdir(exist_ok=True)

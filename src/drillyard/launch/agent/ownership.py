@@ -106,7 +106,7 @@ def _problem_of_owner(path: Path, shown: _Shown) -> str | None:
 
 
 def _executed(launch: Path) -> Iterator[Path]:
-    """What is executed from a launch directory, and what stands beside it."""
+    """What is executed from a launch directory, and what lies next to it."""
     yield launch
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         yield from (launch / name for name in os.listdir(launch))

@@ -141,7 +141,7 @@ class Connection:
         message = unseal(self._receiving_key, self._num_received, line)
         self._received = rest
         self._num_received += 1
-        # Only an authentic line is a sign of life.
+        # Only an authentic line shows that the other side lives.
         self._heard_at = time.monotonic()
         return message
 

@@ -54,7 +54,7 @@ def start(options: Namespace) -> int:
     argv += ["--attempt", start["attempt"], "--quiet"]
     begun = time.time()
     with open(log, "ab") as output:
-        keeper = subprocess.Popen(
+        respawner = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -67,14 +67,14 @@ def start(options: Namespace) -> int:
     while time.monotonic() < deadline:
         for each in agents_here(directory):
             known = process_of(each["keeper"])
-            if known is not None and known.pid == keeper.pid and each["at"] >= begun - 1:
+            if known is not None and known.pid == respawner.pid and each["at"] >= begun - 1:
                 print(json.dumps(_described(each, already=False)))
                 return 0
-        code = keeper.poll()
+        code = respawner.poll()
         if code is not None:
             return _ended_at_once(code, log)
         time.sleep(0.05)
-    keeper.terminate()
+    respawner.terminate()
     print(f"error: the agent did not come up within {_SECONDS_TO_APPEAR:.0f} s; see {log}", file=sys.stderr)
     return EXIT_FAILED
 

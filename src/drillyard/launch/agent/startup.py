@@ -47,9 +47,9 @@ def run(options: Namespace) -> int:
     umask = os.umask(0o077)
     os.umask(umask | 0o022)
     me = this_process()
-    keeper = running_process(os.getppid()) if options.kept else None
+    respawner = running_process(os.getppid()) if options.kept else None
     with (
-        Announcement(directory, node, me, keeper, start),
+        Announcement(directory, node, me, respawner, start),
         NodeCommand(job, node, me, options.quiet, start["submission"], umask) as command,
     ):
         secret = read_secret(directory, make=node == 0) if job.nodes > 1 else b""
@@ -71,7 +71,7 @@ def _require_secrets(job: Job) -> None:
 
 
 def recorded_exit_code(directory: Path, start: dict[str, str]) -> int | None:
-    """The code that a start of the run ended with for good; None for another one, or while it goes on.
+    """The code that a start of the run ended with for good; None for another one, or while it runs.
 
     A scheduler that starts every program again that exits with an error (Vertex AI: five times a replica, three times
     the job) must not restart a run that is over. A start without a name cannot be distinguished from the next one.
@@ -118,13 +118,15 @@ def locate_node(job: Job, options: Namespace) -> tuple[int, str, dict[str, str]]
 class Announcement:
     """A file in LAUNCH_DIR/agents/ for as long as the agent runs, by which it is found and stopped."""
 
-    def __init__(self, directory: Path, node: int, me: Process, keeper: Process | None, start: dict[str, str]) -> None:
+    def __init__(
+        self, directory: Path, node: int, me: Process, respawner: Process | None, start: dict[str, str]
+    ) -> None:
         self._path = directory / "agents" / f"{me.host}.node-{node}.json"
         self._content = {
             "node": node,
             **start,
             "agent": me.as_json(),
-            "keeper": None if keeper is None else keeper.as_json(),
+            "keeper": None if respawner is None else respawner.as_json(),
             "at": time.time(),
         }
 

@@ -27,7 +27,7 @@ from drillyard.supervise.launch_contract import (
 from drillyard.supervise.restart_policy import RestartDecision
 
 OVER = ("succeeded", "failed", "cancelled")
-"""States after which nothing more happens by itself."""
+"""States of a run that has ended."""
 NO_FAILURE: dict[str, Any] = {
     "reason": "",
     "rank": None,

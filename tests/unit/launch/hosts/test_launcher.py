@@ -89,7 +89,7 @@ def test_a_cause_that_did_not_reach_the_state_is_read_from_the_nodes_reports(
     exits = tmp_path / "launch" / "exits"
     words = "exit code 2; error: cannot export to /r/final: No space left on device: free space there"
     report = {"node": 0, "host": "h", "rank": None, "exit_code": 2, "status": 2, "reason": words, "lines": ["error: x"]}
-    report |= {"lost_peer": False, "asked": False, "told": False, "ended_at": 5.0}
+    report |= {"lost_peer": False, "asked": False, "has_record": False, "ended_at": 5.0}
     effect = {**report, "node": 1, "status": 1, "reason": "lost", "lost_peer": True, "ended_at": 4.0}
 
     def write() -> None:
