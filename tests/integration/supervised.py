@@ -26,7 +26,7 @@ sys.exit(supervise(
     num_ranks=int(sys.argv[3]), run_directory=directory, max_restarts=int(sys.argv[4]),
     environment={"FROM_CALLER": "yes"}, on_event=functools.partial(append_event, directory),
     console=Console(),
-    patience=GracePeriods(
+    grace=GracePeriods(
         watchdog=float(sys.argv[5]) or None, stacks=2.0, settle=float(sys.argv[6]), terminate=float(sys.argv[7]),
         kill=float(sys.argv[8]),
     ),

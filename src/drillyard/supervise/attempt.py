@@ -76,7 +76,7 @@ class AttemptPlan:
     command: Sequence[str]
     environments: Sequence[Mapping[str, str]]
     run_directory: Path
-    patience: GracePeriods
+    grace: GracePeriods
     first_rank: int = 0
     """The rank of the first environment: on the second of two nodes of 8 ranks, 8."""
     standby: Standby | None = None
@@ -122,7 +122,7 @@ class Attempt:
         self._output = output
         self._requests = requests
         self._on_stop = on_stop
-        self._patience = plan.patience
+        self._grace = plan.grace
         self._result = AttemptResult(plan.number)
         self._ranks: list[Rank] = []
         self._selector = selectors.DefaultSelector()
@@ -204,7 +204,7 @@ class Attempt:
         """Wait until something happens or is due; returns who is to act."""
         started, wait = time.monotonic(), self._seconds_to_wait()
         happened = [key.data for key, _ in self._selector.select(wait)]
-        watchdog = self._patience.watchdog
+        watchdog = self._grace.watchdog
         if watchdog is not None and wait is not None and time.monotonic() - started > wait + watchdog / 2:
             # The supervisor was stopped itself, and perhaps the whole job with it: start counting silence again.
             self._last_progress = time.monotonic()
@@ -216,8 +216,8 @@ class Attempt:
     def _seconds_to_wait(self) -> float | None:
         now = time.monotonic()
         moments = [self._resume_reading, self._pending[0] if self._pending else None]
-        if self._patience.watchdog is not None and not self._asked_to_end:
-            moments.append(self._last_heartbeat() + self._patience.watchdog)
+        if self._grace.watchdog is not None and not self._asked_to_end:
+            moments.append(self._last_heartbeat() + self._grace.watchdog)
         if self._output.refresh_seconds is not None:
             moments.append(now + self._output.refresh_seconds)
         if self._wants_standby:
@@ -235,7 +235,7 @@ class Attempt:
         if self._pending is not None and now >= self._pending[0]:
             action, self._pending = self._pending[1], None
             action()
-        watchdog = self._patience.watchdog
+        watchdog = self._grace.watchdog
         if watchdog is not None and not self._asked_to_end and now >= self._last_heartbeat() + watchdog:
             self._last_progress = now
             if not self._progress.changed():
@@ -271,14 +271,14 @@ class Attempt:
             if self._pending is None:
                 if stopped and self._result.stop_signal is None:
                     self._send(signal.SIGTERM)
-                self._later(self._patience.finish, self._kill)
+                self._later(self._grace.finish, self._kill)
         elif end.returncode < 0 and not (end.returncode == -signal.SIGABRT and self._gave_up_waiting(end)):
             self._terminate()
         elif end.returncode != 0 and self._pending is None:
             if self._gave_up_waiting(end):
                 self._ask_for_stacks()
             else:
-                self._later(self._patience.settle, self._terminate)
+                self._later(self._grace.settle, self._terminate)
 
     def _gave_up_waiting(self, end: RankExit) -> bool:
         return cause.speaks_of_timeout(cause.last_words(self._log_of(end.rank)))
@@ -298,13 +298,13 @@ class Attempt:
         """Ask the remaining ranks to end, and end them soon after."""
         self._asked_to_end = True
         self._send(signal.SIGTERM)
-        self._later(self._patience.terminate, self._kill)
+        self._later(self._grace.terminate, self._kill)
 
     def _kill(self) -> None:
         self._asked_to_end = True
         for rank in self._running():
             rank.kill_group()
-        self._later(self._patience.kill, self._leave_behind)
+        self._later(self._grace.kill, self._leave_behind)
 
     def _leave_behind(self) -> None:
         """Stop waiting for ranks that SIGKILL does not end: only what they wait for could end them."""
@@ -328,7 +328,7 @@ class Attempt:
         self._send(STACKS_SIGNAL)
         # A stopped rank runs its handler only once it continues.
         self._send(signal.SIGCONT)
-        self._later(self._patience.stacks, self._insist_on_stacks)
+        self._later(self._grace.stacks, self._insist_on_stacks)
 
     def _insist_on_stacks(self) -> None:
         """Ask ranks that have not written their stacks again, in a way that does not need their interpreter."""
@@ -336,7 +336,7 @@ class Attempt:
         for rank in silent:
             rank.send(INSISTING_STACKS_SIGNAL)
         if silent:
-            self._later(self._patience.stacks, self._terminate)
+            self._later(self._grace.stacks, self._terminate)
         else:
             self._terminate()
 

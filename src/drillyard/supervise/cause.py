@@ -107,7 +107,7 @@ def oom_kills() -> int:
 
 
 def kernel_names_victim(pid: int) -> bool:
-    """Whether the kernel's log says that it killed process `pid` for want of memory; False where it may not be read."""
+    """Whether the kernel's log says that it killed process `pid` for lack of memory; False where it may not be read."""
     with contextlib.suppress(OSError):
         descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
         try:

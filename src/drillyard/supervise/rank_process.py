@@ -73,7 +73,7 @@ def rank_environments(
 
 
 def _die_with(parent: int) -> Callable[[], None]:
-    """What the child runs between fork and exec: end when `parent` ends, even if it has ended already.
+    """A function for the child between fork and exec: die with `parent`, even if that has ended already.
 
     Safe after a fork because the supervisor has no other thread, which is why its progress bar refreshes from its loop.
     """

@@ -114,7 +114,7 @@ class Reaper:
             os.write(self._writer, b".")
 
     def close(self) -> None:
-        """Have it kill the marked processes, and wait for that."""
+        """Make it kill the marked processes, and wait for that."""
         os.close(self._writer)
         self._process.wait()
 

@@ -126,7 +126,7 @@ def _wait_for_lock(run_directory: Path, descriptor: int, say: Callable[[str], No
     begun, begun_at = time.monotonic(), time.time()
     look_at = begun
     owner: LockOwner | None = None
-    said = ""
+    last_text = ""
     while not _try_lock(descriptor):
         now = time.monotonic()
         if now >= look_at:
@@ -138,8 +138,8 @@ def _wait_for_lock(run_directory: Path, descriptor: int, say: Callable[[str], No
             patience = _patience_for(owner)
             who = str(owner) if owner is not None else "by whom is not known"
             text = f"{run_directory}: is held ({who}); waits for it until {_time_of_day(begun_at + patience)} at most"
-            if text != said:
-                said = text
+            if text != last_text:
+                last_text = text
                 say(text)
         if now - begun > patience:
             why = "a run is active in it" if owner is None or owner.trains else "is held"

@@ -18,7 +18,6 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from drillyard.supervise.rank_process import start_process
 
@@ -29,10 +28,7 @@ SECONDS_TO_END = 5.0
 _MOST_BYTES = 1 << 24
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    process: subprocess.Popen[bytes]
-    connection: socket.socket
+_Waiting = tuple[subprocess.Popen[bytes], socket.socket]
 
 
 class Standby:
@@ -53,7 +49,7 @@ class Standby:
     @property
     def pids(self) -> list[int]:
         """The processes that wait now."""
-        return [waiting.process.pid for waiting in self._waiting.values()]
+        return [process.pid for process, _ in self._waiting.values()]
 
     def start(self) -> str | None:
         """Start one process for every rank that has none; returns why one could not be started, if so."""
@@ -74,7 +70,7 @@ class Standby:
                 self._command, complete, subprocess.DEVNULL, subprocess.DEVNULL, keep_open=[theirs.fileno()]
             )
             unless_started.pop_all()
-        return _Waiting(process, ours)
+        return process, ours
 
     def take(
         self, number: int, environment: Mapping[str, str], stdout: int, stderr: int
@@ -85,22 +81,23 @@ class Standby:
             return None
         message = json.dumps(dict(environment)).encode()
         try:
-            with waiting.connection as connection:
+            with waiting[1] as connection:
                 socket.send_fds(connection, [len(message).to_bytes(8)], [stdout, stderr])
                 connection.sendall(message)
         except OSError:
             # It has died while it waited.
             self._dismiss(waiting)
             return None
-        return waiting.process
+        return waiting[0]
 
     def _dismiss(self, waiting: _Waiting) -> None:
-        waiting.connection.close()
+        process, connection = waiting
+        connection.close()
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(waiting.process.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)
         # One in a call of the kernel, reading from a disk that hangs, ends when that returns; do not wait for it.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            waiting.process.wait(SECONDS_TO_END)
+            process.wait(SECONDS_TO_END)
 
 
 def await_turn(prepare: Callable[[], object]) -> None:

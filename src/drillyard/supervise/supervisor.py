@@ -54,7 +54,7 @@ def supervise(
     on_event: OnEvent,
     console: Console,
     total_steps: int | None = None,
-    patience: GracePeriods | None = None,
+    grace: GracePeriods | None = None,
     before_start: Callable[[], bool] | None = None,
     standby: bool = False,
     node: NodePlacement | None = None,
@@ -106,7 +106,7 @@ def supervise(
                 list(command),
                 rank_environments(shared, num_ranks, run.attempt, node),
                 run_directory,
-                patience or GracePeriods(),
+                grace or GracePeriods(),
                 first_rank=node.rank * num_ranks,
                 standby=ready,
             )

@@ -59,7 +59,7 @@ def supervise_training(
         on_event=functools.partial(append_event, directory),
         console=console or SafeConsole(),
         total_steps=run.training.steps,
-        patience=GracePeriods(watchdog=watchdog or None),
+        grace=GracePeriods(watchdog=watchdog or None),
         before_start=before_start,
         standby=_has_room_for_standby(num_ranks, node) if standby is None else standby,
         node=node,

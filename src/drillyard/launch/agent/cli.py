@@ -17,7 +17,7 @@ from . import host_cleanup, host_probe, index, respawn, startup, submit
 
 
 def main() -> int:
-    """Do what the command line says; returns the exit code."""
+    """Run the verb of the command line; returns the exit code."""
     options = _parser().parse_args()
     verb: Callable[[argparse.Namespace], int] = options.verb
     try:

@@ -57,7 +57,7 @@ class Follower(NodeAgent):
 
     def _find_leader(self) -> tuple[Connection, int]:
         deadline = time.monotonic() + (self._job.join_seconds or self._job.start_seconds)
-        said = ""
+        last_words = ""
         silence = self._job.lease_seconds / 2
         described = {**self._start, "node": self._node.rank, "host": self._me.host}
         while True:
@@ -65,8 +65,8 @@ class Follower(NodeAgent):
                 return join(self._address, self._job.port, self._secret, described, silence, self._is_asked)
             except (ConnectionLost, JoinRefused) as error:
                 words = f"node {self._node.rank} cannot join the leader on {self._address} yet: {error}"
-            if words != said:
-                said = words
+            if words != last_words:
+                last_words = words
                 self._node.say(words)
             if self._is_asked():
                 # Nothing of this node runs, so nothing is lost.

@@ -52,12 +52,12 @@ class Job:
     stop_seconds: float = 120.0
     """From a request to stop until what is left of the command is killed."""
     join_seconds: float = 600.0
-    """How long the leader waits for the other nodes at the start, and for a lost one to come back. 0: a lost node does
-    not come back, and the others have `start_seconds` each to join after the one before."""
+    """How long the leader waits for the other nodes at the start, and for a lost one to return. 0: a lost node does not
+    return, and the others have `start_seconds` each to join after the one before."""
     start_seconds: float = 600.0
     lease_seconds: float = 20.0
     """No start of the run begins before every lease of an earlier one was silent for so long. A node that cannot renew
-    its lease, or is not heard by the others, for half of it ends its command and is lost."""
+    its lease, or cannot be reached by the others, for half of it ends its command and is lost."""
     port: int = 0
     """First of 16 ports on which the leader may listen for the other nodes."""
     log_parts: bool = False

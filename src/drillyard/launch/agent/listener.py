@@ -1,9 +1,9 @@
 """The leader's listening socket, and the connections on it that are not authenticated yet.
 
-Any host on the network can connect, so what strangers cost is bounded: `MAX_UNAUTHENTICATED` connections of
-`HANDSHAKE_LINE_BYTES` each (for a moment `_NEW_PER_CALL` more), a look at them every `_PAUSE_SECONDS` while none gets
-further, and none of the last `_RESERVED_FILES` descriptors. A new connection takes the place of the oldest one that has
-said nothing. What cannot be accepted now waits in the kernel's queue.
+Any host on the network can connect, so the cost of unauthenticated peers is bounded: `MAX_UNAUTHENTICATED` connections
+of `HANDSHAKE_LINE_BYTES` each (for a moment `_NEW_PER_CALL` more), a check every `_PAUSE_SECONDS` while none makes
+progress, and none of the last `_RESERVED_FILES` descriptors. A new connection replaces the oldest one that has sent
+nothing. Connections that cannot be accepted now wait in the kernel's queue.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _NEW_PER_CALL = 32
 _PAUSE_SECONDS = 0.01
 _HANDSHAKE_SECONDS = 10.0
 _ANSWER_SECONDS = 1.0
-"""A peer that said hello and did not answer for so long may be replaced by another one."""
+"""A peer that sent its hello and then nothing for so long may be replaced by another one."""
 _RESERVED_FILES = 64
-"""Descriptors that strangers never get: logs, pipes of ranks, state files."""
+"""Descriptors that unauthenticated peers never get: for logs, pipes of ranks, state files."""
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -47,7 +47,7 @@ class Handshake:
         sock.setblocking(False)
         self.accepted_at = time.monotonic()
         self.hello: dict[str, Any] = {}
-        """What the node says of itself; authentic, but as long as the handshake lasts it may be a repetition."""
+        """The node's description of itself; authentic, but during the handshake it may be a replay."""
         self._socket = sock
         self._secret = secret
         self._silence_seconds = silence_seconds
@@ -60,7 +60,7 @@ class Handshake:
 
     @property
     def connection(self) -> Connection:
-        """To the node that said hello."""
+        """To the node that sent the hello."""
         assert self._connection is not None
         return self._connection
 
@@ -169,7 +169,7 @@ class Listener:
             self._handshakes.append(Handshake(accepted, self._secret, self._silence_seconds))
 
     def _evict(self) -> None:
-        """Close what is too much: first the oldest that have said nothing, then those that did not answer in time."""
+        """Close connections over the limit: first the oldest without a hello, then those without an answer in time."""
         late = time.monotonic() - _ANSWER_SECONDS
         excess = len(self._handshakes) - MAX_UNAUTHENTICATED
         silent = [peer for peer in self._handshakes if not peer.hello]

@@ -52,7 +52,7 @@ class Sink:
         self._thread.start()
 
     def put(self, data: bytes) -> None:
-        """Have `data` written soon, in one piece, or leave it out where too much waits already."""
+        """Queue `data` to be written in one piece, or leave it out where too much waits already."""
         if not data:
             return
         with self._changed:

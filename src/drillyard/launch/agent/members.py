@@ -48,7 +48,7 @@ class LocalMember:
         return [self._node.report]
 
     def leave(self, code: int) -> None:
-        """Have its agent exit."""
+        """Make its agent exit."""
 
     def close(self) -> None:
         """Close its connection."""
@@ -162,7 +162,7 @@ class Members:
         self.here.pop(node).close()
 
     def dismiss(self, code: int) -> None:
-        """Have the other agents exit with a code, and stop listening."""
+        """Make the other agents exit with a code, and stop listening."""
         for member in self.here.values():
             member.leave(code)
         if self._listener is not None:
@@ -171,7 +171,7 @@ class Members:
     def _refusal(self, peer: Handshake) -> str | None:
         node, host = peer.hello.get("node"), peer.hello.get("host")
         if {key: peer.hello.get(key) for key in self._start} != self._start:
-            return "this agent is of another start of the run"
+            return "this agent belongs to another start of the run"
         if not isinstance(node, int) or not 0 < node < self._job.nodes:
             return f"there is no node {node} in a run of {self._job.nodes}"
         if not is_host(host):

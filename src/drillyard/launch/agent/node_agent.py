@@ -1,4 +1,4 @@
-"""What the agents of all nodes have in common: their part of the fence, and when they must leave the run."""
+"""The base of leader and follower: their part of the fence, and when they must leave the run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class AgentSetup:
 
 
 class NodeAgent:
-    """What Leader and Follower have in common; their `run` takes part until the run is over for the node."""
+    """Base of Leader and Follower, whose `run` returns the exit code once the run is over for the node."""
 
     def __init__(self, setup: AgentSetup) -> None:
         self._job = job = setup.job

@@ -34,8 +34,8 @@ class _Shown(NamedTuple):
 
 
 def make_launch_directory(launch: Path) -> str | None:
-    """Make a run's directory and its launch directory, where they are missing, such that only their owner may write
-    there; returns what makes it unsafe to execute anything from there. Raises OSError."""
+    """Create a run's directory and its launch directory, where they are missing, writable by their owner only; returns
+    what makes it unsafe to execute anything from there. Raises OSError."""
     launch.parent.parent.mkdir(parents=True, exist_ok=True)
     for directory in (launch.parent, launch):
         with contextlib.suppress(FileExistsError):
@@ -75,7 +75,7 @@ def _problem(launch: Path, shown: _Shown) -> str | None:
 
 
 def _problem_above(directory: Path, run: Path, shown: _Shown) -> str | None:
-    """What every user may do to the way to `run` in one directory on it."""
+    """What every user may do in one directory on the path to `run`."""
     try:
         mode = directory.stat().st_mode
         below = directory / run.relative_to(directory).parts[0]

@@ -10,13 +10,13 @@ over the line's number and its JSON, under a key that only those who know the ru
 | 0, 1, ... | node | hello and answer | `join`, then messages |
 | 0, 1, ... | leader | hello and answer | the epoch or a refusal, then messages |
 
-So a stranger is turned away by its first line. A line that was changed, repeated, left out, moved, sent back or taken
-from another connection has a wrong MAC: it ends that connection, and the node joins again. A program that has taken an
-earlier port and passes everything on to the leader is recognised by the port in the answer. Nothing is encrypted: what
-travels is attempt numbers, ports, and how commands ended. (docs/security.md says why this is not TLS.)
+So an unauthenticated peer is refused by its first line. A line that was changed, repeated, left out, moved, sent back or
+taken from another connection has a wrong MAC: it ends that connection, and the node joins again. A program that has
+taken an earlier port and relays everything to the leader is recognised by the port in the answer. Nothing is encrypted:
+what travels is attempt numbers, ports, and how commands ended. (docs/security.md says why this is not TLS.)
 
-Either side that hears nothing for half of `lease_seconds` takes the other for lost. (TCP's own keepalive would wait for
-the retransmissions of what is on its way, many minutes.)
+Either side considers the other lost after half of `lease_seconds` without a message. (TCP's own keepalive would wait
+for the retransmissions of what is on its way, many minutes.)
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Connection:
         self._num_sent = self._num_received = 0
         self._received = b""
         self._unsent = b""
-        self._heard_at = self._beat_at = time.monotonic()
+        self._received_at = self._beat_at = time.monotonic()
 
     def fileno(self) -> int:
         """For `wait_for`."""
@@ -116,8 +116,8 @@ class Connection:
     def beat(self) -> None:
         """Send a heartbeat when one is due, and check that the other side's come. Raises ConnectionLost."""
         now = time.monotonic()
-        if now - self._heard_at > self._silence_seconds:
-            raise ConnectionLost(f"silent for {now - self._heard_at:.0f} s")
+        if now - self._received_at > self._silence_seconds:
+            raise ConnectionLost(f"silent for {now - self._received_at:.0f} s")
         if now - self._beat_at >= self._silence_seconds / 5:
             self._beat_at = now
             self.send(beat=1)
@@ -142,12 +142,12 @@ class Connection:
         self._received = rest
         self._num_received += 1
         # Only an authentic line shows that the other side lives.
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
         return message
 
 
 def read_some(sock: socket.socket, num_bytes: int) -> bytes:
-    """What has come on a socket that does not block; nothing where nothing has. Raises ConnectionLost."""
+    """The bytes that have arrived on a non-blocking socket, maybe none. Raises ConnectionLost."""
     try:
         data = sock.recv(num_bytes)
     except BlockingIOError:

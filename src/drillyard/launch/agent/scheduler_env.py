@@ -1,4 +1,4 @@
-"""What a scheduler says to an agent: which node this is, where node 0 is, and which agents have ended already.
+"""What a scheduler reports to an agent: which node this is, where node 0 is, and which agents have ended already.
 
 Slurm: SLURM_NODEID and the first host of SLURM_JOB_NODELIST (`man sbatch`); `scontrol show hostnames` expands the list
 where it is installed, and containers often lack it, so the first host is also read from the list itself.
@@ -113,6 +113,6 @@ def _numbers(listed: str) -> list[int]:
 
 
 def _with_last_words(text: str, node: int, how: str) -> str:
-    said = re.findall(rf"^ *0*{node}: (.*)$", text, re.MULTILINE)
-    line = cause.error_line(cause.last_words("\n".join(said)))
+    printed = re.findall(rf"^ *0*{node}: (.*)$", text, re.MULTILINE)
+    line = cause.error_line(cause.last_words("\n".join(printed)))
     return f"{line} ({how})" if line else how

@@ -172,7 +172,7 @@ def _cut(fields: dict[str, Any], most: int) -> dict[str, Any]:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Put a whole file in the place of another. Raises OSError; the old one stays then."""
+    """Replace a file as a whole. Raises OSError; the old one stays then."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_text(text, encoding="utf-8")

@@ -97,7 +97,7 @@ def submit(options: Namespace) -> int:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Be the only launch of the cluster; says so where the file system has no locks (Lustre without -o flock)."""
+    """Lock out other launches of the cluster; warn where the file system has no locks (Lustre without -o flock)."""
     with open(path, "a", encoding="utf-8") as file:
         deadline = time.monotonic() + _LOCK_SECONDS
         while True:
