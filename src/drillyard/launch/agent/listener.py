@@ -169,7 +169,7 @@ class Listener:
             self._handshakes.append(Handshake(accepted, self._secret, self._silence_seconds))
 
     def _evict(self) -> None:
-        """Close connections over the limit: first the oldest without a hello, then those without an answer in time."""
+        """Close connections over the limit: the oldest without a hello first, then those without a timely answer."""
         late = time.monotonic() - _ANSWER_SECONDS
         excess = len(self._handshakes) - MAX_UNAUTHENTICATED
         silent = [peer for peer in self._handshakes if not peer.hello]
