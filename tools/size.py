@@ -24,7 +24,7 @@ LINE_BOUNDS = {
     ("training", "data", "cli"): 13_092,
     ("evaluation", "faults", "loglines", "models", "parallel", TOP): 7_831,
 }
-"""The largest number of lines of each group of packages."""
+"""The largest number of lines of each group of packages; a package in no group counts as top level."""
 ALL_BOUNDS = {"lines": 59_431, "statements": 36_451, "files": 343}
 
 
@@ -43,9 +43,6 @@ def main() -> None:
     ]
     print()
     print_table(("", "now", "bound", "over"), ([*row, max(0, row[1] - row[2]) or "-"] for row in bounds))
-    missing = sizes.keys() - {name for group in LINE_BOUNDS for name in group}
-    if missing:
-        print(f"in no group: {', '.join(sorted(missing))}")
     repeated = {name: paths for name, paths in sorted(classes.items()) if len(paths) > 1}
     print(f"\npublic class names that stand more than once: {len(repeated)}")
     for name, paths in repeated.items():
@@ -56,11 +53,13 @@ def measure(root: Path) -> tuple[dict[str, Counter[str]], dict[str, list[str]]]:
     """Sizes by package, and the files of each public class name."""
     sizes: dict[str, Counter[str]] = defaultdict(Counter)
     classes: dict[str, list[str]] = defaultdict(list)
+    grouped = {name for group in LINE_BOUNDS for name in group}
     for path in sorted(root.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
         lines = text.count("\n")
-        sizes[path.relative_to(root).parts[0] if path.parent != root else TOP] += Counter(
+        package = path.relative_to(root).parts[0].removesuffix(".py")
+        sizes[package if package in grouped else TOP] += Counter(
             lines=lines,
             statements=sum(isinstance(node, ast.stmt) for node in ast.walk(tree)),
             files=1,

@@ -26,15 +26,9 @@ from typing import Any
 from drillyard.data.raw_batches import Row
 from drillyard.errors import UserError
 
-ROLE_NAMES = {
-    "human": "user",
-    "prompter": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bot": "assistant",
-    "ai": "assistant",
-    "model": "assistant",
-}
+ROLE_NAMES = {"human": "user", "prompter": "user"} | dict.fromkeys(
+    ("gpt", "chatgpt", "bot", "ai", "model"), "assistant"
+)
 """Names of the two speakers in ShareGPT, OpenAssistant, LangChain and Gemini."""
 _ROLES = ("system", "user", "assistant", "tool")
 _SHAREGPT_KEYS = {"from": "role", "value": "content"}
@@ -84,12 +78,10 @@ def _message(value: Any, number: int, where: str) -> Row:
     role = message["role"].strip().lower()
     if role in ROLE_NAMES or role in _ROLES:
         message["role"] = ROLE_NAMES.get(role, role)
-    calls = _parsed(message.pop("tool_calls", None) or None, f"tool_calls of message {number}", where)
-    if calls:
+    what = f"tool_calls of message {number}"
+    if calls := _parsed(message.pop("tool_calls", None) or None, what, where):
         items = calls if isinstance(calls, list) else [calls]
-        message["tool_calls"] = without_nulls(
-            [_parsed(call, f"tool_calls of message {number}", where) for call in items]
-        )
+        message["tool_calls"] = without_nulls([_parsed(call, what, where) for call in items])
     _check_json(message, number, where)
     _check_content(message, number, where)
     _check_weight(message, number, where)
@@ -166,7 +158,7 @@ def _parsed(value: Any, what: str, where: str) -> Any:
 def message_variants(messages: list[Row]) -> Iterator[list[Row]]:
     """The variants of these messages that a template may expect, the usual one first."""
     choices: list[tuple[Callable[[Row], Row], ...]] = []
-    if any(_has_data(message) for message in messages):
+    if any(any(_functions(message)) or _is_data(message) for message in messages):
         choices.append((_with_objects, _with_json_text))
     if any(text_parts(message) for message in messages):
         choices.append((dict, _with_joined_parts))
@@ -225,10 +217,6 @@ def _with_joined_parts(message: Row) -> Row:
     return {**message, "content": "".join(part["text"] for part in parts)} if parts else message
 
 
-def _has_data(message: Row) -> bool:
-    return any(_functions(message)) or _is_data(message)
-
-
 def _is_data(message: Row) -> bool:
     """Whether the content is a tool's result that is neither text nor parts."""
     return isinstance(message.get("content"), (dict, list)) and not text_parts(message)
@@ -244,26 +232,27 @@ def _functions(message: Row) -> Iterator[Row]:
                 yield function
 
 
-def _modifiable(message: Row) -> Row:
-    """A copy whose calls may be modified."""
-    return copy.deepcopy(message) if any(_functions(message)) else dict(message)
+def _with_arguments(message: Row, change: Callable[[Any], Any]) -> Row:
+    """A copy of the message with changed arguments of its calls."""
+    changed = copy.deepcopy(message) if any(_functions(message)) else dict(message)
+    for function in _functions(changed):
+        function["arguments"] = change(function["arguments"])
+    return changed
 
 
 def _with_objects(message: Row) -> Row:
-    changed = _modifiable(message)
-    for function in _functions(changed):
-        function["arguments"] = _decoded(function["arguments"])
-    return changed
+    return _with_arguments(message, _decoded)
 
 
 def _with_json_text(message: Row) -> Row:
-    changed = _modifiable(message)
-    for function in _functions(changed):
-        if not isinstance(function["arguments"], str):
-            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+    changed = _with_arguments(message, lambda value: value if isinstance(value, str) else _json_text(value))
     if _is_data(changed):
-        changed["content"] = json.dumps(changed["content"], ensure_ascii=False)
+        changed["content"] = _json_text(changed["content"])
     return changed
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _decoded(arguments: Any) -> Any:

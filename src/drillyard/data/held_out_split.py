@@ -53,7 +53,6 @@ def held_out_sources(
 
     `recorded` as in `resolve_source`.
     """
-    explicit = data.held_out.source is not None
     found: dict[str, DataSource] = {}
     configured = data.held_out.source
     for source in sources if configured is None else resolve_sources(configured, recorded):
@@ -61,10 +60,9 @@ def held_out_sources(
             from drillyard.data import builtin
 
             for part in builtin.held_out_parts(source.builtin, source.config.options):
-                found[f"{source.name}/{part}"] = DataSource(
-                    f"{source.name}/{part}", 1.0, source.config, builtin_part=part
-                )
-        elif explicit:
+                name = f"{source.name}/{part}"
+                found[name] = DataSource(name, 1.0, source.config, builtin_part=part)
+        elif configured is not None:
             trained = next((other.config.path for other in sources if other.name == source.name), source.config.path)
             found[source.name if trained == source.config.path else split_part_name(source)] = source
     return found

@@ -7,8 +7,7 @@ follows, and in generation: no merge crosses from prompt to completion.
     prompt-completion  prompt, completion            -> loss on the completion
     text-to-sql        schema, question, sql         -> loss on the SQL; columns of gretelai/synthetic_text_to_sql
                                                         (sql_context, sql_prompt, sql) and of Spider are known
-    chat               messages, tools (may be absent) -> loss on the assistant's turns (see chat_messages.py and
-    chat_template.py)
+    chat               messages, tools (may be absent) -> loss on the assistant's turns (chat_template.py)
 
 `data.columns` maps a format's own column names to those of the data. `data.loss_on: all` puts loss on every token,
 `last` on the last turn of a chat.
@@ -97,9 +96,10 @@ class RowFormat:
         """Segments of a canonical row of any format but chat."""
         if self.name == "text":
             return [(self.text_of(row, "text", where), True)]
-        everything = self.loss_on == "all"
-        prompt, completion = self.prompt(row, where), self.completion(row, where)
-        return [(prompt, everything), (completion, True)]
+        prompt = self.prompt(row, where)
+        is_sql = self.name == "text-to-sql"
+        completion = self.text_of(row, "sql", where).strip() if is_sql else self.text_of(row, "completion", where)
+        return [(prompt, self.loss_on == "all"), (completion, True)]
 
     def prompt(self, row: Row, where: str) -> str:
         """The text before the completion."""
@@ -108,12 +108,6 @@ class RowFormat:
         for own in ("schema", "question"):
             self.text_of(row, own, where)
         return render_prompt(row)
-
-    def completion(self, row: Row, where: str) -> str:
-        """The text to learn."""
-        if self.name == "prompt-completion":
-            return self.text_of(row, "completion", where)
-        return self.text_of(row, "sql", where).strip()
 
     def identity(self, row: Row, where: str) -> str:
         """The key by which equal rows go to the same part: the prompt if there is one, else the text or messages.

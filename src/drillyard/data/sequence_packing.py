@@ -12,7 +12,7 @@ microsecond per piece up to T of 100 thousand. The result depends only on the pi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -95,23 +95,16 @@ class Packer:
             yield self._flush(final=True)
 
     def _flush(self, final: bool) -> PackedSequences:
-        tokens = np.concatenate([pieces.tokens for pieces in self._held])
-        loss = np.concatenate([pieces.loss for pieces in self._held])
-        lengths = np.concatenate([pieces.lengths for pieces in self._held])
-        places = np.concatenate([pieces.places for pieces in self._held])
-        held = Pieces(tokens, loss, lengths, places)
+        held = Pieces(*(np.concatenate([getattr(pieces, f.name) for pieces in self._held]) for f in fields(Pieces)))
         self._held, self._held_tokens = [], 0
         if not self.packing:
-            rows = [[index] for index in range(len(lengths))]
-        else:
-            rows = best_fit(lengths, self.sequence_length)
-            if not final:
-                rows = self._carry_over(rows, held)
-        return _assemble(rows, held)
+            return _assemble([[index] for index in range(len(held.lengths))], held)
+        rows = best_fit(held.lengths, self.sequence_length)
+        return _assemble(rows if final else self._carry_over(rows, held), held)
 
     def _carry_over(self, rows: list[list[int]], pieces: Pieces) -> list[list[int]]:
         """Keep the pieces of the emptiest sequences for the next window; returns the finished rows."""
-        tokens, loss, lengths = pieces.tokens, pieces.loss, pieces.lengths
+        lengths = pieces.lengths
         fills = np.array([int(lengths[row].sum()) for row in rows])
         emptiest = np.argsort(fills, kind="stable")
         budget = np.cumsum(fills[emptiest]) <= self.window_tokens // 8
@@ -120,13 +113,8 @@ class Packer:
         if kept:
             ends = np.cumsum(lengths, dtype=np.int64)
             spans = [slice(int(ends[i] - lengths[i]), int(ends[i])) for i in kept]
-            held = Pieces(
-                np.concatenate([tokens[s] for s in spans]),
-                np.concatenate([loss[s] for s in spans]),
-                lengths[kept],
-                pieces.places[kept],
-            )
-            self._held, self._held_tokens = [held], len(held.tokens)
+            tokens, loss = (np.concatenate([array[s] for s in spans]) for array in (pieces.tokens, pieces.loss))
+            self._held, self._held_tokens = [Pieces(tokens, loss, lengths[kept], pieces.places[kept])], len(tokens)
         closed = np.ones(len(rows), bool)
         closed[open_rows] = False
         return [rows[row] for row in np.flatnonzero(closed)]
@@ -140,11 +128,11 @@ def _assemble(rows: list[list[int]], pieces: Pieces) -> PackedSequences:
     order = np.fromiter((index for row in rows for index in row), np.int64, sum(map(len, rows)))
     per_row = np.fromiter(map(len, rows), np.int64, len(rows))
     firsts = np.cumsum(per_row) - per_row
-    row_lengths = np.add.reduceat(lengths[order], firsts).astype(np.int32) if len(rows) else np.zeros(0, np.int32)
+    row_lengths = np.add.reduceat(lengths[order], firsts).astype(np.int32)
     row_starts = np.cumsum(padded(row_lengths)) - padded(row_lengths)
     # Where each piece begins in the output: its row's start plus the pieces before it in the row.
     before = np.cumsum(lengths[order], dtype=np.int64) - lengths[order]
-    piece_starts = before - np.repeat(before[firsts], per_row) + np.repeat(row_starts, per_row) if len(rows) else before
+    piece_starts = before - np.repeat(before[firsts], per_row) + np.repeat(row_starts, per_row)
     total = int(padded(row_lengths).sum())
     out_tokens = np.zeros(total, tokens.dtype)
     out_loss = np.zeros(total, np.bool_)
@@ -154,7 +142,5 @@ def _assemble(rows: list[list[int]], pieces: Pieces) -> PackedSequences:
         out_loss[start:stop] = loss[begin:end]
     out_starts = np.zeros(total, np.bool_)
     out_starts[piece_starts] = True
-    valid = (
-        np.add.reduceat(out_loss, row_starts, dtype=np.int64).astype(np.int32) if len(rows) else np.zeros(0, np.int32)
-    )
+    valid = np.add.reduceat(out_loss, row_starts, dtype=np.int64).astype(np.int32)
     return PackedSequences(out_tokens, out_loss, out_starts, row_lengths, valid, per_row, pieces.places[order])

@@ -16,6 +16,7 @@ import filecmp
 import json
 import shutil
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,6 @@ from drillyard.faults.disturbed_run import (
     disturbed_command,
     mounted_tmpfs,
     new_mark,
-    plain_command,
     run_once,
     run_until_done,
     train_command,
@@ -184,7 +184,7 @@ def _undisturbed(campaign: Campaign) -> UndisturbedRun:
     output = campaign.directory / f"{_REFERENCE}.log"
     begun = time.monotonic()
     with output.open("ab") as log:
-        start = run_once(plain_command(train), new_mark(), log)
+        start = run_once([sys.executable, "-m", "drillyard", *train], new_mark(), log)
     seconds = time.monotonic() - begun
     if start.exit_code != 0:
         words = "\n".join(last_words(output.read_text(errors="replace")))
@@ -229,36 +229,23 @@ def _disturbed(
     timeout = 600 + 20 * (planned.restarts + 1) * reference.seconds
     with contextlib.nullcontext() if disk_bytes is None else mounted_tmpfs(checkpoints, disk_bytes):
         history = run_until_done(disturbed_command(train, marks), planned, marks, output, timeout)
-        evidence = _evidence(planned, history, directory, reference, marks, cache, output)
+        stopped = history.stopped
+        if stopped and (words := last_words(output.read_text(errors="replace"))):
+            stopped += f": {words[-1].strip()} (see {output})"
+        evidence = Evidence(
+            events=read_events(directory),
+            metrics=[record for record in read_records(directory / METRICS_FILE) if "step" in record],
+            marks=marks.reached(planned),
+            stopped=stopped,
+            problems=list(_problems_at_end(history, directory, reference, cache)),
+            end=event_microseconds({"time": utc_now()}),
+        )
         verdicts = judge_faults(planned, reference.losses_and_norms, evidence)
     if not campaign.keep and all(verdict.passed for verdict in verdicts):
         for path in (directory, marks.directory, cache):
             if path is not None:
                 shutil.rmtree(path, ignore_errors=True)
     return verdicts
-
-
-def _evidence(
-    planned: PlannedRun,
-    history: RunHistory,
-    directory: Path,
-    reference: UndisturbedRun,
-    marks: MarkFiles,
-    cache: Path | None,
-    output: Path,
-) -> Evidence:
-    stopped = history.stopped
-    if stopped and (words := last_words(output.read_text(errors="replace"))):
-        stopped += f": {words[-1].strip()} (see {output})"
-    phases = [(fault, phase) for fault in planned.faults for phase in (*fault.phases, "after")]
-    return Evidence(
-        events=read_events(directory),
-        metrics=[record for record in read_records(directory / METRICS_FILE) if "step" in record],
-        marks={(fault.number, phase): mark for fault, phase in phases if (mark := marks.get(fault, phase)) is not None},
-        stopped=stopped,
-        problems=list(_problems_at_end(history, directory, reference, cache)),
-        end=event_microseconds({"time": utc_now()}),
-    )
 
 
 def _problems_at_end(

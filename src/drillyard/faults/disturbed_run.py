@@ -91,6 +91,11 @@ class MarkFiles:
             return None
         return value
 
+    def reached(self, planned: PlannedRun) -> dict[tuple[int, str], dict[str, Any]]:
+        """The marks of all phases that were reached, by (fault number, phase)."""
+        phases = [(fault, phase) for fault in planned.faults for phase in (*fault.phases, "after")]
+        return {(fault.number, phase): mark for fault, phase in phases if (mark := self.get(fault, phase)) is not None}
+
     def is_complete(self, fault: Fault) -> bool:
         """Whether `fault` has done all that it does to a running rank; the next start flips the bit of a flip."""
         return self.get(fault, "again" if fault.place == "resume" else "hit") is not None
@@ -256,11 +261,6 @@ def train_command(config: Path, settings: Sequence[str], num_ranks: int, max_res
         "train", str(config), "--nproc-per-node", str(num_ranks), "--max-restarts", str(max_restarts), "--no-standby",
         "--console", "none", *sets,
     ]  # fmt: skip
-
-
-def plain_command(train: Sequence[str]) -> list[str]:
-    """`drillyard train ...`."""
-    return [sys.executable, "-m", "drillyard", *train]
 
 
 def disturbed_command(train: Sequence[str], marks: MarkFiles) -> list[str]:

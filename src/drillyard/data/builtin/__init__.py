@@ -41,23 +41,19 @@ def validate_options(name: str, options: Options) -> Options:
         where = f"builtin:{name}: option {key!r}"
         if key not in allowed:
             raise UserError(f"{where} does not exist; {_nearest(key, tuple(allowed))}.")
+        takes = None
         if key in _MINIMUM and (type(value) is not int or value < _MINIMUM[key]):
-            raise UserError(f"{where} is {value!r}; it takes a whole number of at least {_MINIMUM[key]}.")
-        if key == "made_up" and not (type(value) in (int, float) and 0 <= value <= 1):
-            raise UserError(f"{where} is {value!r}; it takes a share from 0 to 1 of the training rows.")
-        if key == "held_out":
-            _check_parts(where, value)
+            takes = f"a whole number of at least {_MINIMUM[key]}"
+        elif key == "made_up" and not (type(value) in (int, float) and 0 <= value <= 1):
+            takes = "a share from 0 to 1 of the training rows"
+        elif key == "held_out" and not (isinstance(value, list) and len(set(map(str, value))) == len(value)):
+            takes = f"a list of different parts out of {', '.join(text_to_sql.HELD_OUT_PARTS)}"
+        if takes:
+            raise UserError(f"{where} is {value!r}; it takes {takes}.")
+        for part in value if key == "held_out" else ():
+            if part not in text_to_sql.HELD_OUT_PARTS:
+                raise UserError(f"{where} has {part!r}; {_nearest(str(part), text_to_sql.HELD_OUT_PARTS)}.")
     return allowed | options
-
-
-def _check_parts(where: str, value: object) -> None:
-    if not isinstance(value, list) or len(set(map(str, value))) != len(value):
-        raise UserError(
-            f"{where} is {value!r}; it takes a list of different parts out of {', '.join(text_to_sql.HELD_OUT_PARTS)}."
-        )
-    for part in value:
-        if part not in text_to_sql.HELD_OUT_PARTS:
-            raise UserError(f"{where} has {part!r}; {_nearest(str(part), text_to_sql.HELD_OUT_PARTS)}.")
 
 
 def _nearest(found: str, allowed: tuple[str, ...]) -> str:
