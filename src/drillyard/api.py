@@ -196,7 +196,7 @@ def measure(
     from drillyard.measurement.read_logs import read_logs
 
     log = read_logs(_texts(paths), timezone=timezone, framework=framework)
-    return run_result.measure(log, _user_facts(facts), load_catalog(_path(hardware)))
+    return run_result.measure(log, user_facts(facts), load_catalog(_path(hardware)))
 
 
 def report(
@@ -246,12 +246,14 @@ def _texts(paths: PathLike | Sequence[PathLike]) -> list[str]:
     return [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
 
 
-def _user_facts(given: dict[str, Any]) -> UserFacts:
-    from drillyard.estimation.request import parse_count
+def user_facts(given: dict[str, Any]) -> UserFacts:
+    """The facts that a user gave by the names of the flags of `drillyard metrics`; counts may be text such as 70.6B."""
     from drillyard.measurement.user_facts import UserFacts, to_formula
 
     facts = {**given, "config": _path(given.get("config")), "formula": to_formula(given.get("formula"))}
     for name in ("params", "active_params"):
         if isinstance(facts.get(name), str):
+            from drillyard.estimation.request import parse_count
+
             facts[name] = parse_count(f"--{name.replace('_', '-')}", facts[name])
     return UserFacts(**facts)

@@ -149,7 +149,7 @@ def test_a_rank_leaves_its_traceback_in_its_log(command: Callable[..., None], mo
 
 
 def test_every_package_of_an_extra_is_known_by_its_module() -> None:
-    from drillyard.cli.crash_report import MODULES_OF_EXTRAS
+    from drillyard.cli.process_exit import MODULES_OF_EXTRAS
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     del extras["dev"]

@@ -1,8 +1,7 @@
-"""`drillyard chaos run.yaml`: does this run survive? It is disturbed on purpose, and compared to the bit."""
+"""`drillyard chaos run.yaml`: inject faults into a run, and check that it ends with the same bits."""
 
 from __future__ import annotations
 
-import inspect
 import shutil
 import signal
 import sys
@@ -12,14 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drillyard.cli.options import AsJson, Overrides
+
 if TYPE_CHECKING:
     from drillyard.faults.plan import FaultKind
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`; its help has one line per paragraph, which the terminal wraps."""
-    text = inspect.cleandoc(chaos.__doc__ or "")
-    app.command("chaos", help="\n\n".join(" ".join(part.split()) for part in text.split("\n\n")))(chaos)
+    """Add the command to the app."""
+    app.command("chaos")(chaos)
 
 
 def chaos(
@@ -28,41 +28,37 @@ def chaos(
         str, typer.Option(help="Kinds, separated by commas: kill, stop, term, disk-full, flip.", metavar="KINDS")
     ] = "kill,stop,term,disk-full,flip",
     count: Annotated[int, typer.Option(min=1, help="Faults in all.", metavar="N")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Draws ranks, steps and moments.", metavar="S")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the ranks, steps and times of faults.", metavar="S")] = 0,
     nproc_per_node: Annotated[
         int | None, typer.Option(min=1, help="Ranks on this host; default: one per GPU, or two.", metavar="N")
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a setting: training.steps=60.", metavar="KEY=VALUE")
-    ] = None,
+    set_: Overrides = None,
     directory: Annotated[
-        Path | None, typer.Option(help="Where to work, an empty directory; default: a temporary one.")
+        Path | None, typer.Option(help="An empty directory to work in; default: a temporary one.")
     ] = None,
     watchdog: Annotated[
         float | None,
         typer.Option(min=1, help="Seconds after which a stopped run counts as hung.", metavar="SECONDS"),
     ] = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Keep all runs; otherwise only those with a failed fault.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep all runs, not only those with a failed fault.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Disturb a run on purpose, and see whether it ends with the same bits as undisturbed.
+    """Inject faults into a run, and check that it ends with the same bits as without them.
 
-    RUN.YAML is trained once undisturbed, then under faults: ranks and the supervisor killed in steps, in saves, in the
-    cache build, in the export and while they resume; ranks stopped; SIGTERM; a full disk; a flipped bit in the newest
-    checkpoint. A fault passes when it struck at its place and every loss and gradient norm, redone steps included, and
-    the final weights equal the undisturbed run's to the bit, without a restart that it did not ask for.
+    Trains RUN.YAML once without faults, then with them: ranks and the supervisor killed in steps, saves, the cache
+    build, the export and while they resume; ranks stopped; SIGTERM; a full disk; a flipped bit in the newest
+    checkpoint. A fault passes if it struck where planned and every loss and gradient norm, of repeated steps too, and
+    the final weights are equal to the bit, without restarts beyond those it causes.
 
-    It works in a directory of its own and never touches the run directory of RUN.YAML. Take a short run: each fault
-    costs a start of the ranks.
+    Works in a directory of its own and never touches the run directory of RUN.YAML. Use a short run: each fault costs a
+    start of the ranks.
 
     Example: [bold]drillyard chaos run.yaml --faults kill,flip --count 20 --set training.steps=60
     --set checkpoint.every_steps=4[/bold]
 
-    Exit code 0: every fault passed. 1: some did not. 2: something to mend in the config.
+    Exit code 0: every fault passed. 1: some did not. 2: the config must be fixed.
     """
-    from drillyard.cli.crash_report import require_training
+    from drillyard.cli.process_exit import require_training
     from drillyard.config import load_run_config, require_valid
     from drillyard.config.auto_values import num_gpus
     from drillyard.console import SafeConsole
@@ -91,7 +87,7 @@ def chaos(
         keep=keep,
     )
     errors = SafeConsole(stderr=True, highlight=False)
-    # So that nothing is left running or on the disk when whoever started this ends it.
+    # Clean up processes and files on SIGTERM too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         if errors.is_terminal:
@@ -122,6 +118,6 @@ def _kinds(text: str) -> list[FaultKind]:
     unknown = [name for name in named if name not in FAULT_KINDS]
     if unknown or not named:
         raise UserError(
-            f"--faults {text}: {unknown[0] if unknown else 'nothing'} is no kind; name {', '.join(FAULT_KINDS)}"
+            f"--faults {text}: {unknown[0] if unknown else 'nothing'} is no kind; choose from {', '.join(FAULT_KINDS)}"
         )
     return [kind for kind in FAULT_KINDS if kind in named]

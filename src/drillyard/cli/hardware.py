@@ -1,4 +1,4 @@
-"""`drillyard hardware [NAME]`: what is known of accelerators, machines and network stacks, with sources and dates."""
+"""`drillyard hardware [NAME]`: facts about accelerators, machines and network stacks, with sources and dates."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from drillyard.cli.options import AsJson, print_json
 
 
 def register(app: typer.Typer) -> None:
@@ -16,15 +18,16 @@ def register(app: typer.Typer) -> None:
         name: Annotated[
             str | None,
             typer.Argument(
-                help="Accelerator, machine, network stack, or a GPU as its driver names it. Default: the list."
+                help="Accelerator, machine, network stack, or a GPU by its driver's name. Default: list all."
             ),
         ] = None,
         own: Annotated[
-            Path | None, typer.Option("--hardware", metavar="FILE", help="Your own hardware, laid over what is known.")
+            Path | None,
+            typer.Option("--hardware", metavar="FILE", help="Your own hardware, added to the built-in one."),
         ] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+        as_json: AsJson = False,
     ) -> None:
-        """Show the facts that estimates, acceptance and plans rest on; `?` and `unverified` mark what none confirms.
+        """Show the facts behind estimates and plans; `?` and `unverified` mark unconfirmed ones.
 
         A hardware FILE is YAML with lists of accelerators, machines, network_stacks, bandwidths and prices, such as
 
@@ -38,9 +41,6 @@ def register(app: typer.Typer) -> None:
         catalog = load_catalog(own)
         entry = None if name is None else find_entry(catalog, name)
         if as_json:
-            import json
-
-            value = list_json(catalog) if entry is None else entry_json(catalog, entry)
-            typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+            print_json(list_json(catalog) if entry is None else entry_json(catalog, entry))
         else:
             typer.echo(list_text(catalog) if entry is None else entry_text(catalog, entry))

@@ -1,10 +1,10 @@
-"""`drillyard`: the table of commands, and how every one of them ends.
+"""`drillyard`: the table of commands, and their exit codes.
 
-A command is a row of `COMMANDS` and a file with `register(app)`. The file is imported only when its command is called,
-so `drillyard --help` costs typer and rich and nothing else (about 0.15 s), whatever the commands import.
+A command is a row of `COMMANDS` and a function that a module's `register(app)` adds. The module is imported when its
+command is called, so `drillyard --help` imports only typer and rich (about 0.15 s).
 
-Exit codes: 0 done; 2 the user's mistake, as `error: ...` on stderr without a traceback; 130 interrupted; what a command
-chooses by `typer.Exit`; 70 for a bug of ours (`crash_report.py`).
+Exit codes: 0 done; 2 the user's mistake, as `error: ...` on stderr without a traceback; 130 interrupted; that of a
+command's `typer.Exit`; 70 for a bug of ours (`process_exit.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import re
 import signal
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -24,8 +25,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from drillyard import __version__
-from drillyard.cli.process_exit import is_rank
+from drillyard.cli.process_exit import EXIT_UNEXPECTED, describe_unexpected, disk_problem, is_rank, missing_extra
 from drillyard.control_characters import CleanedText, clean, clean_standard_streams
+from drillyard.deprecation import RenamedWarning, rename_flags
 from drillyard.errors import UserError
 from drillyard.redaction import add_inherited_secrets, redact
 
@@ -38,46 +40,45 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "init": Command("drillyard.cli.init", "Write a commented run.yaml and cluster.yaml to start from."),
-    "schema": Command("drillyard.cli.schema", "Print the JSON Schema of a config, or of an estimate."),
-    "data": Command("drillyard.cli.data", "Look at the data as the model will see it."),
+    "init": Command("drillyard.cli.config_files", "Write a commented run.yaml and cluster.yaml to start from."),
+    "schema": Command("drillyard.cli.config_files", "Print the JSON Schema of a config, or of an estimate."),
+    "data": Command("drillyard.cli.data", "Show the data as the model sees it."),
     "hardware": Command("drillyard.cli.hardware", "Look up accelerators, machines, network stacks and prices."),
-    "estimate": Command("drillyard.cli.estimate", "Predict memory, speed, cost and failures before money is spent."),
+    "estimate": Command("drillyard.cli.estimate", "Estimate memory, speed, cost and failures before a run."),
     "train": Command("drillyard.cli.train", "Train a model on this machine, or as one rank of a launcher."),
     "launch": Command("drillyard.cli.launch", "Submit a run to a cluster's scheduler, or start it on hosts."),
     "runs": Command("drillyard.cli.runs", "List and follow launched runs: status, logs, watch, cancel, artifacts."),
-    "eval": Command("drillyard.cli.eval", "Measure a checkpoint or a finished model."),
-    "export": Command("drillyard.cli.export", "Write a checkpoint as a Hugging Face model directory."),
+    "eval": Command("drillyard.cli.saved_model", "Measure a checkpoint or a finished model."),
+    "export": Command("drillyard.cli.saved_model", "Write a checkpoint as a Hugging Face model directory."),
     "checkpoint": Command("drillyard.cli.checkpoint", "List, verify and prune the checkpoints of a run."),
-    "chaos": Command("drillyard.cli.chaos", "Disturb a run on purpose, and see whether it ends with the same bits."),
+    "chaos": Command("drillyard.cli.chaos", "Inject faults into a run, and check that it ends with the same bits."),
     "watch": Command("drillyard.cli.watch", "Follow a run live in the terminal."),
     "report": Command("drillyard.cli.report", "Write a report of a run as one HTML file."),
-    "metrics": Command("drillyard.cli.metrics", "Say what a run of any framework achieved, from its log."),
-    "diff": Command("drillyard.cli.diff", "Name the first step at which two runs differ, and by how much."),
+    "metrics": Command("drillyard.cli.metrics", "Measure a run of any framework from its log."),
+    "diff": Command("drillyard.cli.report", "Find the first step at which two runs differ, and by how much."),
 }
 
 
 def load_command(name: str) -> Any:
-    """The command `name`, from its module; importing it is what makes it cost."""
+    """Import the command `name`."""
     app = typer.Typer()
     importlib.import_module(COMMANDS[name].module).register(app)
     command = typer.main.get_group(app).commands[name]
-    _let_help_flow(command)
+    _unwrap_help(command)
     _prepare_calls(command)
     return command
 
 
-def _let_help_flow(command: Any) -> None:
-    """Paragraphs of help as wide as the terminal: docstrings are wrapped for whoever reads the code."""
+def _unwrap_help(command: Any) -> None:
+    """One line per paragraph of help, for the terminal to wrap."""
     paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
     command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     for inner in getattr(command, "commands", {}).values():
-        _let_help_flow(inner)
+        _unwrap_help(inner)
 
 
 def _prepare_calls(command: Any) -> None:
-    """Clean what each command prints (help was printed before), and let none take gs://b/x for a file here: what reads
-    objects takes text, not paths."""
+    """Clean what each command prints, and refuse URLs such as gs://b/x for local paths."""
 
     def prepared(function: Any) -> Any:
         @functools.wraps(function)
@@ -109,8 +110,10 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, listed, rest = super().resolve_command(ctx, args)
         command = listed and load_command(listed.name or "")
+        inner = f"{name} {rest[0]}" if rest and rest[0] in getattr(command, "commands", {}) else str(name)
+        rest = rename_flags(inner, rest)
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            # From here on there may be something to clean up (see __main__.py).
+            # From here on a command may have something to clean up (see __main__.py).
             signal.signal(signal.SIGINT, signal.default_int_handler)
         return name, command, rest
 
@@ -151,8 +154,19 @@ def drillyard(
     """From two YAML files to a trained, measured model."""
 
 
+def _format_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> str:
+    """`warning: text` for old names; other warnings as Python formats them."""
+    if issubclass(category, RenamedWarning):
+        return f"warning: {message}\n"
+    return _python_format(message, category, *place, **more)
+
+
+_python_format = warnings.formatwarning
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run `drillyard` with `arguments` (default: the process's) and exit with its code."""
+    warnings.formatwarning = _format_warning
     code: str | int | None = 0
     unexpected: Exception | None = None
     try:
@@ -160,15 +174,13 @@ def main(arguments: list[str] | None = None) -> None:
     except SystemExit as ended:
         code = ended.code
     except UserError as error:
-        tell_error(str(error))
+        print_error(str(error))
         code = 2
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:
         code = 1
     except Exception as error:
-        from drillyard.cli.crash_report import missing_extra
-
         if is_rank() and missing_extra(error) is None:
             raise  # into the rank's log
         unexpected = error
@@ -176,41 +188,39 @@ def main(arguments: list[str] | None = None) -> None:
     if isinstance(problem, BrokenPipeError):
         code = code or 1
     elif (trouble := unexpected or problem) is not None:
-        code = code or _tell_unexpected(trouble)
+        code = code or _print_unexpected(trouble)
     sys.exit(code)
 
 
 def _end_output() -> OSError | None:
-    """Flush standard output; returns why that failed. What it still holds is dropped then."""
+    """Flush standard output; returns the error if that fails, and drops the rest of the output."""
     try:
         sys.stdout.flush()
     except OSError as error:
-        # Without this the interpreter would complain when it flushes stdout on its way out.
+        # Otherwise the interpreter complains when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return error
     return None
 
 
-def _tell_unexpected(error: Exception) -> int:
-    from drillyard.cli.crash_report import EXIT_UNEXPECTED, describe_unexpected, disk_problem, missing_extra
-
+def _print_unexpected(error: Exception) -> int:
     if (mistake := missing_extra(error) or disk_problem(error)) is not None:
-        tell_error(mistake)
+        print_error(mistake)
         return 2
-    tell_error(describe_unexpected(error))
+    print_error(describe_unexpected(error))
     return EXIT_UNEXPECTED
 
 
-def tell_error(message: str) -> None:
-    """Print `error: message` on stderr, the word red when a person watches."""
-    with contextlib.suppress(OSError):  # a full disk behind stderr: the exit code is all that is left
+def print_error(message: str) -> None:
+    """Print `error: message` on stderr, the word red on a terminal."""
+    with contextlib.suppress(OSError):  # stderr may be on a full disk
         print(CleanedText(error_text(message)), file=sys.stderr)
 
 
 def error_text(message: str) -> str:
     """`error: message`, cleaned, with further lines indented below the first."""
-    watched = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    word = "\033[1;31merror:\033[0m" if watched else "error:"
+    coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    word = "\033[1;31merror:\033[0m" if coloured else "error:"
     return f"{word} " + clean(redact(message)).replace("\n", "\n       ")
 
 

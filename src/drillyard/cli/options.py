@@ -1,29 +1,37 @@
-"""Options and arguments that several commands share."""
+"""Options that several commands share: declared once, with one name, type and help text."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Final, NamedTuple, get_args, get_type_hints
 
 import typer
 
 from drillyard.errors import NotFoundError
 
-_RUNS = Path("runs")
-_MOST_SHOWN = 8
+RUN, RANGE, MONEY = "What the run was, if its log does not say", "Which steps and which time", "Money"
+OUTPUT = "Output"
+_RUNS: Final = Path("runs")
+_MOST_SHOWN: Final = 8
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, such as training.steps=100; repeatable."),
+]
 PricePerGpuHour = Annotated[
     float | None,
     typer.Option("--price-per-gpu-hour", metavar="DOLLARS", help="For the cost; default: the machine's price."),
 ]
 Interval = Annotated[
     float | None,
-    typer.Option("--interval", min=0.05, metavar="SECONDS", help="Default: 1 on a terminal, 10 elsewhere."),
+    typer.Option("--interval", min=0.05, metavar="SECONDS", help="Between updates; default: 1 on a terminal, else 10."),
 ]
-"""Of commands that follow a run live."""
+RunDirectory = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, or its name in runs/.")]
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -44,13 +52,85 @@ Cluster = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Search this cluster only; default: those launched on, else ./cluster.yaml."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class SharedOption(NamedTuple):
+    """An option of several commands. `names` are its flags where they do not follow from the parameter's name."""
+
+    type: Any
+    help: str
+    panel: str
+    metavar: str | None = None
+    names: tuple[str, ...] = ()
+
+    def option(self, panel: str | None = None, help: str | None = None) -> Any:
+        """The option for typer, in another panel or with another help text where a command needs that."""
+        return typer.Option(
+            *self.names, help=help or self.help, metavar=self.metavar, rich_help_panel=panel or self.panel
+        )
+
+
+RUN_FACTS: Final = {
+    "accelerator": SharedOption(str, "Accelerator, such as b200, for MFU.", RUN),
+    "num_gpus": SharedOption(int, "GPUs of the whole run.", RUN),
+    "params": SharedOption(str, "Parameters of the model, such as 70.55e9 or 70.55B.", RUN),
+    "active_params": SharedOption(str, "Parameters that one token uses (mixture of experts).", RUN),
+    "config": SharedOption(Path, "config.json of the model, for any formula.", RUN, "FILE"),
+    "batch_size_per_gpu": SharedOption(int, "Sequences of a step on one GPU.", RUN),
+    "global_batch_size": SharedOption(int, "Sequences of a step on all GPUs.", RUN),
+    "sequence_length": SharedOption(int, "Tokens of a sequence.", RUN),
+    "precision": SharedOption(str, "Precision of the peak: bf16 (default), fp8, ...", RUN),
+    "formula": SharedOption(
+        str, "FLOPs per token: 6N (default), palm, causal, torchtitan, megatron, hfu-full, hfu-attention.", RUN
+    ),
+    "hardware": SharedOption(Path, "Your own hardware and prices, added to the built-in ones.", RUN, "FILE"),
+    "gpus_per_node": SharedOption(int, "GPUs in a node, for a price per node.", MONEY),
+    "price_per_gpu_hour": SharedOption(
+        float, "Price of a GPU; default for a run directory: that of cluster.yaml's machine.", MONEY, "DOLLARS"
+    ),
+    "price_per_node_hour": SharedOption(float, "Price of a node, instead of a GPU.", MONEY, "DOLLARS"),
+    "framework": SharedOption(str, "Read as this format only, such as megatron; default: detected.", RANGE),
+    "start_step": SharedOption(
+        int, "First step that counts; default: warm-up is detected.", RANGE, None, ("--start-step", "--start_step")
+    ),
+    "end_step": SharedOption(int, "Last step that counts.", RANGE, None, ("--end-step", "--end_step")),
+    "timezone": SharedOption(str, "Zone of time stamps without one, such as Europe/Zurich; default: UTC.", RANGE),
+}
+"""What the user knows about a run and its log may not say: options of `metrics` and `report`."""
+
+
+def with_run_facts(function: Callable[..., None], panel: str | None = None) -> Callable[..., None]:
+    """Give a command all options of RUN_FACTS."""
+    return add_options(function, RUN_FACTS, panel)
+
+
+def add_options(
+    function: Callable[..., None], options: Mapping[str, SharedOption], panel: str | None = None
+) -> Callable[..., None]:
+    """Give a command these options: it receives them as keyword arguments, None where not given."""
+    signature = inspect.signature(function, eval_str=True)
+    own = [
+        each
+        for each in signature.parameters.values()
+        if each.kind is not inspect.Parameter.VAR_KEYWORD and each.name not in options
+    ]
+    added = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[row.type | None, row.option(panel)],
+        )
+        for name, row in options.items()
+    ]
+    vars(function)["__signature__"] = signature.replace(parameters=[*own, *added])
+    return function
 
 
 def find_run(path: Path, *, is_model: bool = False) -> Path:
-    """`path`, or runs/`path` where there is only that: a run may be given by its name.
+    """`path`, or runs/`path` if only that exists. With `is_model` a missing path may be a model id.
 
-    Raises UserError for a name that neither has, with the runs that there are. `is_model`: it may be an id instead.
+    Raises NotFoundError for a name that neither has, with the runs that exist.
     """
     named = _RUNS / path
     if path.exists():
@@ -66,8 +146,13 @@ def find_run(path: Path, *, is_model: bool = False) -> Path:
 
 
 def find_runs(paths: list[str]) -> list[str]:
-    """The same for paths that may also be `-` or URLs."""
+    """`find_run` for paths that may also be `-` or URLs."""
     return [path if path == "-" or "://" in path else str(find_run(Path(path))) for path in paths]
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print a JSON document on standard output."""
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def with_options(options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -1,11 +1,33 @@
-"""How a process of a run leaves: a rank at once, without the interpreter's shutdown; a supervisor before its run."""
+"""How processes exit: ranks at once, a supervisor before its run starts, and any command on an unexpected exception.
+
+An unexpected exception is two lines on stderr, a file with the traceback, and exit code 70 (EX_SOFTWARE of sysexits.h),
+which no command uses otherwise. A rank's traceback goes to stderr, which is its log in the run directory.
+"""
 
 from __future__ import annotations
 
+import errno
+import importlib.util
 import os
 import signal
 import sys
 from typing import NoReturn
+
+from drillyard import __version__
+from drillyard.errors import MissingExtraError
+from drillyard.redaction import redact
+
+EXIT_UNEXPECTED = 70
+
+MODULES_OF_EXTRAS = {
+    "train": ("datasets", "peft", "pyarrow", "safetensors", "tensorboard", "tokenizers", "torch", "transformers"),
+    "gpu": ("liger_kernel", "torchao"),
+    "kubernetes": ("kubernetes",),
+    "gcp": ("google",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
+}
+"""Top-level modules of each extra in pyproject.toml."""
 
 
 def is_rank() -> bool:
@@ -14,10 +36,9 @@ def is_rank() -> bool:
 
 
 def exit_process(code: int) -> NoReturn:
-    """End this process with `code`, what it has printed included.
+    """Flush the output and exit with `code` at once, without the interpreter's shutdown.
 
-    gloo's threads may abort a process that is done while the interpreter shuts down, and a rank that failed must not
-    wait for the others in a collective on its way out: this does neither.
+    gloo's threads can abort a process during shutdown, and a rank that failed must not wait for the others there.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -25,12 +46,60 @@ def exit_process(code: int) -> NoReturn:
 
 
 def exit_on_signal() -> None:
-    """Until a supervisor has started its ranks there is nothing to stop: a stop signal means exit code 85, come again.
-
-    Holds until other handlers take its place. What comes before, the interpreter's own start, ends by the signal.
-    """
+    """Exit with code 85 (start again) on a stop signal: no ranks have been started yet. Later handlers replace this."""
     from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED
     from drillyard.supervise.stop_requests import RANK_STOP_SIGNALS
 
     for number in RANK_STOP_SIGNALS:
         signal.signal(number, lambda *_: os._exit(EXIT_CHECKPOINTED))
+
+
+def missing_extra(error: BaseException) -> str | None:
+    """What to install if `error` is the failed import of a package that an extra provides; else None."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    for extra, modules in MODULES_OF_EXTRAS.items():
+        # A missing submodule of an installed package is an unknown version, which installing would not fix.
+        if name in modules and importlib.util.find_spec(name) is None:
+            return f"this needs {name}, which is not installed: pip install 'drillyard[{extra}]'"
+    return None
+
+
+def require_training() -> None:
+    """Raise MissingExtraError if a package that ranks need is missing, before any rank is started."""
+    for name in ("torch", "transformers"):
+        if importlib.util.find_spec(name) is None:
+            raise MissingExtraError(missing_extra(ModuleNotFoundError(name=name)))
+
+
+def disk_problem(error: BaseException) -> str | None:
+    """What could not be written, if `error` is a full or failing disk; stdout may be a file too."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        return None
+    return f"cannot write {error.filename or 'the output'}: {error.strerror}. Write it to another disk, or free space."
+
+
+def describe_unexpected(error: BaseException) -> str:
+    """Write the traceback of `error` to a file; return two lines with the error and the file.
+
+    The file is in the directory for temporary files, readable by its owner only. It holds versions and the traceback,
+    no arguments and no values of variables; secrets of a config are replaced by their references.
+    """
+    import platform
+    import tempfile
+    import traceback
+
+    # On one line, cut: libraries may quote a whole file.
+    what = " ".join(redact(f"unexpected {type(error).__name__}: {error}").split())[:300].rstrip(" :")
+    lines = traceback.format_exception(error)
+    versions = f"drillyard {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    text = redact(f"{versions}\n\n{''.join(lines)}")
+    path = ""
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="drillyard-error-", suffix=".txt")
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError as failed:
+        if path:
+            os.unlink(path)
+        return f"{what}\nThis is a bug in Drillyard. Its traceback could not be saved ({failed.strerror}):\n{text}"
+    return f"{what}\nThis is a bug in Drillyard. Please report it with its traceback, which is in {path}"

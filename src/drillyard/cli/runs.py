@@ -33,7 +33,7 @@ PAUSES = (1.0, 15.0)
 
 def register(app: typer.Typer) -> None:
     """Add the commands on launched runs to the app."""
-    from drillyard.cli import runs_following
+    from drillyard.cli.watch import runs_logs, runs_watch
 
     group = typer.Typer(no_args_is_help=True)
     app.add_typer(group, name="runs")
@@ -44,8 +44,8 @@ def register(app: typer.Typer) -> None:
 
     group.command("list")(list_command)
     group.command("status")(status_command)
-    group.command("logs")(runs_following.logs_command)
-    group.command("watch")(runs_following.watch_command)
+    group.command("logs")(runs_logs)
+    group.command("watch")(runs_watch)
     group.command("wait")(wait_command)
     group.command("cancel")(cancel_command)
     group.command("resume")(resume_command)
@@ -94,7 +94,7 @@ def status_command(run: RunArgument, cluster: Cluster = None, as_json: AsJson = 
     """
     from drillyard.launch.cluster_registry import find_launched_run
     from drillyard.launch.status_text import status_json, status_text
-    from drillyard.watch.run_progress import read_progress
+    from drillyard.watch.remote_run import read_progress
 
     found = find_launched_run(run, cluster)
     status = found.status()

@@ -1,7 +1,8 @@
-"""`drillyard train`: start a run's ranks under a supervisor, or be one of them."""
+"""`drillyard train`: start a run's ranks under a supervisor, or be one of them; with --replay repeat a step."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import os
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from drillyard.cli.crash_report import missing_extra, require_training
-from drillyard.cli.process_exit import exit_on_signal, exit_process, is_rank
+from drillyard.cli.options import Overrides
+from drillyard.cli.process_exit import exit_on_signal, exit_process, is_rank, missing_extra, require_training
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Console(StrEnum):
-    """What a run prints while it trains."""
+    """The console output of a run."""
 
     text = "text"
     json = "json"
@@ -45,13 +46,13 @@ def train(
         int | None,
         typer.Option(
             min=0,
-            help="Times that the ranks are started again after a crash.",
+            help="Restarts of the ranks after a crash.",
             metavar="N",
-            show_default="3; with --nnodes 0, all nodes are to be started again together",
+            show_default="3; with --nnodes 0: restart all nodes together",
         ),
     ] = None,
     nnodes: Annotated[
-        int, typer.Option(min=1, help="Nodes of the run; the same command is given on each of them.", metavar="N")
+        int, typer.Option(min=1, help="Nodes of the run; run the same command on each.", metavar="N")
     ] = 1,
     node_rank: Annotated[int, typer.Option(min=0, help="This node's number, from 0.", metavar="N")] = 0,
     master_addr: Annotated[
@@ -64,7 +65,7 @@ def train(
         float | None,
         typer.Option(
             min=0,
-            help="End and restart ranks that get no further for so long; 0: never. Sets timeouts.watchdog_seconds.",
+            help="Restart ranks that make no progress for so long; 0: never. Sets timeouts.watchdog_seconds.",
             metavar="SECONDS",
             show_default="1800",
         ),
@@ -73,13 +74,11 @@ def train(
         bool | None,
         typer.Option(
             "--standby/--no-standby",
-            help="Keep ranks ready that have everything imported, so that a restart takes seconds less.",
+            help="Keep standby ranks with everything imported: a restart takes seconds less.",
             show_default="where there are 4 cores per rank",
         ),
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a setting: training.steps=100.", metavar="KEY=VALUE")
-    ] = None,
+    set_: Overrides = None,
     console: Annotated[
         Console, typer.Option(help="Lines for people, JSON objects for programs, or none.")
     ] = Console.text,
@@ -87,30 +86,30 @@ def train(
         int | None,
         typer.Option(
             min=1,
-            help="Train nothing: do STEP again from the checkpoint before it and compare the bits of loss and gradient "
-            "norm with metrics.jsonl, a test for silent data corruption. Exit code 0: equal; 1: different.",
+            help="Do not train: repeat STEP from the checkpoint before it and compare loss and gradient norm with "
+            "metrics.jsonl to the bit, a test for silent data corruption. Exit code 0: equal; 1: different.",
             metavar="STEP",
         ),
     ] = None,
 ) -> None:
     """Train a model as RUN.YAML says, on this host; under torchrun or any rendezvous, be one rank of the run.
 
-    SIGTERM, SIGUSR1 or Ctrl-C: the ranks finish their step, save and stop; another one 2 s later ends them at once.
+    On SIGTERM, SIGUSR1 or Ctrl-C the ranks finish their step, save and stop; a second one 2 s later kills them.
 
-    What was stopped, or has crashed, goes on from its newest checkpoint when the same command is given again.
+    The same command resumes a stopped or crashed run from its newest checkpoint.
 
     Exit codes:
 
     [bold]0[/bold] The run is done (1 with evaluation.required where a metric could not be measured).
 
-    [bold]2[/bold] Something to mend in the config or the data; trying again does not help.
+    [bold]2[/bold] The config or the data must be fixed; a retry does not help.
 
-    [bold]85[/bold] Stopped on request, with everything saved that was trained: start it again.
+    [bold]85[/bold] Stopped on request with everything saved: start it again.
 
-    [bold]128+N[/bold] Ended at once by signal N (137: killed, often for lack of memory).
+    [bold]128+N[/bold] Killed by signal N (137: often out of memory).
 
     Any other: that of the rank that failed first, after all restarts (1: an exception, ranks that hung, or a stop whose
-    checkpoint could not be saved: the earlier one is whole).
+    checkpoint could not be saved; the one before it is intact).
     """
     from drillyard.config import load_run_config, require_valid
     from drillyard.config.auto_values import num_gpus
@@ -121,9 +120,7 @@ def train(
     run = load_run_config(config, overrides)
     require_training()
     if replay is not None:
-        from drillyard.cli.replay import replay as replay_step
-
-        replay_step(run, replay, nproc_per_node)
+        _replay(run, replay, nproc_per_node)
     if is_rank():
         _be_a_rank(run, console.value)
     exit_on_signal()
@@ -137,7 +134,7 @@ def train(
         require_weight_files(run.model)
 
     def claim() -> bool:
-        # Asked first: the claim saves what is configured now over what the run ended with.
+        # Before the claim, which overwrites the saved config.
         finished = is_finished(run)
         if node.is_first:
             goes_on = run.checkpoint.resume == "never" and is_started(directory)
@@ -145,12 +142,12 @@ def train(
         if finished and node.is_first:
             typer.echo(
                 f"{directory}: this run is finished; its model is in final/, its figures in summary.txt. "
-                "With more training.steps (or epochs) it goes on"
+                "To train longer, raise training.steps (or epochs)"
             )
         return not finished
 
-    # The ranks of every round read the saved config: editing RUN.YAML meanwhile changes nothing. Of several nodes only
-    # the first one saves it, and the others may be earlier: their launcher gives all of them the same file.
+    # Ranks read the saved config in every attempt: later edits of RUN.YAML change nothing. With several nodes only the
+    # first one saves it, perhaps after the others start: there the launcher provides the same file to all.
     saved = directory / SAVED_CONFIG if node.count == 1 else config
     command = [sys.executable, "-m", "drillyard", "train", str(saved), "--console", console.value]
     if node.count > 1:
@@ -171,25 +168,24 @@ def train(
 def _node(
     nnodes: int, node_rank: int, master_addr: str | None, master_port: int | None, max_restarts: int | None
 ) -> NodePlacement:
-    """This host's place among the run's nodes, from the options. Raises UserError where they do not fit together."""
+    """This host's place among the run's nodes. Raises UserError for options that contradict each other."""
     from drillyard.supervise.rank_process import NodePlacement
 
     if nnodes == 1:
         if node_rank or master_addr is not None or master_port is not None:
-            raise UserError("--node-rank, --master-addr and --master-port belong to --nnodes N with more than one node")
+            raise UserError("--node-rank, --master-addr and --master-port need --nnodes N with more than one node")
         return NodePlacement()
     if node_rank >= nnodes:
         raise UserError(f"--node-rank {node_rank}: of {nnodes} nodes the last one is {nnodes - 1}")
     if master_addr is None or master_port is None:
-        raise UserError("--nnodes needs --master-addr and --master-port: where node 0 is, and a free port of it")
+        raise UserError("--nnodes needs --master-addr and --master-port: the address of node 0, and a free port of it")
     if max_restarts:
-        raise UserError("--max-restarts: a node of several cannot start again alone; whatever started it starts all")
+        raise UserError("--max-restarts: one node of several cannot restart alone; restart all of them together")
     return NodePlacement(nnodes, node_rank, master_addr, master_port)
 
 
 def _import_trainer() -> None:
-    """Import torch and the trainer, which is most of a rank's start, without garbage collections: what modules create
-    stays, and looking through it again and again takes a sixth of the time."""
+    """Import torch and the trainer, most of a rank's start, without garbage collection, which takes a sixth of it."""
     gc.disable()
     try:
         importlib.import_module("drillyard.training.run")
@@ -203,12 +199,12 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
     from drillyard.supervise.standby import await_turn
 
     await_turn(_import_trainer)
-    # It is a log in the run directory: a full disk must not turn a warning into a crash.
+    # stderr is a log in the run directory: a full disk must not turn a warning into a crash.
     dropped = tolerate_lost_stderr()
     round_number = int(os.environ.get("DRILLYARD_ROUND", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
     is_claimed = os.environ.get("DRILLYARD_SUPERVISED") == "1"
     directory = Path(run.output) / run.name
-    # Before torch is imported: signals are answered and stacks are told from here on.
+    # Before torch is imported, so that signals and stack requests are answered from here on.
     side = start_supervision(directory, run.timeouts.watchdog_seconds, attempt=round_number, is_claimed=is_claimed)
     _import_trainer()
     from drillyard.cli.main import error_text
@@ -216,8 +212,8 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
     from drillyard.training.run import StoppedWithoutCheckpoint
     from drillyard.training.run import train as train_rank
 
-    def tell(error: Exception) -> None:
-        # In one write and ended by an empty line: the supervisor reads it from a log to which others append meanwhile.
+    def report(error: Exception) -> None:
+        # One write that ends in an empty line: the supervisor reads it from a log that other processes append to.
         sys.stderr.write(f"{error_text(str(error))}\n\n")
         if dropped():
             sys.stdout.write(f"{error_text(str(error))}\n")
@@ -225,16 +221,84 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
     try:
         code = train_rank(run, side, console=console, round_number=round_number, is_claimed=is_claimed)
     except UserError as error:
-        tell(error)
+        report(error)
         code = 2
     except StoppedWithoutCheckpoint as stopped:
-        tell(stopped)
+        report(stopped)
         code = EXIT_NOT_SAVED if is_claimed else 1
     except BaseException as error:
         if (missing := missing_extra(error)) is not None:
-            tell(UserError(missing))
+            report(UserError(missing))
             code = 2
         else:
             traceback.print_exc()
             code = 1
+    exit_process(code)
+
+
+def _replay(run: RunConfig, step: int, nproc_per_node: int | None) -> NoReturn:
+    """Replay `step` of the run that `run` names; exit with 0 when the bits agree, with 1 when they do not."""
+    from drillyard.config import load_run_config
+    from drillyard.telemetry.events import refusing_odd_values
+    from drillyard.training.replay import plan_replay, read_verdict, remove_earlier_replay
+    from drillyard.training.run_directory import SAVED_CONFIG, require_same_run, run_directory_of
+
+    run_directory = run_directory_of(run)
+    if is_rank():
+        _replay_as_rank(run_directory, step)
+    with refusing_odd_values(run_directory):
+        plan = plan_replay(run_directory, step)
+    saved = run_directory / SAVED_CONFIG
+    require_same_run(run_directory, load_run_config(saved, resolve_environment=False), run)
+    if nproc_per_node not in (None, plan.world_size):
+        raise UserError(
+            f"--nproc-per-node {nproc_per_node}: step {step} ran on {plan.ranks_in_words}, and only as many give the "
+            "same bits; leave the option out"
+        )
+    from drillyard.console import SafeConsole
+    from drillyard.supervise.supervisor import supervise
+    from drillyard.supervise.training_supervisor import threads_per_rank
+    from drillyard.telemetry.events import append_event
+
+    def start() -> bool:
+        remove_earlier_replay(plan)
+        return True
+
+    code = supervise(
+        [sys.executable, "-m", "drillyard", "train", str(saved), "--replay", str(step)],
+        num_ranks=plan.world_size,
+        run_directory=plan.directory,
+        max_restarts=0,
+        environment={"OMP_NUM_THREADS": str(threads_per_rank(plan.config, plan.world_size))},
+        on_event=functools.partial(append_event, plan.directory),
+        console=SafeConsole(stderr=True),
+        before_start=start,
+    )
+    if code != 0:
+        raise typer.Exit(code)
+    verdict = read_verdict(plan.directory)
+    typer.echo(verdict.in_words())
+    raise typer.Exit(0 if verdict.equal else 1)
+
+
+def _replay_as_rank(run_directory: Path, step: int) -> NoReturn:
+    from drillyard.cli.main import error_text
+    from drillyard.training.replay import plan_replay, read_verdict
+    from drillyard.training.replay_rank import replay as replay_on_ranks
+
+    code = 0
+    try:
+        plan = plan_replay(run_directory, step)
+        plan.directory.mkdir(parents=True, exist_ok=True)
+        replay_on_ranks(plan)
+        if os.environ["RANK"] == "0" and os.environ.get("DRILLYARD_SUPERVISED") != "1":
+            verdict = read_verdict(plan.directory)
+            typer.echo(verdict.in_words())
+            code = 0 if verdict.equal else 1
+    except UserError as error:
+        sys.stderr.write(f"{error_text(str(error))}\n\n")
+        code = 2
+    except BaseException:
+        traceback.print_exc()
+        code = 1
     exit_process(code)

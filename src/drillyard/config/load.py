@@ -29,6 +29,7 @@ from drillyard.config.run import RunConfig, WorkloadRunConfig
 from drillyard.config.strict_model import ConfigOrigin, StrictModel
 from drillyard.config.validation_errors import describe_value, find_problems, pydantic_problems
 from drillyard.config.yaml_document import FLOAT, STANDARD_TAG, YamlDocument, read_document
+from drillyard.deprecation import rename_keys
 from drillyard.errors import ConfigError, UserError
 
 Config = TypeVar("Config", bound=StrictModel)
@@ -138,6 +139,7 @@ def _load(
     needs_learning_rate: bool = True,
 ) -> Config:
     document = apply_overrides(_with_mapping(read_document(path), model), overrides)
+    rename_keys(document.value)
     _require_kind(document, model)
     if not needs_learning_rate:
         _fill_in_learning_rate(document.value)

@@ -102,6 +102,10 @@ class LiveRun:
         return "GPU" if self.accelerator else "rank"
 
     @property
+    def failed(self) -> bool:
+        return self.over and self.phase == "failed"
+
+    @property
     def restarts(self) -> int:
         return max(0, self.rounds - 1)
 

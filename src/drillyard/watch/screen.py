@@ -7,6 +7,7 @@ text_lines(run, now_us)                      # the same figures as plain lines
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -20,7 +21,6 @@ from rich.text import Text
 from drillyard import formatting
 from drillyard.reporting.event_text import EventText, figure_text
 from drillyard.watch.live_run import LiveRun
-from drillyard.watch.sparkline import sparkline
 
 MOST_HEIGHT: Final = 48
 FIGURE_ROWS: Final = 4
@@ -251,3 +251,71 @@ def _clock(now_us: int, seconds: float) -> str:
     end = _moment(now_us + round(seconds * 1e6)).astimezone()
     same_day = end.date() == _moment(now_us).astimezone().date()
     return f"{end:%H:%M}" if same_day else f"{end:%d %b %H:%M}"
+
+
+_BLANK: Final = 0x2800
+_DOTS: Final = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+"""The bits of a Braille character by column, from the top."""
+
+
+def sparkline(values: Sequence[float], width: int, height: int, *, unicode: bool = True) -> list[str]:
+    """A curve as `height` lines of `width` characters; blank without finite values.
+
+    Braille characters have two columns and four rows of dots; terminals without Unicode get `*`, one per character.
+    Each column shows the mean of its share of the values, joined to its neighbour by a vertical stroke.
+    """
+    columns, rows = (width * 2, height * 4) if unicode else (width, height)
+    heights = _heights(_means(values, columns), rows)
+    dots = [[False] * columns for _ in range(rows)]
+    previous: int | None = None
+    for column, level in enumerate(heights):
+        if level is None:
+            continue
+        start = level if previous is None else previous + (level > previous) - (level < previous)
+        for row in range(min(start, level), max(start, level) + 1):
+            dots[rows - 1 - row][column] = True
+        previous = level
+    if not unicode:
+        return ["".join("*" if dot else " " for dot in row) for row in dots]
+    return ["".join(_character(dots, line, place) for place in range(width)) for line in range(height)]
+
+
+def _character(dots: list[list[bool]], line: int, place: int) -> str:
+    code = _BLANK
+    for column in range(2):
+        for row in range(4):
+            if dots[line * 4 + row][place * 2 + column]:
+                code |= _DOTS[column][row]
+    return chr(code)
+
+
+def _means(values: Sequence[float], columns: int) -> list[float]:
+    """The mean of the finite values of each of `columns` equal shares; fewer values are joined by straight lines."""
+    if 1 < len(values) < columns:
+        return [_between(values, column * (len(values) - 1) / (columns - 1)) for column in range(columns)]
+    means = []
+    for column in range(columns):
+        start = column * len(values) // columns
+        share = values[start : max(start + 1, (column + 1) * len(values) // columns)]
+        finite = [value for value in share if math.isfinite(value)]
+        means.append(math.fsum(finite) / len(finite) if finite else math.nan)
+    return means
+
+
+def _between(values: Sequence[float], place: float) -> float:
+    """The value at a fractional place; NaN next to a non-finite value."""
+    left = min(int(place), len(values) - 2)
+    share = place - left
+    if share in (0.0, 1.0):
+        return values[left + round(share)]
+    return values[left] * (1 - share) + values[left + 1] * share
+
+
+def _heights(means: Sequence[float], rows: int) -> list[int | None]:
+    finite = [value for value in means if math.isfinite(value)]
+    if not finite:
+        return [None] * len(means)
+    low, high = min(finite), max(finite)
+    # Divide first: (rows - 1) / span overflows for a tiny span.
+    span = high - low or 1.0
+    return [round((value - low) / span * (rows - 1)) if math.isfinite(value) else None for value in means]

@@ -11,7 +11,7 @@ import pytest
 import typer
 from tests.unit.reporting import runs
 from tests.unit.reporting.test_log_content import write_log
-from typer.main import get_command
+from typer.main import get_group
 
 from drillyard.cli.main import main
 from drillyard.cli.report import register
@@ -125,7 +125,8 @@ def test_every_flag_that_a_report_asks_for_is_one_it_has(tmp_path, monkeypatch):
     assert "--price-per-node-hour" in asked
     alone = typer.Typer()
     register(alone)
-    assert asked <= {flag for option in get_command(alone).params for flag in option.opts}
+    command = get_group(alone).commands["report"]
+    assert asked <= {flag for option in command.params for flag in option.opts}
     facts = ("--num-gpus", 16, "--accelerator", "b200", "--params", "70.55B", "--active-params", "10B")
     range_of_steps = ("--start-step", 4, "--end-step", 9)
     assert call(log, *facts, *range_of_steps, "--price-per-node-hour", 64.4, "--gpus-per-node", 8) == 0

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from drillyard.cli import diff
+from drillyard.cli import report
 from drillyard.errors import UserError
 from drillyard.telemetry.difference import compare_runs
 from drillyard.telemetry.jsonlines import encode
@@ -28,7 +28,7 @@ def write_run(directory, losses: dict[int, float], **more):
 def run_diff():
     app = typer.Typer()
     app.callback()(lambda: None)
-    diff.register(app)
+    report.register(app)
     return lambda *arguments: CliRunner().invoke(app, ["diff", *map(str, arguments)])
 
 

@@ -14,8 +14,7 @@ from tests.unit.watch.test_live_run import followed, index_of
 from drillyard.reporting.gpu_price import GpuPrice
 from drillyard.telemetry.events import read_events
 from drillyard.watch.live_run import LiveRun
-from drillyard.watch.screen import progress_line, screen, text_lines
-from drillyard.watch.sparkline import sparkline
+from drillyard.watch.screen import progress_line, screen, sparkline, text_lines
 
 
 def shown(run, width=80, height=23, now_us=None, unicode=True):

@@ -1,4 +1,4 @@
-"""`drillyard eval`: measure a saved model on held-out data."""
+"""`drillyard eval` measures a saved model on held-out data; `drillyard export` writes it in Hugging Face's format."""
 
 from __future__ import annotations
 
@@ -18,15 +18,24 @@ if TYPE_CHECKING:
 
 
 class Metric(StrEnum):
-    """What can be measured."""
+    """The metrics of `eval`."""
 
     loss = "loss"
     sql_execution = "sql-execution"
 
 
+class Dtype(StrEnum):
+    """The dtypes of exported weights."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
+    """Add the commands to the app."""
     app.command("eval")(evaluate)
+    app.command("export")(export)
 
 
 def evaluate(
@@ -35,11 +44,13 @@ def evaluate(
         str | None, typer.Option(help="A run.yaml, or a source of held-out documents; default: the run's own.")
     ] = None,
     format_: Annotated[str | None, typer.Option("--format", help="Format of the source's rows.")] = None,
-    metric: Annotated[list[Metric] | None, typer.Option(help="What to measure; may be repeated.")] = None,
-    part: Annotated[list[str] | None, typer.Option(help="Held-out part to measure; may be repeated.")] = None,
+    metric: Annotated[list[Metric] | None, typer.Option(help="What to measure; repeatable.")] = None,
+    part: Annotated[list[str] | None, typer.Option(help="Held-out part to measure; repeatable.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Questions per part for generated answers.")] = None,
     sequence_length: Annotated[int | None, typer.Option(min=8, help="Tokens per sequence for the loss.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Where predictions go; default: evaluations/ in the run.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Directory for predictions; default: evaluations/ in the run.")
+    ] = None,
     nproc_per_node: Annotated[int, typer.Option(min=1, help="Ranks on this host.", metavar="N")] = 1,
 ) -> None:
     """Measure MODEL: loss, perplexity, bits per byte, or the share of questions whose SQL gives the right rows.
@@ -82,6 +93,38 @@ def evaluate(
         exit_process(0)
 
 
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="RUN_DIR/checkpoints/step-N.")],
+    directory: Annotated[Path, typer.Argument(help="The directory to write: a new or empty one.")],
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(help="Of all weights.", show_default="that of each in the base model"),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier export, and nothing else.")
+    ] = False,
+) -> None:
+    """Write CHECKPOINT to DIRECTORY in Hugging Face format: safetensors, config, generation config, tokenizer.
+
+    transformers loads it: AutoModelForCausalLM.from_pretrained(DIRECTORY). Weights have the dtype of the base model;
+    without one, that of the model's config, or else that of training (fp32 under bf16). Needs the run directory, not
+    the base model. Under torchrun the ranks share the files.
+    """
+    from drillyard.training.saved_model import find_checkpoint_to_export
+
+    checkpoint = find_run(checkpoint)
+    find_checkpoint_to_export(checkpoint, directory, overwrite=overwrite)
+    import torch
+
+    from drillyard.training.saved_weights import export_checkpoint
+
+    wanted = None if dtype is None else getattr(torch, dtype.value)
+    export_checkpoint(checkpoint, directory, dtype=wanted, overwrite=overwrite)
+    typer.echo(f"wrote {directory}: AutoModelForCausalLM.from_pretrained({str(directory)!r}) loads it")
+    if is_rank():
+        exit_process(0)
+
+
 def _default_output(model: Path) -> Path:
     from drillyard.training.saved_model import run_directory_above
 
@@ -116,7 +159,7 @@ def _print_table(results: dict[str, dict[str, Any]]) -> None:
     table = Table(*(Column(name, overflow="fold") for name in ["held-out part", *columns]))
     for name, result in results.items():
         table.add_row(name, *(_cell(key, result.get(key)) for key in columns))
-    # A file or another program gets every figure whole and on the line of its part, however many there are.
+    # Not on a terminal: all figures of a part on one line.
     (SafeConsole() if sys.stdout.isatty() else SafeConsole(width=1000)).print(table)
 
 

@@ -13,7 +13,6 @@ from tests.facts import says
 from tests.unit.cli.fake_launcher import World
 from tests.unit.cli.test_runs import Capture, Said, world
 
-from drillyard.cli import runs_following as command
 from drillyard.errors import UserError
 from drillyard.launch.logs.merge import key_of
 from drillyard.launch.request import LogSelection, parse_since
@@ -29,7 +28,7 @@ NOON = 1_763_985_600
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drillyard.launch.logs.reader.ASK_SECONDS", 0.05)
     monkeypatch.setattr("drillyard.watch.remote_run.STATUS_SECONDS", 0.05)
-    monkeypatch.setattr(command, "WAITING_SECONDS", 0.01)
+    monkeypatch.setattr("drillyard.watch.remote_run.WAITING_SECONDS", 0.01)
 
 
 def stamped(second: float, text: str) -> bytes:

@@ -1,0 +1,60 @@
+"""`drillyard init [DIR]` writes commented configs to start from; `drillyard schema` prints JSON Schemas.
+
+The schemas of configs are for editors that complete and check YAML, that of estimates for programs that read them.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class SchemaKind(StrEnum):
+    """The files a user writes, and the output of `drillyard estimate --json`."""
+
+    run = "run"
+    cluster = "cluster"
+    workload = "workload"
+    estimate = "estimate"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    app.command()(init)
+    app.command()(schema)
+
+
+def init(
+    directory: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="Where to write; created if it is missing.")
+    ] = Path("."),
+) -> None:
+    """Write a commented run.yaml and cluster.yaml to start from. Never overwrites a file."""
+    from drillyard.config.starter import write_starters
+
+    for path in write_starters(directory):
+        print(f"wrote {path}")
+    run, cluster = directory / "run.yaml", directory / "cluster.yaml"
+    print(f"next: drillyard train {run}")
+    print(f"or, to keep it running when the terminal closes: drillyard launch {run} --cluster {cluster}")
+
+
+def schema(which: Annotated[SchemaKind, typer.Argument(help="run, cluster, workload or estimate.")]) -> None:
+    """Print the JSON Schema of run.yaml, cluster.yaml, a run.yaml with `workload:`, or `drillyard estimate --json`.
+
+    In an editor with the YAML language server: save it as run.schema.json and begin run.yaml with
+    `# yaml-language-server: $schema=run.schema.json`.
+    """
+    if which is SchemaKind.estimate:
+        from drillyard.estimation.document import estimate_schema
+
+        document = estimate_schema()
+    else:
+        from drillyard.config.load import json_schema
+
+        document = json_schema(which.value)
+    print(json.dumps(document, indent=2))

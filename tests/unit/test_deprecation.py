@@ -1,0 +1,69 @@
+"""Old flags and keys work, and warn with the new name."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from drillyard.cli import main as cli
+from drillyard.config import load_run_config
+from drillyard.deprecation import RENAMED_FLAGS, RENAMED_KEYS, RenamedWarning, rename_flags, rename_keys
+
+RUN = """
+name: trial
+model: {id: some/model}
+data: {source: rows.jsonl, seq_len: 128}
+training: {steps: 3, optimizer: {learning_rate: 1.0e-4}}
+"""
+
+
+@pytest.mark.parametrize("form", [["--gpu", "b200"], ["--gpu=b200"]])
+def test_an_old_flag_becomes_the_new_one_with_a_warning(form):
+    with pytest.warns(RenamedWarning, match="--gpu is now --accelerator"):
+        renamed = rename_flags("metrics", [*form, "run.log"], {"metrics": {"--gpu": "--accelerator"}})
+    assert "=".join(renamed[:-1]) == "--accelerator=b200"
+
+
+def test_other_commands_and_arguments_after_two_dashes_keep_their_words(recwarn):
+    table = {"metrics": {"--gpu": "--accelerator"}}
+    assert rename_flags("report", ["--gpu", "b200"], table) == ["--gpu", "b200"]
+    assert rename_flags("metrics", ["--", "--gpu"], table) == ["--", "--gpu"]
+    assert not recwarn.list
+
+
+def test_an_old_key_moves_to_its_new_place(recwarn):
+    values = {"data": {"seq_len": 128}, "old": 1}
+    rename_keys(values, {"data.seq_len": "data.sequence_length", "old": "a.b", "absent.key": "c"})
+    assert values == {"data": {"sequence_length": 128}, "a": {"b": 1}}
+    assert [str(warning.message).split(";")[0] for warning in recwarn.list] == [
+        "data.seq_len is now data.sequence_length",
+        "old is now a.b",
+    ]
+
+
+def test_where_both_keys_are_given_the_new_one_wins():
+    values = {"data": {"seq_len": 128, "sequence_length": 256}}
+    with pytest.warns(RenamedWarning):
+        rename_keys(values, {"data.seq_len": "data.sequence_length"})
+    assert values == {"data": {"sequence_length": 256}}
+
+
+def test_a_config_with_an_old_key_is_read(tmp_path, monkeypatch):
+    monkeypatch.setitem(RENAMED_KEYS, "data.seq_len", "data.sequence_length")
+    (tmp_path / "run.yaml").write_text(RUN)
+    with pytest.warns(RenamedWarning, match=r"data\.seq_len is now data\.sequence_length"):
+        assert load_run_config(tmp_path / "run.yaml").data.sequence_length == 128
+
+
+@pytest.mark.parametrize("command", [["hardware"], ["checkpoint", "list"]])
+def test_a_command_takes_its_old_flag_and_warns_in_one_line(command, monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(RENAMED_FLAGS, " ".join(command), {"--as-json": "--json"})
+    (tmp_path / "checkpoints").mkdir()
+    place = [] if command == ["hardware"] else [str(tmp_path)]
+    with pytest.raises(SystemExit), pytest.warns(RenamedWarning) as caught:
+        cli.main([*command, *place, "--as-json"])
+    assert capsys.readouterr().out.startswith("{")
+    (warning,) = caught.list
+    line = warnings.formatwarning(warning.message, warning.category, "cli.py", 1)
+    assert line.startswith("warning: --as-json is now --json") and line.count("\n") == 1
