@@ -60,7 +60,7 @@ def holders(directory: Path, value: str = TOKEN) -> list[Path]:
 
 def test_an_error_about_a_derived_text_shows_the_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = str(load_run_config(config_with_secret(tmp_path)).data.source)
-    cli.tell_error(f"{source}: cannot be opened")
+    cli.print_error(f"{source}: cannot be opened")
     assert says(capsys.readouterr().err, f"error: https://u:{REFERENCE}@host.invalid/x.jsonl:")
 
 

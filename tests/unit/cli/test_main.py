@@ -125,7 +125,7 @@ def test_the_word_error_is_red_on_a_terminal_unless_colours_are_unwanted(monkeyp
         master, slave = pty.openpty()
         with os.fdopen(slave, "w") as terminal, monkeypatch.context() as patched:
             patched.setattr(sys, "stderr", terminal)
-            cli.tell_error("no")
+            cli.print_error("no")
             terminal.flush()
             assert os.read(master, 100).strip() == message
         os.close(master)
