@@ -30,7 +30,7 @@ def rename_flags(
 ) -> list[str]:
     """`arguments` of a command with old flags replaced, `--old=value` too; what follows `--` is left alone."""
     flags = renamed.get(command, {})
-    result = []
+    result: list[str] = []
     for position, argument in enumerate(arguments):
         if argument == "--":
             return [*result, *arguments[position:]]

@@ -147,21 +147,14 @@ def metrics(
 
 def _print_results(runs: list[RunResult], *, compare: bool, as_json: bool) -> None:
     from drillyard.console import SafeConsole
+    from drillyard.measurement.comparison import compare_runs
+    from drillyard.measurement.comparison_text import render_comparison
+    from drillyard.measurement.result_text import render_result
 
-    if compare:
-        from drillyard.measurement.comparison import compare_runs
-        from drillyard.measurement.comparison_text import render_comparison
-
-        comparison = compare_runs(runs)
-        document, text = comparison.as_json, lambda: render_comparison(comparison)
-    else:
-        from drillyard.measurement.result_text import render_result
-
-        document, text = runs[0].as_json, lambda: render_result(runs[0])
     if as_json:
-        print_json(document())
+        print_json((compare_runs(runs) if compare else runs[0]).as_json())
     else:
-        SafeConsole().print(text())
+        SafeConsole().print(render_comparison(compare_runs(runs)) if compare else render_result(runs[0]))
 
 
 def _print_gpu_recipes(context: typer.Context, name: str, paths: list[str], options: dict[str, Any]) -> None:
