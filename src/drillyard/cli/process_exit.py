@@ -22,7 +22,6 @@ EXIT_UNEXPECTED = 70
 MODULES_OF_EXTRAS = {
     "train": ("datasets", "peft", "pyarrow", "safetensors", "tensorboard", "tokenizers", "torch", "transformers"),
     "gpu": ("liger_kernel", "torchao"),
-    "kubernetes": ("kubernetes",),
     "gcp": ("google",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),

@@ -3,7 +3,7 @@
 `python -I -S exec_command.py PARENT_PID DIRECTORY PROFILE ARGV...` becomes a node's command, in a directory and after a
 shell script was sourced (both may be empty). The kernel is to kill the command when its agent dies (PR_SET_PDEATHSIG),
 and Python code between fork and exec of a process with threads, as the agent is, can hang; so this script asks the
-kernel, for 15 ms per attempt. Signals that were blocked or ignored on the way here (launch/submit_secrets.py; a shell's
+kernel, for 15 ms per attempt. Signals that were blocked or ignored on the way here (launch/programs.py; a shell's
 `&`) are not in the command.
 
 `python -u exec_command.py --rank PROGRAM...` becomes a rank's program, with its output in a pipe of its own. torchrun

@@ -60,7 +60,7 @@ LOCAL = PlatformFacts(
     machines="own",
     is_this_machine=True,
     capabilities=Capabilities(multi_node=False),
-    launcher="drillyard.launch.hosts.launcher:LocalLauncher",
+    launcher="drillyard.launch.hosts.launcher:HostsLauncher",
 )
 SSH = PlatformFacts(
     required=("ssh",),
@@ -68,5 +68,5 @@ SSH = PlatformFacts(
     section=SshConfig,
     machines="own",
     capabilities=Capabilities(gang=True, image=True, sync=True),
-    launcher="drillyard.launch.hosts.launcher:SshLauncher",
+    launcher="drillyard.launch.hosts.launcher:HostsLauncher",
 )

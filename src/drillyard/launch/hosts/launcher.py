@@ -64,13 +64,18 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
 
     def __init__(self, cluster: ClusterConfig, programs: Programs) -> None:
         super().__init__(cluster, programs)
-        self._hosts = self.layout(None).hosts
-        self._python = self.layout(None).paths.agent_python
+        layout = self.layout(None)
+        self._hosts, self._python = layout.hosts, layout.paths.agent_python
         self._titles = [host.title for host in self._hosts]
 
     def layout(self, request: LaunchRequest | None) -> HostLayout:
-        """Where things are on the hosts; without a request, only what does not depend on one."""
-        raise NotImplementedError
+        """The hosts and the paths on them; without a request, only what does not depend on one."""
+        ssh = self.cluster.section
+        return (
+            _ssh_layout(self.cluster, ssh, request)
+            if isinstance(ssh, SshConfig)
+            else _local_layout(self.cluster, request)
+        )
 
     def plan(self, request: LaunchRequest) -> Plan:
         """What launching `request` writes and calls. Pure."""
@@ -245,40 +250,27 @@ class HeadUnreachable(HeadFailed, UnreachableError):
     """ssh cannot reach the head host."""
 
 
-class SshLauncher(HostsLauncher):
+def _ssh_layout(cluster: ClusterConfig, ssh: SshConfig, request: LaunchRequest | None) -> HostLayout:
     """Hosts that OpenSSH reaches. The first of `ssh.hosts` is node 0 and the head host."""
-
-    def layout(self, request: LaunchRequest | None) -> HostLayout:
-        """Where things are on the hosts; without a request, only what does not depend on one."""
-        ssh = self.cluster.section
-        assert isinstance(ssh, SshConfig)
-        hosts = tuple(Host(name, ssh.user, ssh.port, ssh.identity_file, ssh.config_file) for name in ssh.hosts)
-        leader = ssh.rendezvous_host or ssh.hosts[0].rpartition("@")[2]
-        if request is None:
-            return HostLayout(hosts, leader, ClusterPaths("", "", ""), False, "")
-        paths = paths_on(request)
-        storage = self.cluster.storage.directory
-        shared = (
-            len(hosts) == 1
-            or storage is None
-            or _is_below(paths.project, storage)
-            or _is_below(paths.output, paths.project)
-        )
-        return HostLayout(hosts, leader, paths, shared, f"there already: {paths.project} on every host")
+    hosts = tuple(Host(name, ssh.user, ssh.port, ssh.identity_file, ssh.config_file) for name in ssh.hosts)
+    leader = ssh.rendezvous_host or ssh.hosts[0].rpartition("@")[2]
+    if request is None:
+        return HostLayout(hosts, leader, ClusterPaths("", "", ""), False, "")
+    paths, storage = paths_on(request), cluster.storage.directory
+    alone = len(hosts) == 1 or storage is None
+    shared = alone or _is_below(paths.project, storage or "") or _is_below(paths.output, paths.project)
+    return HostLayout(hosts, leader, paths, shared, f"there already: {paths.project} on every host")
 
 
-class LocalLauncher(HostsLauncher):
-    """This machine. Runs continue when the terminal is closed, and every other terminal finds them."""
-
-    def layout(self, request: LaunchRequest | None) -> HostLayout:
-        """Where things are; the interpreter that launches starts the agent and, by default, the ranks."""
-        hosts, leader = (Host(),), "127.0.0.1"
-        if request is None:
-            return HostLayout(hosts, leader, ClusterPaths("", "", "", sys.executable), True, "")
-        root = os.path.expanduser(self.cluster.storage.directory or request.here)
-        output = posixpath.normpath(posixpath.join(request.here, root, request.run.output))
-        paths = ClusterPaths(request.here, output, self.cluster.python or request.python, request.python)
-        return HostLayout(hosts, leader, paths, True, f"there already: {request.here} on this machine")
+def _local_layout(cluster: ClusterConfig, request: LaunchRequest | None) -> HostLayout:
+    """This machine. The interpreter that launches starts the agent and, by default, the ranks."""
+    hosts, leader = (Host(),), "127.0.0.1"
+    if request is None:
+        return HostLayout(hosts, leader, ClusterPaths("", "", "", sys.executable), True, "")
+    root = os.path.expanduser(cluster.storage.directory or request.here)
+    output = posixpath.normpath(posixpath.join(request.here, root, request.run.output))
+    paths = ClusterPaths(request.here, output, cluster.python or request.python, request.python)
+    return HostLayout(hosts, leader, paths, True, f"there already: {request.here} on this machine")
 
 
 def _is_below(path: str, directory: str) -> bool:

@@ -156,14 +156,21 @@ def _assembled(entries: list[_Entry]) -> dict[str, Any]:
     return made
 
 
+def _fact(path: str, machine: Machine, key: str, reason: str) -> _Entry:
+    """A value of the machine's row, with its source."""
+    source = machine.provenance.of(key)
+    cited = f"{source.text}, {source.date}{' (unverified)' if source.unverified else ''}"
+    return _Entry(path, getattr(machine, key), reason, cited)
+
+
 def _label_entries(prepared: PreparedRun, vertex: VertexConfig) -> list[_Entry]:
-    ours = "by which `drillyard runs` finds it again, from any machine"
+    found_by = "by which `drillyard runs` finds it again, from any machine"
+    version = re.sub("[^a-z0-9_-]", "-", drillyard.__version__)
+    job = prepared.job
     return [
-        _Entry(f"labels.{RUN_LABEL}", label_of(prepared.job.run), f"the run's name, {ours}", _OURS),
-        _Entry(f"labels.{CLUSTER_LABEL}", label_of(prepared.job.cluster), f"the cluster's name, {ours}", _OURS),
-        _Entry(
-            f"labels.{VERSION_LABEL}", re.sub("[^a-z0-9_-]", "-", drillyard.__version__), "what submitted it", _OURS
-        ),
+        _Entry(f"labels.{RUN_LABEL}", label_of(job.run), f"the run's name, {found_by}", _OURS),
+        _Entry(f"labels.{CLUSTER_LABEL}", label_of(job.cluster), f"the cluster's name, {found_by}", _OURS),
+        _Entry(f"labels.{VERSION_LABEL}", version, "what submitted it", _OURS),
         *(
             _Entry(f"labels.{key}", value, "as set", "cluster.yaml: vertex.labels")
             for key, value in vertex.labels.items()
@@ -172,49 +179,36 @@ def _label_entries(prepared: PreparedRun, vertex: VertexConfig) -> list[_Entry]:
 
 
 def _scheduling(cluster: ClusterConfig, vertex: VertexConfig) -> list[_Entry]:
-    bought = cluster.consumption or ""
-    where = "jobSpec.scheduling"
+    bought, where = cluster.consumption or "", "jobSpec.scheduling"
+    limit = "the longest time that the job may run; then it has failed: time limit"
+    no_restart = "a worker that the service restarts joins the other nodes again, and all continue from the checkpoint"
+    retries = "the service replaces lost and preempted nodes; the agent of a run that is over exits at once"
     entries = [
         _Entry(f"{where}.strategy", _STRATEGIES[bought], f"consumption {bought}", "cluster.yaml: consumption"),
-        _Entry(
-            f"{where}.timeout",
-            _duration(vertex.timeout_hours),
-            "the longest time that the job may run; then it has failed: time limit",
-            "cluster.yaml: vertex.timeout_hours",
-        ),
-        _Entry(
-            f"{where}.restartJobOnWorkerRestart",
-            False,
-            "a worker that the service restarts joins the other nodes again, and all continue from the checkpoint",
-            _SCHEDULING,
-        ),
-        _Entry(
-            f"{where}.disableRetries",
-            False,
-            "the service replaces lost and preempted nodes; the agent of a run that is over exits at once",
-            _SERVICE,
-        ),
+        _Entry(f"{where}.timeout", _duration(vertex.timeout_hours), limit, "cluster.yaml: vertex.timeout_hours"),
+        _Entry(f"{where}.restartJobOnWorkerRestart", False, no_restart, _SCHEDULING),
+        _Entry(f"{where}.disableRetries", False, retries, _SERVICE),
     ]
     if bought == "flex-start":
-        limit = "without end" if not vertex.max_wait_hours else "then it has expired: no capacity"
-        reason = f"the longest wait for capacity, {limit}"
-        source = "cluster.yaml: vertex.max_wait_hours"
+        then = "without limit" if not vertex.max_wait_hours else "then it has expired: no capacity"
+        reason, source = f"the longest wait for capacity, {then}", "cluster.yaml: vertex.max_wait_hours"
         entries.append(_Entry(f"{where}.maxWaitDuration", _duration(vertex.max_wait_hours), reason, source))
     return entries
 
 
+_SETTINGS = {
+    "serviceAccount": "service_account",
+    "network": "network",
+    "reservedIpRanges": "reserved_ip_ranges",
+    "tensorboard": "tensorboard",
+    "enableWebAccess": "web_access",
+}
+"""Fields of the job spec by the settings that they are copied from, where those are given."""
+
+
 def _identity(vertex: VertexConfig, launch: BucketPath) -> list[_Entry]:
-    entries = []
-    if vertex.service_account is not None:
-        entries.append(_set("jobSpec.serviceAccount", vertex.service_account, "service_account"))
-    if vertex.network is not None:
-        entries.append(_set("jobSpec.network", vertex.network, "network"))
-    if vertex.reserved_ip_ranges:
-        entries.append(_set("jobSpec.reservedIpRanges", list(vertex.reserved_ip_ranges), "reserved_ip_ranges"))
-    if vertex.tensorboard is not None:
-        entries.append(_set("jobSpec.tensorboard", vertex.tensorboard, "tensorboard"))
-    if vertex.web_access:
-        entries.append(_set("jobSpec.enableWebAccess", True, "web_access"))
+    given = {field: setting for field, setting in _SETTINGS.items() if getattr(vertex, setting)}
+    entries = [_set(f"jobSpec.{field}", getattr(vertex, setting), setting) for field, setting in given.items()]
     output = BucketPath(launch.bucket, launch.key.rpartition("/")[0]).uri + "/"
     reason = "AIP_TENSORBOARD_LOG_DIR and the like point into the run's directory"
     return [*entries, _Entry("jobSpec.baseOutputDirectory.outputUriPrefix", output, reason, _SPEC)]
@@ -227,38 +221,20 @@ def _set(path: str, value: Any, setting: str) -> _Entry:
 def _machine(cluster: ClusterConfig, machine: Machine) -> list[_Entry]:
     entries = [
         _Entry("machineSpec.machineType", machine.name, "as set", "cluster.yaml: machine"),
-        _Entry(
-            "machineSpec.acceleratorType",
-            machine.vertex_accelerator_type,
-            f"the GPU of {machine.name}",
-            _cited(machine, "vertex_accelerator_type"),
-        ),
-        _Entry(
-            "machineSpec.acceleratorCount",
-            machine.num_accelerators,
-            f"GPUs of one {machine.name}",
-            _cited(machine, "num_accelerators"),
-        ),
+        _fact("machineSpec.acceleratorType", machine, "vertex_accelerator_type", f"the GPU of {machine.name}"),
+        _fact("machineSpec.acceleratorCount", machine, "num_accelerators", f"GPUs of one {machine.name}"),
     ]
-    where = "machineSpec.reservationAffinity"
+    where, kind = "machineSpec.reservationAffinity", "machineSpec.reservationAffinity.reservationAffinityType"
     if cluster.consumption != "reservation":
         reason = f"consumption {cluster.consumption} uses no reservation"
-        return [
-            *entries,
-            _Entry(f"{where}.reservationAffinityType", "NO_RESERVATION", reason, "cluster.yaml: consumption"),
-        ]
+        return [*entries, _Entry(kind, "NO_RESERVATION", reason, "cluster.yaml: consumption")]
     source = "cluster.yaml: reservation"
     return [
         *entries,
-        _Entry(f"{where}.reservationAffinityType", "SPECIFIC_RESERVATION", "only the named reservation", source),
+        _Entry(kind, "SPECIFIC_RESERVATION", "only the named reservation", source),
         _Entry(f"{where}.key", _RESERVATION_KEY, "a reservation is found by its name", "google.cloud.aiplatform.v1"),
         _Entry(f"{where}.values", [_reservation(cluster)], "its full name", source),
     ]
-
-
-def _cited(machine: Machine, path: str) -> str:
-    source = machine.provenance.of(path)
-    return f"{source.text}, {source.date}{' (unverified)' if source.unverified else ''}"
 
 
 def _reservation(cluster: ClusterConfig) -> str:
@@ -269,72 +245,43 @@ def _reservation(cluster: ClusterConfig) -> str:
 
 
 def _disk(vertex: VertexConfig, machine: Machine) -> list[_Entry]:
-    size = _Entry(
-        "diskSpec.bootDiskSizeGb",
-        vertex.boot_disk_gb,
-        "holds the image and caches",
-        "cluster.yaml: vertex.boot_disk_gb",
-    )
+    source = "cluster.yaml: vertex.boot_disk_gb"
+    size = _Entry("diskSpec.bootDiskSizeGb", vertex.boot_disk_gb, "holds the image and caches", source)
     if vertex.boot_disk_type is not None:
         return [_set("diskSpec.bootDiskType", vertex.boot_disk_type, "boot_disk_type"), size]
     if machine.boot_disk in _BOOT_DISKS:
-        return [
-            _Entry(
-                "diskSpec.bootDiskType",
-                machine.boot_disk,
-                f"what {machine.name} boots from",
-                _cited(machine, "boot_disk"),
-            ),
-            size,
-        ]
+        return [_fact("diskSpec.bootDiskType", machine, "boot_disk", f"what {machine.name} boots from"), size]
     return [size]
 
 
 def _container(prepared: PreparedRun) -> list[_Entry]:
     launch = prepared.job.launch_directory
     command = ["python3", "-B", f"{launch}/agent", "run", "--job", f"{launch}/job.json"]
-    where = "containerSpec"
+    image = "run.yaml: workload.image or cluster.yaml: image"
+    why = (
+        "the agent: it takes its rank and the chief's address from CLUSTER_SPEC, waits for the other nodes, sets "
+        "the environment of job.json and runs the command; -B: writes no bytecode into the bucket"
+    )
     return [
-        _Entry(
-            f"{where}.imageUri", prepared.image, "the run's image", "run.yaml: workload.image or cluster.yaml: image"
-        ),
-        _Entry(
-            f"{where}.command",
-            command,
-            "the agent: it takes its rank and the chief's address from CLUSTER_SPEC, waits for the other nodes, sets "
-            "the environment of job.json and runs the command; -B: writes no bytecode into the bucket",
-            _OURS,
-        ),
+        _Entry("containerSpec.imageUri", prepared.image, "the run's image", image),
+        _Entry("containerSpec.command", command, why, _OURS),
     ]
 
 
 def _as_vertex_needs(prepared: PreparedRun, request: LaunchRequest) -> PreparedRun:
     """The job with the timeouts that the service and its mounts need."""
     job = dataclasses.replace(prepared.job, join_seconds=JOIN_SECONDS, lease_seconds=LEASE_SECONDS, log_parts=True)
+    lease = "a bucket's mount may show another node's file 60 s late; a lease that is renewed must not look expired"
     fields = [
-        ExplainedField(
-            "job.json: join_seconds",
-            f"{JOIN_SECONDS:g}",
-            "replicas start when each has its machine and image",
-            _SERVICE,
-        ),
-        ExplainedField(
-            "job.json: lease_seconds",
-            f"{LEASE_SECONDS:g}",
-            "a bucket's mount may show another node's file 60 s late; a lease that is renewed must not look ended",
-            _FUSE,
-        ),
-        ExplainedField("job.json: log_parts", "true", "a bucket shows what is appended once the file is closed", _FUSE),
+        ("join_seconds", f"{JOIN_SECONDS:g}", "replicas start when each has its machine and image", _SERVICE),
+        ("lease_seconds", f"{LEASE_SECONDS:g}", lease, _FUSE),
+        ("log_parts", "true", "a bucket shows what is appended once the file is closed", _FUSE),
     ]
     run = request.run
     if not (isinstance(run, WorkloadRunConfig) and run.workload.working_directory):
         job = dataclasses.replace(job, working_directory=None)
-        fields.append(
-            ExplainedField(
-                "job.json: working_directory", "null", "the code is in the image: where the image starts", _OURS
-            )
-        )
-    return prepared.with_job(job, fields)
+        fields.append(("working_directory", "null", "the code is in the image: where the image starts", _OURS))
+    return prepared.with_job(job, [ExplainedField(f"job.json: {name}", *rest) for name, *rest in fields])
 
 
 def _warnings(cluster: ClusterConfig, prepared: PreparedRun, launch: BucketPath) -> list[str]:
