@@ -1,8 +1,8 @@
-"""What a run costs: dollars per step, per million tokens and for the whole run, at a price that says what it is.
+"""What a run costs: dollars per step, per million tokens and for the whole run, with the source of the price.
 
 Nodes are paid for by the hour, whole nodes also where some of their GPUs are idle. The price is the user's own, or that
 of the catalog for the machine, the way of buying and the region. Where no price is known nothing is guessed: the answer
-is GPU-hours, and which flag gives the price.
+is GPU-hours, and the flag that gives the price.
 
 Left out: the time in which nodes are up before the first step, storage, network traffic, discounts and taxes.
 """
@@ -18,7 +18,7 @@ from drillyard.hardware import Catalog, Fact, Price
 from drillyard.hardware.facts import Number
 
 PREFERRED = ("on-demand", "flex-start", "flex-start-queued", "calendar", "reservation", "spot")
-"""Which price stands for a machine where nobody has said how it is bought: what anybody can have comes first."""
+"""Which price stands for a machine where the way of buying is not given: what is open to all comes first."""
 
 
 @dataclass(frozen=True, slots=True)

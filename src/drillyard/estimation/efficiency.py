@@ -11,12 +11,12 @@ geometric mean is taken, every publisher counting once however many runs it has,
 
 Runs of a class that are not in `predicted` (measured_rows.yaml) are off what is predicted without their publisher by up
 to 8 % either way; an unpublished trainer may be off by more, hence 1.3 (14 %). The predictions that were
-settled on beforehand are in docs/published_runs.md. Neighbours are unverified, and say so. A user's own run was made
-with this very trainer; what remains is that it differs from the setup that is asked for.
+chosen beforehand are in docs/published_runs.md. Neighbours are unverified, and say so. A user's own run was made
+with this very trainer; what remains is how it differs from the requested setup.
 
 Two things that the measured runs do not show widen the range at its slow end:
 
-- The network. Bandwidths are what collectives alone reach on an idle machine; beside computing they reach less, and no
+- The network. Bandwidths are what collectives alone reach on an idle machine; next to computing they reach less, and no
   measured run waits for its network for long. At the slow end they take as much longer as computing does.
 - Long sequences. Attention's kernels reach less than matrix products do: on H100 FlashAttention-2 up to 335 TFLOP/s,
   forward and backward (arXiv 2307.08691, section 4.1), where products reach 795. As far as attention's share of the
@@ -96,16 +96,16 @@ def select_reference_runs(
     setup: Setup, accelerator: Accelerator, rows: Iterable[MeasuredRun], kind: Rate, bandwidths: tuple[Bandwidth, ...]
 ) -> tuple[Basis, tuple[ReferenceRun, ...]]:
     """The runs that say most about `setup` on `accelerator`, with the efficiencies they reached by rates of `kind`."""
-    asked = run_class(setup, accelerator.name)
+    wanted = run_class(setup, accelerator.name)
     same_class, same_accelerator, same_vendor = [], [], []
     for row in rows:
         its = row.run_class
-        if its == asked:
+        if its == wanted:
             same_class.append(row)
-        elif (its.accelerator, its.precision) == (asked.accelerator, asked.precision):
+        elif (its.accelerator, its.precision) == (wanted.accelerator, wanted.precision):
             same_accelerator.append(row)
         elif _vendor(row.accelerator) == _vendor(accelerator) and (
-            (its.precision, its.activation_checkpointing) == (asked.precision, asked.activation_checkpointing)
+            (its.precision, its.activation_checkpointing) == (wanted.precision, wanted.activation_checkpointing)
         ):
             same_vendor.append(row)
     for basis, candidates in (("class", same_class), ("neighbours", same_accelerator), ("neighbours", same_vendor)):

@@ -115,7 +115,7 @@ def restart_time(
     start_seconds: float | None = None,
     load_seconds: float | None = None,
 ) -> RestartTime:
-    """What a failure costs beside lost work; each part can be overridden (0 or above)."""
+    """What a failure costs besides lost work; each part can be overridden (0 or above)."""
     detect = assumption_or_given("detect_seconds", detect_seconds)
     start = assumption_or_given("start_seconds", start_seconds)
     return RestartTime(

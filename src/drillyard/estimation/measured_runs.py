@@ -1,6 +1,6 @@
 """Runs that were measured: published ones as facts (measured_rows.yaml), and a user's own from its run directory.
 
-A row is a `Setup` and a speed, so the predictor says of it what it says of any setup, and the ratio of the two is the
+A row is a `Setup` and a speed, so it can be estimated like any setup, and the ratio of the two is the
 efficiency that was reached. Figures are converted to tokens/s per GPU by exact arithmetic: tokens/s of all GPUs over
 their number; tokens of a step over its seconds and GPUs; MFU times the dense peak over the FLOPs per token of the
 formula that the publisher names (MFU by another formula is another number, so a row without a formula is no row).
@@ -59,7 +59,7 @@ class RunClass(NamedTuple):
 class MeasuredRun:
     """One measured run. `publisher` names whose it is; rows of one publisher are left out together.
 
-    `machine` is None where nobody has said what joins its nodes. A row equals itself alone.
+    `machine` is None where its network is not known. A row equals itself alone.
     """
 
     name: str
@@ -201,7 +201,7 @@ def published_model(model: str, sequence_length: int) -> ModelSpec:
 
 
 def predicted_runs() -> tuple[str, ...]:
-    """Names of the runs that were settled on for prediction before anything was predicted."""
+    """Names of the runs that were chosen for prediction before anything was predicted."""
     return tuple(_data()["predicted"])
 
 
@@ -256,7 +256,7 @@ def read_measured_run(run_directory: Path, facts: Catalog | None = None) -> Meas
 
 
 def _settled(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the settings that run.yaml leaves open have become, by the last `resolved` event, as overrides."""
+    """The values of the open settings of run.yaml, by the last `resolved` event, as overrides."""
     settled = [one for one in events if one["event"] == "resolved" and isinstance(one.get("settings"), dict)]
     return [f"{key}={json.dumps(value)}" for key, value in settled[-1]["settings"].items()] if settled else []
 

@@ -23,7 +23,7 @@ BuildSpec = Callable[..., ModelSpec]
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """What the user says of the model beside the run config: its config.json, or its numbers of parameters."""
+    """The user's config.json or numbers of parameters, in place of those of the run config."""
 
     config_file: Path | None = None
     parameters: int | None = None

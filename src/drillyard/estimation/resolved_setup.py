@@ -1,24 +1,24 @@
-"""From a run config to a `Setup`: every setting that is left open is resolved here, in one function, with its reason.
+"""From a run config to a `Setup`: every open setting is resolved here, in one function, with its reason.
 
-The trainer and `drillyard estimate` both ask `setup_of`, so what was predicted is what runs:
+The trainer and `drillyard estimate` both call `resolve_setup`, so the setup that is estimated is the one that runs:
 
-    resolved = setup_of(config, spec, num_gpus=16, gpus_per_node=8, memory_gib=178.3, device_type="cuda")
+    resolved = resolve_setup(config, spec, num_gpus=16, gpus_per_node=8, memory_gib=178.3, device_type="cuda")
     resolved.setup.activation_checkpointing, resolved.decisions
 
 `activation_checkpointing: auto` is the least recomputation that fits: of none, selective and full the first one whose
-predicted peak, at the high end of its range, is within the memory. Recomputing costs time (full: the whole forward once
-more, a third of the FLOPs of a step) and gains nothing but memory. Without a known memory, or of a model that cannot be
-predicted, it is full: slower is better than a run that ends for lack of memory. `shard: auto` is all ranks that
-`replicate` leaves, never fewer: copies of the model (HSDP) save traffic between nodes and cost memory, and are asked
-for by `replicate`, whose default of 1 is a number like any other. The other settings follow fixed rules
+estimated peak, at the high end of its range, is within the memory. Recomputing costs time (full: the whole forward once
+more, a third of the FLOPs of a step) and gains nothing but memory. Where memory is not known or cannot be
+estimated, it is full: slower is better than a run that ends for lack of memory. `shard: auto` is all ranks that
+`replicate` leaves, never fewer: copies of the model (HSDP) save traffic between nodes and cost memory, and
+`replicate` requests them; its default of 1 is a number like any other. The other settings follow fixed rules
 (`config/auto_values.py`).
 
 The result is a pure function of its arguments, so all ranks of a run get the same where they are given the same memory.
-It does depend on the predictor's code and facts, which change with versions: a run records what it resolved, and a
+It does depend on the estimator's code and facts, which change with versions: a run records what it resolved, and a
 resume on the same layout keeps that (`training/auto_settings.py`).
 
-Cost: up to three predictions of memory, 10 to 30 ms in all. Limits: sequences are taken to be full, as packing leaves
-them.
+Cost: up to three memory estimates, 10 to 30 ms in all. Limits: sequences are taken to be full, as after
+packing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SettingDecision(NamedTuple):
 class ResolvedSetup:
     """A setup without open settings, and what was decided to get there, in the order of the config's keys.
 
-    `memory` is the prediction that `activation_checkpointing: auto` was decided by, None where nothing was predicted.
+    `memory` is the estimate that decided `activation_checkpointing: auto`, None where there was none.
     """
 
     setup: Setup
@@ -100,7 +100,7 @@ def resolve_setup(
 ) -> ResolvedSetup:
     """The training step of `config` on `num_gpus` ranks, each with `memory_gib` (None: not known) of its own.
 
-    `device_type` is `cuda` or `cpu`. `kernel` is the attention kernel where it is settled; otherwise `auto` is decided
+    `device_type` is `cuda` or `cpu`. `kernel` is the attention kernel where it is known; otherwise `auto` is decided
     by the soft cap and dropout of `model_config`, the contents of the model's config.json (default: `model.config`).
     Raises UserError where the batch or the ranks do not divide.
     """
@@ -132,14 +132,14 @@ def resolve_setup(
         ),
         device_type=device_type,
     )
-    asked = training.activation_checkpointing
-    chosen = CheckpointingChoice(asked, "", None) if asked != "auto" else choose_checkpointing(setup, memory_gib)
+    mode = training.activation_checkpointing
+    chosen = CheckpointingChoice(mode, "", None) if mode != "auto" else choose_checkpointing(setup, memory_gib)
     setup = replace(setup, activation_checkpointing=chosen.mode)
     return ResolvedSetup(setup, tuple(_decisions(config, setup, chosen.reason, device_type)), chosen.memory)
 
 
 class CheckpointingChoice(NamedTuple):
-    """A mode of activation checkpointing, why it was chosen, and the memory that was predicted with it."""
+    """A mode of activation checkpointing, why it was chosen, and the memory estimated with it."""
 
     mode: Checkpointing
     reason: str
@@ -147,7 +147,7 @@ class CheckpointingChoice(NamedTuple):
 
 
 def choose_checkpointing(setup: Setup, memory_gib: float | None) -> CheckpointingChoice:
-    """The first of MODES that fits in `memory_gib` at the high end of what is predicted; `full` where none does."""
+    """The first of MODES that fits in `memory_gib` at the high end of the estimate; `full` where none does."""
     if memory_gib is None:
         return CheckpointingChoice("full", "the memory is not known", None)
     memory, high = None, 0.0

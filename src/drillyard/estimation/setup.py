@@ -1,7 +1,7 @@
-"""What is predicted, in one value: a model, how it is cut over ranks, and what one rank does in a step.
+"""What is estimated, in one value: a model, how it is cut over ranks, and what one rank does in a step.
 
 Memory and step time both depend on exactly these numbers, so both are functions of a `Setup` and of hardware. It is
-made from a run config by `resolve.setup_of`; variations (`--sweep`, the nearest setting that fits) are `replace`d
+made from a run config by `resolve_setup`; variations (`--sweep`, the nearest setting that fits) are `replace`d
 fields.
 """
 
@@ -19,7 +19,7 @@ from drillyard.modelspec import ModelSpec
 Precision = Literal["bf16", "fp32", "fp64"]
 Checkpointing = Literal["none", "selective", "full"]
 COMPUTE_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp32": 4, "fp64": 8}
-"""Bytes of an activation, and of a gathered weight; masters are `config.automatic.MASTER_BYTES`."""
+"""Bytes of an activation, and of a gathered weight; masters are `config.auto_values.MASTER_BYTES`."""
 
 
 NEWEST_TORCH: Final = (2, 15)

@@ -43,7 +43,7 @@ class IntervalChoice:
 class SparesChoice:
     """One number of spares, simulated. `node_hours`, those of spares included, are the mean; `usd` needs a price.
 
-    `as_good`: its node-hours cannot be told from the cheapest one's.
+    `as_good`: its node-hours cannot be distinguished from the cheapest one's.
     """
 
     spares: int

@@ -5,7 +5,7 @@
 
 The bounds are what no step can beat: its FLOPs at the best rate published for the accelerator, the bytes of weights and
 optimizer at the bandwidth of its memory, its collectives at the machine's own measured bandwidths. Between the bounds
-and a real step lies an efficiency, which nobody can compute. It is taken from measured runs of the same class
+and a real step lies an efficiency, which cannot be computed. It is taken from measured runs of the same class
 (accelerator, precision, checkpointing, sharding), see `efficiency`; what those runs differ in (model, sequence, batch,
 GPUs, network, compiled or not) is counted (`step_work`, `timeline`), not averaged.
 
@@ -154,22 +154,22 @@ def _reference_runs(
     notes: list[str],
 ) -> tuple[Basis, tuple[ReferenceRun, ...]]:
     """The measured runs that the range rests on; what there is to say of them goes to `notes`."""
-    asked = run_class(setup, accelerator.name)
+    wanted = run_class(setup, accelerator.name)
     if calibration is not None:
         reached = efficiency_of(calibration, rates.kind, references)
         if reached is None:
             notes.append(f"{calibration.name} says nothing here: it would have waited for its network alone")
             return "bound", ()
-        if calibration.run_class != asked:
-            notes.append(f"calibrated by a run of another class: {calibration.run_class}, not {asked}")
+        if calibration.run_class != wanted:
+            notes.append(f"calibrated by a run of another class: {calibration.run_class}, not {wanted}")
         return "calibration", (ReferenceRun(calibration, reached),)
     known = published_runs().values() if rows is None else rows
     others = [row for row in known if row.publisher != without_source]
     basis, used = select_reference_runs(setup, accelerator, others, rates.kind, references)
     if basis == "neighbours":
-        notes.append(f"{NEIGHBOURS.text} ({asked})")
+        notes.append(f"{NEIGHBOURS.text} ({wanted})")
     elif basis == "bound":
-        notes.append(f"no measured run is like it ({asked}): only the bound is known")
+        notes.append(f"no measured run is like it ({wanted}): only the bound is known")
     return basis, used
 
 

@@ -107,7 +107,7 @@ def _ramped(row: Bandwidth, size_bytes: float) -> Fact[float]:
 
 @dataclass(frozen=True, slots=True)
 class UnitTraffic:
-    """Seconds of one unit's collectives in one micro-batch: beside its forward, and beside its backward."""
+    """Seconds of one unit's collectives in one micro-batch: next to its forward and to its backward."""
 
     forward: float
     backward: float
@@ -170,7 +170,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class TimelinePiece:
-    """`count` times in a step: seconds of computing at the best rates, beside seconds of communication."""
+    """`count` times in a step: seconds of computing at the best rates, next to seconds of communication."""
 
     count: int
     busy: float
@@ -179,7 +179,7 @@ class TimelinePiece:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A step as pieces; `fixed` is communication that nothing hides, `alone` computing beside no communication."""
+    """A step as pieces; `fixed` is communication that nothing hides, `alone` computing without communication."""
 
     pieces: tuple[TimelinePiece, ...]
     fixed: float

@@ -33,7 +33,7 @@ class BlockProfile:
     """Bytes by kind, each against what was there before.
 
     `forward_peak` and `kept`: against the moment before the block, with its input held by the caller; `kept` counts its
-    result in and its input out where nobody but the caller held it. `backward_peak` and `released`: against the
+    result in and its input out where only the caller held it. `backward_peak` and `released`: against the
     moment when the gradient of the result has arrived; `released` counts the gradients of the input and of the weights
     in.
     """
@@ -96,7 +96,7 @@ def profile_block(block: Block, run: BlockInputs, conditions: BlockConditions) -
     ledger.reset_peak()
     recompute_peak = None
     # Recomputation ends before the last product, whose input is the last tensor that is kept: where the policy has kept
-    # its result, nobody takes it.
+    # its result, it is not taken.
     not_taken = e.kept_products[-1] if e.kept_products and e.kept_last_product else None
     if mode != "none":
         x = SizedTensor(x.elements, itemsize, held, x.node)

@@ -15,7 +15,7 @@ The order of events is that of torch/distributed/fsdp/_fully_shard (torch 2.11 t
 
 Before REWRITTEN_IN, three things take more: a gather in forward holds the buffer of the one before until its own
 weights are whole (`prev_all_gather_state` of `wait_for_unshard`); a rank that shares weights with no other divides the
-buffer of a reduction by 1, into another one (`foreach_reduce`); gradients of a later micro-batch lie beside those that
+buffer of a reduction by 1, into another one (`foreach_reduce`); gradients of a later micro-batch lie next to those that
 are kept whole until their unit's backward is over (`accumulate_unsharded_grad_if_needed`). One takes less: see loss.py.
 """
 
@@ -227,11 +227,11 @@ class FsdpMemory:
         return (unit.whole_trained - unit.padding_trained) * self.master
 
     def _add_to_kept(self, number: int) -> None:
-        """Add gradients that lie beside those kept whole to these, and give them back."""
-        beside = self.whole_gradients[number] - self._kept_whole(self.units[number])
-        if beside > 0:
-            self.ledger.give(beside, MemoryKind.WHOLE_GRADIENTS)
-            self.whole_gradients[number] -= beside
+        """Add gradients that lie next to those kept whole to these, and give them back."""
+        extra = self.whole_gradients[number] - self._kept_whole(self.units[number])
+        if extra > 0:
+            self.ledger.give(extra, MemoryKind.WHOLE_GRADIENTS)
+            self.whole_gradients[number] -= extra
 
     def release_reduction(self) -> None:
         """Give back the buffer of the last reduction."""
