@@ -89,7 +89,7 @@ def test_a_live_run_is_followed_to_its_end(tmp_path):
 
     write(0)
     terminal = Terminal(going, "--interval", "0.1", "--price-per-gpu-hour", "3")
-    terminal.read_until(lambda: "q leaves" in terminal.text and "of 60" in terminal.text)
+    terminal.read_until(lambda: "q quits" in terminal.text and "of 60" in terminal.text)
     seen = max(map(int, re.findall(r"step (\d+) of 60", terminal.text)))
     assert 20 < seen < 40 and "completed" not in terminal.text
     threading.Timer(0.3, write, [1]).start()
@@ -104,7 +104,7 @@ def test_a_live_run_is_followed_to_its_end(tmp_path):
 @pytest.mark.parametrize(("key", "code"), [(b"q", 0), (b"\x03", 130)])
 def test_q_and_ctrl_c_leave_a_run_that_goes_on(tmp_path, key, code):
     terminal = Terminal(runs.write_run(tmp_path / "trial", steps=20, end=None), "--interval", "30")
-    terminal.read_until(lambda: "q leaves" in terminal.text)
+    terminal.read_until(lambda: "q quits" in terminal.text)
     terminal.press(key)
     assert terminal.end() == code
     assert "Traceback" not in terminal.text

@@ -1,7 +1,7 @@
-"""`drillyard checkpoint list | verify | prune RUN_DIR`: what a run could go on from, is it whole, and less of it.
+"""`drillyard checkpoint list | verify | prune RUN_DIR`: list a run's checkpoints, check their bytes, delete old ones.
 
-`list` reads manifests and sizes, `verify` and `prune` read the files. None of them needs torch. `--json` prints one
-object whose `version` counts up when a field changes its meaning.
+`list` reads manifests and sizes, `verify` and `prune` read the files. None of them needs torch. The `version` of
+`--json` is raised when a field changes its meaning.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def register(app: typer.Typer) -> None:
 def list_command(run: RunDirectory, as_json: AsJson = False) -> None:
     """List checkpoints: step, size, age, ranks, held-out loss, and which one the next start uses.
 
-    Judged by manifests and sizes, in milliseconds; `verify` reads the content. Exit code 2 when the index of one, or a
-    value stored in it, could run code.
+    Reads manifests and sizes only, in milliseconds; `verify` reads the content. Exit code 2 if the index of a
+    checkpoint, or a value stored in it, could run code.
     """
     from dataclasses import replace
 
@@ -86,7 +86,7 @@ def _print_list(
     if refusal is not None:
         typer.echo(f"The next start is refused: {refusal}")
     elif used is not None:
-        typer.echo(f"The next start goes on from step {used.step} (with checkpoint.resume: auto).")
+        typer.echo(f"The next start resumes from step {used.step} (with checkpoint.resume: auto).")
     elif any(info.status == "damaged" for info in target.checkpoints) or lost:
         typer.echo("The next start is refused: none of the checkpoints can be used.")
     else:
@@ -101,11 +101,11 @@ def verify_command(
     step: Annotated[int | None, typer.Option(metavar="N", help="Only the checkpoint of this step.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read every byte of the checkpoints and compare it with the checksums that were taken when it was written.
+    """Read every byte of the checkpoints and compare it with the checksums from when it was written.
 
-    Exit code 0 when all complete ones are as written; 1 when a file is not, when a manifest cannot be believed or is of
-    a later format, or when there is no complete one (or the one asked for is not); 2 for an error, and when a file is
-    as written but could run code. What interrupted saves left behind is told and is no damage.
+    Exit code 0: all complete ones are undamaged. 1: a file is damaged, a manifest is invalid or of a later format, or
+    there is no complete checkpoint (or the requested one is not). 2: an error, or a file that could run code. The
+    remains of interrupted saves are listed and are no damage.
     """
     from drillyard.errors import UserError
     from drillyard.training.checkpoint.pruning import choose_step, select_checkpoints, verify_all_files
@@ -141,20 +141,20 @@ def prune_command(
         int | None, typer.Option(min=1, metavar="N", help="Newest good ones to keep. [default: the run's own setting]")
     ] = None,
     left_overs: Annotated[
-        bool, typer.Option("--left-overs", help="Also delete what interrupted saves and returns to earlier steps left.")
+        bool, typer.Option("--left-overs", help="Also delete remains of interrupted saves and of abandoned steps.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Read and judge, say what would go, delete nothing.")
+        bool, typer.Option("--dry-run", help="Verify and print what would be deleted; delete nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete all but the newest good checkpoints and the best one.
 
-    Good is what has just been read in full and is as written: the ones to keep are verified before anything is
-    deleted. One that proves damaged is not counted and not deleted, and without a good one nothing is. Refused while a
-    run is active in the directory (one that was started with `drillyard train`: other launchers hold no lock).
+    The checkpoints to keep are read and verified in full before anything is deleted. A damaged one does not count and
+    is not deleted; without a good one nothing is deleted. Refused while a run started with `drillyard train` is active
+    in the directory (other launchers hold no lock).
 
-    Exit code 0 when done, 1 when a checkpoint that was to be kept is damaged or none is undamaged, 2 for an error.
+    Exit code 0: done; 1: a checkpoint to keep is damaged, or none is undamaged; 2: an error.
     """
     from drillyard.errors import UserError
     from drillyard.supervise.run_lock import lock_run_directory
@@ -282,7 +282,7 @@ def _print_verified(result: VerifiedCheckpoint) -> None:
 
 def _print_pruned(plan: PrunePlan, target: CheckpointSelection, dry_run: bool) -> None:
     for info, problem in plan.damaged:
-        typer.echo(f"{info.path.name}: damaged, left as it is: {problem}")
+        typer.echo(f"{info.path.name}: damaged, not deleted: {problem}")
     for info in sorted(plan.keep, key=lambda info: info.step):
         typer.echo(f"{info.path.name}: kept, {size_text(info.bytes)}")
     for info in plan.remove:
@@ -304,7 +304,7 @@ def _print_json(**values: Any) -> None:
 
 @contextmanager
 def _progress(checkpoints: list[CheckpointInfo]) -> Iterator[Callable[[int], None] | None]:
-    """A bar on stderr while files are read, for a person who watches; yields what to tell of bytes read."""
+    """A progress bar on stderr if it is a terminal; yields the function to call with the number of bytes read."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
     from drillyard.console import SafeConsole

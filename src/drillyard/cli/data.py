@@ -1,4 +1,4 @@
-"""`drillyard data`: the first packed samples in colour and what became of the documents; the batch of any step."""
+"""`drillyard data`: the first packed sequences in colour and a report on the documents; the batch of any step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from drillyard.cli.options import find_run
 
 def register(app: typer.Typer) -> None:
     """Add the commands on data to the app."""
-    group = typer.Typer(help="Look at the data as the model will see it.", no_args_is_help=True)
+    group = typer.Typer(help="Show the data as the model sees it.", no_args_is_help=True)
     app.add_typer(group, name="data")
 
     @group.callback()
     def data() -> None:
-        """Look at the data as the model will see it."""
+        """Show the data as the model sees it."""
 
     group.command()(show)
 
@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Show the first packed sequences: green tokens carry loss, dim ones are context only.
 
-        Tokenises the data if it is not cached yet; a later run uses that. Exit code 2 when all (with loss on
+        Tokenizes the data if it is not cached; a later run uses the cache. Exit code 2 if all (with loss on
         completions) or no tokens of a document carry loss.
         """
         from rich.markup import escape
@@ -54,7 +54,7 @@ def register(app: typer.Typer) -> None:
             )
         tokenizer = Tokenizer.from_str(prepared.text_tokenizer.json)
         form = row_format(config.data)
-        # A piece of a split completion is learnt from its second token on, and rightly so.
+        # In a piece of a split completion, all tokens but the first carry loss.
         completions_only = form.loss_on != "all" and config.data.too_long != "split"
         wrong = []
         for source in prepared.train.sources:
@@ -84,7 +84,7 @@ def show(
 ) -> None:
     """Show the batch that a step trained on: where each document comes from, and its text as in `data preview`.
 
-    Every step can be shown, also before it is done. Exit code 2 when the data are not those of the run any more.
+    Works for any step, also a future one. Exit code 2 if the data has changed since the run.
     """
     from rich.markup import escape
     from tokenizers import Tokenizer

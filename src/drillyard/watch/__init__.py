@@ -1,2 +1,1 @@
-"""The live screen of `drillyard watch`: a run followed in its files, or in mirrors of them, and drawn in the
-terminal."""
+"""The live screen of `drillyard watch`: a run followed in its files, or in mirrors of them."""

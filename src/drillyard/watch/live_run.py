@@ -1,9 +1,8 @@
-"""A run as it stands: what the watch shows, built up line by line from metrics.jsonl and events.jsonl.
+"""The present state of a run for the live screen, updated line by line from metrics.jsonl and events.jsonl.
 
-`LiveRun` is all that the screen needs; whoever has the two kinds of lines (files here, a cluster's log elsewhere) can
-fill it. Speed is that of the last logged steps, so that a run that slows down is seen to.
+The lines may come from local files or from a cluster. Speed is that of the last logged steps, so that a slowdown shows.
 
-Cost: about 10 microseconds a line, some 150 bytes a step; goodput is summed anew at times (`refresh_goodput`).
+Cost: about 10 microseconds a line, 150 bytes a step; goodput is recomputed now and then (`refresh_goodput`).
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from drillyard.telemetry.events import event_microseconds, moment
 RECENT_STEPS: Final = 100
 KEPT_EVENTS: Final = 100
 SILENT_SECONDS: Final = 60.0
-"""A run that says nothing for so long, and for ten steps' time, is called silent."""
+"""A run without output for so long, and for the time of ten steps, is called silent."""
 GOODPUT_SHARE: Final = 0.02
-"""The most of a core that summing goodput again and again may take."""
+"""The largest share of a core for recomputing goodput."""
 
 PHASES: Final = {
     "run_start": "starting",
@@ -48,7 +47,7 @@ PHASES: Final = {
 
 
 class RecentValues(NamedTuple):
-    """A logged step of the current round: when, and what it measured."""
+    """A logged step of the current attempt."""
 
     time_us: int
     step: int
@@ -60,7 +59,7 @@ class RecentValues(NamedTuple):
 
 @dataclass(slots=True)
 class LiveRun:
-    """What is known of a run so far. `add_metrics` and `add_event` take the lines in the order they were written."""
+    """The state of a run so far. Pass lines to `add_metrics` and `add_event` in the order they were written."""
 
     name: str
     total_steps: int | None = None
@@ -74,13 +73,13 @@ class LiveRun:
     accelerator: str | None = None
     formula: str | None = None
     tokens: int = 0
-    """Of the steps that led to the model, those between two logged ones taken to be like the later."""
+    """Of the steps that led to the present state; steps between two logged ones count like the later."""
     memory_gib: float | None = None
     failures: int = 0
     rounds: int = 0
     steps: array[int] = field(default_factory=lambda: array("q"))
     losses: array[float] = field(default_factory=lambda: array("d"))
-    """The losses of `steps`; a step done again replaces what came after the step it went on from."""
+    """The losses of `steps`; a repeated step replaces all from there on."""
     recent: deque[RecentValues] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     events: deque[EventText] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     held_out: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -94,7 +93,7 @@ class LiveRun:
 
     @property
     def step(self) -> int:
-        """Optimizer steps done, as far as they were logged."""
+        """The last logged step."""
         return self.steps[-1] if self.steps else 0
 
     @property
@@ -125,7 +124,7 @@ class LiveRun:
         if record.get("memory_gib") is not None:
             self.memory_gib = record["memory_gib"]
         if record.get("round", 0) != self._round:
-            # Another round may be on other hardware, and its first step is no measure of speed.
+            # Another attempt may run on other hardware, and its first step is no measure of speed.
             self._round = record.get("round", 0)
             self.recent.clear()
         rates = (float(record["tokens_per_second_per_gpu"]), float(record["tflops_per_gpu"]), record.get("mfu"))
@@ -156,7 +155,7 @@ class LiveRun:
             self.events.append(found)
 
     def refresh_goodput(self) -> None:
-        """Sum goodput anew where there are new events, now and then only: the sum takes the longer the run is."""
+        """Recompute goodput after new events, but rarely: its cost grows with the run."""
         started = time.monotonic()
         if self._summed_moments == len(self._moments) or (started < self._next_sum and not self.over):
             return
@@ -167,11 +166,11 @@ class LiveRun:
 
     @property
     def speed(self) -> list[RecentValues]:
-        """The last logged steps of this round, without its first."""
+        """The last logged steps of this attempt, without its first."""
         return list(self.recent)[1:] if len(self.recent) < RECENT_STEPS else list(self.recent)
 
     def median(self, name: str) -> float | None:
-        """The median of a measure over the last logged steps; None where no step has it."""
+        """The median of a figure over the last logged steps; None where no step has it."""
         values = [value for value in (getattr(step, name) for step in self.speed) if value is not None]
         return statistics.median(values) if values else None
 
@@ -181,10 +180,9 @@ class LiveRun:
         return statistics.quantiles(times, n=20, method="inclusive")[18] if len(times) > 1 else None
 
     def seconds_left(self, now_us: int) -> float | None:
-        """Seconds to the last step at the pace of the last logged steps, saves and evaluations among them included.
+        """Seconds to the last step at the pace of the last logged steps, with their saves and evaluations.
 
-        None while it cannot be told: no end is known, fewer than three steps of this round were logged, or the run
-        has gone silent.
+        None without a known last step, before three logged steps of this attempt, and for a silent run.
         """
         if self.over or not self.total_steps or len(self.recent) < 3 or self.silent_seconds(now_us) is not None:
             return None
@@ -195,7 +193,7 @@ class LiveRun:
         return max(0, self.total_steps - self.step) * pace
 
     def wall_seconds(self, now_us: int) -> float | None:
-        """Seconds since the run began: until its last event where it is over or has gone silent, else until now."""
+        """Seconds since the run began, until now; until its last event if it is over or silent."""
         if self.begin_us is None or self.last_us is None:
             return None
         ended = self.over or self.silent_seconds(now_us) is not None
@@ -203,7 +201,7 @@ class LiveRun:
         return max(0, end - self.begin_us) / 1e6
 
     def silent_seconds(self, now_us: int) -> float | None:
-        """For how long a run that is not over has said nothing, where that is unusual; else None."""
+        """For how long a run that is not over has had no output, if unusually long; else None."""
         if self.over or self.last_us is None or self.phase == "waiting":
             return None
         usual = 10 * (self.median("step_seconds") or 0.0)
@@ -211,7 +209,7 @@ class LiveRun:
         return silence if silence > max(SILENT_SECONDS, usual) else None
 
     def dollars(self, now_us: int) -> float | None:
-        """What the run has cost so far, waiting left out; None without a price."""
+        """The cost so far, without waiting; None without a price."""
         wall = self.wall_seconds(now_us)
         if self.price is None or not self.num_gpus or wall is None:
             return None

@@ -1,4 +1,4 @@
-"""The watch's screen: a run as it stands, in a window of 80 x 24 or more. A pure function of the run and the time.
+"""The live screen for a terminal of 80 x 24 or more, as a pure function of the run and the time.
 
 screen(run, now_us, width=80, height=24)     # a rich renderable of exactly that size
 text_lines(run, now_us)                      # the same figures as plain lines
@@ -61,7 +61,7 @@ def text_lines(run: LiveRun, now_us: int) -> list[str]:
 
 
 def figures(run: LiveRun, now_us: int) -> list[tuple[str, str]]:
-    """Label and value of every figure, eight of them; a dash where nothing is known."""
+    """Label and value of the eight figures; a dash for an unknown one."""
     return [
         ("Step time", _step_time(run)),
         ("Tokens/s", _tokens_per_second(run)),
@@ -134,7 +134,7 @@ def _progress(run: LiveRun, now_us: int) -> RenderableType:
 
 
 def _loss(run: LiveRun, width: int, height: int, unicode: bool) -> RenderableType:
-    """The loss over all logged steps; its range stands at the left."""
+    """The loss over all logged steps, with its range at the left."""
     finite = [loss for loss in run.losses if math.isfinite(loss)]
     if not finite:
         waiting = Align.center(Text("no step yet", style="dim"), vertical="middle")
@@ -247,7 +247,7 @@ def _moment(microseconds: int) -> datetime:
 
 
 def _clock(now_us: int, seconds: float) -> str:
-    """When that many seconds are over, in local time: with the day where it is not today."""
+    """The local time after that many seconds, with the day if it is not today."""
     end = _moment(now_us + round(seconds * 1e6)).astimezone()
     same_day = end.date() == _moment(now_us).astimezone().date()
     return f"{end:%H:%M}" if same_day else f"{end:%d %b %H:%M}"

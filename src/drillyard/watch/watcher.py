@@ -1,7 +1,7 @@
-"""Watching a run: its files are followed, and the screen is drawn anew every second; plain lines without a terminal.
+"""Follow a run's files and redraw the screen every second; print plain lines without a terminal.
 
-The watch only reads, so any number of people may watch a run, from any host that sees its directory. It ends with the
-run, or by q or Ctrl-C, and then leaves the last screen behind.
+The watch only reads: several people may watch a run, from any host that sees its directory. It ends with the run, or on
+q or Ctrl-C, and prints the last screen once more.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from drillyard.watch.live_run import LiveRun
 from drillyard.watch.screen import event_line, progress_line, screen, text_lines
 
 SETTLED_SECONDS: Final = 2.0
-"""After an `end` the supervisor may have something to add, such as a new round."""
-LINES_OF_THE_PAST: Final = 5
-HINT: Final = "q leaves; the run goes on"
+"""After an `end` the supervisor may still add events, such as a restart."""
+FIRST_EVENTS: Final = 5
+HINT: Final = "q quits; the run continues"
 
 
 class _NewRecords:
-    """The records that a growing file of JSON lines has gained since they were asked for last."""
+    """The records that a growing file of JSON lines has gained since the last poll."""
 
     def __init__(self, path: Path) -> None:
         self._follower = FileFollower(path)
@@ -66,39 +66,39 @@ class FollowedRun:
         self._directory = run_directory
         self._events = _NewRecords(run_directory / EVENTS_FILE)
         self._metrics = _NewRecords(run_directory / METRICS_FILE)
-        self._heard = time.monotonic()
+        self._last_line_time = time.monotonic()
 
     def poll(self) -> None:
-        """Take what is new. Raises UserError when the directory cannot be read any more."""
-        news = False
+        """Read new lines. Raises UserError when the directory cannot be read."""
+        has_new = False
         with refusing_odd_values(self._directory):
             try:
                 for event in self._events.poll():
                     if is_event(event):
                         self.run.add_event(event)
-                        news = True
+                        has_new = True
                 for record in self._metrics.poll():
                     if is_step(record):
                         self.run.add_metrics(record)
-                        news = True
+                        has_new = True
             except OSError as error:
                 raise UserError(f"{self._directory}: cannot be read: {describe_os_error(error)}") from error
             self.run.refresh_goodput()
-        if news:
-            self._heard = time.monotonic()
+        if has_new:
+            self._last_line_time = time.monotonic()
 
     @property
     def ended(self) -> bool:
-        """Whether the run is over, and was so for long enough that nothing is to follow."""
-        quiet = time.monotonic() - self._heard
+        """Whether the run has been over for so long that nothing will follow."""
+        quiet = time.monotonic() - self._last_line_time
         since = (_now_us() - (self.run.last_us or 0)) / 1e6
         return self.run.over and (quiet >= SETTLED_SECONDS or since >= SETTLED_SECONDS)
 
 
 def watch_run(followed: FollowedRun, console: Console, interval_seconds: float | None = None) -> LiveRun:
-    """Show the run until it ends or the reader leaves; returns it as it stood then.
+    """Show the run until it ends or the user quits; returns its last state.
 
-    `interval_seconds` between two looks at the files: by default 1 on a terminal, 10 elsewhere.
+    `interval_seconds` between two polls of the files: by default 1 on a terminal, 10 elsewhere.
     """
     if console.is_terminal:
         _watch_screen(followed, console, interval_seconds or 1.0)
@@ -113,7 +113,7 @@ def _watch_screen(followed: FollowedRun, console: Console, interval: float) -> N
         with _Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
             while not followed.ended:
                 live.update(_screen(followed.run, console, HINT), refresh=True)
-                if keys.asks_to_leave(interval):
+                if keys.wait_for_quit(interval):
                     break
                 followed.poll()
     except KeyboardInterrupt:
@@ -127,7 +127,7 @@ def _screen(run: LiveRun, console: Console, hint: str) -> Any:
         run,
         _now_us(),
         width=console.width,
-        # The last line of a window is left to the cursor.
+        # Keep the last line of the window free for the cursor.
         height=console.height - 1,
         hint=hint,
         unicode=console.encoding.lower().startswith("utf"),
@@ -136,13 +136,13 @@ def _screen(run: LiveRun, console: Console, hint: str) -> Any:
 
 def _watch_lines(followed: FollowedRun, console: Console, interval: float) -> None:
     run = followed.run
-    told: EventText | None = None
+    printed: EventText | None = None
     step = -1
     followed.poll()
     while True:
-        for one in _untold(run, told):
-            _print(console, event_line(one))
-            told = one
+        for event in _events_after(run, printed):
+            _print(console, event_line(event))
+            printed = event
         if run.step != step:
             step = run.step
             _print(console, progress_line(run, _now_us()))
@@ -154,23 +154,23 @@ def _watch_lines(followed: FollowedRun, console: Console, interval: float) -> No
         _print(console, line)
 
 
-def _untold(run: LiveRun, told: EventText | None) -> list[EventText]:
-    """Happenings after the one told last (by identity); at first only the last few."""
+def _events_after(run: LiveRun, printed: EventText | None) -> list[EventText]:
+    """Events after the one printed last (by identity); at first only the last few."""
     shown = list(run.events)
-    if told is None:
-        return shown[-LINES_OF_THE_PAST:]
-    places = [place for place, one in enumerate(shown) if one is told]
+    if printed is None:
+        return shown[-FIRST_EVENTS:]
+    places = [place for place, one in enumerate(shown) if one is printed]
     return shown[places[-1] + 1 :] if places else shown
 
 
 def _print(console: Console, line: str) -> None:
-    """One line as it is: neither wrapped nor coloured."""
+    """Print a line without wrapping and colours."""
     console.file.write(line + "\n")
     console.file.flush()
 
 
 class _Keys:
-    """Single key presses from a terminal, without echo; none where standard input is something else."""
+    """Single key presses from a terminal, without echo; none if standard input is no terminal."""
 
     def __init__(self) -> None:
         self._before: list[Any] | None = None
@@ -191,8 +191,8 @@ class _Keys:
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
 
-    def asks_to_leave(self, seconds: float) -> bool:
-        """Wait for so long; True at once when q is pressed."""
+    def wait_for_quit(self, seconds: float) -> bool:
+        """Wait for so long; return True at once when q is pressed."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if self._before is None:
