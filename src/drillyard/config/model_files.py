@@ -19,15 +19,15 @@ from drillyard.errors import ConfigError
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 NAMES_SHOWN = 5
-"""Of weights or files that an error lists."""
+"""The most weights or files that an error lists."""
 
-# transformers' model_type of every architecture whose training is proven here; `models.architectures` says how each is.
+# transformers' model_type of the architectures that the tests train; `models.architectures` describes each.
 ARCHITECTURES = (
     "cohere", "cohere2", "gemma2", "gemma3_text", "gpt2", "granite", "llama", "mistral", "mixtral", "olmo2", "olmo3",
     "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3",
 )  # fmt: skip
 
-# Settings of transformers' configs that this trainer does not follow, and what does what their users want.
+# Settings of transformers' configs that the trainer ignores, and what to use instead.
 SETTINGS_WITHOUT_EFFECT = {
     "output_router_logits": "the auxiliary loss that balances a mixture's experts is not computed; remove it",
     "dtype": "training.precision says in what the model computes; remove it",

@@ -1,8 +1,8 @@
 """The registry of platforms: what `platform` of a cluster config may be, and which class launches there.
 
 `PlatformFacts` describe a platform: what its config needs, how its machines are bought, how its nodes see network and
-storage. A launcher's facts stand in its own package; those of platforms without a launcher stand here. Another
-distribution adds a launcher by an entry point `drillyard.launchers` under the platform's name: a subclass of
+storage. A launcher's facts are in its own package; those of platforms without a launcher are here. A distribution adds
+a launcher by an entry point `drillyard.launchers` under the platform's name: a subclass of
 `drillyard.launch.launcher.Launcher` with `facts`.
 """
 
@@ -20,7 +20,7 @@ from drillyard.config.strict_model import StrictModel
 from drillyard.errors import UserError
 from drillyard.plugins import import_name, load_plugins
 
-# ssh takes a name that begins with "-" for an option, of which some run programs; nothing else needs other characters.
+# ssh reads a name that begins with "-" as an option, and some options run programs.
 Login = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+@\\-]*$")]
 HostAddress = Annotated[str, Field(pattern=r"^[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*$")]
 SshHost = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.+@\\-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*$")]

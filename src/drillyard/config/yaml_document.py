@@ -89,7 +89,7 @@ def parse_document(text: str, label: str) -> YamlDocument:
         line = text.count("\n", 0, error.position) + 1
         raise ConfigError(f"{label}:{line}: not valid YAML: character U+{error.character:04X} is not allowed") from None
     except (ValueError, OverflowError) as error:
-        # PyYAML converts escapes such as "\\UFFFFFFFF" and the numbers of directives without a look at their range.
+        # PyYAML converts escapes such as "\\UFFFFFFFF" and numbers of directives without checking their range.
         raise ConfigError(f"{label}: not valid YAML: {error}") from None
     if node is None:
         return YamlDocument(None, {(): top})

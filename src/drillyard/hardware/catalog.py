@@ -113,7 +113,7 @@ class Catalog:
         return self.network_stacks.get(name) or _missing("network stack", name, self.network_stacks)
 
     def accelerator_of(self, machine: Machine) -> Accelerator:
-        """The accelerator of `machine`, which exists: the rows were checked."""
+        """The accelerator of `machine`; checked rows name a known one."""
         return self.accelerators[machine.accelerator]
 
     def price(self, machine: str, consumption: str, region: str | None = None) -> Price | None:

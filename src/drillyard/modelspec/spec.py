@@ -132,10 +132,9 @@ class Block:
 class ModelSpec:
     """A decoder-only language model by its tensors.
 
-    `root` are the tensors outside the blocks; a head that is tied to the embedding is not listed twice. `blocks_path`
-    is the name of the list of blocks: `model.layers` makes the first one's names start with `model.layers.0.`.
-    `positions` is the number of learned positions, None where positions are rotary or none. `notes` say what of the
-    config is not counted, for every output that rests on these numbers.
+    `root` are the tensors outside the blocks, without a head that is tied to the embedding. `blocks_path` names the
+    list of blocks: with `model.layers` the first block's names start with `model.layers.0.`. `positions` is the number
+    of learned positions, None where they are rotary or absent. `notes` list what of the config is not counted.
     """
 
     model_type: str
@@ -153,7 +152,7 @@ class ModelSpec:
 
     @property
     def attention(self) -> Attention:
-        """The attention of the layer that says most about the model: the first one with softmax, else the first."""
+        """The attention of the first layer with softmax attention, else of the first layer."""
         assert self.blocks, "only parameter counts are known"
         return next((b.attention for b in self.blocks if b.attention.kind != "linear"), self.blocks[0].attention)
 
@@ -184,15 +183,14 @@ class ModelSpec:
 
     @cached_property
     def active_parameters(self) -> int:
-        """Parameters that one token uses: both tables of an untied embedding and head whole, a tied one once, routers,
-        and of the experts those chosen. Some publishers leave the input embedding out: subtract
-        `embedding_parameters`."""
+        """Parameters that one token uses: embedding and head (once where tied), routers, and the chosen experts. Some
+        publishers exclude the input embedding: subtract `embedding_parameters`."""
         in_blocks = sum(block.active_parameters for block in self.blocks)
         return self.root_parameters - self.idle_root_parameters + in_blocks
 
     @cached_property
     def embedding_parameters(self) -> int:
-        """The input embedding alone (the table shared with the output when `tied`), learned positions left out."""
+        """The input embedding (the table shared with the output when `tied`) without learned positions."""
         return sum(tensor.parameters for tensor in self.root if tensor.role == "embedding")
 
     @cached_property
@@ -203,7 +201,7 @@ class ModelSpec:
 
     @cached_property
     def active_mlp_matmul_parameters(self) -> int:
-        """Weights of the MLP matrices that one token passes, over all layers, routers left out."""
+        """Weights of the MLP matrices that one token passes, over all layers, without routers."""
         return sum(block.active_mlp_matrices for block in self.blocks)
 
     @cached_property
@@ -222,7 +220,7 @@ class ModelSpec:
 
 
 def adapter_layers(tensors: Iterable[TensorSpec], targets: AdapterTargets) -> tuple[TensorSpec, ...]:
-    """The weights of the linear layers among `tensors` that `targets` name; the head is never among them."""
+    """The weights of the linear layers among `tensors` that `targets` name, without the head."""
     return tuple(
         tensor
         for tensor in tensors

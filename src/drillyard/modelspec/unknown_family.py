@@ -1,9 +1,9 @@
-"""Specs of models that no family describes: from parameter counts alone, or from the tensors of a model once built.
+"""Specs of models that no family describes: from parameter counts, or from the tensors of a built model.
 
-`counted_spec` (`--params`, `--active-params`) knows how many parameters there are and nothing else: 6N and the memory
-of weights can be had from it, attention and activations cannot. `built_spec` (`--build`) takes the names and shapes
-that transformers built on the meta device and reads the structure off the names: which list of modules are the blocks,
-what is attention, an expert, the embedding. Its counts are exact; sliding windows are not seen, and its notes say so.
+`spec_from_counts` (`--params`, `--active-params`) gives 6N and the memory of weights, but neither attention nor
+activations. `spec_from_shapes` (`--build`) takes the names and shapes that transformers builds on the meta device and
+reads the structure from the names: the list of blocks, attention, experts, the embedding. Its counts are exact; sliding
+windows are unknown, and its notes say so.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.facts import each_says, says
 
 from drillyard.faults.fault_verdicts import Evidence, FaultVerdict, judge_faults
 from drillyard.faults.plan import Fault, PlannedRun
@@ -82,44 +83,44 @@ def test_another_gradient_norm_fails() -> None:
 
 def test_an_extra_restart_fails() -> None:
     verdict = judged(events=[*KILLED, event(12, "restart"), event(13, "resume", step=8)])
-    assert verdict.problems == ["2 new starts of the ranks instead of 1"]
+    assert each_says(verdict.problems, ["2 new starts ... instead of 1"])
 
 
 def test_a_kill_reported_for_another_rank_fails() -> None:
     events = [*KILLED[:1], {**KILLED[1], "failed_rank": 0}, *KILLED[2:]]
-    assert "1 failures of rank 1 expected" in judged(events=events).problems[0]
+    assert says(judged(events=events).problems[0], "1 failures of rank 1")
 
 
 def test_a_complete_checkpoint_that_was_passed_over_fails() -> None:
     events = [*KILLED[:3], event(9, "resume", step=2)]
-    assert judged(events=events).problems == ["resumed at step 2, though the checkpoint of step 4 was complete"]
+    assert each_says(judged(events=events).problems, ["resumed at step 2 ... step 4"])
 
 
 def test_a_step_that_was_never_logged_fails() -> None:
     metrics = [*steps(3, 1, 6), *steps(10, 8, 12)]
-    assert judged(metrics=metrics).problems == ["1 steps were never logged, the first of them 7"]
+    assert each_says(judged(metrics=metrics).problems, ["1 steps ... never logged ... 7"])
 
 
 def test_what_the_end_shows_fails_the_last_fault() -> None:
-    assert judged(problems=["final/ is not the undisturbed run's"]).problems == ["final/ is not the undisturbed run's"]
+    assert each_says(judged(problems=["final/ is not the undisturbed run's"]).problems, ["final/ is not"])
 
 
 def test_a_place_that_was_not_hit_fails() -> None:
     verdict = judged(events=KILLED[:1], metrics=steps(3, 1, 12), marks={})
-    assert not verdict.hit and verdict.problems == ["the run passed this point without a strike"]
+    assert not verdict.hit and each_says(verdict.problems, ["... passed this point"])
 
 
 def test_a_run_that_did_not_continue_fails() -> None:
     verdict = judged(events=KILLED[:2], metrics=steps(3, 1, 6), stopped="the command ended with exit code 1")
-    assert verdict.reaction == "the run did not continue"
-    assert verdict.problems == ["0 new starts of the ranks instead of 1", "the command ended with exit code 1"]
+    assert says(verdict.reaction, "not continue")
+    assert each_says(verdict.problems, ["0 new starts ... instead of 1", "... exit code 1"])
 
 
 def test_a_killed_supervisor_is_no_failure_of_a_rank() -> None:
     fault = Fault(1, "kill", "manifest", None, 0, 6, 0.5)
     events = [event(0, "run_start"), event(6, "run_start"), event(9, "resume", step=4)]
     verdict = judged(fault, events=events)
-    assert verdict.passed and verdict.reaction == "started again, resumed at step 4"
+    assert verdict.passed and says(verdict.reaction, "resumed at step 4")
     assert not judged(fault).passed
 
 
@@ -130,16 +131,16 @@ def test_sigterm_must_lose_no_step() -> None:
         fault, events=[*signalled, event(9, "resume", step=6)], metrics=[*steps(3, 1, 6), *steps(10, 7, 12)]
     ).passed
     verdict = judged(fault, events=[*signalled, event(9, "resume", step=4)])
-    assert verdict.problems == ["resumed at step 4, though the checkpoint of step 6 was complete"]
+    assert each_says(verdict.problems, ["resumed at step 4 ... step 6"])
 
 
 def test_sigterm_before_the_first_step_of_an_attempt_needs_no_save_and_after_it_does() -> None:
     fault = Fault(1, "term", "step", 0, 0, 6, 0.5)
     resumed = [event(6, "run_start"), event(9, "resume", step=4)]
     early = judged(fault, events=[event(0, "run_start"), *resumed])
-    assert early.passed and early.reaction == "exit at once with code 85, resumed at step 4"
+    assert early.passed and says(early.reaction, "code 85, resumed at step 4")
     late = judged(fault, events=[event(0, "run_start"), event(3, "first_step", step=1), *resumed])
-    assert late.problems == ["no event reports the signal and the step at which the run stopped"]
+    assert each_says(late.problems, ["no event ... signal"])
 
 
 def test_a_flip_must_be_reported_and_the_older_checkpoint_used() -> None:
@@ -152,11 +153,11 @@ def test_a_flip_must_be_reported_and_the_older_checkpoint_used() -> None:
     verdict = judged(fault, marks=marks, events=older, metrics=metrics)
     assert verdict.passed, verdict.problems
     silent = judged(fault, marks=marks, events=[*KILLED[:3], event(9, "resume", step=2)], metrics=metrics)
-    assert silent.problems == ["no warning names the damaged file __0_0.distcp of checkpoint 4"]
+    assert each_says(silent.problems, ["no warning ... __0_0.distcp of checkpoint 4"])
     used = judged(fault, marks=marks, events=[*KILLED[:3], damaged, event(9, "resume", step=4)], metrics=metrics)
-    assert used.problems == ["resumed at step 4 instead of the older checkpoint 2"]
+    assert each_says(used.problems, ["resumed at step 4 ... checkpoint 2"])
     never = judged(fault, marks={(1, "hit"): mark(4.9, 7, [2, 4])}, events=older, metrics=metrics)
-    assert never.problems == ["the second part (flipped) did not take place"]
+    assert each_says(never.problems, ["... second part (flipped)"])
 
 
 def test_a_full_disk_must_be_reported_and_leave_the_earlier_checkpoint_intact() -> None:
@@ -166,11 +167,11 @@ def test_a_full_disk_must_be_reported_and_leave_the_earlier_checkpoint_intact() 
     undisturbed = {"events": [event(0, "run_start"), failed], "metrics": steps(3, 1, 12)}
     verdict = judged(fault, marks=marks, **undisturbed)
     assert verdict.passed and verdict.seconds_lost is None
-    assert verdict.reaction == "save of step 6 failed (No space left on device); continued, step 4 intact"
+    assert says(verdict.reaction, "save of step 6 failed (No space left on device) ... step 4 intact")
     broken = {**marks, (1, "after"): {"newest": 4, "damaged": ["__1_0.distcp"], "time": at(5)}}
     assert judged(fault, marks=broken, **undisturbed).problems == ["checkpoint 4 was damaged: __1_0.distcp"]
     silent = judged(fault, marks=marks, events=[event(0, "run_start")], metrics=steps(3, 1, 12))
-    assert silent.problems == ["no event reports a failed save"]
+    assert each_says(silent.problems, ["no event ... failed save"])
 
 
 def test_a_problem_belongs_to_the_fault_in_whose_time_it_is() -> None:

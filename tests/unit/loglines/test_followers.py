@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.facts import says
 from tests.unit.loglines.bucket import Bucket, local_bucket
 
 from drillyard.errors import UserError
@@ -96,9 +97,9 @@ def test_a_stream_that_is_always_ready_is_given_in_parts(monkeypatch: pytest.Mon
 
 def test_a_standard_input_that_is_closed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(UserError, match="there is no standard input"):
+    with pytest.raises(UserError, match="standard input"):
         follower(LogFile("-"))
-    with pytest.raises(UserError, match="there is no standard input"), open_log(LogFile("-")):
+    with pytest.raises(UserError, match="standard input"), open_log(LogFile("-")):
         pass
 
 
@@ -166,13 +167,13 @@ def test_a_service_that_does_not_answer_is_asked_again_and_that_is_said_once(mon
         Bucket.before[:] = [lambda: 503, lambda: None, lambda: 500, lambda: 429]
         assert polled(follower) == polled(follower) == polled(follower) == []
         assert len(said) == 1 and "gs://bucket/run.log: 503 " in said[0]
-        assert said[0].endswith("; asks again, for 10 minutes at most")
+        assert says(said[0], "10 minutes")
         assert polled(follower) == [b"one\n"] and Bucket.before == []
         # Another time is said again, and has its own patience; that is over at some time.
         monkeypatch.setattr(followers, "_CLOUD_PATIENCE_SECONDS", -1.0)
         Bucket.before[:] = [lambda: 503, lambda: 503]
         assert polled(follower) == [] and len(said) == 2
-        with pytest.raises(UserError, match=r"gs://bucket/run\.log: no answer for 0 s: 503 "):
+        with pytest.raises(UserError, match=r"gs://bucket/run\.log: .*503 "):
             polled(follower)
 
 

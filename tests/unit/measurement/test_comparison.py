@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 from rich.console import Console
+from tests.facts import says
 from tests.unit.measurement.made import NEW_YEAR, SECOND, run_log, stamps
 
 from drillyard.errors import UserError
@@ -165,11 +166,11 @@ def test_a_run_that_has_no_loss_yet_where_the_other_ends_has_no_difference_there
     assert set(against.loss) == {"step", "tokens"}
     by_time = [point for point in comparison.points if point.axis == "seconds"]
     assert all(point.losses[0] is None and point.losses[1] is not None for point in by_time)
-    assert "times the tokens/s/GPU of slow" in printed(comparison)
+    assert says(printed(comparison), "tokens/s/GPU of slow")
 
 
 def test_one_run_cannot_be_compared():
-    with pytest.raises(UserError, match="two runs or more"):
+    with pytest.raises(UserError, match="two runs"):
         compare_runs([run("a", seed=1)])
 
 
@@ -177,5 +178,5 @@ def test_runs_without_losses_or_times_are_compared_as_far_as_they_go():
     nothing = measure(run_log(loss=[float("nan")] * 3))
     comparison = compare_runs([nothing, run("b", seed=1)])
     assert comparison.against[0].faster is None
-    assert comparison.unknown_axes["step"] == "a run has no finite loss"
+    assert says(comparison.unknown_axes["step"], "no finite loss")
     printed(comparison)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.facts import says
 from tests.unit.measurement.made import run_log, stamps
 from tests.unit.measurement.published import EXAMPLE
 
@@ -28,10 +29,10 @@ def test_gates(text, trips):
 
 def test_a_gate_on_what_is_not_known_is_closed_and_names_the_flag():
     why = parse_gate("mfu<0.38").trips(measure(run_log(seconds=[1.0] * 10)).as_json())
-    assert why is not None and "mfu is not known" in why and "--accelerator" in why
+    assert why is not None and says(why, "mfu ... not known") and "--accelerator" in why
     why = parse_gate("seconds_by_category.stalled>5").trips(measure(run_log(seconds=[1.0] * 10)).as_json())
     # No flag gives it: the reason is that of goodput.
-    assert why is not None and "carry no time stamps" in why and "()" not in why
+    assert why is not None and says(why, "no time stamps") and "()" not in why
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_a_gate_on_what_is_not_known_is_closed_and_names_the_flag():
         ("mfu", "write it as"),
         ("mfu<abc", "write it as"),
         ("mfu<nan", "write it as"),
-        ("mfuu<1", "did you mean mfu"),
+        ("mfuu<1", "mean mfu"),
         ("formula<1", "no number|not a number"),
     ],
 )

@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.facts import says
 
 from drillyard.errors import UserError
 from drillyard.measurement.gpu_recipes import FLOPS_PER_SAMPLE, PEAK_TFLOPS, GpuRecipesRequest, gpu_recipes_lines
@@ -100,13 +101,13 @@ def test_lines_that_end_the_tool_are_passed_over_and_counted(tmp_path):
     ]
     lines, doubts = ask(tmp_path, "".join([odd[0], entry(11, 2.0), *odd[1:], "0: " + entry(14, 4.0)]))
     assert lines.startswith("Average step time: 3.00000000\n")
-    assert doubts[0] == "5 lines without a step and a step time were passed over"
+    assert says(doubts[0], "5 lines")
 
 
 def test_what_cannot_be_right_is_said_beside_the_lines(tmp_path):
     _, doubts = ask(tmp_path, entry(10, 10.0), sequence_length=4096)
     assert "is more than" in doubts[0]
-    assert "sequences of 2048 tokens, not of 4096" in doubts[1]
+    assert says(doubts[1], "2048 tokens ... 4096")
     assert ask(tmp_path, entry(10, 25.0), sequence_length=2048)[1] == []
 
 
@@ -116,10 +117,10 @@ def test_what_cannot_be_right_is_said_beside_the_lines(tmp_path):
         ({"model_type": None}, "--model_type or --model_flops"),
         ({"model_type": "gpt5"}, "not in gpu-recipes' table"),
         ({"accelerator_type": None}, "--accelerator_type or --max_flops"),
-        ({"accelerator_type": "a100", "precision": "fp8"}, "a100 at fp8 is not in"),
+        ({"accelerator_type": "a100", "precision": "fp8"}, "a100 at fp8"),
         ({"batch_size": None}, "needs --batch_size"),
         ({"num_accelerators": 0}, "give numbers above 0"),
-        ({"start_step": 40, "end_step": 50}, "no DLLogger line of the steps 40 to 50"),
+        ({"start_step": 40, "end_step": 50}, r"DLLogger .*steps 40 to 50"),
     ],
 )
 def test_flags_that_cannot_be_answered_are_errors(tmp_path, flags, words):

@@ -17,6 +17,7 @@ from rich.console import Console
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tests.facts import each_says, says
 from tests.unit.measurement.lines import NOON, SECOND, WHOLE, as_rows, at, perf, write
 
 from drillyard.errors import UserError
@@ -43,10 +44,8 @@ def test_a_compressed_log_that_is_cut_off_gives_what_came_before(tmp_path: Path)
     log = read_logs([write(tmp_path / "run.log.gz", packed[: len(packed) // 2])])
     assert 100 < len(log.steps) < 20_000
     name, lines = log.sources[0].name, log.sources[0].lines
-    assert log.warnings == [
-        f"{name}: its gzip data end in the middle (cut off, or still being written): read up to line {lines}"
-    ]
-    with pytest.raises(UserError, match=r"begun\.gz: its gzip data end in the middle .*: nothing could be read$"):
+    assert each_says(log.warnings, [f"{name}: ... gzip ... line {lines}"])
+    with pytest.raises(UserError, match=r"begun\.gz: .*gzip.*nothing"):
         read_logs([write(tmp_path / "begun.gz", packed[:12])])
 
 
@@ -195,10 +194,10 @@ def test_the_screen_names_what_was_not_used_and_counts_what_was_passed_over(tmp_
     write(tmp_path / "b.log", text)
     write(tmp_path / "c.log", b"\0\1\2\3")
     seen = shown(read_logs([tmp_path]))
-    assert "Read        10 lines, 2 of them passed over" in seen
-    assert f"{tmp_path}/a.log: a last line without its end is left out" in seen
+    assert says(seen, "Read        10 lines, 2 of")
+    assert says(seen, f"{tmp_path}/a.log: ... last line")
     assert f"not {tmp_path}/b.log: repeats {tmp_path}/a.log" in seen
-    assert f"not {tmp_path}/c.log: binary: passed over" in seen
+    assert says(seen, f"not {tmp_path}/c.log: binary")
 
 
 def test_what_cannot_be_followed_is_refused_and_what_is_not_there_named(tmp_path: Path) -> None:
@@ -282,7 +281,7 @@ def test_a_directory_that_goes_away_keeps_what_was_read(tmp_path: Path, monkeypa
 
 def test_what_holds_no_log_is_not_followed(tmp_path: Path) -> None:
     write(tmp_path / "model.safetensors", b"weights")
-    with pytest.raises(UserError, match="none of its 1 files can be a log"):
+    with pytest.raises(UserError, match="none of its 1 files"):
         Tail([tmp_path])
     with pytest.raises(UserError, match="nothing to follow"):
         Tail([])
@@ -354,10 +353,10 @@ def test_a_second_run_from_the_beginning_is_doubted_and_a_restart_is_not(tmp_pat
     first = "".join(f"{at(step)} {perf(step)}\n" for step in range(1, 9))
     write(tmp_path / "a.log", first)
     other = write(tmp_path / "b.log", "".join(f"{at(30 + step)} {perf(step, 2.0)}\n" for step in range(1, 9)))
-    assert [text for text in read_logs([tmp_path]).warnings if "--compare" in text] == [
-        f"{other} begins at step 1 again and counts as a restart that did all steps once more;"
-        " for a run of its own, use --compare"
-    ]
+    assert each_says(
+        [text for text in read_logs([tmp_path]).warnings if "--compare" in text],
+        [f"{other} ... step 1 again ... restart ... --compare"],
+    )
     write(other, "".join(f"{at(30 + step)} {perf(step, 2.0)}\n" for step in range(5, 12)))
     log = read_logs([tmp_path])
     assert len(log.attempts) == 2

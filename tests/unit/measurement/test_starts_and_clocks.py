@@ -64,7 +64,7 @@ def test_waiting_is_not_billed():
 def test_a_precision_that_no_accelerator_knows_is_an_error_and_not_ignored():
     log = run_log(seconds=[1.0] * 4)
     assert measure(log, UserFacts(precision="BFloat16")).speed.precision == "bf16"
-    with pytest.raises(UserError, match="--precision fp3: not known; choose one of bf16, "):
+    with pytest.raises(UserError, match=r"--precision fp3: not known; .*bf16, "):
         measure(log, UserFacts(precision="fp3"))
 
 

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from tests.facts import says
 from tests.unit.reporting import runs
 
 from drillyard.reporting.charts import charts
@@ -73,9 +74,9 @@ def test_stalls_are_marked_and_levels_drawn(drawn):
 
 
 def test_a_summary_says_in_words_what_a_chart_shows(drawn):
-    assert drawn["step-time"].summary == (
-        "Step time over 160 logged steps: first 60.00 s, last 14.56 s,"
-        " lowest 14.50 s at step 7, highest 80.00 s at step 130."
+    assert says(
+        drawn["step-time"].summary,
+        "160 logged steps: first 60.00 s, last 14.56 s, lowest 14.50 s at step 7, highest 80.00 s at step 130",
     )
 
 
@@ -84,7 +85,7 @@ def test_a_long_run_is_drawn_by_its_highs_and_lows_and_the_page_says_so(content)
     shown = values(loss, "Loss")
     assert len(shown) <= MOST_POINTS
     assert shown[778] == 99.0 and shown[50_001] == -99.0
-    assert loss.note.startswith("Drawn: the highs and lows of 100,000 logged steps")
+    assert says(loss.note, "Drawn: ... 100,000 logged steps")
     assert len(loss.table.rows) <= 21 + 4
 
 

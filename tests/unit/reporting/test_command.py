@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from tests.facts import says
 from tests.unit.reporting import runs
 from tests.unit.reporting.test_log_content import write_log
 from typer.main import get_group
@@ -102,7 +103,7 @@ def test_a_log_of_any_framework_gets_one_in_the_working_directory(tmp_path, monk
     ("arguments", "words"),
     [
         (["{run}", "--accelerator", "b200", "--timezone", "UTC"], "--accelerator, --timezone"),
-        (["{run}", "{run}"], "a report is of one run"),
+        (["{run}", "{run}"], "one run"),
         (["{tmp}/nothing"], "nothing"),
         (["{run}", "--output", "{tmp}/missing/own.html"], "--output FILE writes elsewhere"),
         (["{run}", "--price-per-gpu-hour", "-1"], "--price-per-gpu-hour -1"),
@@ -112,7 +113,7 @@ def test_what_cannot_be_is_the_users_to_change(tmp_path, capsys, arguments, word
     directory = runs.write_run(tmp_path / "trial", steps=4)
     assert call(*(argument.format(run=directory, tmp=tmp_path) for argument in arguments)) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ") and words in error
+    assert error.startswith("error: ") and says(error, words)
 
 
 def test_every_flag_that_a_report_asks_for_is_one_it_has(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from tests.facts import says
 from tests.unit.reporting import runs
 
 from drillyard.errors import UserError
@@ -218,6 +219,6 @@ def test_what_was_not_measured_is_reported(tmp_path):
     failed = {"part": "sql", "metric": "sql-execution", "reason": "rank 1: out of memory"}
     append_event(tmp_path / "run", "evaluation_failed", step=50, stack="...", **failed)
     content = read_run_directory(tmp_path / "run")
-    assert any("sql-execution of sql after step 50: rank 1: out of memory" in note for note in content.missing)
+    assert any(says(note, "sql-execution of sql ... step 50: rank 1: out of memory") for note in content.missing)
     (message,) = [one for one in content.events if one.name == "evaluation_failed"]
     assert message.level == "warning" and "out of memory" in message.text

@@ -9,6 +9,7 @@ import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.facts import says
 from typer.testing import CliRunner
 
 from drillyard.cli import report
@@ -36,7 +37,7 @@ def test_equal_runs_exit_with_0(tmp_path, run_diff):
     a, b = (write_run(tmp_path / name, {1: 0.1, 2: math.nan}) for name in "ab")
     result = run_diff(a, b)
     assert result.exit_code == 0
-    assert "Equal to the bit at all 2 common steps: loss, grad_norm" in result.stdout
+    assert says(result.stdout, "Equal ... 2 common steps: loss, grad_norm")
 
 
 def test_one_bit_is_found_named_and_measured(tmp_path, run_diff):
@@ -45,11 +46,9 @@ def test_one_bit_is_found_named_and_measured(tmp_path, run_diff):
     b = write_run(tmp_path / "b", {1: 1.0, 2: other, 3: 2.5})
     result = run_diff(a, b)
     assert result.exit_code == 1
-    assert f"loss differs first at step 2: A 0.5, B {other!r}" in result.stdout
-    assert (
-        "by 1.11e-16 (relative 2.22e-16); at 2 of 3 common steps, most at step 3: 0.5 (relative 0.2)" in result.stdout
-    )
-    assert "Equal to the bit at all 3 common steps: grad_norm" in result.stdout
+    assert says(result.stdout, f"loss ... step 2: A 0.5, B {other!r}")
+    assert says(result.stdout, "1.11e-16 (relative 2.22e-16) ... 2 of 3 common steps ... step 3: 0.5 (relative 0.2)")
+    assert says(result.stdout, "Equal ... 3 common steps: grad_norm")
 
 
 def test_a_shorter_run_differs_by_its_missing_steps(tmp_path, run_diff):
@@ -87,7 +86,7 @@ def test_a_directory_without_logged_steps_is_the_users_mistake(tmp_path, content
 
 def test_runs_without_a_common_step_cannot_be_compared(tmp_path):
     a, b = write_run(tmp_path / "a", {1: 1.0}), write_run(tmp_path / "b", {5: 1.0, 9: 1.0})
-    with pytest.raises(UserError, match=r"no logged step in common \(1\.\.1 and 5\.\.9\)"):
+    with pytest.raises(UserError, match=r"no logged step.*1\.\.1 and 5\.\.9"):
         compare_runs(a, b)
 
 

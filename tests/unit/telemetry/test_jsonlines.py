@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.facts import each_says, says
 
 from drillyard.errors import UserError
 from drillyard.telemetry import append_event, jsonlines, read_events
@@ -85,7 +86,7 @@ def test_appended_events_follow_a_torn_line(tmp_path):
 
 
 def test_a_directory_that_cannot_be_written_is_the_users_mistake(tmp_path):
-    with pytest.raises(UserError, match=r"missing/events.jsonl: cannot be written: No such file or directory"):
+    with pytest.raises(UserError, match=r"missing/events.jsonl: .*No such file"):
         append_event(tmp_path / "missing", "run_start")
 
 
@@ -111,11 +112,7 @@ def test_lines_wait_for_a_full_disk_and_are_then_written_whole_and_in_order(tmp_
     file.write(encode({"number": 4}))
     file.close()
     assert [row["number"] for row in read_records(path)] == [0, 1, 2, 3, 4]
-    assert seen == [
-        f"{path}: cannot be written (No space left on device: free space there); "
-        "its lines wait in memory, training goes on",
-        f"{path}: is written again, with the 4 lines that have waited",
-    ]
+    assert each_says(seen, [f"{path}: cannot be written (No space left on device", f"{path}: ... again ... 4 lines"])
     assert file.lost_lines == 0
 
 
@@ -156,7 +153,7 @@ def test_a_file_whose_mount_was_gone_is_reopened_in_its_own_directory_alone(tmp_
     file.write(encode({"number": 3}))
     file.close()
     assert [row["number"] for row in read_records(directory / "log.jsonl")] == [0, 1, 2, 3]
-    assert len(seen) == 2 and seen[1].endswith("is written again, with the 3 lines that have waited")
+    assert len(seen) == 2 and says(seen[1], "again, with the 3 lines")
 
 
 def test_a_disk_with_room_for_part_of_a_line_is_full(tmp_path):
@@ -201,12 +198,12 @@ def test_lines_beyond_what_memory_may_hold_are_counted_and_reported(monkeypatch)
         file.write("{}")
     file.close()
     assert file.lost_lines == 5
-    assert len(seen) == 2 and seen[1] == "/dev/full: 5 lines could not be written and are lost"
+    assert len(seen) == 2 and says(seen[1], "/dev/full: 5 lines ... lost")
 
 
 def test_an_event_that_cannot_be_written_is_an_error_for_the_caller(tmp_path):
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
-    with pytest.raises(UserError, match=r"events.jsonl: cannot be written \(No space left on device: free space"):
+    with pytest.raises(UserError, match=r"events.jsonl: .*No space left on device"):
         append_event(tmp_path, "run_start")
 
 

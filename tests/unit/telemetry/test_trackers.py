@@ -175,7 +175,7 @@ def test_a_tracker_that_cannot_start_stops_a_first_start_but_no_restart(tmp_path
     module.init = refuse
     monkeypatch.setitem(sys.modules, "wandb", module)
     config = make_config(wandb={})
-    with pytest.raises(UserError, match="WeightsAndBiases cannot start: no login"):
+    with pytest.raises(UserError, match=r"WeightsAndBiases .*no login"):
         log_three_steps(tmp_path, config, record)
     log_three_steps(tmp_path, config, record, round_number=1)
     (warning,) = warnings_of(tmp_path)
