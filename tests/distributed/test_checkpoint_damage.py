@@ -31,10 +31,9 @@ from tests.distributed.ranks import run_ranks
 
 from drillyard.errors import UserError
 from drillyard.telemetry import append_event
-from drillyard.training.checkpoint import inventory, list_checkpoints
+from drillyard.training.checkpoint import list_checkpoints, verification
 from drillyard.training.checkpoint.dcp_storage import CheckpointReader
-from drillyard.training.checkpoint.files import file_checksum
-from drillyard.training.checkpoint.manifest import FORMAT_VERSION, read_manifest, write_manifest
+from drillyard.training.checkpoint.manifest import FORMAT_VERSION, file_checksum, read_manifest, write_manifest
 
 FILES = ["__0_0.distcp", "__1_0.distcp", ".metadata", "manifest.json"]
 SAMPLED_FLIPS = 40
@@ -175,9 +174,9 @@ def seen_on_one_rank_only(good: Path) -> dict[str, Any]:
         return future
 
     cases: dict[str, tuple[Any, str, Any]] = {
-        "shard": (inventory, "file_checksum", misread("__1_0.distcp")),
-        "index": (inventory, "file_checksum", misread(".metadata")),
-        "I/O error": (inventory, "file_checksum", unreadable),
+        "shard": (verification, "file_checksum", misread("__1_0.distcp")),
+        "index": (verification, "file_checksum", misread(".metadata")),
+        "I/O error": (verification, "file_checksum", unreadable),
         "I/O error after the check": (CheckpointReader, "read_data", fails_late),
     }
     outcomes = {}

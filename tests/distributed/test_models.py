@@ -17,7 +17,8 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from drillyard.errors import UserError
-from drillyard.models import blocks, export, head_logits, init_random, load_pretrained
+from drillyard.models import blocks, export, init_random, load_pretrained
+from drillyard.models.loss import head_logits
 from drillyard.models.sharding import holders, local_region
 
 # One architecture per kind of weights: untied, tied with transposed matrices, a mixture, norms centred on zero.

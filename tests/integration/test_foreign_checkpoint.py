@@ -17,8 +17,7 @@ from tests.integration.conftest import Reference
 from tests.integration.tiny_run import STEPS, drillyard, train, write_config
 from tests.security.foreign_checkpoints import Code
 
-from drillyard.training.checkpoint.files import checksum
-from drillyard.training.checkpoint.manifest import FileRecord, encode, read_manifest
+from drillyard.training.checkpoint.manifest import FileRecord, checksum, encode, read_manifest
 
 
 @pytest.fixture

@@ -21,8 +21,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from drillyard.cli import main as cli
-from drillyard.training.checkpoint.files import checksum
-from drillyard.training.checkpoint.manifest import FileRecord, Manifest, encode
+from drillyard.training.checkpoint.manifest import FileRecord, Manifest, checksum, encode
 
 DATA = "__0_0.distcp"
 STATE = {"w": torch.arange(4.0), "note": "ten"}

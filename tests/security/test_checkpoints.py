@@ -24,8 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from drillyard.errors import UserError
 from drillyard.training.checkpoint import Checkpointer, inspect, list_checkpoints, load_checkpoint, verify
-from drillyard.training.checkpoint.files import checksum
-from drillyard.training.checkpoint.manifest import FileRecord, Manifest, ManifestError, decode, encode
+from drillyard.training.checkpoint.manifest import FileRecord, Manifest, ManifestError, checksum, decode, encode
 
 
 def code_for_the_index(attack: Code) -> dict[str, bytes]:

@@ -13,9 +13,8 @@ from drillyard.config.run import ModelConfig
 from drillyard.data.tokenizer import open_tokenizer
 from drillyard.errors import UserError
 from drillyard.models import meta_model
-from drillyard.models.meta_model import load_config
+from drillyard.models.meta_model import build_spec, load_config
 from drillyard.models.pretrained import StoredTensors
-from drillyard.models.shapes import build_spec
 
 CODE = "open({ran!r}, 'w')\n"
 TINY = {

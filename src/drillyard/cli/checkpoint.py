@@ -17,7 +17,7 @@ from drillyard.cli.options import find_run
 
 if TYPE_CHECKING:
     from drillyard.training.checkpoint import CheckpointInfo
-    from drillyard.training.checkpoint.pruning import CheckpointSelection, PrunePlan, VerifiedCheckpoint
+    from drillyard.training.checkpoint.verification import CheckpointSelection, PrunePlan, VerifiedCheckpoint
 
 RunDirectory = Annotated[
     Path, typer.Argument(metavar="RUN_DIR", help="A run directory, or its `checkpoints`.", show_default=False)
@@ -50,7 +50,7 @@ def list_command(run: RunDirectory, as_json: AsJson = False) -> None:
 
     from drillyard.errors import UserError
     from drillyard.training.checkpoint.inventory import best_checkpoint, newest_usable
-    from drillyard.training.checkpoint.pruning import mark_unsafe, select_checkpoints
+    from drillyard.training.checkpoint.verification import mark_unsafe, select_checkpoints
 
     target = select_checkpoints(find_run(run))
     target = replace(target, checkpoints=mark_unsafe(target.checkpoints))
@@ -108,7 +108,7 @@ def verify_command(
     remains of interrupted saves are listed and are no damage.
     """
     from drillyard.errors import UserError
-    from drillyard.training.checkpoint.pruning import choose_step, select_checkpoints, verify_all_files
+    from drillyard.training.checkpoint.verification import choose_step, select_checkpoints, verify_all_files
 
     target = select_checkpoints(find_run(run))
     one = target.one if step is None else choose_step(target, step)
@@ -158,7 +158,7 @@ def prune_command(
     """
     from drillyard.errors import UserError
     from drillyard.supervise.run_lock import lock_run_directory
-    from drillyard.training.checkpoint.pruning import plan_prune, select_checkpoints, verify_all_files
+    from drillyard.training.checkpoint.verification import plan_prune, select_checkpoints, verify_all_files
 
     target = select_checkpoints(find_run(run))
     if target.run_directory is None or target.one is not None:

@@ -145,7 +145,7 @@ def console(at_least: int = 0) -> SafeConsole:
 def _builder() -> BuildSpec:
     """What builds a model on the meta device."""
     try:
-        from drillyard.models.shapes import build_spec
+        from drillyard.models.meta_model import build_spec
     except ModuleNotFoundError as error:
         raise UserError(
             f"--build needs {error.name}, which is not installed: pip install 'drillyard[train]'\n"

@@ -110,13 +110,11 @@ def export(
     without one, that of the model's config, or else that of training (fp32 under bf16). Needs the run directory, not
     the base model. Under torchrun the ranks share the files.
     """
-    from drillyard.training.saved_model import find_checkpoint_to_export
+    from drillyard.training.saved_model import export_checkpoint, find_checkpoint_to_export
 
     checkpoint = find_run(checkpoint)
     find_checkpoint_to_export(checkpoint, directory, overwrite=overwrite)
     import torch
-
-    from drillyard.training.saved_weights import export_checkpoint
 
     wanted = None if dtype is None else getattr(torch, dtype.value)
     export_checkpoint(checkpoint, directory, dtype=wanted, overwrite=overwrite)

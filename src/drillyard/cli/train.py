@@ -283,8 +283,7 @@ def _replay(run: RunConfig, step: int, nproc_per_node: int | None) -> NoReturn:
 
 def _replay_as_rank(run_directory: Path, step: int) -> NoReturn:
     from drillyard.cli.main import error_text
-    from drillyard.training.replay import plan_replay, read_verdict
-    from drillyard.training.replay_rank import replay as replay_on_ranks
+    from drillyard.training.replay import plan_replay, read_verdict, replay_on_ranks
 
     code = 0
     try:

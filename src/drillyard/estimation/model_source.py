@@ -18,7 +18,7 @@ from drillyard.errors import UserError
 from drillyard.modelspec import ModelSpec, model_spec, read_config, spec_from_counts
 
 BuildSpec = Callable[..., ModelSpec]
-"""`models.shapes.build_spec`, which needs torch: handed in by who may import it."""
+"""`models.meta_model.build_spec`, which needs torch: handed in by who may import it."""
 
 
 @dataclass(frozen=True, slots=True)

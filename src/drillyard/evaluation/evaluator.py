@@ -1,7 +1,7 @@
-"""Everything that is measured on held-out data, in one call that training and `drillyard eval` share.
+"""All metrics on held-out data, in one call that training and `drillyard eval` share.
 
-Each held-out part gives its loss; with the metric sql-execution the model also answers the part's questions, each
-answer is run, and every prediction is written to a file beside the figures.
+Each held-out part gives its loss. With the metric sql-execution the model also answers the part's questions; each
+answer is run, and each prediction is written to a file.
 """
 
 from __future__ import annotations
@@ -28,10 +28,6 @@ from drillyard.parallel.ranks import Ranks
 from drillyard.safe_files import describe_os_error
 
 
-def _print_warning(text: str) -> None:
-    print(f"drillyard: {text}", file=sys.stderr)
-
-
 @dataclass(frozen=True)
 class MetricFailure:
     """A metric that could not be measured on a held-out part. `reason`, `stack`: see EvaluationFailed."""
@@ -44,8 +40,7 @@ class MetricFailure:
 
 @dataclass(frozen=True)
 class EvaluationResults:
-    """What an evaluation has found: {part: {loss, perplexity, bits_per_byte, tokens, sql_execution, ...}}, and what of
-    it failed."""
+    """{part: {loss, perplexity, bits_per_byte, tokens, sql_execution, ...}}, and the metrics that failed."""
 
     results: dict[str, dict[str, Any]]
     failures: list[MetricFailure]
@@ -53,9 +48,10 @@ class EvaluationResults:
 
 @dataclass
 class HeldOutEvaluator:
-    """The held-out parts of a run and how to measure a model on them; called on every rank alike.
+    """Measures a model on the held-out parts of a run; called on every rank alike.
 
-    Predictions are written to `directory`; `warn(text)` is called when they cannot be. `before_forward`: see Agreement.
+    Predictions are written to `directory`; `warn(text)` is called when that fails. `before_forward`: see
+    FailureAgreement.
     """
 
     config: RunConfig
@@ -64,7 +60,7 @@ class HeldOutEvaluator:
     ranks: Ranks
     directory: Path
     attention: str
-    warn: Callable[[str], None] = _print_warning
+    warn: Callable[[str], None] = lambda text: print(f"drillyard: {text}", file=sys.stderr)
     before_forward: Callable[[], None] = lambda: None
     parts: list[str] = field(init=False)
 
@@ -84,7 +80,7 @@ class HeldOutEvaluator:
         return self.config.evaluation.batch_size or self.config.training.micro_batch_size
 
     def evaluate(self, label: str) -> EvaluationResults:
-        """Every metric of every part; one that fails takes nothing from the others. Raises EvaluationStopped."""
+        """Every metric of every part; a failed metric does not affect the others. Raises EvaluationStopped."""
         found = EvaluationResults({}, [])
         for name in self.parts:
             result: dict[str, Any] = {}
@@ -98,7 +94,7 @@ class HeldOutEvaluator:
         return found
 
     def loss(self, part: str) -> dict[str, Any]:
-        """Loss and what follows from it, on one held-out part. Raises EvaluationFailed."""
+        """Loss, perplexity and bits per byte on one held-out part. Raises EvaluationFailed."""
         return evaluate_loss(
             self.root,
             self.data.held_out[part],
@@ -137,7 +133,18 @@ class HeldOutEvaluator:
         )
         verdicts = self.judge_shared(rows, predictions)
         if self.ranks.rank == 0:
-            self.write_predictions(part, label, rows, prompts, predictions, verdicts)
+            lines = [
+                {
+                    **row,
+                    "prompt": prompt,
+                    "max_new_tokens": evaluation.max_new_tokens,
+                    "predicted": predicted,
+                    "verdict": verdict.outcome,
+                    "reason": verdict.reason,
+                }
+                for row, prompt, predicted, verdict in zip(rows, prompts, predictions, verdicts, strict=True)
+            ]
+            self.write_predictions(self.directory / label / f"{part.replace('/', '_')}.jsonl", lines)
         figures = accuracy(verdicts)
         return {
             "sql_execution": figures["accuracy"] if figures["judged"] else None,
@@ -146,59 +153,28 @@ class HeldOutEvaluator:
         }
 
     def judge_shared(self, rows: list[dict[str, Any]], predictions: list[str]) -> list[SqlVerdict]:
-        """Run this rank's share of the predictions, and collect everybody's verdicts in the order of the rows."""
+        """Run this rank's share of the predictions; returns the verdicts of all ranks in the order of the rows."""
         size = self.ranks.num_data_ranks
         share = list(zip(rows, predictions, strict=True))[self.ranks.data_rank :: size]
         mine = self._agreement.alone(lambda: [judge(row, text) for row, text in share])
         parts = self.ranks.gather_from_data_ranks(mine)
         return [parts[index % size][index // size] for index in range(len(rows))]
 
-    def write_predictions(
-        self,
-        part: str,
-        label: str,
-        rows: list[dict[str, Any]],
-        prompts: list[str],
-        predictions: list[str],
-        verdicts: list[SqlVerdict],
-    ) -> None:
-        """One JSON line per question: what was asked, expected, predicted, and the verdict.
-
-        Where they cannot be written the figures are as good: that is only a warning.
-        """
-        path = self.directory / label / f"{part.replace('/', '_')}.jsonl"
+    def write_predictions(self, path: Path, lines: list[dict[str, Any]]) -> None:
+        """Write one JSON line per question. A failure is only a warning: the figures do not depend on the file."""
         # Path.exists would raise where the disk cannot be read.
         if os.path.lexists(path) and not _holds_predictions(path):
             self.warn(f"{path}: is there already and holds no predictions: it is left, and predictions are not written")
             return
         try:
-            self._write_lines(path, rows, prompts, predictions, verdicts)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         except Exception as error:  # only rank 0 writes: the others would wait for it in vain
             with contextlib.suppress(OSError):
                 path.unlink()  # part of it would look like all of it
             cause = describe_os_error(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             self.warn(f"{path}: predictions are not written: {cause}")
-
-    def _write_lines(
-        self,
-        path: Path,
-        rows: list[dict[str, Any]],
-        prompts: list[str],
-        predictions: list[str],
-        verdicts: list[SqlVerdict],
-    ) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8") as file:
-            for row, prompt, predicted, verdict in zip(rows, prompts, predictions, verdicts, strict=True):
-                line = {
-                    **row,
-                    "prompt": prompt,
-                    "max_new_tokens": self.config.evaluation.max_new_tokens,
-                    "predicted": predicted,
-                    "verdict": verdict.outcome,
-                    "reason": verdict.reason,
-                }
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 def _holds_predictions(path: Path) -> bool:

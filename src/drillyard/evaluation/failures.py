@@ -1,16 +1,15 @@
-"""An error in an evaluation is an error on every rank: none ends training, and none leaves ranks waiting for others.
+"""An error in an evaluation is an error on every rank: training goes on, and no rank waits for another.
 
-Evaluations are optional, so what goes wrong in one must not end a run. Of several ranks often only one fails (out of
-memory with the longest prompts, a disk of its own), while the others are in a collective that it would never join. So
-everything that can fail in an evaluation runs in one of two ways, after which all ranks go on or all raise
-EvaluationFailed:
+Evaluations are optional, so a failed one must not end a run. Often only one of several ranks fails (out of memory with
+the longest prompts, a full local disk) while the others are in a collective that it would never join. So everything
+that can fail in an evaluation runs in one of two ways, after which all ranks go on or all raise EvaluationFailed:
 
-- `alone`: the work has no collective in it;
-- `forward`: the work calls the model once. A sharded model gathers its weights block by block, so a rank that failed
-  takes part in the gathers that are left, without computing anything (`gather_rest` in parallel/parallelize.py).
+- `alone`: work without a collective;
+- `forward`: work that calls the model once. A sharded model gathers its weights block by block, so the rank that failed
+  takes part in the remaining gathers and computes nothing (`join_remaining_gathers` in parallel/parallelize.py).
 
-Cost: an all-reduce of one number between CPUs for each. Limits: an error of a collective itself, or in the gathers that
-are left, ends the round like any error in training; so does a rank that is killed.
+Cost: one all-reduce of one number between CPUs each. Limits: an error in a collective itself, or in the remaining
+gathers, ends the attempt like any error in training; so does a killed rank.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ class EvaluationStopped(Exception):
 class EvaluationFailed(Exception):
     """Part of an evaluation raised on at least one rank; raised on all of them, with the same contents.
 
-    `reason` is one line. `stack` is the traceback of the first rank that failed; None where all that failed is the
-    user's to fix.
+    `reason` is one line. `stack` is the traceback of the first rank that failed; None where all errors are UserErrors.
     """
 
     def __init__(self, reason: str, stack: str | None) -> None:
@@ -73,7 +71,7 @@ class FailureAgreement:
         self._before_forward = before_forward
 
     def alone(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which has no collective in it. Raises EvaluationFailed."""
+        """The result of `work`, which contains no collective. Raises EvaluationFailed."""
         return self._agreed(*self._attempt(work))
 
     def forward(self, work: Callable[[], T]) -> T:
@@ -86,7 +84,7 @@ class FailureAgreement:
         return self._agreed(result, error)
 
     def _attempt(self, work: Callable[[], T]) -> tuple[T | None, _Error | None]:
-        """The result or the error; of that the text alone, as its frames hold the tensors of the failed forward."""
+        """The result, or the error as text: its frames would keep the tensors of the failed forward in memory."""
         try:
             return work(), None
         except Exception as error:
@@ -97,25 +95,22 @@ class FailureAgreement:
             return None, _Error(self._ranks.rank, f"{type(error).__name__}: {text}", stack)
 
     def _agreed(self, result: T | None, error: _Error | None) -> T:
-        errors = self._errors_of_all(error)
-        if errors:
+        if self._any_failed(error):
+            errors = [each for each in gather(error) if each is not None]
             raise EvaluationFailed(
-                _in_words(errors, self._ranks.world_size), next((e.stack for e in errors if e.stack), None)
+                _in_words(errors, self._ranks.world_size), next((each.stack for each in errors if each.stack), None)
             )
         return result  # type: ignore[return-value]
 
-    def _errors_of_all(self, own: _Error | None) -> list[_Error]:
-        """What ranks raised, in order of rank; the same on all of them."""
+    def _any_failed(self, own: _Error | None) -> bool:
+        failed = torch.tensor([own is not None], dtype=torch.int32)
         if self._ranks.world_size > 1:
-            failed = torch.tensor([own is not None], dtype=torch.int32)
             dist.all_reduce(failed, op=dist.ReduceOp.MAX)
-            if not failed.item():
-                return []
-        return [error for error in gather(own) if error is not None]
+        return bool(failed.item())
 
 
 def _in_words(errors: list[_Error], world_size: int) -> str:
-    """One line; without the ranks where all of them say the same."""
+    """One line; without rank numbers where all ranks raised the same."""
     texts = {error.text for error in errors}
     if len(errors) == world_size and len(texts) == 1:
         return texts.pop()

@@ -1,8 +1,8 @@
-"""Greedy generation with a KV cache, batched, with the prompts shared out among the ranks.
+"""Greedy generation with a KV cache, batched, with the prompts shared out among the data ranks.
 
 Every rank generates for its own prompts, but all make the same number of forward calls, because a sharded model gathers
-its weights in each. Prompts are sorted by length before they are dealt into batches, padded on the left, and a batch
-ends when every rank's rows have ended.
+its weights in each. Prompts are sorted by length before they are dealt into batches and padded on the left. A batch
+ends when the rows of every rank have ended.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def generate(
     """The greedy continuation of every prompt, without the end-of-text token; the whole list on every rank.
 
     Without an `eos_token_id` every continuation has `max_new_tokens` tokens. `before_forward`: see
-    Agreement. Raises EvaluationFailed.
+    FailureAgreement. Raises EvaluationFailed.
     """
     was_training = root.training
     root.eval()
@@ -61,7 +61,7 @@ def generate(
             if room <= 0:
                 mine.update({i: [] for i in dealt})
                 continue
-            # Every token is another shape: compiled blocks would be compiled anew for each.
+            # Every token is another shape, for which compiled blocks would be compiled again.
             with torch.compiler.set_stance("force_eager"):
                 outputs = _generate_batch(root, rows, ranks, agreement, eos_token_id, room, ended=not dealt)
             mine.update(zip(dealt, outputs, strict=False))

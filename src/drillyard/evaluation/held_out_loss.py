@@ -1,8 +1,8 @@
 """Loss on held-out sequences: nats per token, perplexity, and bits per byte where every byte of the text is covered.
 
 All ranks call the model the same number of times (FSDP2 gathers weights in every call) and with batches of one shape
-(compiled blocks have a graph per shape), so sequences are dealt out in rounds and what a rank lacks of the last one is
-filled with sequences whose labels are all ignored. Sums are taken in fp64 and added over ranks once.
+(compiled blocks have a graph per shape), so sequences are dealt out in rounds, and a rank's share of the last round is
+filled up with sequences whose labels are all ignored. Sums are fp64 and are added over ranks once.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def evaluate_loss(
 ) -> HeldOutLoss:
     """Mean loss per valid token of the first `limit` sequences (all of them when None), the same on every rank.
 
-    `before_forward`: see Agreement. Raises EvaluationFailed.
+    `before_forward`: see FailureAgreement. Raises EvaluationFailed.
     """
     count = len(sequences) if limit is None else min(limit, len(sequences))
     covers_all = count == len(sequences)

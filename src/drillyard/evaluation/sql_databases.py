@@ -1,27 +1,33 @@
-"""Rows for a schema that has none, made so that one reference query finds something in them.
+"""The in-memory databases on which a row's queries are compared, closed to writing once they are built.
 
-Execution accuracy needs rows; a JSONL of Spider has CREATE TABLE statements only. Here every table is filled with
-seeded rows whose values are drawn to make the reference answer: literals of the query (and numbers just below and above
+A row of `builtin:text-to-sql` names its fills; a row with INSERT statements (gretelai/synthetic_text_to_sql) has one
+database of its own; for a row with CREATE TABLE statements alone (Spider as JSONL), rows are generated. A row's
+statements come from someone else's data set, so building is sandboxed as querying is.
+
+Generated rows are drawn to make the reference query return something: its literals (and numbers just below and above
 them) occur in the columns that it compares them with, and columns that it compares with each other draw from one small
-set, so that joins meet. Accuracy is therefore execution on generated rows, not on the databases of the benchmark.
+set, so that joins match. Accuracy is therefore execution on generated rows, not on the databases of the benchmark.
+Seeds are tried in a fixed order, and the first three with a result (a row that is not all NULL or 0) are kept. Cost:
+about 1 ms per seed. Limits: columns are identified by name only; a query that selects by arithmetic, or by conditions
+that are rarely true, may still return nothing: such a row is `unjudged`.
 
-Seeds are tried in a fixed order, and the first three whose result says something (a row that is not all NULL or 0) are
-kept. Cost: about 1 ms per seed tried. Limits: columns are told apart by name only; what the query finds by arithmetic,
-or by conditions that meet rarely, may stay empty: such a row is `unjudged`.
+The SQL lexer at the end recognises strings, quoted names and comments, and counts parentheses; it does not parse.
 """
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
+from drillyard.data.builtin import text_to_sql
 from drillyard.data.builtin.text_to_sql import Draw
+from drillyard.errors import UserError
 from drillyard.evaluation.sql_sandbox import build_database, make_read_only, run_query
-from drillyard.evaluation.sql_text import Token, tokens
 
 FILLS = 3
 ATTEMPTS = 24
@@ -37,6 +43,42 @@ _SHARED_KEYS = 6
 _FRACTIONAL = ("REAL", "DEC", "FLOA", "DOUB")
 
 _WORDS = ("Amber", "Birch", "Cedar", "Delta", "Ember", "Falcon", "Grove", "Harbor", "Indigo", "Juniper")
+
+
+SCHEMA_COLUMNS = ("schema", "sql_context")
+
+
+def databases(row: dict[str, Any]) -> list[tuple[sqlite3.Connection | None, str]]:
+    """The row's databases, read-only, or one (None, why it cannot be built). Raises UserError without a schema."""
+    schema = next((row[name] for name in SCHEMA_COLUMNS if row.get(name)), None)
+    if schema is None:
+        raise UserError(
+            f"SQL execution needs a column {' or '.join(SCHEMA_COLUMNS)} with CREATE TABLE statements; "
+            f"this row has {', '.join(row)}."
+        )
+    try:
+        if row.get("fills"):
+            return _built_in_databases(row, str(schema))
+        own = build_database(str(schema))
+        if has_rows(own):
+            return [(make_read_only(own), "")]
+        own.close()
+        fills, problem = generated_databases(str(schema), str(row["sql"]))
+    except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
+        return [(None, f"the schema cannot be built in sqlite: {str(error) or 'more memory than is allowed'}")]
+    return [(connection, "") for connection in fills] or [(None, problem)]
+
+
+def _built_in_databases(row: dict[str, Any], schema: str) -> list[tuple[sqlite3.Connection | None, str]]:
+    found: list[tuple[sqlite3.Connection | None, str]] = []
+    try:
+        for seed in row["fills"]:
+            connection = build_database(schema)
+            text_to_sql.insert_fill(connection, text_to_sql.fill(text_to_sql.domain_of(str(row["domain"])), int(seed)))
+            found.append((make_read_only(connection), ""))
+    except (KeyError, TypeError):  # a data set from elsewhere may have columns of these names too
+        return [(None, "its columns fills, domain and schema are not those of builtin:text-to-sql")]
+    return found
 
 
 @dataclass
@@ -258,3 +300,53 @@ def _near(value: Any) -> list[Any]:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+_TOKEN = re.compile(
+    r"""(?P<skip>\s+|--[^\n]*|/\*.*?(?:\*/|\Z))
+      | (?P<string>'(?:[^']|'')*')
+      | (?P<name>"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*(?:\]|\Z)|[^\W\d]\w*)
+      | (?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)
+      | (?P<mark><=|>=|<>|!=|==|\|\||.)""",
+    re.VERBOSE | re.DOTALL,
+)
+
+Kind = Literal["string", "name", "number", "mark"]
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token. `text` of a string or a quoted name is without its quotes; `quote` is the quote, or empty."""
+
+    kind: Kind
+    text: str
+    quote: str = ""
+
+    def is_word(self, word: str) -> bool:
+        """Whether this is the given keyword (upper case), unquoted."""
+        return self.kind == "name" and not self.quote and self.text.upper() == word
+
+
+def tokens(sql: str) -> Iterator[Token]:
+    """The tokens of an SQL text, comments and white space left out. Any text has tokens; nothing raises."""
+    for match in _TOKEN.finditer(sql):
+        kind, text = match.lastgroup, match.group()
+        if kind == "string":
+            yield Token("string", text[1:-1].replace("''", "'"), "'")
+        elif kind == "name" and text[0] in '"`[':
+            closing = {"[": "]"}.get(text[0], text[0])
+            yield Token("name", text[1:-1].replace(closing * 2, closing), text[0])
+        elif kind in ("name", "number", "mark"):
+            yield Token(kind, text)  # type: ignore[arg-type]
+
+
+def has_top_level_order_by(sql: str) -> bool:
+    """Whether the outermost query is ordered: ORDER BY outside of parentheses (subqueries, windows) and strings."""
+    depth, previous = 0, False
+    for token in tokens(sql):
+        if depth == 0 and previous and token.is_word("BY"):
+            return True
+        previous = token.is_word("ORDER")
+        if token.kind == "mark":
+            depth += {"(": 1, ")": -1}.get(token.text, 0)
+    return False

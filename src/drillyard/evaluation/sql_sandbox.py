@@ -1,4 +1,4 @@
-"""sqlite under guard: building a database from a data set's statements, and running one query that may be anything.
+"""sqlite in a sandbox: build a database from a data set's statements, and run one query of any content.
 
 Limits hold from the first statement on: on the lengths of texts and values, on the pages of the database, on memory
 (of all of sqlite in this process: temporary tables and sorting stay in memory, so they cannot fill a disk either), on
@@ -96,19 +96,27 @@ _BUILDING_LIMITS = _LIMITS | {
 Row = tuple[Any, ...]
 
 
+class _Limit:
+    """Counts virtual-machine steps and seconds from now on; sqlite's progress handler, which stops what exceeds one."""
+
+    def __init__(self, connection: sqlite3.Connection, most_steps: int) -> None:
+        self.steps, self._most_steps, self._deadline = 0, most_steps, monotonic() + MAX_SECONDS
+        connection.set_progress_handler(self._count, _STEPS_PER_CHECK)
+
+    def _count(self) -> int:
+        self.steps += _STEPS_PER_CHECK
+        return int(self.exceeded())
+
+    def exceeded(self) -> bool:
+        return self.steps > self._most_steps or monotonic() > self._deadline
+
+
 def build_database(schema: str) -> sqlite3.Connection:
     """A new database from CREATE TABLE, INSERT and the like, still open to them under the limits of building.
 
     Raises sqlite3.Error, ValueError or MemoryError.
     """
     connection = sqlite3.connect(":memory:", isolation_level=None, cached_statements=0)
-    steps, deadline = 0, monotonic() + MAX_SECONDS
-
-    def over_limit() -> int:
-        nonlocal steps
-        steps += _STEPS_PER_CHECK
-        return int(steps > _MAX_BUILD_STEPS or monotonic() > deadline)
-
     try:
         for pragma in (f"hard_heap_limit = {_MAX_HEAP_BYTES}", f"max_page_count = {_MAX_PAGES}", "temp_store = MEMORY"):
             connection.execute(f"PRAGMA {pragma}")
@@ -117,7 +125,7 @@ def build_database(schema: str) -> sqlite3.Connection:
         for name, strip in _TRIMS.items():
             connection.create_function(name, 2, strip, deterministic=True)
         connection.set_authorizer(_authorizer(_BUILDING, _BUILDING_FUNCTIONS))
-        connection.set_progress_handler(over_limit, _STEPS_PER_CHECK)
+        _Limit(connection, _MAX_BUILD_STEPS)
         connection.executescript(schema)
     except BaseException:
         connection.close()
@@ -172,28 +180,20 @@ def run_query(connection: sqlite3.Connection, sql: str) -> list[Row]:
 
     Raises sqlite3.Error (sqlite's words), ValueError (no query), MemoryError or TimeoutError (a limit).
     """
-    steps, deadline = 0, monotonic() + MAX_SECONDS
-
-    def over_limit() -> int:
-        nonlocal steps
-        steps += _STEPS_PER_CHECK
-        return int(steps > MAX_STEPS or monotonic() > deadline)
-
-    connection.set_progress_handler(over_limit, _STEPS_PER_CHECK)
+    limit = _Limit(connection, MAX_STEPS)
     cursor = connection.cursor()
     try:
         cursor.execute(sql)
         if cursor.description is None:
             raise ValueError("not a query")
-        rows = _fetch(cursor)
+        return _fetch(cursor)
     except sqlite3.OperationalError as error:
-        if steps > MAX_STEPS or monotonic() > deadline:
-            raise TimeoutError(f"stopped after {steps:,} steps") from error
+        if limit.exceeded():
+            raise TimeoutError(f"stopped after {limit.steps:,} steps") from error
         raise
     finally:
         cursor.close()
         connection.set_progress_handler(None, 0)
-    return rows
 
 
 def _fetch(cursor: sqlite3.Cursor) -> list[Row]:

@@ -1,8 +1,8 @@
 """SQL execution accuracy: does a predicted query return what the reference query returns?
 
-Both run in fresh in-memory sqlite databases built from the row (`sql_database`), which are then read-only. A schema is
-text from a data set and a prediction text from a model: `sql_run` limits what either costs, and no text may raise, hang
-or change anything.
+Both run in fresh in-memory sqlite databases built from the row (`sql_databases`), which are then read-only. A schema is
+text from a data set and a prediction text from a model: `sql_sandbox` limits what either costs, and no text may raise,
+hang or change anything.
 
 A prediction is correct when its result equals the reference's on every database of the row: for the built-in set the
 shown database and two further fills (test-suite accuracy, Zhong et al. 2020, arXiv:2010.02840), for a row that brings
@@ -17,16 +17,16 @@ right on these databases may be wrong on another.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from drillyard.evaluation.sql_database import databases
+from drillyard.evaluation.sql_databases import databases, has_top_level_order_by
 from drillyard.evaluation.sql_sandbox import Row, run_query
-from drillyard.evaluation.sql_text import has_top_level_order_by
 
 RELATIVE_TOLERANCE = 1e-6
 ABSOLUTE_TOLERANCE = 1e-9
@@ -49,14 +49,14 @@ class SqlVerdict:
 class QueryJudge:
     """Judges predictions for one row; builds its databases and runs its reference once.
 
-    Opening costs about a millisecond, a judgement about 20 microseconds per database. Close it to free the databases.
+    `unjudged`: why predictions for this row cannot be judged; empty when they can. Opening costs about a millisecond, a
+    judgement about 20 microseconds per database. `close` frees the databases.
     """
 
     def __init__(self, row: dict[str, Any]) -> None:
         self.reference = str(row["sql"])
         self._ordered = has_top_level_order_by(self.reference)
         self._cases: list[tuple[sqlite3.Connection, list[Row]]] = []
-        self._unjudged = ""
         problems = []
         for connection, problem in databases(row):
             result = _reference_result(connection, self.reference) if connection else problem
@@ -64,18 +64,12 @@ class QueryJudge:
                 problems.append(result)
             elif connection:
                 self._cases.append((connection, result))
-        if not self._cases:
-            self._unjudged = problems[0] if problems else "no database"
-
-    @property
-    def unjudged(self) -> str:
-        """Why nothing can be said about predictions for this row; empty when they can be judged."""
-        return self._unjudged
+        self.unjudged = "" if self._cases else (problems[0] if problems else "no database")
 
     def judge(self, predicted: str) -> SqlVerdict:
         """Judge one prediction. Never raises, whatever the text."""
-        if self._unjudged:
-            return SqlVerdict("unjudged", self._unjudged)
+        if self.unjudged:
+            return SqlVerdict("unjudged", self.unjudged)
         for number, (connection, expected) in enumerate(self._cases):
             try:
                 found = run_query(connection, predicted)
@@ -104,16 +98,13 @@ def _reference_result(connection: sqlite3.Connection, sql: str) -> list[Row] | s
 
 
 def judge(row: dict[str, Any], predicted: str) -> SqlVerdict:
-    """Judge one prediction for a row; `QueryJudge` judges many for the same row without rebuilding its databases.
+    """Judge one prediction for a row; `QueryJudge` judges several without rebuilding the row's databases.
 
     The row has `sql` (the reference) and `schema` or `sql_context` (CREATE TABLE and possibly INSERT statements); a row
     of `builtin:text-to-sql` also has `domain` and `fills`. Raises UserError for a row that has neither.
     """
-    referee = QueryJudge(row)
-    try:
-        return referee.judge(predicted)
-    finally:
-        referee.close()
+    with contextlib.closing(QueryJudge(row)) as query_judge:
+        return query_judge.judge(predicted)
 
 
 def accuracy(verdicts: Iterable[SqlVerdict]) -> dict[str, float | int]:
@@ -122,25 +113,6 @@ def accuracy(verdicts: Iterable[SqlVerdict]) -> dict[str, float | int]:
     judged = sum(counts.values()) - counts["unjudged"]
     figures: dict[str, float | int] = {outcome: counts[outcome] for outcome in OUTCOMES}
     return figures | {"judged": judged, "accuracy": counts["correct"] / judged if judged else math.nan}
-
-
-def best_constant_answer(rows: Sequence[dict[str, Any]]) -> tuple[str, float]:
-    """The reference query that, given as the answer to every question, scores best; and its accuracy.
-
-    The floor that a model has to beat. Every distinct reference is tried on every row (rows x references x 1 to 3
-    executions, most of which end at a table that is not there); ties go to the one that occurs first.
-    """
-    referees = [QueryJudge(row) for row in rows]
-    try:
-        judged = [referee for referee in referees if not referee.unjudged]
-        assert judged, "no row can be judged"
-        candidates = dict.fromkeys(referee.reference for referee in judged)
-        scores = {sql: sum(referee.judge(sql).outcome == "correct" for referee in judged) for sql in candidates}
-    finally:
-        for referee in referees:
-            referee.close()
-    best = max(scores, key=lambda sql: scores[sql])
-    return best, scores[best] / len(judged)
 
 
 def result_difference(expected: list[Row], found: list[Row], *, ordered: bool) -> str:
@@ -166,16 +138,8 @@ def _rows_equal(left: Row, right: Row) -> bool:
 
 def _values_equal(left: Any, right: Any) -> bool:
     if _is_number(left) and _is_number(right):
-        return _close(left, right)
+        return math.isclose(left, right, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
     return type(left) is type(right) and bool(left == right)
-
-
-def _close(left: float, right: float) -> bool:
-    return left == right or (
-        math.isfinite(left)
-        and math.isfinite(right)
-        and math.isclose(left, right, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
-    )
 
 
 def _same_multiset(expected: list[Row], found: list[Row]) -> bool:

@@ -37,8 +37,9 @@ from typing import Any
 
 from drillyard.faults.disturbed_run import MARK_VARIABLE, FaultSettings, MarkFiles, is_marked
 from drillyard.faults.plan import Fault
-from drillyard.training.checkpoint.inventory import CheckpointInfo, list_checkpoints_in, verify
+from drillyard.training.checkpoint.inventory import CheckpointInfo, list_checkpoints_in
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
+from drillyard.training.checkpoint.verification import verify
 
 _SIGNALS = {"kill": signal.SIGKILL, "flip": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
 _CHECKPOINTER = "drillyard.training.checkpoint.checkpointer"

@@ -11,6 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import nn
+from transformers import PreTrainedModel
+
 from drillyard.config.model_files import SETTINGS_WITHOUT_EFFECT, unsupported_architecture
 from drillyard.errors import UserError
 
@@ -53,16 +56,16 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-def is_supported(model_type: str) -> bool:
-    """Whether the architecture is in the table of those proven right."""
-    return model_type in ARCHITECTURES
-
-
 def architecture(model_type: str) -> Architecture:
     """The table's row for a model type; UserError with the nearest spelling and the whole list when there is none."""
     if model_type not in ARCHITECTURES:
         raise UserError(f"model: {unsupported_architecture(model_type)}")
     return ARCHITECTURES[model_type]
+
+
+def blocks(model: PreTrainedModel) -> list[nn.Module]:
+    """The transformer blocks of a causal language model, first to last."""
+    return list(getattr(model.base_model, architecture(model.config.model_type).blocks))
 
 
 def settings_without_effect(config: Any) -> list[str]:

@@ -122,7 +122,7 @@ def packed_attention_inputs(
     """
     if attention == "varlen":
         return varlen_inputs(batch.document_ids, device)
-    document_ids_BT = _to_device(batch.document_ids, device)
+    document_ids_BT = to_device(batch.document_ids, device)
     config = model.config
     masks: dict[int | None, Any] = {}
 
@@ -185,7 +185,7 @@ def varlen_inputs(document_ids_BT: np.ndarray[Any, Any], device: torch.device) -
     size = max(SMALLEST_OFFSETS, 1 << len(offsets).bit_length())
     padded = np.full(size, document_ids_BT.size, dtype=np.int32)
     padded[: len(offsets)] = offsets
-    offsets_N = _to_device(padded, device)
+    offsets_N = to_device(padded, device)
     torch._dynamo.maybe_mark_dynamic(offsets_N, 0)
     length = int(document_ids_BT.shape[1])
     return {
@@ -236,7 +236,8 @@ def varlen_attention(
     return output.unflatten(0, (query_BHTD.shape[0], query_BHTD.shape[2])), None
 
 
-def _to_device(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
+def to_device(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
+    """A numpy array as a tensor on `device`, through pinned memory and without blocking where that is a GPU."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)

@@ -18,9 +18,10 @@ import contextlib
 import copy
 import json
 import os
+import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -28,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import xxhash
 from transformers import PreTrainedModel
 
@@ -36,10 +36,10 @@ from drillyard import export_directory
 from drillyard.config.model_files import INDEX, WEIGHTS
 from drillyard.errors import UserError
 from drillyard.export_directory import FileChecksum
-from drillyard.models.exchange import ParameterBox, exchange_boxes
-from drillyard.models.tokenizer_files import read_files, write_tokenizer
+from drillyard.models.sharding import ParameterBox, exchange_boxes
 from drillyard.models.weight_layout import StoredPiece, named_tensors, pieces_to_export
-from drillyard.safe_files import describe_os_error
+from drillyard.parallel.collectives import from_first_rank, gather, rank_and_size
+from drillyard.safe_files import describe_os_error, flush
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -90,13 +90,12 @@ def export(
     dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
     overwrite: bool = False,
     otherwise: str | Path | None = None,
-    process_group: dist.ProcessGroup | None = None,
     max_file_bytes: int | None = None,
 ) -> Path:
     """Write `model`, sharded or not, so that `AutoModelForCausalLM.from_pretrained(directory)` gives its weights to
     the bit; returns the directory.
 
-    All ranks of `process_group` (default: all) call it. Floating-point weights are converted to `dtype`: one for all,
+    All ranks call it. Floating-point weights are converted to `dtype`: one for all,
     or one for each parameter by name (default: as they are). Files hold at most `max_file_bytes` (default: what spreads
     them over the ranks, between 256 MiB and 4 GiB).
     The directory must be absent or empty or, with `overwrite`, hold nothing but an earlier export, which is replaced;
@@ -104,8 +103,8 @@ def export(
     every rank, with everything as it was, where neither may be written and when the disk is full or read-only. Beside
     an earlier export there must be room for the new one.
     """
-    rank, world_size = _place(process_group)
-    chosen = _choose([directory, *([] if otherwise is None else [otherwise])], overwrite, process_group)
+    rank, world_size = rank_and_size()
+    chosen = _choose([directory, *([] if otherwise is None else [otherwise])], overwrite)
     target = _real(chosen)
     items = _items(model, dtype)
     total = sum(item.num_bytes for item in items)
@@ -113,33 +112,34 @@ def export(
     files = _deal(items, limit)
     names = [f"model-{n + 1:05}-of-{len(files):05}.safetensors" for n in range(len(files))]
     names = names if len(names) > 1 else [WEIGHTS]
-    problem, small = _small_files(model, tokenizer, files, names) if rank == 0 else (None, {})
-    _raise_together(problem, target, process_group)
+    small: dict[str, bytes] = {}
     with ExitStack() as held:
-        problem = _begin(target, [*names, *small], overwrite, held) if rank == 0 else None
-        _raise_together(problem, target, process_group)
+
+        def begin() -> None:
+            small.update(_small_files(model, tokenizer, files, names))
+            _begin(target, [*names, *small], overwrite, held)
+
+        _on_first_rank(begin, target)
         try:
-            problem, written = _write_files(target, files, names, rank, world_size, process_group)
-            _raise_together(problem, target, process_group)
-            contents = {name: content for part in _gather(written, process_group) for name, content in part.items()}
-            if rank == 0:
-                problem = _finish(target, small, contents)
-            _raise_together(problem, target, process_group)
+            contents = _write_files(target, files, names)
+            _on_first_rank(lambda: _finish(target, small, contents), target)
         except UserError:
             if rank == 0:
                 with contextlib.suppress(OSError):
                     export_directory.cancel(target)
             raise
-        if rank == 0:
-            problem = _publish(target, contents)
-        _raise_together(problem, target, process_group)
+        _on_first_rank(lambda: export_directory.put_in_place(target, contents), target)
     return chosen
 
 
-def _place(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
-    if not dist.is_initialized():
-        return 0, 1
-    return dist.get_rank(process_group), dist.get_world_size(process_group)
+def _on_first_rank(work: Callable[[], None], target: Path) -> None:
+    """Run `work` on rank 0 while the others wait. Raises UserError on every rank when it fails."""
+    try:
+        from_first_rank(work)
+    except OSError as error:
+        raise UserError(f"cannot export to {target}: {_problem(error, target)}") from None
+    except UserError as error:
+        raise UserError(f"cannot export to {target}: {error}") from None
 
 
 def _real(directory: str | Path) -> Path:
@@ -147,9 +147,9 @@ def _real(directory: str | Path) -> Path:
     return Path(os.path.realpath(directory))
 
 
-def _choose(directories: Sequence[str | Path], overwrite: bool, process_group: dist.ProcessGroup | None) -> Path:
+def _choose(directories: Sequence[str | Path], overwrite: bool) -> Path:
     """The first directory that may be written. UserError, about the first one, when there is none."""
-    rank, world_size = _place(process_group)
+    rank, world_size = rank_and_size()
     problems: list[str] = []
     for directory in directories:
         target = _real(directory)
@@ -161,38 +161,26 @@ def _choose(directories: Sequence[str | Path], overwrite: bool, process_group: d
             problem = problem and f"{problem}; name a new directory"
         except OSError as error:
             problem = _problem(error, target)
-        found = next((each for each in _gather(problem, process_group) if each is not None), None)
+        found = next((each for each in gather(problem) if each is not None), None)
         if found is None:
             return Path(directory)
         problems.append(found)
     raise UserError(f"cannot export to {directories[0]}: {problems[0]}")
 
 
-def _begin(
-    target: Path,
-    names: list[str],
-    overwrite: bool,
-    held: ExitStack,
-) -> str | None:
-    """Lock the directory and record that the files `names` will be written; returns what is wrong.
+def _begin(target: Path, names: list[str], overwrite: bool, held: ExitStack) -> None:
+    """Lock the directory and record that the files `names` will be written. Raises OSError and UserError.
 
     When `held` closes, a directory that was made here and is still empty is removed.
     """
-    try:
-        is_new = not target.exists()
-        target.mkdir(parents=True, exist_ok=True)
-        held.enter_context(export_directory.locked(target))
-        if is_new:
-            held.callback(_remove_empty, target)
-        refused = export_directory.reason_to_refuse(target, overwrite=overwrite)
-        if refused is not None:
-            return refused
-        export_directory.begin(target, names)
-    except OSError as error:
-        return _problem(error, target)
-    except UserError as error:
-        return str(error)
-    return None
+    is_new = not target.exists()
+    target.mkdir(parents=True, exist_ok=True)
+    held.enter_context(export_directory.locked(target))
+    if is_new:
+        held.callback(_remove_empty, target)
+    if refused := export_directory.reason_to_refuse(target, overwrite=overwrite):
+        raise UserError(refused)
+    export_directory.begin(target, names)
 
 
 def _remove_empty(directory: Path) -> None:
@@ -201,24 +189,8 @@ def _remove_empty(directory: Path) -> None:
 
 
 def _problem(error: OSError, path: Path) -> str:
-    """What to tell of an error at `path`, where the error does not know a better place."""
+    """An error of the file system in words, at `path` where the error names no place."""
     return f"{error.filename or path}: {describe_os_error(error)}, then run the same command again"
-
-
-def _gather(value: Any, process_group: dist.ProcessGroup | None) -> list[Any]:
-    """The values of all ranks, in order of rank."""
-    values: list[Any] = [value]
-    if dist.is_initialized():
-        values = [None] * dist.get_world_size(process_group)
-        dist.all_gather_object(values, value, group=process_group)
-    return values
-
-
-def _raise_together(problem: str | None, target: Path, process_group: dist.ProcessGroup | None) -> None:
-    """Raise UserError on every rank when any rank has a problem; otherwise wait until all have come here."""
-    for found in _gather(problem, process_group):
-        if found is not None:
-            raise UserError(f"cannot export to {target}: {found}")
 
 
 def _items(model: PreTrainedModel, dtype: torch.dtype | Mapping[str, torch.dtype] | None) -> list[ExportTensor]:
@@ -245,36 +217,25 @@ def _deal(items: list[ExportTensor], limit: int) -> list[list[ExportTensor]]:
     return files
 
 
-def _write_files(
-    target: Path,
-    files: list[list[ExportTensor]],
-    names: list[str],
-    rank: int,
-    world_size: int,
-    process_group: dist.ProcessGroup | None,
-) -> tuple[str | None, dict[str, FileChecksum]]:
-    """Write all files, file n by rank n modulo ranks; (what went wrong on this rank's disk, what this rank wrote).
+def _write_files(target: Path, files: list[list[ExportTensor]], names: list[str]) -> dict[str, FileChecksum]:
+    """Write all files, file n by rank n modulo ranks; returns the content of each, on all ranks.
 
-    After an error of its disk a rank goes on taking part, so that no other one waits for it.
+    After an error of its disk a rank goes on taking part in the exchange, so that no other one waits for it. Raises
+    UserError on all ranks.
     """
+    rank, world_size = rank_and_size()
     queues = [
         [part for file in files[writer::world_size] for item in file for part in item.parts()]
         for writer in range(world_size)
     ]
-    mine = iter(
-        [
-            (name, file)
-            for number, (name, file) in enumerate(zip(names, files, strict=True))
-            if number % world_size == rank
-        ]
-    )
+    mine = iter(list(zip(names, files, strict=True))[rank::world_size])
     left = 0
     name = ""
     output: _Output | None = None
     problem: str | None = None
     written: dict[str, FileChecksum] = {}
     for of_round in zip_longest(*queues):
-        data = exchange_boxes(of_round, rank, process_group)
+        data = exchange_boxes(of_round, rank)
         if data is None:
             continue
         try:
@@ -295,7 +256,11 @@ def _write_files(
             except OSError as error:
                 problem = problem or _problem(error, target / name)
             output = None
-    return problem, written
+    outcomes = gather((problem, written))
+    for found, _ in outcomes:
+        if found is not None:
+            raise UserError(f"cannot export to {target}: {found}")
+    return {name: content for _, part in outcomes for name, content in part.items()}
 
 
 class _Output:
@@ -336,8 +301,8 @@ def _header(file: Iterable[ExportTensor]) -> bytes:
 
 def _small_files(
     model: PreTrainedModel, tokenizer: Any, files: list[list[ExportTensor]], names: list[str]
-) -> tuple[str | None, dict[str, bytes]]:
-    """(what went wrong, the index, the configs and the tokenizer by path relative to the model's directory)."""
+) -> dict[str, bytes]:
+    """The index, the configs and the tokenizer by path relative to the model's directory. Raises UserError."""
     config = copy.deepcopy(model.config)
     config.use_cache = True
     numbers: Counter[torch.dtype] = Counter()
@@ -352,38 +317,24 @@ def _small_files(
                 # Not save_pretrained: it refuses settings that models on the hub come with, at the end of a run.
                 model.generation_config.to_json_file(directory / "generation_config.json")
             if tokenizer is not None:
-                write_tokenizer(tokenizer, directory)
-            small = read_files(directory)
+                _write_tokenizer(tokenizer, directory)
+            small = _read_files(directory)
     except OSError as error:
-        return _problem(error, Path(tempfile.gettempdir())), {}
-    return None, small | ({INDEX: _index(files, names).encode()} if len(files) > 1 else {})
+        raise UserError(_problem(error, Path(tempfile.gettempdir()))) from error
+    return small | ({INDEX: _index(files, names).encode()} if len(files) > 1 else {})
 
 
-def _finish(target: Path, small: dict[str, bytes], contents: dict[str, FileChecksum]) -> str | None:
-    """Write the small files and add them to `contents`; returns what went wrong on the disk."""
-    try:
-        for name, content in small.items():
-            path = export_directory.incomplete(target, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            output = _Output(path)
-            output.write(content)
-            contents[name] = output.close()
-        refused = export_directory.reason_to_refuse(target, overwrite=True)
-        if refused is not None:
-            return f"changed meanwhile: {refused}"
-        export_directory.complete(target, contents)
-    except OSError as error:
-        return _problem(error, target)
-    return None
-
-
-def _publish(target: Path, contents: dict[str, FileChecksum]) -> str | None:
-    """Put the complete files in place; returns what went wrong on the disk."""
-    try:
-        export_directory.put_in_place(target, contents)
-    except OSError as error:
-        return _problem(error, target)
-    return None
+def _finish(target: Path, small: dict[str, bytes], contents: dict[str, FileChecksum]) -> None:
+    """Write the small files, add them to `contents`, and record the export as complete. Raises OSError, UserError."""
+    for name, content in small.items():
+        path = export_directory.incomplete(target, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        output = _Output(path)
+        output.write(content)
+        contents[name] = output.close()
+    if refused := export_directory.reason_to_refuse(target, overwrite=True):
+        raise UserError(f"changed meanwhile: {refused}")
+    export_directory.complete(target, contents)
 
 
 def _index(files: list[list[ExportTensor]], names: list[str]) -> str:
@@ -391,3 +342,48 @@ def _index(files: list[list[ExportTensor]], names: list[str]) -> str:
     weight_map = {item.piece.stored_name: name for name, file in zip(names, files, strict=True) for item in file}
     total = sum(item.num_bytes for file in files for item in file)
     return json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2) + "\n"
+
+
+def _write_tokenizer(tokenizer: Any, directory: Path) -> None:
+    """Write a tokenizer's files into a directory. Raises OSError, also where the tokenizers library hides one."""
+    try:
+        tokenizer.save_pretrained(directory)
+    except OSError:
+        raise
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(directory)) from error
+
+
+def save_tokenizer(tokenizer: Any, directory: Path) -> None:
+    """Write a tokenizer's files into `directory`, each as a whole; one with the same content is not written again.
+
+    Other files there are left alone. Raises UserError when the disk does not take it.
+    """
+    draft = directory / "tokenizer.incomplete"
+    try:
+        with tempfile.TemporaryDirectory() as made:
+            _write_tokenizer(tokenizer, Path(made))
+            files = _read_files(Path(made))
+        for name, content in files.items():
+            path = directory / name
+            if path.is_file() and path.read_bytes() == content:
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_bytes(content)
+            flush(draft)
+            draft.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise UserError(
+            f"{error.filename or directory}: the tokenizer cannot be saved: {describe_os_error(error)}"
+        ) from error
+
+
+def _read_files(directory: Path) -> dict[str, bytes]:
+    """The content of every file below a directory, by relative path."""
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}

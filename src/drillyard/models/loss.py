@@ -32,8 +32,7 @@ from transformers import PreTrainedModel
 
 from drillyard.config.auto_values import resolve_loss_chunk
 from drillyard.data import Batch
-from drillyard.models.attention import packed_attention_inputs
-from drillyard.models.forward import final_hidden, head_logits, head_parameters
+from drillyard.models.attention import packed_attention_inputs, to_device
 
 IGNORED = -100
 
@@ -202,9 +201,53 @@ def loss_inputs(
     )
 
 
-def to_device(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
-    """A numpy array as a tensor on `device`, through pinned memory and without blocking where that is a GPU."""
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor
+def final_hidden(
+    model: PreTrainedModel, input_ids_BT: torch.Tensor, position_ids_BT: torch.Tensor, attention: dict[str, Any]
+) -> torch.Tensor:
+    """Hidden states [B, T, H] after the final norm; `attention` comes from `packed_attention_inputs`."""
+    output = model.base_model(input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False, **attention)
+    hidden_BTH: torch.Tensor = output.last_hidden_state
+    return hidden_BTH
+
+
+def head_logits(model: PreTrainedModel, hidden_RH: torch.Tensor) -> torch.Tensor:
+    """Logits [R, V] of final hidden states, equal to those of the model's own forward.
+
+    The head's weights are read when it is called: under FSDP2 call it inside the root's forward, where they are
+    gathered.
+    """
+    stand_in: Any = object.__new__(type(model))
+    stand_in.__dict__.update(vars(model))
+    stand_in.__dict__["_modules"] = {**model._modules, model.base_model_prefix: _GivenRows()}
+    output = type(model).forward(stand_in, inputs_embeds=hidden_RH[None], use_cache=False, return_dict=True)
+    logits_RV: torch.Tensor = output.logits[0]
+    return logits_RV
+
+
+def head_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
+    """The parameters that `head_logits` uses: those outside of the base model, and those it shares with it (tied)."""
+    heads = [child for name, child in model.named_children() if name != model.base_model_prefix]
+    return list(dict.fromkeys(parameter for head in heads for parameter in head.parameters()))
+
+
+class _GivenRows(nn.Module):
+    """A base model whose final hidden states are its input embeddings."""
+
+    def forward(self, *unused: Any, inputs_embeds: torch.Tensor, **settings: Any) -> _RowsOutput:
+        return _RowsOutput(inputs_embeds)
+
+
+class _RowsOutput(tuple[torch.Tensor]):
+    """The output of a base model that was asked for nothing but its last hidden state; every other field is None."""
+
+    last_hidden_state: torch.Tensor
+
+    def __new__(cls, rows: torch.Tensor) -> _RowsOutput:
+        output = super().__new__(cls, (rows,))
+        output.last_hidden_state = rows
+        return output
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None

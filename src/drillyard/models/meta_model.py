@@ -1,15 +1,16 @@
 """A causal language model on the meta device from a run config: architecture and shapes, no weights, no memory.
 
-The model comes from an id or a directory, or from an inline config. What fits neither the tokenizer nor the sequence
-length is said here, before anything is allocated. Its weights are then made by `initialise` or read by `pretrained`,
-after the trainer has sharded it.
+The model comes from an id or a directory, or from an inline config. A model that does not fit the tokenizer or the
+sequence length is refused here, before anything is allocated. `random_init` or `pretrained` fill the weights after the
+trainer has sharded the model. Code from a model repository is never run.
 """
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -21,6 +22,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 
 from drillyard.config.model_files import ARCHITECTURES, REMOTE_CODE_REFUSED, require_vocabulary, requires_remote_code
@@ -28,6 +30,7 @@ from drillyard.config.run import ModelConfig
 from drillyard.errors import UserError
 from drillyard.models.architectures import architecture, refuse_unproven_settings
 from drillyard.models.attention import TRANSFORMERS_NAMES, refuse_unfit_kernel
+from drillyard.modelspec import ModelSpec, spec_from_shapes
 
 # Keys that config classes of transformers take besides their fields, by the field that they turn them into.
 LEGACY_KEYS = {"rope_parameters": ("rope_theta", "rope_scaling"), "layer_types": ("sliding_window_pattern",)}
@@ -242,3 +245,54 @@ def _first_line(error: BaseException) -> str:
 def _last_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
+
+
+# What `spec_from_shapes` asks for, under the names that transformers gives it in every family.
+_FIELDS: Final = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "qk_head_dim",
+    "v_head_dim",
+    "hidden_act",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+)
+
+
+def build_spec(config: Mapping[str, Any], *, source: str = "model config") -> ModelSpec:
+    """The spec of the model that transformers builds from a config.json, for families that `modelspec` does not know.
+
+    Raises UserError for a family that the installed transformers does not know, and for a config that it refuses.
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        raise UserError(
+            f"{source}: transformers {transformers_version} does not know model_type {model_type!r}\n"
+            "Give --params and --active-params instead of --build."
+        )
+    try:
+        resolved = CONFIG_MAPPING[model_type].from_dict(dict(config))
+        with torch.device("meta"):
+            # Some configs name an attention kernel of the hub, which transformers would fetch and run.
+            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                resolved, trust_remote_code=False, attn_implementation="eager"
+            )
+    except (ValueError, TypeError, KeyError, AttributeError, AssertionError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{source}: transformers cannot build this {model_type}: {reason or type(error).__name__}\n"
+            "Correct the config, or give --params and --active-params instead of --build."
+        ) from error
+    text = resolved.get_text_config(decoder=True)
+    fields = {name: getattr(text, name, None) for name in _FIELDS}
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return spec_from_shapes(shapes, fields, source=source)

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from drillyard.config.model_files import NAMES_SHOWN, weight_files
 from drillyard.errors import UserError
 from drillyard.models.random_init import init_buffers
-from drillyard.models.sharding import local_region, local_tensor, restore_ties
-from drillyard.models.weight_layout import StoredPiece, named_tensors, overlap, pieces_of_files, relative
+from drillyard.models.sharding import local_region, local_tensor, overlap, relative, restore_ties
+from drillyard.models.weight_layout import StoredPiece, named_tensors, pieces_of_files
 
 # By the names of the format: https://github.com/huggingface/safetensors#format
 _FLOATING = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

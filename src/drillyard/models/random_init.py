@@ -24,7 +24,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from drillyard.models.forward import blocks
+from drillyard.models.architectures import blocks
 from drillyard.models.sharding import local_region, local_tensor, plain_name, restore_ties
 from drillyard.models.weight_layout import named_tensors
 

@@ -1,17 +1,19 @@
-"""Which part of a whole tensor each rank holds, and the plain names of a wrapped model's parameters.
+"""Which part of a whole tensor each rank holds, and parts that travel to the rank that writes them.
 
 FSDP2 keeps a parameter as a DTensor: split along dimensions over the axes of a device mesh, or copied along them. A
-`Region` is the part that one rank holds, as slices of the whole. Initialisation keeps a region of a whole draw,
-loading reads a region of a file, export sends a region to the rank that writes it. Splits follow `torch.chunk`: parts
-of ceil(size / ranks), the last ones shorter or empty.
+`Region` is the part that one rank holds, as slices of the whole. Initialisation keeps a region of a whole draw, loading
+reads a region of a file, export sends a region to the rank that writes it. Splits follow `torch.chunk`: parts of
+ceil(size / ranks), the last ones shorter or empty.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers import PreTrainedModel
 
@@ -26,6 +28,22 @@ def plain_name(name: str) -> str:
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name
+
+
+def whole_region(shape: torch.Size) -> Region:
+    """The box that is everything."""
+    return tuple(slice(0, size) for size in shape)
+
+
+def overlap(first: Region, second: Region) -> Region | None:
+    """The common part of two boxes of one tensor; None when it is empty."""
+    common = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(first, second, strict=True))
+    return common if all(part.stop > part.start for part in common) else None
+
+
+def relative(inner: Region, outer: Region) -> Region:
+    """`inner` in the coordinates of `outer`."""
+    return tuple(slice(i.start - o.start, i.stop - o.start) for i, o in zip(inner, outer, strict=True))
 
 
 def region_at(shape: torch.Size, mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: Any) -> Region:
@@ -45,7 +63,7 @@ def region_at(shape: torch.Size, mesh_shape: tuple[int, ...], coordinate: tuple[
 def local_region(tensor: torch.Tensor) -> Region:
     """The part of the whole tensor that this rank holds."""
     if not isinstance(tensor, DTensor):
-        return tuple(slice(0, size) for size in tensor.shape)
+        return whole_region(tensor.shape)
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "this rank is not in the tensor's mesh"
@@ -83,3 +101,70 @@ def restore_ties(model: PreTrainedModel) -> None:
         if module._parameters[attribute] is not kept:
             assert not isinstance(kept, DTensor), f"{target} and {source} were sharded apart"
             module._parameters[attribute] = kept
+
+
+@dataclass(frozen=True)
+class ParameterBox:
+    """A box of a parameter that travels to its writer in one round."""
+
+    box: Region
+    tensor: torch.Tensor
+    dtype: torch.dtype
+
+
+def exchange_boxes(parts: tuple[ParameterBox | None, ...], rank: int) -> torch.Tensor | None:
+    """Bring one part per writer to it; returns this rank's, on the CPU, or None when it has nothing to write.
+
+    Between two ranks there is at most one message per round: a rank holds one region, and a writer gets one part.
+    """
+    operations: list[dist.P2POp] = []
+    kept_alive: list[torch.Tensor] = []
+    to_copy: list[tuple[torch.Tensor, torch.Tensor]] = []
+    whole: torch.Tensor | None = None
+    for writer, part in enumerate(parts):
+        if part is None:
+            continue
+        box = part.box
+        if writer != rank:
+            own = _own_share(part, rank)
+            if own is not None:
+                kept_alive.append(own)
+                operations.append(dist.P2POp(dist.isend, own, writer))
+            continue
+        local = local_tensor(part.tensor)
+        whole = torch.empty([size.stop - size.start for size in box], dtype=part.dtype, device=local.device)
+        for holder, region in _holders(part.tensor, rank):
+            common = overlap(region, box)
+            if common is None:
+                continue
+            place = whole[relative(common, box)]
+            if holder == rank:
+                place.copy_(local[relative(common, region)])
+                continue
+            arriving = (
+                place if place.is_contiguous() else torch.empty_like(place, memory_format=torch.contiguous_format)
+            )
+            if arriving is not place:
+                to_copy.append((place, arriving))
+            operations.append(dist.P2POp(dist.irecv, arriving, holder))
+    for request in dist.batch_isend_irecv(operations) if operations else []:
+        request.wait()
+    for place, arriving in to_copy:
+        place.copy_(arriving)
+    return None if whole is None else whole.cpu()
+
+
+def _own_share(part: ParameterBox, rank: int) -> torch.Tensor | None:
+    """What this rank sends of a part that another one writes; None when it holds nothing of it."""
+    if not isinstance(part.tensor, DTensor):
+        return None
+    for holder, region in _holders(part.tensor, rank):
+        common = overlap(region, part.box)
+        if holder == rank and common is not None:
+            return local_tensor(part.tensor)[relative(common, region)].detach().to(part.dtype).contiguous()
+    return None
+
+
+def _holders(tensor: torch.Tensor, rank: int) -> list[tuple[int, Region]]:
+    """(rank, region) of those that together hold the tensor; a plain tensor is whole on every rank."""
+    return list(holders(tensor)) if isinstance(tensor, DTensor) else [(rank, local_region(tensor))]

@@ -30,7 +30,7 @@ from transformers.core_model_loading import (
 )
 
 from drillyard.errors import UserError
-from drillyard.models.sharding import Region, plain_name
+from drillyard.models.sharding import Region, plain_name, whole_region
 
 # The conversions that are boxes: operations of a converter, with the dimension each works on.
 STACKED = (("MergeModulelist", 0),)
@@ -50,22 +50,6 @@ class StoredPiece:
     def stored_shape(self) -> tuple[int, ...]:
         sizes = tuple(part.stop - part.start for part in self.region)
         return sizes[1:] if self.stacked else sizes
-
-
-def whole_region(shape: torch.Size) -> Region:
-    """The box that is everything."""
-    return tuple(slice(0, size) for size in shape)
-
-
-def overlap(first: Region, second: Region) -> Region | None:
-    """The common part of two boxes of one tensor; None when it is empty."""
-    common = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(first, second, strict=True))
-    return common if all(part.stop > part.start for part in common) else None
-
-
-def relative(inner: Region, outer: Region) -> Region:
-    """`inner` in the coordinates of `outer`."""
-    return tuple(slice(i.start - o.start, i.stop - o.start) for i, o in zip(inner, outer, strict=True))
 
 
 def unwrapped_twin(model: PreTrainedModel) -> PreTrainedModel:

@@ -94,7 +94,7 @@ class Ranks:
         `first` is True on the first rank of each node, which makes what is missing: what rank 0 made in a shared
         directory the others find there, and where the directory is not shared each node makes its own. All
         return together. Waiting is on the store, not in a collective, so it may take hours without a timeout.
-        Raises JoinFailed when another rank has been started anew meanwhile.
+        Raises JoinError when another rank has been started anew meanwhile.
         """
         store = dist.distributed_c10d._get_default_store()
         prefix = f"drillyard/in-turn/{store.add(f'drillyard/in-turn/{self.rank}', 1)}"

@@ -65,7 +65,7 @@ class JoinedAttempt:
 def join_attempt(store: Any, rank: int, world_size: int, restarts: int, timeout: timedelta) -> JoinedAttempt:
     """Wait for the other ranks in `store`; returns the round that all `world_size` are in.
 
-    `restarts` is what this rank's launcher counts. Raises JoinFailed when a rank is missing after `timeout`.
+    `restarts` is what this rank's launcher counts. Raises JoinError when a rank is missing after `timeout`.
     """
     # Where a launcher goes on with another number of ranks, those of the other number are dead.
     hall = PrefixStore(f"drillyard/join-{world_size}", store)

@@ -1,12 +1,12 @@
-"""`--replay STEP`: do a step again from the checkpoint before it, and compare bits. What is asked, and what came out.
+"""`--replay STEP`: repeat a step from the checkpoint before it, and compare bits with what was logged.
 
 On the same layout, software and hardware a step repeats its loss and its gradient norm to the bit: nothing in a run
-depends on time or chance (docs/architecture.md). So a step that comes out otherwise was computed wrongly, now or then:
-memory, a GPU, or a link that changes bits in silence. Training does not notice that; doing a stretch of it again does,
-at the price of that stretch, and replaying it on another host of the same kind says which of the two is at fault.
+depends on time or chance (docs/architecture.md). So a step with another result was computed wrongly, now or then: by
+memory, a GPU or a link that changes bits silently. Training does not notice that. A replay does, at the cost of the
+repeated steps; a second replay on another host of the same kind shows which of the two is at fault.
 
 A replay is a run of its own in RUN_DIR/replays/step-N: it reads the run's config, data and checkpoint, and writes
-nothing else there. This file needs no torch; the ranks' part is in replay_rank.py.
+nothing else there. Only `replay_on_ranks` imports torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drillyard.config import load_run_config
 from drillyard.config.run import LoggingConfig, RunConfig
@@ -26,9 +26,16 @@ from drillyard.errors import UserError
 from drillyard.telemetry.events import read_events
 from drillyard.telemetry.jsonlines import decode, encode, read_records
 from drillyard.telemetry.metrics import METRICS_FILE
+from drillyard.training.batch_lookup import OTHER_BATCHES
 from drillyard.training.checkpoint import CheckpointInfo, list_checkpoints
 from drillyard.training.run_directory import SAVED_CONFIG
+from drillyard.training.sample_order import require_same_order
 from drillyard.training.step_history import AttemptSteps, attempts_between, events_until_step, steps_by_attempt
+
+if TYPE_CHECKING:
+    from drillyard.parallel.ranks import Ranks
+    from drillyard.training.build import RunParts
+    from drillyard.training.checkpoint import LoadedCheckpoint
 
 VERDICT = "verdict.json"
 _LAYOUT = ("world_size", "micro_batch_size", "gradient_accumulation", "global_batch_size")
@@ -36,10 +43,10 @@ _LAYOUT = ("world_size", "micro_batch_size", "gradient_accumulation", "global_ba
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """What is to be done again: from which checkpoints (newest first), on how many ranks, against which figures.
+    """What to repeat: from which checkpoints (newest first), on how many ranks, compared with which figures.
 
     expected: (loss, gradient norm) of the logged steps up to this one, by step (from 1). numerics: under what they were
-    computed (numerics.py). config: the run's, with the layout and the settings of the start that did the step.
+    computed (numerics.py). config: the run's, with the layout and the settings of the attempt that did the step.
     """
 
     step: int
@@ -56,13 +63,13 @@ class ReplayPlan:
 
     @property
     def directory(self) -> Path:
-        """Where the replay leaves its logs and its verdict."""
+        """Where the replay writes its logs and its verdict."""
         return self.run_directory / "replays" / f"step-{self.step:08d}"
 
 
 @dataclass(frozen=True)
 class BitDifference:
-    """One step that came out otherwise: what was logged, and what it is now."""
+    """One value that differs: as logged, and as computed now."""
 
     step: int
     metric: str
@@ -72,7 +79,7 @@ class BitDifference:
 
 @dataclass(frozen=True)
 class ReplayVerdict:
-    """How a replay ended: the steps compared and those that differ, in order."""
+    """The result of a replay: the steps compared and the differences, in order."""
 
     step: int
     checkpoint: str
@@ -84,7 +91,7 @@ class ReplayVerdict:
         return not self.differences
 
     def write(self, directory: Path) -> None:
-        """Leave the verdict for whoever started the ranks."""
+        """Write the verdict for the process that started the ranks."""
         line = encode({"version": 1, "equal": self.equal, **asdict(self)})
         (directory / VERDICT).write_text(line + "\n", encoding="utf-8")
 
@@ -94,7 +101,7 @@ class ReplayVerdict:
         if self.equal:
             return (
                 f"equal: loss and gradient norm of {_steps(self.compared)} are the same to the bit, {where}\n"
-                "The stretch was computed rightly, both times (or wrongly in the same way, as a bug would)."
+                "These steps were computed correctly both times (or wrongly in the same way, as by a bug)."
             )
         first = self.differences[0]
         differing = sorted({difference.step for difference in self.differences})
@@ -122,7 +129,7 @@ def read_verdict(directory: Path) -> ReplayVerdict:
 def compare(
     expected: Mapping[int, tuple[float | None, float | None]], found: Mapping[int, Sequence[float]]
 ) -> list[BitDifference]:
-    """Where bits differ; `repr` tells equal bits apart from equal-looking ones, and nan from a number."""
+    """Where bits differ; compared as `repr`, which distinguishes all bits, and NaN."""
     return [
         BitDifference(step, metric, logged, now)
         for step in sorted(found)
@@ -132,7 +139,7 @@ def compare(
 
 
 def plan_replay(run_directory: Path, step: int) -> ReplayPlan:
-    """What doing `step` (from 1) again takes. UserError when it cannot be done, or would prove nothing."""
+    """How to repeat `step` (from 1). Raises UserError when that is impossible, or would prove nothing."""
     if not (run_directory / SAVED_CONFIG).is_file():
         raise UserError(f"{run_directory}: holds no run (no {SAVED_CONFIG}): nothing can be replayed")
     expected = _logged_until(run_directory, step)
@@ -140,7 +147,7 @@ def plan_replay(run_directory: Path, step: int) -> ReplayPlan:
     so_far = _until_logged(events, step)
     begun = {event["step"]: index for index, event in enumerate(events) if event["event"] == "checkpoint_begin"}
     complete = [info for info in list_checkpoints(run_directory) if info.complete]
-    # One that was saved when the step had been logged may be of a later start, which did the steps before it otherwise.
+    # One saved after the step was logged may be of a later attempt, which computed the steps before it differently.
     earlier = [info for info in reversed(complete) if info.step < step and begun.get(info.step, -1) < len(so_far)]
     if not earlier:
         kept = ", ".join(str(info.step) for info in complete) or "none"
@@ -168,9 +175,9 @@ def plan_replay(run_directory: Path, step: int) -> ReplayPlan:
 
 
 def _logged_until(run_directory: Path, step: int) -> dict[int, tuple[float | None, float | None]]:
-    """(loss, gradient norm) of the steps up to `step`, as logged when it was done last. UserError when it was not.
+    """(loss, gradient norm) of the steps up to `step`, as logged when it was done last. UserError if it was not.
 
-    By the order of the lines: clocks are set back, and steps are done again on another layout later.
+    Ordered by line, not by time: clocks are set back, and steps are repeated on another layout later.
     """
     records = [record for record in read_records(run_directory / METRICS_FILE) if isinstance(record.get("step"), int)]
     places = [place for place, record in enumerate(records) if record["step"] == step]
@@ -187,7 +194,7 @@ def _until_logged(events: Sequence[Mapping[str, Any]], step: int) -> Sequence[Ma
 
 
 def _require_one_way(step: int, first: int, chain: Sequence[AttemptSteps]) -> None:
-    """Raise UserError where the steps of a stretch after `first` were computed in more than one way."""
+    """Raise UserError where the attempts of `chain` computed their steps in more than one way."""
     ways = _ways(chain)
     if ways:
         starts = " and ".join(str(stretch.after + 1) for stretch in chain[1:])
@@ -199,7 +206,7 @@ def _require_one_way(step: int, first: int, chain: Sequence[AttemptSteps]) -> No
 
 
 def _ways(chain: Sequence[AttemptSteps]) -> list[str]:
-    """What differs between the starts of a stretch: `training.compile False, then True`."""
+    """What differs between consecutive attempts: `training.compile False, then True`."""
     return [
         f"{name} {old}, then {new}"
         for one, other in pairwise(chain)
@@ -208,7 +215,7 @@ def _ways(chain: Sequence[AttemptSteps]) -> list[str]:
 
 
 def _all_of(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that an `order` says about how steps are computed."""
+    """Everything in an event `order` that decides how steps are computed."""
     named = {name: order[name] for name in (*_LAYOUT, "total_steps") if name in order}
     return named | dict(order.get("settings", {})) | _flat(order.get("numerics", {}))
 
@@ -228,7 +235,7 @@ def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str
 
 
 def require_same_conditions(plan: ReplayPlan, here: Mapping[str, Any]) -> None:
-    """Raise UserError where another setting, software or hardware computes: there bits may differ without a fault.
+    """Raise UserError where settings, software or hardware differ: bits may then differ without a fault.
 
     `here` is the record of numerics.py for this start.
     """
@@ -241,7 +248,7 @@ def require_same_conditions(plan: ReplayPlan, here: Mapping[str, Any]) -> None:
 
 
 def remove_earlier_replay(plan: ReplayPlan) -> None:
-    """Remove what an earlier replay of this step left."""
+    """Remove the files of an earlier replay of this step."""
     for path in plan.directory.iterdir() if plan.directory.is_dir() else ():
         if path.name == "logs":
             continue  # held by the lock of this replay
@@ -249,9 +256,9 @@ def remove_earlier_replay(plan: ReplayPlan) -> None:
 
 
 def _config_of(run_directory: Path, order: Mapping[str, Any]) -> RunConfig:
-    """The run's config with the layout and the settings of the start that did the step; trackers stay out of it."""
+    """The run's config with the layout and the settings of the attempt that did the step, without trackers."""
     config = load_run_config(run_directory / SAVED_CONFIG, resolve_environment=False)
-    # A start of an earlier version has recorded only its length, in steps of whole batches.
+    # Earlier versions recorded only the length, in steps of whole batches.
     length = {"training.steps": order["total_steps"], "training.epochs": None}
     config = with_recorded_settings(config, order.get("settings", length))
     changes: dict[str, dict[str, Any]] = {
@@ -283,3 +290,73 @@ def _by(difference: BitDifference) -> str:
     if logged is None or not (math.isfinite(logged) and math.isfinite(now)):
         return "not finite"
     return f"by {abs(now - logged):.3g}, relative {abs(now - logged) / max(abs(now), abs(logged)):.3g}"
+
+
+def replay_on_ranks(plan: ReplayPlan) -> None:
+    """Repeat the steps as one of `plan.world_size` ranks; rank 0 writes the verdict into `plan.directory`.
+
+    Raises UserError when the conditions are not those of the run.
+    """
+    from drillyard.data import prepare
+    from drillyard.data.data_record import read_record
+    from drillyard.parallel.model_setup import set_determinism
+    from drillyard.parallel.ranks import start_ranks, stop_ranks
+    from drillyard.telemetry import RunLog
+    from drillyard.training.build import build_run
+    from drillyard.training.resume import seed_rank
+
+    config = plan.config
+    set_determinism(config)
+    ranks = start_ranks(config.training, config.parallelism)
+    if ranks.world_size != plan.world_size:
+        raise UserError(
+            f"--replay {plan.step}: the step was done on {plan.ranks_in_words}, here are {ranks.world_size}: another "
+            "number of ranks adds up gradients in another order. Start as many"
+        )
+    known = read_record(plan.run_directory)
+    data = ranks.in_turn(lambda first: prepare(config, known=known, if_changed=OTHER_BATCHES, only_open=not first))
+    with RunLog(plan.directory, rank=ranks.rank, config=config, console="none") as log:
+        parts = build_run(config, ranks, data, log)
+        require_same_conditions(plan, parts.numerics)
+        seed_rank(config.training.seed, 0, ranks)
+        loaded = _load(plan, parts, ranks)
+        found = _train(plan, parts, loaded.step)
+    if ranks.rank == 0:
+        verdict = ReplayVerdict(plan.step, str(loaded.info.path), list(found), compare(plan.expected, found))
+        verdict.write(plan.directory)
+    stop_ranks()
+
+
+def _load(plan: ReplayPlan, parts: RunParts, ranks: Ranks) -> LoadedCheckpoint:
+    """Load the newest undamaged checkpoint before the step. UserError when there is none."""
+    from drillyard.training.checkpoint import DamagedCheckpoint, load_checkpoint
+    from drillyard.training.resume import finish_load, state_for
+
+    damages = []
+    for info in plan.checkpoints:
+        try:
+            loaded = load_checkpoint(
+                info.path,
+                state_for(parts.trainer.optimizer, ranks),
+                accept=lambda saved: require_same_order(saved, parts.identity),
+            )
+        except DamagedCheckpoint as damage:
+            damages.append(str(damage))
+            continue
+        finish_load(loaded, plan.config, parts.trainer.optimizer, ranks)
+        return loaded
+    raise UserError(f"--replay {plan.step}: every checkpoint before this step is damaged: {damages[0]}")
+
+
+def _train(plan: ReplayPlan, parts: RunParts, first: int) -> dict[int, list[float]]:
+    """(loss, gradient norm) of the logged steps from `first` (from 0) to the plan's."""
+    import torch
+
+    from drillyard.training.trainer import StepWindow
+
+    found = {}
+    for step in range(first, plan.step):
+        loss, norm = parts.trainer.train_step(step, StepWindow(0.0))
+        if step + 1 in plan.expected:
+            found[step + 1] = torch.stack([loss, norm]).tolist()
+    return found

@@ -46,8 +46,7 @@ from drillyard.training.run_directory import (
     remove_summary,
     run_directory_of,
 )
-from drillyard.training.saved_model import SAVED_BASE
-from drillyard.training.saved_weights import Dtypes, export_dtypes, save_base_record
+from drillyard.training.saved_model import SAVED_BASE, Dtypes, export_dtypes, save_base_record
 
 
 class StoppedWithoutCheckpoint(RuntimeError):

@@ -1,6 +1,6 @@
-"""`drillyard eval`: measure a saved model on held-out data, as one rank of however many there are.
+"""`drillyard eval`: measure a saved model on held-out data, on any number of ranks.
 
-What needs torch is imported by `evaluate_saved` alone: a request is checked before that.
+Only `evaluate_saved` imports torch: the request is checked before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from drillyard.config.load import config_from_options
 from drillyard.config.run import DataConfig, ParallelismConfig, RunConfig
 from drillyard.data.data_record import DataRecord, read_record
 from drillyard.errors import UserError
-from drillyard.training.saved_model import SavedModel, as_pretrained, find_saved_model, run_directory_above
+from drillyard.training.saved_model import (
+    SavedModel,
+    as_pretrained,
+    find_saved_model,
+    load_saved_model,
+    run_directory_above,
+    without_training_layout,
+)
 
 if TYPE_CHECKING:
     from drillyard.evaluation.evaluator import MetricFailure
@@ -41,7 +48,7 @@ FLAGS = {
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """What is to be measured. `data`: a run config (*.yaml), a source of held-out documents; None: the run's own."""
+    """What to measure. `data`: a run config (*.yaml) or a source of held-out documents; None: the run's own."""
 
     model: Path
     output: Path
@@ -53,16 +60,14 @@ class EvaluationRequest:
     sequence_length: int | None = None
 
 
-def evaluate_saved(request: EvaluationRequest, tell: Callable[[str], None]) -> dict[str, dict[str, Any]] | None:
+def evaluate_saved(request: EvaluationRequest, note: Callable[[str], None]) -> dict[str, dict[str, Any]] | None:
     """All figures by held-out part on rank 0, None on the others; predictions are written below `request.output`.
 
-    `tell` gets what there is to know about the data, once. Raises UserError for a model, data or metric that cannot be
-    used.
+    `note` is called with each note about the data. Raises UserError for a model, data or metric that cannot be used.
     """
     from drillyard.data import prepare
     from drillyard.evaluation.evaluator import HeldOutEvaluator
     from drillyard.parallel.ranks import start_ranks, stop_ranks
-    from drillyard.training.saved_weights import load_saved_model, without_training_layout
 
     saved, config = check_request(request)
     config = without_training_layout(config)
@@ -75,8 +80,8 @@ def evaluate_saved(request: EvaluationRequest, tell: Callable[[str], None]) -> d
             )
         )
         if ranks.rank == 0:
-            for note in data.report.notes:
-                tell(note)
+            for text in data.report.notes:
+                note(text)
         if not data.held_out:
             raise UserError(f"{request.model}: its run held no data out; name a source of documents by --data")
         model = load_saved_model(saved, config, data.tokenizer, ranks)
@@ -90,13 +95,13 @@ def evaluate_saved(request: EvaluationRequest, tell: Callable[[str], None]) -> d
 
 
 def error_of_failure(failure: MetricFailure) -> Exception:
-    """What ends the command where a metric could not be measured: a user's mistake, or an error of the program."""
+    """The error that ends the command when a metric fails: a UserError, or RuntimeError with the traceback."""
     text = f"{failure.metric} of {failure.part}: {failure.reason}"
     return UserError(text) if failure.stack is None else RuntimeError(f"{text}\n\n{failure.stack}")
 
 
 def known_data(request: EvaluationRequest, saved: SavedModel) -> DataRecord | None:
-    """What the run's own data were when it trained; None for other data, or a model from elsewhere."""
+    """The record of the run's own data at training; None for other data, or a model from elsewhere."""
     owner = run_directory_above(saved.path)
     known = read_record(owner) if owner is not None and request.data is None else None
     # Its tokens are made by the tokenizer that was saved with the model, not by what the config names.
@@ -104,7 +109,7 @@ def known_data(request: EvaluationRequest, saved: SavedModel) -> DataRecord | No
 
 
 def check_request(request: EvaluationRequest) -> tuple[SavedModel, RunConfig]:
-    """The model, and the config to measure it under, without torch. UserError for what shows before data is read."""
+    """The model and the config to measure it under, without torch. Raises UserError for mistakes visible by now."""
     saved = find_saved_model(request.model)
     config = evaluation_config(request, saved)
     require_valid(config)
@@ -128,7 +133,7 @@ def evaluation_config(request: EvaluationRequest, saved: SavedModel) -> RunConfi
             "samples": request.samples or base.evaluation.samples,
         }
     )
-    # How training was laid out over ranks says nothing about how many there are now.
+    # Another number of ranks may evaluate.
     config = base.model_copy(update={"data": data, "evaluation": evaluation, "parallelism": ParallelismConfig()})
     if saved.is_checkpoint:
         own = saved.config_from_run()
@@ -151,7 +156,7 @@ def config_of_source(request: EvaluationRequest, data: DataConfig, saved: SavedM
 
 
 def config_without_run(request: EvaluationRequest) -> RunConfig:
-    """A config for a model that no run of ours made: its own precision does not matter, it is only measured."""
+    """A config for a model from elsewhere. The training section is never used."""
     if request.data is None:
         raise UserError(f"{request.model}: no run made it, so none says what to measure it on; name a source by --data")
     return config_from_options(
@@ -170,17 +175,17 @@ def config_without_run(request: EvaluationRequest) -> RunConfig:
 
 
 def positions_of(model: Path) -> int:
-    """The positions that a model's config.json names, under any of the names in use; without one, no limit is known."""
+    """The number of positions in a model's config.json, under any name in use; at most DEFAULT_SEQUENCE_LENGTH."""
     try:
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
         found = [config[key] for key in ("max_position_embeddings", "n_positions") if isinstance(config.get(key), int)]
     except (OSError, ValueError, AttributeError, RecursionError):
-        found = []  # what is wrong with it is said where the model is built
+        found = []  # reported where the model is built
     return min(found, default=DEFAULT_SEQUENCE_LENGTH)
 
 
 def flags_for(message: str, request: EvaluationRequest) -> str:
-    """A line that says by which flags the settings in an error message are given; empty where run.yaml has them."""
+    """A line that names the flags for the settings in an error message; empty where run.yaml has them."""
     if request.data is None or Path(request.data).suffix in CONFIG_SUFFIXES:
         return ""
     found = [f"{key} is {flag} here" for key, flag in FLAGS.items() if key in message]

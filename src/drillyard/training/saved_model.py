@@ -1,22 +1,41 @@
-"""Where a saved model is and what it was trained with: looked up without torch, so that mistakes are told at once."""
+"""A saved model: where it is, what it was trained with, its weights in memory, and its export.
+
+Looking a model up needs no torch, so mistakes are reported at once; `load_saved_model` and `export_checkpoint` import
+it. Models load sharded over any number of ranks: the layout of the training run does not matter.
+
+RUN_DIR/base/ keeps the base's config.json and generation_config.json as they were when training began, and base.json:
+what `model.id` named, and the dtype of each parameter in its files. So checkpoints need nothing but the run directory,
+and an export has the base's dtypes: a bf16 model comes back as bf16, except for the weights that it stored in fp32. A
+model with an inline config is exported in the dtype that its config declares, or else as it was trained.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from drillyard import export_directory
 from drillyard.config import load_run_config
-from drillyard.config.run import RunConfig
+from drillyard.config.run import ModelConfig, ParallelismConfig, RunConfig
 from drillyard.errors import NotFoundError, UserError
 from drillyard.safe_files import describe_os_error
 from drillyard.training.run_directory import SAVED_CONFIG, SAVED_TOKENIZER
 
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    from drillyard.parallel.model_setup import ShardedModel
+    from drillyard.parallel.ranks import Ranks
+
 SAVED_BASE = "base"
 BASE_RECORD = "base.json"
+Dtypes: TypeAlias = "dict[str, torch.dtype]"
+"""The dtype of each parameter in an export, by name."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +48,13 @@ class SavedModel:
 
     @property
     def tokenizer_directory(self) -> Path:
-        """Where the model's tokenizer is saved: beside the weights, or in the run directory."""
+        """Where the model's tokenizer is saved: with the weights, or in the run directory."""
         owner = run_directory_above(self.path)
         return owner / SAVED_TOKENIZER if self.is_checkpoint and owner else self.path
 
     @property
     def base(self) -> dict[str, Any] | None:
-        """What the checkpoint's run recorded of its base model; None where it has none, or an earlier version did not
-        record it."""
+        """What the checkpoint's run recorded of its base model; None where it has none or recorded none."""
         owner = run_directory_above(self.path)
         return None if owner is None or self.config is None else read_base_record(owner, self.config.model.id)
 
@@ -51,7 +69,7 @@ class SavedModel:
 
 
 def read_base_record(run_directory: Path, model_id: str | None) -> dict[str, Any] | None:
-    """The record that a run keeps of the base model `model_id` (see base.py); None where there is none of it."""
+    """What a run recorded of the base model `model_id`; None where it recorded nothing about it."""
     try:
         record = json.loads((run_directory / SAVED_BASE / BASE_RECORD).read_text(encoding="utf-8"))
         is_known = record["version"] == 1 and record["id"] == model_id and isinstance(record["dtypes"], dict)
@@ -133,3 +151,118 @@ def as_pretrained(config: RunConfig, path: Path) -> RunConfig:
     """`config` with the model and tokenizer of the Hugging Face directory at `path`."""
     model = config.model.model_copy(update={"id": str(path), "config": None, "init": "pretrained", "lora": None})
     return config.model_copy(update={"model": model, "data": config.data.model_copy(update={"tokenizer": str(path)})})
+
+
+def save_base_record(model_config: ModelConfig, model: PreTrainedModel, directory: Path, *, begins: bool) -> Dtypes:
+    """Record the base model of `model.id` in the run directory; returns the dtype of each parameter in exports.
+
+    `begins`: training starts from the base's weights now; else an earlier record holds. Raises OSError.
+    """
+    from drillyard.models import load_config, load_generation_config
+
+    if not begins and (record := read_base_record(directory, model_config.id)) is not None:
+        return dtypes_of_record(record)
+    dtypes = export_dtypes(model_config, model)
+    if model_config.id is None:
+        return dtypes
+    base = directory / SAVED_BASE
+    base.mkdir(exist_ok=True)
+    load_config(model_config).to_json_file(base / "config.json")
+    generation_config = load_generation_config(model_config)
+    if generation_config is not None:
+        generation_config.to_json_file(base / "generation_config.json")
+    local = Path(model_config.id).expanduser()
+    record = {
+        "version": 1,
+        "id": model_config.id,
+        "path": os.path.realpath(local) if local.is_dir() else None,
+        "dtypes": {name: str(dtype).removeprefix("torch.") for name, dtype in sorted(dtypes.items())},
+    }
+    draft = base / f"{BASE_RECORD}.tmp"
+    draft.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    draft.replace(base / BASE_RECORD)
+    return dtypes
+
+
+def dtypes_of_record(record: dict[str, Any]) -> Dtypes:
+    """The dtypes in what `read_base_record` returned."""
+    import torch
+
+    return {name: getattr(torch, dtype) for name, dtype in record["dtypes"].items()}
+
+
+def export_dtypes(model_config: ModelConfig, model: PreTrainedModel) -> Dtypes:
+    """The dtype of each parameter in the base's files, else the one that its config declares, else none."""
+    from drillyard.models import load_config, stored_dtypes
+    from drillyard.models.weight_layout import named_tensors
+
+    if model_config.init == "pretrained":
+        # Where the base's files are gone, its config decides.
+        with contextlib.suppress(UserError):
+            return stored_dtypes(model, str(model_config.id))
+    declared: torch.dtype | None = load_config(model_config).dtype  # type: ignore[assignment]
+    return {} if declared is None else dict.fromkeys(named_tensors(model), declared)
+
+
+def without_training_layout(config: RunConfig) -> RunConfig:
+    """`config` for another host and other ranks than those of training: leaves speed and batch settings open."""
+    training = {
+        "device": "auto",
+        "compile": False,
+        "activation_checkpointing": "none",
+        "deterministic": False,
+        "gradient_accumulation": None,
+        "global_batch_size": None,
+    }
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"attention": "auto"}),
+            "training": config.training.model_copy(update=training),
+            "parallelism": ParallelismConfig(),
+        }
+    )
+
+
+def load_saved_model(
+    saved: SavedModel, config: RunConfig, tokenizer: PreTrainedTokenizerFast, ranks: Ranks
+) -> ShardedModel:
+    """The saved model, sharded over the ranks and filled. Raises UserError when one of its files is damaged."""
+    from drillyard.parallel.model_setup import build_sharded_model, fill_weights
+    from drillyard.training.checkpoint import DamagedCheckpoint, load_checkpoint
+    from drillyard.training.optimizer import local_shards
+    from drillyard.training.resume import model_state
+
+    model = build_sharded_model(config, tokenizer, ranks, for_training=False)
+    if not saved.is_checkpoint:
+        fill_weights(config, model.causal_lm)
+        return model
+    try:
+        load_checkpoint(saved.path, model_state(local_shards(model.root)))
+    except DamagedCheckpoint as damage:
+        raise UserError(f"{saved.path}: damaged: {damage}; use another checkpoint") from None
+    return model
+
+
+def export_checkpoint(
+    path: Path, destination: Path, *, dtype: torch.dtype | None = None, overwrite: bool = False
+) -> None:
+    """Write the checkpoint at `path` as a Hugging Face directory, as one rank of however many there are.
+
+    `dtype`: of all floating-point weights; default: what each has in the base model. Raises UserError when `path` is no
+    checkpoint or it must not be exported to `destination`.
+    """
+    from drillyard.data.tokenizer import open_tokenizer
+    from drillyard.models import export
+    from drillyard.parallel.ranks import start_ranks, stop_ranks
+
+    saved = find_checkpoint_to_export(path, destination, overwrite=overwrite)
+    config = without_training_layout(saved.config_from_run())
+    ranks = start_ranks(config.training, config.parallelism)
+    try:
+        tokenizer = open_tokenizer(str(saved.tokenizer_directory)).pretrained
+        model = load_saved_model(saved, config, tokenizer, ranks)
+        base = saved.base
+        kept = export_dtypes(config.model, model.causal_lm) if base is None else dtypes_of_record(base)
+        export(model.causal_lm, destination, tokenizer=tokenizer, dtype=dtype or kept, overwrite=overwrite)
+    finally:
+        stop_ranks()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from drillyard.training.checkpoint.files import checksum
-from drillyard.training.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, encode
+from drillyard.training.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, checksum, encode
 
 # What pickle gives for torch.distributed.checkpoint.metadata.Metadata(state_dict_metadata={}, storage_data={}).
 NO_TENSORS = (

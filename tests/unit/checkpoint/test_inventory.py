@@ -24,9 +24,9 @@ from drillyard.training.checkpoint.inventory import (
     prunable,
     remove_checkpoint,
     set_aside_checkpoint,
-    verify,
 )
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME, Manifest
+from drillyard.training.checkpoint.verification import verify
 
 
 def test_a_run_directory_without_checkpoints_has_none(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.training.checkpoint import files
+from drillyard.training.checkpoint import manifest as files
 from drillyard.training.checkpoint.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,

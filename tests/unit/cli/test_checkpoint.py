@@ -23,7 +23,7 @@ from drillyard.supervise.run_lock import exclusive_run_lock, lock_owner, lock_ru
 from drillyard.telemetry import append_event
 from drillyard.training.checkpoint.inventory import list_checkpoints, step_directory_name
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
-from drillyard.training.checkpoint.pruning import plan_prune
+from drillyard.training.checkpoint.verification import plan_prune
 
 
 class Ended:
@@ -215,7 +215,7 @@ def test_a_process_waiting_for_prune_is_reported_that_it_is_one(
         seen.append(lock_owner(run))
         return plan_prune(*arguments, **settings)
 
-    monkeypatch.setattr("drillyard.training.checkpoint.pruning.plan_prune", plan)
+    monkeypatch.setattr("drillyard.training.checkpoint.verification.plan_prune", plan)
     assert checkpoint("prune", run, "--keep", 1).code == 0
     assert [(found.does, found.trains) for found in seen] == [("prunes its checkpoints", False)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import os
 from pathlib import Path
@@ -12,20 +11,15 @@ from typing import Any
 
 import pytest
 
-from drillyard.config.run import EvaluationConfig
 from drillyard.evaluation.evaluator import HeldOutEvaluator
-from drillyard.evaluation.sql_scoring import SqlVerdict
 
 
 def write(directory: Path, predicted: str) -> list[str]:
     """Write one prediction of the part `test`; returns the warnings."""
     warnings: list[str] = []
-    config = SimpleNamespace(evaluation=EvaluationConfig())
-    held_out: Any = SimpleNamespace(directory=directory, warn=warnings.append, config=config)
-    held_out._write_lines = functools.partial(HeldOutEvaluator._write_lines, held_out)
-    HeldOutEvaluator.write_predictions(
-        held_out, "test", "final", [{}], ["?"], [predicted], [SqlVerdict("wrong", "rows differ")]
-    )
+    held_out: Any = SimpleNamespace(warn=warnings.append)
+    line = {"predicted": predicted, "verdict": "wrong", "reason": "rows differ"}
+    HeldOutEvaluator.write_predictions(held_out, directory / "final" / "test.jsonl", [line])
     return warnings
 
 

@@ -16,7 +16,6 @@ from drillyard.evaluation.sql_scoring import (
     QueryJudge,
     SqlVerdict,
     accuracy,
-    best_constant_answer,
     judge,
     result_difference,
 )
@@ -193,17 +192,25 @@ def literal(value: Any) -> str:
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else repr(value)
 
 
+def best_constant_answer(rows: list[dict[str, Any]]) -> tuple[str, float]:
+    """The reference query that scores best as the answer to every question, and its accuracy: the floor of a model."""
+    judges = [each for each in map(QueryJudge, rows) if not each.unjudged]
+    scores = {
+        sql: sum(each.judge(sql).outcome == "correct" for each in judges)
+        for sql in dict.fromkeys(each.reference for each in judges)
+    }
+    for each in judges:
+        each.close()
+    best = max(scores, key=lambda sql: scores[sql])
+    return best, scores[best] / len(judges)
+
+
 @pytest.mark.parametrize("part", ["questions", "combinations", "databases"])
 def test_the_best_constant_answer_scores_under_three_percent(part: str) -> None:
     examples = list(documents("text-to-sql", {}, part))
     sql, share = best_constant_answer(examples)
     assert sql in {example["sql"] for example in examples}
     assert 1 / len(examples) <= share < 0.03
-
-
-def test_the_best_constant_answer_is_the_one_that_is_right_most_often() -> None:
-    rows = [row("SELECT 1"), row("SELECT COUNT(*) FROM shops"), row("SELECT 3"), row("SELECT nothing")]
-    assert best_constant_answer(rows) == ("SELECT COUNT(*) FROM shops", 2 / 3)
 
 
 def test_accuracy_counts_what_could_be_judged() -> None:

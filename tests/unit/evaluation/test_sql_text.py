@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.evaluation.sql_text import Token, has_top_level_order_by, tokens
+from drillyard.evaluation.sql_databases import Token, has_top_level_order_by, tokens
 
 
 @pytest.mark.parametrize(

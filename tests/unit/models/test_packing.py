@@ -8,8 +8,9 @@ import torch
 from tests.unit.models.tiny import CONFIGS, LENGTH, Packed, filled_model, packed_batch
 from torch.nn import functional as F
 
-from drillyard.models import attention, final_hidden, head_logits, packed_attention_inputs
+from drillyard.models import attention, packed_attention_inputs
 from drillyard.models.attention import document_mask, varlen_attention, varlen_inputs
+from drillyard.models.loss import final_hidden, head_logits
 
 CPU = torch.device("cpu")
 LENGTHS = [[7, 9, 3], [LENGTH], [5], [1, 1, 10, 12]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drillyard.errors import UserError
-from drillyard.models.shapes import build_spec
+from drillyard.models.meta_model import build_spec
 from drillyard.modelspec import all_families, flops_per_token, model_spec
 
 

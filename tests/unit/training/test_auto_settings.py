@@ -24,7 +24,7 @@ from drillyard.training.auto_settings import (
     report_estimate,
     save_auto_settings,
 )
-from drillyard.training.saved_weights import without_training_layout
+from drillyard.training.saved_model import without_training_layout
 
 LLAMA = {
     "architecture": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,

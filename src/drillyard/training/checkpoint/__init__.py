@@ -1,9 +1,9 @@
 """Checkpoints: saved while training goes on, verified when read, complete only when the manifest is there.
 
-`files`, `manifest` and `listing` say what lies on disk and need no torch; `storage` and `planning` teach
-torch.distributed.checkpoint to take checksums while it writes and to verify them when it reads;
-`loading` reads, and `checkpointer` is what the trainer holds. The names that need torch are imported at first use,
-so that commands which only list checkpoints start without it.
+`manifest`, `inventory` and `verification` describe what is on disk and need no torch. `index_reader` and
+`archive_check` read pickles without running them. `dcp_storage` and `dcp_planners` make torch.distributed.checkpoint
+take checksums while it writes and verify them when it reads. `loading` reads, and the trainer uses `checkpointer`.
+Names that need torch are imported at first use, so that commands which only list checkpoints start without it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from drillyard.training.checkpoint.inventory import (
     CheckpointInfo,
-    FileVerdict,
     inspect,
     list_checkpoints,
     prunable,
     remove_checkpoint,
-    verify,
 )
+from drillyard.training.checkpoint.verification import FileVerdict, verify
 
 if TYPE_CHECKING:
     from drillyard.training.checkpoint.checkpointer import Checkpointer

@@ -73,7 +73,7 @@ def unsafe_files(directory: Path, manifest: Manifest) -> dict[str, str]:
 
 
 def require_plain(directory: Path, manifest: Manifest) -> None:
-    """Raise RefusedContent where the index of a checkpoint, or a value stored in it, is not plain. Raises OSError.
+    """Raise UnsafeCheckpoint where the index of a checkpoint, or a value stored in it, is not plain. Raises OSError.
 
     Reads the index and the archives of values, not those of tensors: milliseconds for a checkpoint of a few ranks.
     """
@@ -82,7 +82,7 @@ def require_plain(directory: Path, manifest: Manifest) -> None:
 
 
 def check_archive(directory: Path, place: ArchiveLocation) -> None:
-    """Raise RefusedContent unless the archive holds a tensor or plain values. Raises OSError.
+    """Raise UnsafeCheckpoint unless the archive holds a tensor or plain values. Raises OSError.
 
     Its records are stored, not compressed: what is read from it is no larger than it is.
     """
@@ -124,7 +124,7 @@ def check_archive_stream(stream: io.RawIOBase | io.BytesIO, size: int) -> None:
 
 
 def _require_plain(content: bytes) -> None:
-    """Raise Refused unless the pickle builds nothing but tensors and plain values, of bounded size and depth."""
+    """Raise UnsafeContent unless the pickle builds nothing but tensors and plain values, of bounded size and depth."""
     try:
         _Builder().run(content)
     except UnsafeContent:
@@ -158,7 +158,7 @@ class _Builder:
         self._total = 0
 
     def run(self, content: bytes) -> None:
-        """Raises Refused, and anything for a pickle that is not well formed."""
+        """Raises UnsafeContent, and anything for a pickle that is not well formed."""
         for opcode, argument, _ in pickletools.genops(content):
             if opcode.name not in _ALLOWED_OPCODES:
                 raise UnsafeContent(f"has the pickle opcode {opcode.name}, and tensors and plain values have none")

@@ -44,10 +44,20 @@ from torch.futures import Future
 
 from drillyard.errors import UserError
 from drillyard.training.checkpoint.archive_check import check_archive
-from drillyard.training.checkpoint.files import checksum, file_checksum, forget_cached, sync_directory
 from drillyard.training.checkpoint.index_reader import METADATA_NAME, ArchiveLocation, CheckpointIndex
-from drillyard.training.checkpoint.inventory import remove_checkpoint, verify_file
-from drillyard.training.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, encode, write_manifest
+from drillyard.training.checkpoint.inventory import remove_checkpoint
+from drillyard.training.checkpoint.manifest import (
+    MANIFEST_NAME,
+    FileRecord,
+    Manifest,
+    checksum,
+    encode,
+    file_checksum,
+    forget_cached,
+    sync_directory,
+    write_manifest,
+)
+from drillyard.training.checkpoint.verification import verify_file
 
 WRITE_BUFFER_BYTES = 1024 * 1024
 # Attribute caches of network file systems show another host's new file late, but within seconds.
@@ -242,8 +252,8 @@ class CheckpointWriter(FileSystemWriter):
 class CheckpointReader(FileSystemReader):
     """Reads one checkpoint directory; no byte of a file is used before the whole file's checksum is right.
 
-    `index` stands for `.metadata`, which FileSystemReader would unpickle. Planning raises RefusedContent for an archive
-    that is not plain.
+    `index` stands for `.metadata`, which FileSystemReader would unpickle. Planning raises UnsafeCheckpoint for an
+    archive that is not plain.
     """
 
     def __init__(self, path: Path, manifest: Manifest, index: Metadata) -> None:

@@ -3,8 +3,8 @@
 torch.distributed.checkpoint (DCP) keeps its index, `.metadata`, as a pickle, and a pickle is a program: `pickle.load`
 calls what the file names. `read_index` accepts only the opcodes, in the order, that pickling DCP's metadata classes
 gives, and puts an inert class in the place of each class that these files may name. Any other name is refused, and so
-is a place outside of the files that the manifest lists. `safe_files.py` makes torch's own objects from the result.
-`archive_check.py` does the same for the tensors and values.
+is a place outside of the files that the manifest lists. `dcp_storage.metadata_of` makes torch's own objects from the
+result. `archive_check.py` does the same for the tensors and values.
 
 Cost: 24 microseconds per piece of a tensor, one and a half times that of `pickle.load` (60,000 pieces).
 """
@@ -34,7 +34,7 @@ class UnsafeCheckpoint(UnsafeFileError):
 
 
 def raise_unsafe(path: Path, reason: str) -> NoReturn:
-    """Raise RefusedContent with the advice that every such refusal needs."""
+    """Raise UnsafeCheckpoint with the advice that every such refusal needs."""
     raise UnsafeCheckpoint(
         f"{path}: refused: {reason}. Nothing of it was run. A checkpoint holds tensors and plain values only: do not "
         "use this one; get it from a source that you trust (one of a later torch needs a later Drillyard)"
@@ -76,7 +76,7 @@ class CheckpointIndex:
 
 
 def read_index(directory: Path, manifest: Manifest) -> CheckpointIndex:
-    """The index of a checkpoint whose `.metadata` is as the manifest says. Raises RefusedContent and OSError."""
+    """The index of a checkpoint whose `.metadata` is as the manifest says. Raises UnsafeCheckpoint and OSError."""
     path = directory / METADATA_NAME
     with path.open("rb") as file:
         raw = file.read(LARGEST_INDEX_BYTES + 1)
@@ -109,34 +109,6 @@ class _Object(metaclass=_Inert):
         if type(value) not in (kind if isinstance(kind, tuple) else (kind,)):
             raise UnsafeContent(f"it has {type(value).__name__} for {type(self).__name__.lstrip('_')}.{name}")
         return value
-
-
-class _Metadata(_Object):
-    pass
-
-
-class _TensorStorageMetadata(_Object):
-    pass
-
-
-class _BytesStorageMetadata(_Object):
-    pass
-
-
-class _ChunkStorageMetadata(_Object):
-    pass
-
-
-class _StorageMeta(_Object):
-    pass
-
-
-class _MetadataIndex(_Object):
-    pass
-
-
-class _StorageInfo(_Object):
-    pass
 
 
 class _TensorProperties(_Object):
@@ -207,16 +179,23 @@ def _memory_format_by_name(_enumeration: object, _name: object) -> int:
 
 
 _DCP: Final = "torch.distributed.checkpoint.metadata"
+_CLASSES: Final = {
+    name: _Inert(name, (_Object,), {})
+    for name in (
+        "Metadata",
+        "TensorStorageMetadata",
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "_StorageInfo",
+    )
+}
 _STAND_INS: Final[dict[tuple[str, str], Any]] = {
-    (_DCP, "Metadata"): _Metadata,
-    (_DCP, "TensorStorageMetadata"): _TensorStorageMetadata,
-    (_DCP, "BytesStorageMetadata"): _BytesStorageMetadata,
-    (_DCP, "ChunkStorageMetadata"): _ChunkStorageMetadata,
+    **{(_DCP, name): stand_in for name, stand_in in _CLASSES.items() if name != "_StorageInfo"},
     (_DCP, "TensorProperties"): _TensorProperties,
-    (_DCP, "MetadataIndex"): _MetadataIndex,
-    (_DCP, "StorageMeta"): _StorageMeta,
     (_DCP, "_MEM_FORMAT_ENCODING"): _Function(_memory_format),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _StorageInfo,
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _CLASSES["_StorageInfo"],
     ("torch.serialization", "_get_layout"): _Function(_layout),
     ("torch", "Size"): _Function(_shape),
     ("builtins", "getattr"): _Function(_memory_format_by_name),
@@ -248,7 +227,7 @@ _RUN: Final = re.compile(
 
 
 def _require_known_opcodes(raw: bytes) -> None:
-    """Raise Refused at the first opcode that pickling an index does not give."""
+    """Raise UnsafeContent at the first opcode that pickling an index does not give."""
     if raw[:2] not in (b"\x80\x04", b"\x80\x05"):
         raise UnsafeContent(f"it is not the index of a checkpoint{_named(raw, 2 * raw.startswith(bytes([0x80])))}")
     at = 2
@@ -278,12 +257,14 @@ def _named(raw: bytes, at: int) -> str:
 
 
 def _checked(metadata: object, manifest: Manifest) -> CheckpointIndex:
-    """The index in the unpickled stand-ins. Raises Refused where it is inconsistent or leads out of the data files."""
-    if type(metadata) is not _Metadata:
+    """The index in the unpickled stand-ins. Raises UnsafeContent where it is inconsistent or points outside of the data
+    files.
+    """
+    if type(metadata) is not _CLASSES["Metadata"]:
         raise UnsafeContent("it is not the index of a checkpoint")
     places: dict[tuple[str, tuple[int, ...] | None], ArchiveLocation] = {}
     for key, info in metadata.field("storage_data", dict).items():
-        if type(key) is not _MetadataIndex or type(info) is not _StorageInfo:
+        if type(key) is not _CLASSES["MetadataIndex"] or type(info) is not _CLASSES["_StorageInfo"]:
             raise UnsafeContent("it has a place of another form")
         if info.__dict__.get("transform_descriptors"):
             raise UnsafeContent("it names a transformation of the data; Drillyard writes none")
@@ -302,15 +283,15 @@ def _checked(metadata: object, manifest: Manifest) -> CheckpointIndex:
     for name, stored in metadata.field("state_dict_metadata", dict).items():
         if type(name) is not str:
             raise UnsafeContent("it has a key that is no text")
-        if type(stored) is _BytesStorageMetadata:
+        if type(stored) is _CLASSES["BytesStorageMetadata"]:
             values.append(name)
             _require_places(places, name, [None])
             continue
-        if type(stored) is not _TensorStorageMetadata:
+        if type(stored) is not _CLASSES["TensorStorageMetadata"]:
             raise UnsafeContent(f"it has neither a tensor nor a plain value for {name[:80]!r}")
         chunks = stored.field("chunks", list)
         pieces_left -= len(chunks)
-        if pieces_left < 0 or any(type(chunk) is not _ChunkStorageMetadata for chunk in chunks):
+        if pieces_left < 0 or any(type(chunk) is not _CLASSES["ChunkStorageMetadata"] for chunk in chunks):
             raise UnsafeContent(f"it has more pieces of {name[:80]!r} than places for them")
         pieces = [(_shape(chunk.field("offsets", tuple)), _shape(chunk.field("sizes", tuple))) for chunk in chunks]
         _require_places(places, name, (offset for offset, _ in pieces))

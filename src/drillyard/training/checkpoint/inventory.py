@@ -6,10 +6,12 @@ A checkpoint is a directory `step-<8 digits>`. It is
 - `abandoned`: set aside by a return to an earlier checkpoint;
 - `later-format`: intact as far as this program can see, but written by a later one;
 - `damaged`: it has a manifest, but the manifest or a file is not as written;
-- `refused`: as written, but with code or other odd content in it; `with_refusals` in `pruning` looks for that.
-Listing reads manifests and sizes (milliseconds); only `verify` and loading read the files and compare checksums.
-A checkpoint's directory may be a link; deleting it deletes the link alone. A file in it that is a link to a place
-outside of it is never opened: in a checkpoint from elsewhere it could lead to any file of this host.
+- `refused`: as written, but it contains code or other unexpected content; `mark_unsafe` in verification.py looks for
+  that.
+
+Listing reads manifests and sizes (milliseconds); only verification.py and loading.py read the files and compare
+checksums. A checkpoint's directory may be a link; deleting it deletes the link alone. A file in it that is a link to a
+place outside of it is never opened: in a checkpoint from elsewhere it could lead to any file of this host.
 """
 
 from __future__ import annotations
@@ -21,15 +23,12 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from drillyard.errors import UserError
-from drillyard.training.checkpoint.archive_check import unsafe_files
-from drillyard.training.checkpoint.files import file_checksum, sync_directory
 from drillyard.training.checkpoint.index_reader import UnsafeCheckpoint
 from drillyard.training.checkpoint.manifest import (
     ABANDONED_NAME,
@@ -37,31 +36,23 @@ from drillyard.training.checkpoint.manifest import (
     LaterFormat,
     Manifest,
     ManifestError,
-    is_file_name,
     read_manifest,
+    sync_directory,
 )
 
 CHECKPOINTS_NAME = "checkpoints"
 HELD_OUT_NAME = "held_out.json"
 """Beside the manifest, which is complete before anything is measured at its step: {"held_out_loss": 1.25}."""
 _LARGEST_HELD_OUT_BYTES = 4096  # it holds one number
-_LINK_OUTSIDE = "is a link to a place outside of the checkpoint, which is never read: put the file itself here"
+LINK_OUTSIDE = "is a link to a place outside of the checkpoint, which is never read: put the file itself here"
 _STEP_DIRECTORY = re.compile(r"step-(\d{8,})\Z")
 
-# Files read side by side by `verify`: one stream fills no network or RAID storage, and hashing leaves the GIL.
-VERIFY_THREADS = 8
-
 Status = Literal["complete", "incomplete", "abandoned", "damaged", "later-format", "refused"]
-Verdict = Literal[
-    "ok", "missing", "wrong size", "wrong checksum", "unreadable", "unexpected", "damaged", "later-format", "refused"
-]
-# Is told how many more bytes have been read; from several threads.
-OnRead = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """One checkpoint directory. `manifest` is None where none can be believed; `reason` says what is wrong.
+    """One checkpoint directory. `manifest` is None where it is missing or damaged; `reason` says what is wrong.
 
     `measured_loss`: what `held_out.json` says.
     """
@@ -93,26 +84,13 @@ class CheckpointInfo:
 
     @property
     def held_out_loss(self) -> float | None:
-        """What was measured after the save, else metadata["held_out_loss"], where it is a finite number: what the best
-        checkpoint is chosen by."""
+        """The figure that the best checkpoint is chosen by: what was measured after the save, else
+        metadata["held_out_loss"], where it is finite."""
         loss = self.metadata.get("held_out_loss") if self.measured_loss is None else self.measured_loss
         try:
             return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
         except OverflowError:
             return None
-
-
-@dataclass(frozen=True)
-class FileVerdict:
-    """What `verify` found in one file. Only `ok` and `unexpected` (the manifest does not name it) are harmless."""
-
-    name: str
-    verdict: Verdict
-    detail: str = ""
-
-    @property
-    def harmless(self) -> bool:
-        return self.verdict in ("ok", "unexpected")
 
 
 def step_directory_name(step: int) -> str:
@@ -121,7 +99,7 @@ def step_directory_name(step: int) -> str:
 
 
 def step_of(path: Path) -> int | None:
-    """The step that a checkpoint directory's name tells; None for other names."""
+    """The step in a checkpoint directory's name; None for other names."""
     match = _STEP_DIRECTORY.match(path.name)
     return int(match.group(1)) if match else None
 
@@ -149,14 +127,14 @@ def inspect(path: Path) -> CheckpointInfo | None:
     named = step_of(path)
     step = -1 if named is None else named
     try:
-        sizes, odd = _scan(path)
+        sizes, odd = scan_files(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         if not os.path.lexists(path):
             return None
         reason = "a link to nothing" if isinstance(error, FileNotFoundError) else "a file, not a directory"
         return CheckpointInfo(path, step, "damaged", f"it is {reason}", 0, None)
     except OSError as error:
-        return CheckpointInfo(path, step, "damaged", f"it cannot be read: {_message(error)}", 0, None)
+        return CheckpointInfo(path, step, "damaged", f"it cannot be read: {error_text(error)}", 0, None)
     status, reason, manifest = _judge(path, named, sizes, odd)
     measured = read_held_out_loss(path) if HELD_OUT_NAME in sizes else None
     size = sum(sizes.values())
@@ -193,7 +171,7 @@ def _judge(
     except LaterFormat as error:
         return "later-format", f"{MANIFEST_NAME}: {error}", None
     except (ManifestError, OSError) as error:
-        return "damaged", f"{MANIFEST_NAME}: {_message(error)}", None
+        return "damaged", f"{MANIFEST_NAME}: {error_text(error)}", None
     if step is not None and manifest.step != step:
         return "damaged", f"{MANIFEST_NAME} is of step {manifest.step}", None
     for name, record in manifest.files.items():
@@ -205,8 +183,8 @@ def _judge(
 
 
 def completed_steps(run_directory: Path) -> set[int]:
-    """Steps whose checkpoint was completed and neither set aside nor deleted since, as events.jsonl tells."""
-    # Telemetry brings pydantic along, and is asked only where a manifest is missing: listing stays quick.
+    """Steps whose checkpoint was completed and neither set aside nor deleted since, according to events.jsonl."""
+    # Imported only where a manifest is missing: telemetry imports pydantic, and listing stays fast.
     from drillyard.telemetry.events import read_events
 
     steps: set[int] = set()
@@ -220,9 +198,9 @@ def completed_steps(run_directory: Path) -> set[int]:
 
 
 def lost_checkpoints(checkpoints: Iterable[CheckpointInfo], run_directory: Path) -> list[CheckpointInfo]:
-    """The incomplete ones that were complete once, as the run's events tell: not what an interrupted save leaves.
+    """The incomplete ones that were complete once, according to the run's events, so not those of interrupted saves.
 
-    Where nothing else can be loaded, to start from step 0 would be to forget them.
+    Where nothing else can be loaded, a start from step 0 would lose them.
     """
     incomplete = [info for info in checkpoints if info.status == "incomplete"]
     completed = completed_steps(run_directory) if incomplete else set()
@@ -232,8 +210,8 @@ def lost_checkpoints(checkpoints: Iterable[CheckpointInfo], run_directory: Path)
 def newest_usable(checkpoints: Iterable[CheckpointInfo]) -> CheckpointInfo | None:
     """The newest complete one: what a start with `resume: auto` tries first. None without any.
 
-    Raises UserError when a checkpoint of a later format lies ahead of it: to pass over that one would be to train
-    steps again that a later program has done, and would end with its checkpoint set aside; and when a refused one does.
+    Raises UserError when a newer one is of a later format (to pass it over would repeat steps of a later program and
+    set its checkpoint aside) or refused.
     """
     for info in sorted(checkpoints, key=lambda info: info.step, reverse=True):
         if info.status == "later-format":
@@ -250,61 +228,6 @@ def later_format_error(info: CheckpointInfo) -> UserError:
     return UserError(f"{info.path}: {info.reason}; or name an older checkpoint to go on from")
 
 
-def verify(info: CheckpointInfo, on_read: OnRead | None = None) -> Iterator[FileVerdict]:
-    """Compare every file with the manifest, reading all of it; one verdict per file, in order of name.
-
-    Where all are as written, their pickles are looked at, without loading them: see `contents`.
-    """
-    manifest = info.manifest
-    if manifest is None:
-        absent: dict[Status, Verdict] = {
-            "incomplete": "missing",
-            "abandoned": "missing",
-            "later-format": "later-format",
-        }
-        yield FileVerdict(MANIFEST_NAME, absent.get(info.status, "damaged"), info.reason)
-        return
-    yield FileVerdict(MANIFEST_NAME, "ok")
-    with ThreadPoolExecutor(VERIFY_THREADS) as threads:
-        verdicts = list(
-            threads.map(lambda name: verify_file(info.path, name, manifest, on_read), sorted(manifest.files))
-        )
-    refused = unsafe_files(info.path, manifest) if all(verdict.harmless for verdict in verdicts) else {}
-    yield from (
-        FileVerdict(verdict.name, "refused", refused[verdict.name]) if verdict.name in refused else verdict
-        for verdict in verdicts
-    )
-    try:
-        sizes, odd = _scan(info.path)
-    except OSError as error:
-        yield FileVerdict(".", "unreadable", _message(error))
-        return
-    for name in sorted({*sizes, *odd} - manifest.files.keys() - {MANIFEST_NAME, HELD_OUT_NAME}):
-        yield FileVerdict(name, "unexpected", "the manifest does not name it; nothing reads it")
-
-
-def verify_file(directory: Path, name: str, manifest: Manifest, on_read: OnRead | None = None) -> FileVerdict:
-    """Compare one file with the manifest: presence, size, then checksum."""
-    record, path = manifest.files[name], directory / name
-    assert is_file_name(name), name
-    try:
-        if _leads_outside(path):
-            return FileVerdict(name, "unreadable", _LINK_OUTSIDE)
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # a pipe, say, would be waited for without end
-            return FileVerdict(name, "unreadable", _kind(status.st_mode))
-        if status.st_size != record.bytes:
-            return FileVerdict(name, "wrong size", f"{status.st_size} bytes instead of {record.bytes}")
-        found = file_checksum(path, on_read)
-    except FileNotFoundError:
-        return FileVerdict(name, "missing", "a link to nothing" if path.is_symlink() else "")
-    except OSError as error:
-        return FileVerdict(name, "unreadable", _message(error))
-    if found != record.xxh3_128:
-        return FileVerdict(name, "wrong checksum", f"xxh3_128 {found} instead of {record.xxh3_128}")
-    return FileVerdict(name, "ok")
-
-
 def best_checkpoint(checkpoints: Iterable[CheckpointInfo]) -> CheckpointInfo | None:
     """The complete checkpoint with the lowest held-out loss (the newer of two equal ones); None without any."""
     measured = [info for info in checkpoints if info.complete and info.held_out_loss is not None]
@@ -315,7 +238,7 @@ def prunable(checkpoints: Sequence[CheckpointInfo], keep: int, keep_best: bool) 
     """Those that may go: complete ones beyond the newest `keep` and (`keep_best`) the best, then also abandoned ones.
 
     Abandoned ones stay until `keep` complete ones exist, so that going back can be undone for a while. Damaged ones
-    are left for a person to look at and never count as kept; so at least one complete checkpoint always remains.
+    stay for a person to look at and never count as kept, so at least one complete checkpoint always remains.
     """
     assert keep >= 1
     complete = sorted((info for info in checkpoints if info.complete), key=lambda info: info.step)
@@ -369,7 +292,7 @@ def _remove_entry(path: Path) -> None:
         path.unlink()
 
 
-def _scan(path: Path) -> tuple[dict[str, int], dict[str, str]]:
+def scan_files(path: Path) -> tuple[dict[str, int], dict[str, str]]:
     """Sizes of the regular files by name, and what the other entries are. Raises OSError."""
     sizes: dict[str, int] = {}
     odd: dict[str, str] = {}
@@ -381,25 +304,25 @@ def _scan(path: Path) -> tuple[dict[str, int], dict[str, str]]:
                 if entry.is_symlink():  # else it was deleted a moment ago
                     odd[entry.name] = "is a link to nothing"
             except OSError as error:
-                odd[entry.name] = f"cannot be read: {_message(error)}"
+                odd[entry.name] = f"cannot be read: {error_text(error)}"
             else:
-                if entry.is_symlink() and _leads_outside(path / entry.name):
-                    odd[entry.name] = _LINK_OUTSIDE
+                if entry.is_symlink() and leads_outside(path / entry.name):
+                    odd[entry.name] = LINK_OUTSIDE
                 elif stat.S_ISREG(status.st_mode):
                     sizes[entry.name] = status.st_size
                 else:
-                    odd[entry.name] = f"is {_kind(status.st_mode)}"
+                    odd[entry.name] = f"is {kind_of_file(status.st_mode)}"
     return sizes, odd
 
 
-def _leads_outside(path: Path) -> bool:
+def leads_outside(path: Path) -> bool:
     """Whether a file of a checkpoint is a link to a file outside of the checkpoint's directory."""
     return path.is_symlink() and path.exists() and path.resolve().parent != path.parent.resolve()
 
 
-def _kind(mode: int) -> str:
+def kind_of_file(mode: int) -> str:
     return "a directory" if stat.S_ISDIR(mode) else "no regular file"
 
 
-def _message(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     return f"{error.strerror} (errno {error.errno})" if isinstance(error, OSError) else str(error)

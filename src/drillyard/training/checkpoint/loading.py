@@ -83,7 +83,7 @@ def load_checkpoint(
     `state`: nested dictionary of tensors and DTensors, which are filled in place, and of small objects, which are
     replaced; every key must be in the checkpoint, which may hold more. `accept(metadata)` may raise to refuse it
     beforehand. Raises UserError when there is no such checkpoint or it does not fit the state, DamagedCheckpoint when
-    a file is not as written, RefusedContent (a UserError) when it is and could run code.
+    a file is not as written, UnsafeCheckpoint (a UserError) when it is and could run code.
     """
     info = from_first_rank(lambda: _find(path), process_group)
     return read(info, state, process_group, accept)

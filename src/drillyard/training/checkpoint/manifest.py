@@ -1,28 +1,35 @@
-"""The manifest of a checkpoint: the last file written, and the only one that makes the others a checkpoint.
+"""The manifest of a checkpoint: the last file written, which makes the others a checkpoint.
 
 It names every file with its size and checksum, and ends with a checksum of itself: XXH3-128 over the manifest's own
 bytes with the 32 digits of that checksum set to zero. Every byte is covered, so a flipped bit, a truncation or a
 half-copied object is noticed before anything in it is believed. `format_version` counts up when older programs could
 no longer read what is written; every earlier version stays readable. Two things are the same in every version, so that
 a program can tell a later format from damage: the last lines, with the checksum, and the key `format_version`. Keys
-that a program does not know are passed over: what is only added needs no new version.
+that a program does not know are ignored: an added key needs no new version.
+
+A file is durable when its content (fsync of the file) and its name (fsync of the directory) are. Checksums are
+XXH3-128: far faster than any disk. They find damage, not forgery. On object-store mounts (GCS FUSE) a file appears when
+it is closed and a rename is copy and delete; nothing here relies on a rename being atomic.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from drillyard.training.checkpoint.files import checksum, write_durably
+import xxhash
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
-# Set aside by a return to an earlier checkpoint: no longer used, not yet deleted. Renaming it back undoes that.
+# The manifest of a checkpoint that was set aside by a return to an earlier one. Renaming it back undoes that.
 ABANDONED_NAME = "manifest.abandoned.json"
 
 _ZERO = b"0" * 32
@@ -32,11 +39,14 @@ _LARGEST_COUNT = 2**63 - 1
 _KINDS = {"torch_version": str, "created": str, "identity": dict, "metadata": dict}
 # What a resume computes with; it compares the other values with its own, whatever they are.
 _KINDS_IN_METADATA = {"num_sequences": int, "settings": dict}
+READ_CHUNK_BYTES = 4 * 1024 * 1024
+# What file systems without fsync of a directory answer; an I/O error (EIO, ENOSPC) is none of these.
+_DIRECTORY_SYNC_NOT_OFFERED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF}
 _TAIL = re.compile(rb'"checksum": "([0-9a-f]{32})"\n\}\n\Z')
 
 
 class ManifestError(Exception):
-    """The manifest cannot be believed: a byte of it is not as written. The text says why."""
+    """The manifest is damaged: a byte of it is not as written. The text says why."""
 
 
 class LaterFormat(ManifestError):
@@ -173,3 +183,61 @@ def _with_checksum(raw: bytes, digits: bytes) -> bytes:
     """`raw` with the 32 digits before the closing quote, newline, brace and newline replaced."""
     end = len(raw) - len(b'"\n}\n')
     return raw[: end - len(_ZERO)] + digits + raw[end:]
+
+
+def checksum(data: bytes) -> str:
+    """XXH3-128 of `data`, 32 lower-case hexadecimal digits."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def file_checksum(path: Path, on_read: Callable[[int], None] | None = None) -> str:
+    """XXH3-128 of a whole file, read in chunks; calls `on_read` with the size of each. Raises OSError."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb", buffering=0) as file:
+        # No larger than the file: clearing megabytes for each of many small files is what would take the time.
+        buffer = memoryview(bytearray(min(READ_CHUNK_BYTES, os.fstat(file.fileno()).st_size + 1)))
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            if on_read is not None:
+                on_read(count)
+    return digest.hexdigest()
+
+
+def forget_cached(path: Path) -> None:
+    """Ask the kernel to drop its copy of a durable file, so that the next read comes from the storage. Raises OSError.
+
+    Advice: a file system may keep its copy (tmpfs has no other).
+    """
+    with path.open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable, where the file system offers it. Raises OSError on an I/O error."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _DIRECTORY_SYNC_NOT_OFFERED:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a file whose final name never shows part of it: temporary name, fsync, rename, fsync of the directory.
+
+    Raises OSError; then the final name is as it was before.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_directory(path.parent)

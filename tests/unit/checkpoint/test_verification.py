@@ -15,7 +15,7 @@ from drillyard.errors import UserError
 from drillyard.training.checkpoint import inventory
 from drillyard.training.checkpoint.inventory import list_checkpoints, remove_checkpoint, set_aside_checkpoint
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
-from drillyard.training.checkpoint.pruning import (
+from drillyard.training.checkpoint.verification import (
     PrunePlan,
     choose_step,
     plan_prune,
