@@ -179,7 +179,7 @@ def _memory_format_by_name(_enumeration: object, _name: object) -> int:
 
 
 _DCP: Final = "torch.distributed.checkpoint.metadata"
-_CLASSES: Final = {
+_CLASSES: Final[dict[str, Any]] = {
     name: _Inert(name, (_Object,), {})
     for name in (
         "Metadata",
@@ -256,7 +256,7 @@ def _named(raw: bytes, at: int) -> str:
     return f" (it names {module.decode(errors='replace')}.{name.decode(errors='replace')})"
 
 
-def _checked(metadata: object, manifest: Manifest) -> CheckpointIndex:
+def _checked(metadata: Any, manifest: Manifest) -> CheckpointIndex:
     """The index in the unpickled stand-ins. Raises UnsafeContent where it is inconsistent or points outside of the data
     files.
     """
