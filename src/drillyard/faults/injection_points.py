@@ -16,7 +16,7 @@ every strike; a fault without its mark counts as not hit.
     manifest         manifest.write_durably                with half of the manifest's bytes written
     deletion         checkpointer.remove_checkpoint        with the manifest and a drawn part of the files deleted
     cache            _PartWriter, _write_manifest          with part of the cache built, or all but its manifest
-    export           export._finish, _publish              with the weights written, or before the export is published
+    export           export._finish, put_in_place          with the weights written, or before the export is published
 
 A rank that strikes another process stops there, so that the run dies at this point and not later.
 """
@@ -207,7 +207,8 @@ class RankFaults:
             name = "_PartWriter.finish" if first_half else "_write_manifest"
             patch_function("drillyard.data.token_cache", name, self._before(fault))
         else:
-            patch_function("drillyard.models.export", "_finish" if first_half else "_publish", self._before(fault))
+            name = "_finish" if first_half else "export_directory.put_in_place"
+            patch_function("drillyard.models.export", name, self._before(fault))
 
     def _before(self, fault: Fault, saved: Callable[[Any], int] | None = None) -> Callable[..., Any]:
         """A wrapper that strikes before it calls the function; `saved` gives the saved step by the first argument."""

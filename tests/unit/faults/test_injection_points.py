@@ -58,8 +58,8 @@ def test_every_patched_function_exists(tmp_path: Path, patches: Patches) -> None
             faults.install(fault)
     assert set(patches.wrappers) == {
         "Trainer.train_step", "_HashingStream._write_now", "write_manifest", "write_durably", "remove_checkpoint",
-        "_PartWriter.finish", "_write_manifest", "_finish", "_publish", "CheckpointWriter.write_data",
-        "Checkpointer._failed",
+        "_PartWriter.finish", "_write_manifest", "_finish",
+        "export_directory.put_in_place", "CheckpointWriter.write_data", "Checkpointer._failed",
     }  # fmt: skip
     resume = Fault(1, "kill", "resume", 0, 0, 5, 0.5)
     faults.marks.put(resume, "hit")
