@@ -3,8 +3,8 @@
     from drillyard import estimate, submit, measure, report
 
 `__all__` is the public API. It follows semantic versioning (CHANGELOG.md); every other module is private and may change
-in any release. `import drillyard` imports nothing else: a name is loaded when it is first used, and torch only by code
-that computes.
+in any release. `import drillyard` imports only the version: a name is loaded when it is first used, and torch only by
+code that computes.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from drillyard.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from drillyard import hardware
     from drillyard.api import estimate, logs, measure, plan, report, status, submit, train
     from drillyard.config import load_run_config
     from drillyard.errors import UserError
-
-__version__ = "0.1.0"
 
 __all__ = [
     "UserError",

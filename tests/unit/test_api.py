@@ -23,7 +23,7 @@ training: {steps: 100, optimizer: {learning_rate: 1.0e-4}}
 """
 
 
-def test_the_package_imports_nothing_until_a_name_is_used() -> None:
+def test_the_package_imports_its_version_alone_until_a_name_is_used() -> None:
     code = (
         "import json, sys, drillyard\n"
         "loaded = [name for name in sys.modules if name.startswith(('drillyard.', 'torch', 'pydantic', 'numpy'))]\n"

@@ -24,12 +24,12 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from drillyard import __version__
 from drillyard.cli.process_exit import EXIT_UNEXPECTED, describe_unexpected, disk_problem, is_rank, missing_extra
 from drillyard.control_characters import CleanedText, clean, clean_standard_streams
 from drillyard.deprecation import RenamedWarning, rename_flags
 from drillyard.errors import UserError
 from drillyard.redaction import add_inherited_secrets, redact
+from drillyard.version import __version__
 
 
 class Command(NamedTuple):

@@ -13,9 +13,9 @@ import signal
 import sys
 from typing import NoReturn
 
-from drillyard import __version__
 from drillyard.errors import MissingExtraError
 from drillyard.redaction import redact
+from drillyard.version import __version__
 
 EXIT_UNEXPECTED = 70
 

@@ -20,7 +20,6 @@ from typing import Any, Final, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from drillyard import __version__
 from drillyard.config.cluster import ClusterConfig, cluster_model, cluster_problems, with_absolute_paths
 from drillyard.config.environment import OPENING, reference_problems
 from drillyard.config.overrides import apply_overrides
@@ -31,6 +30,7 @@ from drillyard.config.validation_errors import describe_value, find_problems, py
 from drillyard.config.yaml_document import FLOAT, STANDARD_TAG, YamlDocument, read_document
 from drillyard.deprecation import rename_keys
 from drillyard.errors import ConfigError, UserError
+from drillyard.version import __version__
 
 Config = TypeVar("Config", bound=StrictModel)
 PLACEHOLDER_LEARNING_RATE = 1e-4

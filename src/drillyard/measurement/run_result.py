@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from drillyard import __version__
 from drillyard.goodput import Goodput
 from drillyard.hardware import Catalog, catalog
 from drillyard.measurement.cost import Cost, cost
@@ -25,6 +24,7 @@ from drillyard.measurement.parsed_log import ParsedLog
 from drillyard.measurement.speed import Speed, speed
 from drillyard.measurement.step_times import COARSE, Timing, measure_step_times
 from drillyard.measurement.user_facts import Missing, UserFacts
+from drillyard.version import __version__
 
 _CURVE_POINTS: Final = 200
 _MOST_LISTED: Final = 100

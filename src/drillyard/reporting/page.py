@@ -20,13 +20,14 @@ from typing import Final
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from drillyard import __version__, formatting
+from drillyard import formatting
 from drillyard.errors import UserError
 from drillyard.reporting.charts import Chart, charts
 from drillyard.reporting.content import CATEGORIES, Content, Table
 from drillyard.reporting.event_text import EventText
 from drillyard.reporting.tables import evaluation_table
 from drillyard.safe_files import describe_os_error, write_output
+from drillyard.version import __version__
 
 REPORT_FILE: Final = "report.html"
 GROUPS: Final = {

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from drillyard import __version__
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
 from drillyard.hardware import load_catalog
@@ -28,6 +27,7 @@ from drillyard.launch.hosts.checks import HostAnswer
 from drillyard.launch.plan import Plan, PlanFile, Program
 from drillyard.launch.programs import Host, Programs, archive, defer_interrupt, parallel_map
 from drillyard.launch.sync_archive import archive_of_directory, print_edited_notice
+from drillyard.version import __version__
 
 MOST_AT_ONCE = 64
 """Programs of this machine that run at the same time: each is an ssh with a connection of its own."""
