@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Final, Literal
 
@@ -112,8 +112,8 @@ class Comparison:
                 {
                     "run": against.run,
                     "of": against.of,
-                    "faster": _interval_json(against.faster),
-                    "loss_higher_by": {axis: _interval_json(against.loss.get(axis)) for axis in AXES},
+                    "faster": against.faster and asdict(against.faster),
+                    "loss_higher_by": {axis: (loss := against.loss.get(axis)) and asdict(loss) for axis in AXES},
                 }
                 for against in self.against
             ],
@@ -124,12 +124,6 @@ class Comparison:
             "unknown_axes": dict(self.unknown_axes),
             "runs": [{**run.as_json(), "name": name} for run, name in zip(self.runs, self.names, strict=True)],
         }
-
-
-def _interval_json(interval: Interval | None) -> dict[str, Any] | None:
-    if interval is None:
-        return None
-    return {"value": interval.value, "low": interval.low, "high": interval.high, "blocks": interval.blocks}
 
 
 def compare_runs(runs: Sequence[RunResult]) -> Comparison:

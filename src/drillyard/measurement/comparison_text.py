@@ -57,11 +57,17 @@ def _number(value: float | None) -> str | None:
     return None if value is None else significant(value)
 
 
-def _figures(comparison: Comparison) -> RenderableType:
+def _table(heading: str, comparison: Comparison) -> Table:
+    """A table with a column for each run."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("")
+    table.add_column(heading)
     for name in comparison.names:
         table.add_column(Text(name), justify="right", overflow="fold")
+    return table
+
+
+def _figures(comparison: Comparison) -> RenderableType:
+    table = _table("", comparison)
     for label, figure in _FIGURES.items():
         values = [figure(run) for run in comparison.runs]
         if any(value is not None for value in values):
@@ -109,10 +115,7 @@ def _loss_words(base: str, run: str, axis: Axis, loss: Interval) -> str:
 
 
 def _losses(comparison: Comparison) -> RenderableType:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("Loss at")
-    for name in comparison.names:
-        table.add_column(Text(name), justify="right", overflow="fold")
+    table = _table("Loss at", comparison)
     for axis in AXES:
         for point in comparison.points:
             if point.axis == axis:

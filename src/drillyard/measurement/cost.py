@@ -16,24 +16,20 @@ from dataclasses import dataclass, field
 
 from drillyard.hardware import Catalog
 from drillyard.measurement.speed import Speed
-from drillyard.measurement.user_facts import Missing, UserFacts
+from drillyard.measurement.user_facts import Figures, UserFacts
 
 SECONDS_PER_HOUR = 3600
 
 
 @dataclass(slots=True, kw_only=True)
-class Cost:
-    """US dollars; None where it is not known (then `missing` says why)."""
+class Cost(Figures):
+    """US dollars."""
 
     usd_per_gpu_hour: float | None = None
     per_step: float | None = None
     per_million_tokens: float | None = None
     so_far: float | None = None
-    missing: list[Missing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-    def lacks(self, name: str, reason: str, *flags: str) -> None:
-        self.missing.append(Missing(name, flags, reason))
 
 
 def cost(

@@ -7,6 +7,7 @@ with the reason if its steps were not used.
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import tzinfo
 from pathlib import Path
 from typing import Any, Final
@@ -75,13 +76,11 @@ def merge_sources(readings: list[SourceContent], zone: tzinfo | None, *, last: b
 
 def _best_format(found: list[FormatContent]) -> str | None:
     """The format to take the steps from."""
-    records: dict[str, int] = {}
+    records: Counter[str] = Counter()
     for one in found:
-        records[one.format] = records.get(one.format, 0) + one.records
+        records[one.format] += one.records
     most = max(records.values(), default=0)
-    if not most:
-        return None
-    return next(name for name in log_formats() if records.get(name, 0) * 2 >= most)
+    return next(name for name in log_formats() if records[name] * 2 >= most) if most else None
 
 
 def _without_echo(lanes: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
@@ -115,15 +114,14 @@ def _describe(reading: SourceContent, mine: FormatContent | None, chosen: str | 
 
 def _marks(readings: list[SourceContent], chosen: str | None) -> list[Any]:
     """The marks of the chosen format, and of others in other sources those kinds that it does not have."""
-    own = [mark for reading in readings for found in reading.found if found.format == chosen for mark in found.marks]
+    found = [one for reading in readings for one in reading.found]
+    own = [mark for one in found if one.format == chosen for mark in one.marks]
     kinds = {mark.kind for _, mark in own}
     seen = {(mark.file, mark.line) for _, mark in own}
-    for reading in readings:
-        for found in reading.found:
-            for origin, mark in found.marks:
-                if found.format != chosen and mark.kind not in kinds and (mark.file, mark.line) not in seen:
-                    own.append((origin, mark))
-                    seen.add((mark.file, mark.line))
+    for origin, mark in (pair for one in found if one.format != chosen for pair in one.marks):
+        if mark.kind not in kinds and (mark.file, mark.line) not in seen:
+            own.append((origin, mark))
+            seen.add((mark.file, mark.line))
     return own
 
 

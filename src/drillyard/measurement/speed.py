@@ -26,7 +26,7 @@ from drillyard.hardware import Accelerator, Catalog
 from drillyard.measurement.formats import format_title
 from drillyard.measurement.parsed_log import ParsedLog, Steps
 from drillyard.measurement.step_times import Durations, Timing
-from drillyard.measurement.user_facts import PRECISIONS, Missing, UserFacts, flag_conflicts
+from drillyard.measurement.user_facts import PRECISIONS, Figures, UserFacts, flag_conflicts
 from drillyard.modelspec import (
     Formula,
     flops_per_token,
@@ -51,8 +51,8 @@ active: between the formulas for dense models lies less."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Speed:
-    """The rates of a run with everything they rest on; None where that is not known (then `missing` says why)."""
+class Speed(Figures):
+    """The rates of a run with everything they rest on."""
 
     num_gpus: int | None = None
     sequence_length: int | None = None
@@ -72,11 +72,7 @@ class Speed:
     printed_tokens_per_second_per_gpu: float | None = None
     printed_tflops_per_gpu: float | None = None
     printed_mfu: float | None = None
-    missing: list[Missing] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-
-    def lacks(self, name: str, reason: str, *flags: str) -> None:
-        self.missing.append(Missing(name, flags, reason))
 
 
 def speed(log: ParsedLog, timing: Timing, asked: UserFacts, catalog: Catalog) -> Speed:
@@ -85,7 +81,8 @@ def speed(log: ParsedLog, timing: Timing, asked: UserFacts, catalog: Catalog) ->
         num_gpus=asked.num_gpus or log.facts.num_gpus,
         sequence_length=asked.sequence_length or log.facts.sequence_length,
     )
-    _printed(found, log, timing)
+    for name in ("printed_tokens_per_second_per_gpu", "printed_tflops_per_gpu", "printed_mfu"):
+        setattr(found, name, _median_printed(log, timing, name))
     _tokens(found, log, timing, asked)
     _flops(found, log, asked)
     found.warnings[:0] = flag_conflicts(log, asked, catalog, found.parameters)
@@ -106,11 +103,6 @@ def _median_printed(log: ParsedLog, timing: Timing, column: str) -> float | None
         return None
     values = values[(values >= 0) & (values < _LARGEST)]
     return float(np.median(values)) if len(values) else None
-
-
-def _printed(found: Speed, log: ParsedLog, timing: Timing) -> None:
-    for name in ("printed_tokens_per_second_per_gpu", "printed_tflops_per_gpu", "printed_mfu"):
-        setattr(found, name, _median_printed(log, timing, name))
 
 
 def _tokens(found: Speed, log: ParsedLog, timing: Timing, asked: UserFacts) -> None:

@@ -143,9 +143,8 @@ def measure_step_times(log: ParsedLog, *, start_step: int | None = None, end_ste
         return Timing(_whole_run(log), None, None)
     step = log.steps.step[found.rows]
     if start_step is None and end_step is None:
-        chosen = (
-            rows_not_compiled(log.steps, found) if log.format == Drillyard.name else rows_after_warmup(log.steps, found)
-        )
+        warm = rows_not_compiled if log.format == Drillyard.name else rows_after_warmup
+        chosen = warm(log.steps, found)
     else:
         chosen = (step >= (-math.inf if start_step is None else start_step)) & (
             step <= (math.inf if end_step is None else end_step)
@@ -337,14 +336,8 @@ def _stalls(log: ParsedLog, found: Durations, times: StepTimes) -> list[Stall]:
     for index in long.tolist():
         row = int(found.rows[index])
         time_us = int(log.steps.time_us[row])
-        stalls.append(
-            Stall(
-                int(log.steps.step[row]),
-                float(found.seconds[index]),
-                log.place(row),
-                None if time_us == NO_TIME else time_us,
-            )
-        )
+        at = None if time_us == NO_TIME else time_us
+        stalls.append(Stall(int(log.steps.step[row]), float(found.seconds[index]), log.place(row), at))
     return stalls
 
 

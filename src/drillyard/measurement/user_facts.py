@@ -10,7 +10,7 @@ line), so flags and log are brought to the same unit before they are compared.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -30,6 +30,16 @@ class Missing(NamedTuple):
     field: str
     flags: tuple[str, ...]
     reason: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Figures:
+    """Computed figures; None for those that are not known: then `missing` says why."""
+
+    missing: list[Missing] = field(default_factory=list)
+
+    def lacks(self, name: str, reason: str, *flags: str) -> None:
+        self.missing.append(Missing(name, flags, reason))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,9 +106,7 @@ class HfTrainerState(DocumentFormat):
                 break
             entries.append(entry if isinstance(entry, dict) else {})
             position = _BETWEEN.match(text, position).end()  # type: ignore[union-attr]
-        if entries:
-            self._rows(entries)
-            self._parsed.records += len(entries)
+        self._rows(entries)
         left = text[position:].encode("utf-8", "surrogateescape")
         return (left if closed else b"[" + left), closed
 
@@ -118,13 +116,12 @@ class HfTrainerState(DocumentFormat):
             entries = _load_list(text)
         except ValueError:
             return False
-        entries = [entry if isinstance(entry, dict) else {} for entry in entries]
-        if entries:
-            self._rows(entries)
-            self._parsed.records += len(entries)
+        self._rows([entry if isinstance(entry, dict) else {} for entry in entries])
         return True
 
     def _rows(self, entries: list[dict[str, Any]]) -> None:
+        if not entries:
+            return
         columns: dict[str, Any] = dict(gather(entries, _NAMES))
         count = len(entries)
         step = columns.get("step", np.full(count, np.nan))
@@ -135,6 +132,7 @@ class HfTrainerState(DocumentFormat):
         append_rows(self._parsed.lanes.lane(NOWHERE), columns, trained)
         for index in np.flatnonzero(~trained).tolist():
             self._other(entries[index], self._parsed.records + index + 1)
+        self._parsed.records += count
 
     def _other(self, entry: dict[str, Any], line: int) -> None:
         number = entry.get("step")
