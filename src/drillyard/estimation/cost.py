@@ -85,14 +85,17 @@ def hourly_price(target: Target, facts: Catalog, own: PriceOptions) -> HourlyPri
 
 def run_cost(price: HourlyPrice, step_seconds: Range, tokens_per_step: float, run_seconds: Range | None) -> RunCost:
     """What steps of `step_seconds` cost, and a run that takes `run_seconds` of wall time, at `price`."""
-    of_step = _at(price, "cost of a step", step_seconds, "step time / 3600 x price of an hour of all nodes")
+    per_second = price.of_all.value / SECONDS_PER_HOUR
+    words = "time / 3600 x price of an hour of all nodes"
+    of_step = _scaled("cost of a step", step_seconds, per_second, f"step {words}", price.of_all)
+    per_tokens = "cost of a step / tokens in a step x 10^6"
     return RunCost(
         price,
         of_step,
-        _scaled(of_step, "cost of a million tokens", 1e6 / tokens_per_step, "cost of a step / tokens in a step x 10^6"),
+        _scaled("cost of a million tokens", of_step, 1e6 / tokens_per_step, per_tokens, 1),
         None
         if run_seconds is None
-        else _at(price, "cost of the run", run_seconds, "wall time / 3600 x price of an hour of all nodes"),
+        else _scaled("cost of the run", run_seconds, per_second, f"wall {words}", price.of_all),
     )
 
 
@@ -123,14 +126,6 @@ def _hourly(target: Target, gpu: Fact[float], node: Fact[float], total: Fact[flo
     )
 
 
-def _at(price: HourlyPrice, name: str, seconds: Range, formula: str) -> Range:
-    return _each(name, seconds, price.of_all.value / SECONDS_PER_HOUR, formula, price.of_all)
-
-
-def _scaled(dollars: Range, name: str, factor: float, formula: str) -> Range:
-    return _each(name, dollars, factor, formula, 1)
-
-
-def _each(name: str, of: Range, factor: float, formula: str, rests_on: Quantity | Number) -> Range:
+def _scaled(name: str, of: Range, factor: float, formula: str, rests_on: Quantity | Number) -> Range:
     low, high = (quantity(name, end.value * factor, "$", formula, end, rests_on) for end in (of.low, of.high))
     return replace(of, low=low, high=high)

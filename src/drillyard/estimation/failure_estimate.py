@@ -34,7 +34,15 @@ from drillyard.estimation.checkpoint_interval import (
     young_interval,
 )
 from drillyard.estimation.failure_rates import GPUS_PER_RATED_NODE, FailureRate, assumption_or_given
-from drillyard.estimation.quantity import SECONDS_PER_DAY, Quantity, above_zero, given, quantity, zero_or_above
+from drillyard.estimation.quantity import (
+    SECONDS_PER_DAY,
+    Quantity,
+    above_zero,
+    check_count,
+    given,
+    quantity,
+    zero_or_above,
+)
 from drillyard.hardware import Accelerator, Fact, Machine
 from drillyard.hardware.facts import combine
 
@@ -70,7 +78,7 @@ def checkpoint_cost(
     hardware allows, so times are lower bounds; loading is taken to be as fast as writing. UserError where a bandwidth
     is needed and unknown.
     """
-    check_nodes(num_nodes)
+    check_count("nodes", num_nodes)
     zero_or_above("the checkpoint's bytes per GPU", bytes_per_gpu)
     storage = _bandwidth(
         "storage", storage_gb_per_s, machine.storage_gb_per_s(num_nodes), machine.name, "all nodes together"
@@ -143,7 +151,7 @@ class FailureInputs:
     interval_steps: int | None = None
 
     def __post_init__(self) -> None:
-        check_nodes(self.num_nodes)
+        check_count("nodes", self.num_nodes)
         above_zero("the number of steps", self.steps)
         above_zero("the step time in seconds", self.step_seconds.value)
         if self.preemptions_per_node_day is not None:
@@ -198,12 +206,6 @@ def failure_estimate(job: FailureInputs, rate: FailureRate) -> FailureEstimate:
     return FailureEstimate(
         rate, schedule, mtbf_seconds, goodput, wall_seconds, (*frequency, *saving, *total), _left_out(job)
     )
-
-
-def check_nodes(num_nodes: int) -> None:
-    """UserError unless `num_nodes` is a whole number above 0."""
-    if num_nodes < 1:
-        raise UserError(f"the number of nodes is {num_nodes}; at least 1 is needed")
 
 
 def check_interval(interval_steps: int, steps: int, step_seconds: float, drain_seconds: float) -> None:

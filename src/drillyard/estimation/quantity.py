@@ -104,6 +104,12 @@ def zero_or_above(name: str, value: float) -> float:
     return value
 
 
+def check_count(what: str, count: int) -> None:
+    """UserError unless `count` is at least 1."""
+    if count < 1:
+        raise UserError(f"the number of {what} is {count}; at least 1 is needed")
+
+
 def range_text(numbers: Range, write: Callable[[float], str], better: str) -> str:
     """`low to high`, one number where both read the same, or `at least x` where it is a bound."""
     if numbers.is_bound:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from drillyard.config import ClusterConfig
 from drillyard.errors import UserError
-from drillyard.estimation.quantity import GIVEN
+from drillyard.estimation.quantity import GIVEN, check_count
 from drillyard.hardware import Accelerator, Catalog, Machine, region_of
 from drillyard.hardware.capacity import consumption_problem, machine_of
 from drillyard.hardware.facts import Provenance
@@ -117,12 +117,6 @@ def accelerator_target(accelerator: str, num_gpus: int, facts: Catalog, *, gpus_
         network_stack="ethernet",
     )
     return Target(machine, row, -(-num_gpus // in_node), num_gpus, made_up=True)
-
-
-def check_count(what: str, count: int) -> None:
-    """UserError unless `count` is at least 1."""
-    if count < 1:
-        raise UserError(f"the number of {what} is {count}; at least 1 is needed")
 
 
 def _changed(cluster: ClusterConfig | None, **fields: object) -> ClusterConfig | None:
