@@ -27,13 +27,13 @@ def test_a_second_node_has_the_ranks_after_those_of_the_first() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--nnodes", "2"], "--nnodes needs --master-addr and --master-port"),
-        (["--nnodes", "2", "--node-rank", "2", "--master-addr", "a", "--master-port", "1"], "the last one is 1"),
-        (["--node-rank", "1"], "belong to --nnodes N"),
-        (["--master-port", "2000"], "belong to --nnodes N"),
+        (["--nnodes", "2"], "--master-addr and --master-port"),
+        (["--nnodes", "2", "--node-rank", "2", "--master-addr", "a", "--master-port", "1"], "--node-rank 2"),
+        (["--node-rank", "1"], "--nnodes N"),
+        (["--master-port", "2000"], "--nnodes N"),
         (
             ["--nnodes", "2", "--master-addr", "a", "--master-port", "1", "--max-restarts", "1"],
-            "a node of several cannot start again alone",
+            "--max-restarts",
         ),
     ],
 )
