@@ -22,13 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.integration.launch.sshd_hosts import SshHosts, two_hosts
 
-from drillyard import __version__
 from drillyard.launch.agent import shipped_files
 from drillyard.launch.hosts import checks
 from drillyard.launch.hosts.plan import _ASK
 from drillyard.launch.hosts.submit import ask_all
 from drillyard.launch.plan import PlanFile
 from drillyard.launch.programs import Host, Programs, archive
+from drillyard.version import __version__
 
 
 def configured(hosts: SshHosts, count: int, directory: Path) -> Path:

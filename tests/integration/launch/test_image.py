@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.integration.launch.image_build import BASE, ROOT, TOOLS, Builder, write_pip_conf
 
-from drillyard import __version__
+from drillyard.version import __version__
 
 RUN = """
 name: tiny

@@ -14,9 +14,9 @@ import pytest
 import typer
 from tests.facts import says
 
-from drillyard import __version__
 from drillyard.cli import main as cli
 from drillyard.errors import UserError
+from drillyard.version import __version__
 
 
 def drillyard(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:

@@ -158,7 +158,7 @@ def test_a_requeued_job_keeps_the_log_of_its_first_start():
 
 def test_a_users_mistake_is_not_tried_again():
     script = sbatch(cluster())
-    cases = script[script.index("case $told in") :]
+    cases = script[script.index("case $reported in") :]
     assert re.search(r"^ +2\) ended 2 ", cases, re.MULTILINE)
     assert "#SBATCH --requeue\n" in script
 

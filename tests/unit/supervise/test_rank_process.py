@@ -66,7 +66,7 @@ def test_a_line_tells_where_a_rank_was_and_for_how_long() -> None:
     assert silence(0, os.getpid(), Heartbeat(0.0, None, None, ""), 112.0) == "rank 0"
 
 
-def test_an_unkillable_rank_is_told_by_process_state_and_place_in_the_kernel() -> None:
+def test_an_unkillable_rank_is_reported_by_process_state_and_place_in_the_kernel() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         while process_state(process.pid) != "S":
             time.sleep(0.01)

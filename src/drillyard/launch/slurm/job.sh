@@ -134,20 +134,20 @@ without_leader() {
 }
 
 # The code of node 0's agent: by its own word, else by srun's.
-told=$(leader_said exit_code)
+reported=$(leader_said exit_code)
 because=
 unstarted=
-if [ -z "$told" ]; then
+if [ -z "$reported" ]; then
     unstarted=$(printed 's/^srun: error: .* failed on node ([^ :]+): .*/\1/p' | sort -u | paste -sd , -)
     end=$(printed 's/^srun: error: [^ ]+: tasks? 0([-,][-,0-9]*)?: (.*)/\2/p' | sed -n 1p)
     cause=$(printed 's/^ *0+: //p' | tail -n 1)
     because=${cause:+: node 0 ($first): $cause}
     case $unstarted$end in
-        "Exited with exit code "*) told=${end##* } ;;
-        "") [ "$code" -gt 130 ] || told=$code ;;
+        "Exited with exit code "*) reported=${end##* } ;;
+        "") [ "$code" -gt 130 ] || reported=$code ;;
     esac
 fi
-case $told in
+case $reported in
     "") without_leader "$unstarted" ;;
     0) ended 0 succeeded "done" ;;
     85) again "$([ "$signal" = USR1 ] && echo "time limit" || echo "stopped from outside"), all is saved" ;;
@@ -162,5 +162,5 @@ case $told in
         scancel "$job" || true
         ended 130 cancelled "cancelled"
         ;;
-    *) ended "$told" failed "$([ "$signal" != USR1 ] || echo "time limit: ")exit code $told$because" ;;
+    *) ended "$reported" failed "$([ "$signal" != USR1 ] || echo "time limit: ")exit code $reported$because" ;;
 esac

@@ -18,7 +18,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import drillyard
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.run import WorkloadRunConfig
 from drillyard.hardware.capacity import machine_of, quota_needed
@@ -29,6 +28,7 @@ from drillyard.launch.request import LaunchRequest
 from drillyard.launch.vertex.bucket_paths import BucketPath, output_of, project_of
 from drillyard.launch.vertex.checks import MAX_DISPLAY_NAME, MAX_ENVIRONMENT, MAX_LABEL_LETTERS
 from drillyard.launch.vertex.config import VertexConfig, vertex_of
+from drillyard.version import __version__
 
 RUN_LABEL, CLUSTER_LABEL, VERSION_LABEL = "drillyard-run", "drillyard-cluster", "drillyard-version"
 REQUEST_FILE = "custom-job.json"
@@ -165,7 +165,7 @@ def _fact(path: str, machine: Machine, key: str, reason: str) -> _Entry:
 
 def _label_entries(prepared: PreparedRun, vertex: VertexConfig) -> list[_Entry]:
     found_by = "by which `drillyard runs` finds it again, from any machine"
-    version = re.sub("[^a-z0-9_-]", "-", drillyard.__version__)
+    version = re.sub("[^a-z0-9_-]", "-", __version__)
     job = prepared.job
     return [
         _Entry(f"labels.{RUN_LABEL}", label_of(job.run), f"the run's name, {found_by}", _OURS),

@@ -18,7 +18,7 @@ REPORT = {"node": 1, "host": "n1", "rank": 9, "status": 7, "reason": "rank 9: ex
 FAILED = RestartDecision(LEAVE, 1, "rank 9: exit code 7; all 3 restarts are used", RestartCounts(3), counted=True)
 
 
-def test_the_last_failed_attempt_is_told_where_it_is_why() -> None:
+def test_the_last_failed_attempt_is_reported_where_it_is_why() -> None:
     failure = failure_entry(REPORT)
     end = final_fields(FAILED, False, failure)
     assert (end["state"], end["exit_code"], end["failure"]) == ("failed", 1, failure) and end["ended_at"] is not None
@@ -36,11 +36,11 @@ def test_a_run_that_its_scheduler_starts_again_has_not_ended(code: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "state", "told"), [(1, "cancelled", 130), (85, "cancelled", 130), (0, "succeeded", 0)]
+    ("code", "state", "status"), [(1, "cancelled", 130), (85, "cancelled", 130), (0, "succeeded", 0)]
 )
-def test_a_cancelled_run_did_not_fail_and_a_done_one_is_done(code: int, state: str, told: int) -> None:
+def test_a_cancelled_run_did_not_fail_and_a_done_one_is_done(code: int, state: str, status: int) -> None:
     end = final_fields(replace(FAILED, code=code), True, failure_entry(REPORT))
-    assert (end["state"], end["exit_code"]) == (state, told)
+    assert (end["state"], end["exit_code"]) == (state, status)
     assert (end["failure"] is None) == (state == "succeeded")
 
 

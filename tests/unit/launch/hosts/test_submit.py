@@ -21,7 +21,6 @@ import pytest
 from tests.unit.launch.hosts.test_checks import facts
 from tests.unit.launch.requests import WORKLOAD, request
 
-from drillyard import __version__
 from drillyard.errors import UserError
 from drillyard.launch import launcher as launcher_module
 from drillyard.launch.agent.job import Job
@@ -32,6 +31,7 @@ from drillyard.launch.plan import Plan
 from drillyard.launch.programs import Programs, Result, defer_interrupt
 from drillyard.launch.run_status import Handle
 from drillyard.launch.submit_lock import LOCKED_BY_OTHER
+from drillyard.version import __version__
 
 CLUSTER = """
 name: many
