@@ -69,7 +69,7 @@ def blocks(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def settings_without_effect(config: Any) -> list[str]:
-    """Settings of a model's own transformers config that training does not follow, and why, to be told to the user.
+    """Settings of a model's own transformers config that training does not follow, and why, as notes for the user.
 
     Not errors: many configs carry them as their authors left them. The same in an inline config is refused before.
     """

@@ -59,7 +59,7 @@ def build_model(
     refuse_unproven_settings(config, sequence_length)
     refuse_unfit_kernel(config, attention)
     if getattr(config, "output_router_logits", False):
-        # The router's logits would be kept for an auxiliary loss that nobody adds.
+        # The router's logits would be kept for an auxiliary loss that is not computed.
         config.output_router_logits = False
     _set_special_tokens(config, model_config, bos_token_id, eos_token_id, pad_token_id)
 

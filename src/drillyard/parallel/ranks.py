@@ -94,12 +94,12 @@ class Ranks:
         `first` is True on the first rank of each node, which makes what is missing: what rank 0 made in a shared
         directory the others find there, and where the directory is not shared each node makes its own. All
         return together. Waiting is on the store, not in a collective, so it may take hours without a timeout.
-        Raises JoinError when another rank has been started anew meanwhile.
+        Raises JoinError when another rank has been restarted meanwhile.
         """
         store = dist.distributed_c10d._get_default_store()
         prefix = f"drillyard/in-turn/{store.add(f'drillyard/in-turn/{self.rank}', 1)}"
         result = self._act_in_turn(store, prefix, action)
-        # Nobody goes on, into collectives that have a limit, before the slowest node is done.
+        # No rank goes on to collectives, which have a timeout, before the slowest node is done.
         if store.add(f"{prefix}/done", 1) == self.world_size:
             store.set(f"{prefix}/all", "done")
         self._await(store, f"{prefix}/all")
@@ -125,7 +125,7 @@ class Ranks:
         begun = time.monotonic()
         while not store.check([key]):
             if self.joined is not None and self.joined.is_over():
-                raise JoinError(f"rank {self.rank}: another rank of this round was started anew")
+                raise JoinError(f"rank {self.rank}: another rank of this round was restarted")
             time.sleep(min(5.0, 0.01 + (time.monotonic() - begun) / 50))
 
 
@@ -235,10 +235,10 @@ def _port_in_use() -> Exception:
     """An error to raise: the user's where the user chose the port, else one after which ranks are started again."""
     port = os.environ.get("MASTER_PORT")
     text = f"port {port} of this host is in use by another program"
-    is_chosen_anew = os.environ.get("DRILLYARD_SUPERVISED") == "1" and os.environ.get("WORLD_SIZE") == os.environ.get(
+    gets_new_port = os.environ.get("DRILLYARD_SUPERVISED") == "1" and os.environ.get("WORLD_SIZE") == os.environ.get(
         "LOCAL_WORLD_SIZE"
     )
-    if is_chosen_anew or submission() is not None:
+    if gets_new_port or submission() is not None:
         return PortInUseError(text)
     return UserError(f"{text}: name a free one with --master-port (MASTER_PORT under another launcher)")
 

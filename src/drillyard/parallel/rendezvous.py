@@ -1,22 +1,22 @@
 """How the ranks of a round find each other, in a store that may still hold what dead rounds have left there.
 
-torchrun's agent keeps one store over all restarts of its ranks, and with several hosts no number tells its rounds
-apart: each agent counts its own ranks' failures, and a new membership counts for none. A rank that reads the addresses
+torchrun's agent keeps one store over all restarts of its ranks, and with several hosts no number distinguishes its
+rounds: each agent counts its own ranks' failures, and a new membership counts for none. A rank that reads the addresses
 of a dead round talks to nobody. So the ranks agree on a number of their own before anything else is exchanged:
 
 1. Every rank takes the next ticket and writes a hello under its number, with a nonce that no other process has.
 2. Rank 0 waits for the hellos of all, opens a new round over them, and leaves its number in the mailbox of each nonce.
-   A hello of a dead process has a mailbox that nobody reads.
+   A hello of a dead process has a mailbox that is never read.
 3. Every rank that finds the number acknowledges it. With the last acknowledgement the round is agreed; only the
    processes that rank 0 has seen can give them.
 4. Where a hello comes meanwhile, a rank had died: rank 0 opens a further round and gives up the one before. Both ends
    of a round are one compare-and-set, so no two ranks see different ones.
 
 Everything later lives under the round's own prefix. A process joins once and takes its hello back when it is in. A
-ticket newer than all of a round's is a process that came anew: with the one that it replaces, the round is over.
+ticket newer than all of a round's is a restarted process: the round of the one that it replaces is over.
 
 Cost: ten requests per rank, and a poll by rank 0 of one counter. Limits: a rank that dies between the agreement and
-the first collective is missed there, within the collective timeout. Ranks of one round must be told apart from those
+the first collective is missed there, within the collective timeout. Ranks of one round must be kept apart from those
 of its successors by their launcher, which ends the old process of a rank before it starts the new one.
 """
 
@@ -58,7 +58,7 @@ class JoinedAttempt:
     _newest_ticket: int
 
     def is_over(self) -> bool:
-        """Whether a rank has come anew since: its process of this round is dead, and with it the round."""
+        """Whether a rank has been restarted since, which ends this round."""
         return int(self._hall.add("tickets", 0)) > self._newest_ticket
 
 
@@ -70,7 +70,7 @@ def join_attempt(store: Any, rank: int, world_size: int, restarts: int, timeout:
     # Where a launcher goes on with another number of ranks, those of the other number are dead.
     hall = PrefixStore(f"drillyard/join-{world_size}", store)
     own = _Rank(hall, rank, world_size, secrets.token_hex(16), time.monotonic() + timeout.total_seconds(), timeout)
-    # Before the hello, so that whoever is in a round has a ticket of it; rank 0 looks only when `hellos` has changed.
+    # Before the hello, so that each rank of a round has a ticket of it; rank 0 looks only when `hellos` has changed.
     ticket = hall.add("tickets", 1)
     hall.set(own.hello, f"{own.nonce} {restarts} {ticket}")
     hall.add("hellos", 1)

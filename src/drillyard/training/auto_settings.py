@@ -1,11 +1,10 @@
-"""What the settings that a run leaves open (`auto`) have become: kept over restarts, recorded, told with the estimate.
+"""The values of settings that a run leaves open (`auto`): kept over restarts, recorded, reported with the estimate.
 
 What `auto` becomes follows from the config, the layout and the memory (`estimation/resolved_setup.py`), but also from
-the
-predictor's code and facts, which change with versions, and it can decide how a step is rounded. So a run keeps what it
-has: `resolved.json` in the run directory holds the settings of every layout that the run has been on, and a start on
+the estimator's code and facts, which change with versions, and it can decide how a step is rounded. So a run keeps what
+it has: `resolved.json` in the run directory holds the settings of every layout that the run has been on, and a start on
 one of these takes them from there. A start on another layout (ranks, micro-batch, kind of device, or another setting
-that was written down) resolves anew, and the event `resolved` says what changed. Nothing that the user has set is
+that was recorded) resolves them again, and the event `resolved` says what changed. Nothing that the user has set is
 touched, and run.yaml keeps saying `auto`, so that the same file starts a run anywhere.
 
 All ranks must agree: rank 0 reads the record, and what fits is judged by the least memory that any rank has. Cost: one
@@ -85,7 +84,7 @@ def layout_of(config: RunConfig, ranks: Ranks, hardware: str) -> dict[str, Any]:
 
 
 def save_auto_settings(kept: AutoSettings, resolved: ResolvedSetup, directory: Path, log: RunLog) -> None:
-    """Write the settings of this layout down, where that has not been done. A disk that takes no more ends no run."""
+    """Record the settings of this layout unless they are recorded. A full disk does not end the run."""
     entries = _layouts_of_run(directory)
     if any(entry["layout"] == kept.layout for entry in entries):
         return
@@ -98,7 +97,7 @@ def save_auto_settings(kept: AutoSettings, resolved: ResolvedSetup, directory: P
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        log.warn(f"{path}: not written ({error.strerror}): a restart resolves what the config leaves open anew")
+        log.warn(f"{path}: not written ({error.strerror}): a restart resolves again what the config leaves open")
 
 
 def read_layouts(directory: Path) -> list[dict[str, Any]]:
@@ -107,7 +106,7 @@ def read_layouts(directory: Path) -> list[dict[str, Any]]:
         content = json.loads((directory / RESOLVED_RECORD).read_text(encoding="utf-8"))
         return [{"layout": dict(entry["layout"]), "settings": dict(entry["settings"])} for entry in content["layouts"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return []  # not written yet, or torn by a crash: resolved anew
+        return []  # not written yet, or torn by a crash: resolved again
 
 
 def _layouts_of_run(directory: Path) -> list[dict[str, Any]]:
@@ -115,7 +114,7 @@ def _layouts_of_run(directory: Path) -> list[dict[str, Any]]:
 
 
 def report_auto_settings(kept: AutoSettings, resolved: ResolvedSetup, log: RunLog) -> None:
-    """Write the event `resolved`, and tell the user what is other than on the layout before."""
+    """Write the event `resolved`, and report what differs from the layout before."""
     settings = resolved.settings()
     changed = {key: [old, settings[key]] for key, old in kept.before.items() if settings.get(key, old) != old}
     log.event(
@@ -127,15 +126,15 @@ def report_auto_settings(kept: AutoSettings, resolved: ResolvedSetup, log: RunLo
     )
     if changed:
         words = "; ".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items())
-        log.message(f"Another layout than before, so settings that are left open were resolved anew: {words}")
+        log.message(f"Another layout than before, so settings that are left open were resolved again: {words}")
 
 
 def report_estimate(kept: AutoSettings, resolved: ResolvedSetup, log: RunLog) -> None:
     """The event `estimate`, one line for people, and a warning with what would fit where it is not sure to."""
-    told = startup_estimate(resolved.setup, kept.memory_gib, find_accelerator(kept.hardware), hardware=kept.hardware)
-    log.event("estimate", **told.fields())
-    log.message(told.line())
-    if told.verdict in ("may not fit", "does not fit"):
+    startup = startup_estimate(resolved.setup, kept.memory_gib, find_accelerator(kept.hardware), hardware=kept.hardware)
+    log.event("estimate", **startup.fields())
+    log.message(startup.line())
+    if startup.verdict in ("may not fit", "does not fit"):
         advice = describe_nearest_fit(resolved.setup, kept.memory_gib) or "\nno change of its settings is known to fit"
         log.warn(f"the run may end for lack of memory{advice}")
 

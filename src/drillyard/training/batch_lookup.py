@@ -24,7 +24,7 @@ from drillyard.training.run_directory import SAVED_CONFIG
 from drillyard.training.sample_order import BatchShape
 from drillyard.training.step_history import order_event_of_step
 
-OTHER_BATCHES = "Its batches cannot be told from what is there now: undo the change"
+OTHER_BATCHES = "Its batches cannot be recomputed from the data that are there now: undo the change"
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def batch_of_step(run_directory: Path, step: int, on_progress: OnProgress | None
     if data.train.fingerprint != order["data"]:
         raise UserError(
             f"{run_directory}: the data are not what this run was trained on (fingerprint {data.train.fingerprint}, "
-            f"it had {order['data']}): its batches cannot be told from them"
+            f"it had {order['data']}): its batches cannot be recomputed from them"
         )
     shape = BatchShape.of_event(order)
     refs = data.train.indices(step - 1, shape.global_batch_size, by_epoch=shape.by_epoch)

@@ -1,8 +1,8 @@
 """What decides how a step is rounded besides its config, its data and the state before it: written down at each start.
 
 A run may go on with another kernel, compiled or not, on other ranks or another version of torch: all of that is
-rounding, so it is allowed and changes bits. Whoever compares bits (replay.py) must know it, or would call a change of
-software a failure of hardware. So the event `order` of each start carries this record.
+rounding, so it is allowed and changes bits. A comparison of bits (replay.py) must know it, or it would take a change of
+software for a failure of hardware. So the event `order` of each start carries this record.
 
 `settings` are those of the run config that a resume may change and that a replay can put back; `conditions` are what
 the config does not say: software, hardware, and what was decided by looking at them.

@@ -113,7 +113,7 @@ def resume(
     """Load what `checkpoint.resume` asks for; returns the number of steps that are already done.
 
     Raises UserError where a checkpoint belongs to other data or another batch, which would be another sample order.
-    Settings that may change are told of as an event.
+    Changed settings are an event.
     """
     wanted = config.checkpoint.resume
     started = time.perf_counter()
@@ -146,7 +146,7 @@ def state_for(optimizer: ShardedAdamW, ranks: Ranks) -> StateSource:
 
 
 def finish_load(loaded: LoadedCheckpoint, config: RunConfig, optimizer: ShardedAdamW, ranks: Ranks) -> None:
-    """Bring what was loaded into force; random state that could not be loaded is drawn anew."""
+    """Apply what was loaded; seed random state that could not be loaded."""
     restore(loaded.state, optimizer, ranks)
     if random_key(ranks) not in loaded.state:
         seed_rank(config.training.seed, loaded.step, ranks)

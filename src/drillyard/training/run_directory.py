@@ -223,5 +223,5 @@ def _is_saved(config: RunConfig, saved: Path) -> bool:
     try:
         old = load_run_config(saved, resolve_environment=False)
     except UserError:
-        return False  # of another version, or damaged: written anew
+        return False  # of another version, or damaged: written again
     return old.model_dump(mode="json") == config.model_dump(mode="json")

@@ -153,7 +153,7 @@ class SpikeDetector:
 
 
 class SpikeReporter:
-    """Rank 0's side of it: judges what was read at a logged step and tells of what stands out."""
+    """Judges the steps read at a logged step, on rank 0, and reports anomalies."""
 
     def __init__(
         self,
@@ -179,9 +179,9 @@ class SpikeReporter:
                 self.detector.learn(figures)
         for figures in recent:
             for anomaly in self.detector.judge(figures):
-                self.tell(anomaly)
+                self.report(anomaly)
 
-    def tell(self, anomaly: Anomaly) -> None:
+    def report(self, anomaly: Anomaly) -> None:
         """Write the event, and a line for people at the first step of a row."""
         step, figures = anomaly.figures.step, anomaly.figures
         drawn = self.drawn(step)
@@ -233,7 +233,7 @@ def last_figures(run_directory: Path, before: int) -> list[StepFigures]:
             file.seek(max(0, size - _TAIL_BYTES))
             lines = file.read().splitlines()
     except OSError:
-        return []  # not there, or not readable now: the window fills anew
+        return []  # not there, or not readable now: the window starts empty
     records = [record for record in map(decode, lines) if record is not None]
     by_step: dict[int, dict[str, Any]] = {
         record["step"]: record for record in records if isinstance(record.get("step"), int) and record["step"] < before

@@ -1,4 +1,4 @@
-"""Which start of the ranks did a step: a run's starts, told by its events, without torch.
+"""Which attempt did a step, according to the run's events. Needs no torch.
 
 A start that resumes at step N takes back what earlier ones did after N: their steps are done again, perhaps on another
 layout, and those up to N stay. So the steps that led to a state belong to a chain of starts, each with its first step;
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_TELLS_OF_A_STEP = ("first_step", "step", "checkpoint_begin")
+_STEP_EVENTS = ("first_step", "step", "checkpoint_begin")
 
 
 @dataclass(frozen=True)
@@ -33,23 +33,21 @@ def steps_by_attempt(events: Sequence[Mapping[str, Any]]) -> list[AttemptSteps]:
             order, after = event, 0
         elif event["event"] == "resume":
             after = event["step"]
-        elif event["event"] in _TELLS_OF_A_STEP and order is not None and (not chain or chain[-1].order is not order):
+        elif event["event"] in _STEP_EVENTS and order is not None and (not chain or chain[-1].order is not order):
             chain = [*(stretch for stretch in chain if stretch.after < after), AttemptSteps(after, order)]
     return chain
 
 
 def events_until_step(events: Sequence[Mapping[str, Any]], step: int) -> Sequence[Mapping[str, Any]]:
-    """The events up to the last that tells of `step`, or of a later one, as done; all where none does."""
-    telling = [
-        index for index, event in enumerate(events) if event["event"] in _TELLS_OF_A_STEP and event["step"] >= step
-    ]
+    """The events up to the last that reports `step` or a later one as done; all where none does."""
+    telling = [index for index, event in enumerate(events) if event["event"] in _STEP_EVENTS and event["step"] >= step]
     return events[: telling[-1] + 1] if telling else events
 
 
 def order_event_of_step(events: Sequence[Mapping[str, Any]], step: int) -> Mapping[str, Any] | None:
     """The event `order` of the start that did `step` last, or of the newest start; None without any."""
     orders = [event for event in events if event["event"] == "order"]
-    if not any(event["event"] in _TELLS_OF_A_STEP and event["step"] >= step for event in events):
+    if not any(event["event"] in _STEP_EVENTS and event["step"] >= step for event in events):
         return orders[-1] if orders else None
     did = [stretch.order for stretch in steps_by_attempt(events_until_step(events, step)) if stretch.after < step]
     return did[-1] if did else (orders[-1] if orders else None)

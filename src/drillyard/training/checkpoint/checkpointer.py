@@ -5,15 +5,15 @@ A save is three parts. Training waits only for the first: the state is copied in
 of its own (collectives of two threads on one group would mix), and at last the coordinator, rank 0, deletes what is
 no longer kept. One save is in flight at a time; the next one waits for it.
 
-A save that fails on any rank (disk full, I/O error) fails on all, is told as an event, and training goes on with the
+A save that fails on any rank (disk full, I/O error) fails on all and is an event, and training goes on with the
 earlier checkpoints untouched: nothing is deleted before the new checkpoint is complete. One process writes a run
 directory at a time; who else might is for the caller to rule out.
 
 Events (`on_event(name, **fields)`, called from the saving thread, on rank 0): `checkpoint` (step, path, bytes,
 blocking_seconds, seconds), `checkpoint_failed` (step, path, reason), `checkpoint_damaged` and `checkpoint_incomplete`
 (passed over by a load: step, path, reason), `checkpoint_abandoned`, `checkpoint_removed` (step, path) and
-`checkpoint_not_removed` (step, path, reason). A rank that loses its connection to the others tells `checkpoint_failed`
-itself.
+`checkpoint_not_removed` (step, path, reason). A rank that loses its connection to the others writes
+`checkpoint_failed` itself.
 """
 
 from __future__ import annotations
@@ -195,13 +195,13 @@ class Checkpointer:
                 )
         except CheckpointException as failure:
             advice = self._advice([failure.failures[rank][0] for rank in sorted(failure.failures)])
-            self._failed(save, failure_text(failure.failures) + advice, tell=self._is_coordinator)
+            self._failed(save, failure_text(failure.failures) + advice, report=self._is_coordinator)
             return False
         except RuntimeError as failure:
             # A rank that is lost after the manifest was written takes nothing from the checkpoint.
             if not writer.completed:
                 self._group_is_lost = True
-                self._failed(save, f"lost the other ranks: {failure}", tell=True)
+                self._failed(save, f"lost the other ranks: {failure}", report=True)
                 return False
         finally:
             self._planner.staged = None
@@ -209,7 +209,7 @@ class Checkpointer:
         if self._is_coordinator:
             assert writer.manifest is not None
             size = sum(record.bytes for record in writer.manifest.files.values())
-            self._tell("checkpoint", save.step, save.path, bytes=size, blocking_seconds=save.blocking_seconds,
+            self._event("checkpoint", save.step, save.path, bytes=size, blocking_seconds=save.blocking_seconds,
                        seconds=time.perf_counter() - started)  # fmt: skip
             self._tidy_up(save.step)
         return True
@@ -225,7 +225,7 @@ class Checkpointer:
             metadata=save.metadata,
         )
 
-    def _failed(self, save: _Save, reason: str, *, tell: bool) -> None:
+    def _failed(self, save: _Save, reason: str, *, report: bool) -> None:
         """Forget the plans, which may differ between ranks now, and remove what was written of this save.
 
         At once, as it may fill the disk; where that fails too (the mount is gone), before the next save.
@@ -233,10 +233,10 @@ class Checkpointer:
         self.saves_failed += 1
         self._planner = RepeatedSavePlanner()
         self._leftovers_removed = False
-        if tell:
-            self._tell("checkpoint_failed", save.step, save.path, reason=reason)
+        if report:
+            self._event("checkpoint_failed", save.step, save.path, reason=reason)
         if self._is_coordinator:
-            self._remove(save.step, save.path, tell=False)
+            self._remove(save.step, save.path, report=False)
 
     def _advice(self, errors: list[BaseException]) -> str:
         """What to do about the first error of a file system; empty when there is none."""
@@ -279,13 +279,13 @@ class Checkpointer:
             for info in list_checkpoints_in(self.directory):
                 if info.complete and info.step > step:
                     set_aside_checkpoint(info.path)
-                    self._tell("checkpoint_abandoned", info.step, info.path)
+                    self._event("checkpoint_abandoned", info.step, info.path)
             checkpoints = list_checkpoints_in(self.directory)
         except OSError as error:
-            self._tell("checkpoint_not_removed", step, self.directory, reason=str(error))
+            self._event("checkpoint_not_removed", step, self.directory, reason=str(error))
             return
         for info in prunable(checkpoints, self.keep, self.keep_best):
-            self._remove(info.step, info.path, tell=True)
+            self._remove(info.step, info.path, report=True)
 
     def remove_leftovers(self) -> None:
         """Begin to delete what interrupted saves and deletions left behind, which may be what fills a disk.
@@ -301,23 +301,23 @@ class Checkpointer:
         try:
             checkpoints = list_checkpoints_in(self.directory)
         except OSError as error:
-            self._tell("checkpoint_not_removed", None, self.directory, reason=str(error))
+            self._event("checkpoint_not_removed", None, self.directory, reason=str(error))
             return
         for info in checkpoints:
             if info.status == "incomplete":
-                self._remove(info.step, info.path, tell=True)
+                self._remove(info.step, info.path, report=True)
 
-    def _remove(self, step: int, path: Path, *, tell: bool) -> None:
+    def _remove(self, step: int, path: Path, *, report: bool) -> None:
         try:
             remove_checkpoint(path)
         except OSError as error:
             self._leftovers_removed = False
-            self._tell("checkpoint_not_removed", step, path, reason=str(error))
+            self._event("checkpoint_not_removed", step, path, reason=str(error))
         else:
-            if tell:
-                self._tell("checkpoint_removed", step, path)
+            if report:
+                self._event("checkpoint_removed", step, path)
 
-    def _tell(self, event: str, step: int | None, path: Path, **fields: Any) -> None:
+    def _event(self, event: str, step: int | None, path: Path, **fields: Any) -> None:
         self._on_event(event, step=step, path=str(path), **fields)
 
     # -- loading -------------------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ class Checkpointer:
 
     def _passed_over(self, event: str, info: CheckpointInfo, reason: str) -> None:
         if self._is_coordinator:
-            self._tell(event, info.step, info.path, reason=reason)
+            self._event(event, info.step, info.path, reason=reason)
 
     def _lost(self, found: list[CheckpointInfo]) -> list[str]:
         """What is said of those whose manifest is lost. Asked when nothing can be loaded; the same on all ranks."""

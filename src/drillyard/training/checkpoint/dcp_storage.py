@@ -105,7 +105,7 @@ class _HashingStream(io.RawIOBase):
         return self._bytes
 
     def fileno(self) -> int:
-        """The descriptor, with all that was written behind it: whoever asks for it is about to sync the file."""
+        """The descriptor, with everything written: the caller is about to sync the file."""
         self._write_pending()
         return self._file.fileno()
 
@@ -175,7 +175,7 @@ class HashingFileSystem(FileSystem):
 
 
 def _close_after_error(stream: _HashingStream) -> None:
-    """Close a stream whose writer already failed: that failure is the one to tell."""
+    """Close a stream whose writer already failed: that failure is the one to report."""
     try:
         stream.close()
     except OSError:

@@ -2,10 +2,10 @@
 
 It names every file with its size and checksum, and ends with a checksum of itself: XXH3-128 over the manifest's own
 bytes with the 32 digits of that checksum set to zero. Every byte is covered, so a flipped bit, a truncation or a
-half-copied object is noticed before anything in it is believed. `format_version` counts up when older programs could
-no longer read what is written; every earlier version stays readable. Two things are the same in every version, so that
-a program can tell a later format from damage: the last lines, with the checksum, and the key `format_version`. Keys
-that a program does not know are ignored: an added key needs no new version.
+half-copied object is noticed before anything in it is believed. `format_version` counts up when older programs could no
+longer read what is written; every earlier version stays readable. Two things are the same in every version, so that a
+program can distinguish a later format from damage: the last lines, with the checksum, and the key `format_version`.
+Keys that a program does not know are ignored: an added key needs no new version.
 
 A file is durable when its content (fsync of the file) and its name (fsync of the directory) are. Checksums are
 XXH3-128: far faster than any disk. They find damage, not forgery. On object-store mounts (GCS FUSE) a file appears when
