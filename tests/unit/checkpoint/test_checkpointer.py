@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.facts import says
 
 from drillyard.errors import UserError
 from drillyard.training.checkpoint import Checkpointer, dcp_storage, list_checkpoints, load_checkpoint, loading, verify
@@ -60,9 +61,7 @@ def test_a_torch_that_is_too_old_for_a_checkpoint_is_reported(monkeypatch: pytes
     index = read_index(info.path, info.manifest)
     tensors = {name: dataclasses.replace(tensor, dtype="float3_e1m1") for name, tensor in index.tensors.items()}
     monkeypatch.setattr(loading, "read_index", lambda *_: dataclasses.replace(index, tensors=tensors))
-    with pytest.raises(
-        UserError, match=r"float3_e1m1.*written with torch 99\.1\.0\+cu130; use torch 99\.1\.0 or later"
-    ):
+    with pytest.raises(UserError, match=r"float3_e1m1.*torch 99\.1\.0\+cu130.*torch 99\.1\.0"):
         read(later, state, None, None)
 
 
@@ -204,8 +203,8 @@ def test_a_quota_that_is_used_up_fails_the_save_in_its_own_words(
         ("checkpoint", 1), ("checkpoint_failed", 2), ("checkpoint_failed", 3), ("checkpoint", 4),
     ]  # fmt: skip
     for reason in (line["reason"] for line in seen if line["event"] == "checkpoint_failed"):
-        assert "Disk quota exceeded (free space there, or have the quota raised: old checkpoints go when" in reason
-        assert "keeping 3 needs room for 4; training goes on, earlier checkpoints are untouched)" in reason
+        assert says(reason, "Disk quota exceeded")
+        assert says(reason, "keeping 3 ... room for 4")
 
 
 def test_a_write_that_fails_at_any_byte_or_at_closing_fails_the_save_and_no_more(
@@ -253,13 +252,13 @@ def test_ranks_lost_before_the_manifest_cost_the_save_and_after_it_nothing(
 
 def test_a_path_that_holds_no_checkpoint_says_so_and_what_to_name(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(UserError, match=r"there is no checkpoint; name one such as .*step-00000050"):
+        with pytest.raises(UserError, match=r"no checkpoint; .*step-00000050"):
             load_checkpoint(path, {})
     (tmp_path / "not-a-directory").write_text("")
-    with pytest.raises(UserError, match="there is no checkpoint"):
+    with pytest.raises(UserError, match="no checkpoint"):
         load_checkpoint(tmp_path / "not-a-directory", {})
     (tmp_path / "checkpoints" / "step-00000010").mkdir(parents=True)
-    with pytest.raises(UserError, match="not a complete checkpoint: it has no manifest"):
+    with pytest.raises(UserError, match="no manifest"):
         load_checkpoint(tmp_path, {})
 
 
@@ -268,6 +267,6 @@ def test_accept_can_refuse_before_the_state_is_touched(tmp_path: Path) -> None:
         raise UserError(f"not from step {metadata['step']} of {metadata['world_size']} rank")
 
     state = {"model": {"w": torch.zeros(5, 3)}}
-    with pytest.raises(UserError, match="not from step 10 of 2 rank"):
+    with pytest.raises(UserError, match="step 10 of 2 rank"):
         load_checkpoint(FORMATS / "format-1", state, accept=refuse)
     assert not state["model"]["w"].any()

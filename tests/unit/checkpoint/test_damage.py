@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.facts import says
 
 from drillyard.errors import UserError
 from drillyard.training.checkpoint import Checkpointer, DamagedCheckpoint, dcp_storage, list_checkpoints
@@ -187,7 +188,7 @@ def test_when_all_are_damaged_the_start_is_refused_and_nothing_is_deleted(run: P
         (info.path / ".metadata").write_bytes(b"")
     before = {path: path.stat().st_size for path in run.rglob("*") if path.is_file()}
     checkpointer = checkpointer_of(run)
-    with pytest.raises(UserError, match=r"none of its 2 checkpoints can be used .*step-00000020: \.metadata has 0"):
+    with pytest.raises(UserError, match=r"none of its 2 checkpoints.*step-00000020: \.metadata has 0"):
         checkpointer.load(state_of(0.0))
     checkpointer.close()
     assert before == {path: path.stat().st_size for path in run.rglob("*") if path.is_file()}
@@ -219,7 +220,7 @@ def test_a_save_that_does_not_read_back_as_written_fails_and_the_older_ones_stay
         patched.setattr(dcp_storage.io, "FileIO", FlippingFile)
         checkpointer.save(2, state_of(2.0), metadata={})
     assert [(info.step, info.status) for info in list_checkpoints(tmp_path)] == [(1, "complete")]
-    assert [name for name, _ in events] == ["checkpoint_failed"] and "reads back with other bytes" in events[0][1]
+    assert [name for name, _ in events] == ["checkpoint_failed"] and says(events[0][1], "other bytes")
     checkpointer.save(3, state_of(3.0), metadata={})
     checkpointer.close()
     assert [info.step for info in list_checkpoints(tmp_path)] == [3]

@@ -167,7 +167,7 @@ def test_a_checkpoint_of_a_later_format_is_no_damage_and_stands_in_the_way_of_ol
     found = list_checkpoints(tmp_path)
     assert [info.status for info in found] == ["complete", "later-format"]
     assert [(v.name, v.verdict, v.harmless) for v in verify(found[1])] == [(MANIFEST_NAME, "later-format", False)]
-    with pytest.raises(UserError, match=r"step-00000020: manifest\.json: its format version 2 is newer than the 1"):
+    with pytest.raises(UserError, match=r"step-00000020: manifest\.json: .*version 2 .*1"):
         newest_usable(found)
     make_checkpoint(tmp_path, 30)
     newest = newest_usable(list_checkpoints(tmp_path))

@@ -80,7 +80,7 @@ def test_garbage_is_an_error_of_ours(raw: bytes) -> None:
 
 def test_a_manifest_of_a_later_format_is_refused_with_both_versions() -> None:
     later = Manifest(1, 1, "3.0", "", {}, format_version=FORMAT_VERSION + 1)
-    with pytest.raises(ManifestError, match=f"version {FORMAT_VERSION + 1} is newer than the {FORMAT_VERSION}"):
+    with pytest.raises(ManifestError, match=f"version {FORMAT_VERSION + 1} .*{FORMAT_VERSION}"):
         decode(encode(later))
 
 

@@ -137,7 +137,7 @@ def test_tied_weights_are_read_from_whichever_name_the_files_have(kept: str, tmp
 
 def test_tied_weights_that_differ_in_the_files_are_refused(tmp_path: Path) -> None:
     export(made("llama"), tmp_path / "untied")
-    with pytest.raises(UserError, match="differ, but the model's config ties them"):
+    with pytest.raises(UserError, match="config ties them"):
         load_pretrained(blank("llama", tie_word_embeddings=True), tmp_path / "untied")
 
 
@@ -152,7 +152,7 @@ def edit(directory: Path, change: Any) -> None:
     ("architecture", "change", "message"),
     [
         ("llama", lambda t: t.pop("model.norm.weight"), r"lacks model\.norm\.weight"),
-        ("llama", lambda t: t.update(extra=torch.ones(2)), r"no place for: extra"),
+        ("llama", lambda t: t.update(extra=torch.ones(2)), "extra"),
         ("llama", lambda t: t.update({"model.norm.weight": torch.ones(5)}), r"shape \[5\] in the files, \[32\]"),
         (
             "mixtral",
@@ -186,7 +186,7 @@ def test_missing_and_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         load_pretrained(blank("llama"), tmp_path / "model")
     victim.unlink()
-    with pytest.raises(UserError, match="lacks 1 of 4 weight files"):
+    with pytest.raises(UserError, match="1 of 4 weight files"):
         load_pretrained(blank("llama"), tmp_path / "model")
 
 
@@ -223,7 +223,7 @@ def test_an_export_replaces_an_older_one_and_nothing_else(tmp_path: Path) -> Non
     first, second = made("llama"), made("gpt2")
     target = tmp_path / "final"
     export(first, target, max_file_bytes=20_000)
-    with pytest.raises(UserError, match="has an earlier export"):
+    with pytest.raises(UserError, match="earlier export"):
         export(second, target)
     export(second, target, overwrite=True)
     assert_equal(AutoModelForCausalLM.from_pretrained(target), second)
@@ -244,7 +244,7 @@ def test_a_failed_export_leaves_the_older_one(tmp_path: Path, monkeypatch: pytes
     for number in range(1, 6):
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full_disk_at(number))
-            with pytest.raises(UserError, match=r"cannot export to .*final: .*No space left"):
+            with pytest.raises(UserError, match=r"final: .*No space left"):
                 export(made("gpt2"), target, overwrite=True)
         assert {path.name: path.read_bytes() for path in target.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["final"]

@@ -43,14 +43,14 @@ def test_parameters_are_on_meta_in_the_master_precision(architecture: str, dtype
 def test_vocabulary_comes_from_the_tokenizer_unless_the_config_gives_one() -> None:
     assert build(model_config("llama")).config.vocab_size == 48
     assert build(model_config("llama", vocab_size=64)).config.vocab_size == 64
-    with pytest.raises(UserError, match="tokenizer has 48 entries, the model only 40"):
+    with pytest.raises(UserError, match=r"tokenizer .*48 .*40"):
         build(model_config("llama", vocab_size=40))
 
 
 def test_positions_grow_with_the_sequence_only_without_trained_weights(saved: Path) -> None:
     for architecture in ("llama", "gpt2"):
         assert build(model_config(architecture), sequence_length=100).config.max_position_embeddings == 100
-    with pytest.raises(UserError, match="sequence_length 100 is more than the 64 positions"):
+    with pytest.raises(UserError, match=r"sequence_length 100 .*64 positions"):
         build(ModelConfig(id=str(saved)), sequence_length=100)
 
 
@@ -61,15 +61,15 @@ def test_positions_grow_with_the_sequence_only_without_trained_weights(saved: Pa
         ({"architecture": "llama", "qqq": 3}, "qqq.*\nits keys: .*hidden_size"),
         ({"architecture": "llama", "hidden_size": "wide"}, "expected int"),
         ({"architecture": "llama", "hidden_size": 10, "num_attention_heads": 3}, "not a multiple"),
-        ({"architecture": "lama"}, "did you mean llama"),
-        ({"architecture": "bert"}, "'bert' is not supported(.|\n)*supported: .*llama"),
+        ({"architecture": "lama"}, "mean llama"),
+        ({"architecture": "bert"}, "'bert'(.|\n)*supported: .*llama"),
         ({"hidden_size": 3}, "`architecture` is missing"),
         ({"architecture": "gpt2", "rope_theta": 1.0}, "no such setting"),
-        ({"architecture": "llama", "id2label": 3}, "not a valid llama config"),
-        ({"architecture": "llama", "num_attention_heads": 0}, "not a valid llama config"),
-        ({"architecture": "olmo2", "num_key_value_heads": 0}, "no olmo2 model can be built(.|\n)*ZeroDivisionError"),
-        ({"architecture": "olmo2", "hidden_act": "x"}, "no olmo2 model can be built(.|\n)*'x'"),
-        ({"architecture": "phi3", "intermediate_size": -1}, "no phi3 model can be built(.|\n)*negative dimension"),
+        ({"architecture": "llama", "id2label": 3}, "llama config"),
+        ({"architecture": "llama", "num_attention_heads": 0}, "llama config"),
+        ({"architecture": "olmo2", "num_key_value_heads": 0}, "olmo2(.|\n)*ZeroDivisionError"),
+        ({"architecture": "olmo2", "hidden_act": "x"}, "olmo2(.|\n)*'x'"),
+        ({"architecture": "phi3", "intermediate_size": -1}, "phi3(.|\n)*negative dimension"),
         ({"architecture": "gpt2", "add_cross_attention": True}, "cross attention"),
         ({"architecture": "gemma3_text", "use_bidirectional_attention": True}, "not causal"),
     ],
@@ -173,7 +173,7 @@ def test_head_sizes_without_a_flash_attention_kernel_train_with_sdpa(head_dim: i
     config = meta_model("qwen3", head_dim=head_dim).config
     assert resolve_attention("auto", "cuda", torch.bfloat16, config) == "sdpa"
     assert resolve_attention("sdpa", "cuda", torch.bfloat16, config) == "sdpa"
-    with pytest.raises(UserError, match=f"model's is {head_dim}; use attention: sdpa"):
+    with pytest.raises(UserError, match=f"is {head_dim}; .*attention: sdpa"):
         resolve_attention("varlen", "cuda", torch.bfloat16, config)
 
 
@@ -189,7 +189,7 @@ def test_gpus_before_ampere_train_with_sdpa(monkeypatch: pytest.MonkeyPatch) -> 
     asked = config.model_copy(update={"model": config.model.model_copy(update={"attention": "varlen"})})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert attention_kernel(config, torch.device("cuda")) == "sdpa"
-    with pytest.raises(UserError, match=r"compute capability 8\.0 or higher, and this one has 7\.5\n.*sdpa"):
+    with pytest.raises(UserError, match=r"8\.0 .*7\.5\n.*sdpa"):
         attention_kernel(asked, torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert attention_kernel(config, torch.device("cuda")) == "varlen"

@@ -141,7 +141,7 @@ def test_the_ranks_that_are_missing_are_named() -> None:
     rank_2 = ranks.start(2, timeout=timedelta(seconds=1))
     while not ranks.store.check(["drillyard/join-4/hello/2"]):
         time.sleep(0.01)
-    with pytest.raises(JoinError, match=r"timed out waiting 0 s for all 4 ranks to join; missing: ranks 1, 3\."):
+    with pytest.raises(JoinError, match=r"0 s .*4 ranks .*missing: ranks 1, 3\."):
         ranks.start(0, timeout=timedelta(seconds=0.1)).result()
     with pytest.raises(JoinError, match="see rank 0's log"):
         rank_2.result()

@@ -98,22 +98,22 @@ def test_other_data_are_refused(make_run: MakeRun, tmp_path: Path) -> None:
     directory = make_run((2, 4, 2))
     with (tmp_path / "rows.jsonl").open("a") as file:
         file.write('{"text": "one more"}\n')
-    with pytest.raises(UserError, match=r"data\.source rows .* changed since this run began"):
+    with pytest.raises(UserError, match=r"data\.source rows .*changed"):
         batch_of_step(directory, 3)
     (directory / "data.json").unlink()
-    with pytest.raises(UserError, match="not what this run was trained on"):
+    with pytest.raises(UserError, match="trained on"):
         batch_of_step(directory, 3)
 
 
 def test_a_step_outside_the_run_and_a_directory_without_a_run_are_refused(make_run: MakeRun, tmp_path: Path) -> None:
     directory = make_run((2, 4, 2))
     for step in (0, 41, -3):
-        with pytest.raises(UserError, match="the run has steps 1 to 40"):
+        with pytest.raises(UserError, match="steps 1 to 40"):
             batch_of_step(directory, step)
     with pytest.raises(UserError, match=r"no run\.yaml"):
         batch_of_step(tmp_path, 3)
     (directory / "events.jsonl").write_text("")
-    with pytest.raises(UserError, match="has not begun to train"):
+    with pytest.raises(UserError, match="not begun"):
         batch_of_step(directory, 3)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.facts import says
 from tests.unit.training.conftest import numerics_on
 
 from drillyard.errors import UserError
@@ -36,7 +37,7 @@ def test_the_plan_starts_at_the_newest_checkpoint_before_the_step(make_run: Make
 def test_a_checkpoint_of_the_step_itself_is_too_late(make_run: MakeRun) -> None:
     directory = make_run((2, 40, 2), checkpoints=(10, 20))
     assert [info.step for info in plan_replay(directory, 20).checkpoints] == [10]
-    with pytest.raises(UserError, match=r"no checkpoint before this step is kept \(there are: 10, 20\)"):
+    with pytest.raises(UserError, match=r"no checkpoint.*10, 20\)"):
         plan_replay(directory, 10)
 
 
@@ -60,7 +61,7 @@ def test_the_settings_are_those_of_the_start_whatever_the_config_says_since(make
 def test_a_stretch_that_was_computed_in_two_ways_is_refused(make_run: MakeRun) -> None:
     directory = make_run((2, 24, 2), (26, 40, 4), checkpoints=(20,))
     assert plan_replay(directory, 24).world_size == 2
-    with pytest.raises(UserError, match=r"started again at step 25: world_size 2, then 4; gradient_accumulation 2"):
+    with pytest.raises(UserError, match=r"step 25: world_size 2.*4; gradient_accumulation 2"):
         plan_replay(directory, 30)
 
 
@@ -77,7 +78,7 @@ def test_a_stretch_over_a_change_of_rounding_is_refused_and_the_change_is_named(
 ) -> None:
     directory = make_run((2, 24, 2), (26, 40, 2), checkpoints=(20, 30), numerics=({}, {part: {name: now}}))
     assert plan_replay(directory, 24).numerics == numerics_on(2)
-    with pytest.raises(UserError, match=f"computed in more than one way .*{name} .*, then {now}"):
+    with pytest.raises(UserError, match=f"more than one way .*{name} .*{now}"):
         plan_replay(directory, 28)
     # From a checkpoint after the change there is one way; an older one, should this be damaged, is no substitute.
     assert [info.step for info in plan_replay(directory, 32).checkpoints] == [30]
@@ -105,13 +106,13 @@ def test_a_run_that_did_not_record_its_rounding_is_refused(make_run: MakeRun) ->
     directory = make_run((2, 20, 2), checkpoints=(10,))
     events = directory / "events.jsonl"
     events.write_text(events.read_text().replace('"numerics"', '"else"'))
-    with pytest.raises(UserError, match="did not record how its steps were rounded"):
+    with pytest.raises(UserError, match="not record"):
         plan_replay(directory, 14)
 
 
 def test_a_step_that_was_not_logged_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
     directory = make_run((2, 20, 2), checkpoints=(10,))
-    with pytest.raises(UserError, match="the nearest that were are 12 and 14"):
+    with pytest.raises(UserError, match="12 and 14"):
         plan_replay(directory, 13)
     with pytest.raises(UserError, match="holds no run"):
         plan_replay(tmp_path, 13)
@@ -123,13 +124,11 @@ def test_other_settings_software_or_hardware_are_refused_by_name_and_are_no_sign
     for name, other in (("torch", "2.16.0"), ("hardware", "another CPU"), ("numerics revision", 2)):
         here = numerics_on(2)
         here["conditions"][name] = other
-        with pytest.raises(
-            UserError, match=f"bits cannot be compared.*{name}: .* then, {other} here.*no sign of a fault"
-        ):
+        with pytest.raises(UserError, match=f"cannot be compared.*{name}: .*{other} here"):
             require_same_conditions(plan, here)
     here = numerics_on(2)
     del here["conditions"]["torch"]
-    with pytest.raises(UserError, match=r"torch: 2\.15\.0 then, not set here"):
+    with pytest.raises(UserError, match=r"torch: 2\.15\.0 .*not set"):
         require_same_conditions(plan, here)
 
 
@@ -151,8 +150,8 @@ def test_a_verdict_is_read_as_it_was_written_and_says_where_and_by_how_much(tmp_
     again = read_verdict(tmp_path)
     assert repr(again) == repr(verdict)
     text = again.in_words()
-    assert text.startswith("different: 2 of 2 logged steps, from step-4")
-    assert "step 6, grad_norm: 1.0 was logged, 1.25 is computed now (by 0.25, relative 0.2)" in text
+    assert says(text, "different: 2 of 2 logged steps ... step-4")
+    assert says(text, "step 6, grad_norm: 1.0 ... 1.25 ... 0.25 ... 0.2")
     assert "step 8" not in text
 
 

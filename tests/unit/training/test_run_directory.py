@@ -75,7 +75,7 @@ def test_an_ended_run_goes_on_with_more(ended: Path, config: RunConfig, longer: 
 
 def test_fewer_steps_than_are_done_are_refused(ended: Path, config: RunConfig) -> None:
     before = (ended / "run.yaml").read_bytes()
-    with pytest.raises(UserError, match=r"has done 40 steps.*give training\.steps=40 or more"):
+    with pytest.raises(UserError, match=r"40 steps.*training\.steps=40"):
         claim_run_directory(changed(batch_of_four(config), "training.steps=39"), 1)
     assert (ended / "run.yaml").read_bytes() == before
 
@@ -83,13 +83,13 @@ def test_fewer_steps_than_are_done_are_refused(ended: Path, config: RunConfig) -
 @pytest.mark.parametrize(
     ("by_epoch", "overrides", "words"),
     [
-        (True, ["training.steps=null", "training.epochs=1"], r"has done 40 steps.* raise training\.epochs"),
-        (True, ["training.steps=60"], r"give training\.epochs instead of training\.steps"),
-        (False, ["training.steps=null", "training.epochs=9"], r"set training\.epochs=null and training\.steps=40"),
+        (True, ["training.steps=null", "training.epochs=1"], r"40 steps.*training\.epochs"),
+        (True, ["training.steps=60"], r"training\.epochs instead of training\.steps"),
+        (False, ["training.steps=null", "training.epochs=9"], r"training\.epochs=null and training\.steps=40"),
         (
             True,
             ["training.steps=null", "training.epochs=9", "training.schedule.warmup_steps=99"],
-            r"99 warmup steps of 63 steps",
+            r"99 warmup .*63 steps",
         ),
     ],
 )
@@ -108,7 +108,7 @@ def test_a_refused_length_leaves_the_saved_config(
 
 def test_another_rate_for_an_ended_run_is_refused_and_its_advice_works(ended: Path, config: RunConfig) -> None:
     rate = changed(batch_of_four(config), "training.optimizer.learning_rate=5e-4")
-    with pytest.raises(UserError, match=r"has ended.*learning_rate: 0\.001 -> 0\.0005.*raise training\.steps"):
+    with pytest.raises(UserError, match=r"learning_rate: 0\.001 -> 0\.0005.*training\.steps"):
         claim_run_directory(rate, 1)
     assert (ended / "summary.json").exists()
     claim_run_directory(changed(rate, "training.steps=41"), 1)
@@ -142,9 +142,9 @@ def saved(step: int, **changes: Any) -> dict[str, Any]:
     [
         (saved(3, seed=1, data="e"), r"training\.seed: 1.*set training\.seed=1"),
         (saved(3, sequence_length=32, data="e"), r"set data\.sequence_length=32"),
-        (saved(3, data="e"), "the data .* are not what it was trained on"),
+        (saved(3, data="e"), r"data .*trained on"),
         (saved(3, global_batch_size=8), r"set training\.global_batch_size=8"),
-        (saved(50), r"has done 50 steps.* ends after 42; raise training\.epochs"),
+        (saved(50), r"50 steps.* 42; .*training\.epochs"),
     ],
 )
 def test_a_checkpoint_of_other_samples_is_refused_by_name(metadata: dict[str, Any], words: str) -> None:
@@ -163,11 +163,11 @@ def test_a_run_of_epochs_begun_by_an_earlier_version_keeps_its_order_or_is_refus
     three_epochs = IDENTITY | {"total_steps": 126}
     # Up to the last whole batch of the first epoch both are the same.
     require_same_order(old | {"step": 41}, three_epochs)
-    with pytest.raises(UserError, match=r"set training\.epochs=null and training\.steps=124"):
+    with pytest.raises(UserError, match=r"training\.epochs=null and training\.steps=124"):
         require_same_order(old | {"step": 42}, three_epochs)
     # The advice: its own order and its own length.
     require_same_order(old | {"step": 42}, IDENTITY | {"by_epoch": False, "total_steps": 124})
-    with pytest.raises(UserError, match=r"give training\.epochs instead of training\.steps"):
+    with pytest.raises(UserError, match=r"training\.epochs instead of training\.steps"):
         require_same_order(saved(42), IDENTITY | {"by_epoch": False, "total_steps": 90})
     # Where batches divide an epoch there is only one order.
     even = IDENTITY | {"num_sequences": 168}
