@@ -169,7 +169,7 @@ class SpikeReporter:
         self.shape = shape
         self.detector = SpikeDetector(warmup_steps)
         self._started = False
-        self._told: dict[Kind, int] = {}
+        self._reported: dict[Kind, int] = {}
 
     def examine(self, recent: Sequence[StepFigures]) -> None:
         """Judge the steps since the last logged one, in their order."""
@@ -195,11 +195,11 @@ class SpikeReporter:
             num_samples=len(drawn),
             samples=self.by_source(drawn[:SAMPLES_LISTED]),
         )
-        if self._told.get(anomaly.kind) != step - 1:
+        if self._reported.get(anomaly.kind) != step - 1:
             self.log.message(
                 f"{describe_anomaly(anomaly)}; `drillyard data show {self.run_directory} --step {step}` prints it"
             )
-        self._told[anomaly.kind] = step
+        self._reported[anomaly.kind] = step
 
     def drawn(self, step: int) -> list[SampleRef]:
         """The global batch of a step (from 1)."""

@@ -1,0 +1,200 @@
+"""The source as a whole: class names, import cycles, platforms, files that docstrings cite, and words."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "drillyard"
+# Launchers are packages of these names; the registry lists them, and starters and the example configs show them.
+PLATFORMS = {"slurm": "launch/slurm", "ssh": "launch/hosts", "vertex": "launch/vertex", "local": "launch/hosts"}
+PLATFORM_REGISTRY = "config/platforms.py"
+WORDS = re.compile(r"(?<![A-Za-z])(told|anew|whoever|mend(s|ed|ing)?|guests?|happenings?)(?![A-Za-z])", re.IGNORECASE)
+# Their tables of words to avoid.
+ABOUT_WORDS = {"docs/style.md", "docs/glossary.md", "tests/unit/test_source.py"}
+# Nouns of questions, names of Google's, and what an older version printed.
+FOREIGN_WORDS = {"text_to_sql_vocabulary.yaml", "network_stacks.yaml"}
+CITED_FILE = re.compile(r"(?<![\w./{}<>*-])((?:[a-z_0-9]+/)*[a-z_0-9]+\.py|docs/[a-z_0-9]+\.md)(?![\w/])")
+
+
+@cache
+def modules() -> dict[str, tuple[Path, ast.Module]]:
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = ("drillyard", *path.relative_to(SOURCE).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = (path, ast.parse(path.read_text("utf-8")))
+    return found
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def test_a_public_class_name_stands_once() -> None:
+    places = defaultdict(list)
+    for path, tree in modules().values():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(relative(path))
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
+def imports_of(name: str, tree: ast.Module) -> set[str]:
+    """Modules of ours that a module imports, those in functions and under TYPE_CHECKING included."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in modules() else node.module)
+    return (found & modules().keys()) - {name}
+
+
+def import_cycles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """Strongly connected groups of two or more modules (Tarjan)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    cycles: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        order[name] = lowest[name] = len(order)
+        stack.append(name)
+        for other in sorted(edges[name]):
+            if other not in order:
+                visit(other)
+            if other in stack:
+                lowest[name] = min(lowest[name], lowest[other])
+        if lowest[name] == order[name]:
+            group = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            if len(group) > 1:
+                cycles.append(sorted(group))
+
+    for name in edges:
+        if name not in order:
+            visit(name)
+    return cycles
+
+
+def test_files_import_each_other_in_one_direction() -> None:
+    assert import_cycles({name: imports_of(name, tree) for name, (_, tree) in modules().items()}) == []
+
+
+def test_a_cycle_is_found() -> None:
+    assert import_cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+
+
+def platforms_named(place: str, tree: ast.Module) -> list[str]:
+    """Where a platform is named outside of its launcher: as a value, as a section of the config, or compared."""
+    found = []
+    for node in ast.walk(tree):
+        name = None
+        if isinstance(node, ast.Constant) and node.value in ("slurm", "vertex"):
+            name = str(node.value)
+        elif isinstance(node, ast.Attribute) and node.attr in ("slurm", "vertex"):
+            name = node.attr
+        elif isinstance(node, ast.Compare | ast.MatchValue) and "platform" in ast.unparse(node):
+            name = next((one for one in PLATFORMS if repr(one) in ast.unparse(node)), None)
+        if name is not None and not place.startswith(PLATFORMS[name] + "/"):
+            found.append(f"{place}:{node.lineno}: {name}")
+    return found
+
+
+def test_a_platform_is_named_by_its_launcher_only() -> None:
+    named = [
+        line
+        for path, tree in modules().values()
+        if relative(path) != PLATFORM_REGISTRY
+        for line in platforms_named(relative(path), tree)
+    ]
+    assert named == []
+
+
+def test_a_named_platform_is_found() -> None:
+    tree = ast.parse("if cluster.platform == 'ssh' or cluster.slurm.partition: pass")
+    assert platforms_named("cli/launch.py", tree) == ["cli/launch.py:1: ssh", "cli/launch.py:1: slurm"]
+    assert platforms_named("launch/hosts/plan.py", tree) == ["launch/hosts/plan.py:1: slurm"]
+
+
+def docstrings(tree: ast.Module) -> list[str]:
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
+    return [text for node in nodes if (text := ast.get_docstring(node)) is not None]
+
+
+@cache
+def tracked_files() -> tuple[str, ...]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode == 0 and listed.stdout:
+        return tuple(line for line in listed.stdout.splitlines() if (ROOT / line).is_file())
+    return tuple(
+        str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file() and ".venv" not in path.parts
+    )
+
+
+@cache
+def file_names() -> frozenset[str]:
+    """Our files under every name that cites them: `agent/leader.py` for `src/drillyard/launch/agent/leader.py`."""
+    parts = [name.split("/") for name in tracked_files()]
+    return frozenset("/".join(each[start:]) for each in parts for start in range(len(each)))
+
+
+def missing_files(text: str) -> list[str]:
+    """Files that `text` cites and that are not ours."""
+    return [name for name in CITED_FILE.findall(text) if name not in file_names()]
+
+
+# Files of others that docstrings cite.
+FOREIGN_FILES = {
+    "modeling_llama.py",
+    "integrations/moe.py",
+    "torch/distributed/fsdp/_fully_shard/_fsdp_param.py",
+    "metric_logger.py",
+    "megatron/training/training.py",
+    "torchtitan/components/metrics.py",
+    "torchtune/training/metric_logging.py",
+    "torchtune/training/memory.py",
+    "recipes/full_finetune_distributed.py",
+    "process_training_results.py",
+}
+
+
+def test_docstrings_cite_files_that_exist() -> None:
+    missing = {
+        relative(path): names
+        for path, tree in modules().values()
+        if (names := [name for text in docstrings(tree) for name in missing_files(text) if name not in FOREIGN_FILES])
+    }
+    assert missing == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["docs/architecture.md", "docs/glossary.md", "CONTRIBUTING.md", "README.md", "docs/security.md"]
+)
+def test_documents_cite_files_that_exist(name: str) -> None:
+    assert missing_files((ROOT / name).read_text("utf-8")) == []
+
+
+def test_words_that_are_not_used() -> None:
+    found = []
+    for name in tracked_files():
+        path = ROOT / name
+        if (
+            name in ABOUT_WORDS
+            or path.name in FOREIGN_WORDS
+            or path.suffix not in (".py", ".md", ".yaml", ".toml", ".sh", ".sbatch", ".js", ".css")
+        ):
+            continue
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+            if WORDS.search(line.replace("_", " ")):
+                found.append(f"{name}:{number}: {line.strip()[:100]}")
+    assert found == []
