@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.cli.fake_launcher import World
 from tests.unit.cli.test_runs import world
-from tests.unit.cli.test_runs_following import NOON
+from tests.unit.cli.test_watch import NOON
 from tests.unit.reporting import runs
 
 from drillyard.cli import main as cli

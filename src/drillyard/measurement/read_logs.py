@@ -39,13 +39,17 @@ _SECONDS_BETWEEN_LOOKS: Final = 2.0
 
 
 def read_logs(
-    paths: Sequence[str | Path], *, timezone: str | tzinfo | None = None, framework: str | None = None
+    paths: Sequence[str | Path],
+    *,
+    timezone: str | tzinfo | None = None,
+    framework: str | None = None,
+    allow_empty: bool = False,
 ) -> ParsedLog:
     """Read one run from its logs.
 
     `timezone` is for time stamps without a zone: a name or offset as `--timezone` takes it. `framework` is the
     name of the only format to look for. Raises UserError for paths that cannot be read, and, naming the formats tried,
-    if they hold no step and no mark.
+    if they hold no step and no mark, unless `allow_empty`.
     """
     zone = time_zone(timezone) if isinstance(timezone, str) else timezone
     only = _format(framework)
@@ -61,7 +65,7 @@ def read_logs(
     log.warnings += broken
     log.sources += chosen.aside
     add_directory(log, chosen.run_directory)
-    if not len(log.steps) and not log.marks:
+    if not len(log.steps) and not log.marks and not allow_empty:
         raise UserError(_nothing_found(log, only, broken))
     return log
 

@@ -55,7 +55,7 @@ def read_run_directory(run_directory: Path, usd_per_gpu_hour: float | None = Non
     events = read_events(run_directory)
     price = gpu_price(run_directory, usd_per_gpu_hour)
     facts = UserFacts(price_per_gpu_hour=(price and price.usd_per_hour) or None)
-    result = measure(read_logs([run_directory], framework="drillyard"), facts)
+    result = measure(read_logs([run_directory], framework="drillyard", allow_empty=True), facts)
     device = "GPU" if result.speed.accelerator else "rank"
     content = measured_content(result, device, price.source if price else "")
     status = run_status(events)

@@ -58,7 +58,7 @@ def test_a_new_accelerator_is_a_row_and_no_code(tmp_path):
 
     estimate = drillyard.estimate(run, machine="my-node", nodes=2, hardware=own)
     assert (estimate.verdict, estimate.available_gib.value) == ("fits", 94)
-    assert (estimate.speed.seconds.low.value > 0, estimate.cost.price.of_gpu.value) == (True, 2.5)
+    assert (estimate.step_time.seconds.low.value > 0, estimate.cost.price.of_gpu.value) == (True, 2.5)
 
     plan = drillyard.plan(run, cluster)
     assert (plan.processes_per_node, "#SBATCH --gres=gpu:my-gpu:8" in plan.files[0].content) == (8, True)

@@ -222,3 +222,10 @@ def test_what_was_not_measured_is_reported(tmp_path):
     assert any(says(note, "sql-execution of sql ... step 50: rank 1: out of memory") for note in content.missing)
     (message,) = [one for one in content.events if one.name == "evaluation_failed"]
     assert message.level == "warning" and "out of memory" in message.text
+
+
+@pytest.mark.parametrize("events", ["", '{"event": "failure", "reason": "no disk", "time": 1.0}\n'])
+def test_a_run_that_failed_before_its_first_event_has_a_report(tmp_path: Path, events: str) -> None:
+    (tmp_path / "events.jsonl").write_text(events)
+    content = read_run_directory(tmp_path)
+    assert (content.title, len(content.missing) > 0) == (tmp_path.name, True)
