@@ -225,7 +225,7 @@ def test_what_was_not_measured_is_reported(tmp_path):
 
 
 @pytest.mark.parametrize("events", ["", '{"event": "failure", "reason": "no disk", "time": 1.0}\n'])
-def test_a_run_that_failed_before_its_first_event_has_a_report(tmp_path: Path, events: str) -> None:
+def test_a_run_that_failed_before_its_first_event_has_a_report(tmp_path, events):
     (tmp_path / "events.jsonl").write_text(events)
     content = read_run_directory(tmp_path)
     assert (content.title, len(content.missing) > 0) == (tmp_path.name, True)
