@@ -18,7 +18,7 @@ from drillyard.faults.disturbed_run import can_mount
     [
         (["--set", "checkpoint.every_steps=null"], "checkpoint.every_steps is not set"),
         (["--set", "checkpoint.every_steps=10"], "40 steps and saves every 10: faults need at least 6 saves"),
-        (["--faults", "kill,quake"], "--faults kill,quake: quake is no kind; choose from kill, stop, term, disk-full, flip"),
+        (["--faults", "kill,quake"], "quake is no kind; choose from kill, stop, term, disk-full, flip"),
         (["--count", "3"], "--count 3 is less than the 5 kinds of --faults"),
         (["--set", "training.stps=3"], "unknown key; did you mean 'steps'?"),
     ],

@@ -195,6 +195,7 @@ def test_words_that_are_not_used() -> None:
         ):
             continue
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-            if WORDS.search(line.replace("_", " ")):
+            # Exit reports of an earlier version have a key of this name.
+            if WORDS.search(re.sub('["`]told["`]', "", line).replace("_", " ")):
                 found.append(f"{name}:{number}: {line.strip()[:100]}")
     assert found == []

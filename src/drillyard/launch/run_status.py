@@ -72,7 +72,7 @@ def beyond_failure(reason: str | None, failure: RunFailure | None) -> str:
     before, found, after = reason.partition(failure.reason)
     if not found:
         return reason
-    # As agents name a node where there are several (agent/final_status.py).
+    # As agents name a node where there are several (agent/exit_report.py).
     parts = (re.sub(r"node \d+ \([^)]*\): $", "", before), after)
     return "; ".join(part for part in (each.strip("; ") for each in parts) if part)
 

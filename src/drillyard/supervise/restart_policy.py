@@ -200,14 +200,13 @@ def after_failure(failure: AttemptFailure, counts: RestartCounts, limits: Restar
         return refuse(f"exit code {failure.exit_code} means {meaning}: not started again")
     if limits.max_failures == 0:
         return refuse("restarts are off" + (f" ({limits.option} 0)" if limits.option else ""))
-    after = replace(counts, unsaved_stops=0)
     if failure.knows_step and failure.step is None:
-        after = replace(after, failed_starts=counts.failed_starts + 1)
+        after = replace(counts, failed_starts=counts.failed_starts + 1)
         if after.failed_starts >= MAX_FAILED_STARTS:
             return refuse(f"{after.failed_starts} attempts in a row failed before their first step", after)
         return RestartDecision(AGAIN, EXIT_FAILED, "", after, False, _pause_seconds(after))
     repeats = counts.repeats + 1 if failure.step is not None and failure.signature == counts.last_failure else 0
-    after = replace(after, failed_starts=0, repeats=repeats, last_failure=failure.signature)
+    after = replace(counts, unsaved_stops=0, failed_starts=0, repeats=repeats, last_failure=failure.signature)
     if repeats >= MAX_REPEATS:
         return refuse(f"{repeats} further attempts ended at the same step {failure.step} with the same error", after)
     if counts.failures >= limits.max_failures:
@@ -254,7 +253,8 @@ def _without_checkpoint(counts: RestartCounts, saved: bool) -> RestartCounts:
     if saved:
         return replace(counts, failed_starts=0, unsaved_stops=0)
     failures = counts.failures + 1 if counts.unsaved_stops > 0 else counts.failures
-    return replace(counts, failures=failures, failed_starts=0, unsaved_stops=counts.unsaved_stops + 1)
+    # `failed_starts` stays: an attempt that saved nothing got no further than those that failed at once.
+    return replace(counts, failures=failures, unsaved_stops=counts.unsaved_stops + 1)
 
 
 def _with_losses(counts: RestartCounts, hosts: Iterable[str], times: int) -> RestartCounts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -241,6 +243,17 @@ def test_failures_before_the_first_step_use_up_a_limit_of_their_own() -> None:
 def test_an_attempt_that_reaches_a_step_resets_failed_starts() -> None:
     made = decisions(10, *(failed(each) for step in range(5) for each in (None, None, step)))
     assert len(made) == 15 and made[-1].what == AGAIN
+
+
+@pytest.mark.parametrize("between", [{"codes": {0: 85}, "asked": "SIGTERM"}, {"codes": {}, "lost": {0: "a"}}])
+def test_failed_starts_between_stops_or_losses_that_saved_nothing_come_to_an_end(between: dict[str, Any]) -> None:
+    failed_start = AttemptEnd({0: 1}, {}, first=0, step=None, knows_step=True)
+    counts, made = RestartCounts(), []
+    for number in range(40):
+        end = failed_start if number % 2 == 0 else AttemptEnd(**{"lost": {}, "newer_checkpoint": False, **between})
+        made.append(decide(end, counts, LIMITS))
+        counts = made[-1].counts
+    assert made[4].what == LEAVE and made[4].code == 1
 
 
 @pytest.mark.parametrize("launched", [False, True])

@@ -23,6 +23,8 @@ from .protocol import Connection, ConnectionLost, JoinRefused, join
 from .state_file import is_cancelled, last_state
 
 _SECONDS_BETWEEN_TRIES = 0.5
+# Where the job waits for no node: Slurm starts the first node's agent about when it starts this one.
+_SECONDS_FOR_LEADER = 600.0
 
 
 class Follower(NodeAgent):
@@ -56,7 +58,7 @@ class Follower(NodeAgent):
                 return left.code
 
     def _find_leader(self) -> tuple[Connection, int]:
-        deadline = time.monotonic() + (self._job.join_seconds or self._job.start_seconds)
+        deadline = time.monotonic() + (self._job.join_seconds or _SECONDS_FOR_LEADER)
         last_words = ""
         silence = self._job.lease_seconds / 2
         described = {**self._start, "node": self._node.rank, "host": self._me.host}

@@ -160,9 +160,9 @@ class RankPipes:
         except OSError:
             self.directory, ends = _make_pipes("drillyard-", count, None)
         self._writers = [writer for _, writer in ends]
-        marks = [f"[default{local}]:".encode() for local in range(count)]
         self._pumps = [
-            Pump(reader, log, passed_on, mark, redactor) for (reader, _), mark in zip(ends, marks, strict=True)
+            Pump(reader, log, passed_on, f"[default{local}]:".encode(), redactor)
+            for local, (reader, _) in enumerate(ends)
         ]
 
     def finish(self, seconds: float) -> list[bytes]:

@@ -117,6 +117,9 @@ def test_a_node_that_reported_of_its_own_fault_is_the_cause_although_it_was_stop
     ]
     found = exit_report.first_cause(heard)
     assert found is not None and (found["node"], found["rank"]) == (1, 8)
+    # As an earlier version wrote it.
+    old = [{"told" if key == "has_record" else key: value for key, value in each.items()} for each in heard]
+    assert exit_report.first_cause(old) == old[1]
 
 
 @pytest.mark.parametrize("lines", [5, "text", {"a": 1}, None, []])

@@ -40,6 +40,10 @@ def test_a_file_is_for_python_3_9_and_its_standard_library(name: str) -> None:
             assert module in sys.stdlib_module_names
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert f"{node.module}.py" in shipped_files()
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            # Both came with Python 3.10.
+            assert not (node.func.id == "zip" and any(each.arg == "strict" for each in node.keywords))
+            assert not (node.func.id == "isinstance" and isinstance(node.args[1], ast.BinOp))
 
 
 def test_shared_modules_travel() -> None:
