@@ -1,6 +1,6 @@
 """The public functions: what the commands of the same names do, as values instead of text.
 
-Every mistake of the caller is a `UserError` (`drillyard.errors` has its kinds). Paths may be given as text. Each
+Every mistake in a value is a `UserError` (`drillyard.errors` has its kinds). Paths may be given as text. Each
 function imports what it needs when it is called.
 """
 
@@ -43,7 +43,7 @@ def estimate(
 
     Where it runs: `cluster` (a cluster.yaml), or `machine` and `nodes`, or `accelerator` and `num_gpus`. `overrides`
     are KEY=VALUE settings of the run config, `hardware` a file of your own hardware. The result's `verdict` is `fits`,
-    `may not fit` or `does not fit`; each figure is a quantity with its unit, range, formula and source.
+    `may not fit`, `does not fit` or `unknown`; each figure is a quantity with its unit, range, formula and source.
     """
     from drillyard.estimation.request import EstimateOptions, build_request
     from drillyard.estimation.run_estimate import estimate_run
@@ -71,7 +71,8 @@ def train(
 ) -> int:
     """Train on this host until the run is over, in processes of their own; return the exit code of `drillyard train`.
 
-    0: done; 1: failed; 2: the config or the data must be fixed; 85: stopped on request with everything saved. A run
+    0: done; 1: failed; 2: the config or the data must be fixed; 85: stopped on request with everything saved; -N: the
+    command was killed by signal N. A run
     that was stopped or has crashed resumes from its newest checkpoint. Raises ConfigError for an invalid config.
     """
     from drillyard.config import load_run_config, save_resolved
@@ -173,8 +174,8 @@ def logs(
     from drillyard.launch.request import LogSelection, parse_since
 
     begin = None if since is None else parse_since(since, time.time())
-    for piece in find_launched_run(run, _path(cluster)).logs(LogSelection(follow, rank, node, tail, begin)):
-        yield from piece.decode(errors="replace").removesuffix("\n").split("\n")
+    pieces = find_launched_run(run, _path(cluster)).logs(LogSelection(follow, rank, node, tail, begin))
+    return (line for piece in pieces for line in piece.decode(errors="replace").removesuffix("\n").split("\n"))
 
 
 def measure(
@@ -248,7 +249,7 @@ def _texts(paths: PathLike | Sequence[PathLike]) -> list[str]:
 
 def user_facts(given: dict[str, Any]) -> UserFacts:
     """The facts that a user gave by the names of the flags of `drillyard metrics`; counts may be text such as 70.6B."""
-    from drillyard.measurement.user_facts import UserFacts, to_formula
+    from drillyard.measurement.user_facts import UserFacts, moment_us, to_formula
 
     facts = {**given, "config": _path(given.get("config")), "formula": to_formula(given.get("formula"))}
     for name in ("params", "active_params"):
@@ -256,4 +257,7 @@ def user_facts(given: dict[str, Any]) -> UserFacts:
             from drillyard.estimation.request import parse_count
 
             facts[name] = parse_count(f"--{name.replace('_', '-')}", facts[name])
+    for name in ("job_start", "job_end"):
+        if name in facts:
+            facts[f"{name}_us"] = moment_us(f"--{name.replace('_', '-')}", facts.pop(name), None)
     return UserFacts(**facts)

@@ -51,10 +51,19 @@ def rename_keys(values: dict[str, Any], renamed: Mapping[str, str] = RENAMED_KEY
             section = section.get(key) if isinstance(section, dict) else None
         if not isinstance(section, dict) or last not in section:
             continue
-        warn_renamed(old, new)
-        value = section.pop(last)
-        *path, last = new.split(".")
-        section = values
+        *path, new_last = new.split(".")
+        target: Any = values
         for key in path:
-            section = section.setdefault(key, {})
-        section.setdefault(last, value)
+            target = target.setdefault(key, {}) if isinstance(target, dict) else None
+        if isinstance(target, dict):
+            warn_renamed(old, new)
+            target.setdefault(new_last, section.pop(last))
+
+
+def rename_override(override: str, renamed: Mapping[str, str] = RENAMED_KEYS) -> str:
+    """A KEY=VALUE of --set with its old key replaced."""
+    key, equals, value = override.partition("=")
+    if key.strip() not in renamed:
+        return override
+    warn_renamed(key.strip(), renamed[key.strip()])
+    return f"{renamed[key.strip()]}{equals}{value}"

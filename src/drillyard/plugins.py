@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -24,13 +24,21 @@ def import_name(path: str) -> Any:
 
 
 @cache
-def load_plugins(group: str, base: str, built_in: Collection[str]) -> dict[str, Any]:
-    """The usable classes of an entry point group by name. `base`: `module:Class` that each must extend."""
+def load_plugins(
+    group: str, base: str, built_in: Collection[str], why_unusable: Callable[[str, Any], str | None] | None = None
+) -> dict[str, Any]:
+    """The usable classes of an entry point group by name. `base`: `module:Class` that each must extend.
+
+    `why_unusable`: given a name and a class, what else is wrong with them, or None.
+    """
     classes: dict[str, Any] = {}
     for entry in entry_points(group=group):
         try:
-            classes[entry.name] = _load(entry, base, {*built_in, *classes})
-        except Exception as error:
+            found = _load(entry, base, {*built_in, *classes})
+            if why_unusable is not None and (why := why_unusable(entry.name, found)) is not None:
+                raise _Unusable(why)
+            classes[entry.name] = found
+        except (Exception, SystemExit) as error:
             why = f"{type(error).__name__}: {error}" if not isinstance(error, _Unusable) else str(error)
             line = " ".join(f"{group} '{entry.name}' of {_distribution(entry)} is left out: {why}".split())
             print(f"drillyard: {line}", file=sys.stderr)

@@ -49,6 +49,19 @@ def test_where_both_keys_are_given_the_new_one_wins():
     assert values == {"data": {"sequence_length": 256}}
 
 
+def test_a_section_that_is_no_mapping_is_left_to_the_checks(recwarn):
+    values = {"data": None, "old": 1}
+    rename_keys(values, {"data.seq_len": "data.sequence_length", "old": "data.sequence_length"})
+    assert values == {"data": None, "old": 1} and not recwarn.list
+
+
+def test_an_override_with_an_old_key_wins_over_the_file(tmp_path, monkeypatch):
+    monkeypatch.setitem(RENAMED_KEYS, "data.seq_len", "data.sequence_length")
+    (tmp_path / "run.yaml").write_text(RUN.replace("seq_len", "sequence_length"))
+    with pytest.warns(RenamedWarning):
+        assert load_run_config(tmp_path / "run.yaml", ["data.seq_len=64"]).data.sequence_length == 64
+
+
 def test_a_config_with_an_old_key_is_read(tmp_path, monkeypatch):
     monkeypatch.setitem(RENAMED_KEYS, "data.seq_len", "data.sequence_length")
     (tmp_path / "run.yaml").write_text(RUN)

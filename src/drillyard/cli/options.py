@@ -86,7 +86,7 @@ RUN_FACTS: Final = {
     "hardware": SharedOption(Path, "Your own hardware and prices, added to the built-in ones.", RUN, "FILE"),
     "gpus_per_node": SharedOption(int, "GPUs in a node, for a price per node.", MONEY),
     "price_per_gpu_hour": SharedOption(
-        float, "Price of a GPU; default for a run directory: that of cluster.yaml's machine.", MONEY, "DOLLARS"
+        float, "Price of a GPU; the report of a run directory has that of cluster.yaml's machine.", MONEY, "DOLLARS"
     ),
     "price_per_node_hour": SharedOption(float, "Price of a node, instead of a GPU.", MONEY, "DOLLARS"),
     "framework": SharedOption(str, "Read as this format only, such as megatron; default: detected.", RANGE),

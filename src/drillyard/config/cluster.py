@@ -109,7 +109,8 @@ def cluster_model() -> type[ClusterConfig]:
     description = f"What runs the job: {', '.join(names[:-1])} or {names[-1]}."
     fields: dict[str, Any] = {"platform": (Literal[names], Field(description=description, examples=["local"]))}
     for name, facts in platforms().items():
-        if facts.section is not PlatformSection:
+        # A plug-in does not replace a setting that all platforms share.
+        if facts.section is not PlatformSection and name not in ClusterConfig.model_fields:
             fields[name] = (facts.section | None, Field(default=None, description=f"Settings of platform {name}."))
     return create_model("ClusterConfig", __base__=ClusterConfig, __doc__=ClusterConfig.__doc__, **fields)
 

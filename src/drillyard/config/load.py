@@ -28,7 +28,7 @@ from drillyard.config.run import RunConfig, WorkloadRunConfig
 from drillyard.config.strict_model import ConfigOrigin, StrictModel
 from drillyard.config.validation_errors import describe_value, find_problems, pydantic_problems
 from drillyard.config.yaml_document import FLOAT, STANDARD_TAG, YamlDocument, read_document
-from drillyard.deprecation import rename_keys
+from drillyard.deprecation import rename_keys, rename_override
 from drillyard.errors import ConfigError, UserError
 from drillyard.version import __version__
 
@@ -138,8 +138,9 @@ def _load(
     resolve_environment: bool,
     needs_learning_rate: bool = True,
 ) -> Config:
-    document = apply_overrides(_with_mapping(read_document(path), model), overrides)
+    document = _with_mapping(read_document(path), model)
     rename_keys(document.value)
+    document = apply_overrides(document, [rename_override(each) for each in overrides])
     _require_kind(document, model)
     if not needs_learning_rate:
         _fill_in_learning_rate(document.value)

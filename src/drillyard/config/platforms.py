@@ -8,6 +8,7 @@ a launcher by an entry point `drillyard.launchers` under the platform's name: a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -134,8 +135,16 @@ _ORDER = ("local", "ssh", "slurm", "gke", "vertex", "gce", "nebius")
 def platforms() -> dict[str, PlatformFacts]:
     """The facts of every platform by name: built-in ones, then plug-ins."""
     known = {name: _CLOUDS[name] if name in _CLOUDS else import_name(_LAUNCHERS[name]) for name in _ORDER}
-    plugins = load_plugins("drillyard.launchers", "drillyard.launch.launcher:Launcher", _ORDER)
+    plugins = load_plugins("drillyard.launchers", "drillyard.launch.launcher:Launcher", _ORDER, _why_unusable)
     return {**known, **{name: replace(found.facts, launcher=found) for name, found in plugins.items()}}
+
+
+def _why_unusable(name: str, launcher: Any) -> str | None:
+    if not isinstance(launcher.facts, PlatformFacts):
+        return "its `facts` are no PlatformFacts"
+    if re.fullmatch("[a-z][a-z0-9_-]*", name) is None:
+        return "a platform's name has lower-case letters, digits, - and _, and begins with a letter"
+    return None
 
 
 def launcher_class(platform: str) -> Any:

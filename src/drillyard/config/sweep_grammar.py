@@ -3,7 +3,8 @@
     --sweep micro_batch_size=1..16                    every whole number from 1 to 16
     --sweep nodes=8..64..8                            every eighth
     --sweep nodes=1..64..x2                           powers of two: 1, 2, 4, ... 64
-    --sweep training.optimizer.betas=[0.9,0.95],[0.8,0.9]      a list; commas in brackets and quotes belong to a value
+    --sweep training.optimizer.betas=[0.9,0.95],[0.8,0.9]      lists, for `launch` only
+    --sweep workload.environment.FLAGS='a=1,b=2','0..3'   texts in quotes
 
 A key is a setting of the run config, dotted as for --set or by a short name below; `nodes` and `machine` belong to
 `estimate`. Several options give every combination, the last one fastest. Ranges stay ranges until their size is known,
@@ -41,8 +42,8 @@ SHORT = {
 TARGETS = ("nodes", "machine")
 MAX_NAME = 63
 RANGE = re.compile(r"(\d+)\.\.(\d+)(?:\.\.(x?)(\d+))?")
-KEY = re.compile(r"\s*([A-Za-z_][\w.]*)\s*=")
-HOW = "write KEY=1..16, KEY=8..64..8, KEY=1..64..x2 or KEY=a,b,c"
+KEY = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*=")
+HOW = "write KEY=1..16, KEY=8..64..8, KEY=1..64..x2 or KEY=a,b,c, and a text with = or .. in quotes: KEY='a=1','0..3'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,12 @@ class SweepPoint:
 
 def parse_axes(options: Sequence[str]) -> tuple[Axis, ...]:
     """The axes of all --sweep options. UserError for what is not one, a key twice, and more than MOST_POINTS points."""
-    texts: dict[str, list[str]] = {}
     split = [_split_keys(option) for option in options]
-    for key, values in itertools.chain.from_iterable(split):
-        if key in texts:
-            raise UserError(f"--sweep: {key} is given twice; list its values: {key}=1,2,4")
-        texts[key] = values
-    axes = tuple(_axis(key, values) for key, values in texts.items())
+    axes = tuple(_axis(key, values) for key, values in itertools.chain.from_iterable(split))
+    paths = [axis.path for axis in axes]
+    for axis in axes:
+        if paths.count(axis.path) > 1:
+            raise UserError(f"--sweep: {axis.path} is given twice; list its values: {axis.key}=1,2,4")
     counts = {axis.key: _count(axis.texts) for axis in axes}
     size = math.prod(counts.values())
     if size > MOST_POINTS:
@@ -123,13 +123,19 @@ def _split_keys(option: str) -> list[tuple[str, list[str]]]:
     found: list[tuple[str, list[str]]] = []
     for part in _split(option):
         key = KEY.match(part)
-        if key is not None:
+        if key is not None and (not found or _may_be_key(key[1])):
             found.append((key[1], [part[key.end() :].strip()]))
         elif not found:
             raise UserError(f"--sweep {option}: '{part}' has no key; {HOW}")
         else:
             found[-1][1].append(part)
     return found
+
+
+def _may_be_key(name: str) -> bool:
+    """Whether `name=` after a comma begins another key: a known one or nearly so. Else it belongs to a text."""
+    known = [*SHORT, *TARGETS, *RunConfig.model_fields]
+    return "." in name or name in known or closest_name(name, known) is not None
 
 
 def _split(text: str) -> list[str]:

@@ -190,8 +190,6 @@ def _capabilities(request: LaunchRequest, machine: Machine | None) -> Iterator[L
     needed: list[tuple[bool, str, ConfigName, str, str]] = [
         (cluster.nodes > 1, "multi_node", "cluster", "nodes", "nodes"),
         (own_image, "image", "run", "workload.image", "workload.image"),
-        (request.sync, "sync", "cluster", "platform", "--sync"),
-        (request.dependency is not None, "dependency", "cluster", "platform", "--after"),
     ]
     for is_needed, capability, config, key, option in needed:
         if is_needed:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from drillyard.config import ClusterConfig, RunConfig, load_cluster_config, load_launch_config
 from drillyard.config.auto_values import num_gpus
-from drillyard.config.platforms import launcher_class, platforms
+from drillyard.config.platforms import launcher_class, platforms, require_capability
 from drillyard.config.sweep_grammar import SweepPoint, launch_points
 from drillyard.config.yaml_document import read_document
 from drillyard.errors import DoesNotFitError, NotFoundError, UserError
@@ -68,6 +68,14 @@ def _load_cluster(path: Path) -> ClusterConfig:
 
 def plan_requests(requests: Sequence[LaunchRequest]) -> list[Plan]:
     """The plan of each request. Pure. Raises UserError for every mistake that can be seen without the scheduler."""
+    for request in requests:
+        # Before the launcher is asked: a plug-in's plan need not call the checks.
+        for is_wanted, capability, option in (
+            (request.sync, "sync", "--sync"),
+            (request.dependency is not None, "dependency", "--after"),
+        ):
+            if is_wanted:
+                require_capability(request.cluster.platform, capability, option)
     return launcher_for(requests[0].cluster).plan_sweep(list(requests))
 
 

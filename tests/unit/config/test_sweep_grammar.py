@@ -60,6 +60,7 @@ def test_points_are_all_combinations_the_last_key_fastest() -> None:
     ("text", "facts"),
     [
         ("node=1..3", r"'node'.*nodes"),
+        ("micro-batch-size=1,2", "'micro-batch-size'.*micro_batch_size"),
         ("zzz=1", r"'zzz'.*micro_batch_size"),
         ("1..3", "'1..3' has no key"),
         ("", "'' has no key"),
@@ -144,6 +145,12 @@ def test_commas_in_brackets_belong_to_the_value() -> None:
     assert len(points) == 2
 
 
+@pytest.mark.parametrize("text", ["a=1,b=2", "'a=1','output=2'", "'0..3','4..7'"])
+def test_texts_with_signs_of_the_grammar(text: str) -> None:
+    points = launch_points([f"workload.environment.F={text}"], "run")
+    assert [point.overrides for point in points] == [(f"workload.environment.F={each}",) for each in text.split(",")]
+
+
 def test_long_or_equal_names_become_numbers() -> None:
     long = launch_points(["a.key=" + ",".join(f"{'v' * 60}{n}" for n in range(11))], "run")
     assert [point.name for point in long] == [f"{n:02}" for n in range(11)]
@@ -156,6 +163,7 @@ def test_long_or_equal_names_become_numbers() -> None:
         (["learning_rate"], "has no key"),
         (["a.b=1,2", "a.b=3"], "a.b is given twice"),
         (["a.b=1,1"], "the value 1 is there twice"),
+        (["training.micro_batch_size=1,2", "micro_batch_size=4"], "training.micro_batch_size is given twice"),
         (["nodes=1,2"], "nodes: the cluster config sets it"),
         (["a.b=1,,2"], "a.b has an empty value"),
     ],

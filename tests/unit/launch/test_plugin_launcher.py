@@ -152,6 +152,9 @@ def test_the_public_functions_do_what_the_commands_do(install: Install, queue: P
     assert drillyard.status(handle).state == "running"
     assert list(drillyard.logs("second", tail=1)) == ["0: 2026-01-31T12:00:00.000000Z step 1 of 10"]
     assert list(drillyard.logs("second", since="2026-02-01T00:00:00Z", cluster="cluster.yaml")) == []
+    for wanted in ({"sync": True}, {"after": handle}):
+        with pytest.raises(drillyard.UserError, match=r"platform acme.*slurm"):
+            drillyard.plan("run.yaml", **wanted)  # type: ignore[arg-type]
     with pytest.raises(drillyard.UserError, match="second"):
         drillyard.submit("run.yaml", overrides=["name=second"])
     drillyard.submit("run.yaml", overrides=["name=second"], replace=True)
@@ -168,6 +171,9 @@ def test_the_public_functions_do_what_the_commands_do(install: Install, queue: P
         (MODULE.replace("def plan(", "def other("), "acme", "plan"),
         (MODULE.replace("    facts = ", "    other = "), "acme", "facts"),
         ("class AcmeLauncher: pass\n", "acme", "Launcher"),
+        (MODULE.replace("    facts = PlatformFacts(", "    facts = dict("), "acme", "PlatformFacts"),
+        ("import sys\nsys.exit(3)\n", "acme", "3"),
+        (MODULE, "_acme", "_acme"),
         (MODULE, "slurm", "slurm"),
         (MODULE, "gke", "gke"),
     ],
