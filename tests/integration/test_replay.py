@@ -103,7 +103,7 @@ def test_what_cannot_be_replayed_is_refused_with_the_reason(failing: Run) -> Non
     for arguments, reason in (
         ([14], "this step was not logged, so there are no bits to compare; the nearest that were are 12 and 15"),
         ([9], "no checkpoint before this step is kept (there are: 10, 20)"),
-        ([15, "--nproc-per-node", 2], "the step was done on 1 rank,"),
+        ([15, "--nproc-per-node", 2], "step 15 ran on 1 rank,"),
     ):
         ended = drillyard("train", failing.config, "--replay", *arguments)
         assert ended.returncode == 2, ended.stdout

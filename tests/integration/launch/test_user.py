@@ -56,7 +56,7 @@ def test_a_secret_is_in_one_file_that_only_its_owner_reads_while_the_run_goes_on
     script = "stat -c 'its mode is %a' runs/secret/launch/secrets.json; exit 3"
     run = desk.write_run("secret", {"command": ["bash", "-c", script], "environment": {"TOKEN": "${env:MY_TOKEN}"}})
     missing = desk.say("launch", run)
-    assert missing.returncode == 2 and "MY_TOKEN is not set" in missing.stderr
+    assert missing.returncode == 2 and "not set on this machine: MY_TOKEN" in missing.stderr
     desk.environment["MY_TOKEN"] = VALUE
     handle = desk.launch(run, "--max-failures", "0")
     assert desk.say("runs", "wait", handle).returncode == 1

@@ -161,7 +161,7 @@ def test_a_second_submission_is_refused_until_the_first_is_over_or_replaced(vert
     plan = place.plan()
     place.launcher.submit(plan)
     first = vertex.newest
-    with pytest.raises(UserError, match=r"is there already and queued.*--replace"):
+    with pytest.raises(UserError, match="is queued already"):
         place.launcher.submit(plan)
     assert len(vertex.jobs) == 1
     place.launcher.submit(plan, replace=True)
@@ -180,14 +180,14 @@ def test_another_machine_sees_the_same_runs_and_only_this_cluster_s(vertex: Vert
     there = Place(vertex)
     assert [status.handle.run for status in there.launcher.runs()] == ["z", "a-b", "a.b"]
     assert there.launcher.status("a.b").handle.run == "a.b"
-    with pytest.raises(UserError, match=r"no run 'elsewhere'; the runs there are: z, a-b, a\.b"):
+    with pytest.raises(UserError, match=r"'elsewhere'.*: z, a-b, a\.b"):
         there.launcher.status("elsewhere")
 
 
 def test_a_run_that_is_over_is_resumed_as_it_was_planned(vertex: Vertex) -> None:
     place = Place(vertex, consumption="spot")
     place.launcher.submit(place.plan())
-    with pytest.raises(UserError, match="is not over"):
+    with pytest.raises(UserError, match="is queued and needs no resume"):
         place.launcher.resume("tiny")
     vertex.enter(vertex.newest, "RUNNING")
     vertex.enter(vertex.newest, "FAILED", (14, "Spot VM was preempted."))
@@ -283,4 +283,4 @@ def test_ctrl_c_while_the_job_is_made_ends_with_the_handle(vertex: Vertex, capsy
     plan = place.plan()
     vertex.on_created = lambda job: os.kill(os.getpid(), signal.SIGINT)
     assert str(place.launcher.submit(plan)) == "vertex://c/tiny"
-    assert "vertex://c/tiny: is submitted; Ctrl-C came too late" in capsys.readouterr().err
+    assert "vertex://c/tiny is submitted already; drillyard runs cancel vertex://c/tiny" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from tests.integration.launch.vertex_server import PROJECT, REGION, Vertex
 from tests.unit.launch.requests import cluster, request
 
 from drillyard.launch.plan import Plan
+from drillyard.launch.programs import Programs
 from drillyard.launch.vertex.launcher import VertexLauncher
 
 WORKLOAD = "name: tiny\nworkload: {command: [sh, -c, 'echo hello']}\n"
@@ -26,7 +27,7 @@ class Place:
             "vertex": f"{{endpoint: '{service.endpoint}'{', ' if own else ''}{own}}}",
             **settings,
         }
-        self.launcher = VertexLauncher(request(self._yaml(), WORKLOAD).cluster)
+        self.launcher = VertexLauncher(request(self._yaml(), WORKLOAD).cluster, Programs())
 
     def _yaml(self) -> str:
         return cluster("vertex", **self.settings)
