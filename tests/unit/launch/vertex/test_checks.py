@@ -6,6 +6,7 @@ import pytest
 from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
+from drillyard.launch.submission import plan_requests
 from drillyard.launch.vertex.custom_job import plan_of
 
 IN_ZONE_C = "{project: p, region: us-central1, zone: us-central1-c}"
@@ -112,11 +113,9 @@ def test_a_directory_outside_of_the_bucket_is_refused() -> None:
     ("option", "capability"), [({"sync": True}, "sync"), ({"dependency": "slurm://c/a"}, "depend")]
 )
 def test_what_the_platform_cannot_do_names_those_that_can(option: dict[str, object], capability: str) -> None:
-    from drillyard.launch.launcher import launcher_for
-
     asked = request(cluster("vertex", storage="{bucket: my-bucket}"), WORKLOAD, **option)
     with pytest.raises(UserError, match=rf"platform vertex cannot do that \({capability}.*these can: .*slurm"):
-        launcher_for(asked.cluster).plan(asked)
+        plan_requests([asked])
 
 
 def test_an_unknown_machine_is_refused() -> None:
