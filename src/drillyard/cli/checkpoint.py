@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drillyard.cli.options import find_run
+from drillyard.formatting import size
 
 if TYPE_CHECKING:
     from drillyard.training.checkpoint import CheckpointInfo
@@ -255,7 +256,7 @@ def _print_table(checkpoints: list[CheckpointInfo], marks: dict[Path, list[str]]
         ranks = str(info.manifest.world_size) if info.manifest else ""
         status = f"[{_style(info.status)}]{info.status}[/]"
         table.add_row(
-            str(info.step), size_text(info.bytes), age_text(_age_seconds(info)), ranks, loss, status,
+            str(info.step), size(info.bytes), age_text(_age_seconds(info)), ranks, loss, status,
             ", ".join(marks[info.path]),
         )  # fmt: skip
     if checkpoints:
@@ -271,7 +272,7 @@ def _print_verified(result: VerifiedCheckpoint) -> None:
     info = result.info
     whole = "undamaged" if result.good else info.status if not info.complete else "damaged"
     console.print(
-        f"{escape(info.path.name)}  [{_style('complete' if result.good else whole)}]{whole}[/]  {size_text(info.bytes)}"
+        f"{escape(info.path.name)}  [{_style('complete' if result.good else whole)}]{whole}[/]  {size(info.bytes)}"
     )
     width = max(len(file.verdict) for file in result.files)
     for file in result.files:
@@ -284,15 +285,15 @@ def _print_pruned(plan: PrunePlan, target: CheckpointSelection, dry_run: bool) -
     for info, problem in plan.damaged:
         typer.echo(f"{info.path.name}: damaged, not deleted: {problem}")
     for info in sorted(plan.keep, key=lambda info: info.step):
-        typer.echo(f"{info.path.name}: kept, {size_text(info.bytes)}")
+        typer.echo(f"{info.path.name}: kept, {size(info.bytes)}")
     for info in plan.remove:
-        typer.echo(f"{info.path.name}: {'would be deleted' if dry_run else 'deleted'}, {size_text(info.bytes)}")
+        typer.echo(f"{info.path.name}: {'would be deleted' if dry_run else 'deleted'}, {size(info.bytes)}")
     if not plan.keep:
         typer.echo(f"{target.directory}: holds no undamaged checkpoint; nothing is deleted.")
     elif not plan.remove:
         typer.echo("Nothing to delete.")
     else:
-        freed = size_text(sum(info.bytes for info in plan.remove))
+        freed = size(sum(info.bytes for info in plan.remove))
         typer.echo(f"{freed} would be freed; nothing was deleted." if dry_run else f"{freed} freed.")
 
 
@@ -337,16 +338,6 @@ def _age_seconds(info: CheckpointInfo) -> int | None:
         return max(0, round(time.time() - info.path.lstat().st_mtime))
     except FileNotFoundError:
         return None
-
-
-def size_text(count: int) -> str:
-    """A number of bytes for people: `512 B`, `12.3 MiB`, `1.2 TiB`."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def age_text(seconds: float | None) -> str:

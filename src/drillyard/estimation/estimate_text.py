@@ -297,7 +297,7 @@ def _footnotes(estimate: RunEstimate) -> Iterator[RenderableType]:
         for end in ((one,) if isinstance(one, Quantity) else (one.low, one.high))
     )
     if any(end.unverified for end in ends_of):
-        yield Text(f"{DOUBT} rests on values that nothing primary confirms; --explain names them", style="dim")
+        yield Text(f"{DOUBT} rests on values without a primary source; --explain names them", style="dim")
 
 
 def _explained(one: Quantity | Range, numbers: dict[FactSource, int]) -> tuple[str, str, str]:

@@ -36,7 +36,7 @@ def sweep_text(swept: SweepResult, run: str) -> RenderableType:
         parts += [Text("GiB and tokens/s: per GPU; GiB: higher end, all else: middle of the range; *: Pareto front")]
     parts += [Text(line) for line in _on_classes(possible)]
     if any(point.unverified for point in possible):
-        parts += [Text("some values that these rest on nothing primary confirms: --explain of one run names them")]
+        parts += [Text("some of these rest on values without a primary source; --explain of one run names them")]
     if len(shown) < len(possible):
         fitting = sum(point.estimate.verdict == "fits" for point in possible if point.estimate is not None)
         parts += [

@@ -108,7 +108,8 @@ def launcher_for(cluster: ClusterConfig, programs: Programs | None = None) -> La
 
 def no_such_run(run: str, where: str, names: list[str]) -> NotFoundError:
     """The error for a run name that `where` does not have."""
-    return NotFoundError(f"there is no run '{run}'; {where} knows: {', '.join(names[:8]) or 'none yet'}")
+    there = f"; there are: {', '.join(names[:8])}" if names else ", nor any other; drillyard launch starts one"
+    return NotFoundError(f"there is no run '{run}' on {where}{there}")
 
 
 _QUIET_SECONDS: Final = 3.0

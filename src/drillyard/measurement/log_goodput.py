@@ -20,31 +20,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from drillyard.errors import UserError
-from drillyard.goodput import Goodput, Kind, Moment, Overlay, account
+from drillyard.goodput import Goodput, Moment, Overlay, account
 from drillyard.measurement.parsed_log import LONGEST_SECONDS, NO_TIME, Mark, ParsedLog, Steps
+from drillyard.telemetry.events import INTERRUPTIONS
 from drillyard.telemetry.events import goodput as goodput_of_events
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_MEANING: Final[dict[str, tuple[Kind, Overlay | None]]] = {
-    "checkpoint_begin": ("begin", "checkpoint"),
-    "checkpoint_end": ("end", "checkpoint"),
-    "evaluation_begin": ("begin", "evaluation"),
-    "evaluation_end": ("end", "evaluation"),
-    "export_begin": ("begin", "checkpoint"),
-    "export_end": ("end", "checkpoint"),
-    "failure": ("failure", None),
-    "restart": ("failure", None),
-    "waiting": ("waiting", None),
-    "end": ("over", None),
-}
-"""What marks mean to the sum. Starts are those of the attempts; `resume` is read together with the steps after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +129,7 @@ def _placed(marks: Sequence[Mark], at_failure: int | None) -> list[tuple[int, Ma
     placed = []
     for mark in marks:
         time_us = at_failure if mark.time_us is None and mark.kind == "failure" else mark.time_us
-        if time_us is not None and mark.kind in _MEANING:
+        if time_us is not None and mark.kind in INTERRUPTIONS:
             placed.append((time_us, mark))
     if len({mark.file for _, mark in placed}) > 1:
         placed.sort(key=lambda one: one[0])
@@ -212,7 +199,7 @@ def _without_doubles(placed: Iterable[tuple[int, tuple[int, Mark]]], num_rows: i
     begun: dict[Overlay, int] = {}
     ended: dict[Overlay, tuple[int, int | None]] = {}
     for place, (time_us, mark) in placed:
-        kind, overlay = _MEANING[mark.kind]
+        kind, overlay = INTERRUPTIONS[mark.kind]
         seconds = mark.seconds if mark.seconds is not None and 0 <= mark.seconds < LONGEST_SECONDS else None
         for name, index in list(begun.items()):
             item = kept[index]

@@ -167,12 +167,7 @@ def event_microseconds(event: Mapping[str, Any]) -> int:
     return (datetime.fromisoformat(event["time"]) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
-_MOMENTS: Final[dict[str, tuple[Kind, Overlay | None]]] = {
-    "run_start": ("run_start", None),
-    "round_start": ("round_start", None),
-    "resume": ("resume", None),
-    "first_step": ("step", None),
-    "step": ("step", None),
+INTERRUPTIONS: Final[dict[str, tuple[Kind, Overlay | None]]] = {
     "checkpoint_begin": ("begin", "checkpoint"),
     "checkpoint_end": ("end", "checkpoint"),
     "evaluation_begin": ("begin", "evaluation"),
@@ -183,6 +178,15 @@ _MOMENTS: Final[dict[str, tuple[Kind, Overlay | None]]] = {
     "restart": ("failure", None),
     "waiting": ("waiting", None),
     "end": ("over", None),
+}
+"""Events, and marks in logs of any framework, that mean the same to goodput."""
+_MOMENTS: Final[dict[str, tuple[Kind, Overlay | None]]] = {
+    "run_start": ("run_start", None),
+    "round_start": ("round_start", None),
+    "resume": ("resume", None),
+    "first_step": ("step", None),
+    "step": ("step", None),
+    **INTERRUPTIONS,
 }
 
 

@@ -194,7 +194,7 @@ def test_a_sweep_and_its_json_say_that_some_values_are_not_confirmed() -> None:
         request_of(run_config(SMALL, training={"activation_checkpointing": "none"})), parse_axes(["nodes=1,2"])
     )
     assert all(point.unverified for point in swept.points)
-    assert "nothing primary confirms" in text(sweep_text(swept, "run"))
+    assert "without a primary source" in text(sweep_text(swept, "run"))
     assert [point.unverified for point in sweep_document(swept, "run").points] == [True, True]
 
 

@@ -312,7 +312,7 @@ def test_what_a_login_says_of_its_own_does_not_matter() -> None:
 
 def test_a_run_that_is_not_known_is_reported_with_those_that_are() -> None:
     launcher, _ = made(Hosts(known=known(RUNNING)))
-    with pytest.raises(UserError, match=r"there is no run 'other'; n0 knows: nccl"):
+    with pytest.raises(UserError, match=r"there is no run 'other' on n0; there are: nccl"):
         launcher.status("other")
 
 
