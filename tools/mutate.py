@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = ("comparison", "not", "off by one", "dropped call", "dropped raise", "comparison", "not", "off by one")
 """What is drawn for a package, in this order."""
-OTHER_TESTS = {"data": ["data", "data_builtin"], "training": ["training", "checkpoint"], "goodput": ["measure"]}
+OTHER_TESTS = {"data": ["data", "data_builtin"], "training": ["training", "checkpoint"]}
 """Directories of tests/unit for packages whose tests are not in the one with their name."""
 NEIGHBOUR: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,

@@ -127,9 +127,12 @@ def submit(
 ) -> str:
     """Submit a run to the cluster's scheduler; return its handle, `platform://cluster/run`.
 
-    Executes the plan of `plan` with the same arguments. Raises DoesNotFitError, unless `force`, where the estimate
-    says so, and UserError where a run of that name is not over, unless `replace`, which cancels it first.
+    Executes the plan of `plan` with the same arguments; its warnings are issued as Python's. Raises DoesNotFitError,
+    unless `force`, where the estimate says so, and UserError where a run of that name is not over, unless `replace`,
+    which cancels it first.
     """
+    import warnings
+
     from drillyard.launch.submission import check_memory, launch_requests, plan_requests, submit_plans
 
     requests = launch_requests(
@@ -138,6 +141,8 @@ def submit(
     plans = plan_requests(requests)
     for _ in check_memory(requests, force=force):
         pass
+    for warning in plans[0].warnings:
+        warnings.warn(warning, stacklevel=2)
     (handle,) = submit_plans(requests[0].cluster, plans, replace=replace)
     return str(handle)
 

@@ -82,3 +82,18 @@ def test_a_log_is_measured(tmp_path: Path) -> None:
 
 def test_hardware_is_looked_up() -> None:
     assert drillyard.hardware.catalog().accelerator("h100").name == "h100"
+
+
+def test_submit_issues_the_warnings_of_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from drillyard.launch import submission
+
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text("name: w\nworkload: {command: [python3, train.py]}\n")
+    Path("cluster.yaml").write_text(
+        'name: c\nplatform: slurm\nprocesses_per_node: 1\nslurm: {time_limit: "6"}\nstorage: {directory: /home/me}\n'
+    )
+    planned = drillyard.plan("run.yaml")
+    assert any("slurm.time_limit" in warning for warning in planned.warnings)
+    monkeypatch.setattr(submission, "submit_plans", lambda cluster, plans, *, replace: [plan.handle for plan in plans])
+    with pytest.warns(UserWarning, match="slurm.time_limit"):
+        assert drillyard.submit("run.yaml") == str(planned.handle)
