@@ -24,7 +24,7 @@ from tests.integration.launch.sshd_hosts import SshHosts, two_hosts
 
 from drillyard.launch.agent import shipped_files
 from drillyard.launch.hosts import checks
-from drillyard.launch.hosts.plan import _ASK
+from drillyard.launch.hosts.plan import _PROBE
 from drillyard.launch.hosts.submit import ask_all
 from drillyard.launch.plan import PlanFile
 from drillyard.launch.programs import Host, Programs, archive
@@ -51,7 +51,7 @@ def look(config: Path, count: int, directory: str) -> float:
         [*(PlanFile(f"agent/{name}", text) for name, text in shipped_files().items()), PlanFile("secret", "x", 0o600)]
     )
     names = [f"c{number}" for number in range(count)]
-    words = ["sh", "-c", _ASK, "python3", "--directory", directory, "--runs"]
+    words = ["sh", "-c", _PROBE, "python3", "--directory", directory, "--runs"]
     argvs = [Host(name, config_file=str(config)).argv(words) for name in names]
     started = time.perf_counter()
     answers = ask_all(names, argvs, Programs(), stdin=sent, seconds=600)

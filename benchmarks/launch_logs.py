@@ -36,9 +36,9 @@ MEAN_MICROSECONDS = 1000
 class Pipe(Programs):
     """Starts the words after `ssh HOST` on this machine."""
 
-    def stream(self, argv: Sequence[str], *, asked: bool = False) -> Any:
+    def stream(self, argv: Sequence[str]) -> Any:
         """As `Programs.stream`."""
-        return super().stream(["sh", "-c", f"exec {argv[-1]}"], asked=asked)
+        return super().stream(["sh", "-c", f"exec {argv[-1]}"])
 
 
 def write_logs(directory: Path, files: int, total_bytes: int, form: str) -> int:

@@ -14,7 +14,7 @@ from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.launch.programs import Programs
 from drillyard.launch.slurm import launcher as slurm_launcher
-from drillyard.launch.slurm.plan import plan_of
+from drillyard.launch.slurm.launcher import plan_of
 
 
 @pytest.fixture

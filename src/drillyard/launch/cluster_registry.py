@@ -8,7 +8,7 @@ from its cluster: all clusters are read at once, and one that does not answer hi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,14 +23,6 @@ from drillyard.launch.run_status import Handle, RunStatus, parse_handle
 
 DEFAULT_FILE = Path("cluster.yaml")
 _MAX_PARALLEL = 16
-
-
-@dataclass(frozen=True)
-class UnreadableCluster:
-    """A registered cluster whose file cannot be used."""
-
-    name: str
-    problem: str
 
 
 def clusters_directory() -> Path:
@@ -62,14 +54,14 @@ def remember_cluster(cluster: ClusterConfig) -> Callable[[], None]:
     return undo
 
 
-def known_clusters() -> tuple[list[ClusterConfig], list[UnreadableCluster]]:
-    """The registered clusters by name, and those whose file cannot be used (of another version, damaged)."""
-    clusters, unreadable = [], []
+def known_clusters() -> tuple[list[ClusterConfig], dict[str, str]]:
+    """The registered clusters, and by name the problems of those whose file cannot be used (other version, damaged)."""
+    clusters, unreadable = [], {}
     for path in sorted(clusters_directory().glob("*.yaml")):
         try:
             clusters.append(load_cluster_config(path, resolve_environment=False))
         except UserError as error:
-            unreadable.append(UnreadableCluster(path.stem, f"{error}\nlaunch on it again, or delete the file"))
+            unreadable[path.stem] = f"{error}\nlaunch on it again, or delete the file"
     return clusters, unreadable
 
 
@@ -101,17 +93,11 @@ class RunListing:
 
 
 class Clusters:
-    """The clusters to search for runs."""
+    """The clusters to search for runs; `unreadable`: problems of those whose config cannot be used, by name."""
 
-    def __init__(
-        self,
-        clusters: Sequence[ClusterConfig],
-        unreadable: Sequence[UnreadableCluster] = (),
-        launcher: Callable[[ClusterConfig], Launcher] = launcher_for,
-    ) -> None:
+    def __init__(self, clusters: Sequence[ClusterConfig], unreadable: Mapping[str, str] | None = None) -> None:
         self._clusters = list(clusters)
-        self._unreadable = {each.name: each.problem for each in unreadable}
-        self._make = launcher
+        self._unreadable = dict(unreadable or {})
         self._launchers: dict[str, Launcher] = {}
 
     def all_runs(self) -> RunListing:
@@ -128,6 +114,12 @@ class Clusters:
         runs.sort(key=lambda status: (-(status.submitted_at or 0.0), status.handle))
         return RunListing(runs, silent)
 
+    def _runs_of(self, cluster: ClusterConfig) -> list[RunStatus] | UserError:
+        try:
+            return self._launcher(cluster).runs()
+        except UserError as error:
+            return error
+
     def find(self, texts: Sequence[str]) -> list[FoundRun]:
         """The runs of these handles or bare names, in their order.
 
@@ -135,32 +127,19 @@ class Clusters:
         that no cluster has, and a name that several have.
         """
         listing = self.all_runs() if len(self._clusters) > 1 and any("://" not in text for text in texts) else None
-        return [self._find(text, listing) for text in texts]
+        return [self._found(text, listing or RunListing([], self._unreadable)) for text in texts]
 
-    def _find(self, text: str, listing: RunListing | None) -> FoundRun:
+    def _found(self, text: str, listing: RunListing) -> FoundRun:
         if "://" in text:
             handle = parse_handle(text)
-            return FoundRun(handle, *self._cluster_of(handle))
-        if listing is None and self._clusters:
+        elif len(self._clusters) == 1:
             # The only cluster has its own message for a name that it does not have.
             handle = Handle(self._clusters[0].platform, self._clusters[0].name, text)
-            return FoundRun(handle, *self._cluster_of(handle))
-        runs = [] if listing is None else listing.runs
-        handles = sorted({status.handle for status in runs if status.handle.run == text})
-        if len(handles) > 1:
-            several = "\n".join(str(handle) for handle in handles)
-            raise UserError(f"{text}: several clusters have a run of that name; name the one you mean:\n{several}")
-        if not handles:
-            silent = dict(self._unreadable) if listing is None else listing.silent
-            asked = ", ".join(cluster.name for cluster in self._clusters if cluster.name not in silent) or "none"
-            without = "".join(f"\nno answer from {name}: {_first_line(why)}" for name, why in silent.items())
-            raise NotFoundError(f"{text}: no such run (clusters asked: {asked}); see drillyard runs list{without}")
-        return FoundRun(handles[0], *self._cluster_of(handles[0]))
-
-    def _cluster_of(self, handle: Handle) -> tuple[ClusterConfig, Launcher]:
+        else:
+            handle = self._only(text, listing)
         for cluster in self._clusters:
             if (cluster.platform, cluster.name) == (handle.platform, handle.cluster):
-                return cluster, self._launcher(cluster)
+                return FoundRun(handle, cluster, self._launcher(cluster))
         if handle.cluster in self._unreadable:
             raise UserError(self._unreadable[handle.cluster])
         known = ", ".join(f"{cluster.platform}://{cluster.name}" for cluster in self._clusters) or "none"
@@ -169,15 +148,23 @@ class Clusters:
             "give its config: --cluster FILE"
         )
 
-    def _runs_of(self, cluster: ClusterConfig) -> list[RunStatus] | UserError:
-        try:
-            return self._launcher(cluster).runs()
-        except UserError as error:
-            return error
+    def _only(self, name: str, listing: RunListing) -> Handle:
+        """The only run of that name."""
+        handles = sorted({status.handle for status in listing.runs if status.handle.run == name})
+        if len(handles) > 1:
+            several = "\n".join(str(handle) for handle in handles)
+            raise UserError(f"{name}: several clusters have a run of that name; name the one you mean:\n{several}")
+        if not handles:
+            asked = [cluster.name for cluster in self._clusters if cluster.name not in listing.silent]
+            without = "".join(f"\nno answer from {each}: {_first_line(why)}" for each, why in listing.silent.items())
+            raise NotFoundError(
+                f"{name}: no such run (clusters asked: {', '.join(asked) or 'none'}); see drillyard runs list{without}"
+            )
+        return handles[0]
 
     def _launcher(self, cluster: ClusterConfig) -> Launcher:
         if cluster.name not in self._launchers:
-            self._launchers[cluster.name] = self._make(cluster)
+            self._launchers[cluster.name] = launcher_for(cluster)
         return self._launchers[cluster.name]
 
 

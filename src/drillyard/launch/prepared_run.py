@@ -27,6 +27,8 @@ from drillyard.safe_files import require_plain_name
 
 _CHECKPOINTS = "checkpoints/*/manifest.json"
 _FIRST_PORT, _NUM_PORTS = 20000, 20000
+SENT_AGENT = 'd=$(mktemp -d) && trap \'rm -rf "$d"\' EXIT && tar -x -C "$d" -f - && "$0" "$d/agent" "$@"'
+"""Runs a verb of the agent whose source (`agent_files`) is the archive on standard input; "$0" is its Python."""
 
 
 @dataclass(frozen=True)

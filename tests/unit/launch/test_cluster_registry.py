@@ -25,7 +25,7 @@ def test_a_cluster_that_is_remembered_is_known_with_the_same_settings(monkeypatc
     monkeypatch.setenv("MY_TOKEN", "secret")
 
     (known,), unreadable = known_clusters()
-    assert known == config and unreadable == []
+    assert known == config and unreadable == {}
     text = (clusters_directory() / "c.yaml").read_text()
     assert "${env:MY_TOKEN}" in text and "secret" not in text
 
@@ -36,7 +36,7 @@ def test_what_was_remembered_is_taken_back() -> None:
     undo_the_second()
     assert [known.nodes for known in known_clusters()[0]] == [2]
     undo()
-    assert known_clusters() == ([], [])
+    assert known_clusters() == ([], {})
 
 
 def test_a_later_config_of_the_name_takes_the_place_of_the_earlier() -> None:

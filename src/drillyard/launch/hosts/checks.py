@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,9 +86,15 @@ def judge(answers: Sequence[HostAnswer], needed: HostRequirements) -> list[str]:
         else:
             reported[answer.host] = facts
     for host, facts in reported.items():
-        for text in _of_one(facts, needed):
+        for text in _problems_of(facts, needed):
             problems.add(host, text)
-    _compare(reported, problems)
+    for what, value_of, advice in _COMPARED:
+        values = {host: value for host, facts in reported.items() if (value := value_of(facts)) is not None}
+        usual = statistics.mode(values.values()) if values else None
+        for host, value in values.items():
+            if value != usual:
+                other = next(each for each in values if values[each] == usual)
+                problems.add(host, f"{what}: {value}, where {other} has {usual}; {advice}")
     _clocks({answer.host: answer for answer in answers}, reported, problems)
     return problems.lines()
 
@@ -106,95 +112,59 @@ def no_answer_reason(answer: HostAnswer) -> str:
     return f"the check failed there: {text}"
 
 
-def _of_one(facts: Mapping[str, Any], needed: HostRequirements) -> list[str]:
+def _problems_of(facts: Mapping[str, Any], needed: HostRequirements) -> Iterator[str]:
     """What is wrong with one host alone."""
-    return [*_program(facts, needed), *_gpus(facts, needed), *_disk(facts), *_others(facts, needed)]
-
-
-def _program(facts: Mapping[str, Any], needed: HostRequirements) -> list[str]:
     image, drillyard = facts.get("image"), facts.get("drillyard")
     if image and image.get("error"):
-        return [f"image {needed.image}: {image['error']}"]
-    if not drillyard:
-        return []
-    python, version = drillyard["python"], drillyard.get("version")
-    if version is None:
-        return [
-            f"{python} cannot run drillyard: {drillyard.get('error')}; install drillyard {needed.version} there, or "
-            "name another `python` in the cluster config"
-        ]
-    if version.split()[-1:] != [needed.version]:
-        return [f"{python} has {version}, and this machine launches with {needed.version}: install the same there"]
-    return []
-
-
-def _gpus(facts: Mapping[str, Any], needed: HostRequirements) -> list[str]:
-    number = facts.get("gpus") or 0
-    if number and facts.get("gpu_models") is None:
-        return ["nvidia-smi fails, and there are GPUs: the driver must work before anything can run"]
-    if needed.gpus is not None and number != needed.gpus:
-        return [f"{number} GPUs, and machine {needed.machine} has {needed.gpus}: find the missing, or name what it is"]
-    return []
-
-
-def _disk(facts: Mapping[str, Any]) -> list[str]:
-    directory = facts.get("directory") or {}
-    if directory.get("error"):
-        return [f"{directory.get('path')}: cannot be written: {directory['error']}"]
-    free = directory.get("free_bytes")
-    if free is not None and free < LEAST_FREE_BYTES:
-        return [
-            f"{directory.get('path')}: only {free / (1 << 20):.0f} MiB are free, and checkpoints need more: make room"
-        ]
-    return []
-
-
-def _others(facts: Mapping[str, Any], needed: HostRequirements) -> list[str]:
-    problems = [facts["unsafe"]] if facts.get("unsafe") else []
-    if facts.get("ports_free") == []:
-        problems.append(
-            f"ports {needed.port} to {needed.port + NUM_PORTS - 1}, on which the run's agents meet, are all taken: end "
-            "the program that listens there (ss -ltnp)"
+        yield f"image {needed.image}: {image['error']}"
+    elif drillyard and drillyard.get("version") is None:
+        yield (
+            f"{drillyard['python']} cannot run drillyard: {drillyard.get('error')}; install drillyard {needed.version} "
+            "there, or name another `python` in the cluster config"
         )
+    elif drillyard and drillyard["version"].split()[-1:] != [needed.version]:
+        has = f"{drillyard['python']} has {drillyard['version']}"
+        yield f"{has}, and this machine launches with {needed.version}: install the same there"
+    gpus = facts.get("gpus") or 0
+    if gpus and facts.get("gpu_models") is None:
+        yield "nvidia-smi fails, and there are GPUs: the driver must work before anything can run"
+    elif needed.gpus is not None and gpus != needed.gpus:
+        yield f"{gpus} GPUs, and machine {needed.machine} has {needed.gpus}: find the missing, or name what it is"
+    directory = facts.get("directory") or {}
+    path, free = directory.get("path"), directory.get("free_bytes")
+    if directory.get("error"):
+        yield f"{path}: cannot be written: {directory['error']}"
+    elif free is not None and free < LEAST_FREE_BYTES:
+        yield f"{path}: only {free / (1 << 20):.0f} MiB are free, and checkpoints need more: make room"
+    if facts.get("unsafe"):
+        yield facts["unsafe"]
+    if facts.get("ports_free") == []:
+        ports = f"ports {needed.port} to {needed.port + NUM_PORTS - 1}"
+        yield f"{ports}, on which the run's agents meet, are all taken: end the program that listens there (ss -ltnp)"
     if facts.get("agents"):
-        problems.append(f"{needed.run} is still running there: drillyard runs cancel {needed.run}, or launch --replace")
+        yield f"{needed.run} is still running there: drillyard runs cancel {needed.run}, or launch --replace"
     for run in facts.get("runs") or []:
         # Runs without GPUs share a machine as any programs do.
         if run["launch_directory"] != needed.launch_directory and facts.get("gpus"):
-            problems.append(
-                f"run {run['run']} of cluster {run['cluster']} is active there and has the GPUs: wait for its end, or "
-                f"drillyard runs cancel {run['run']}"
-            )
-    return problems
-
-
-def _compare(reported: Mapping[str, Mapping[str, Any]], problems: HostProblems) -> None:
-    """What the hosts must have in common."""
-    _same(
-        "GPUs", {host: _gpu_names(facts) for host, facts in reported.items()}, "a run needs the same on all", problems
-    )
-    images = {host: (facts.get("image") or {}).get("id") for host, facts in reported.items()}
-    _same("image", images, "pull the same on all", problems)
-    users = {host: str(facts["user"]) if "user" in facts else None for host, facts in reported.items()}
-    _same("user id", users, "the agents of a run must be one user's, or they cannot read its directory", problems)
+            active = f"run {run['run']} of cluster {run['cluster']} is active there and has the GPUs"
+            yield f"{active}: wait for its end, or drillyard runs cancel {run['run']}"
 
 
 def _gpu_names(facts: Mapping[str, Any]) -> str:
-    names = Counter(facts.get("gpu_models") or [])
-    return (
-        ", ".join(f"{count} x {name}" for name, count in sorted(names.items())) or f"{facts.get('gpus') or 'no'} GPUs"
-    )
+    names = sorted(Counter(facts.get("gpu_models") or []).items())
+    return ", ".join(f"{count} x {name}" for name, count in names) or f"{facts.get('gpus') or 'no'} GPUs"
 
 
-def _same(what: str, values: Mapping[str, str | None], advice: str, problems: HostProblems) -> None:
-    known = {host: value for host, value in values.items() if value is not None}
-    if len(set(known.values())) < 2:
-        return
-    usual = statistics.mode(known.values())
-    for host, value in known.items():
-        if value != usual:
-            other = next(each for each in known if known[each] == usual)
-            problems.add(host, f"{what}: {value}, where {other} has {usual}; {advice}")
+_COMPARED: tuple[tuple[str, Callable[[Mapping[str, Any]], Any], str], ...] = (
+    ("GPUs", _gpu_names, "a run needs the same on all"),
+    ("image", lambda facts: (facts.get("image") or {}).get("id"), "pull the same on all"),
+    (
+        "user id",
+        lambda facts: facts.get("user"),
+        "the agents of a run must be one user's, or they cannot read its directory",
+    ),
+)
+"""What the hosts must have in common, how it is found in a host's facts, and what to do."""
 
 
 def _clocks(

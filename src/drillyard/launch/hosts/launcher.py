@@ -26,18 +26,17 @@ from drillyard.launch.hosts.plan import HostLayout
 from drillyard.launch.hosts.submit import HostSubmission, ask_all
 from drillyard.launch.launcher import DirectoryLauncher, cancel_notice
 from drillyard.launch.plan import Plan, PlanFile
-from drillyard.launch.prepared_run import ClusterPaths, agent_files, paths_on
+from drillyard.launch.prepared_run import SENT_AGENT, ClusterPaths, agent_files, paths_on
 from drillyard.launch.programs import Host, Programs, archive, require_success
 from drillyard.launch.remote_files import Files, open_files, read_file
 from drillyard.launch.request import Cancellation, LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State, failure_of
 
 _LIST_SECONDS = 120.0
-_AGENT = 'd=$(mktemp -d) && trap \'rm -rf "$d"\' EXIT && tar -x -C "$d" -f - && "$0" "$d/agent" "$@"'
 _STOP = (
     'if [ -O "$1" ] && [ -O "$1/agent" ] && [ -O "$1/agent/__main__.py" ] && [ -e "$1/job.json" ]; then '
     'exec "$0" "$1/agent" stop --job "$1/job.json" --patience "$2"; fi; '
-    f'set -- stop --launch-directory "$1" --patience "$2"; {_AGENT}'
+    f'set -- stop --launch-directory "$1" --patience "$2"; {SENT_AGENT}'
 )
 """Stops a run with its own agent, which needs no free disk space, where this user owns it; with the agent that is sent
 where the run's directory was deleted."""
@@ -159,7 +158,7 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
 
     def _ask_head(self, words: Sequence[str]) -> Any:
         """The answer of the agent on the head host."""
-        argv = self._hosts[0].argv(["sh", "-c", _AGENT, self._python, *words])
+        argv = self._hosts[0].argv(["sh", "-c", SENT_AGENT, self._python, *words])
         sent = archive(agent_files())
         (answer,) = ask_all(self._titles[:1], [argv], self.programs, stdin=sent, seconds=_LIST_SECONDS)
         result = answer.result
@@ -198,7 +197,7 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
             return
         words = ["stop", "--launch-directory", run.launch_directory]
         words += ["--patience", f"{_NOTHING_TO_SAVE_SECONDS:g}", "--keep-state"]
-        self._on_all_hosts(["sh", "-c", _AGENT, self._python, *words], _NOTHING_TO_SAVE_SECONDS)
+        self._on_all_hosts(["sh", "-c", SENT_AGENT, self._python, *words], _NOTHING_TO_SAVE_SECONDS)
 
     def _stop_agents(self, launch_directory: str, grace_seconds: float) -> list[str]:
         """Stop a run's agents on all hosts; returns the problems, host by host."""
@@ -219,7 +218,7 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
         """The head host does not answer: stop the run on the other hosts; returns the error that reports both."""
         others = self._hosts[1:]
         sent = archive(agent_files())
-        argvs = [host.argv(["sh", "-c", _AGENT, self._python, "check", "--runs"]) for host in others]
+        argvs = [host.argv(["sh", "-c", SENT_AGENT, self._python, "check", "--runs"]) for host in others]
         answers = ask_all(self._titles[1:], argvs, self.programs, stdin=sent, seconds=_LIST_SECONDS)
         launches = {
             host: each["launch_directory"]

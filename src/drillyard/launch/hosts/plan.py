@@ -25,6 +25,7 @@ from drillyard import redaction
 from drillyard.config.run import RunConfig
 from drillyard.launch.agent import exec_command
 from drillyard.launch.agent.job import Job
+from drillyard.launch.checks import mount_parts
 from drillyard.launch.hosts.config import SshConfig
 from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program, secret_names
 from drillyard.launch.prepared_run import ClusterPaths, PreparedRun, agent_files, prepare
@@ -90,20 +91,25 @@ class HostLayout:
 def plan_on(layout: HostLayout, request: LaunchRequest) -> Plan:
     """The plan of `request` on hosts. Raises UserError for every mistake in it."""
     prepared = prepare(request, layout.paths)
-    prepared = _in_containers(prepared) if prepared.image else _with_path(prepared, layout.paths)
+    if prepared.image:
+        prepared = _in_containers(prepared)
+    else:
+        # First on PATH, as an ssh login activates no environment.
+        path = PlanFile("path", f"{posixpath.dirname(layout.paths.python)}\n")
+        prepared = replace(prepared, files=(*prepared.files, path))
     needs = ["--python", layout.paths.python] if isinstance(request.run, RunConfig) else []
     needs = ["--image", prepared.image] if prepared.image else needs
-    paths = [file.path for file in prepared.files]
-    steps = _steps(layout, prepared.job, needs, [path for path in paths if path.startswith("agent/")], paths)
-    first_start = next(number for number, step in enumerate(steps) if step.stage == LOCK)
-    steps[first_start:first_start] = _sync(layout, request)
+    sync = []
+    if request.sync:
+        hosts = layout.hosts[:1] if layout.project_is_shared else layout.hosts
+        sync = [sync_step(host, request.here, layout.paths.project, CARRY) for host in hosts]
+    steps = _steps(layout, prepared.job, needs, [file.path for file in prepared.files], sync)
     return prepared.plan(_code(layout, prepared, request), steps, fields=_fields(layout, prepared, request))
 
 
 def plan_again(layout: HostLayout, job: Job) -> Plan:
     """The plan of a run whose launch directory exists: its agents start as before, from the files in it."""
     needs = ["--python", job.command[0]] if job.command[1:3] == ["-m", "drillyard"] else []
-    files = agent_files()
     return Plan(
         handle=Handle(job.platform, job.cluster, job.run),
         nodes=job.nodes,
@@ -111,117 +117,73 @@ def plan_again(layout: HostLayout, job: Job) -> Plan:
         run_directory=job.run_directory,
         launch_directory=job.launch_directory,
         code="as it was",
-        files=(PlanFile("job.json", job.as_json()), *files),
-        steps=tuple(_steps(layout, job, needs, [file.path for file in files], ())),
+        files=(PlanFile("job.json", job.as_json()), *agent_files()),
+        steps=tuple(_steps(layout, job, needs, (), ())),
         fields=(),
     )
 
 
 def _steps(
-    layout: HostLayout, job: Job, needs: Sequence[str], agent: Sequence[str], files: Sequence[str]
+    layout: HostLayout, job: Job, needs: Sequence[str], files: Sequence[str], sync: Sequence[Program]
 ) -> list[Program]:
-    """All steps but `sync`. `needs`: what each host is checked for; `agent`, `files`: paths of the agent's source and
-    of the launch directory."""
-    return [
-        *_checks(layout, job, agent, needs),
-        _lock(layout, job, agent),
-        _write(layout.hosts[0], job, files),
-        _record(layout, job),
-        *_starts(layout, job),
-        _unlock(layout, job),
-    ]
-
-
-def _checks(layout: HostLayout, job: Job, sent: Sequence[str], needs: Sequence[str]) -> list[Program]:
+    """All steps. `needs`: what each host is checked for; `files`: paths of the launch directory's files."""
     head, *others = layout.hosts
-    output = posixpath.dirname(job.run_directory)
-    words = ["--directory", output, "--launch-directory", job.launch_directory, "--runs", *needs]
-    writing = _PROBE.replace(" check ", ' check --write-nonce "$n" ') if others else _PROBE
-    reading = _PROBE.replace(" check ", ' check --nonce "$n" ')
+    python, launch, output = layout.paths.agent_python, job.launch_directory, posixpath.dirname(job.run_directory)
+    agent = [file.path for file in agent_files()]
+    # The step reads only the secret, which the launcher adds; the archive of a step is never empty.
+    something = ["agent/job.py"]
 
-    def ask(host: Host, purpose: str, stage: str, script: str, more: Sequence[str]) -> Program:
-        argv = host.argv(["sh", "-c", script, layout.paths.agent_python, *more])
-        return Program(purpose, argv, sends=tuple(sent), parallel=True, stage=stage)
+    def step(
+        stage: str, host: Host, purpose: str, words: Sequence[str], sends: Sequence[str] = (), parallel: bool = False
+    ) -> Program:
+        return Program(purpose, host.argv(words), sends=tuple(sends), parallel=parallel, stage=stage)
 
-    what = "GPUs, clock, disk, ports, programs, other runs"
-    steps = [ask(head, f"check {head.title}: {what}", CHECK, writing, [*words, "--port", str(job.port)])]
-    steps += [ask(host, f"check {host.title}: {what}", CHECK, _PROBE, words) for host in others]
-    steps += [
-        ask(host, f"check that {host.title} shares {output}", SHARE, reading, ["--directory", output])
-        for host in others
-    ]
+    def probe(stage: str, host: Host, purpose: str, words: Sequence[str], more: str = "") -> Program:
+        script = _PROBE.replace(" check ", f" check {more} ") if more else _PROBE
+        return step(stage, host, purpose, ["sh", "-c", script, python, *words], agent, parallel=True)
+
+    facts = "GPUs, clock, disk, ports, programs, other runs"
+    words = ["--directory", output, "--launch-directory", launch, "--runs", *needs]
+    write_nonce = '--write-nonce "$n"' if others else ""
+    steps = [probe(CHECK, head, f"check {head.title}: {facts}", [*words, "--port", str(job.port)], write_nonce)]
+    steps += [probe(CHECK, host, f"check {host.title}: {facts}", words) for host in others]
+    for host in others:
+        purpose = f"check that {host.title} shares {output}"
+        steps.append(probe(SHARE, host, purpose, ["--directory", output], '--nonce "$n"'))
     if others:
-        forget = head.argv(["sh", "-c", _FORGET, output])
         purpose = "remove the file that all hosts should see"
-        steps.append(Program(purpose, forget, sends=("agent/job.py",), stage=FORGET))
-    return steps
-
-
-def _sync(layout: HostLayout, request: LaunchRequest) -> list[Program]:
-    if not request.sync:
-        return []
-    hosts = layout.hosts[:1] if layout.project_is_shared else layout.hosts
-    return [sync_step(host, request.here, layout.paths.project, CARRY) for host in hosts]
-
-
-def _lock(layout: HostLayout, job: Job, sent: Sequence[str]) -> Program:
-    head = layout.hosts[0]
-    argv = head.argv(["sh", "-c", _LOCK, layout.paths.agent_python, job.launch_directory])
+        steps.append(step(FORGET, head, purpose, ["sh", "-c", _FORGET, output], something))
     purpose = f"lock the launch directory on {head.title}: no other launch and no agent of the run may use it"
-    return Program(purpose, argv, sends=tuple(sent), stage=LOCK)
-
-
-def _unlock(layout: HostLayout, job: Job) -> Program:
-    head = layout.hosts[0]
-    argv = head.argv(["sh", "-c", _UNLOCK, job.launch_directory])
-    # It reads only the secret, which the launcher adds; the archive of a step is never empty.
-    return Program(f"release the lock on {head.title}", argv, sends=("agent/job.py",), stage=UNLOCK)
-
-
-def _write(head: Host, job: Job, files: Sequence[str]) -> Program:
-    return Program(
-        f"write the launch directory on {head.title}",
-        head.argv(["sh", "-c", _UNPACK, job.launch_directory]),
-        sends=tuple(files),
-        stage=WRITE,
-    )
-
-
-def _starts(layout: HostLayout, job: Job) -> list[Program]:
+    names = ("run", "cluster", "platform", "nodes", "run_directory", "launch_directory")
+    entry = json.dumps({name: getattr(job, name) for name in names})
+    index = [python, posixpath.join(launch, "agent"), "index", "--entry", entry]
     return [
-        Program(
-            f"start the agent on {host.title}",
-            host.argv(["sh", "-c", _START, layout.paths.agent_python, job.launch_directory, str(node), layout.leader]),
-            parallel=True,
-            stage=START,
-        )
-        for node, host in enumerate(layout.hosts)
+        *steps,
+        *sync,
+        step(LOCK, head, purpose, ["sh", "-c", _LOCK, python, launch], agent),
+        step(WRITE, head, f"write the launch directory on {head.title}", ["sh", "-c", _UNPACK, launch], files),
+        step(RECORD, head, f"enter the run into the index of {head.title}", index),
+        *(
+            step(
+                START,
+                host,
+                f"start the agent on {host.title}",
+                ["sh", "-c", _START, python, launch, str(node), layout.leader],
+                parallel=True,
+            )
+            for node, host in enumerate(layout.hosts)
+        ),
+        step(UNLOCK, head, f"release the lock on {head.title}", ["sh", "-c", _UNLOCK, launch], something),
     ]
-
-
-def _record(layout: HostLayout, job: Job) -> Program:
-    head = layout.hosts[0]
-    entry = {
-        "run": job.run,
-        "cluster": job.cluster,
-        "platform": job.platform,
-        "nodes": job.nodes,
-        "run_directory": job.run_directory,
-        "launch_directory": job.launch_directory,
-    }
-    words = [layout.paths.agent_python, posixpath.join(job.launch_directory, "agent"), "index"]
-    argv = head.argv([*words, "--entry", json.dumps(entry)])
-    return Program(f"enter the run into the index of {head.title}", argv, stage=RECORD)
 
 
 def _code(layout: HostLayout, prepared: PreparedRun, request: LaunchRequest) -> str:
-    if prepared.image is not None and not request.sync:
-        return f"in the image {prepared.image}"
+    image = f"in the image {prepared.image}" if prepared.image else ""
     if not request.sync:
-        return layout.code
+        return image or layout.code
     times = "once, as the hosts share it" if layout.project_is_shared else f"to each of {len(layout.hosts)} hosts"
     carried = f"carried (--sync): {request.here}, what git does not ignore, to {layout.paths.project}, {times}"
-    return f"{carried}; the rest is in the image {prepared.image}" if prepared.image else carried
+    return f"{carried}; the rest is {image}" if image else carried
 
 
 def _fields(layout: HostLayout, prepared: PreparedRun, request: LaunchRequest) -> list[ExplainedField]:
@@ -239,11 +201,6 @@ def _fields(layout: HostLayout, prepared: PreparedRun, request: LaunchRequest) -
         fields.append(("python", paths.python, "starts the ranks", source))
         fields.append(("path", posixpath.dirname(paths.python), why, source))
     return [ExplainedField(*field) for field in fields]
-
-
-def _with_path(prepared: PreparedRun, paths: ClusterPaths) -> PreparedRun:
-    """The same run with the directory of its Python first on PATH: an ssh login activates no environment."""
-    return replace(prepared, files=(*prepared.files, PlanFile("path", f"{posixpath.dirname(paths.python)}\n")))
 
 
 def _in_containers(prepared: PreparedRun) -> PreparedRun:
@@ -269,10 +226,8 @@ def _in_containers(prepared: PreparedRun) -> PreparedRun:
 def volume_options(mounts: Iterable[str]) -> Iterator[str]:
     """`--volume` options of `/here`, `/here:/there` and either with `:ro`."""
     for mount in mounts:
-        path, *rest = mount.split(":")
-        options = [part for part in rest if not part.startswith("/")]
-        inside = [part for part in rest if part.startswith("/")] or [path]
-        yield shlex.join(["--volume", ":".join([path, *inside, *options])])
+        host, inside = mount_parts(mount)
+        yield shlex.join(["--volume", f"{host}:{inside}{':ro' if mount.endswith(':ro') else ''}"])
 
 
 def _container_script(prepared: PreparedRun) -> str:

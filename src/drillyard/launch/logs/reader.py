@@ -153,10 +153,12 @@ class _OverCheck:
         while not self.is_over:
             try:
                 self.is_over = self._over()
+                if failing:
+                    print_notice("the scheduler answers again")
                 failing = False
             except UserError as error:
                 if not failing:
-                    print_notice(f"{str(error).splitlines()[0]}; still following")
+                    print_notice(f"{str(error).splitlines()[0]}; trying again until it is back")
                 failing = True
             time.sleep(0 if self.is_over else ASK_SECONDS)
 

@@ -1,4 +1,6 @@
-"""Slurm's commands, and what they print: squeue, sacct, scancel, sinfo. One call each for any number of jobs.
+"""Slurm's commands and what they print (squeue, sacct, scancel, sinfo), and the runs of a cluster by all its sources.
+
+One call each for any number of jobs.
 
 `squeue --json` has another shape in each release (https://github.com/pytorch/torchx/issues/1101), and `--Format` cuts
 values off; `--format` with a separator is the same since 2.x and cuts nothing. Times are asked for in Unix seconds
@@ -7,17 +9,26 @@ values off; `--format` with a separator is the same since 2.x and cuts nothing. 
 
 from __future__ import annotations
 
+import json
+import posixpath
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
 from drillyard.errors import UnreachableError, UserError
-from drillyard.launch.programs import Host, Programs, Result, require_success
+from drillyard.launch.prepared_run import SENT_AGENT, agent_files
+from drillyard.launch.programs import Host, Programs, Result, archive, require_success
+from drillyard.launch.remote_files import ReadRequest, ReadResult, UnreadableFile, open_files
+from drillyard.launch.run_status import Handle, State, parse_handle
+from drillyard.launch.slurm.run_status import ENDED, SlurmJob, SlurmRun, is_over
 
 _UNIX_TIMES = ("env", "SLURM_TIME_FORMAT=%s")
 _SQUEUE_FORMAT = "%i|%T|%r|%V|%S|%e|%D|%N|%P|%o|%k"
 _SACCT_FORMAT = "JobID,State,Reason,Submit,Start,End,NNodes,NodeList,Partition,ExitCode"
 _SECONDS = 60.0
+_AGENT_SECONDS = 120.0
+_RECORD_BYTES = 1 << 20
 _NO_CONTROLLER = re.compile(r"Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted", re.I)
 _ADVICE = {
     "account": "sacctmgr show associations user=$USER lists your accounts; set slurm.account in the cluster config",
@@ -32,49 +43,101 @@ _ADVICE = {
 """Advice about a refusal of sbatch, by words of its message."""
 
 
-class ControllerUnreachable(UnreachableError):
-    """slurmctld does not answer now."""
-
-
-@dataclass(frozen=True)
-class SlurmJob:
-    """A job, or a task of an array."""
-
-    job_id: str
-    """`12`, or `12_3` for task 3 of array 12."""
-    state: str
-    reason: str
-    submitted_at: float | None
-    started_at: float | None
-    ended_at: float | None
-    nodes: int
-    node_list: str
-    partition: str
-    script: str = ""
-    comment: str = ""
-    """The handle of the run, where the job is one of ours."""
-    note: str = ""
-    """Why the job script queued the job again; it appends that to the comment."""
-    exit_code: int | None = None
-
-    @property
-    def number(self) -> tuple[int, int]:
-        """Sort key: later jobs have higher numbers."""
-        array, _, task = self.job_id.partition("_")
-        return int(array), int(task) if task.isdigit() else -1
-
-
 class Slurm:
-    """Slurm's commands on one host."""
+    """Slurm's commands on a cluster's head host, and the runs that its queue, index and files show together."""
 
-    def __init__(self, host: Host, programs: Programs) -> None:
+    def __init__(self, cluster: str, host: Host, programs: Programs) -> None:
         self.host = host
+        self.files = open_files(host, programs)
+        self._cluster = cluster
         self._programs = programs
+
+    # Runs.
+
+    def runs(self) -> list[SlurmRun]:
+        """All runs of this cluster: one command reads the index and each state.json, then one squeue.
+
+        In this order: a job is submitted before it is entered into the index, so the queue has every job of the index.
+        In the other order, a run entered between the two would look like one whose job Slurm has forgotten. Only for
+        runs that failed or that Slurm has forgotten it reads more: state.json again (the job may have ended since),
+        ended.json and the accounts.
+        """
+        listed = json.loads(
+            require_success(
+                self.run_agent(["list", "--cluster", self._cluster]), f"{self.host.title}: its runs cannot be listed"
+            ).stdout
+        )
+        jobs = sorted(self.jobs(), key=lambda each: each.number)
+        by_id = {job.job_id: job for job in jobs}
+        prefix = f"slurm://{self._cluster}/"
+        # Tasks of arrays are found by the index.
+        named = [job for job in jobs if job.comment.startswith(prefix) and "_" not in job.job_id]
+        newest = {parse_handle(job.comment): job for job in named}
+        runs = []
+        for entry, state in [(each["entry"], each["state"]) for each in listed]:
+            if entry.get("platform") != "slurm" or not entry.get("job_id"):
+                continue
+            handle = Handle("slurm", self._cluster, str(entry["run"]))
+            own, other = by_id.get(str(entry["job_id"])), newest.pop(handle, None)
+            # A job that was submitted by hand, from the same script, is newer than the index.
+            job = other if other is not None and (own is None or other.number > own.number) else own
+            runs.append(SlurmRun(handle, entry, job, state))
+        for handle, job in newest.items():
+            # Submitted by hand, and not in the index.
+            launch = posixpath.dirname(job.script)
+            entry = {"run": handle.run, "launch_directory": launch, "run_directory": posixpath.dirname(launch)}
+            (state,) = self.records([posixpath.join(launch, "state.json")])
+            runs.append(SlurmRun(handle, entry, job, state))
+        return self._with_ends(runs)
+
+    def _with_ends(self, runs: list[SlurmRun]) -> list[SlurmRun]:
+        """The same with ended.json, a newer state.json and the accounts, read for all runs at once."""
+        failed = [each for each in runs if each.status.state is State.failed]
+        launches = [each.launch_directory for each in failed]
+        found = self.records([posixpath.join(launch, name) for name in (ENDED, "state.json") for launch in launches])
+        ends, states = found[: len(failed)], found[len(failed) :]
+        ended = {
+            # A state that is not final stays as `list` reported it, which checks whether the leader is alive.
+            each.handle: replace(each, ended=end, state=state if state and is_over(state) else each.state)
+            for each, end, state in zip(failed, ends, states, strict=True)
+        }
+        forgotten = [each for each in ended.values() if each.needs_accounts]
+        accounts = self.accounts(each.job_id for each in forgotten if each.job_id)
+        for each in forgotten:
+            ended[each.handle] = replace(each, job=accounts.get(each.job_id))
+        return [ended.get(each.handle, each) for each in runs]
+
+    def records(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
+        """JSON objects of files; None for one that is missing, incomplete or unreadable."""
+        found: list[dict[str, Any] | None] = []
+        for piece in self._pieces([ReadRequest(path, 0, _RECORD_BYTES) for path in paths]):
+            try:
+                content = json.loads(piece.data) if piece is not None else None
+            except (ValueError, RecursionError):
+                content = None
+            found.append(content if isinstance(content, dict) else None)
+        return found
+
+    def _pieces(self, requests: Sequence[ReadRequest]) -> list[ReadResult | None]:
+        """The files' contents. A failing disk under one run hides no other run, nor that run's job."""
+        try:
+            return self.files.read(requests)
+        except UnreadableFile:
+            if len(requests) == 1:
+                return [None]
+        return [piece for request in requests for piece in self._pieces([request])]
+
+    def run_agent(self, words: Sequence[str]) -> Result:
+        """Run a verb of the agent on the head host, from the source that is sent along."""
+        argv = self.host.argv(["sh", "-c", SENT_AGENT, "python3", *words])
+        return self._programs.run(argv, stdin=archive(agent_files()), timeout=_AGENT_SECONDS)
+
+    # Commands.
 
     def jobs(self) -> list[SlurmJob]:
         """Every job of this user that Slurm has not forgotten, tasks of arrays one by one. Raises UserError."""
         words = ["squeue", "--noheader", "--all", "--array", "--states=all", "--me", f"--format={_SQUEUE_FORMAT}"]
-        return parse_squeue(self._ask([*_UNIX_TIMES, *words], "the queue cannot be read").stdout)
+        return parse_squeue(self._require(self._run([*_UNIX_TIMES, *words]), "the queue cannot be read").stdout)
 
     def accounts(self, job_ids: Iterable[str]) -> dict[str, SlurmJob]:
         """The records of these jobs in Slurm's accounts; empty where the cluster keeps none."""
@@ -115,9 +178,6 @@ class Slurm:
         rows = [line.split("|", 2) for line in result.stdout.splitlines() if line.count("|") >= 2]
         return [f"{nodes} {state.rstrip('*')} ({reason})" for nodes, state, reason in rows]
 
-    def _ask(self, words: Sequence[str], what: str) -> Result:
-        return self._require(self._run(words), what)
-
     def _require(self, result: Result, what: str) -> Result:
         missing = result.returncode == 127
         advice = f"Slurm's commands are not on {self.host.title}: set slurm.login_host to a node that has them"
@@ -125,7 +185,7 @@ class Slurm:
             return require_success(result, f"{self.host.title}: {what}", advice if missing else "")
         except UserError as error:
             if result.unreachable or _NO_CONTROLLER.search(result.stderr):
-                raise ControllerUnreachable(str(error)) from None
+                raise UnreachableError(str(error)) from None
             raise
 
     def _run(self, words: Sequence[str]) -> Result:
@@ -136,25 +196,11 @@ def parse_squeue(text: str) -> list[SlurmJob]:
     """The jobs in what squeue printed with our format. A script's path may have `|` in it, a comment may not."""
     jobs = []
     for line in text.splitlines():
-        job_id, state, reason, submitted, started, ended, nodes, node_list, partition, rest = line.split("|", 9)
+        job, rest = _job(line)
         script, _, commented = rest.rpartition("|")
         comment, _, note = commented.partition(" ")
-        jobs.append(
-            SlurmJob(
-                job_id=job_id,
-                state=state.split()[0].upper(),
-                reason="" if reason == "None" else reason,
-                submitted_at=_time(submitted),
-                started_at=_time(started),
-                ended_at=_time(ended),
-                nodes=_count(nodes),
-                node_list="" if node_list == "(null)" else node_list,
-                partition=partition,
-                script="" if script == "(null)" else script,
-                comment="" if comment == "(null)" else comment,
-                note=note.strip(),
-            )
-        )
+        script, comment = ("" if each == "(null)" else each for each in (script, comment))
+        jobs.append(replace(job, script=script, comment=comment, note=note.strip()))
     return jobs
 
 
@@ -162,36 +208,34 @@ def parse_sacct(text: str) -> list[SlurmJob]:
     """The jobs in what sacct printed with our format: of a job that was queued again, its last start."""
     jobs = {}
     for line in text.splitlines():
-        job_id, state, reason, submitted, started, ended, nodes, node_list, partition, code = line.split("|", 9)
-        jobs[job_id] = SlurmJob(
-            job_id=job_id,
-            # `CANCELLED by 1000`
-            state=state.split()[0].rstrip("+").upper(),
-            reason="" if reason == "None" else reason,
-            submitted_at=_time(submitted),
-            started_at=_time(started),
-            ended_at=_time(ended),
-            nodes=_count(nodes),
-            node_list="" if node_list == "None assigned" else node_list,
-            partition=partition,
-            exit_code=_exit_code(code),
-        )
+        job, exit_code = _job(line)
+        code, _, number = exit_code.partition(":")
+        if code.isdigit() and number.isdigit():
+            # `CODE:SIGNAL`, as a shell's exit code.
+            job = replace(job, exit_code=128 + int(number) if int(number) else int(code))
+        jobs[job.job_id] = job
     return list(jobs.values())
+
+
+def _job(line: str) -> tuple[SlurmJob, str]:
+    """The job of a line, from the fields that both programs print first, and the rest of the line."""
+    job_id, state, reason, submitted, started, ended, nodes, node_list, partition, rest = line.split("|", 9)
+    # `4`, or `1-4` of a job with a range.
+    count = re.match(r"\d+", nodes)
+    job = SlurmJob(
+        job_id=job_id,
+        # `CANCELLED by 1000`
+        state=state.split()[0].rstrip("+").upper(),
+        reason="" if reason == "None" else reason,
+        submitted_at=_time(submitted),
+        started_at=_time(started),
+        ended_at=_time(ended),
+        nodes=int(count[0]) if count else 0,
+        node_list="" if node_list in ("(null)", "None assigned") else node_list,
+        partition=partition,
+    )
+    return job, rest
 
 
 def _time(text: str) -> float | None:
     return float(text) if text.isdigit() else None
-
-
-def _count(text: str) -> int:
-    """`4`, or `1-4` of a job with a range."""
-    digits = re.match(r"\d+", text)
-    return int(digits[0]) if digits else 0
-
-
-def _exit_code(text: str) -> int | None:
-    """`CODE:SIGNAL` as a shell's exit code."""
-    code, _, number = text.partition(":")
-    if not code.isdigit() or not number.isdigit():
-        return None
-    return 128 + int(number) if int(number) else int(code)

@@ -35,8 +35,6 @@ from drillyard.launch.run_status import Handle
 from drillyard.launch.slurm.config import slurm_of
 
 SCRIPT = "job.sbatch"
-ENDED = "ended.json"
-"""How the newest start of the job ended, where the agents could not write it: see run_status.py."""
 _SBATCH = "https://slurm.schedmd.com/sbatch.html"
 _SRUN = "https://slurm.schedmd.com/srun.html"
 _OURS = "drillyard"

@@ -1,8 +1,10 @@
 """Platform `slurm`: runs as jobs of a Slurm cluster, from its login node or from a machine that reaches one by ssh.
 
-`plan.py` plans, `job_script.py` writes the script, `commands.py` runs Slurm's commands, `run_status.py` derives a run's
-status. Nothing is stored on this machine: the queue has the jobs, the head host an index of all submissions, and each
-run's files the rest.
+`plan_of` and `plan_array` plan: copy the code with --sync, then write the launch directory and submit. One program on
+the head host does the latter under a lock and enters the run into the index, so that of several launches of one name
+only one submits: agent/submit.py. Only Slurm knows job ids, so a run that waits for another names it by handle, and
+that program finds the job. Nothing is stored on this machine: the queue has the jobs, the head host an index of all
+submissions, and each run's files the rest (commands.py reads them).
 """
 
 from __future__ import annotations
@@ -14,135 +16,41 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
 from drillyard.hardware.machines import Machine
-from drillyard.launch.agent.submit import ENTRIES, SAYS, TAKEN
+from drillyard.launch.agent.job import Job
+from drillyard.launch.agent.submit import ENTRIES, POINTS, SAYS, TAKEN
 from drillyard.launch.launcher import DirectoryLauncher, cancel_notice
-from drillyard.launch.plan import Plan, PlanFile
-from drillyard.launch.prepared_run import agent_files
+from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program
+from drillyard.launch.prepared_run import PreparedRun, agent_files, paths_on, prepare
 from drillyard.launch.programs import Host, Programs, archive, defer_interrupt, require_success
-from drillyard.launch.remote_files import Files, ReadRequest, ReadResult, UnreadableFile, open_files, print_notice
+from drillyard.launch.remote_files import Files, open_files, print_notice
 from drillyard.launch.request import LaunchFinding, LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State, parse_handle
 from drillyard.launch.slurm import checks
-from drillyard.launch.slurm.commands import ControllerUnreachable, Slurm, SlurmJob
-from drillyard.launch.slurm.job_script import ENDED
-from drillyard.launch.slurm.plan import CARRY, SUBMIT, TASKS, host_of, plan_array, plan_of, resubmit_step
-from drillyard.launch.slurm.run_status import SlurmRun, is_over, needs_accounts, status_of
+from drillyard.launch.slurm.commands import Slurm
+from drillyard.launch.slurm.config import slurm_of
+from drillyard.launch.slurm.job_script import SCRIPT, array_script, job_script
+from drillyard.launch.slurm.run_status import ENDED, SlurmRun, is_over
 from drillyard.launch.submit_lock import being_launched_error
-from drillyard.launch.sync_archive import archive_of_directory, print_edited_notice
+from drillyard.launch.sync_archive import archive_of_directory, print_edited_notice, sync_step
 
-_SECONDS = 120.0
-_RECORD_BYTES = 1 << 20
-AGENT = 'd=$(mktemp -d) && trap \'rm -rf "$d"\' EXIT && tar -x -C "$d" -f - && python3 "$d/agent" "$@"'
-
-
-class RunIndex:
-    """Finds the runs of a cluster: one command reads the index and each state.json, then one squeue.
-
-    In this order: a job is submitted before it is entered into the index, so the queue has every job of the index. In
-    the other order, a run entered between the two would look like one whose job Slurm has forgotten. Only for runs that
-    failed or that Slurm has forgotten it reads more: state.json again (the job may have ended since), ended.json and
-    the accounts.
-    """
-
-    def __init__(self, cluster: str, host: Host, slurm: Slurm, programs: Programs) -> None:
-        self._cluster = cluster
-        self._host = host
-        self._slurm = slurm
-        self._programs = programs
-        self._opened: Files | None = None
-
-    @property
-    def files(self) -> Files:
-        """The files of the host, over one connection."""
-        if self._opened is None:
-            self._opened = open_files(self._host, self._programs)
-        return self._opened
-
-    def all(self) -> list[SlurmRun]:
-        """All runs of this cluster."""
-        indexed = self._indexed()
-        jobs = self._slurm.jobs()
-        by_id = {job.job_id: job for job in jobs}
-        newest = self._newest_by_run(jobs)
-        runs = []
-        for seen in indexed:
-            entry = seen["entry"]
-            run = str(entry["run"])
-            own, other = by_id.get(str(entry.get("job_id"))), newest.pop(run, None)
-            # A job that was submitted by hand, from the same script, is newer than the index.
-            job = other if other is not None and (own is None or other.number > own.number) else own
-            runs.append(SlurmRun(Handle("slurm", self._cluster, run), entry, job, seen["state"]))
-        runs += [self._submitted_by_hand(run, job) for run, job in newest.items()]
-        return self._with_ends(runs)
-
-    def _newest_by_run(self, jobs: Sequence[SlurmJob]) -> dict[str, SlurmJob]:
-        """The newest job of each run named in a job's comment; tasks of arrays are found by the index."""
-        newest: dict[str, SlurmJob] = {}
-        prefix = f"slurm://{self._cluster}/"
-        for job in sorted(jobs, key=lambda each: each.number):
-            if job.comment.startswith(prefix) and "_" not in job.job_id:
-                newest[parse_handle(job.comment).run] = job
-        return newest
-
-    def _indexed(self) -> list[dict[str, Any]]:
-        """The index of the head host, with each run's state.json."""
-        argv = self._host.argv(["sh", "-c", AGENT, "sh", "list", "--cluster", self._cluster])
-        result = self._programs.run(argv, stdin=archive(agent_files()), timeout=_SECONDS)
-        listed = json.loads(require_success(result, f"{self._host.title}: its runs cannot be listed").stdout)
-        return [seen for seen in listed if seen["entry"].get("platform") == "slurm" and seen["entry"].get("job_id")]
-
-    def _submitted_by_hand(self, run: str, job: SlurmJob) -> SlurmRun:
-        """A run that is in the queue and not in the index."""
-        launch = posixpath.dirname(job.script)
-        entry = {"run": run, "launch_directory": launch, "run_directory": posixpath.dirname(launch)}
-        (state,) = self.records([posixpath.join(launch, "state.json")])
-        return SlurmRun(Handle("slurm", self._cluster, run), entry, job, state)
-
-    def _with_ends(self, runs: list[SlurmRun]) -> list[SlurmRun]:
-        """The same with ended.json, a newer state.json and the accounts, read for all runs at once."""
-        failed = [each for each in runs if status_of(each).state is State.failed]
-        launches = [each.entry["launch_directory"] for each in failed]
-        found = self.records([posixpath.join(launch, name) for name in (ENDED, "state.json") for launch in launches])
-        ends, states = found[: len(failed)], found[len(failed) :]
-        ended = {
-            # A state that is not final stays as `list` reported it, which checks whether the leader is alive.
-            each.handle: replace(each, ended=end, state=state if state and is_over(state) else each.state)
-            for each, end, state in zip(failed, ends, states, strict=True)
-        }
-        forgotten = [each for each in ended.values() if needs_accounts(each)]
-        accounts = self._slurm.accounts(each.job_id for each in forgotten if each.job_id)
-        for each in forgotten:
-            ended[each.handle] = replace(each, job=accounts.get(each.job_id))
-        return [ended.get(each.handle, each) for each in runs]
-
-    def records(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
-        """JSON objects of files; None for one that is missing, incomplete or unreadable."""
-        found: list[dict[str, Any] | None] = []
-        for piece in self._pieces([ReadRequest(path, 0, _RECORD_BYTES) for path in paths]):
-            try:
-                content = json.loads(piece.data) if piece is not None else None
-            except (ValueError, RecursionError):
-                content = None
-            found.append(content if isinstance(content, dict) else None)
-        return found
-
-    def _pieces(self, requests: Sequence[ReadRequest]) -> list[ReadResult | None]:
-        """The files' contents. A failing disk under one run hides no other run, nor that run's job."""
-        try:
-            return self.files.read(requests)
-        except UnreadableFile:
-            if len(requests) == 1:
-                return [None]
-        return [piece for request in requests for piece in self._pieces([request])]
-
-
-_SECONDS = 120.0
+CARRY, SUBMIT = "carry", "submit"
+ARRAY = "array.sbatch"
+TASKS = "points.json"
+"""Next to array.sbatch: the runs of a sweep in the order of the array's tasks."""
+_SUBMIT = """\
+d=$(mktemp -d) && trap 'rm -rf "$d"' EXIT && (umask go-w && tar -x -C "$d" -f -) &&
+python3 "$d/agent" "$@" --sent "$d\""""
+_SAVE_SHARE = 0.9
+"""The share of the time between the signal and the time limit after which agents kill ranks that have not saved."""
+_START_SECONDS = 45.0
+"""srun starts a task on a thousand nodes within seconds; storage that does not answer takes for ever."""
 _SUBMIT_SECONDS = 450.0
 """sbatch itself retries for a while where the controller is away, and another launch may have the lock first."""
 _POLL_SECONDS = 10.0
@@ -150,8 +58,106 @@ _POLL_SECONDS = 10.0
 _CANCEL_SECONDS = 300.0
 _AFTER_STOP_SECONDS = 15.0
 """After the job's `stop_seconds` agents kill what still runs, and then have this long to report it."""
+_LACKS_NODES = ("ReqNodeNotAvail", "Resources", "BadConstraints", "NodeDown")
+"""Slurm's reasons why a job waits for nodes."""
 _PAUSES = (0.3, 5.0)
 """Seconds between two reads of a run that is stopping: the first, and the longest."""
+
+
+def plan_of(request: LaunchRequest) -> Plan:
+    """The plan of one run. Raises UserError for every mistake that can be seen without asking Slurm."""
+    paths, host = paths_on(request), host_of(request.cluster)
+    prepared = _with_times(prepare(request, paths), request)
+    script, script_fields = job_script(request, prepared, paths.agent_python)
+    files = (PlanFile(SCRIPT, script, 0o755), *prepared.files)
+    steps = [_submit_step(host, prepared.handle, prepared.job.launch_directory, SCRIPT, files, request.dependency)]
+    code = f"there already: {paths.project}" if request.image is None else f"in the image {request.image}"
+    if request.sync:
+        if host.name is None and paths.project == posixpath.normpath(request.here):
+            raise UserError(
+                f"--sync: {paths.project} is this directory itself; name another in slurm.directory, "
+                "or leave --sync out"
+            )
+        steps.insert(0, sync_step(host, request.here, paths.project, CARRY))
+        code = f"carried (--sync): {request.here}, what git does not ignore, to {paths.project}"
+    return prepared.plan(code, steps, files=files, fields=script_fields, script=SCRIPT)
+
+
+def plan_array(requests: list[LaunchRequest]) -> list[Plan]:
+    """The plans of a sweep. The first one writes the files of all runs and submits them as one array job."""
+    plans = [plan_of(request) for request in requests]
+    if len(plans) == 1:
+        return plans
+    first, host = plans[0], host_of(requests[0].cluster)
+    points = [{"run": plan.handle.run, "launch_directory": plan.launch_directory} for plan in plans]
+    files = (
+        PlanFile(ARRAY, array_script(requests[0], [plan.launch_directory for plan in plans]), 0o755),
+        *first.files,
+        PlanFile(TASKS, json.dumps(points, indent=2) + "\n"),
+        *(
+            replace(file, path=f"{POINTS}/{plan.handle.run}/{file.path}")
+            for plan in plans[1:]
+            for file in plan.files
+            if not file.path.startswith("agent/")
+        ),
+    )
+    why = "one task per point: Slurm runs as many at a time as it has nodes for"
+    tasks = ExplainedField(f"{ARRAY}: --array", f"0-{len(plans) - 1}", why, "--sweep")
+    submit = _submit_step(host, first.handle, first.launch_directory, ARRAY, files, requests[0].dependency)
+    steps = (*first.stage(CARRY), submit)
+    array = replace(first, files=files, fields=(*first.fields, tasks), steps=steps, script=ARRAY)
+    return [array, *(replace(plan, steps=()) for plan in plans[1:])]
+
+
+def host_of(cluster: ClusterConfig) -> Host:
+    """The host on which Slurm's commands run."""
+    slurm = slurm_of(cluster)
+    return Host() if slurm.login_host is None else Host(slurm.login_host, config_file=slurm.config_file)
+
+
+def _with_times(prepared: PreparedRun, request: LaunchRequest) -> PreparedRun:
+    """The job with Slurm's times: a lost node does not come back, and saving must end before the time limit."""
+    times = {
+        "join_seconds": 0.0,
+        "start_seconds": Job.start_seconds if prepared.image else _START_SECONDS,
+        "stop_seconds": slurm_of(request.cluster).signal_seconds * _SAVE_SHARE,
+    }
+    reasons = (
+        ("a lost node does not come back; Slurm finds another one", "drillyard"),
+        (
+            "a node that does not join so long after the one before is left out"
+            + (": images take time" if prepared.image else ""),
+            "drillyard",
+        ),
+        (
+            f"of the time between the signal and the limit, {_SAVE_SHARE:.0%} are for saving",
+            "cluster.yaml: slurm.signal_seconds",
+        ),
+    )
+    fields = [
+        ExplainedField(f"job.json: {name}", f"{seconds:g}", *why)
+        for (name, seconds), why in zip(times.items(), reasons, strict=True)
+    ]
+    return prepared.with_job(replace(prepared.job, **times), fields)
+
+
+def _submit_step(
+    host: Host,
+    handle: Handle,
+    launch_directory: str,
+    script: str,
+    files: Sequence[PlanFile],
+    dependency: str | None = None,
+) -> Program:
+    words = ["submit", "--cluster", handle.cluster, "--launch-directory", launch_directory, "--script", script]
+    purpose = f"write the launch directory on {host.title} and submit the job"
+    if dependency is not None:
+        words += ["--after", str(parse_handle(dependency))]
+        purpose += f", to begin when {words[-1]} has succeeded"
+    # A launch directory that exists keeps its secret. Neither file is in a plan.
+    sends = [file.path for file in files]
+    sends += ["secret", "secrets.json"] if script in sends else ["secrets.json"]
+    return Program(purpose, host.argv(["sh", "-c", _SUBMIT, "sh", *words]), sends=tuple(sends), stage=SUBMIT)
 
 
 class SlurmLauncher(DirectoryLauncher[SlurmRun]):
@@ -160,8 +166,7 @@ class SlurmLauncher(DirectoryLauncher[SlurmRun]):
     def __init__(self, cluster: ClusterConfig, programs: Programs) -> None:
         super().__init__(cluster, programs)
         self._host = host_of(cluster)
-        self._slurm = Slurm(self._host, programs)
-        self._index = RunIndex(cluster.name, self._host, self._slurm, programs)
+        self._slurm = Slurm(cluster.name, self._host, programs)
 
     @classmethod
     def checks(cls, request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
@@ -181,7 +186,8 @@ class SlurmLauncher(DirectoryLauncher[SlurmRun]):
         """The status of one run; where it waits for nodes, with those that are down."""
         found = self._find(run)
         status = found.status
-        if found.job is None or not _lacks_nodes(found.job, status):
+        lost = status.state is State.failed and "capacity" in (status.reason or "")
+        if found.job is None or not (lost or found.job.reason.startswith(_LACKS_NODES)):
             return status
         down = self._slurm.unusable_nodes(found.job.partition)
         return replace(status, reason=f"{status.reason}; down: {', '.join(down)}") if down else status
@@ -189,10 +195,14 @@ class SlurmLauncher(DirectoryLauncher[SlurmRun]):
     # What the shared flow needs.
 
     def _runs(self) -> list[SlurmRun]:
-        return self._index.all()
+        return self._slurm.runs()
 
     def _open_files(self) -> Files:
         return open_files(self._host, self.programs)
+
+    @cached_property
+    def _files(self) -> Files:
+        return self._slurm.files
 
     def _handles(self, plan: Plan) -> list[Handle]:
         return [Handle("slurm", self.cluster.name, point["run"]) for point in _points(plan)]
@@ -210,9 +220,9 @@ class SlurmLauncher(DirectoryLauncher[SlurmRun]):
 
     def _resubmit(self, run: SlurmRun, secrets_json: PlanFile) -> None:
         point = {key: run.entry[key] for key in ("run", "launch_directory", "nodes") if key in run.entry}
-        argv = resubmit_step(self._host, self.cluster.name, run.launch_directory).argv
+        step = _submit_step(self._host, run.handle, run.launch_directory, SCRIPT, agent_files())
         jobs = {run.handle.run: run.entry.get("job_id")}
-        self._submit(run.handle, argv, [*agent_files(), secrets_json], [point], jobs)
+        self._submit(run.handle, step.argv, [*agent_files(), secrets_json], [point], jobs)
 
     def _submit(
         self,
@@ -256,8 +266,7 @@ class SlurmLauncher(DirectoryLauncher[SlurmRun]):
 
     def _stop(self, run: SlurmRun) -> RunStatus:
         # Without a launch directory there is nothing to mark; Slurm ends the job all the same.
-        words = ["sh", "-c", AGENT, "sh", "stop", "--mark-only", "--launch-directory", run.launch_directory]
-        self.programs.run(self._host.argv(words), stdin=archive(agent_files()), timeout=_SECONDS)
+        self._slurm.run_agent(["stop", "--mark-only", "--launch-directory", run.launch_directory])
         if run.job is not None:
             run = self._let_agents_save(run)
         if run.job is not None and not run.is_gone:
@@ -274,7 +283,7 @@ class SlurmLauncher(DirectoryLauncher[SlurmRun]):
 
     def _let_agents_save(self, run: SlurmRun) -> SlurmRun:
         """Signal running agents and wait for them: scancel gives a job only the cluster's KillWait."""
-        (job,) = self._index.records([posixpath.join(run.launch_directory, "job.json")])
+        (job,) = self._slurm.records([posixpath.join(run.launch_directory, "job.json")])
         if job is None or run.job is None or run.job.state != "RUNNING" or not run.own_state:
             return run
         seconds = float(job.get("stop_seconds", 0.0))
@@ -299,30 +308,19 @@ class SlurmLauncher(DirectoryLauncher[SlurmRun]):
         self.programs.run(argv, stdin=archive([PlanFile(ENDED, text)]))
 
     def _is_over(self, run: SlurmRun) -> Callable[[], bool]:
-        """Read state.json at every call, and ask Slurm every few seconds; waits for a controller that does not
-        answer."""
+        """Read state.json at every call, and ask Slurm every few seconds."""
         path = posixpath.join(run.launch_directory, "state.json")
-        asked_at, away = -math.inf, False
+        asked_at = -math.inf
 
         def over() -> bool:
-            nonlocal asked_at, away
-            try:
-                (state,) = self._index.records([path])
-                if is_over(replace(run, state=state).own_state):
-                    return True
-                if time.monotonic() - asked_at < _POLL_SECONDS:
-                    return False
-                asked_at = time.monotonic()
-                answer = self.status(run.handle.run).state.over
-            except ControllerUnreachable as error:
-                if not away:
-                    print_notice(f"{str(error).splitlines()[0]}; trying again until it is back")
-                away = True
+            nonlocal asked_at
+            (state,) = self._slurm.records([path])
+            if is_over(replace(run, state=state).own_state):
+                return True
+            if time.monotonic() - asked_at < _POLL_SECONDS:
                 return False
-            if away:
-                print_notice(f"{self._host.title}: Slurm answers again")
-            away = False
-            return answer
+            asked_at = time.monotonic()
+            return self.status(run.handle.run).state.over
 
         return over
 
@@ -332,8 +330,3 @@ def _points(plan: Plan) -> list[Mapping[str, Any]]:
     tasks = next((file.content for file in plan.files if file.path == TASKS), None)
     own = {"run": plan.handle.run, "launch_directory": plan.launch_directory, "nodes": plan.nodes}
     return [own] if tasks is None else list(json.loads(tasks))
-
-
-def _lacks_nodes(job: SlurmJob, status: RunStatus) -> bool:
-    lost = status.state is State.failed and "capacity" in (status.reason or "")
-    return lost or job.reason.startswith(("ReqNodeNotAvail", "Resources", "BadConstraints", "NodeDown"))

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from drillyard.launch.run_status import Handle, RunFailure, RunStatus, State, failure_of
-from drillyard.launch.slurm.commands import SlurmJob
 
+ENDED = "ended.json"
+"""How the newest start of the job ended, where the agents could not write it; the job script's."""
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 _FAILED = {
@@ -58,6 +59,34 @@ _NEVER = {
 
 
 @dataclass(frozen=True)
+class SlurmJob:
+    """A job, or a task of an array."""
+
+    job_id: str
+    """`12`, or `12_3` for task 3 of array 12."""
+    state: str
+    reason: str
+    submitted_at: float | None
+    started_at: float | None
+    ended_at: float | None
+    nodes: int
+    node_list: str
+    partition: str
+    script: str = ""
+    comment: str = ""
+    """The handle of the run, where the job is one of ours."""
+    note: str = ""
+    """Why the job script queued the job again; it appends that to the comment."""
+    exit_code: int | None = None
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """Sort key: later jobs have higher numbers."""
+        array, _, task = self.job_id.partition("_")
+        return int(array), int(task) if task.isdigit() else -1
+
+
+@dataclass(frozen=True)
 class SlurmRun:
     """The four sources for a run. All but the handle may be missing."""
 
@@ -92,6 +121,11 @@ class SlurmRun:
     def is_gone(self) -> bool:
         """Whether nothing of the run can be running: a job that Slurm is ending is COMPLETING."""
         return self.job is None or (self.status.state.over and self.job.state not in ("RUNNING", "COMPLETING"))
+
+    @property
+    def needs_accounts(self) -> bool:
+        """Whether only Slurm's accounts may show how the run ended."""
+        return self.job is None and not is_over(self.own_state) and not self.own_end
 
     @property
     def own_state(self) -> Mapping[str, Any]:
@@ -130,11 +164,6 @@ def status_of(run: SlurmRun) -> RunStatus:
 def is_over(own: Mapping[str, Any]) -> bool:
     """Whether state.json has a final state."""
     return bool(own) and State(own["state"]).over
-
-
-def needs_accounts(run: SlurmRun) -> bool:
-    """Whether only Slurm's accounts may show how the run ended."""
-    return run.job is None and not is_over(run.own_state) and not run.own_end
 
 
 def queue_reason(job: SlurmJob) -> str:

@@ -14,7 +14,7 @@ from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.launch.agent.submit import TAKEN
 from drillyard.launch.plan_output import write_plan
-from drillyard.launch.slurm.plan import plan_of
+from drillyard.launch.slurm.launcher import plan_of
 
 
 def until(condition: Callable[[], object]) -> None:

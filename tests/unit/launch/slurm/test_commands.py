@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.errors import UserError
+from drillyard.errors import UnreachableError, UserError
 from drillyard.launch.programs import Host, Programs, Result
-from drillyard.launch.slurm.commands import ControllerUnreachable, Slurm, parse_sacct, parse_squeue
+from drillyard.launch.slurm.commands import Slurm, parse_sacct, parse_squeue
 
 SQUEUE = """\
 12|RUNNING|None|1795304546|1795304549|1795308149|2|n[1-2]|main|/shared/a|b/launch/job.sbatch|slurm://c/run
@@ -66,9 +66,9 @@ def test_of_the_accounts_the_last_start_counts(status: str, code: int | None):
 
 def test_without_accounts_the_accounts_know_nothing():
     refuses = Answers(1, stderr="Slurm accounting storage is disabled\n")
-    assert Slurm(Host(), refuses).accounts(["5"]) == {}
+    assert Slurm("c", Host(), refuses).accounts(["5"]) == {}
     nobody = Answers()
-    assert Slurm(Host(), nobody).accounts([]) == {} and nobody.asked == []
+    assert Slurm("c", Host(), nobody).accounts([]) == {} and nobody.asked == []
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_without_accounts_the_accounts_know_nothing():
 def test_a_refusal_of_sbatch_comes_with_its_words_its_command_and_what_to_do(said: str, advice: str):
     argv = ("sbatch", "--parsable", "/shared/launch/job.sbatch")
     with pytest.raises(UserError) as refused:
-        Slurm(Host(), Answers()).require_submitted(Result(argv, 1, "", said + "\n"))
+        Slurm("c", Host(), Answers()).require_submitted(Result(argv, 1, "", said + "\n"))
     assert said in str(refused.value) and "sbatch --parsable /shared/launch/job.sbatch" in str(refused.value)
     assert advice in str(refused.value)
 
@@ -96,7 +96,7 @@ def test_a_refusal_of_sbatch_comes_with_its_words_its_command_and_what_to_do(sai
 )
 def test_what_fails_before_sbatch_is_no_refusal_of_sbatch(said: str, code: int):
     with pytest.raises(UserError, match="nothing was submitted") as failed:
-        Slurm(Host(), Answers()).require_submitted(Result(("sh", "-c", "..."), code, "", said + "\n"))
+        Slurm("c", Host(), Answers()).require_submitted(Result(("sh", "-c", "..."), code, "", said + "\n"))
     assert said in str(failed.value) and "sbatch" not in str(failed.value)
 
 
@@ -104,32 +104,34 @@ def test_what_fails_before_sbatch_is_no_refusal_of_sbatch(said: str, code: int):
     "said", ["Unable to contact slurm controller (connect failure)", "slurm_load_jobs error: Socket timed out on send"]
 )
 def test_a_controller_that_is_away_is_distinguished_from_a_mistake(said: str):
-    with pytest.raises(ControllerUnreachable, match="the queue cannot be read"):
-        Slurm(Host(), Answers(1, stderr=said)).jobs()
-    with pytest.raises(ControllerUnreachable):
-        Slurm(Host("login"), Answers(255, stderr="ssh: connect to host login: Connection refused")).jobs()
+    with pytest.raises(UnreachableError, match="the queue cannot be read"):
+        Slurm("c", Host(), Answers(1, stderr=said)).jobs()
+    with pytest.raises(UnreachableError):
+        Slurm("c", Host("login"), Answers(255, stderr="ssh: connect to host login: Connection refused")).jobs()
     with pytest.raises(UserError) as mistake:
-        Slurm(Host(), Answers(1, stderr="squeue: error: bad configuration")).jobs()
-    assert not isinstance(mistake.value, ControllerUnreachable)
+        Slurm("c", Host(), Answers(1, stderr="squeue: error: bad configuration")).jobs()
+    assert not isinstance(mistake.value, UnreachableError)
 
 
 def test_times_are_asked_for_in_unix_seconds_whatever_the_login_nodes_zone():
     answers = Answers()
-    assert Slurm(Host(), answers).jobs() == []
+    assert Slurm("c", Host(), answers).jobs() == []
     assert answers.asked[0][:3] == ("env", "SLURM_TIME_FORMAT=%s", "squeue")
 
 
 def test_a_job_that_is_over_is_cancelled_without_an_error():
-    Slurm(Host(), Answers(1, stderr="scancel: error: Kill job error on job id 5: Invalid job id specified")).cancel("5")
+    Slurm(
+        "c", Host(), Answers(1, stderr="scancel: error: Kill job error on job id 5: Invalid job id specified")
+    ).cancel("5")
     with pytest.raises(UserError, match="Access/permission denied"):
-        Slurm(Host(), Answers(1, stderr="scancel: error: Kill job error on job id 5: Access/permission denied")).cancel(
-            "5"
-        )
+        Slurm(
+            "c", Host(), Answers(1, stderr="scancel: error: Kill job error on job id 5: Access/permission denied")
+        ).cancel("5")
 
 
 def test_nodes_that_cannot_be_used_are_named_with_their_reason():
     message = "n[3-4]|down*|Not responding\nn7|drained|ECC|NVLink\n"
-    assert Slurm(Host(), Answers(stdout=message)).unusable_nodes("main") == [
+    assert Slurm("c", Host(), Answers(stdout=message)).unusable_nodes("main") == [
         "n[3-4] down (Not responding)",
         "n7 drained (ECC|NVLink)",
     ]

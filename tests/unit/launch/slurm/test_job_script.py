@@ -14,7 +14,7 @@ from drillyard.errors import UserError
 from drillyard.launch.plan import Plan, Program
 from drillyard.launch.plan_output import plan_text
 from drillyard.launch.slurm.job_script import enroot_image
-from drillyard.launch.slurm.plan import plan_array, plan_of
+from drillyard.launch.slurm.launcher import plan_array, plan_of
 
 SHARED = {"storage": "{directory: /shared}"}
 

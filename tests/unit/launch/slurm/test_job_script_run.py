@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.unit.launch.requests import WORKLOAD, cluster, request
 
-from drillyard.launch.slurm.plan import plan_of
+from drillyard.launch.slurm.launcher import plan_of
 
 FACTS = "Reason=None PreemptTime=None ExcNodeList=(null)"
 SCONTROL = """

@@ -17,8 +17,6 @@ from drillyard.launch.agent import index
 from drillyard.launch.programs import Host, Programs, Result
 from drillyard.launch.run_status import RunStatus, State
 from drillyard.launch.slurm.commands import Slurm
-from drillyard.launch.slurm.launcher import RunIndex
-from drillyard.launch.slurm.run_status import status_of
 
 
 @dataclass
@@ -65,8 +63,7 @@ class Cluster(Programs):
         (self.launch / "state.json").write_text(json.dumps(message))
 
     def look(self) -> list[RunStatus]:
-        host = Host()
-        return [status_of(known) for known in RunIndex("c", host, Slurm(host, self), self).all()]
+        return [known.status for known in Slurm("c", Host(), self).runs()]
 
 
 @pytest.mark.parametrize("noted_at", range(5))

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from drillyard.launch.run_status import Handle, State
-from drillyard.launch.slurm.commands import SlurmJob
-from drillyard.launch.slurm.run_status import SlurmRun, needs_accounts, status_of
+from drillyard.launch.slurm.run_status import SlurmJob, SlurmRun, status_of
 from drillyard.launch.status_text import status_text
 
 HANDLE = Handle("slurm", "c", "run")
@@ -149,14 +148,14 @@ def test_a_forgotten_job_is_what_its_files_say(state: str):
     end = {"submission": "12", "attempt": "0", "code": 1, "state": state, "reason": "so", "at": 190}
     by_script = status_of(SlurmRun(HANDLE, ENTRY, None, own("restarting"), end))
     assert (by_script.state, by_script.ended_at) == (State(state), 190.0)
-    assert not needs_accounts(SlurmRun(HANDLE, ENTRY, None, own("restarting"), end))
+    assert not SlurmRun(HANDLE, ENTRY, None, own("restarting"), end).needs_accounts
 
 
 def test_a_forgotten_job_without_a_last_word_is_lost_and_never_queued():
     never = status_of(SlurmRun(HANDLE, ENTRY))
     assert never.state is State.failed and never.reason is not None and "never started" in never.reason
     midway = SlurmRun(HANDLE, ENTRY, None, own("running"))
-    assert needs_accounts(midway)
+    assert midway.needs_accounts
     status = status_of(midway)
     assert status.state is State.failed and status.reason is not None and "last seen running" in status.reason
 
