@@ -68,7 +68,7 @@ class BucketFiles(Files):
     def find(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
         found: dict[str, int] = {}
         for pattern in patterns:
-            for path, size in self._whole(_fixed_part(pattern)).items():
+            for path, size in self._whole(re.split(r"[*?\[]", pattern, maxsplit=1)[0]).items():
                 if _matches(path, pattern):
                     found[path] = size
         return sorted(found.items())
@@ -90,28 +90,14 @@ class BucketFiles(Files):
 
     def text(self, path: BucketPath) -> str | None:
         """An object as text; None where there is none."""
-
-        def content() -> bytes | None:
-            try:
-                found: bytes = self._bucket.blob(path.key).download_as_bytes(timeout=_SECONDS, retry=_RETRY)
-            except exceptions.NotFound as error:
-                _require_object(error)
-                return None
-            return found
-
-        found = self._retried(content)
+        blob = self._bucket.blob(path.key)
+        found: bytes | None = self._retried(lambda: blob.download_as_bytes(timeout=_SECONDS, retry=_RETRY), None)
         return None if found is None else found.decode("utf-8", errors="replace")
 
     def remove(self, path: BucketPath) -> None:
         """Remove an object, where it exists."""
-
-        def removed() -> None:
-            try:
-                self._bucket.blob(path.key).delete(timeout=_SECONDS, retry=_RETRY)
-            except exceptions.NotFound as error:
-                _require_object(error)
-
-        self._retried(removed)
+        blob = self._bucket.blob(path.key)
+        self._retried(lambda: blob.delete(timeout=_SECONDS, retry=_RETRY), None)
 
     def write(self, directory: BucketPath, contents: Mapping[str, bytes]) -> None:
         """Write objects below a directory. Directories become objects too, for mounts that need them."""
@@ -151,30 +137,32 @@ class BucketFiles(Files):
         for path, size in parts:
             if begin < size and len(data) < length:
                 last = min(size, begin + length - len(data)) - 1
-                data += self._retried(partial(self._slice, path, begin, last))
+                blob = self._bucket.blob(self._key(path))
+                data += self._retried(
+                    partial(blob.download_as_bytes, start=begin, end=last, timeout=_SECONDS, retry=_RETRY), b""
+                )
             begin = max(0, begin - size)
-        return data
-
-    def _slice(self, path: str, first: int, last: int) -> bytes:
-        blob = self._bucket.blob(self._key(path))
-        try:
-            data: bytes = blob.download_as_bytes(start=first, end=last, timeout=_SECONDS, retry=_RETRY)
-        except (exceptions.NotFound, exceptions.RequestRangeNotSatisfiable) as error:
-            # Replaced by a shorter one, or removed, since the listing: the next one shows it.
-            _require_object(error)
-            return b""
         return data
 
     def _key(self, path: str) -> str:
         return path.removeprefix(BucketPath(self._name, "").mounted + "/")
 
-    def _retried(self, ask: Callable[[], _T]) -> _T:
-        """The answer; where `patient`, retries as long as a bucket that has answered before cannot be reached."""
+    def _retried(self, ask: Callable[[], _T], *absent: _T) -> _T:
+        """The answer; `absent`, where given, for an object that is not there, or is shorter than its listing.
+
+        Where `patient`, retries as long as a bucket that has answered before cannot be reached.
+        """
         pause = 1.0
         while True:
             try:
                 with self._words():
-                    answer = ask()
+                    try:
+                        answer = ask()
+                    except (exceptions.NotFound, exceptions.RequestRangeNotSatisfiable) as error:
+                        # A missing bucket is a mistake, unlike a missing object.
+                        if not absent or re.search("bucket (does not exist|not found)", str(error), re.I):
+                            raise
+                        (answer,) = absent
             except BucketUnreachable as error:
                 if not (self.patient and self._has_answered):
                     raise
@@ -209,12 +197,6 @@ class BucketFiles(Files):
             raise BucketUnreachable(f"{self.title}: cannot be reached ({_first(error)}); check the network") from None
 
 
-def _require_object(error: Exception) -> None:
-    """Re-raise the error of a missing bucket, which is a mistake, unlike a missing object."""
-    if "bucket does not exist" in str(error).lower() or "bucket not found" in str(error).lower():
-        raise error
-
-
 def _logs(objects: Mapping[str, int]) -> dict[str, list[tuple[str, int]]]:
     """Each file with its objects, in order."""
     files: dict[str, list[tuple[str, int]]] = {}
@@ -229,10 +211,6 @@ def _parents(name: str, top: str) -> Iterator[str]:
     while parent and len(parent) >= len(top):
         yield parent
         parent = posixpath.dirname(parent)
-
-
-def _fixed_part(pattern: str) -> str:
-    return re.split(r"[*?\[]", pattern, maxsplit=1)[0]
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -15,6 +15,7 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ from drillyard.launch.prepared_run import ClusterPaths, PreparedRun, prepare
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.vertex.bucket_paths import BucketPath, output_of, project_of
 from drillyard.launch.vertex.checks import MAX_DISPLAY_NAME, MAX_ENVIRONMENT, MAX_LABEL_LETTERS
-from drillyard.launch.vertex.config import VertexConfig, vertex_of
+from drillyard.launch.vertex.config import vertex_of
 from drillyard.version import __version__
 
 RUN_LABEL, CLUSTER_LABEL, VERSION_LABEL = "drillyard-run", "drillyard-cluster", "drillyard-version"
@@ -104,14 +105,8 @@ def custom_job(
     prepared: PreparedRun, cluster: ClusterConfig, machine: Machine, launch: BucketPath
 ) -> tuple[dict[str, Any], list[ExplainedField]]:
     """The CustomJob, and why each of its fields has its value."""
-    vertex = vertex_of(cluster)
-    entries = [
-        _Entry("displayName", prepared.job.run, "the run's name", "run.yaml: name"),
-        *_label_entries(prepared, vertex),
-        *_scheduling(cluster, vertex),
-        *_identity(vertex, launch),
-    ]
-    pool = [*_machine(cluster, machine), *_disk(vertex, machine), *_container(prepared)]
+    entries = [*_job_entries(prepared, cluster, launch)]
+    pool = [*_pool_entries(prepared, cluster, machine)]
     body = _assembled(entries)
     shared = _assembled(pool)
     pools = [{**shared, "replicaCount": "1"}]
@@ -163,37 +158,8 @@ def _fact(path: str, machine: Machine, key: str, reason: str) -> _Entry:
     return _Entry(path, getattr(machine, key), reason, cited)
 
 
-def _label_entries(prepared: PreparedRun, vertex: VertexConfig) -> list[_Entry]:
-    found_by = "by which `drillyard runs` finds it again, from any machine"
-    version = re.sub("[^a-z0-9_-]", "-", __version__)
-    job = prepared.job
-    return [
-        _Entry(f"labels.{RUN_LABEL}", label_of(job.run), f"the run's name, {found_by}", _OURS),
-        _Entry(f"labels.{CLUSTER_LABEL}", label_of(job.cluster), f"the cluster's name, {found_by}", _OURS),
-        _Entry(f"labels.{VERSION_LABEL}", version, "what submitted it", _OURS),
-        *(
-            _Entry(f"labels.{key}", value, "as set", "cluster.yaml: vertex.labels")
-            for key, value in vertex.labels.items()
-        ),
-    ]
-
-
-def _scheduling(cluster: ClusterConfig, vertex: VertexConfig) -> list[_Entry]:
-    bought, where = cluster.consumption or "", "jobSpec.scheduling"
-    limit = "the longest time that the job may run; then it has failed: time limit"
-    no_restart = "a worker that the service restarts joins the other nodes again, and all continue from the checkpoint"
-    retries = "the service replaces lost and preempted nodes; the agent of a run that is over exits at once"
-    entries = [
-        _Entry(f"{where}.strategy", _STRATEGIES[bought], f"consumption {bought}", "cluster.yaml: consumption"),
-        _Entry(f"{where}.timeout", _duration(vertex.timeout_hours), limit, "cluster.yaml: vertex.timeout_hours"),
-        _Entry(f"{where}.restartJobOnWorkerRestart", False, no_restart, _SCHEDULING),
-        _Entry(f"{where}.disableRetries", False, retries, _SERVICE),
-    ]
-    if bought == "flex-start":
-        then = "without limit" if not vertex.max_wait_hours else "then it has expired: no capacity"
-        reason, source = f"the longest wait for capacity, {then}", "cluster.yaml: vertex.max_wait_hours"
-        entries.append(_Entry(f"{where}.maxWaitDuration", _duration(vertex.max_wait_hours), reason, source))
-    return entries
+def _set(path: str, value: Any, setting: str) -> _Entry:
+    return _Entry(path, value, "as set", f"cluster.yaml: vertex.{setting}")
 
 
 _SETTINGS = {
@@ -206,66 +172,70 @@ _SETTINGS = {
 """Fields of the job spec by the settings that they are copied from, where those are given."""
 
 
-def _identity(vertex: VertexConfig, launch: BucketPath) -> list[_Entry]:
-    given = {field: setting for field, setting in _SETTINGS.items() if getattr(vertex, setting)}
-    entries = [_set(f"jobSpec.{field}", getattr(vertex, setting), setting) for field, setting in given.items()]
+def _job_entries(prepared: PreparedRun, cluster: ClusterConfig, launch: BucketPath) -> Iterator[_Entry]:
+    """All of the request but the worker pools."""
+    job, vertex, bought, where = prepared.job, vertex_of(cluster), cluster.consumption or "", "jobSpec.scheduling"
+    found_by = "by which `drillyard runs` finds it again, from any machine"
+    version = re.sub("[^a-z0-9_-]", "-", __version__)
+    yield _Entry("displayName", job.run, "the run's name", "run.yaml: name")
+    yield _Entry(f"labels.{RUN_LABEL}", label_of(job.run), f"the run's name, {found_by}", _OURS)
+    yield _Entry(f"labels.{CLUSTER_LABEL}", label_of(job.cluster), f"the cluster's name, {found_by}", _OURS)
+    yield _Entry(f"labels.{VERSION_LABEL}", version, "what submitted it", _OURS)
+    for key, value in vertex.labels.items():
+        yield _set(f"labels.{key}", value, "labels")
+    yield _Entry(f"{where}.strategy", _STRATEGIES[bought], f"consumption {bought}", "cluster.yaml: consumption")
+    reason = "the longest time that the job may run; then it has failed: time limit"
+    yield _Entry(f"{where}.timeout", _duration(vertex.timeout_hours), reason, "cluster.yaml: vertex.timeout_hours")
+    reason = "a worker that the service restarts joins the other nodes again, and all continue from the checkpoint"
+    yield _Entry(f"{where}.restartJobOnWorkerRestart", False, reason, _SCHEDULING)
+    reason = "the service replaces lost and preempted nodes; the agent of a run that is over exits at once"
+    yield _Entry(f"{where}.disableRetries", False, reason, _SERVICE)
+    if bought == "flex-start":
+        then = "without limit" if not vertex.max_wait_hours else "then it has expired: no capacity"
+        reason, source = f"the longest wait for capacity, {then}", "cluster.yaml: vertex.max_wait_hours"
+        yield _Entry(f"{where}.maxWaitDuration", _duration(vertex.max_wait_hours), reason, source)
+    for field, setting in _SETTINGS.items():
+        if value := getattr(vertex, setting):
+            yield _set(f"jobSpec.{field}", value, setting)
     output = BucketPath(launch.bucket, launch.key.rpartition("/")[0]).uri + "/"
     reason = "AIP_TENSORBOARD_LOG_DIR and the like point into the run's directory"
-    return [*entries, _Entry("jobSpec.baseOutputDirectory.outputUriPrefix", output, reason, _SPEC)]
+    yield _Entry("jobSpec.baseOutputDirectory.outputUriPrefix", output, reason, _SPEC)
 
 
-def _set(path: str, value: Any, setting: str) -> _Entry:
-    return _Entry(path, value, "as set", f"cluster.yaml: vertex.{setting}")
-
-
-def _machine(cluster: ClusterConfig, machine: Machine) -> list[_Entry]:
-    entries = [
-        _Entry("machineSpec.machineType", machine.name, "as set", "cluster.yaml: machine"),
-        _fact("machineSpec.acceleratorType", machine, "vertex_accelerator_type", f"the GPU of {machine.name}"),
-        _fact("machineSpec.acceleratorCount", machine, "num_accelerators", f"GPUs of one {machine.name}"),
-    ]
-    where, kind = "machineSpec.reservationAffinity", "machineSpec.reservationAffinity.reservationAffinityType"
-    if cluster.consumption != "reservation":
-        reason = f"consumption {cluster.consumption} uses no reservation"
-        return [*entries, _Entry(kind, "NO_RESERVATION", reason, "cluster.yaml: consumption")]
-    source = "cluster.yaml: reservation"
-    return [
-        *entries,
-        _Entry(kind, "SPECIFIC_RESERVATION", "only the named reservation", source),
-        _Entry(f"{where}.key", _RESERVATION_KEY, "a reservation is found by its name", "google.cloud.aiplatform.v1"),
-        _Entry(f"{where}.values", [_reservation(cluster)], "its full name", source),
-    ]
-
-
-def _reservation(cluster: ClusterConfig) -> str:
+def _pool_entries(prepared: PreparedRun, cluster: ClusterConfig, machine: Machine) -> Iterator[_Entry]:
+    """What all worker pools have in common."""
     assert cluster.location is not None
-    name = cluster.reservation or ""
-    whole = f"projects/{cluster.location.project}/zones/{cluster.location.zone}/reservations/{name}"
-    return name if "/" in name else whole
-
-
-def _disk(vertex: VertexConfig, machine: Machine) -> list[_Entry]:
-    source = "cluster.yaml: vertex.boot_disk_gb"
-    size = _Entry("diskSpec.bootDiskSizeGb", vertex.boot_disk_gb, "holds the image and caches", source)
+    vertex, launch = vertex_of(cluster), prepared.job.launch_directory
+    yield _Entry("machineSpec.machineType", machine.name, "as set", "cluster.yaml: machine")
+    yield _fact("machineSpec.acceleratorType", machine, "vertex_accelerator_type", f"the GPU of {machine.name}")
+    yield _fact("machineSpec.acceleratorCount", machine, "num_accelerators", f"GPUs of one {machine.name}")
+    where, source = "machineSpec.reservationAffinity", "cluster.yaml: reservation"
+    kind = f"{where}.reservationAffinityType"
+    if cluster.consumption == "reservation":
+        name = cluster.reservation or ""
+        if "/" not in name:
+            name = f"projects/{cluster.location.project}/zones/{cluster.location.zone}/reservations/{name}"
+        yield _Entry(kind, "SPECIFIC_RESERVATION", "only the named reservation", source)
+        reason = "a reservation is found by its name"
+        yield _Entry(f"{where}.key", _RESERVATION_KEY, reason, "google.cloud.aiplatform.v1")
+        yield _Entry(f"{where}.values", [name], "its full name", source)
+    else:
+        reason = f"consumption {cluster.consumption} uses no reservation"
+        yield _Entry(kind, "NO_RESERVATION", reason, "cluster.yaml: consumption")
     if vertex.boot_disk_type is not None:
-        return [_set("diskSpec.bootDiskType", vertex.boot_disk_type, "boot_disk_type"), size]
-    if machine.boot_disk in _BOOT_DISKS:
-        return [_fact("diskSpec.bootDiskType", machine, "boot_disk", f"what {machine.name} boots from"), size]
-    return [size]
-
-
-def _container(prepared: PreparedRun) -> list[_Entry]:
-    launch = prepared.job.launch_directory
-    command = ["python3", "-B", f"{launch}/agent", "run", "--job", f"{launch}/job.json"]
+        yield _set("diskSpec.bootDiskType", vertex.boot_disk_type, "boot_disk_type")
+    elif machine.boot_disk in _BOOT_DISKS:
+        yield _fact("diskSpec.bootDiskType", machine, "boot_disk", f"what {machine.name} boots from")
+    source = "cluster.yaml: vertex.boot_disk_gb"
+    yield _Entry("diskSpec.bootDiskSizeGb", vertex.boot_disk_gb, "holds the image and caches", source)
     image = "run.yaml: workload.image or cluster.yaml: image"
-    why = (
+    yield _Entry("containerSpec.imageUri", prepared.image, "the run's image", image)
+    command = ["python3", "-B", f"{launch}/agent", "run", "--job", f"{launch}/job.json"]
+    reason = (
         "the agent: it takes its rank and the chief's address from CLUSTER_SPEC, waits for the other nodes, sets "
         "the environment of job.json and runs the command; -B: writes no bytecode into the bucket"
     )
-    return [
-        _Entry("containerSpec.imageUri", prepared.image, "the run's image", image),
-        _Entry("containerSpec.command", command, why, _OURS),
-    ]
+    yield _Entry("containerSpec.command", command, reason, _OURS)
 
 
 def _as_vertex_needs(prepared: PreparedRun, request: LaunchRequest) -> PreparedRun:

@@ -15,7 +15,6 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -55,6 +54,7 @@ _TRANSIENT = (
     google.auth.exceptions.TransportError,
 )
 
+_RETRY = retry.Retry(predicate=retry.if_exception_type(*_TRANSIENT), initial=0.5, maximum=8.0, timeout=RETRY_SECONDS)
 CustomJobJson = dict[str, Any]
 """A CustomJob in protobuf's JSON form."""
 
@@ -104,13 +104,13 @@ class Service:
     def job(self, name: str) -> CustomJobJson:
         """One job by its resource name."""
         with self._words("read the job"):
-            return _plain(self._client.get_custom_job(name=name, retry=_retry(), timeout=_CALL_SECONDS))
+            return _plain(self._client.get_custom_job(name=name, retry=_RETRY, timeout=_CALL_SECONDS))
 
     def cancel(self, name: str) -> None:
         """Cancel a job; does nothing to one that is over."""
         with self._words("cancel the job"):
             try:
-                self._client.cancel_custom_job(name=name, retry=_retry(), timeout=_CALL_SECONDS)
+                self._client.cancel_custom_job(name=name, retry=_RETRY, timeout=_CALL_SECONDS)
             except exceptions.BadRequest as error:
                 # It has ended in the meantime.
                 if _body(error).get("status") != "FAILED_PRECONDITION":
@@ -120,7 +120,7 @@ class Service:
         wanted = " AND ".join([self._label, *([extra] if extra else [])])
         request = ListCustomJobsRequest(parent=self._parent, filter=wanted, page_size=_PAGE)
         with self._words("list the jobs"):
-            found = self._client.list_custom_jobs(request, retry=_retry(), timeout=_CALL_SECONDS)
+            found = self._client.list_custom_jobs(request, retry=_RETRY, timeout=_CALL_SECONDS)
             return [_plain(job) for job in found]
 
     @contextmanager
@@ -129,7 +129,7 @@ class Service:
         try:
             yield
         except exceptions.GoogleAPICallError as error:
-            words = words_of(doing, _refusal(error), self._cluster)
+            words = words_of(doing, error, self._cluster)
             raise (ServiceUnreachable if isinstance(error, _TRANSIENT) else UserError)(words) from None
         except google.auth.exceptions.DefaultCredentialsError:
             raise UserError(
@@ -164,28 +164,6 @@ def _plain(job: CustomJob) -> CustomJobJson:
     return plain
 
 
-def _retry() -> retry.Retry:
-    return retry.Retry(predicate=_is_transient, initial=0.5, maximum=8.0, timeout=RETRY_SECONDS)
-
-
-def _is_transient(error: BaseException) -> bool:
-    return isinstance(error, _TRANSIENT)
-
-
-def _refusal(error: exceptions.GoogleAPICallError) -> Refusal:
-    """The service's error, from the body of its answer: google.rpc.Status in JSON, with details."""
-    answer = _body(error)
-    violations: list[str] = []
-    quotas: list[str] = []
-    reason = ""
-    for detail in answer.get("details", ()):
-        violations += [f"{each.get('field')}: {each.get('description')}" for each in detail.get("fieldViolations", ())]
-        quotas += [str(each.get("description") or each.get("subject")) for each in detail.get("violations", ())]
-        reason = str(detail.get("reason") or reason)
-    message = str(answer.get("message") or error.message)
-    return Refusal(int(error.code or 0), message, tuple(violations), tuple(quotas), reason)
-
-
 def _body(error: exceptions.GoogleAPICallError) -> dict[str, Any]:
     try:
         answer = error.response.json()["error"]
@@ -203,62 +181,54 @@ _QUOTAS = "https://console.cloud.google.com/iam-admin/quotas"
 _DISABLED = "SERVICE_DISABLED"
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """An error of the service: HTTP status, message, and its google.rpc details."""
-
-    status: int
-    message: str
-    fields: tuple[str, ...] = ()
-    """`path: what is wrong` of each field (google.rpc.BadRequest)."""
-    quotas: tuple[str, ...] = ()
-    """What was exceeded (google.rpc.QuotaFailure)."""
-    reason: str = ""
-    """google.rpc.ErrorInfo."""
-
-
-def words_of(doing: str, refusal: Refusal, cluster: ClusterConfig) -> str:
-    """The request, the service's message, and what to do about it."""
+def words_of(doing: str, error: exceptions.GoogleAPICallError, cluster: ClusterConfig) -> str:
+    """The request, the service's message (google.rpc.Status in JSON, with details), and what to do about it."""
     assert cluster.location is not None
     project, region = cluster.location.project, cluster.location.region
-    said = f"Vertex AI ({project}, {region}) was asked to {doing} and said {refusal.status}: {refusal.message.strip()}"
-    lines = [said, *(f"  {each}" for each in (*refusal.fields, *refusal.quotas) if each not in refusal.message)]
-    return "\n".join([*lines, *_advice(refusal, cluster)])
+    answer = _body(error)
+    status, message = int(error.code or 0), str(answer.get("message") or error.message)
+    fields: list[str] = []
+    quotas: list[str] = []
+    reason = ""
+    for detail in answer.get("details", ()):
+        fields += [f"{each.get('field')}: {each.get('description')}" for each in detail.get("fieldViolations", ())]
+        quotas += [str(each.get("description") or each.get("subject")) for each in detail.get("violations", ())]
+        reason = str(detail.get("reason") or reason)
+    said = f"Vertex AI ({project}, {region}) was asked to {doing} and said {status}: {message.strip()}"
+    details = [f"  {each}" for each in (*fields, *quotas) if each not in message]
+    disabled = reason == _DISABLED or "has not been used in project" in message
+    return "\n".join([said, *details, _advice(status, disabled, cluster)])
 
 
-def quota_words(cluster: ClusterConfig) -> str:
-    """The quotas that the cluster counts against, with what it needs; empty where none is known."""
-    try:
-        needed = quota_needed(cluster)
-    except UserError:
-        return ""
-    return "; ".join(f"{quota.metric}: {quota.amount} {quota.unit} in {quota.region}" for quota in needed)
-
-
-def _advice(refusal: Refusal, cluster: ClusterConfig) -> list[str]:
+def _advice(status: int, disabled: bool, cluster: ClusterConfig) -> str:
+    """What to do about an HTTP status; `disabled`: the service is not enabled in the project."""
     assert cluster.location is not None
     project, region = cluster.location.project, cluster.location.region
-    match refusal.status:
-        case HTTPStatus.FORBIDDEN if refusal.reason == _DISABLED or "has not been used in project" in refusal.message:
-            return [f"Enable it: gcloud services enable aiplatform.googleapis.com --project {project}"]
+    match status:
+        case HTTPStatus.FORBIDDEN if disabled:
+            return f"Enable it: gcloud services enable aiplatform.googleapis.com --project {project}"
         case HTTPStatus.FORBIDDEN:
             account = vertex_of(cluster).service_account
             act_as = f", and roles/iam.serviceAccountUser on {account}" if account else ""
-            return [f"You need roles/aiplatform.user in project {project}{act_as}: ask its owner."]
+            return f"You need roles/aiplatform.user in project {project}{act_as}: ask its owner."
         case HTTPStatus.UNAUTHORIZED:
-            return ["Log in: gcloud auth application-default login"]
+            return "Log in: gcloud auth application-default login"
         case HTTPStatus.NOT_FOUND:
-            return [
+            return (
                 f"Check location.project ({project}) and location.region ({region}), and that resources named under "
                 "`vertex` are there: gcloud projects list; gcloud ai custom-jobs list --region REGION"
-            ]
+            )
         case HTTPStatus.TOO_MANY_REQUESTS:
-            needed = quota_words(cluster)
-            return [
-                *([f"The job needs {needed}."] if needed else []),
-                f"Ask for more at {_QUOTAS}?project={project}, take fewer `nodes`, or buy otherwise (`consumption`).",
-            ]
+            try:
+                quotas = [
+                    f"{each.metric}: {each.amount} {each.unit} in {each.region}" for each in quota_needed(cluster)
+                ]
+            except UserError:
+                quotas = []
+            needs = f"The job needs {'; '.join(quotas)}.\n" if quotas else ""
+            more = f"Ask for more at {_QUOTAS}?project={project}"
+            return f"{needs}{more}, take fewer `nodes`, or buy otherwise (`consumption`)."
         case HTTPStatus.BAD_REQUEST:
-            return ["What was sent: drillyard launch ... --dry-run; where each value comes from: --explain"]
+            return "What was sent: drillyard launch ... --dry-run; where each value comes from: --explain"
         case _:
-            return ["The service has an internal error; try again, or see https://status.cloud.google.com"]
+            return "The service has an internal error; try again, or see https://status.cloud.google.com"
