@@ -56,7 +56,7 @@ def cost(
     if speed.tokens_per_second_per_gpu:
         found.per_million_tokens = per_second / speed.tokens_per_second_per_gpu * 1e6
     else:
-        flags = next((m.flags for m in speed.missing if m.field == "tokens_per_second_per_gpu"), ())
+        flags = speed.flags_for("tokens_per_second_per_gpu")
         found.lacks("cost_per_million_tokens", "tokens per second are not known", *flags)
     return found
 

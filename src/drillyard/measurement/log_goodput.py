@@ -18,9 +18,8 @@ Limits: no time stamps, no goodput. With time stamps in whole seconds each categ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,50 +29,36 @@ from drillyard.measurement.parsed_log import LONGEST_SECONDS, NO_TIME, Mark, Par
 from drillyard.telemetry.events import INTERRUPTIONS
 from drillyard.telemetry.events import goodput as goodput_of_events
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-
-@dataclass(frozen=True, slots=True)
-class JobTimes:
-    """When the job began and ended by other witnesses (the scheduler), UTC microseconds; None: by the log."""
-
-    start_us: int | None = None
-    end_us: int | None = None
-
-
-def goodput_of_log(log: ParsedLog, job: JobTimes | None = None) -> Goodput | None:
+def goodput_of_log(log: ParsedLog, job_start_us: int | None = None, job_end_us: int | None = None) -> Goodput | None:
     """The account of a run; None where its steps carry no time stamps.
 
-    Raises UserError for a job that starts after the log's first time stamp, or ends before its last.
+    The job's start and end (UTC microseconds) are those that the scheduler states; None: by the log. Raises UserError
+    for a job that starts after the log's first time stamp, or ends before its last.
     """
-    job = job or JobTimes()
-    if log.run_directory is not None and job == JobTimes():
+    if log.run_directory is not None and job_start_us is None and job_end_us is None:
         from drillyard.telemetry.events import read_events
 
         if events := read_events(log.run_directory):
             return goodput_of_events(events)
     if not log.steps.has("time_us"):
         return None
-    first, last = _wall(log, job)
-    found = account(_moments(log, first, last), tick_microseconds=_tick(log))
+    first, last = _wall(log, job_start_us, job_end_us)
+    tick = log.clock.resolution_us if log.clock.resolution_us > 1 else 0
+    found = account(_moments(log, first, last), tick_microseconds=tick)
     return replace(found, restarts=max(len(log.attempts) - 1, 0))
 
 
-def _tick(log: ParsedLog) -> int:
-    return log.clock.resolution_us if log.clock.resolution_us > 1 else 0
-
-
-def _wall(log: ParsedLog, job: JobTimes) -> tuple[int, int]:
+def _wall(log: ParsedLog, start_us: int | None, end_us: int | None) -> tuple[int, int]:
     """The first and the last moment. The last may be the earlier one where the clock was set back."""
     stamped = log.steps.time_us[log.steps.time_us != NO_TIME]
     first = int(stamped[0]) if log.clock.first_time_us is None else log.clock.first_time_us
     last = int(stamped[-1]) if log.clock.last_time_us is None else log.clock.last_time_us
-    if job.start_us is not None and job.start_us > first:
+    if start_us is not None and start_us > first:
         raise UserError("--job-start is after the first time stamp of the log; is its time zone right (--timezone)?")
-    if job.end_us is not None and job.end_us < last:
+    if end_us is not None and end_us < last:
         raise UserError("--job-end is before the last time stamp of the log; is its time zone right (--timezone)?")
-    return first if job.start_us is None else job.start_us, last if job.end_us is None else job.end_us
+    return first if start_us is None else start_us, last if end_us is None else end_us
 
 
 def _moments(log: ParsedLog, first: int, last: int) -> Iterator[Moment]:

@@ -225,7 +225,7 @@ def find_attempts(
         if goes_back(steps.time_us[row : end + 1]):
             # The lowest stamp is not the earliest one: use the order of the lines.
             first, last = _in_order(steps, row, end, files)
-        attempts.append(LoggedAttempt(number, first, last, first_file, int(steps.line[row])))
+        attempts.append(LoggedAttempt(number, first, last))
     return attempts
 
 

@@ -96,16 +96,12 @@ def _describe(reading: SourceContent, mine: FormatContent | None, chosen: str | 
     steps = {found.format: found for found in reading.found if found.lanes}
     if mine is not None:
         source.format, source.used, source.note = chosen, True, ""
-        source.steps = sum(lane.length for lane in mine.lanes)
-        ranks = {lane.origin.rank for lane in mine.lanes} - {None}
-        source.ranks = tuple(sorted(rank for rank in ranks if rank is not None))
         others = [log_formats()[name].title for name in steps if name != chosen]
         if others:
             source.note = f"also holds {', '.join(others)}"
     elif steps:
         other = max(steps.values(), key=lambda found: found.records)
         source.format, source.used = other.format, False
-        source.steps = sum(lane.length for lane in other.lanes)
         source.note = f"taken for the same run; {log_formats()[chosen or other.format].title} has more to say"
     elif source.format is None and not source.note:
         source.used = any(found.marks for found in reading.found)

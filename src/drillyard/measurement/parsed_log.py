@@ -210,9 +210,6 @@ class LoggedAttempt:
     """The first time stamp on any line of the attempt (also before its first step); None without time stamps."""
     last_time_us: int | None
     """The last time stamp on any line of the attempt."""
-    file: int
-    line: int
-    """Where its first step is."""
 
 
 @dataclass(slots=True)
@@ -287,10 +284,6 @@ class ReadSource:
     """Lines that begin like a step but cannot be read as one (torn, binary)."""
     unfinished_lines: int = 0
     """1 when the last line has no newline: it is left out, as it may still be growing."""
-    ranks: tuple[int, ...] = ()
-    """The ranks whose lines were seen, where known."""
-    steps: int = 0
-    """Step records read from here, before ranks were joined."""
 
 
 ZoneKnowledge = Literal["stated", "given", "assumed", "none"]
@@ -337,14 +330,6 @@ class ParsedLog:
     @property
     def lines(self) -> int:
         return sum(source.lines for source in self.sources)
-
-    @property
-    def lines_passed_over(self) -> int:
-        return sum(source.lines_passed_over for source in self.sources)
-
-    @property
-    def unfinished_lines(self) -> int:
-        return sum(source.unfinished_lines for source in self.sources)
 
     def place(self, row: int) -> str:
         """Where a row of `steps` was read: `run.log:123`."""

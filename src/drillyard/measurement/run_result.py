@@ -17,7 +17,7 @@ from typing import Any, Final
 from drillyard.goodput import Goodput
 from drillyard.hardware import Catalog, catalog
 from drillyard.measurement.cost import Cost, cost
-from drillyard.measurement.log_goodput import JobTimes, goodput_of_log
+from drillyard.measurement.log_goodput import goodput_of_log
 from drillyard.measurement.losses import HeldOut, Losses, held_out, losses
 from drillyard.measurement.marks import Wait, WaitKind, find_waits, written_seconds
 from drillyard.measurement.parsed_log import ParsedLog
@@ -131,7 +131,7 @@ def measure(log: ParsedLog, asked: UserFacts | None = None, facts: Catalog | Non
     Raises UserError for flags that contradict each other or name what is not known.
     """
     asked, facts = asked or UserFacts(), facts or catalog()
-    account = goodput_of_log(log, JobTimes(asked.job_start_us, asked.job_end_us))
+    account = goodput_of_log(log, asked.job_start_us, asked.job_end_us)
     timed = measure_step_times(log, start_step=asked.start_step, end_step=asked.end_step)
     fast = speed(log, timed, asked, facts)
     billed_seconds = None if account is None else (account.wall_microseconds - account.times.waiting) / 1e6

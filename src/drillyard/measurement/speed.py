@@ -44,7 +44,6 @@ AS_PRINTED: Final = "as printed"
 _LARGEST: Final = 1e18
 """Rates and counts beyond this are damage."""
 _CONTRADICTS: Final = 0.01
-_CHUNK_ROWS: Final = 1 << 16
 _IDLE_EXPERTS: Final = 1.5
 """Where 6N over the parameters that a log names exceeds the TFLOP/s that it prints by this factor, they are not all
 active: between the formulas for dense models lies less."""
@@ -182,28 +181,23 @@ def _peak(found: Speed, log: ParsedLog, asked: UserFacts, catalog: Catalog) -> A
         if found.precision not in precisions:
             raise UserError(f"--precision {asked.precision}: not known; choose one of {', '.join(precisions)}.")
     if asked.accelerator is not None:
-        accelerator = catalog.accelerator(asked.accelerator)
+        accelerator: Accelerator | None = catalog.accelerator(asked.accelerator)
     else:
-        known = None if facts.accelerator is None else catalog.find_accelerator(facts.accelerator)
-        if known is None:
-            found.accelerator, found.peak_flops = facts.accelerator, facts.peak_flops
-            if facts.peak_flops is None:
-                reason = "the log does not say on which accelerator it ran"
-                if facts.accelerator:
-                    reason = f"the log names {facts.accelerator!r}, of which no peak is known"
-                found.lacks("mfu", reason, "--accelerator")
-                found.lacks("peak_tflops", reason, "--accelerator")
-            return None
-        accelerator = known
-    found.accelerator = accelerator.name
-    peak = accelerator.peak(found.precision)
-    if peak is not None:
-        found.peak_flops = peak.value
-        if peak.unverified:
+        accelerator = None if facts.accelerator is None else catalog.find_accelerator(facts.accelerator)
+    flags: tuple[str, ...] = ("--accelerator",)
+    if accelerator is None:
+        found.accelerator, found.peak_flops = facts.accelerator, facts.peak_flops
+        reason = "the log does not say on which accelerator it ran"
+        if facts.accelerator:
+            reason = f"the log names {facts.accelerator!r}, of which no peak is known"
+    else:
+        found.accelerator, peak = accelerator.name, accelerator.peak(found.precision)
+        found.peak_flops = None if peak is None else peak.value
+        if peak is not None and peak.unverified:
             found.warnings.append(f"the {found.precision} peak of {accelerator.name} is not confirmed by its vendor")
-    else:
         reason = f"no {found.precision} peak of {accelerator.name} is known"
-        flags = ("--precision", "--hardware") if accelerator.peak_tflops else ("--accelerator",)
+        flags = ("--precision", "--hardware") if accelerator.peak_tflops else flags
+    if found.peak_flops is None:
         found.lacks("mfu", reason, *flags)
         found.lacks("peak_tflops", reason, *flags)
     return accelerator
@@ -269,7 +263,6 @@ def _set_aside_idle_experts(found: Speed, rate: float | None, asked: UserFacts) 
 
 
 def _say_what_is_missing(found: Speed, typical: float | None) -> None:
-    known = {missing.field for missing in found.missing}
     if found.tokens_per_second_per_gpu is None:
         if typical is None:
             found.lacks("tokens_per_second_per_gpu", "no step has a duration")
@@ -280,17 +273,13 @@ def _say_what_is_missing(found: Speed, typical: float | None) -> None:
             wanted = batch if found.sequence_length else (*batch, "--sequence-length")
             found.lacks("tokens_per_second_per_gpu", "the log does not say how many tokens a step has", *wanted)
     lacking = found.flops_per_token is None and found.printed_tflops_per_gpu is None
-    if lacking and "tflops_per_gpu" not in known:
+    if lacking and not any(missing.field == "tflops_per_gpu" for missing in found.missing):
         found.lacks("tflops_per_gpu", "the log does not say how many parameters the model has", "--params", "--config")
     elif found.tokens_per_second_per_gpu is None and found.flops_per_token is not None:
-        found.lacks("tflops_per_gpu", "tokens per second are not known", *_flags(found, "tokens_per_second_per_gpu"))
+        found.lacks("tflops_per_gpu", "tokens per second are not known", *found.flags_for("tokens_per_second_per_gpu"))
     for name, flags, reason in list(found.missing):
         if name == "tflops_per_gpu":
             found.lacks("mfu", reason, *flags)
-
-
-def _flags(found: Speed, name: str) -> tuple[str, ...]:
-    return next((missing.flags for missing in found.missing if missing.field == name), ())
 
 
 def contradictions(log: ParsedLog, timing: Timing, tokens_per_gpu: float | None) -> Iterator[str]:
@@ -312,15 +301,9 @@ def contradictions(log: ParsedLog, timing: Timing, tokens_per_gpu: float | None)
         expected = _median_work(log, found, column) if work is None else work
         if not expected:
             continue
-        wrong, worst, largest = 0, -1, 0.0
-        for first in range(0, len(found.rows), _CHUNK_ROWS):
-            part = slice(first, first + _CHUNK_ROWS)
-            off = _excess(log.steps, found.rows[part], found.seconds[part], column, expected)
-            wrong += int((off > 0).sum())
-            if off.max(initial=0) > largest:
-                largest, worst = float(off.max()), first + int(off.argmax())
-        if wrong:
-            row, seconds = int(found.rows[worst]), float(found.seconds[worst])
+        off = _excess(log.steps, found, column, expected)
+        if wrong := int((off > 0).sum()):
+            row, seconds = int(found.rows[off.argmax()]), float(found.seconds[off.argmax()])
             whose = f"1 line prints {name} that its" if wrong == 1 else f"{wrong} lines print {name} that their"
             yield (
                 f"{whose} own step time contradicts by over 1 %: at {log.place(row)}"
@@ -336,14 +319,12 @@ def _median_work(log: ParsedLog, found: Durations, column: str) -> float | None:
     return float(np.median(done[usable])) if usable.sum() >= 3 else None
 
 
-def _excess(
-    steps: Steps, rows: NDArray[np.intp], seconds: NDArray[np.float64], column: str, expected: float
-) -> NDArray[np.float64]:
+def _excess(steps: Steps, found: Durations, column: str, expected: float) -> NDArray[np.float64]:
     """By how much each row's rate is further off than 1 % and rounding explain, as a fraction; 0 where it is not."""
-    rates = getattr(steps, column)[rows]
+    rates, seconds = getattr(steps, column)[found.rows], found.seconds
     usable = (rates > 0) & (rates < _LARGEST)
     rates = np.where(usable, rates, 1.0)
-    allowed = _CONTRADICTS + steps.seconds_precision[rows] / seconds + _half_digit(rates)
+    allowed = _CONTRADICTS + steps.seconds_precision[found.rows] / seconds + _half_digit(rates)
     off: NDArray[np.float64] = np.abs(rates * seconds / expected - 1) - allowed
     return np.where(usable & (off > 0), off, 0.0)
 

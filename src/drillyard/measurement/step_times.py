@@ -1,4 +1,4 @@
-"""How long steps took, as honestly as a log allows: which durations to trust, which to leave out, and their spread.
+"""How long steps took: which durations of a log to trust, which to leave out, and their spread.
 
 Where durations come from, the first that there is (`Basis`):
 
@@ -27,7 +27,7 @@ several steps each and count as many. Cost: a few sorts of numpy columns; about 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -68,11 +68,7 @@ class Durations:
     precision_seconds: float
 
     def select(self, kept: NDArray[np.bool_]) -> Durations:
-        rows = self.rows[kept]
-        # Where each row is one step, the weights are a view of a single 1.
-        alike = self.weight.strides == (0,)
-        weight = np.broadcast_to(self.weight[:1].max(initial=1), rows.shape) if alike else self.weight[kept]
-        return Durations(self.basis, rows, self.seconds[kept], weight, self.window_steps, self.precision_seconds)
+        return replace(self, rows=self.rows[kept], seconds=self.seconds[kept], weight=self.weight[kept])
 
     @property
     def single(self) -> bool:
@@ -143,8 +139,10 @@ def measure_step_times(log: ParsedLog, *, start_step: int | None = None, end_ste
         return Timing(_whole_run(log), None, None)
     step = log.steps.step[found.rows]
     if start_step is None and end_step is None:
-        warm = rows_not_compiled if log.format == Drillyard.name else rows_after_warmup
-        chosen = warm(log.steps, found)
+        settled = _rows_not_compiled if log.format == Drillyard.name else _rows_after_warmup
+        chosen = settled(log.steps, found)
+        if not chosen.any():
+            chosen[:] = True
     else:
         chosen = (step >= (-math.inf if start_step is None else start_step)) & (
             step <= (math.inf if end_step is None else end_step)
@@ -181,28 +179,18 @@ def _printed(steps: Steps) -> Durations | None:
     if not len(rows):
         return None
     windows = steps.window_steps[rows]
-    basis: Basis = "steps"
-    if np.median(windows) < 1:
-        basis = "moving averages"
-    elif np.median(windows) > 1:
-        basis = "windows"
+    window = float(np.median(windows))
+    basis: Basis = "moving averages" if window < 1 else "windows" if window > 1 else "steps"
     usable = rows if basis == "moving averages" else rows[windows > 0]
     return Durations(
         basis,
         usable,
-        steps.seconds if len(usable) == len(steps) else steps.seconds[usable],
-        _weights(steps, usable),
-        max(int(np.median(windows)), 1),
+        steps.seconds[usable],
+        steps.stands_for[usable].astype(np.int64),
+        max(int(window), 1),
         # Kept in 32 bits: 0.005 would come back as 0.004999999888.
         float(f"{np.median(steps.seconds_precision[usable]):.6g}"),
     )
-
-
-def _weights(steps: Steps, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-    """How many steps each of the rows stands for; a view of a single 1 where that is all."""
-    if steps.stands_for.strides == (0,):
-        return np.broadcast_to(np.int64(1), rows.shape)
-    return steps.stands_for[rows].astype(np.int64)
 
 
 def _between_stamps(log: ParsedLog) -> Durations | None:
@@ -242,24 +230,21 @@ def _between(
         return None
     window = max(int(np.median(advance[good])), 1)
     # A folded row stands for several steps of one length: its window is not a mean over different ones.
-    weight = _weights(steps, after[good])
+    weight = steps.stands_for[after[good]].astype(np.int64)
     window = 1 if bool((weight == advance[good]).all()) else window
     seconds = took[good] / 1e6 / advance[good]
     return Durations(basis, after[good], seconds, weight, window, tick / 1e6 / float(np.median(advance[good])))
 
 
-def rows_not_compiled(steps: Steps, found: Durations) -> NDArray[np.bool_]:
-    """Which durations are no warm-up in a log that marks the steps that compiled. All, where nothing would be left.
-
-    summary.json (telemetry/summary.py) rests on the same steps.
-    """
+def _rows_not_compiled(steps: Steps, found: Durations) -> NDArray[np.bool_]:
+    """Which durations are no warm-up in a log that marks the steps that compiled."""
     first = np.diff(steps.attempt[found.rows], prepend=-1) != 0
     kept: NDArray[np.bool_] = ~first & (steps.flags[found.rows] & COMPILED == 0)
-    return kept if kept.any() else np.ones(len(found.rows), dtype=bool)
+    return kept
 
 
-def rows_after_warmup(steps: Steps, found: Durations) -> NDArray[np.bool_]:
-    """Which durations are no warm-up. All of them, where nothing would be left."""
+def _rows_after_warmup(steps: Steps, found: Durations) -> NDArray[np.bool_]:
+    """Which durations are no warm-up in any other log."""
     kept = np.ones(len(found.rows), dtype=bool)
     attempts = steps.attempt[found.rows]
     printed = found.basis not in ("time stamps", "progress clock")
@@ -268,7 +253,7 @@ def rows_after_warmup(steps: Steps, found: Durations) -> NDArray[np.bool_]:
         lead = 1 if printed else 0
         lead += _unsettled(found.seconds[own[lead:]])
         kept[own[:lead]] = False
-    return kept if kept.any() else np.ones(len(found.rows), dtype=bool)
+    return kept
 
 
 def _unsettled(seconds: Floats) -> int:

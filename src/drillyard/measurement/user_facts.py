@@ -41,6 +41,10 @@ class Figures:
     def lacks(self, name: str, reason: str, *flags: str) -> None:
         self.missing.append(Missing(name, flags, reason))
 
+    def flags_for(self, name: str) -> tuple[str, ...]:
+        """The flags that would give a missing figure."""
+        return next((missing.flags for missing in self.missing if missing.field == name), ())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserFacts:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from drillyard.errors import UserError
+from drillyard.formatting import number_list
 from drillyard.telemetry.metrics import METRICS_FILE, read_metrics
 
 COMPARED: Final = ("loss", "grad_norm")
@@ -142,13 +143,7 @@ def format_difference(difference: Difference, first: Path, second: Path) -> str:
     return "\n".join(lines)
 
 
-def _ranges(steps: tuple[int, ...], at_most: int = 5) -> str:
-    """Steps as ranges of neighbours: 1-3, 7, 9-12."""
-    ranges: list[list[int]] = []
-    for step in steps:
-        if ranges and step == ranges[-1][1] + 1:
-            ranges[-1][1] = step
-        else:
-            ranges.append([step, step])
-    shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges[:at_most])
-    return shown + (", ..." if len(ranges) > at_most else "")
+def _ranges(steps: tuple[int, ...]) -> str:
+    """The first five ranges of steps: 1-3, 7, 9-12, 15, 20, ..."""
+    ranges = number_list(steps).split(", ")
+    return ", ".join([*ranges[:5], *(["..."] if len(ranges) > 5 else [])])

@@ -82,7 +82,7 @@ class WeightsAndBiases:
             "dir": str(run_directory),
             "config": config.model_dump(mode="json"),
             "resume": "allow",
-            "id": _tracker_id(run_directory, "wandb"),
+            "id": _tracker_ids(run_directory).get("wandb"),
             **(config.logging.wandb or {}),
         }
         self._run: Any = wandb.init(**arguments)
@@ -118,7 +118,7 @@ class MLflow:
         if "tracking_uri" in settings:
             mlflow.set_tracking_uri(settings["tracking_uri"])
         mlflow.set_experiment(settings.get("experiment", "drillyard"))
-        known_id = _tracker_id(run_directory, "mlflow")
+        known_id = _tracker_ids(run_directory).get("mlflow")
         run = mlflow.start_run(run_id=known_id, run_name=config.name)
         if known_id is None:
             mlflow.log_dict(config.model_dump(mode="json"), "run.json")
@@ -138,19 +138,16 @@ class MLflow:
         self._mlflow.end_run()
 
 
-def _tracker_id(run_directory: Path, tracker: str) -> str | None:
-    """The tracker's id of this run from an earlier attempt."""
+def _tracker_ids(run_directory: Path) -> dict[str, str]:
+    """The trackers' ids of this run from earlier attempts."""
     path = run_directory / IDS_FILE
-    if not path.exists():
-        return None
-    identifier: str | None = json.loads(path.read_text()).get(tracker)
-    return identifier
+    ids: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    return ids
 
 
 def _keep_tracker_id(run_directory: Path, tracker: str, identifier: str) -> None:
-    path = run_directory / IDS_FILE
-    known = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**known, tracker: identifier}) + "\n")
+    ids = {**_tracker_ids(run_directory), tracker: identifier}
+    (run_directory / IDS_FILE).write_text(json.dumps(ids) + "\n")
 
 
 class Trackers:
@@ -160,15 +157,14 @@ class Trackers:
         self, run_directory: Path, config: RunConfig, warn: Callable[[str], None], *, first_start: bool
     ) -> None:
         self._warn = warn
-        chosen: list[type[TensorBoard | WeightsAndBiases | MLflow]] = []
-        if config.logging.tensorboard:
-            chosen.append(TensorBoard)
-        if config.logging.wandb is not None:
-            chosen.append(WeightsAndBiases)
-        if config.logging.mlflow is not None:
-            chosen.append(MLflow)
+        logging = config.logging
+        enabled: dict[type[TensorBoard | WeightsAndBiases | MLflow], bool] = {
+            TensorBoard: logging.tensorboard,
+            WeightsAndBiases: logging.wandb is not None,
+            MLflow: logging.mlflow is not None,
+        }
         self._active: list[Tracker] = []
-        for tracker in chosen:
+        for tracker in (one for one, wanted in enabled.items() if wanted):
             try:
                 self._active.append(tracker(run_directory, config))
             except Exception as error:  # trackers raise anything

@@ -264,29 +264,18 @@ def sparkline(values: Sequence[float], width: int, height: int, *, unicode: bool
     Braille characters have two columns and four rows of dots; terminals without Unicode get `*`, one per character.
     Each column shows the mean of its share of the values, joined to its neighbour by a vertical stroke.
     """
-    columns, rows = (width * 2, height * 4) if unicode else (width, height)
-    heights = _heights(_means(values, columns), rows)
-    dots = [[False] * columns for _ in range(rows)]
+    dots = _DOTS if unicode else ((1,),)
+    columns, rows = width * len(dots), height * len(dots[0])
+    cells = [[0] * width for _ in range(height)]
     previous: int | None = None
-    for column, level in enumerate(heights):
+    for column, level in enumerate(_heights(_means(values, columns), rows)):
         if level is None:
             continue
         start = level if previous is None else previous + (level > previous) - (level < previous)
-        for row in range(min(start, level), max(start, level) + 1):
-            dots[rows - 1 - row][column] = True
+        for row in range(rows - 1 - max(start, level), rows - min(start, level)):
+            cells[row // len(dots[0])][column // len(dots)] |= dots[column % len(dots)][row % len(dots[0])]
         previous = level
-    if not unicode:
-        return ["".join("*" if dot else " " for dot in row) for row in dots]
-    return ["".join(_character(dots, line, place) for place in range(width)) for line in range(height)]
-
-
-def _character(dots: list[list[bool]], line: int, place: int) -> str:
-    code = _BLANK
-    for column in range(2):
-        for row in range(4):
-            if dots[line * 4 + row][place * 2 + column]:
-                code |= _DOTS[column][row]
-    return chr(code)
+    return ["".join(chr(_BLANK + cell) if unicode else " *"[cell] for cell in line) for line in cells]
 
 
 def _means(values: Sequence[float], columns: int) -> list[float]:

@@ -33,7 +33,7 @@ def run_log(marks: list[Mark] | None = None, facts: dict[str, Any] | None = None
     attempts = []
     for number in numbers:
         times = [int(time) for time in steps.time_us[steps.attempt == number] if time != NO_TIME]
-        attempts.append(LoggedAttempt(number, times[0] if times else None, times[-1] if times else None, 0, 11))
+        attempts.append(LoggedAttempt(number, times[0] if times else None, times[-1] if times else None))
     clock = LogClock("stated" if stamped else "none", first, last, resolution_us)
     return ParsedLog(
         steps, marks or [], LogFacts(**(facts or {})), attempts, [ReadSource("run.log", format)], clock, format

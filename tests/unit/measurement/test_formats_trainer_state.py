@@ -62,7 +62,7 @@ def test_the_end_of_the_list_is_found_wherever_a_piece_ends(
     text = text.replace('}], "logging_steps"', "}" + " " * blanks + '], "logging_steps"')
     log = read_logs([write(tmp_path / "trainer_state.json", text)])
     assert log.steps.step.tolist() == list(range(1, 10))
-    assert (log.facts.total_steps, log.facts.train_runtime_seconds, log.unfinished_lines) == (9, 12.5, 0)
+    assert (log.facts.total_steps, log.facts.train_runtime_seconds, log.sources[0].unfinished_lines) == (9, 12.5, 0)
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_trainer_state_that_is_cut_off_gives_whole_entries(tmp_path: Path) -> No
     text = json.dumps(trainer_state(50), indent=2)
     log = read_logs([write(tmp_path / "trainer_state.json", text[: text.index('"step": 20')])])
     assert log.steps.step.tolist() == list(range(1, 20))
-    assert log.unfinished_lines == 1
+    assert log.sources[0].unfinished_lines == 1

@@ -17,7 +17,7 @@ from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 from drillyard.goodput import Moment, account
 from drillyard.hardware import find_accelerator
-from drillyard.measurement.log_goodput import JobTimes, goodput_of_log
+from drillyard.measurement.log_goodput import goodput_of_log
 from drillyard.measurement.parsed_log import NO_TIME, LoggedAttempt, Mark, ParsedLog
 from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.run_result import measure
@@ -221,7 +221,7 @@ def test_the_first_line_of_an_attempt_may_be_its_first_step():
     run.spend(90 * SECOND, "unknown")
     run.start()
     run.step(4, 5 * SECOND, "restart")
-    run.attempts[1] = LoggedAttempt(1, run.clock, None, 0, run.lines)
+    run.attempts[1] = LoggedAttempt(1, run.clock, None)
     run.step(5, SECOND, None)
     assert goodput_of_log(run.log()).microseconds() == run.settle()
 
@@ -254,7 +254,7 @@ def test_other_ranks_of_the_attempt_before_may_go_on_after_the_next_began():
 def test_a_traceback_without_a_stamp_is_put_at_the_last_stamp_of_its_attempt():
     run = after_three_steps()
     run.spend(7 * SECOND, "recomputation")
-    run.attempts[0] = LoggedAttempt(0, NEW_YEAR, run.clock, 0, 1)
+    run.attempts[0] = LoggedAttempt(0, NEW_YEAR, run.clock)
     run.marks.append(Mark("failure", None, 0, run.line(), attempt=0, text="Traceback (most recent call last):"))
     run.spend(60 * SECOND, "restart")
     run.start()
@@ -305,8 +305,7 @@ def test_a_clock_that_steps_back_leaves_the_step_in_flight_unknown_and_is_counte
 
 def test_the_job_may_have_begun_before_and_ended_after_its_lines():
     log = steady(1.0, 10)
-    job = JobTimes(NEW_YEAR - 60 * SECOND, log.clock.last_time_us + 5 * SECOND)
-    result = goodput_of_log(log, job)
+    result = goodput_of_log(log, NEW_YEAR - 60 * SECOND, log.clock.last_time_us + 5 * SECOND)
     assert result.wall_microseconds == 75 * SECOND
     assert (result.times.startup, result.times.unknown, result.times.productive) == (
         60 * SECOND,
@@ -314,9 +313,9 @@ def test_the_job_may_have_begun_before_and_ended_after_its_lines():
         10 * SECOND,
     )
     with pytest.raises(UserError, match="--job-start is after"):
-        goodput_of_log(log, JobTimes(NEW_YEAR + 1))
+        goodput_of_log(log, NEW_YEAR + 1)
     with pytest.raises(UserError, match="--job-end is before"):
-        goodput_of_log(log, JobTimes(None, NEW_YEAR + 1))
+        goodput_of_log(log, None, NEW_YEAR + 1)
 
 
 def test_without_time_stamps_there_is_no_goodput():

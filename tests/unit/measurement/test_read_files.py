@@ -331,7 +331,7 @@ def test_standard_input_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) 
         writer.write(f"\n{perf(4)}".encode())
         writer.close()
         log = tail.poll()
-        assert log.steps.step.tolist() == [1, 2, 3] and log.unfinished_lines == 1
+        assert log.steps.step.tolist() == [1, 2, 3] and log.sources[0].unfinished_lines == 1
         assert tail.ended and tail.poll() is None
 
 

@@ -134,7 +134,7 @@ def test_a_log_cut_anywhere_gives_a_prefix_of_its_steps(sample: str, launcher: s
 def test_a_last_line_without_its_end_is_left_out_and_counted(tmp_path: Path) -> None:
     log = read_logs([write(tmp_path / "run.log", perf(1) + "\n" + perf(2))])
     assert log.steps.step.tolist() == [1]
-    assert (log.lines, log.unfinished_lines) == (1, 1)
+    assert (log.lines, log.sources[0].unfinished_lines) == (1, 1)
 
 
 def test_a_line_torn_inside_a_number_is_no_step(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_lines_passed_over_are_counted(tmp_path: Path) -> None:
     log = read_logs(
         [write(tmp_path / "run.log", "a\nb\n" + perf(1) + "\nc\n" + perf(2).replace("9.5", "9.5.5") + "\n")]
     )
-    assert (log.lines, log.lines_passed_over, log.sources[0].damaged_lines) == (5, 4, 1)
+    assert (log.lines, log.sources[0].lines_passed_over, log.sources[0].damaged_lines) == (5, 4, 1)
     assert "1 damaged" in log.warnings[0]
 
 

@@ -30,7 +30,7 @@ class Timeline:
         return self.lines
 
     def start(self) -> None:
-        self.attempts.append(LoggedAttempt(len(self.attempts), self.clock, None, 0, self.line()))
+        self.attempts.append(LoggedAttempt(len(self.attempts), self.clock, None))
 
     def spend(self, microseconds: int, category: str | None) -> None:
         self.clock += microseconds
