@@ -12,7 +12,7 @@ written for pods, would overwrite. It contains names of variables and no values 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from drillyard.config.cluster import ClusterConfig
@@ -20,7 +20,6 @@ from drillyard.config.platforms import platforms
 from drillyard.errors import UserError
 from drillyard.hardware.capacity import machine_of
 from drillyard.hardware.catalog import Catalog
-from drillyard.hardware.facts import Fact
 from drillyard.hardware.machines import Machine
 from drillyard.hardware.network_stacks import NetworkStack
 from drillyard.launch.plan import ExplainedField, PlanFile
@@ -61,7 +60,7 @@ def network_of(cluster: ClusterConfig, facts: Catalog, *, image: str | None) -> 
         why = "one node: its GPUs need no data NICs"
         return NetworkSetup(fields=(ExplainedField("network stack", "none", why, "drillyard"),))
     platform = platforms()[cluster.platform]
-    network = _in_pods(stack, machine) if platform.in_pods else _on_hosts(stack, machine, image)
+    network = _setup(stack, machine, image, platform.in_pods)
     if "_JOB_ID}" in str(network.shell_environment) and not platform.has_prolog:
         able = ", ".join(name for name, each in platforms().items() if each.has_prolog or each.in_pods)
         raise UserError(
@@ -115,52 +114,40 @@ def lacks_stack(cluster: ClusterConfig, machine: Machine) -> bool:
     return cluster.network_stack not in (None, machine.network_stack, _EVERY_MACHINE_HAS)
 
 
-def _in_pods(stack: NetworkStack, machine: Machine | None) -> NetworkSetup:
-    """Containers in pods: the platform mounts what they need, or the image has it."""
-    environment = stack.environment_on(machine.name if machine else "")
-    library_path = environment.pop(_LIBRARIES, None)
-    fields = [*_why(stack, machine), *_settings(stack, environment, machine, "environment")]
-    warnings = []
-    if stack.profile_script is not None:
-        fields.append(_script_field(stack, stack.fact("profile_script")))
-        warnings.append(
-            f"network stack {stack.name}: the image must bring {stack.profile_script} and the libraries of the stack "
-            "where the platform does not mount them"
+def _setup(stack: NetworkStack, machine: Machine | None, image: str | None, in_pods: bool) -> NetworkSetup:
+    """In pods the platform mounts what containers need, or the image has it. On virtual machines and bare metal a
+    container sees the interfaces and mounts the libraries of its node."""
+    name, prefix = machine.name if machine else "", "" if in_pods else "host_"
+    settings = stack.environment_on(name) if in_pods else stack.host_environment_on(name)
+    script = stack.profile_script if in_pods else stack.host_profile_script
+    library_path = settings.pop(_LIBRARIES, None) if in_pods else stack.host_library_path
+    mounts = stack.host_volumes if image is not None and not in_pods else ()
+    fields = [*_why(stack, machine), *_settings(stack, settings, name, f"{prefix}environment")]
+    if script is not None:
+        reason = f"sourced, not copied: it belongs to the node's version of {stack.name}"
+        fields.append(
+            ExplainedField(f"{NETWORK_FILE}: source", script, reason, _cited(stack, f"{prefix}profile_script"))
         )
     if library_path is not None:
-        fields.append(_library_field(stack.fact(f"environment.{_LIBRARIES}")))
-    return NetworkSetup(
-        stack=stack.name,
-        environment=environment,
-        profile_script=stack.profile_script,
-        library_path=library_path,
-        fields=tuple(fields),
-        warnings=tuple(warnings),
-    )
-
-
-def _on_hosts(stack: NetworkStack, machine: Machine | None, image: str | None) -> NetworkSetup:
-    """Virtual machines and bare metal; a container there sees their interfaces and mounts their libraries."""
-    settings = stack.host_environment_on(machine.name if machine else "")
-    environment = {name: value for name, value in settings.items() if "$" not in value}
-    expanded = {name: value for name, value in settings.items() if "$" in value}
-    fields = [*_why(stack, machine), *_settings(stack, settings, machine, "host_environment")]
-    if stack.host_profile_script is not None:
-        fields.append(_script_field(stack, stack.fact("host_profile_script")))
-    if stack.host_library_path is not None:
-        fields.append(_library_field(stack.fact("host_library_path")))
-    mounts = stack.host_volumes if image is not None else ()
+        source = _cited(stack, f"environment.{_LIBRARIES}" if in_pods else "host_library_path")
+        reason = "in front of what the node or image has"
+        fields.append(ExplainedField(f"{NETWORK_FILE}: {_LIBRARIES}", library_path, reason, source))
     for path in mounts:
         reason = f"the container needs it for {stack.name}"
         fields.append(ExplainedField(f"mount: {path}", path, reason, _cited(stack, "host_volumes")))
+    unmounted = (
+        f"network stack {stack.name}: the image must bring {script} and the libraries of the stack where the platform "
+        "does not mount them"
+    )
     return NetworkSetup(
         stack=stack.name,
-        environment=environment,
-        profile_script=stack.host_profile_script,
-        library_path=stack.host_library_path,
-        shell_environment=expanded,
+        environment={name: value for name, value in settings.items() if "$" not in value},
+        profile_script=script,
+        library_path=library_path,
+        shell_environment={name: value for name, value in settings.items() if "$" in value},
         mounts=mounts,
         fields=tuple(fields),
+        warnings=(unmounted,) if in_pods and script is not None else (),
     )
 
 
@@ -186,42 +173,20 @@ def _sourcing(network: NetworkSetup, kept: list[str]) -> list[str]:
 def _why(stack: NetworkStack, machine: Machine | None) -> list[ExplainedField]:
     if machine is None or stack.name != machine.network_stack:
         return [ExplainedField("network stack", stack.name, stack.title, "cluster.yaml: network_stack")]
-    return [
-        ExplainedField(
-            "network stack", stack.name, f"{stack.title}: what {machine.name} has", _cited(machine, "network_stack")
-        )
-    ]
+    why = f"{stack.title}: what {machine.name} has"
+    return [ExplainedField("network stack", stack.name, why, _cited(machine, "network_stack"))]
 
 
-def _settings(
-    stack: NetworkStack, environment: Mapping[str, str], machine: Machine | None, first: str
-) -> Iterable[ExplainedField]:
-    for name, value in environment.items():
+def _settings(stack: NetworkStack, settings: Mapping[str, str], machine: str, first: str) -> Iterator[ExplainedField]:
+    for name, value in settings.items():
         origin = first if name in getattr(stack, first) else "environment"
-        by_machine = stack.machine_environment.get(machine.name if machine else "", {})
-        if name in by_machine and by_machine[name] == value:
-            origin = f"machine_environment.{machine.name if machine else ''}"
-        yield ExplainedField(
-            f"environment: {name}", value, f"network stack {stack.name}", _cited(stack, f"{origin}.{name}")
-        )
-
-
-def _script_field(stack: NetworkStack, script: Fact[str]) -> ExplainedField:
-    reason = f"sourced, not copied: it belongs to the node's version of {stack.name}"
-    return ExplainedField(f"{NETWORK_FILE}: source", script.value, reason, _source_line(script))
-
-
-def _library_field(path: Fact[str]) -> ExplainedField:
-    return ExplainedField(
-        f"{NETWORK_FILE}: {_LIBRARIES}", path.value, "in front of what the node or image has", _source_line(path)
-    )
+        if stack.machine_environment.get(machine, {}).get(name) == value:
+            origin = f"machine_environment.{machine}"
+        why = f"network stack {stack.name}"
+        yield ExplainedField(f"environment: {name}", value, why, _cited(stack, f"{origin}.{name}"))
 
 
 def _cited(row: NetworkStack | Machine, path: str) -> str:
     """The source of a fact with its date. Machine names contain dots, so a path is looked up from its first part."""
     source = row.provenance.of(path)
     return f"{source.text}, {source.date}{' (unverified)' if source.unverified else ''}"
-
-
-def _source_line(fact: Fact[str]) -> str:
-    return f"{fact.source}, {fact.date}{' (unverified)' if fact.unverified else ''}"

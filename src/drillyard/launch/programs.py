@@ -31,6 +31,10 @@ _SSH_FAILED = 255
 """Exit code of ssh when it cannot connect or authenticate (ssh(1))."""
 
 
+_CONTROL_PATH = "~/.ssh/drillyard-%C"
+"""Of shared connections: short, since a socket's path has at most 108 bytes, and private to the user."""
+
+
 @dataclass(frozen=True)
 class Result:
     """A program's exit code and output."""
@@ -57,7 +61,7 @@ class Programs:
         except FileNotFoundError:
             raise _not_installed(argv) from None
         except subprocess.TimeoutExpired:
-            raise UserError(f"{shell_line(argv)}: no answer after {timeout:.0f} s") from None
+            raise UserError(f"{shlex.join(argv)}: no answer after {timeout:.0f} s") from None
         out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
         return Result(tuple(argv), done.returncode, out, err)
 
@@ -71,12 +75,7 @@ class Programs:
 
 
 def _not_installed(argv: Sequence[str]) -> UserError:
-    return UserError(f"{argv[0]}: is not installed on this machine; it is needed for: {shell_line(argv)}")
-
-
-def shell_line(argv: Sequence[str]) -> str:
-    """An argv as a line that can be pasted into a shell."""
-    return shlex.join(argv)
+    return UserError(f"{argv[0]}: is not installed on this machine; it is needed for: {shlex.join(argv)}")
 
 
 def comment_safe(text: str) -> str:
@@ -90,7 +89,7 @@ def require_success(result: Result, what: str, advice: str = "") -> Result:
         return result
     said = (result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}").splitlines()[-8:]
     lines = [f"{what}: {said[-1] if len(said) == 1 else 'failed:'}", *(said if len(said) > 1 else [])]
-    raise UserError("\n".join([*lines, f"command: {shell_line(result.argv)}", *([advice] if advice else [])]))
+    raise UserError("\n".join([*lines, f"command: {shlex.join(result.argv)}", *([advice] if advice else [])]))
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class Host:
             "ServerAliveInterval": "15",
             "ServerAliveCountMax": "3",
             "ControlMaster": "auto",
-            "ControlPath": control_path(),
+            "ControlPath": _CONTROL_PATH,
             "ControlPersist": "60",
         }
         words = ["ssh"]
@@ -132,11 +131,6 @@ class Host:
         for name, value in options.items():
             words += ["-o", f"{name}={value}"]
         return tuple(words)
-
-
-def control_path() -> str:
-    """The path of shared connections: short, since a socket's path has at most 108 bytes, and private to the user."""
-    return "~/.ssh/drillyard-%C"
 
 
 def _prepare(argv: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ import glob
 import importlib.resources
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -28,7 +29,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 from drillyard.errors import UserError
 from drillyard.launch import file_server
-from drillyard.launch.programs import Host, Programs, shell_line
+from drillyard.launch.programs import Host, Programs
 from drillyard.safe_files import new_file_below, require_plain_name
 
 _BOOTSTRAP: Final = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))"
@@ -150,18 +151,28 @@ class RemoteFiles(Files):
         return self._ask({"read": wanted}, len(requests), max(each.length for each in requests))
 
     def close(self) -> None:
+        self._end()
+
+    def _end(self, *, explain: bool = False) -> str:
+        """End the connection; with `explain`, returns what the program at the other end printed last.
+
+        Only where the connection was lost: ssh's shared connection keeps standard error open after its program's end.
+        """
         process, self._process = self._process, None
         if process is None:
-            return
+            return "no connection"
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         with contextlib.suppress(OSError):
-            process.stdin.close()  # type: ignore[union-attr]
+            process.stdin.close()
         try:
-            process.wait(2)
+            code = process.wait(2)
+            said = process.stderr.read().decode(errors="replace").strip() if explain else ""
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
-        for stream in (process.stdout, process.stderr):
-            stream.close()  # type: ignore[union-attr]
+            code, said = process.wait(), "no answer"
+        process.stdout.close()
+        process.stderr.close()
+        return said.splitlines()[-1] if said else f"exit code {code}"
 
     def _sizes(self, request: dict[str, Any]) -> list[tuple[str, int]]:
         (listed,) = self._ask(request, 1)
@@ -184,9 +195,9 @@ class RemoteFiles(Files):
                     self._has_answered = True
                     return found
                 tries += 1
-                why = self._exit_message()
+                why = self._end(explain=True)
                 if not self._has_answered or (tries > 1 and not self.patient):
-                    raise UserError(f"{self.title}: its files cannot be read: {why}\ncommand: {shell_line(self._argv)}")
+                    raise UserError(f"{self.title}: its files cannot be read: {why}\ncommand: {shlex.join(self._argv)}")
                 if tries == 2:
                     print_notice(f"{self.title}: the connection is lost ({why}); trying again until it is back")
                 if tries > 1:
@@ -225,21 +236,6 @@ class RemoteFiles(Files):
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(data)
         self._process.stdin.flush()
-
-    def _exit_message(self) -> str:
-        """Close the connection; returns what the program at the other end printed last."""
-        process = self._process
-        if process is None:
-            return "no connection"
-        with contextlib.suppress(OSError):
-            process.stdin.close()  # type: ignore[union-attr]
-        try:
-            code = process.wait(2)
-            said = process.stderr.read().decode(errors="replace").strip()  # type: ignore[union-attr]
-        except subprocess.TimeoutExpired:
-            code, said = None, "no answer"
-        self.close()
-        return said.splitlines()[-1] if said else f"exit code {code}"
 
 
 def read_file(files: Files, path: str, offset: int) -> bytes:

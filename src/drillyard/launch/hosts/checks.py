@@ -34,6 +34,11 @@ class HostAnswer:
     asked_at: float = 0.0
     answered_at: float = 0.0
 
+    @property
+    def stderr(self) -> str:
+        """What its command printed to standard error."""
+        return "" if self.result is None else self.result.stderr
+
     def parsed(self) -> dict[str, Any] | None:
         """The JSON object it printed, if it did."""
         if self.result is None or self.result.returncode != 0:
@@ -191,14 +196,20 @@ def _clocks(
             )
 
 
-def not_shared(hosts: Sequence[str], directory: str, head: str) -> list[str]:
-    """The problem of hosts that do not see what the head host wrote."""
-    if not hosts:
-        return []
-    return [
-        f"{_named(hosts)}: {directory} is not the directory that {head} sees under that path: put `output` or "
-        "storage.directory on storage that all hosts mount at the same path"
-    ]
+def not_shared(answers: Sequence[HostAnswer], directory: str, head: str) -> list[str]:
+    """The problems of hosts that do not see what the head host wrote, or cannot be asked."""
+    problems = HostProblems()
+    unseen = (
+        f"{directory} is not the directory that {head} sees under that path: put `output` or storage.directory on "
+        "storage that all hosts mount at the same path"
+    )
+    for answer in answers:
+        facts = answer.parsed()
+        if facts is None:
+            problems.add(answer.host, no_answer_reason(answer))
+        elif not facts["directory"]["seen"]:
+            problems.add(answer.host, unseen)
+    return problems.lines()
 
 
 def _named(hosts: Sequence[str]) -> str:

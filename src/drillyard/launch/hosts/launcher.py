@@ -20,7 +20,7 @@ from drillyard.errors import UnreachableError, UserError
 from drillyard.launch.agent.job import Job
 from drillyard.launch.checks import require_launchable
 from drillyard.launch.hosts import plan as host_plan
-from drillyard.launch.hosts.checks import no_answer_reason
+from drillyard.launch.hosts.checks import HostAnswer, no_answer_reason
 from drillyard.launch.hosts.config import SshConfig
 from drillyard.launch.hosts.plan import HostLayout
 from drillyard.launch.hosts.submit import HostSubmission, ask_all
@@ -65,7 +65,6 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
         super().__init__(cluster, programs)
         layout = self.layout(None)
         self._hosts, self._python = layout.hosts, layout.paths.agent_python
-        self._titles = [host.title for host in self._hosts]
 
     def layout(self, request: LaunchRequest | None) -> HostLayout:
         """The hosts and the paths on them; without a request, only what does not depend on one."""
@@ -85,8 +84,13 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
     # What the shared flow needs.
 
     def _runs(self) -> list[HostRun]:
-        listed = self._ask_head(["list", "--cluster", self.cluster.name])
-        return [run for seen in listed if (run := self._from_index(seen)) is not None]
+        runs = []
+        for seen in self._ask_head(["list", "--cluster", self.cluster.name]):
+            entry = seen["entry"]
+            if "launch_directory" in entry and entry.get("platform") == self.cluster.platform:
+                handle = Handle(self.cluster.platform, self.cluster.name, entry["run"])
+                runs.append(HostRun(handle, entry["launch_directory"], run_status(handle, seen)))
+        return runs
 
     def _open_files(self) -> Files:
         return open_files(self._hosts[0], self.programs)
@@ -149,23 +153,19 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
 
     # The index of the head host.
 
-    def _from_index(self, seen: dict[str, Any]) -> HostRun | None:
-        entry = seen["entry"]
-        if "launch_directory" not in entry or entry.get("platform") != self.cluster.platform:
-            return None
-        handle = Handle(self.cluster.platform, self.cluster.name, entry["run"])
-        return HostRun(handle, entry["launch_directory"], run_status(handle, seen))
+    def _ask(self, hosts: Sequence[Host], words: Sequence[str], seconds: float) -> list[HostAnswer]:
+        """What a command gives on each host, with the agent's source as its input."""
+        argvs = [host.argv(["sh", "-c", *words]) for host in hosts]
+        titles = [host.title for host in hosts]
+        return ask_all(titles, argvs, self.programs, stdin=archive(agent_files()), seconds=seconds)
 
     def _ask_head(self, words: Sequence[str]) -> Any:
         """The answer of the agent on the head host."""
-        argv = self._hosts[0].argv(["sh", "-c", SENT_AGENT, self._python, *words])
-        sent = archive(agent_files())
-        (answer,) = ask_all(self._titles[:1], [argv], self.programs, stdin=sent, seconds=_LIST_SECONDS)
-        result = answer.result
-        if result is None or result.unreachable:
+        (answer,) = self._ask(self._hosts[:1], [SENT_AGENT, self._python, *words], _LIST_SECONDS)
+        if answer.result is None or answer.result.unreachable:
             raise HeadUnreachable(f"{answer.host}: {no_answer_reason(answer)}")
         try:
-            output = require_success(result, f"{self._titles[0]}: its runs cannot be listed").stdout
+            output = require_success(answer.result, f"{answer.host}: its runs cannot be listed").stdout
         except UserError as error:
             raise HeadFailed(str(error)) from None
         # A login may print something first.
@@ -197,39 +197,34 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
             return
         words = ["stop", "--launch-directory", run.launch_directory]
         words += ["--patience", f"{_NOTHING_TO_SAVE_SECONDS:g}", "--keep-state"]
-        self._on_all_hosts(["sh", "-c", SENT_AGENT, self._python, *words], _NOTHING_TO_SAVE_SECONDS)
+        self._ask(self._hosts, [SENT_AGENT, self._python, *words], _NOTHING_TO_SAVE_SECONDS + _STOP_SECONDS)
 
     def _stop_agents(self, launch_directory: str, grace_seconds: float) -> list[str]:
         """Stop a run's agents on all hosts; returns the problems, host by host."""
-        return self._on_all_hosts(_stop_words(self._python, launch_directory, grace_seconds), grace_seconds)
-
-    def _on_all_hosts(self, words: Sequence[str], grace_seconds: float) -> list[str]:
-        argvs = [host.argv(words) for host in self._hosts]
-        sent, seconds = archive(agent_files()), grace_seconds + _STOP_SECONDS
         problems = []
-        for answer in ask_all(self._titles, argvs, self.programs, stdin=sent, seconds=seconds):
+        for answer in self._ask_to_stop(self._hosts, launch_directory, grace_seconds):
             if answer.parsed() is None:
-                reason = f"{answer.host}: {no_answer_reason(answer)}"
                 unreached = answer.result is None or answer.result.unreachable
-                problems.append(f"{reason}\n  {self._unreached_advice}" if unreached else reason)
+                advice = f"\n  {self._unreached_advice}" if unreached else ""
+                problems.append(f"{answer.host}: {no_answer_reason(answer)}{advice}")
         return problems
+
+    def _ask_to_stop(self, hosts: Sequence[Host], launch_directory: str, grace_seconds: float) -> list[HostAnswer]:
+        words = [_STOP, self._python, launch_directory, f"{grace_seconds:g}"]
+        return self._ask(hosts, words, grace_seconds + _STOP_SECONDS)
 
     def _stop_without_head(self, run: str, error: UserError) -> UserError:
         """The head host does not answer: stop the run on the other hosts; returns the error that reports both."""
         others = self._hosts[1:]
-        sent = archive(agent_files())
-        argvs = [host.argv(["sh", "-c", SENT_AGENT, self._python, "check", "--runs"]) for host in others]
-        answers = ask_all(self._titles[1:], argvs, self.programs, stdin=sent, seconds=_LIST_SECONDS)
-        launches = {
-            host: each["launch_directory"]
-            for host, answer in zip(others, answers, strict=True)
-            for each in (answer.parsed() or {}).get("runs", [])
-            if (each["cluster"], each["run"]) == (self.cluster.name, run)
-        }
+        launches: dict[str, list[Host]] = {}
+        for host, answer in zip(
+            others, self._ask(others, [SENT_AGENT, self._python, "check", "--runs"], _LIST_SECONDS), strict=True
+        ):
+            for each in (answer.parsed() or {}).get("runs", []):
+                if (each["cluster"], each["run"]) == (self.cluster.name, run):
+                    launches.setdefault(each["launch_directory"], []).append(host)
         seconds = Job.stop_seconds + _AFTER_STOP_SECONDS
-        stops = [host.argv(_stop_words(self._python, launch, seconds)) for host, launch in launches.items()]
-        titles = [host.title for host in launches]
-        ended = ask_all(titles, stops, self.programs, stdin=sent, seconds=seconds + _STOP_SECONDS)
+        ended = [answer for launch, hosts in launches.items() for answer in self._ask_to_stop(hosts, launch, seconds)]
         stopped = [answer.host for answer in ended if answer.parsed() is not None]
         result = f"{run} is stopped on {', '.join(stopped)}" if stopped else f"{run} runs on no other host"
         return UserError(f"{error}\n{result}; {self._unreached_advice}")
@@ -274,10 +269,6 @@ def _local_layout(cluster: ClusterConfig, request: LaunchRequest | None) -> Host
 
 def _is_below(path: str, directory: str) -> bool:
     return f"{path}/".startswith(directory.rstrip("/") + "/")
-
-
-def _stop_words(python: str, launch_directory: str, grace_seconds: float) -> list[str]:
-    return ["sh", "-c", _STOP, python, launch_directory, f"{grace_seconds:g}"]
 
 
 def run_status(handle: Handle, seen: dict[str, Any]) -> RunStatus:

@@ -61,7 +61,7 @@ class _Log:
     @property
     def hungry(self) -> bool:
         """Whether to read more: early, so that one request reads many files."""
-        return not self.source.ended and 2 * self.source.held_lines <= self.fed
+        return 2 * self.source.held_lines <= self.fed
 
     def take(self, piece: ReadResult | None, length: int) -> None:
         """Feed what was read; less than `length` is the end for now."""
@@ -98,15 +98,21 @@ def run_logs(
         yield from _tailed(_until_end(reader), wanted.tail)
 
 
-def _until_end(reader: _Reader) -> Iterator[bytes]:
+def _written(reader: _Reader) -> Iterator[bytes]:
+    """What has been written until now, without the lines that later ones may still precede."""
     reader.look()
-    while any(not log.source.ended for log in reader.logs):
+    while True:
         reader.fill()
-        for log in reader.logs:
-            if log.source.paused:
-                log.source.finish()
+        if reader.at_end:
+            return
         if piece := reader.merge.final():
             yield piece
+
+
+def _until_end(reader: _Reader) -> Iterator[bytes]:
+    yield from _written(reader)
+    for log in reader.logs:
+        log.source.finish()
     if piece := reader.merge.final():
         yield piece
 
@@ -165,13 +171,7 @@ class _OverCheck:
 
 def _caught_up(reader: _Reader) -> Iterator[bytes]:
     """What was written before following began."""
-    reader.look()
-    while True:
-        reader.fill()
-        if reader.at_end:
-            break
-        if piece := reader.merge.final():
-            yield piece
+    yield from _written(reader)
     # The newest lines are held back, as later ones are; but the last N are returned together.
     if reader.wanted.tail is not None and (piece := reader.merge.upto(LAST_KEY)):
         yield piece
@@ -285,10 +285,9 @@ class _Reader:
                 log.offset = max(log.offset, begin)
 
     def fill(self, *, all_of_them: bool = False) -> None:
-        """Read more where lines are used up; `all_of_them`: of every file, as followers do."""
-        hungry = [
-            log for log in self.logs if log.hungry or (all_of_them and not log.source.ended and log.source.paused)
-        ]
+        """Read more where lines are used up; `all_of_them`: also of files that were at their end, as followers do."""
+        going_on = [log for log in self.logs if not log.source.ended]
+        hungry = [log for log in going_on if (all_of_them if log.source.paused else log.hungry)]
         least, most = _PIECE_BYTES
         length = min(max(HELD_BYTES // (len(self.logs) or 1), least), most)
         pieces = self._files.read([ReadRequest(log.path, log.offset, length, log.head) for log in hungry])

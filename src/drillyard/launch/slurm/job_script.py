@@ -26,6 +26,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from drillyard.errors import UserError
+from drillyard.formatting import plural
 from drillyard.hardware.capacity import machine_of
 from drillyard.launch.plan import ExplainedField
 from drillyard.launch.prepared_run import PreparedRun
@@ -40,30 +41,20 @@ _SRUN = "https://slurm.schedmd.com/srun.html"
 _OURS = "drillyard"
 _BREAK = " \\\n        "
 _RESERVED = {
-    "--nodes": "`nodes`",
-    "-N": "`nodes`",
-    "--ntasks": "`nodes`",
-    "-n": "`nodes`",
-    "--ntasks-per-node": "`processes_per_node`",
-    "--array": "--sweep",
-    "-a": "--sweep",
-    "--comment": "no other: drillyard finds its runs by it",
-    "--signal": "`slurm.signal_seconds`",
-    "--requeue": "`slurm.max_requeues`",
-    "--no-requeue": "`slurm.max_requeues`",
-    "--open-mode": "no other: the script appends to the log of its run",
-    "--output": "no other: the log is in the run's launch directory",
-    "-o": "no other: the log is in the run's launch directory",
-    "--error": "no other: the log is in the run's launch directory",
-    "-e": "no other: the log is in the run's launch directory",
-    "--job-name": "`name`",
-    "-J": "`name`",
-    "--time": "`slurm.time_limit`",
-    "-t": "`slurm.time_limit`",
-    "--wrap": "no other: the script is drillyard's",
-    "--export": "`environment`",
+    "`nodes`": "--nodes -N --ntasks -n",
+    "`processes_per_node`": "--ntasks-per-node",
+    "`name`": "--job-name -J",
+    "`environment`": "--export",
+    "`slurm.time_limit`": "--time -t",
+    "`slurm.signal_seconds`": "--signal",
+    "`slurm.max_requeues`": "--requeue --no-requeue",
+    "--sweep": "--array -a",
+    "no other: drillyard finds its runs by it": "--comment",
+    "no other: the script appends to the log of its run": "--open-mode",
+    "no other: the log is in the run's launch directory": "--output -o --error -e",
+    "no other: the script is drillyard's": "--wrap",
 }
-"""Options of `slurm.arguments` that the script sets itself, and the setting to use instead."""
+"""Options that the script sets itself, which `slurm.arguments` may not have, by the setting to use instead."""
 
 
 class Directive(NamedTuple):
@@ -74,32 +65,68 @@ class Directive(NamedTuple):
     source: str
 
 
-def directives(request: LaunchRequest, handle: Handle) -> list[Directive]:
+def directives(request: LaunchRequest, handle: Handle) -> Iterator[Directive]:
     """The #SBATCH lines of a run. Raises UserError for settings that contradict each other."""
-    return [
-        *_named(handle),
-        *_resources(request),
-        *_times(request),
-        Directive(
-            "--output=/dev/null",
-            "the script writes launch/slurm-JOB.log itself: Slurm fails a job whose log it cannot open, and one node "
-            "without the storage would end the run",
-            _OURS,
-        ),
-        *_extra(request),
-    ]
+    cluster, slurm = request.cluster, slurm_of(request.cluster)
+
+    def as_set(option: str) -> Iterator[Directive]:
+        value = getattr(slurm, option)
+        if value is not None:
+            yield Directive(_option(option, str(value)), "as set", f"cluster.yaml: slurm.{option}")
+
+    yield Directive(_option("job-name", handle.run), "the run's name", "run.yaml: name")
+    yield Directive(_option("comment", str(handle)), "`drillyard runs` finds its jobs by it", _OURS)
+    for option in ("partition", "account", "qos"):
+        yield from as_set(option)
+    yield Directive(f"--nodes={cluster.nodes}", "as set", "cluster.yaml: nodes")
+    yield Directive("--ntasks-per-node=1", "one agent per node; it starts the ranks", _OURS)
+    if slurm.gres is not None:
+        yield Directive(_option("gres", slurm.gres), "GPUs as this cluster types them", "cluster.yaml: slurm.gres")
+    elif cluster.machine is not None and (gpus := machine_of(cluster, request.facts).num_accelerators):
+        source = f"cluster.yaml: machine {cluster.machine}"
+        yield Directive(f"--gpus-per-node={gpus}", "all GPUs of the machine", source)
+    if slurm.exclusive:
+        yield Directive("--exclusive", "no other job takes cores, memory or NICs", "cluster.yaml: slurm.exclusive")
+        yield Directive("--mem=0", "all memory of the nodes; the default may be a share", _SBATCH)
+    if slurm.exclude:
+        yield Directive(_option("exclude", ",".join(slurm.exclude)), "nodes not to use", "cluster.yaml: slurm.exclude")
+    for option in ("constraint", "segment"):
+        yield from as_set(option)
+    if slurm.time_limit is not None:
+        yield Directive(f"--time={slurm.time_limit}", "as set", "cluster.yaml: slurm.time_limit")
+    yield Directive(
+        f"--signal=B:USR1@{slurm.signal_seconds}",
+        "this script gets the signal before the time limit (up to 60 s earlier), so that the run saves",
+        "cluster.yaml: slurm.signal_seconds",
+    )
+    yield Directive("--requeue", "after a lost node or preemption Slurm queues the job again", _SBATCH)
+    yield Directive(
+        "--output=/dev/null",
+        "the script writes launch/slurm-JOB.log itself: Slurm fails a job whose log it cannot open, and one node "
+        "without the storage would end the run",
+        _OURS,
+    )
+    for argument in slurm.arguments:
+        name = argument.split("=")[0].split(" ")[0]
+        if not argument.startswith("-") or not argument.isprintable():
+            raise UserError(f"cluster config: slurm.arguments: '{argument}' is no option like --mail-type=END")
+        for setting, options in _RESERVED.items():
+            if name in options.split():
+                raise UserError(f"cluster config: slurm.arguments: {name} is set by drillyard; use {setting}")
+        yield Directive(argument, "as set", "cluster.yaml: slurm.arguments")
 
 
 def job_script(request: LaunchRequest, prepared: PreparedRun, agent_python: str) -> tuple[str, list[ExplainedField]]:
     """The text of job.sbatch and the reason of each of its parts. Raises UserError."""
-    lines = directives(request, prepared.handle)
+    lines = list(directives(request, prepared.handle))
     srun = list(_srun(request, prepared))
-    launch = prepared.job.launch_directory
+    job = prepared.job
+    launch = job.launch_directory
     shown = comment_safe(shlex.quote(launch))
     head = f"""\
 #!/bin/bash
-# {prepared.handle}: {_count(prepared.job.nodes, "node")} with \
-{_count(prepared.job.processes_per_node, "process", "processes")} each, an agent on every node.
+# {prepared.handle}: {plural(job.nodes, "node")} with \
+{plural(job.processes_per_node, "process", "processes")} each, an agent on every node.
 #
 # Made by `drillyard launch` from run.yaml and cluster.yaml in this directory.
 # By hand: sbatch {shown}/{SCRIPT}
@@ -120,9 +147,13 @@ run_on_all_nodes() {{
 
 """
     setup = slurm_of(request.cluster).setup
-    text = head + _source("requeue.sh") + _source("job.sh").replace("# SETUP\n", _setup(setup))
-    fields = [_field(each.option, each.reason, each.source) for each in lines]
-    fields += [_field(f"srun {option}", reason, source) for option, reason, source in srun]
+    # Scripts that `module load` and the like source use unset variables.
+    shell = "\n".join(["set +u", *setup, "set -u", ""]) if setup else ""
+    text = head + _source("requeue.sh") + _source("job.sh").replace("# SETUP\n", shell)
+    fields = []
+    for line in (*lines, *(Directive(f"srun {option}", reason, source) for option, reason, source in srun)):
+        option, equals, value = line.option.partition("=")
+        fields.append(ExplainedField(f"{SCRIPT}: {option}", value if equals else "set", line.reason, line.source))
     return text, [*fields, *_flow(request, agent_python)]
 
 
@@ -175,64 +206,6 @@ def enroot_image(image: str) -> str:
     return f"{registry}#{path}"
 
 
-def _named(handle: Handle) -> Iterator[Directive]:
-    yield Directive(_option("job-name", handle.run), "the run's name", "run.yaml: name")
-    yield Directive(_option("comment", str(handle)), "`drillyard runs` finds its jobs by it", _OURS)
-
-
-def _resources(request: LaunchRequest) -> Iterator[Directive]:
-    cluster, slurm = request.cluster, slurm_of(request.cluster)
-    for option in ("partition", "account", "qos"):
-        value = getattr(slurm, option)
-        if value is not None:
-            yield Directive(_option(option, value), "as set", f"cluster.yaml: slurm.{option}")
-    yield Directive(f"--nodes={cluster.nodes}", "as set", "cluster.yaml: nodes")
-    yield Directive("--ntasks-per-node=1", "one agent per node; it starts the ranks", _OURS)
-    yield from _gpus(request)
-    if slurm.exclusive:
-        yield Directive("--exclusive", "no other job takes cores, memory or NICs", "cluster.yaml: slurm.exclusive")
-        yield Directive("--mem=0", "all memory of the nodes; the default may be a share", _SBATCH)
-    if slurm.exclude:
-        yield Directive(_option("exclude", ",".join(slurm.exclude)), "nodes not to use", "cluster.yaml: slurm.exclude")
-    for option in ("constraint", "segment"):
-        value = getattr(slurm, option)
-        if value is not None:
-            yield Directive(_option(option, str(value)), "as set", f"cluster.yaml: slurm.{option}")
-
-
-def _gpus(request: LaunchRequest) -> Iterator[Directive]:
-    cluster, slurm = request.cluster, slurm_of(request.cluster)
-    if slurm.gres is not None:
-        yield Directive(_option("gres", slurm.gres), "GPUs as this cluster types them", "cluster.yaml: slurm.gres")
-    elif cluster.machine is not None:
-        gpus = machine_of(cluster, request.facts).num_accelerators
-        if gpus:
-            source = f"cluster.yaml: machine {cluster.machine}"
-            yield Directive(f"--gpus-per-node={gpus}", "all GPUs of the machine", source)
-
-
-def _times(request: LaunchRequest) -> Iterator[Directive]:
-    slurm = slurm_of(request.cluster)
-    if slurm.time_limit is not None:
-        yield Directive(f"--time={slurm.time_limit}", "as set", "cluster.yaml: slurm.time_limit")
-    yield Directive(
-        f"--signal=B:USR1@{slurm.signal_seconds}",
-        "this script gets the signal before the time limit (up to 60 s earlier), so that the run saves",
-        "cluster.yaml: slurm.signal_seconds",
-    )
-    yield Directive("--requeue", "after a lost node or preemption Slurm queues the job again", _SBATCH)
-
-
-def _extra(request: LaunchRequest) -> Iterator[Directive]:
-    for argument in slurm_of(request.cluster).arguments:
-        name = argument.split("=")[0].split(" ")[0]
-        if not argument.startswith("-") or not argument.isprintable():
-            raise UserError(f"cluster config: slurm.arguments: '{argument}' is no option like --mail-type=END")
-        if name in _RESERVED:
-            raise UserError(f"cluster config: slurm.arguments: {name} is set by drillyard; use {_RESERVED[name]}")
-        yield Directive(argument, "as set", "cluster.yaml: slurm.arguments")
-
-
 def _srun(request: LaunchRequest, prepared: PreparedRun) -> Iterator[tuple[str, str, str]]:
     job = prepared.job
     yield f"--nodes={job.nodes} --ntasks={job.nodes} --ntasks-per-node=1", "one agent on each node", _OURS
@@ -255,47 +228,24 @@ def _srun(request: LaunchRequest, prepared: PreparedRun) -> Iterator[tuple[str, 
         yield f"--container-mounts={shlex.quote(mounts)}", reason, "cluster.yaml: mounts"
 
 
-def _flow(request: LaunchRequest, agent_python: str) -> list[ExplainedField]:
+def _flow(request: LaunchRequest, agent_python: str) -> Iterator[ExplainedField]:
     """The parts of the script that are no options."""
     slurm = slurm_of(request.cluster)
+    again = "all is saved, or a node was lost: queued again, the second time without that node"
+    limit = "a run that is queued again more often has failed"
     parts = [
         ("leader", "first name of scontrol show hostnames", "a name, as a host may have many addresses", _SBATCH),
         ("agent", f"{agent_python} LAUNCH_DIR/agent run", "runs the node's part; needs no packages", _OURS),
         ("trap USR1", "scancel --signal=TERM", "the whole step saves and ends with 85, as on preemption", _SBATCH),
-        (
-            "code 85, 75",
-            "scontrol requeue",
-            "all is saved, or a node was lost: queued again, the second time without that node",
-            _OURS,
-        ),
-        (
-            "max_requeues",
-            str(slurm.max_requeues),
-            "a run that is queued again more often has failed",
-            "cluster.yaml: slurm.max_requeues",
-        ),
+        ("code 85, 75", "scontrol requeue", again, _OURS),
+        ("max_requeues", str(slurm.max_requeues), limit, "cluster.yaml: slurm.max_requeues"),
+        *(("setup", line, "as set", "cluster.yaml: slurm.setup") for line in slurm.setup),
     ]
-    parts += [("setup", line, "as set", "cluster.yaml: slurm.setup") for line in slurm.setup]
-    return [_field(name, reason, source, value) for name, value, reason, source in parts]
-
-
-def _field(place: str, reason: str, source: str, value: str | None = None) -> ExplainedField:
-    option, equals, rest = place.partition("=")
-    if value is None:
-        place, value = option, rest if equals else "set"
-    return ExplainedField(f"{SCRIPT}: {place}", value, reason, source)
+    for name, value, reason, source in parts:
+        yield ExplainedField(f"{SCRIPT}: {name}", value, reason, source)
 
 
 def _option(name: str, value: str) -> str:
     if not value.isprintable():
         raise UserError(f"cluster config: slurm.{name}: {value!r} has a control character; write it without")
     return f"--{name}={shlex.quote(value)}"
-
-
-def _setup(lines: Sequence[str]) -> str:
-    # Scripts that `module load` and the like source use unset variables.
-    return "\n".join(["set +u", *lines, "set -u", ""]) if lines else ""
-
-
-def _count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"

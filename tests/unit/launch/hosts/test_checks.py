@@ -166,8 +166,9 @@ def test_a_clock_that_is_further_off_than_the_round_trip_can_hide_is_always_repo
 
 
 def test_hosts_that_do_not_share_the_directory_are_named() -> None:
-    assert not_shared([], "/s", "a") == []
-    (message,) = not_shared(["b", "c"], "/s", "a")
+    assert not_shared([answer("b", directory={"seen": True})], "/s", "a") == []
+    unseen = [answer(host, directory={"seen": False}) for host in "bc"]
+    (message,) = not_shared(unseen, "/s", "a")
     assert message.startswith(
         "b, c: /s is not the directory that a sees under that path: put `output` or storage.directory"
     )
