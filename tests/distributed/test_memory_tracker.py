@@ -147,8 +147,8 @@ CASES |= {f"drawn-{seed}": drawn(seed) for seed in range(10)}
 @pytest.mark.parametrize("name", CASES)
 def test_prediction_is_what_the_tracker_measures(name):
     case = CASES[name]
-    measured, predicted = measure(case), StepMemory(setup_of(case), keeps_unsharded=case.keeps_unsharded)
-    estimate = memory_estimate(setup_of(case), device_type="cpu")
+    measured, predicted = measure(case), StepMemory(setup_of(case))
+    estimate = memory_estimate(replace(setup_of(case), device_type="cpu"))
     live = predicted.ledger.at_peak
     assert estimate.state_bytes["parameters"] == measured.parameters
     assert estimate.state_bytes["gradients"] == measured.gradients
@@ -177,7 +177,7 @@ PEAKS_OF_TORCH_2_11 = {
 @pytest.mark.parametrize("name", PEAKS_OF_TORCH_2_11)
 def test_an_older_torch_is_predicted_as_measured_with_it(name):
     case = CASES[name]
-    predicted = StepMemory(replace(setup_of(case), torch_release=(2, 11)), keeps_unsharded=case.keeps_unsharded)
+    predicted = StepMemory(replace(setup_of(case), torch_release=(2, 11)))
     assert predicted.ledger.peak == pytest.approx(PEAKS_OF_TORCH_2_11[name], rel=TOLERANCE)
 
 
@@ -192,7 +192,7 @@ def phase_of(moment: str) -> str:
 
 def test_cases_cover_what_can_be_the_peak():
     """Activations are over half of the peak in most cases, and each moment that can be the peak is so in several."""
-    steps = [StepMemory(setup_of(case), keeps_unsharded=case.keeps_unsharded) for case in CASES.values()]
+    steps = [StepMemory(setup_of(case)) for case in CASES.values()]
     assert len(steps) >= 30
     assert sum(sum(step.ledger.at_peak[kind] for kind in MOVING) > step.ledger.peak / 2 for step in steps) >= 20
     moments = [step.moment for step in steps]

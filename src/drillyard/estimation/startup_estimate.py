@@ -88,7 +88,7 @@ def startup_estimate(
     """
     memory, seconds, missing = None, None, {}
     try:
-        memory = memory_estimate(setup, device_type=setup.device_type)
+        memory = memory_estimate(setup)
     except UserError as error:
         missing["memory"] = _first_line(error)
     if accelerator is None:

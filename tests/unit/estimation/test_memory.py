@@ -88,13 +88,13 @@ def named(estimate: MemoryEstimate, name: str) -> Range:
 
 
 def peak(setup: Setup) -> int:
-    return StepMemory(setup, keeps_unsharded=setup.keeps_unsharded).ledger.peak
+    return StepMemory(setup).ledger.peak
 
 
 @given(setups(), st.sampled_from(["cuda", "cpu"]))
 @settings(max_examples=60)
 def test_parts_add_up_to_the_total_at_the_peak(setup, device_type):
-    estimate = memory_estimate(setup, device_type=device_type)
+    estimate = memory_estimate(replace(setup, device_type=device_type))
     lows, highs = zip(*(ends(part) for part in estimate.parts), strict=True)
     assert (sum(lows), sum(highs)) == pytest.approx(ends(estimate.total))
     assert 0 < sum(lows) <= sum(highs)
@@ -114,8 +114,8 @@ def test_only_what_is_saved_is_a_part_below_zero(setup):
 @settings(max_examples=60)
 def test_nothing_is_left_in_memory_that_a_step_has_made(setup):
     """After the last reduction there are state and inputs only: whatever was taken has been given back."""
-    step = StepMemory(setup, keeps_unsharded=setup.keeps_unsharded)
-    state = memory_estimate(setup, device_type="cpu").state_bytes
+    step = StepMemory(setup)
+    state = memory_estimate(replace(setup, device_type="cpu")).state_bytes
     assert step.ledger.total - sum(step.ledger.live[4:]) == step.ledger.live[1] + sum(
         state[name] for name in ("parameters", "gradients", "optimizer")
     )
@@ -141,7 +141,7 @@ def test_more_shards_and_more_recomputation_never_take_more(setup):
 @settings(max_examples=20)
 def test_adapters_need_no_gradients_and_moments_of_what_is_frozen(setup):
     with_adapters = replace(setup, adapters=LoraSetup(4, "all-linear"))
-    whole, low_rank = (memory_estimate(s, device_type="cpu").state_bytes for s in (setup, with_adapters))
+    whole, low_rank = (memory_estimate(replace(s, device_type="cpu")).state_bytes for s in (setup, with_adapters))
     assert low_rank["optimizer"] + low_rank["gradients"] < (whole["optimizer"] + whole["gradients"]) / 2
 
 
@@ -173,22 +173,19 @@ def test_a_layer_keeps_what_autograd_saves():
     mlp = rows * 4 * 2 * ffn  # gate, its silu, up, their product
     more = make_setup(shard=1, spec=make_spec(num_hidden_layers=5))
     parameters = 4 * (setup.spec.blocks[0].parameters)
-    grown = (
-        StepMemory(more, keeps_unsharded=False).moments["loss"]
-        - StepMemory(setup, keeps_unsharded=False).moments["loss"]
-    )
+    grown = StepMemory(more).moments["loss"] - StepMemory(setup).moments["loss"]
     assert grown - 3 * parameters - 9 * 4 == 2 * norm + attention + mlp
 
 
 def test_a_hundred_layers_are_looked_at_once():
-    step = StepMemory(make_setup(spec=make_spec(num_hidden_layers=100)), keeps_unsharded=False)
+    step = StepMemory(make_setup(spec=make_spec(num_hidden_layers=100)))
     assert len(step._profiles) == 1
 
 
 def test_checkpointing_modes_side_by_side():
     setup = make_setup(spec=make_spec(num_hidden_layers=12))
     modes = ("none", "selective", "full")
-    found = [memory_estimate(replace(setup, activation_checkpointing=mode), device_type="cpu") for mode in modes]
+    found = [memory_estimate(replace(setup, activation_checkpointing=mode, device_type="cpu")) for mode in modes]
     none, selective, full = (named(estimate, "activations").low.value for estimate in found)
     assert full < selective < none
     assert says(found[2].peak_at, "recomputed layer")
@@ -205,7 +202,7 @@ def test_what_only_a_gpu_has_is_a_range_with_its_source():
         "fused attention",
     ]
     assert all(part.low.source and part.high.source for part in estimate.parts)
-    on_cpu = memory_estimate(make_setup(), device_type="cpu")
+    on_cpu = memory_estimate(replace(make_setup(), device_type="cpu"))
     assert ends(on_cpu.total)[0] == ends(on_cpu.total)[1]
 
 

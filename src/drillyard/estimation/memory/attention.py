@@ -72,11 +72,6 @@ def _half_rotated(e: Tape, x: SizedTensor) -> SizedTensor:
     return joined(e, scaled(e, second), first)
 
 
-def both_rotated(e: Tape, query: SizedTensor, key: SizedTensor, *, in_fp32: bool) -> tuple[SizedTensor, SizedTensor]:
-    """Queries and keys with their positions."""
-    return rotated(e, query, in_fp32=in_fp32), rotated(e, key, in_fp32=in_fp32)
-
-
 def fused(
     e: Tape,
     query: SizedTensor,
@@ -98,16 +93,10 @@ def sdpa(e: Tape, query: SizedTensor, key: SizedTensor, value: SizedTensor, shap
     return fused(e, query, key, value, shape, mask)
 
 
-def without_mask(
-    e: Tape, query: SizedTensor, key: SizedTensor, value: SizedTensor, shape: AttentionShape
-) -> SizedTensor:
-    """varlen and flex."""
-    return fused(e, query, key, value, shape)
-
-
 def eager(
     e: Tape, query: SizedTensor, key: SizedTensor, value: SizedTensor, shape: AttentionShape, *, capped: bool = False
 ) -> SizedTensor:
+    """A kernel that holds all scores; `capped` keeps them within bounds by tanh (Gemma 2)."""
     key_states = repeated(e, key, shape.group, is_view=shape.kv_heads == 1)
     value_states = repeated(e, value, shape.group, is_view=shape.kv_heads == 1)
     weights = scaled(e, _scores(e, query, key_states, shape))
@@ -119,13 +108,6 @@ def eager(
     weights = to(e, softmax(e, weights), query.itemsize)
     output = _weighted(e, weights, value_states, shape)
     return shifted(e, copied_in_backward(e, output))
-
-
-def eager_capped(
-    e: Tape, query: SizedTensor, key: SizedTensor, value: SizedTensor, shape: AttentionShape
-) -> SizedTensor:
-    """With scores kept within bounds by tanh (Gemma 2)."""
-    return eager(e, query, key, value, shape, capped=True)
 
 
 def _batched(e: Tape, x: SizedTensor, shape: AttentionShape, *, is_copy: bool) -> SizedTensor:
@@ -151,4 +133,4 @@ def _with_fp32_mask(e: Tape, weights: SizedTensor) -> SizedTensor:
     return unary(e, weights, e.empty(weights.elements, after), passes=after == weights.itemsize)
 
 
-KERNELS: dict[str, Kernel] = {"sdpa": sdpa, "eager": eager, "varlen": without_mask, "flex": without_mask}
+KERNELS: dict[str, Kernel] = {"sdpa": sdpa, "eager": eager, "varlen": fused, "flex": fused}

@@ -2,7 +2,7 @@
 
 The order of operations and the life of local variables follow modeling_llama.py and its relatives (transformers 5):
 norms before, after or around attention and MLP; parallel branches; biases; norms of queries and keys; fused and
-separate projections. A block's weights come from its spec, and LoRA hangs on the layers that its targets name.
+separate projections. A block's weights come from its spec, with LoRA on the layers that its targets name.
 
 A mixture of experts runs as transformers' grouped matrix product (integrations/moe.py): every token is copied once for
 each of its experts, sorted by expert, multiplied in one grouped product per matrix, weighted, brought back into order
@@ -12,9 +12,10 @@ and summed. Sizes: rows * experts_per_token "routed" rows, whatever the router c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from drillyard.estimation.memory.attention import KERNELS, AttentionShape, both_rotated, eager_capped
+from drillyard.estimation.memory.attention import KERNELS, AttentionShape, eager, rotated
 from drillyard.estimation.memory.autograd import SizedTensor, Tape
 from drillyard.estimation.memory.operators import (
     FP32,
@@ -32,6 +33,7 @@ from drillyard.estimation.memory.operators import (
     to,
     unary,
 )
+from drillyard.estimation.setup import Checkpointing
 from drillyard.modelspec import Block, adapter_layers
 
 INT64: Final = 8
@@ -49,87 +51,242 @@ CAPS_SCORES: Final = frozenset({"gemma2"})
 
 @dataclass(frozen=True, slots=True)
 class BlockInputs:
-    """What a block runs on: tokens, kernel, and which weights are trained."""
+    """What a block runs on and under: tokens, kernel, precision, what is trained and what is recomputed.
+
+    `from_weights`: whether its input carries a gradient (the first one's does not under LoRA). `accumulates`,
+    `skips_first_product`: see Tape. `fuses`: compiled, at its least.
+    """
 
     model_type: str
+    hidden_size: int
     sequences: int
     length: int
+    itemsize: int
     kernel: str
+    mode: Checkpointing
     positions: int | None
     lora_rank: int | None = None
     lora_targets: tuple[str, ...] | str = ()
+    fuses: bool = False
+    skips_first_product: bool = False
+    from_weights: bool = True
+    accumulates: bool = False
 
     @property
     def rows(self) -> int:
         return self.sequences * self.length
 
 
-class BlockWeights:
-    """A block's tensors by name, as gathered weights with or without a gradient."""
+def forward(e: Tape, block: Block, run: BlockInputs, hidden_states: SizedTensor) -> SizedTensor:
+    """The block's result [B, T, H]; the caller holds its input."""
+    return _BlockForward(e, block, run).result(hidden_states)
+
+
+class _BlockForward:
+    """One forward of a block. Weights are looked up by name, gathered, with or without a gradient."""
 
     def __init__(self, e: Tape, block: Block, run: BlockInputs) -> None:
         self.e = e
+        self.block = block
         self.run = run
         self.shapes = {tensor.name: tensor for tensor in block.tensors}
-        self.trained = run.lora_rank is None
-        targets = run.lora_targets
-        self.adapted = (
-            frozenset() if self.trained else frozenset(t.name for t in adapter_layers(block.tensors, targets))
-        )
-        self.made: dict[str, SizedTensor] = {}
+        adapted = [] if run.lora_rank is None else adapter_layers(block.tensors, run.lora_targets)
+        self.adapted = {tensor.name for tensor in adapted}
+        self.weights: dict[str, SizedTensor] = {}
 
-    def named(self, role: str) -> list[str]:
-        """Names of the weights of linear layers in a role, without `.weight`, in the block's order."""
+    def result(self, hidden_states: SizedTensor) -> SizedTensor:
+        norms = [s.name.removesuffix(".weight") for s in self.shapes.values() if s.role == "norm"]
+        # Biases, and the norms of queries and keys inside of attention, have a dot in what is left of their names.
+        outer = [name for name in norms if "." not in name]
+        if self.block.parallel:
+            return self._parallel(hidden_states, outer)
+        before, after = _sides(outer)
+        for part, first, second in zip((self._attention, self._mlp), before, after, strict=True):
+            residual = hidden_states
+            if first is not None:
+                hidden_states = self._norm(first, hidden_states)
+            hidden_states = part(hidden_states)
+            if second is not None:
+                hidden_states = self._norm(second, hidden_states)
+            if self.run.model_type in SCALES_BRANCHES:
+                hidden_states = scaled(self.e, hidden_states)
+            hidden_states = plus(self.e, residual, hidden_states)
+        return hidden_states
+
+    def _parallel(self, hidden_states: SizedTensor, norms: list[str]) -> SizedTensor:
+        """Attention and MLP read the same normalised input (one norm), or one norm each (GPT-NeoX)."""
+        residual = hidden_states
+        normed = self._norm(norms[0] if norms else "", hidden_states)
+        attended = self._attention(normed)
+        if len(norms) > 1:
+            normed = self._norm(norms[1], hidden_states)
+        through_mlp = self._mlp(normed)
+        return plus(self.e, plus(self.e, residual, attended), through_mlp)
+
+    # Weights
+
+    def _linear_names(self, role: str) -> list[str]:
+        """Names of the linear layers in a role, in the block's order."""
         return [s.name.removesuffix(".weight") for s in self.shapes.values() if s.role == role and s.linear]
 
-    def get(self, name: str) -> SizedTensor | None:
-        """The tensor of that name, once and the same for every use; None where the block has none."""
+    def _optional(self, name: str) -> SizedTensor | None:
+        """The tensor of that name, the same for every use; None where the block has none."""
         if name not in self.shapes:
             return None
-        if name not in self.made:
-            self.made[name] = self.e.weight(self.shapes[name].parameters, trained=self.trained)
-        return self.made[name]
+        if name not in self.weights:
+            self.weights[name] = self.e.weight(self.shapes[name].parameters, trained=self.run.lora_rank is None)
+        return self.weights[name]
 
-    def linear(self, name: str, x: SizedTensor) -> SizedTensor:
-        """The linear layer `name`, with its bias and its adapter where it has them."""
-        weight = self.get(f"{name}.weight")
+    def _weight(self, name: str) -> SizedTensor:
+        weight = self._optional(name)
         assert weight is not None, name
-        inputs = x.elements // self.run.rows
-        outputs = weight.elements // inputs
-        wide = self.run.rows * outputs
-        out = linear(self.e, x, weight, wide, self.get(f"{name}.bias"))
-        return self._with_adapter(name, x, out, inputs, outputs) if f"{name}.weight" in self.adapted else out
+        return weight
 
-    def _with_adapter(self, name: str, x: SizedTensor, result: SizedTensor, inputs: int, outputs: int) -> SizedTensor:
-        """PEFT's layer: result + B(A(x)) * scaling. A keeps x, B keeps the low-rank rows, which are few."""
-        rank = self.run.lora_rank
-        assert rank is not None
-        e, rows = self.e, self.run.rows
+    def _linear(self, name: str, x: SizedTensor) -> SizedTensor:
+        """The linear layer `name`, with its bias, and its adapter as PEFT's layer has it: result + B(A(x)) * scaling.
+
+        A keeps x, B keeps the low-rank rows, which are few.
+        """
+        e, rows, rank = self.e, self.run.rows, self.run.lora_rank
+        weight = self._weight(f"{name}.weight")
+        inputs = x.elements // rows
+        outputs = weight.elements // inputs
+        out = linear(e, x, weight, rows * outputs, self._optional(f"{name}.bias"))
+        if rank is None or f"{name}.weight" not in self.adapted:
+            return out
         down = e.weight(rank * inputs, trained=True)
         up = e.weight(rank * outputs, trained=True)
-        return plus(e, result, scaled(e, linear(e, linear(e, x, down, rows * rank), up, rows * outputs)))
+        return plus(e, out, scaled(e, linear(e, linear(e, x, down, rows * rank), up, rows * outputs)))
 
+    def _norm(self, name: str, x: SizedTensor, rows: int | None = None) -> SizedTensor:
+        """The norm `name` over `rows` of x (default: one row per token). It may have no weights, and no name then."""
+        weight = self._optional(f"{name}.weight") or self.e.weight(0, trained=False)
+        bias = self._optional(f"{name}.bias")
+        return norm(self.e, self.run.model_type, self.block.norm, x, rows or self.run.rows, weight, bias)
 
-def forward(e: Tape, block: Block, run: BlockInputs, hidden_states: SizedTensor) -> SizedTensor:
-    """The block's result [B, T, H]; the caller holds its input."""
-    w = BlockWeights(e, block, run)
-    norms = [s.name.removesuffix(".weight") for s in block.tensors if s.role == "norm" and s.name.endswith(".weight")]
-    # Those of queries and keys are inside of attention.
-    outer = [name for name in norms if "." not in name]
-    if block.parallel:
-        return _parallel(e, block, run, w, hidden_states, outer)
-    before, after = _sides(outer)
-    for part, first, second in zip((_attention, _mlp), before, after, strict=True):
-        residual = hidden_states
-        if first is not None:
-            hidden_states = _norm(e, block, run, w, first, hidden_states)
-        hidden_states = part(e, block, run, w, hidden_states)
-        if second is not None:
-            hidden_states = _norm(e, block, run, w, second, hidden_states)
-        if run.model_type in SCALES_BRANCHES:
-            hidden_states = scaled(e, hidden_states)
-        hidden_states = plus(e, residual, hidden_states)
-    return hidden_states
+    # Attention
+
+    def _attention(self, hidden_states: SizedTensor) -> SizedTensor:
+        e, run, a = self.e, self.run, self.block.attention
+        query_states, key_states, value_states = self._query_key_value(hidden_states)
+        if run.positions is None:
+            in_fp32 = run.model_type in ROTATES_IN_FP32
+            query_states, key_states = (
+                rotated(e, query_states, in_fp32=in_fp32),
+                rotated(e, key_states, in_fp32=in_fp32),
+            )
+        if run.model_type in ROTATES_A_PART:
+            query_states, key_states = shifted(e, query_states), shifted(e, key_states)
+        shape = AttentionShape(run.sequences, run.length, a.num_heads, a.num_kv_heads, a.head_dim, a.value_head_dim)
+        capped = run.kernel == "eager" and run.model_type in CAPS_SCORES
+        kernel = partial(eager, capped=True) if capped else KERNELS[run.kernel]
+        output = kernel(e, query_states, key_states, value_states, shape)
+        if run.model_type in ROTATES_A_PART and run.kernel != "eager":
+            output = shifted(e, output)
+        return self._linear(self._linear_names("attention")[-1], output)
+
+    def _query_key_value(self, hidden_states: SizedTensor) -> tuple[SizedTensor, SizedTensor, SizedTensor]:
+        a, rows = self.block.attention, self.run.rows
+        *names, _ = self._linear_names("attention")
+        query, key = rows * a.num_heads * a.head_dim, rows * a.num_kv_heads * a.head_dim
+        value = rows * a.num_kv_heads * a.value_head_dim
+        if a.kind == "latent":
+            return self._latent(hidden_states)
+        if len(names) == 1:
+            together = self._linear(names[0], hidden_states)
+            if self.run.model_type in SLICES_PROJECTIONS:
+                return piece(self.e, together, query), piece(self.e, together, key), piece(self.e, together, value)
+            q, k, v = self.e.split(together, (query, key, value))
+            return q, k, v
+        q, k, v = (self._per_head(name, hidden_states) for name in names[:3])
+        return q, k, v
+
+    def _per_head(self, name: str, hidden_states: SizedTensor) -> SizedTensor:
+        """A projection, normalised where the block has norms for it, seen by heads: its gradient comes back copied."""
+        a = self.block.attention
+        x = self._linear(name, hidden_states)
+        own = f"{name.removesuffix('_proj')}_norm"
+        normed = f"{own}.weight" in self.shapes
+        if normed and a.query_key_norm == "all_heads":
+            return self._norm(own, x)
+        x = copied_in_backward(self.e, x)
+        return self._norm(own, x, x.elements // a.head_dim) if normed else x
+
+    def _latent(self, hidden_states: SizedTensor) -> tuple[SizedTensor, SizedTensor, SizedTensor]:
+        """Multi-head latent attention: compressed queries and keys, normalised, then widened to heads."""
+        a, rows = self.block.attention, self.run.rows
+        prefix = self._linear_names("attention")[0].rsplit(".", 1)[0]
+        if a.q_rank is None:
+            query = self._linear(f"{prefix}.q_proj", hidden_states)
+        else:
+            low = self._norm(f"{prefix}.q_a_layernorm", self._linear(f"{prefix}.q_a_proj", hidden_states))
+            query = self._linear(f"{prefix}.q_b_proj", low)
+        assert a.kv_rank is not None
+        compressed = self._linear(f"{prefix}.kv_a_proj_with_mqa", hidden_states)
+        low = self._norm(f"{prefix}.kv_a_layernorm", piece(self.e, compressed, rows * a.kv_rank))
+        wide = self._linear(f"{prefix}.kv_b_proj", low)
+        value = piece(self.e, wide, rows * a.num_heads * a.value_head_dim)
+        # A key has a part of its own and one with positions, joined to the size of a query.
+        key = scaled(self.e, query)
+        return query, key, value
+
+    # MLP and experts
+
+    def _mlp(self, x: SizedTensor) -> SizedTensor:
+        e, mlp = self.e, self.block.mlp
+        if mlp.num_experts:
+            return self._mixture(x)
+        names = self._linear_names("mlp")
+        if not mlp.gated:
+            return self._linear(names[-1], _activated(e, self._linear(names[0], x), mlp.activation))
+        if len(names) == 3:
+            gate, up, down = names
+            return self._linear(
+                down, times(e, _activated(e, self._linear(gate, x), mlp.activation), self._linear(up, x))
+            )
+        together = self._linear(names[0], x)
+        gate_states, up_states = e.split(together, (together.elements // 2,) * 2)
+        del together
+        up_states = times(e, up_states, _activated(e, gate_states, mlp.activation))
+        return self._linear(names[-1], up_states)
+
+    def _mixture(self, x: SizedTensor) -> SizedTensor:
+        """The block's feed-forward part [rows, H]: router, experts, and shared experts where there are some."""
+        e, mlp, rows = self.e, self.block.mlp, self.run.rows
+        hidden, routed = x.elements // rows, rows * mlp.experts_per_token
+        scores, order = self._routed(x)
+        states = unary(e, x, e.empty(routed * hidden, x.itemsize))
+        up = self._grouped("gate_up_proj", states, routed * 2 * mlp.expert_size)
+        states = _gated(e, up)
+        del up
+        states = self._grouped("down_proj", states, routed * hidden)
+        weighted = times(e, states, scores)
+        restored = unary(e, weighted)
+        del weighted
+        result = to(e, _summed_over_experts(e, restored, rows * hidden), x.itemsize)
+        del restored, states, order
+        shared = [name for name in self._linear_names("mlp") if name]
+        if not shared:
+            return result
+        gate, into, down = (shared * 3)[:3]
+        return plus(e, result, self._linear(down, times(e, activated(e, self._linear(gate, x)), self._linear(into, x))))
+
+    def _routed(self, x: SizedTensor) -> tuple[SizedTensor, list[SizedTensor]]:
+        """Weights of the chosen experts, one per routed row, and the index tensors that backward needs."""
+        e, rows, mlp = self.e, self.run.rows, self.block.mlp
+        weight = self._weight(next(name for name, tensor in self.shapes.items() if tensor.role == "router"))
+        probabilities = softmax(e, to(e, linear(e, x, weight, rows * mlp.num_experts), FP32))
+        routed = rows * mlp.experts_per_token
+        indices = [e.empty(routed, INT64) for _ in range(4)]
+        top = unary(e, probabilities, e.empty(routed, FP32))
+        total = _summed_over_experts(e, top, rows)
+        top = times(e, top, total)
+        return top if self.run.model_type in SCORES_IN_FP32 else to(e, top, x.itemsize), indices
+
+    def _grouped(self, name: str, x: SizedTensor, outputs: int) -> SizedTensor:
+        """One product for all experts."""
+        weight = self._weight(next(key for key in self.shapes if key.endswith(f"experts.{name}")))
+        return linear(self.e, x, weight, outputs, grouped=True)
 
 
 def _sides(names: list[str]) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
@@ -142,115 +299,6 @@ def _sides(names: list[str]) -> tuple[tuple[str | None, ...], tuple[str | None, 
         return (None, None), (names[0], names[1])
     first, second = ([*names, "", ""])[:2]
     return (first, second), (None, None)
-
-
-def _norm(e: Tape, block: Block, run: BlockInputs, w: BlockWeights, name: str, x: SizedTensor) -> SizedTensor:
-    weight = w.get(f"{name}.weight") or e.weight(0, trained=False)
-    return norm(e, run.model_type, block.norm, x, run.rows, weight, w.get(f"{name}.bias"))
-
-
-def _parallel(
-    e: Tape, block: Block, run: BlockInputs, w: BlockWeights, hidden_states: SizedTensor, names: list[str]
-) -> SizedTensor:
-    """Attention and MLP read the same normalised input (one norm), or one norm each (GPT-NeoX)."""
-    residual = hidden_states
-    normed = _norm(e, block, run, w, names[0] if names else "", hidden_states)
-    attended = _attention(e, block, run, w, normed)
-    if len(names) > 1:
-        normed = _norm(e, block, run, w, names[1], hidden_states)
-    through_mlp = _mlp(e, block, run, w, normed)
-    return plus(e, plus(e, residual, attended), through_mlp)
-
-
-def _attention(e: Tape, block: Block, run: BlockInputs, w: BlockWeights, hidden_states: SizedTensor) -> SizedTensor:
-    query_states, key_states, value_states = _query_key_value(e, block, run, w, hidden_states)
-    if run.positions is None:
-        in_fp32 = run.model_type in ROTATES_IN_FP32
-        query_states, key_states = both_rotated(e, query_states, key_states, in_fp32=in_fp32)
-    if run.model_type in ROTATES_A_PART:
-        query_states, key_states = shifted(e, query_states), shifted(e, key_states)
-    a = block.attention
-    shape = AttentionShape(run.sequences, run.length, a.num_heads, a.num_kv_heads, a.head_dim, a.value_head_dim)
-    capped = run.kernel == "eager" and run.model_type in CAPS_SCORES
-    kernel = eager_capped if capped else KERNELS[run.kernel]
-    output = kernel(e, query_states, key_states, value_states, shape)
-    if run.model_type in ROTATES_A_PART and run.kernel != "eager":
-        output = shifted(e, output)
-    return w.linear(w.named("attention")[-1], output)
-
-
-def _query_key_value(
-    e: Tape, block: Block, run: BlockInputs, w: BlockWeights, hidden_states: SizedTensor
-) -> tuple[SizedTensor, SizedTensor, SizedTensor]:
-    a, rows = block.attention, run.rows
-    *names, _ = w.named("attention")
-    query, key = rows * a.num_heads * a.head_dim, rows * a.num_kv_heads * a.head_dim
-    value = rows * a.num_kv_heads * a.value_head_dim
-    if a.kind == "latent":
-        return _latent(e, block, run, w, hidden_states)
-    if len(names) == 1:
-        together = w.linear(names[0], hidden_states)
-        if run.model_type in SLICES_PROJECTIONS:
-            return piece(e, together, query), piece(e, together, key), piece(e, together, value)
-        q, k, v = e.split(together, (query, key, value))
-        return q, k, v
-    q, k, v = (_per_head(e, block, run, w, name, hidden_states) for name in names[:3])
-    return q, k, v
-
-
-def _per_head(
-    e: Tape, block: Block, run: BlockInputs, w: BlockWeights, name: str, hidden_states: SizedTensor
-) -> SizedTensor:
-    """A projection, normalised where the block has norms for it, seen by heads: its gradient comes back copied."""
-    x = w.linear(name, hidden_states)
-    a = block.attention
-    own = f"{name.removesuffix('_proj')}_norm"
-    if a.query_key_norm != "none" and f"{own}.weight" in w.shapes:
-        rows = run.rows if a.query_key_norm == "all_heads" else x.elements // a.head_dim
-        weight = w.get(f"{own}.weight")
-        assert weight is not None
-        if a.query_key_norm == "per_head":
-            x = copied_in_backward(e, x)
-        return norm(e, run.model_type, block.norm, x, rows, weight, w.get(f"{own}.bias"))
-    return copied_in_backward(e, x)
-
-
-def _latent(
-    e: Tape, block: Block, run: BlockInputs, w: BlockWeights, hidden_states: SizedTensor
-) -> tuple[SizedTensor, SizedTensor, SizedTensor]:
-    """Multi-head latent attention: compressed queries and keys, normalised, then widened to heads."""
-    a, rows = block.attention, run.rows
-    prefix = w.named("attention")[0].rsplit(".", 1)[0]
-    if a.q_rank is None:
-        query = w.linear(f"{prefix}.q_proj", hidden_states)
-    else:
-        low = _norm(e, block, run, w, f"{prefix}.q_a_layernorm", w.linear(f"{prefix}.q_a_proj", hidden_states))
-        query = w.linear(f"{prefix}.q_b_proj", low)
-    assert a.kv_rank is not None
-    compressed = w.linear(f"{prefix}.kv_a_proj_with_mqa", hidden_states)
-    low = _norm(e, block, run, w, f"{prefix}.kv_a_layernorm", piece(e, compressed, rows * a.kv_rank))
-    wide = w.linear(f"{prefix}.kv_b_proj", low)
-    value = piece(e, wide, rows * a.num_heads * a.value_head_dim)
-    # A key has a part of its own and one with positions, joined to the size of a query.
-    key = scaled(e, query)
-    return query, key, value
-
-
-def _mlp(e: Tape, block: Block, run: BlockInputs, w: BlockWeights, x: SizedTensor) -> SizedTensor:
-    if block.mlp.num_experts:
-        return _mixture(e, block, run.rows, w, x)
-    names = w.named("mlp")
-    activation = block.mlp.activation
-    if not block.mlp.gated:
-        return w.linear(names[-1], _activated(e, w.linear(names[0], x), activation))
-    if len(names) == 3:
-        gate, up, down = names
-        return w.linear(down, times(e, _activated(e, w.linear(gate, x), activation), w.linear(up, x)))
-    together = w.linear(names[0], x)
-    gate_states, up_states = e.split(together, (together.elements // 2,) * 2)
-    del together
-    up_states = times(e, up_states, _activated(e, gate_states, activation))
-    return w.linear(names[-1], up_states)
 
 
 def _activated(e: Tape, x: SizedTensor, activation: str) -> SizedTensor:
@@ -269,51 +317,8 @@ def _gelu_new(e: Tape, x: SizedTensor) -> SizedTensor:
     return times(e, half, shifted(e, unary(e, inner, saves="result")))
 
 
-def _mixture(e: Tape, block: Block, rows: int, w: BlockWeights, x: SizedTensor) -> SizedTensor:
-    """The block's feed-forward part [rows, H]: router, experts, and shared experts where there are some."""
-    mlp = block.mlp
-    hidden = x.elements // rows
-    scores, order = _routed(e, block, rows, w, x)
-    states = unary(e, x, e.empty(rows * mlp.experts_per_token * hidden, x.itemsize))
-    up = _grouped(e, w, "gate_up_proj", states, rows * mlp.experts_per_token * 2 * mlp.expert_size)
-    states = _gated(e, up)
-    del up
-    states = _grouped(e, w, "down_proj", states, rows * mlp.experts_per_token * hidden)
-    weighted = times(e, states, scores)
-    restored = unary(e, weighted)
-    del weighted
-    result = to(e, _summed_over_experts(e, restored, rows * hidden), x.itemsize)
-    del restored, states, order
-    shared = [name for name in w.named("mlp") if name]
-    if not shared:
-        return result
-    gate, into, down = (shared * 3)[:3] if len(shared) < 3 else shared[:3]
-    return plus(e, result, w.linear(down, times(e, activated(e, w.linear(gate, x)), w.linear(into, x))))
-
-
-def _routed(e: Tape, block: Block, rows: int, w: BlockWeights, x: SizedTensor) -> tuple[SizedTensor, list[SizedTensor]]:
-    """Weights of the chosen experts, one per routed row, and the index tensors that backward needs."""
-    number, chosen = block.mlp.num_experts, block.mlp.experts_per_token
-    name = next(name for name in w.shapes if w.shapes[name].role == "router")
-    weight = w.get(name)
-    assert weight is not None
-    probabilities = softmax(e, to(e, linear(e, x, weight, rows * number), FP32))
-    indices = [e.empty(rows * chosen, INT64) for _ in range(4)]
-    top = unary(e, probabilities, e.empty(rows * chosen, FP32))
-    total = _summed_over_experts(e, top, rows)
-    top = times(e, top, total)
-    return top if w.run.model_type in SCORES_IN_FP32 else to(e, top, x.itemsize), indices
-
-
 def _summed_over_experts(e: Tape, x: SizedTensor, elements: int) -> SizedTensor:
     return unary(e, x, e.empty(elements, x.itemsize), passes=True)
-
-
-def _grouped(e: Tape, w: BlockWeights, name: str, x: SizedTensor, outputs: int) -> SizedTensor:
-    """One product for all experts."""
-    weight = w.get(next(key for key in w.shapes if key.endswith(f"experts.{name}")))
-    assert weight is not None
-    return linear(e, x, weight, outputs, grouped=True)
 
 
 def _gated(e: Tape, together: SizedTensor) -> SizedTensor:

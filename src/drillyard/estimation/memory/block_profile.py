@@ -11,7 +11,6 @@ from functools import lru_cache
 
 from drillyard.estimation.memory.autograd import Ledger, MemoryKind, SizedTensor, Tape, gradient_sink
 from drillyard.estimation.memory.block_forward import BlockInputs, forward
-from drillyard.estimation.setup import Checkpointing
 from drillyard.modelspec import Block
 
 
@@ -47,35 +46,16 @@ class BlockProfile:
     released: MemoryDelta
 
 
-@dataclass(frozen=True, slots=True)
-class BlockConditions:
-    """What a block runs under, besides its tokens. `from_weights`: whether its input carries a gradient (the first
-    one's does not under LoRA). `accumulates`, `skips_first_product`: see Eager. `fuses`: compiled, at its least."""
-
-    hidden_size: int
-    itemsize: int
-    mode: Checkpointing
-    from_weights: bool
-    accumulates: bool
-    fuses: bool = False
-    skips_first_product: bool = False
-
-
 @lru_cache(maxsize=1024)
-def profile_block(block: Block, run: BlockInputs, conditions: BlockConditions) -> BlockProfile:
-    """What `block` adds under some conditions. How the model is cut over ranks is none of them, so it is kept."""
-    if conditions.fuses:
-        return _fused(block, run, conditions)
-    ledger, mode, itemsize = Ledger(), conditions.mode, conditions.itemsize
-    e = Tape(
-        ledger,
-        itemsize,
-        accumulates=conditions.accumulates,
-        skips_first_product=conditions.skips_first_product,
-    )
-    x = e.empty(run.rows * conditions.hidden_size)
+def profile_block(block: Block, run: BlockInputs) -> BlockProfile:
+    """What `block` adds. It does not depend on how the model is cut over ranks, so it is cached."""
+    if run.fuses:
+        return _fused(block, run)
+    ledger, mode, itemsize = Ledger(), run.mode, run.itemsize
+    e = Tape(ledger, itemsize, accumulates=run.accumulates, skips_first_product=run.skips_first_product)
+    x = e.empty(run.rows * run.hidden_size)
     # Held to the end: the gradient of the input stays, for the block before.
-    source = gradient_sink() if conditions.from_weights else None
+    source = gradient_sink() if run.from_weights else None
     x.node = source
     start = _now(ledger)
     e.saves = mode == "none"
@@ -116,22 +96,22 @@ def profile_block(block: Block, run: BlockInputs, conditions: BlockConditions) -
     return BlockProfile(forward_peak, kept, keeps_input, recompute_peak, backward_peak, released)
 
 
-def _fused(block: Block, run: BlockInputs, conditions: BlockConditions) -> BlockProfile:
+def _fused(block: Block, run: BlockInputs) -> BlockProfile:
     """A compiled block at its least: what is between products and attention is not kept but computed again with them.
 
     It keeps its input and the results of products and attention, all but the last of which is its own result.
     """
-    eager = replace(conditions, fuses=False)
-    found = profile_block(block, run, eager)
+    eager = replace(run, fuses=False)
+    found = profile_block(block, eager)
     ledger = Ledger()
-    e = Tape(ledger, conditions.itemsize)
-    x = e.empty(run.rows * conditions.hidden_size)
+    e = Tape(ledger, run.itemsize)
+    x = e.empty(run.rows * run.hidden_size)
     e.saves, e.kept_products, e.keeps_every_product = False, [], True
-    result = forward(e, block, run, x).elements * conditions.itemsize
+    result = forward(e, block, run, x).elements * run.itemsize
     least = ledger.total - result
-    without = found if conditions.mode == "none" else profile_block(block, run, replace(eager, mode="none"))
+    without = found if run.mode == "none" else profile_block(block, replace(eager, mode="none"))
     less = max(0, without.kept.total - least)
-    if conditions.mode == "none":
+    if run.mode == "none":
         return replace(found, kept=_plus(found.kept, -less), released=_plus(found.released, less))
     assert found.recompute_peak is not None
     return replace(

@@ -119,13 +119,10 @@ def verdict_on(needed_gib: Range, available_gib: float) -> Verdict:
     return "may not fit" if needed_gib.low.value <= available_gib else "does not fit"
 
 
-def memory_estimate(
-    setup: Setup, *, keeps_unsharded: bool | None = None, device_type: Literal["cuda", "cpu"] | None = None
-) -> MemoryEstimate:
+def memory_estimate(setup: Setup) -> MemoryEstimate:
     """What one rank needs for a step of `setup`. Pure, without torch.
 
-    `keeps_unsharded` and `device_type` override the setup's own. Raises UserError for a model without blocks (only its
-    number of parameters is known) and for one with linear attention.
+    UserError for a model without blocks (only its number of parameters is known) and for one with linear attention.
     """
     if not setup.spec.blocks:
         raise UserError(
@@ -134,37 +131,26 @@ def memory_estimate(
         )
     if any(block.attention.kind == "linear" for block in setup.spec.blocks):
         raise UserError(f"memory cannot be predicted for {setup.spec.model_type}: its linear attention is not modelled")
-    keeps = setup.keeps_unsharded if keeps_unsharded is None else keeps_unsharded
-    step = StepMemory(setup, keeps_unsharded=keeps)
-    parts = [_part(step, *row) for row in PARTS]
+    step = StepMemory(setup)
+    peak = step.ledger.peak
+    parts = []
+    for name, kinds, formula, source in PARTS:
+        nbytes = sum(step.ledger.at_peak[kind] for kind in kinds)
+        parts.append(_ranged(name, nbytes, nbytes, formula, source))
     if setup.activation_checkpointing == "selective":
-        parts.append(_selective(setup, step, keeps))
+        # Whether a kernel adds or hides a product moves the policy's count by one: then it keeps the other half.
+        other = StepMemory(setup, skips_first_product=True).ledger.peak - peak
+        formula = "the other half of the products kept instead"
+        parts.append(_ranged("selective policy", min(0, other), max(0, other), formula, POLICY))
     if setup.compiled:
-        parts.append(_compiled(setup, step, keeps))
-    if (device_type or setup.device_type) == "cuda":
+        fused = StepMemory(setup, fuses=True).ledger.peak - peak
+        formula = "at least the inputs of products and attention, at most what eager blocks keep"
+        parts.append(_ranged("compiled blocks", min(0, fused), 0, formula, PARTITION))
+    if setup.device_type == "cuda":
         parts += _gpu_parts(setup, step)
     return MemoryEstimate(
         tuple(parts), _total(parts), step.moment, dict(step.moments), _state_bytes(step), _notes(setup)
     )
-
-
-def _part(step: StepMemory, name: str, kinds: tuple[MemoryKind, ...], formula: str, source: FactSource) -> Range:
-    nbytes = sum(step.ledger.at_peak[kind] for kind in kinds)
-    return _ranged(name, nbytes, nbytes, formula, source, source)
-
-
-def _selective(setup: Setup, step: StepMemory, keeps: bool) -> Range:
-    """Whether a kernel adds or hides a product moves the policy's count by one: then it keeps the other half."""
-    other = StepMemory(setup, keeps_unsharded=keeps, skips_first_product=True).ledger.peak - step.ledger.peak
-    formula = "the other half of the products kept instead"
-    return _ranged("selective policy", min(0, other), max(0, other), formula, POLICY, POLICY)
-
-
-def _compiled(setup: Setup, step: StepMemory, keeps: bool) -> Range:
-    """Compiled blocks keep at least what products and attention need, and at most what eager ones do."""
-    fused = StepMemory(setup, keeps_unsharded=keeps, fuses=True).ledger.peak - step.ledger.peak
-    formula = "at least the inputs of products and attention, at most what eager blocks keep"
-    return _ranged("compiled blocks", min(0, fused), 0, formula, PARTITION, PARTITION)
 
 
 def _total(parts: list[Range]) -> Range:
@@ -192,11 +178,12 @@ def _notes(setup: Setup) -> tuple[str, ...]:
     return (*setup.spec.notes, f"activations of {setup.spec.model_type} are predicted by its parts, compared with none")
 
 
-def _ranged(name: str, low: float, high: float, formula: str, low_source: FactSource, high_source: FactSource) -> Range:
+def _ranged(
+    name: str, low: float, high: float, formula: str, source: FactSource, high_source: FactSource | None = None
+) -> Range:
     """A range in GiB from bytes."""
-    return Range(
-        quantity(name, low / GIB, "GiB", formula, low_source), quantity(name, high / GIB, "GiB", formula, high_source)
-    )
+    ends = (low, source), (high, high_source or source)
+    return Range(*(quantity(name, nbytes / GIB, "GiB", formula, fact) for nbytes, fact in ends))
 
 
 def _gpu_parts(setup: Setup, step: StepMemory) -> list[Range]:
@@ -204,25 +191,19 @@ def _gpu_parts(setup: Setup, step: StepMemory) -> list[Range]:
     low, high = (mebibytes * MIB for mebibytes in CONTEXT_MIB)
     found = [_ranged("CUDA context", low, high, "driver, kernels and library handles", CONTEXT_LOW, CONTEXT_HIGH)]
     if setup.world_size > 1:
+        # Groups of ranks that talk over NCCL: all of them, those of a shard, and those of a weight's copies.
+        groups = 1 + (setup.shard > 1) + (setup.replicate > 1)
         low, high = (
-            _communicators(setup) * channels * 2 * NCCL_BUFFER_MIB * MIB
-            for channels in (NCCL_FEWEST_CHANNELS, NCCL_MOST_CHANNELS)
+            groups * channels * 2 * NCCL_BUFFER_MIB * MIB for channels in (NCCL_FEWEST_CHANNELS, NCCL_MOST_CHANNELS)
         )
         formula = f"communicators x channels ({NCCL_FEWEST_CHANNELS} to {NCCL_MOST_CHANNELS}) x 2 neighbours x 4 MiB"
-        found.append(_ranged("NCCL buffers", low, high, formula, NCCL, NCCL))
+        found.append(_ranged("NCCL buffers", low, high, formula, NCCL))
     moving = sum(step.ledger.at_peak[kind] for kind in COMES_AND_GOES)
     formula = f"0 to {FRAGMENTED_SHARE:.0%} of what comes and goes within a step"
-    found.append(
-        _ranged("allocator fragmentation", 0, FRAGMENTED_SHARE * moving, formula, FRAGMENTATION, FRAGMENTATION)
-    )
+    found.append(_ranged("allocator fragmentation", 0, FRAGMENTED_SHARE * moving, formula, FRAGMENTATION))
     if setup.kernel in ("varlen", "sdpa"):
         found.append(_attention_workspace(setup, step))
     return found
-
-
-def _communicators(setup: Setup) -> int:
-    """Groups of ranks that talk over NCCL: all of them, those of a shard, and those of a weight's copies."""
-    return 1 + (setup.shard > 1) + (setup.replicate > 1)
 
 
 def _attention_workspace(setup: Setup, step: StepMemory) -> Range:
@@ -237,4 +218,4 @@ def _attention_workspace(setup: Setup, step: StepMemory) -> Range:
         )
         largest = max(largest, sums + expanded)
     formula = "0 to B*T*H*(D+1) in fp32, and where heads share keys 2*B*T*H*D"
-    return _ranged("fused attention", 0, largest, formula, FLASH, FLASH)
+    return _ranged("fused attention", 0, largest, formula, FLASH)

@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final
 
+from drillyard.config.auto_values import MASTER_BYTES
 from drillyard.estimation.memory.autograd import Ledger, MemoryKind
-from drillyard.estimation.setup import LoraSetup
+from drillyard.estimation.setup import COMPUTE_BYTES, LoraSetup, Setup
 from drillyard.modelspec import TensorSpec, adapter_layers
 
 REWRITTEN_IN: Final = (2, 15)
@@ -99,24 +100,13 @@ def _low_rank(layer: TensorSpec, rank: int) -> tuple[TensorSpec, TensorSpec]:
 class FsdpMemory:
     """The units of a model, blocks first and the root last, and what of them is in memory beyond the shards."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        units: list[FsdpUnit],
-        *,
-        compute: int,
-        master: int,
-        keeps: bool,
-        replicate: int,
-        torch_release: tuple[int, int],
-    ) -> None:
+    def __init__(self, ledger: Ledger, units: list[FsdpUnit], setup: Setup) -> None:
         self.ledger = ledger
         self.units = units
-        self.compute = compute
-        self.master = master
-        self.keeps = keeps
-        self.replicate = replicate
-        self.is_older = torch_release < REWRITTEN_IN
+        self.setup = setup
+        self.compute = COMPUTE_BYTES[setup.precision]
+        self.master = MASTER_BYTES[setup.precision]
+        self.is_older = setup.torch_release < REWRITTEN_IN
         self.whole_gradients = [0] * len(units)
         """Bytes of gradients of whole weights, by unit."""
         self._gathered: set[int] = set()
@@ -175,7 +165,7 @@ class FsdpMemory:
 
     def after_forward(self, number: int) -> None:
         """Blocks give their weights back after forward, unless they are kept."""
-        if not self.keeps:
+        if not self.setup.keeps_unsharded:
             self.reshard(number)
 
     # Gradients
@@ -205,7 +195,7 @@ class FsdpMemory:
         # Added to what is there. With replicas it is held for their all-reduce until this unit's next reduction, or the
         # end of the last backward (`_all_reduce_state`).
         ledger.take(result, MemoryKind.TEMPORARIES)
-        if self.replicate > 1:
+        if self.setup.replicate > 1:
             self._replicas_held[number] = result
         else:
             ledger.give(result, MemoryKind.TEMPORARIES)

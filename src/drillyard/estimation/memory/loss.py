@@ -14,16 +14,6 @@ from drillyard.estimation.memory.autograd import MemoryKind, OperatorNode, Sized
 from drillyard.estimation.memory.operators import FP32
 
 
-@dataclass(frozen=True, slots=True)
-class LossHead:
-    """What makes logits: their number per row, elements of its trained weights (0 where they are frozen), and `steps`:
-    what is done to logits after the product, a letter each: `s` a scale, `t` a tanh, whose result is kept."""
-
-    vocab_size: int
-    trained: int
-    steps: str
-
-
 @dataclass(slots=True)
 class PendingBackward:
     """What waits for backward: the gradients of the rows that carry loss and of the head, and the operator that made
@@ -35,33 +25,40 @@ class PendingBackward:
 
 
 def loss(
-    e: Tape, head: LossHead, *, rows: int, chunk: int, hidden_size: int, head_gradient_itemsize: int
+    e: Tape,
+    *,
+    rows: int,
+    chunk: int,
+    hidden_size: int,
+    vocab_size: int,
+    trains_head: bool,
+    head_gradient_itemsize: int,
+    steps: str,
 ) -> PendingBackward:
-    """Forward of the loss over `rows` rows, `chunk` at a time."""
+    """Forward of the loss over `rows` rows, `chunk` at a time, with `steps` (LOGITS_STEPS) after the head."""
+    trained = hidden_size * vocab_size if trains_head else 0
     before, e.kind = e.kind, MemoryKind.LOSS
     hidden_gradient = e.empty(rows * hidden_size)
     of_head_in_all: SizedTensor | None = None
     while rows > 0:
         size = min(chunk, rows)
         rows -= size
-        logits = _logits(e, size * head.vocab_size, head.steps)
-        wide = e.empty(size * head.vocab_size, FP32) if e.itemsize < FP32 else None
-        log_probabilities = e.empty(size * head.vocab_size, max(FP32, e.itemsize))
+        logits = _logits(e, size * vocab_size, steps)
+        wide = e.empty(size * vocab_size, FP32) if e.itemsize < FP32 else None
+        log_probabilities = e.empty(size * vocab_size, max(FP32, e.itemsize))
         del wide
-        logits_gradient = e.empty(size * head.vocab_size) if e.itemsize < FP32 else log_probabilities
+        logits_gradient = e.empty(size * vocab_size) if e.itemsize < FP32 else log_probabilities
         del log_probabilities
         # The model's head returns logits with a dimension for the batch: its backward makes a copy of the gradient.
-        selected = e.empty(size * head.vocab_size)
-        for _ in head.steps:
-            selected = e.empty(size * head.vocab_size)
+        selected = e.empty(size * vocab_size)
+        for _ in steps:
+            selected = e.empty(size * vocab_size)
         del logits[1:]
-        narrow = _gradient_of_head(e, head.trained, e.itemsize)
+        narrow = _gradient_of_head(e, trained, e.itemsize)
         of_rows = e.empty(size * hidden_size)
         del selected
         of_head = (
-            narrow
-            if e.itemsize == head_gradient_itemsize
-            else _gradient_of_head(e, head.trained, head_gradient_itemsize)
+            narrow if e.itemsize == head_gradient_itemsize else _gradient_of_head(e, trained, head_gradient_itemsize)
         )
         of_head_in_all = of_head_in_all or of_head
         del narrow, logits, logits_gradient, of_rows, of_head

@@ -6,6 +6,9 @@ what FSDP2 does in between is in fsdp.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final
 
 from drillyard.config.auto_values import MASTER_BYTES
@@ -19,9 +22,9 @@ from drillyard.estimation.memory.autograd import (
     gradient_sink,
 )
 from drillyard.estimation.memory.block_forward import BlockInputs
-from drillyard.estimation.memory.block_profile import BlockConditions, BlockProfile, MemoryDelta, profile_block
+from drillyard.estimation.memory.block_profile import BlockProfile, MemoryDelta, profile_block
 from drillyard.estimation.memory.fsdp import REWRITTEN_IN, FsdpMemory, fsdp_unit
-from drillyard.estimation.memory.loss import LossHead, PendingBackward, loss
+from drillyard.estimation.memory.loss import PendingBackward, loss
 from drillyard.estimation.memory.operators import norm, scaled
 from drillyard.estimation.setup import COMPUTE_BYTES, Setup
 
@@ -31,44 +34,17 @@ FP32_BYTES: Final = 4
 
 SCALES_EMBEDDINGS: Final = frozenset({"gemma", "gemma2", "gemma3_text", "granite"})
 LOGITS_STEPS: Final = {"gemma2": "sts", "cohere": "s", "cohere2": "s", "granite": "s"}
-"""What a model's head does to logits after its product (see `loss`): soft-capping, or a scale."""
+"""What a model's head does to logits after its product, a letter each: `s` a scale, `t` a tanh, which is kept."""
 TABLES_IN_FP32: Final = frozenset({"olmo2", "olmo3"})
-
-
-class StepPhase:
-    """A stretch of a step under a name, as a context manager."""
-
-    __slots__ = ("at_peak", "before", "moment", "step")
-
-    def __init__(self, step: StepMemory, moment: str) -> None:
-        self.step = step
-        self.moment = moment
-
-    def __enter__(self) -> None:
-        ledger = self.step.ledger
-        self.before, self.at_peak = ledger.peak, ledger.at_peak
-        ledger.reset_peak()
-
-    def __exit__(self, *failure: object) -> None:
-        step, ledger, moment = self.step, self.step.ledger, self.moment
-        step.moments[moment] = max(step.moments.get(moment, 0), ledger.peak)
-        if ledger.peak > self.before:
-            step.moment = moment
-        else:
-            ledger.peak, ledger.at_peak = self.before, self.at_peak
 
 
 class StepMemory:
     """One step of `setup`, run when it is made: `ledger` then holds its peak, `moment` where it was."""
 
-    def __init__(
-        self, setup: Setup, *, keeps_unsharded: bool, fuses: bool = False, skips_first_product: bool = False
-    ) -> None:
+    def __init__(self, setup: Setup, *, fuses: bool = False, skips_first_product: bool = False) -> None:
         self.setup = setup
-        self.fuses = fuses
-        self.skips_first_product = skips_first_product
         self.spec = setup.spec
-        self.keeps_gradients_whole = keeps_unsharded and setup.gradient_accumulation > 1
+        self.keeps_gradients_whole = setup.keeps_unsharded and setup.gradient_accumulation > 1
         self.compute = COMPUTE_BYTES[setup.precision]
         self.master = MASTER_BYTES[setup.precision]
         is_older = setup.torch_release < REWRITTEN_IN
@@ -84,24 +60,21 @@ class StepMemory:
         self.units = [units[id(block)] for block in self.spec.blocks]
         self.units.append(fsdp_unit(self.spec.root, setup.shard, setup.adapters))
         self.root = len(self.units) - 1
-        self.sharding = FsdpMemory(
-            self.ledger,
-            self.units,
-            compute=self.compute,
-            master=self.master,
-            keeps=keeps_unsharded,
-            replicate=setup.replicate,
-            torch_release=setup.torch_release,
-        )
+        self.sharding = FsdpMemory(self.ledger, self.units, setup)
         targets = setup.adapters.targets if setup.adapters else ()
         self.block_run = BlockInputs(
-            self.spec.model_type,
-            setup.micro_batch_size,
-            setup.sequence_length,
-            setup.kernel,
-            self.spec.positions,
-            setup.adapters.rank if setup.adapters else None,
-            targets if isinstance(targets, str) else tuple(targets),
+            model_type=self.spec.model_type,
+            hidden_size=self.spec.hidden_size,
+            sequences=setup.micro_batch_size,
+            length=setup.sequence_length,
+            itemsize=self.compute,
+            kernel=setup.kernel,
+            mode=setup.activation_checkpointing,
+            positions=self.spec.positions,
+            lora_rank=setup.adapters.rank if setup.adapters else None,
+            lora_targets=targets if isinstance(targets, str) else tuple(targets),
+            fuses=fuses,
+            skips_first_product=skips_first_product,
         )
         self._profiles: dict[tuple[int, bool, bool], BlockProfile] = {}
         self._run()
@@ -121,15 +94,24 @@ class StepMemory:
         """Two moments of each trained shard, and a step count in fp32 for each of its tensors."""
         return sum(2 * u.trained_shard * self.master + u.num_trained * STEP_COUNT_BYTES for u in self.units)
 
-    def during(self, moment: str) -> StepPhase:
-        """A phase of the step: what it takes at most is its own, and the peak's where it is the most so far."""
-        return StepPhase(self, moment)
+    @contextmanager
+    def during(self, moment: str) -> Iterator[None]:
+        """A phase of the step: its peak goes to `moments`, and is the step's where it is the highest so far."""
+        ledger = self.ledger
+        before = ledger.peak, ledger.at_peak
+        ledger.reset_peak()
+        yield
+        self.moments[moment] = max(self.moments.get(moment, 0), ledger.peak)
+        if ledger.peak > before[0]:
+            self.moment = moment
+        else:
+            ledger.peak, ledger.at_peak = before
 
     def _run(self) -> None:
         setup = self.setup
         with self.during("start"):
             self._take_state()
-            batches = [self._batch() for _ in range(setup.gradient_accumulation)]
+            batches = CountedStorage(self.ledger, setup.gradient_accumulation * self._batch_bytes, MemoryKind.INPUTS)
         # From the second micro-batch on all are alike, as there are gradients already; with replicas from the third,
         # as the second's are held for them.
         count = min(2 if setup.replicate == 1 else 3, setup.gradient_accumulation)
@@ -151,18 +133,12 @@ class StepMemory:
             # Two copies of the rotary frequencies, one per pair of dimensions (transformers, *RotaryEmbedding).
             ledger.take(2 * (self.spec.head_dim // 2) * FP32_BYTES, MemoryKind.BUFFERS)
 
-    def _batch(self) -> list[CountedStorage]:
+    @property
+    def _batch_bytes(self) -> int:
         """A micro-batch on the device: tokens, positions, rows and targets of the loss as int64, and the masks."""
-        setup, ledger = self.setup, self.ledger
-        held = [CountedStorage(ledger, 2 * (self.rows + self.loss_rows) * INT64_BYTES, MemoryKind.INPUTS)]
-        per_score = {"sdpa": 1, "eager": FP32_BYTES}.get(setup.kernel, 0)
-        masks = len(set(self.spec.windows))
-        held.append(
-            CountedStorage(
-                ledger, masks * setup.micro_batch_size * setup.sequence_length**2 * per_score, MemoryKind.INPUTS
-            )
-        )
-        return held
+        per_score = {"sdpa": 1, "eager": FP32_BYTES}.get(self.setup.kernel, 0)
+        masks = len(set(self.spec.windows)) * self.rows * self.setup.sequence_length * per_score
+        return 2 * (self.rows + self.loss_rows) * INT64_BYTES + masks
 
     def _micro_batch(self, *, first: bool, last: bool) -> None:
         adds = self.keeps_gradients_whole and not first and self.adds_at_once
@@ -200,22 +176,18 @@ class StepMemory:
             rows = e.empty(self.loss_rows * spec.hidden_size)
             waiting = loss(
                 e,
-                self._head,
                 rows=self.loss_rows,
                 chunk=self.setup.loss_chunk_tokens,
                 hidden_size=spec.hidden_size,
+                vocab_size=spec.head_matrix_parameters // spec.hidden_size,
+                trains_head=self.setup.adapters is None,
                 head_gradient_itemsize=self.head_gradient,
+                steps=LOGITS_STEPS.get(spec.model_type, ""),
             )
             waiting.hidden = normed.node
             del normed, rows
             sharding.release_all_gather()
         return waiting, source
-
-    @property
-    def _head(self) -> LossHead:
-        matrix = self.spec.head_matrix_parameters
-        trained = matrix if self.setup.adapters is None else 0
-        return LossHead(matrix // self.spec.hidden_size, trained, LOGITS_STEPS.get(self.spec.model_type, ""))
 
     @property
     def _rotary_bytes(self) -> int:
@@ -293,7 +265,7 @@ class StepMemory:
     def _back_to_hidden(self, e: Tape, waiting: PendingBackward, source: OperatorNode, *, adds: bool) -> None:
         """From the rows' gradient through the choice of rows and the final norm to the last block's result."""
         if waiting.head is not None:
-            self._settle(waiting.head, self.root, adds=adds)
+            self._keep_gradient(waiting.head, adds=adds)
             waiting.head = None
         e.kind = MemoryKind.TEMPORARIES
         zeros = e.empty(self.rows * self.spec.hidden_size)
@@ -308,19 +280,18 @@ class StepMemory:
         for weight in e.weights:
             if weight.gradient is not None:
                 gradient, weight.gradient = weight.gradient, None
-                self._settle(gradient, self.root, adds=adds)
+                self._keep_gradient(gradient, adds=adds)
                 del gradient
         assert source.gradient is not None
         # From here on its bytes are the ledger's, as the blocks' profiles count them.
         source.gradient = None
         self.ledger.take(self._hidden_bytes, MemoryKind.TEMPORARIES)
 
-    def _settle(self, gradient: SizedTensor, number: int, *, adds: bool) -> None:
-        """A weight's gradient arrives: it stays, or is added to that of earlier micro-batches."""
+    def _keep_gradient(self, gradient: SizedTensor, *, adds: bool) -> None:
+        """A gradient of one of the root's weights stays, or is added to that of earlier micro-batches."""
         nbytes = gradient.elements * gradient.itemsize
-        assert gradient.storage is not None
         if not adds:
-            self.sharding.whole_gradients[number] += nbytes
+            self.sharding.whole_gradients[self.root] += nbytes
             self.ledger.live[MemoryKind.WHOLE_GRADIENTS] += nbytes
             self.ledger.total += nbytes
 
@@ -358,16 +329,7 @@ class StepMemory:
         carries = number > 0 or self.setup.adapters is None
         key = (id(block), carries, adds)
         if key not in self._profiles:
-            conditions = BlockConditions(
-                self.spec.hidden_size,
-                self.compute,
-                self.setup.activation_checkpointing,
-                from_weights=carries,
-                accumulates=adds,
-                fuses=self.fuses,
-                skips_first_product=self.skips_first_product,
-            )
-            self._profiles[key] = profile_block(block, self.block_run, conditions)
+            self._profiles[key] = profile_block(block, replace(self.block_run, from_weights=carries, accumulates=adds))
         return self._profiles[key]
 
     def _excursion(self, difference: MemoryDelta) -> None:
