@@ -44,10 +44,12 @@ NO_SPARES = Scenario(
 )
 
 
-@pytest.mark.parametrize("run", [RARELY, TWO_SPARES, NO_SPARES], ids=["0.04 failures", "two spares", "no spares"])
+@pytest.mark.parametrize(
+    ("run", "seeds"), [(RARELY, 20), (TWO_SPARES, 20), (NO_SPARES, 4)], ids=["0.04 failures", "two spares", "no spares"]
+)
 @pytest.mark.parametrize("replicas", [5, 20])
-def test_goodput_and_its_interval_are_shares_and_in_order(run, replicas):
-    for seed in range(20):
+def test_goodput_and_its_interval_are_shares_and_in_order(run, seeds, replicas):
+    for seed in range(seeds):
         goodput = simulate_scenario(run, replicas=replicas, seed=seed).goodput
         best = run.schedule.work_seconds / run.schedule.failure_free_seconds
         assert 0 <= goodput.low <= goodput.mean <= goodput.high <= best * (1 + 1e-12)
