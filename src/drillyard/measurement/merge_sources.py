@@ -62,14 +62,13 @@ def merge_sources(readings: list[SourceContent], zone: tzinfo | None, *, last: b
     for copy, original in joined.copies.items():
         sources[copy].used = False
         sources[copy].note = f"repeats {sources[original].name}"
-    log.clock = _clock(readings, zone)
     if chosen == Drillyard.name and len(log.steps):
         begun = [mark.time_us for _, mark in marks if mark.kind in ("run_start", "round_start")]
         log.steps = split_at_starts(log.steps, [time for time in begun if time is not None])
     log.marks = assign_marks(marks, log.steps)
     times = {number: (reading.first_time_us, reading.last_time_us) for number, reading in enumerate(readings)}
     log.attempts = find_attempts(log.steps, log.marks, times, clock_restarts=clock_restarts)
-    _widen(log)
+    log.clock = _clock(log, readings, zone)
     _warn(log)
     return log
 
@@ -121,33 +120,23 @@ def _marks(readings: list[SourceContent], chosen: str | None) -> list[Any]:
     return own
 
 
-def _clock(readings: list[SourceContent], zone: tzinfo | None) -> LogClock:
-    """What the time stamps of the sources that count are worth."""
+def _clock(log: ParsedLog, readings: list[SourceContent], zone: tzinfo | None) -> LogClock:
+    """What the time stamps of the sources that count are worth, and how far they and all attempts reach."""
     used = [reading for reading in readings if reading.source.used]
-    firsts = [reading.first_time_us for reading in used if reading.first_time_us is not None]
-    lasts = [reading.last_time_us for reading in used if reading.last_time_us is not None]
-    zoneless = any(reading.stamps.zoneless for reading in used)
-    zoned = any(reading.stamps.zoned for reading in used)
-    clock = LogClock(first_time_us=min(firsts, default=None), last_time_us=max(lasts, default=None))
-    clock.resolution_us = max((reading.stamps.coarsest_us for reading in used), default=1)
-    if zoneless:
+    clock = LogClock(resolution_us=max((reading.stamps.coarsest_us for reading in used), default=1))
+    if any(reading.stamps.zoneless for reading in used):
         clock.zone = "given" if zone is not None else "assumed"
-    elif zoned:
+    elif any(reading.stamps.zoned for reading in used):
         clock.zone = "stated"
-    return clock
-
-
-def _widen(log: ParsedLog) -> None:
-    """Let the clock reach over all attempts: the first lines of a file may have no stamps."""
-    clock = log.clock
     if goes_back(log.steps.time_us) and log.attempts:
         # The lowest stamp is not the earliest one, nor the highest the latest.
         clock.first_time_us, clock.last_time_us = log.attempts[0].first_time_us, log.attempts[-1].last_time_us
-        return
-    firsts = [clock.first_time_us, *(attempt.first_time_us for attempt in log.attempts)]
-    lasts = [clock.last_time_us, *(attempt.last_time_us for attempt in log.attempts)]
-    clock.first_time_us = min((time for time in firsts if time is not None), default=None)
-    clock.last_time_us = max((time for time in lasts if time is not None), default=None)
+    else:
+        parts = [*used, *log.attempts]
+        firsts = [part.first_time_us for part in parts if part.first_time_us is not None]
+        lasts = [part.last_time_us for part in parts if part.last_time_us is not None]
+        clock.first_time_us, clock.last_time_us = min(firsts, default=None), max(lasts, default=None)
+    return clock
 
 
 def _warn(log: ParsedLog) -> None:

@@ -11,15 +11,15 @@ import statistics
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from drillyard.goodput import Goodput, Moment, account
 from drillyard.reporting.event_text import Event, EventText, describe_event
 from drillyard.reporting.gpu_price import GpuPrice
 from drillyard.telemetry.console import HEADLINES, flatten
 from drillyard.telemetry.events import event_microseconds, moment
+from drillyard.telemetry.summary import percentile_95
 
 RECENT_STEPS: Final = 100
 KEPT_EVENTS: Final = 100
@@ -177,7 +177,7 @@ class LiveRun:
     def percentile_95(self) -> float | None:
         """The 95th percentile of the last steps' times."""
         times = [step.step_seconds for step in self.speed]
-        return statistics.quantiles(times, n=20, method="inclusive")[18] if len(times) > 1 else None
+        return percentile_95(times) if len(times) > 1 else None
 
     def seconds_left(self, now_us: int) -> float | None:
         """Seconds to the last step at the pace of the last logged steps, with their saves and evaluations.
@@ -215,14 +215,3 @@ class LiveRun:
             return None
         waited = self.account.times.waiting / 1e6 if self.account else 0.0
         return self.price.cost(self.num_gpus, max(0.0, wall - waited))
-
-
-def live_run(name: str, metrics: Iterable[dict[str, Any]], events: Iterable[dict[str, Any]]) -> LiveRun:
-    """A run from all its lines so far."""
-    run = LiveRun(name)
-    for event in events:
-        run.add_event(event)
-    for record in metrics:
-        run.add_metrics(record)
-    run.refresh_goodput()
-    return run

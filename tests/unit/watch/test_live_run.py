@@ -10,7 +10,7 @@ from drillyard.telemetry import read_metrics
 from drillyard.telemetry.events import event_microseconds, read_events
 from drillyard.telemetry.jsonlines import read_records
 from drillyard.telemetry.summary import summarize
-from drillyard.watch.live_run import LiveRun, live_run
+from drillyard.watch.live_run import LiveRun
 
 
 def followed(directory, until=None):
@@ -18,7 +18,13 @@ def followed(directory, until=None):
     events = read_events(directory)[:until]
     last = event_microseconds(events[-1])
     metrics = [r for r in read_records(directory / "metrics.jsonl") if event_microseconds(r) <= last]
-    return live_run("trial", metrics, events)
+    run = LiveRun("trial")
+    for event in events:
+        run.add_event(event)
+    for record in metrics:
+        run.add_metrics(record)
+    run.refresh_goodput()
+    return run
 
 
 def index_of(directory, name, which=0):

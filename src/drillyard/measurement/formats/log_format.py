@@ -216,18 +216,21 @@ class StepLineReader:
         return layout, match
 
     def _convert(self, layout: _Layout | None, block: LineBlock, begins: list[int], rows: list[Any]) -> None:
-        """Convert rows of one layout and append them to their lanes."""
+        """Convert rows of one layout and append them to their lanes; one by one where a value is no number."""
         if layout is None or not rows:
             return
-        place = MatchedLines(block, begins, line_numbers(block, begins), self.stamps)
+        lines = np.searchsorted(line_ends(block.counted), np.asarray(begins)) + block.first_line
         try:
-            self._append(layout, list(zip(*rows, strict=True)), place)
+            self._append(layout, list(zip(*rows, strict=True)), MatchedLines(block, begins, lines, self.stamps))
         except (ValueError, OverflowError):
-            if len(rows) == 1:
-                self.damaged += 1
-                return
-            for begin, row in zip(begins, rows, strict=True):
-                self._convert(layout, block, [begin], [row])
+            for index, row in enumerate(rows):
+                one = slice(index, index + 1)
+                try:
+                    self._append(
+                        layout, [(value,) for value in row], MatchedLines(block, begins[one], lines[one], self.stamps)
+                    )
+                except (ValueError, OverflowError):
+                    self.damaged += 1
 
     def _append(self, layout: _Layout, groups: Sequence[Any], place: MatchedLines) -> None:
         """Convert rows and distribute them over lanes by origin, without those that are no steps.
@@ -298,15 +301,3 @@ def _overdrawn(block: LineBlock, begins: Sequence[int]) -> NDArray[np.bool_]:
     after = ends[np.searchsorted(ends, np.asarray(begins))]
     drawn: NDArray[np.bool_] = np.frombuffer(block.counted, np.uint8)[after] == ord("\r")
     return drawn
-
-
-def line_numbers(block: LineBlock, begins: Sequence[int]) -> NDArray[np.int64]:
-    """The numbers of the lines that begin at the given offsets of a block, in order."""
-    if len(begins) < 64:
-        numbers, since, line = [], 0, block.first_line
-        for begin in begins:
-            line += block.counted.count(b"\n", since, begin)
-            since = begin
-            numbers.append(line)
-        return np.array(numbers, np.int64)
-    return np.searchsorted(line_ends(block.counted), np.asarray(begins)) + block.first_line

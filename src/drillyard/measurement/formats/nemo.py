@@ -43,14 +43,17 @@ from drillyard.measurement.lanes import Lane
 
 _LINE_2: Final = re.compile(rb"Training epoch \d+, iteration \d+/\d+" + BAR)
 _GIB: Final = 1 / 2**30
-_KEYS_2: Final = {
+_KEYS_1: Final = {
     b"global_step": Value("step"),
     b"train_step_timing in s": Value("seconds"),
     b"reduced_train_loss": Value("loss"),
     b"lr": Value("learning_rate"),
     b"grad_norm": Value("grad_norm"),
-    b"global_batch_size": Value("samples"),
     b"consumed_samples": Value("_samples_so_far"),
+}
+_KEYS_2: Final = {
+    **_KEYS_1,
+    b"global_batch_size": Value("samples"),
     b"TFLOPS_per_GPU": Value("printed_tflops_per_gpu"),
     b"tokens_per_sec_per_gpu": Value("printed_tokens_per_second_per_gpu"),
     b"max_memory_allocated": Value("memory_gib", _GIB),
@@ -109,14 +112,6 @@ _HEADER_1: Final = (
     rb"(?: *[\d.]+ ?(?:s/it|it/s),| *\?it/s,)? *"
 )
 _LINE_1: Final = re.compile(_HEADER_1 + rb"(?=\w)")
-_KEYS_1: Final = {
-    b"global_step": Value("step"),
-    b"train_step_timing in s": Value("seconds"),
-    b"reduced_train_loss": Value("loss"),
-    b"lr": Value("learning_rate"),
-    b"grad_norm": Value("grad_norm"),
-    b"consumed_samples": Value("_samples_so_far"),
-}
 
 
 class NeMo1(TextFormat):

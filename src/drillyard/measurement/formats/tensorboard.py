@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -216,7 +215,11 @@ class TensorBoardEvents(DocumentFormat):
         return checked and b"brain.Event" in head[:64]
 
     def read(self, name: str, file: int, stream: Readable) -> ParsedDocument:
-        parsed, scalars_of = ParsedDocument(lanes=Lanes(file)), _Scalars()
+        self._parsed = parsed = ParsedDocument(lanes=Lanes(file))
+        self._rows: dict[int, dict[str, float]] = {}
+        """Values by step that are not in a lane yet."""
+        self._last: dict[str, int] = {}
+        self._round, self._moving = 0, False
         try:
             for data in records(stream):
                 parsed.records += 1
@@ -225,46 +228,35 @@ class TensorBoardEvents(DocumentFormat):
                 if 0 < wall_time < LATEST_SECONDS:
                     parsed.last_time_us = round(wall_time * 1e6)
                     parsed.first_time_us = parsed.first_time_us or parsed.last_time_us
-                scalars_of.add(parsed, wall_time, step, found)
+                for tag, value in found:
+                    self._add(wall_time, step, tag, value)
         except (ValueError, IndexError, struct.error) as error:
             parsed.error = str(error)
-        scalars_of.flush(parsed.lanes)
+        self._flush()
         return parsed
 
+    def _add(self, wall_time: float, step: int, tag: str, value: float) -> None:
+        column, scale = _SCALE.get(tag) or (TAGS.get(tag), 1.0)
+        if column is None:
+            return
+        if step <= self._last.get(tag, -1):
+            self._flush()
+            self._round += 1
+            self._last.clear()
+        self._last[tag] = step
+        self._moving |= tag in MOVING
+        row = self._rows.get(step)
+        if row is None:
+            if len(self._rows) >= 2 * _BATCH:
+                self._flush(_BATCH)
+            row = self._rows[step] = {"step": step, "line": self._parsed.records, "_time": wall_time}
+        row[column] = value * scale
+        if column == "loss":
+            row["_time"] = wall_time
 
-@dataclass(slots=True)
-class _Scalars:
-    """Values by step that are not in a lane yet."""
-
-    rows: dict[int, dict[str, float]] = field(default_factory=dict)
-    round: int = 0
-    last: dict[str, int] = field(default_factory=dict)
-    moving: bool = False
-
-    def add(self, parsed: ParsedDocument, wall_time: float, step: int, found: list[tuple[str, float]]) -> None:
-        """Add the scalars of an event."""
-        for tag, value in found:
-            column, scale = _SCALE.get(tag) or (TAGS.get(tag), 1.0)
-            if column is None:
-                continue
-            if step <= self.last.get(tag, -1):
-                self.flush(parsed.lanes)
-                self.round += 1
-                self.last.clear()
-            self.last[tag] = step
-            self.moving |= tag in MOVING
-            row = self.rows.get(step)
-            if row is None:
-                if len(self.rows) >= 2 * _BATCH:
-                    self.flush(parsed.lanes, _BATCH)
-                row = self.rows[step] = {"step": step, "line": parsed.records, "_time": wall_time}
-            row[column] = value * scale
-            if column == "loss":
-                row["_time"] = wall_time
-
-    def flush(self, lanes: Lanes, count: int | None = None) -> None:
+    def _flush(self, count: int | None = None) -> None:
         """Append the `count` oldest rows to the lane; rows that have neither loss nor time are no steps."""
-        chosen = [self.rows.pop(step) for step in sorted(self.rows)[:count]]
+        chosen = [self._rows.pop(step) for step in sorted(self._rows)[:count]]
         rows = [row for row in chosen if "loss" in row or "seconds" in row]
         if not rows:
             return
@@ -272,7 +264,7 @@ class _Scalars:
         columns: dict[str, Any] = {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
         columns["time_us"] = times_us(np.array([row["_time"] for row in rows]))
         columns["flags"] = nonfinite_flags(len(rows), columns, {"loss": [row.get("loss") for row in rows]})
-        columns["_round"] = np.full(len(rows), self.round)
-        if self.moving:
+        columns["_round"] = np.full(len(rows), self._round)
+        if self._moving:
             columns["window_steps"] = np.zeros(len(rows))
-        lanes.lane(NOWHERE).extend(len(rows), columns)
+        self._parsed.lanes.lane(NOWHERE).extend(len(rows), columns)
