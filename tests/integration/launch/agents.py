@@ -72,6 +72,7 @@ class Agents:
         )
         self.job = self.launch / "job.json"
         self.job.write_text(job.as_json(), encoding="utf-8")
+        (self.launch / "secret").write_text("known")
         self.started: list[subprocess.Popen[bytes]] = []
 
     def call(self, verb: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -107,7 +108,7 @@ class Agents:
 
     def stop(self) -> dict[str, Any]:
         """The verb `stop`."""
-        return dict(json.loads(self.call("stop", "--job", str(self.job), "--patience", "60").stdout))
+        return dict(json.loads(self.call("stop", "--launch-directory", str(self.launch), "--patience", "60").stdout))
 
     @property
     def nodes(self) -> int:

@@ -15,6 +15,7 @@ import pytest
 from tests.integration.disks import MIB, Tmpfs
 from tests.integration.launch.agents import Agents, Make, codes, free_port_range, wait_until
 
+from drillyard.launch.agent import index
 from drillyard.supervise.process_identity import process_of
 from drillyard.supervise.stop_requests import SECONDS_OF_ONE_REQUEST
 
@@ -342,7 +343,7 @@ def test_a_killed_agent_without_keeper_leaves_nothing_and_is_reported_as_failed(
     agent.kill()
     agent.wait()
     wait_until(lambda: agents.marked() == [])
-    seen = json.loads(agents.call("status", "--job", str(agents.job)).stdout)
+    seen = index.look(str(agents.launch))
     assert agents.state["state"] == "running"
     assert (seen["agent"], seen["state"]["state"]) == ("gone", "failed")
     assert "agent gone" in seen["state"]["reason"]

@@ -19,7 +19,7 @@ import pytest
 from tests.integration.disks import MIB, Tmpfs
 from tests.integration.launch.agents import TELL, WAIT, Agents, Make, codes, free_port_range, wait_until
 
-from drillyard.launch.agent import protocol, shipped_files
+from drillyard.launch.agent import index, protocol, shipped_files
 from drillyard.launch.agent.exit_report import make_report
 from drillyard.launch.agent.fence import Epochs, Lease
 from drillyard.supervise import reaper
@@ -67,11 +67,13 @@ def test_an_agent_without_guardian_ends_a_command_whose_lease_runs_out(make: Mak
     wait_until(lambda: "could not be written for half of lease_seconds" in agents.log(0))
 
 
-def test_an_empty_secret_is_recreated(make: Make) -> None:
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_agents_of_several_nodes_need_the_secret(make: Make, is_empty: bool) -> None:
     agents = make("true", 2)
-    (agents.launch / "secret").touch()
-    assert codes(agents.run_all()) == [0, 0]
-    assert (agents.launch / "secret").stat().st_mode & 0o777 == 0o600
+    (agents.launch / "secret").unlink()
+    if is_empty:
+        (agents.launch / "secret").touch()
+    assert codes(agents.run_all()) == [2, 2]
 
 
 def test_a_state_that_cannot_be_read_is_said_and_begun_again(make: Make) -> None:
@@ -104,7 +106,7 @@ def test_stop_works_on_a_full_disk(make: Make, small_disk: Tmpfs) -> None:
     message = agents.stop()
     assert (message["left"], message["state"]) == ([], "cancelled")
     assert agents.marked() == [] and not process_of(started["agent"]).alive
-    seen = json.loads(agents.call("status", "--job", str(agents.job)).stdout)
+    seen = index.look(str(agents.launch))
     assert (seen["state"]["state"], seen["cancelled"]) == ("cancelled", True)
     words = ["--job", str(agents.job), "--submission", "first", "--node-rank", "0", "--leader", "x"]
     assert agents.call("run", *words).returncode == 130
@@ -164,7 +166,6 @@ def test_a_node_that_comes_when_the_run_is_over_leaves_with_its_code(make: Make)
     agents = make("true", 2)
     late = agents.run(1, "--submission", "a")
     state = {"submission": "a", "attempt": "0", "state": "failed", "exit_code": 2, "epoch": 1}
-    (agents.launch / "secret").write_text("known")
     wait_until(lambda: (agents.launch / "node-1.log").exists() and "cannot join the leader" in agents.log(1))
     assert late.poll() is None
     # An end of another start is not this one's.
@@ -187,7 +188,7 @@ def test_stop_needs_nothing_of_the_launch_directory(make: Make, tmp_path: Path) 
     ended = subprocess.run(argv, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     keeper = process_of(started["keeper"])
-    message = {"agents": [{"node": None, "process": keeper.pid, "ended": "asked"}], "left": [], "state": None}
+    message = {"agents": [{"process": keeper.pid, "ended": "asked"}], "left": [], "state": None}
     assert json.loads(ended.stdout) == message
     assert agents.marked() == [] and not keeper.alive
 
@@ -203,7 +204,8 @@ def test_two_stops_at_once_leave_nothing(make: Make) -> None:
     for node in range(2):
         agents.start(node)
     wait_until(lambda: len(agents.lines("commands")) == 2)
-    argv = [sys.executable, str(agents.launch / "agent"), "stop", "--job", str(agents.job), "--patience", "60"]
+    words = ["stop", "--launch-directory", str(agents.launch), "--patience", "60"]
+    argv = [sys.executable, str(agents.launch / "agent"), *words]
     stops = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     document = [json.loads(each.communicate(timeout=90)[0]) for each in stops]
     assert [(each["left"], each["state"]) for each in document] == [([], "cancelled")] * 2
@@ -267,7 +269,6 @@ def test_words_of_a_command_reach_it_as_they_were_given(make: Make) -> None:
 
 def test_two_hundred_nodes_join_at_once(make: Make) -> None:
     agents = make("true", 201, lease_seconds=60)
-    (agents.launch / "secret").write_text("known")
     # As on a host whose limit of open files is the kernel's old one, scaled down to this crowd.
     limited = f"ulimit -S -n 128; exec {sys.executable} '{agents.launch}/agent' run --job '{agents.job}' --quiet"
     leader = subprocess.Popen(["bash", "-c", f"{limited} --node-rank 0 --leader 127.0.0.1 --submission a"])

@@ -39,9 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         _add_run_options(_add(verbs, name, verb, text))
     stop = _add(verbs, "stop", host_cleanup.stop, "cancel a run: end everything of it on this host")
-    which = stop.add_mutually_exclusive_group(required=True)
-    which.add_argument("--job", help="job.json")
-    which.add_argument("--launch-directory", help="where that was: also a directory that is gone")
+    stop.add_argument("--launch-directory", required=True, help="also one that is gone")
     stop.add_argument("--patience", type=float, default=30.0, help="seconds from SIGTERM to SIGKILL")
     stop.add_argument("--mark-only", action="store_true", help="only mark the run as cancelled")
     stop.add_argument("--keep-state", action="store_true", help="do not mark the run as cancelled: it has failed")
@@ -64,12 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     submit_.add_argument("--after", help="handle of the run that must have succeeded before")
     listing = _add(verbs, "list", index.list_runs, "the runs in this host's index")
     listing.add_argument("--cluster")
-    status = _add(verbs, "status", index.status, "one run")
-    status.add_argument("--job", help="job.json")
     forget = _add(verbs, "forget", index.forget, "remove a run from this host's index")
-    for verb_parser, required in ((status, False), (forget, True)):
-        verb_parser.add_argument("--cluster", required=required)
-        verb_parser.add_argument("--run", required=required)
+    forget.add_argument("--cluster", required=True)
+    forget.add_argument("--run", required=True)
     return parser
 
 
@@ -89,7 +84,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node-rank", type=int, help="rank of this node; else as Slurm or Vertex AI says")
     parser.add_argument("--leader", help="host of node 0, as the other nodes reach it; else as the scheduler says")
     parser.add_argument("--submission", help="name of this submission: counts are kept for as long as it is the same")
-    parser.add_argument("--attempt", help="which start of this submission; Slurm: SLURM_RESTART_COUNT")
+    parser.add_argument("--attempt", default="0", help="which start of this submission")
     parser.add_argument("--hosts", help="names of all nodes' hosts in the order of their ranks, with commas between")
     parser.add_argument("--srun-log", nargs=2, metavar=("FILE", "BYTES"), help="where srun writes, from which byte on")
     parser.add_argument("--quiet", action="store_true", help="do not pass the command's output on")

@@ -17,17 +17,15 @@ from drillyard.supervise.reaper import RUN_MARK, end_marked_processes, marked_pr
 
 from . import state_file
 from .job import run_token
-from .startup import agents_here, load_job
-
-_SECONDS_TO_END = 10.0
+from .startup import agents_here
 
 
 def stop(options: Namespace) -> int:
-    """Cancel a run: end its agents on this host and all they have started; prints JSON. Raises UsageError.
+    """Cancel a run: end its agents on this host and all they have started; prints JSON.
 
     With `--keep-state` the run is not marked as cancelled: it has failed, and its remains are removed.
     """
-    directory = Path(options.launch_directory or load_job(options.job).launch_directory)
+    directory = Path(options.launch_directory)
     state = state_file.last_state(directory)
     here = agents_here(directory)
     submissions = {str(each["submission"]) for each in here} | {str(state.get("submission", ""))}
@@ -45,9 +43,7 @@ def stop(options: Namespace) -> int:
         state_file.forget_secrets(directory)
     if not options.mark_only:
         token = run_token(str(directory))
-        ended = [{"node": each["node"], "ended": _end_agent(each, options.patience)} for each in here]
-        ended = ended if here else _end_unannounced(token, options.patience)
-        end_marked_processes(token, RUN_MARK)
+        ended = _end(_announced(here) or _first_marked(token), token, options.patience)
         left = marked_processes(token, RUN_MARK)
         if not options.keep_state:
             _write_cancelled(directory)
@@ -57,49 +53,40 @@ def stop(options: Namespace) -> int:
     return EXIT_FAILED if left or problem else 0
 
 
-def _end_unannounced(token: str, patience_seconds: float) -> list[dict[str, object]]:
-    """Without announcements, send SIGTERM to the marked processes that no other one started, and wait for their end.
+def _announced(here: list[dict[str, object]]) -> list[Process]:
+    """The live process of each agent that passes SIGTERM on to all others: its respawner, or itself without one."""
+    pairs = [(process_of(each["keeper"]), process_of(each["agent"])) for each in here]
+    alive = [[process for process in pair if process is not None and process.alive] for pair in pairs]
+    return [processes[0] for processes in alive if processes]
 
-    They pass it on in order: a respawner to its agent, an agent to its command.
-    """
+
+def _first_marked(token: str) -> list[Process]:
+    """The marked processes that no other marked one started, for a run whose launch directory is gone."""
     marked = marked_processes(token, RUN_MARK)
-    first = [running_process(pid) for pid in marked if _parent(pid) not in marked]
+    return [running_process(pid) for pid in marked if _parent(pid) not in marked]
+
+
+def _end(first: list[Process], token: str, patience_seconds: float) -> list[dict[str, object]]:
+    """Send SIGTERM to `first`, which pass it on in order, and after a while SIGKILL to all marked processes."""
     for process in first:
         _signal(process, signal.SIGTERM)
     deadline = time.monotonic() + patience_seconds
     # A process that exits loses its environment, and with it the mark, a moment before it is gone.
     while time.monotonic() < deadline and (
-        marked_processes(token, RUN_MARK) or any(process.alive for process in first)
+        any(process.alive for process in first) or marked_processes(token, RUN_MARK)
     ):
         time.sleep(0.05)
-    return [
-        {"node": None, "process": process.pid, "ended": "killed" if process.alive else "asked"} for process in first
-    ]
+    ended = [{"process": process.pid, "ended": "killed" if process.alive else "asked"} for process in first]
+    for process in first:
+        if process.alive:
+            _signal(process, signal.SIGKILL)
+    end_marked_processes(token, RUN_MARK)
+    return ended
 
 
 def _parent(pid: int) -> int | None:
     fields = stat_fields(pid)
     return int(fields[1]) if fields else None
-
-
-def _end_agent(announced: dict[str, object], patience_seconds: float) -> str:
-    """End an agent and its respawner; returns `was gone`, `asked` or `killed`."""
-    agent, keeper = process_of(announced["agent"]), process_of(announced["keeper"])
-    alive = [process for process in (keeper, agent) if process is not None and process.alive]
-    how = "asked" if alive else "was gone"
-    if alive:
-        _signal(alive[0], signal.SIGTERM)
-    deadline = time.monotonic() + patience_seconds
-    # What outlives SIGKILL waits in a call of the kernel, and is reported in `left`.
-    while any(process.alive for process in alive) and time.monotonic() < deadline + _SECONDS_TO_END:
-        if time.monotonic() > deadline:
-            how = "killed"
-            for process in alive:
-                _signal(process, signal.SIGKILL)
-        time.sleep(0.05)
-    with contextlib.suppress(OSError):
-        os.unlink(str(announced["path"]))
-    return how
 
 
 def _signal(process: Process, number: int) -> None:

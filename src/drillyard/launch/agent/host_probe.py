@@ -8,12 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import re
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -31,16 +29,10 @@ from .startup import agents_here
 def check(options: Namespace) -> int:
     """Print the facts of this host."""
     facts: dict[str, Any] = {
-        "hostname": socket.gethostname(),
         "clock": time.time(),
-        "python": platform.python_version(),
-        "executable": sys.executable,
         "user": os.getuid(),
         "gpus": num_gpus(),
         "gpu_models": gpu_models(),
-        "memory_free_bytes": free_memory_bytes(),
-        "cores": len(os.sched_getaffinity(0)),
-        "systemd_user": systemd_user(),
     }
     if options.directory is not None:
         facts["directory"] = directory_facts(Path(options.directory), options.nonce, options.write_nonce)
@@ -71,25 +63,6 @@ def gpu_models() -> list[str] | None:
         return None
     listed = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
     return None if listed is None else listed.splitlines()
-
-
-def free_memory_bytes() -> int | None:
-    """MemAvailable of /proc/meminfo."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
-
-
-def systemd_user() -> bool:
-    """Whether `systemd-run --user` would work: there is a manager of this user, and it outlives the login."""
-    if shutil.which("systemd-run") is None or not os.path.exists(f"/run/user/{os.getuid()}/systemd/private"):
-        return False
-    return os.path.exists(f"/var/lib/systemd/linger/{_user_name()}")
-
-
-def _user_name() -> str:
-    import pwd
-
-    return pwd.getpwuid(os.getuid()).pw_name
 
 
 def directory_facts(directory: Path, nonce: str | None, write_nonce: str | None) -> dict[str, Any]:

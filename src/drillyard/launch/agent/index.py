@@ -13,20 +13,19 @@ import errno
 import json
 import os
 import re
-import sys
 import tempfile
 import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST
+from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_NODE_LOST
 from drillyard.supervise.process_identity import node_name, process_of
 
 from . import exit_report
 from .fence import Epochs
 from .job import read_job
-from .startup import UsageError, agents_here, load_job
+from .startup import UsageError, agents_here
 from .state_file import NO_FAILURE, is_cancelled, read_state, replace_file
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -70,22 +69,6 @@ def list_runs(options: Namespace) -> int:
         for name in _names(index_directory() / cluster):
             if name.endswith(".json") and not name.startswith("."):
                 seen.append(_seen_entry(index_directory() / cluster / name))
-    print(json.dumps(seen))
-    return 0
-
-
-def status(options: Namespace) -> int:
-    """The verb `status`: one run, by its job.json or by cluster and name. Raises UsageError."""
-    if options.job:
-        seen = {"entry": None, **look(load_job(options.job).launch_directory)}
-    elif options.cluster and options.run:
-        path = _path(options.cluster, options.run)
-        if not path.exists():
-            print(f"error: there is no run {options.run} of {options.cluster} here", file=sys.stderr)
-            return EXIT_FAILED
-        seen = _seen_entry(path)
-    else:
-        raise UsageError("give --job, or --cluster and --run")
     print(json.dumps(seen))
     return 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import sys
 import time
 from argparse import Namespace
@@ -23,8 +22,6 @@ from .node_agent import AgentSetup
 from .node_command import REFERENCE, NodeCommand
 from .scheduler_env import Allocation
 from .state_file import OVER, is_cancelled, last_state, read_json_object, read_secrets, replace_file
-
-_SECONDS_FOR_SECRET = 600.0
 
 
 class UsageError(Exception):
@@ -52,7 +49,7 @@ def run(options: Namespace) -> int:
         Announcement(directory, node, me, respawner, start),
         NodeCommand(job, node, me, options.quiet, start["submission"], umask) as command,
     ):
-        secret = read_secret(directory, make=node == 0) if job.nodes > 1 else b""
+        secret = _read_secret(directory) if job.nodes > 1 else b""
         log = (options.srun_log[0], int(options.srun_log[1])) if options.srun_log else None
         allocation = Allocation(options.hosts, log)
         mine = AgentSetup(job, command, me, secret, address, start, allocation)
@@ -108,11 +105,8 @@ def locate_node(job: Job, options: Namespace) -> tuple[int, str, dict[str, str]]
         )
     if not 0 <= node < job.nodes:
         raise UsageError(f"there is no node {node} in a job of {job.nodes} nodes")
-    start = {
-        "submission": options.submission if options.submission is not None else scheduler_env.submission(os.environ),
-        "attempt": options.attempt if options.attempt is not None else scheduler_env.restart_count(os.environ),
-    }
-    return node, address, start
+    submission = options.submission if options.submission is not None else os.environ.get("CLOUD_ML_JOB_ID", "")
+    return node, address, {"submission": submission, "attempt": options.attempt}
 
 
 class Announcement:
@@ -152,38 +146,17 @@ def agents_here(directory: Path) -> list[dict[str, Any]]:
     return found
 
 
-def read_secret(directory: Path, make: bool) -> bytes:
-    """The run's secret, which submission put there; made by node 0 where it is missing. Raises UsageError."""
+def _read_secret(directory: Path) -> bytes:
+    """The run's secret, which submission put there. Raises UsageError."""
     path = directory / "secret"
-    deadline = time.monotonic() + _SECONDS_FOR_SECRET
-    while True:
-        try:
-            secret = path.read_bytes().strip()
-        except FileNotFoundError:
-            secret = b""
-        except OSError as error:
-            raise UsageError(f"{path}: {error.strerror}: the agents of a run must be one user's") from None
-        if secret:
-            return secret
-        if make:
-            _make_secret(path)
-        elif time.monotonic() > deadline:
-            raise UsageError(f"{path} is not there: is {directory} the same directory on all nodes?")
-        else:
-            time.sleep(0.5)
-
-
-def _make_secret(path: Path) -> None:
-    """Write a new secret where there is none, or only an empty file. Raises OSError."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        os.write(descriptor, secrets.token_hex(32).encode())
-        os.replace(draft, path)
-    finally:
-        os.close(descriptor)
-        with contextlib.suppress(FileNotFoundError):
-            draft.unlink()
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        advice = "the agents of a run need one user and one launch directory"
+        raise UsageError(f"{path}: {error.strerror}: {advice}") from None
+    if not secret:
+        raise UsageError(f"{path} is empty: launch the run again")
+    return secret
 
 
 def print_usage_error(mistake: UsageError) -> int:

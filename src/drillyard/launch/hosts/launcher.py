@@ -35,7 +35,7 @@ from drillyard.launch.run_status import Handle, RunStatus, State, failure_of
 _LIST_SECONDS = 120.0
 _STOP = (
     'if [ -O "$1" ] && [ -O "$1/agent" ] && [ -O "$1/agent/__main__.py" ] && [ -e "$1/job.json" ]; then '
-    'exec "$0" "$1/agent" stop --job "$1/job.json" --patience "$2"; fi; '
+    'exec "$0" "$1/agent" stop --launch-directory "$1" --patience "$2"; fi; '
     f'set -- stop --launch-directory "$1" --patience "$2"; {SENT_AGENT}'
 )
 """Stops a run with its own agent, which needs no free disk space, where this user owns it; with the agent that is sent

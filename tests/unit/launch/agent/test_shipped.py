@@ -68,10 +68,10 @@ def test_a_job_that_cannot_be_followed_is_refused(tmp_path: Path, change: dict[s
 
 @pytest.mark.parametrize(("rank", "leader"), [(None, "a"), (0, None), (2, "a")])
 def test_a_node_must_know_its_place(monkeypatch: pytest.MonkeyPatch, rank: int | None, leader: str | None) -> None:
-    for name in ("SLURM_NODEID", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "CLUSTER_SPEC"):
+    for name in ("SLURM_NODEID", "CLUSTER_SPEC"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(startup.UsageError, match="node"):
-        startup.locate_node(JOB, Namespace(node_rank=rank, leader=leader, submission=None, attempt=None))
+        startup.locate_node(JOB, Namespace(node_rank=rank, leader=leader, submission=None, attempt="0"))
 
 
 def test_only_the_placeholders_are_replaced() -> None:
