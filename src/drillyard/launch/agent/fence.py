@@ -25,7 +25,6 @@ import errno
 import json
 import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -35,8 +34,7 @@ from typing import Any
 from drillyard.supervise.process_identity import Process, process_of
 from drillyard.supervise.reaper import AGENT_MARK, kill_marked_processes, marked_processes
 
-from .job import Job
-from .state_file import read_json_object
+from .state_file import json_object, read_json_object
 
 _ALIVE = re.compile(r"(\d{4,})\.node-(\d+)\.alive")
 _EPOCH = re.compile(r"\d{4,}")
@@ -52,24 +50,17 @@ class Epochs:
     def open(self, leader: dict[str, Any]) -> int:
         """Take the next epoch, with this description of its leader. Raises OSError."""
         self.directory.mkdir(exist_ok=True)
-        number = self.newest()
+        number = self.newest() + 1
         while True:
-            number += 1
-            # Complete when it appears under its name: a link fails where the name is taken, as O_EXCL does, and its
-            # contents are there already.
-            draft = self.directory / f"draft-{leader['leader']['pid']}-{time.time_ns()}"
-            draft.write_text(json.dumps(leader) + "\n", encoding="utf-8")
             try:
-                os.link(draft, self._path(number))
+                with open(self._path(number), "x", encoding="utf-8") as file:
+                    file.write(json.dumps(leader) + "\n")
                 return number
-            except FileExistsError:
-                continue
-            except OSError:
-                # A file system without links (object storage).
-                if _made_first(self._path(number), json.dumps(leader) + "\n"):
-                    return number
-            finally:
-                draft.unlink()
+            except OSError as error:
+                # ESTALE: a mounted bucket lets two hosts create it at once, and fails the second one's close.
+                if error.errno not in (errno.EEXIST, errno.ESTALE):
+                    raise
+                number += 1
 
     def newest(self) -> int:
         """The number of the newest epoch; 0 without any."""
@@ -86,13 +77,8 @@ class Epochs:
 
     def mark(self, number: int) -> bytes | None:
         """The content of an epoch's file, which never changes: it differs from that of the same number in a directory
-        that was deleted and made again. None while it cannot be read in full. Raises FileNotFoundError."""
-        try:
-            mark = self._path(number).read_bytes()
-        except FileNotFoundError:
-            raise
-        except OSError:
-            return None
+        that was deleted and made again. None while it is not complete. Raises OSError."""
+        mark = self._path(number).read_bytes()
         return mark if mark.endswith(b"\n") else None
 
     def lease(self, number: int, node: int) -> Path:
@@ -123,21 +109,6 @@ class Epochs:
         return self.directory / f"{number:04d}"
 
 
-def _made_first(path: Path, text: str) -> bool:
-    """Create a file; False where it exists. Raises OSError.
-
-    A mounted bucket lets two hosts create it at once, and the second one fails when it closes it (ESTALE).
-    """
-    try:
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ESTALE):
-            raise
-        return False
-    return True
-
-
 class Predecessors:
     """Leases that must have ended before something is started."""
 
@@ -162,7 +133,7 @@ class Predecessors:
         if content != before:
             since = now
             self._seen[path] = content, now
-        lease = _parsed(content)
+        lease = json_object(content)
         holder = process_of(lease.get("agent"))
         if holder is not None and holder.here and not holder.alive:
             token = str(lease.get("token"))
@@ -172,19 +143,6 @@ class Predecessors:
         if now - since >= self._lease_seconds:
             return None
         return f"{path.name.rsplit('.', 1)[0]} on {holder.host if holder else 'an unknown host'}"
-
-
-def _parsed(content: bytes) -> dict[str, Any]:
-    try:
-        lease = json.loads(content)
-    except (ValueError, RecursionError):
-        return {}
-    return lease if isinstance(lease, dict) else {}
-
-
-def report_missing_directory(job: Job) -> None:
-    """Print why the agent exits: there is no log any more."""
-    print(f"error: {job.launch_directory} is gone: what runs of {job.run} here is ended", file=sys.stderr, flush=True)
 
 
 class Lease:
@@ -293,14 +251,16 @@ class Lease:
 
     def _is_ours(self, epoch: int) -> bool:
         """Whether the epoch's file is the one that was claimed; True until it was read once."""
-        known = self._mark if self._mark is not None and self._mark[0] == epoch else None
+        known = self._mark[1] if self._mark is not None and self._mark[0] == epoch else None
         try:
             mark = self._epochs.mark(epoch)
         except FileNotFoundError:
             return known is None
+        except OSError:
+            mark = None
         if mark is not None and known is None:
             self._mark = (epoch, mark)
-        elif mark is not None and known is not None and known[1] != mark:
+        elif mark is not None and known != mark:
             self._replaced = True
         return not self._replaced
 

@@ -18,7 +18,7 @@ from drillyard.supervise.sockets import wait_for
 from .fence import Predecessors
 from .job import SECONDS_AFTER_FAILURE
 from .messages import StartMessage, parse_leave, parse_start, parse_stop
-from .node_agent import AgentExit, AgentSetup, NodeAgent
+from .node_agent import AgentExit, NodeAgent
 from .protocol import Connection, ConnectionLost, JoinRefused, join
 from .state_file import is_cancelled, last_state
 
@@ -30,8 +30,8 @@ _SECONDS_FOR_LEADER = 600.0
 class Follower(NodeAgent):
     """The agent of node `node.rank`, from joining to its exit."""
 
-    def __init__(self, setup: AgentSetup) -> None:
-        super().__init__(setup)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._stop_sent = False
         self._joined: int | None = None
         """The epoch of the leader that was joined last."""

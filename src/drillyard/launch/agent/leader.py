@@ -28,7 +28,7 @@ from .fence import Predecessors
 from .job import SECONDS_AFTER_FAILURE
 from .members import LocalMember, Members, RemoteMember
 from .messages import StartMessage, StopMessage
-from .node_agent import AgentExit, AgentSetup, NodeAgent
+from .node_agent import AgentExit, NodeAgent
 from .protocol import NUM_PORTS, ConnectionLost
 
 _TURN_SECONDS = 0.2
@@ -41,8 +41,8 @@ _CODES_OF_A_REQUEST = {EXIT_CHECKPOINTED, *(128 + int(number) for number in STOP
 class Leader(NodeAgent):
     """A run from here to its end."""
 
-    def __init__(self, setup: AgentSetup) -> None:
-        super().__init__(setup)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._limits = RestartLimits(self._job.max_failures, self._job.join_seconds)
         hosts = self._allocation.hosts | {0: self._me.host}
         self._members = Members(self._job, LocalMember(self._node, self._address), hosts, self._start, self._secret)
@@ -168,7 +168,8 @@ class Leader(NodeAgent):
         """Wait until nothing of an earlier epoch can be running."""
         earlier = Predecessors(lambda: self._epochs.leases_before(self._epoch), self._job.lease_seconds)
         while (waiting := earlier.waiting_for(time.monotonic())) and self._stop.first is None:
-            self._show("starting", f"waits until an earlier start of this run has ended: {', '.join(waiting[:4])}")
+            reason = f"waits until an earlier start of this run has ended: {', '.join(waiting[:4])}"
+            self._state.enter("starting", reason)
             self._turn()
         if not waiting:
             self._epochs.tidy(self._epoch)
@@ -197,7 +198,7 @@ class Leader(NodeAgent):
             here = self._job.nodes - len(missing)
             state = "starting" if self._state.fields["started_at"] is None else "restarting"
             waits = f"waits for {restart_policy.names(self._members.named(missing))}"
-            self._show(state, f"{here} of {self._job.nodes} nodes are here; {waits}")
+            self._state.enter(state, f"{here} of {self._job.nodes} nodes are here; {waits}")
         if self._stop.first is None:
             return None
         # Nothing runs, so nothing is lost.
@@ -262,7 +263,7 @@ class Leader(NodeAgent):
             if not self._stop_sent and (failed or self._lost() or late):
                 own = why if late and not failed else None
                 self._stop_members(signal.SIGTERM, SECONDS_AFTER_FAILURE, own, self._failure_elsewhere())
-        if self._stop.first is None and any(_hints_at_a_request(each) for each in self._ends):
+        if any(each["status"] in _CODES_OF_A_REQUEST and not each["asked"] for each in self._ends):
             # Ranks may have been signalled by the scheduler themselves, a moment before the agents.
             deadline = time.monotonic() + _SECONDS_FOR_LATE_SIGNALS
             while self._stop.first is None and time.monotonic() < deadline:
@@ -391,11 +392,3 @@ class Leader(NodeAgent):
         self._node.say(f"the run was started elsewhere (epoch {self._lease.fenced_by}): everything here ends at once")
         self._end_at_once()
         raise AgentExit(EXIT_NODE_LOST)
-
-    def _show(self, state: str, reason: str) -> None:
-        if (self._state.fields["state"], self._state.fields["reason"]) != (state, reason):
-            self._state.enter(state, reason)
-
-
-def _hints_at_a_request(end: dict[str, Any]) -> bool:
-    return end["status"] in _CODES_OF_A_REQUEST and not end["asked"]

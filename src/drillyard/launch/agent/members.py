@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import Any
 
 from drillyard.supervise.sockets import Pollable, allow_open_files
 
 from .job import Job
 from .listener import MAX_UNAUTHENTICATED, Handshake, Listener
-from .messages import StartMessage, StopMessage, as_content, is_host, parse_report, parse_request
+from .messages import StartMessage, StopMessage, is_host, parse_report, parse_request
 from .node_command import NodeCommand
 from .protocol import Connection, ConnectionLost
 
@@ -65,10 +66,10 @@ class RemoteMember:
 
     def start(self, start: StartMessage) -> None:
         self.ready = False
-        self._send(start=as_content(start))
+        self._send(start=asdict(start))
 
     def stop(self, stop: StopMessage) -> None:
-        self._send(stop=as_content(stop))
+        self._send(stop=asdict(stop))
 
     def turn(self, on_request: Callable[[int, bool], None]) -> list[dict[str, Any]]:
         if self._failed is not None:

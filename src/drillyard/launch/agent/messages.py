@@ -7,7 +7,6 @@ that a shell interprets.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import signal
 from dataclasses import dataclass
@@ -116,11 +115,6 @@ def parse_report(content: object, node: int) -> dict[str, Any]:
 def parse_leave(content: object) -> int:
     """The content of a message `leave`. Raises ConnectionLost."""
     return int(_fields({"code": content}, {"code": (int,)})["code"])
-
-
-def as_content(message: StartMessage | StopMessage) -> dict[str, Any]:
-    """A message's content as it is sent."""
-    return dataclasses.asdict(message)
 
 
 def _fields(content: object, types: dict[str, tuple[type, ...]]) -> dict[str, Any]:

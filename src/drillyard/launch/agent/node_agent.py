@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from drillyard.supervise.launch_contract import EXIT_FAILED
 from drillyard.supervise.process_identity import Process
 from drillyard.supervise.stop_requests import StopRequests
 
-from .fence import Epochs, Lease, report_missing_directory
+from .fence import Epochs, Lease
 from .job import Job
 from .node_command import NodeCommand
 from .scheduler_env import Allocation
@@ -25,41 +26,37 @@ class AgentExit(Exception):
         self.code = code
 
 
-@dataclass(frozen=True)
-class AgentSetup:
-    """One node's place in a start of a run. `address` is the host of node 0 as this node reaches it; `start` names the
-    submission and the attempt."""
-
-    job: Job
-    node: NodeCommand
-    me: Process
-    secret: bytes
-    address: str
-    start: dict[str, str]
-    allocation: Allocation
-
-
+@dataclass
 class NodeAgent:
-    """Base of Leader and Follower, whose `run` returns the exit code once the run is over for the node."""
+    """One node's place in a start of a run. `_address` is the host of node 0 as this node reaches it; `_start` names
+    the submission and the attempt."""
 
-    def __init__(self, setup: AgentSetup) -> None:
-        self._job = job = setup.job
-        self._node = node = setup.node
-        self._me = setup.me
-        self._secret = setup.secret
-        self._address = setup.address
-        self._start = setup.start
-        self._allocation = setup.allocation
+    _job: Job
+    _node: NodeCommand
+    _me: Process
+    _secret: bytes
+    _address: str
+    _start: dict[str, str]
+    _allocation: Allocation
+
+    def __post_init__(self) -> None:
+        job, node = self._job, self._node
         self._directory = Path(job.launch_directory)
         self._epochs = Epochs(self._directory)
-        self._lease = Lease(self._epochs, node.rank, setup.me, node.token, job.lease_seconds, node.reaper.renewed)
+        self._lease = Lease(self._epochs, node.rank, self._me, node.token, job.lease_seconds, node.reaper.renewed)
         # SIGCHLD, so that the loop wakes when the command ends.
         self._stop = StopRequests(signal.SIGCHLD)
+
+    def run(self) -> int:
+        """Take part in the run until it is over for this node; returns the exit code."""
+        raise NotImplementedError
 
     def _require_directory(self) -> None:
         """Raises AgentExit, with nothing of this node running, where the launch directory is gone."""
         if self._lease.directory_gone:
-            report_missing_directory(self._job)
+            gone = f"{self._job.launch_directory} is gone: what runs of {self._job.run} here is ended"
+            # There is no log any more.
+            print(f"error: {gone}", file=sys.stderr, flush=True)
             self._end_at_once()
             raise AgentExit(EXIT_FAILED)
 

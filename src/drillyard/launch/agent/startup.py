@@ -18,7 +18,6 @@ from . import scheduler_env
 from .follower import Follower
 from .job import Job, read_job
 from .leader import Leader
-from .node_agent import AgentSetup
 from .node_command import REFERENCE, NodeCommand
 from .scheduler_env import Allocation
 from .state_file import OVER, is_cancelled, last_state, read_json_object, read_secrets, replace_file
@@ -52,8 +51,8 @@ def run(options: Namespace) -> int:
         secret = _read_secret(directory) if job.nodes > 1 else b""
         log = (options.srun_log[0], int(options.srun_log[1])) if options.srun_log else None
         allocation = Allocation(options.hosts, log)
-        mine = AgentSetup(job, command, me, secret, address, start, allocation)
-        return (Leader(mine) if node == 0 else Follower(mine)).run()
+        agent = (Leader if node == 0 else Follower)(job, command, me, secret, address, start, allocation)
+        return agent.run()
 
 
 def _require_secrets(job: Job) -> None:

@@ -62,13 +62,21 @@ def final_fields(decision: RestartDecision, cancelled: bool, failure: dict[str, 
     }
 
 
+def json_object(text: bytes) -> dict[str, Any]:
+    """The JSON object that is `text`; empty where it is none."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def read_json_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where it is missing or damaged."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return json_object(path.read_bytes())
+    except OSError:
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def read_state(launch_directory: Path) -> dict[str, Any]:
@@ -121,6 +129,8 @@ class StateFile:
 
     def enter(self, state: str, reason: str | None = None, **fields: Any) -> None:
         """Change to a state, or to another reason for it."""
+        if not fields and (state, reason) == (self.fields.get("state"), self.fields.get("reason")):
+            return
         if state != self.fields.get("state"):
             self.fields["since"] = time.time()
         self.fields.update(fields, state=state, reason=reason)
@@ -204,23 +214,17 @@ def mark_cancelled(launch_directory: Path, submission: str) -> None:
     """Write that the user cancelled a submission, so its end is no failure and starts nothing; later submissions of the
     run are not affected. Raises OSError.
 
-    On a full disk an empty file, which needs no room for contents, has the submission in its name.
+    The file is empty, and so needs no room on a full disk.
     """
-    mark = {"submission": submission, "at": time.time()}
-    try:
-        replace_file(launch_directory / "cancelled", json.dumps(mark) + "\n")
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        _empty_mark(launch_directory, submission).touch()
+    _cancel_mark(launch_directory, submission).touch()
 
 
 def is_cancelled(launch_directory: Path, submission: str) -> bool:
-    """Whether `mark_cancelled` was called for a submission."""
-    if _empty_mark(launch_directory, submission).exists():
+    """Whether a submission was cancelled: by `mark_cancelled`, or by a file with its name, as on Vertex AI."""
+    if _cancel_mark(launch_directory, submission).exists():
         return True
     return read_json_object(launch_directory / "cancelled").get("submission") == submission
 
 
-def _empty_mark(launch_directory: Path, submission: str) -> Path:
+def _cancel_mark(launch_directory: Path, submission: str) -> Path:
     return launch_directory / f"cancelled.{quote(submission, safe='')}"
