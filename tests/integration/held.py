@@ -139,16 +139,16 @@ def _hold_this_rank(directory: Path) -> None:
 
 def _start_ranks_through_here(directory: str) -> None:
     """Let the supervisor of this process start `held.py DIRECTORY -- train ...` instead of `drillyard train ...`."""
-    from drillyard import supervise
+    from drillyard.supervise import training_supervisor
 
-    start = supervise.supervise_training
+    start = training_supervisor.supervise_training
 
     def supervise_training(command: Sequence[str], *arguments: Any, **options: Any) -> int:
         python, dash_m, package, *rest = command
         assert (dash_m, package) == ("-m", "drillyard"), f"the ranks' command has changed: {command}"
         return start([python, __file__, directory, "--", *rest], *arguments, **options)
 
-    supervise.supervise_training = supervise_training
+    training_supervisor.supervise_training = supervise_training
 
 
 if __name__ == "__main__":

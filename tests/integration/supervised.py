@@ -18,7 +18,8 @@ DRIVER = """
 import functools, sys
 from pathlib import Path
 from rich.console import Console
-from drillyard.supervise import GracePeriods, supervise
+from drillyard.supervise.attempt import GracePeriods
+from drillyard.supervise.supervisor import supervise
 from drillyard.telemetry import append_event
 directory = Path(sys.argv[1])
 sys.exit(supervise(

@@ -16,8 +16,9 @@ from drillyard.supervise import standby
 
 # The driver's supervisor keeps ranks ready; ranks prepare by leaving their process id.
 WITH_STANDBY = """
-import functools, drillyard.supervise
-drillyard.supervise.supervise = functools.partial(drillyard.supervise.supervise, standby=True)
+import functools
+from drillyard.supervise import supervisor
+supervisor.supervise = functools.partial(supervisor.supervise, standby=True)
 """
 STANDS_BY = """
     from drillyard.supervise.heartbeat import TRAINING, heartbeat_writer

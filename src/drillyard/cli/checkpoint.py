@@ -158,14 +158,14 @@ def prune_command(
     Exit code 0: done; 1: a checkpoint to keep is damaged, or none is undamaged; 2: an error.
     """
     from drillyard.errors import UserError
-    from drillyard.supervise.run_lock import lock_run_directory
+    from drillyard.supervise.run_lock import exclusive_run_lock
     from drillyard.training.checkpoint.verification import plan_prune, select_checkpoints, verify_all_files
 
     target = select_checkpoints(find_run(run))
     if target.run_directory is None or target.one is not None:
         raise UserError(f"{run}: is not a run directory; give RUN_DIR or RUN_DIR/checkpoints")
     keep, keep_best = _retention(target, keep)
-    with lock_run_directory(target.run_directory, "prunes its checkpoints"):
+    with exclusive_run_lock(target.run_directory, does="prunes its checkpoints"):
         target = select_checkpoints(find_run(run))
         with _progress([info for info in target.checkpoints if info.complete]) as read:
             plan = plan_prune(

@@ -132,7 +132,7 @@ def _default_output(model: Path) -> Path:
 
 def _on_many_ranks(num_ranks: int, request: EvaluationRequest) -> int:
     from drillyard.console import SafeConsole
-    from drillyard.supervise import supervise
+    from drillyard.supervise.supervisor import supervise
 
     return supervise(
         [sys.executable, "-m", "drillyard", *sys.argv[1:]],

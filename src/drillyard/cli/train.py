@@ -126,7 +126,7 @@ def train(
     exit_on_signal()
     num_ranks = nproc_per_node or (run.training.device != "cpu" and num_gpus()) or 1
     require_valid(run, num_ranks * node.count, has_gpu=num_gpus() > 0)
-    from drillyard.supervise import is_started, supervise_training
+    from drillyard.supervise.training_supervisor import is_started, supervise_training
     from drillyard.training.run_directory import SAVED_CONFIG, claim_run_directory, is_finished, run_directory_of
 
     directory = run_directory_of(run)
@@ -208,7 +208,7 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
     side = start_supervision(directory, run.timeouts.watchdog_seconds, attempt=round_number, is_claimed=is_claimed)
     _import_trainer()
     from drillyard.cli.main import error_text
-    from drillyard.supervise import EXIT_NOT_SAVED
+    from drillyard.supervise.launch_contract import EXIT_NOT_SAVED
     from drillyard.training.run import StoppedWithoutCheckpoint
     from drillyard.training.run import train as train_rank
 

@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from drillyard.errors import UserError
 from drillyard.faults.plan import Fault, PlannedRun
-from drillyard.supervise import EXIT_CHECKPOINTED
+from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED
 from drillyard.telemetry.events import utc_now
 
 MARK_VARIABLE = "DRILLYARD_CHAOS"

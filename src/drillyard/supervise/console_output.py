@@ -165,10 +165,6 @@ class TerminalOutput(PlainOutput):
         self._show(self._progress.refresh)
         self._show(self._progress.stop)
 
-    def time_left(self) -> float | None:
-        """Seconds until the last step, as the bar shows them; None while that is not known."""
-        return self._progress.tasks[0].time_remaining
-
     def _move(self, step: int, total_steps: int | None) -> None:
         """Move to a step. After a resume, the steps of earlier attempts are not counted in the speed.
 

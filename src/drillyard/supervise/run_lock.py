@@ -104,14 +104,6 @@ def exclusive_run_lock(
                 record.unlink()
 
 
-@contextlib.contextmanager
-def lock_run_directory(run_directory: Path, does: str) -> Iterator[None]:
-    """Keep runs out of a run directory while something in it is changed; `does`: see LockOwner. Raises UserError when a
-    run is active in it."""
-    with exclusive_run_lock(run_directory, does=does):
-        yield
-
-
 def lock_owner(run_directory: Path) -> LockOwner | None:
     """The recorded owner of a run lock; None where there is none."""
     try:

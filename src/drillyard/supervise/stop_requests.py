@@ -71,14 +71,14 @@ def _ignore_as_noted(number: int, frame: FrameType | None) -> None:
     """The interpreter has written the number to the wake-up descriptor."""
 
 
-class StopRequests:
+class StopRequests(SignalInbox):
     """Requests to stop a run: stop signals to this process, and those that another node's agent reports.
 
-    Use it with `with`, in the main thread. `wake_on`: a further signal that makes it readable and asks nothing.
+    `wake_on`: a further signal that makes it readable and asks nothing.
     """
 
     def __init__(self, *wake_on: signal.Signals) -> None:
-        self._inbox = SignalInbox(*STOP_SIGNALS, *wake_on)
+        super().__init__(*STOP_SIGNALS, *wake_on)
         self.first: signal.Signals | None = None
         self.at = 0.0
         """When the first came, by time.monotonic."""
@@ -87,19 +87,12 @@ class StopRequests:
         self._own_at: float | None = None
 
     def __enter__(self) -> StopRequests:
-        self._inbox.__enter__()
+        super().__enter__()
         return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._inbox.__exit__(*exception)
-
-    def fileno(self) -> int:
-        """Readable when a signal has come."""
-        return self._inbox.fileno()
 
     def take(self) -> list[signal.Signals]:
         """The stop signals since the last call; updates `first` and `insisted`."""
-        taken = [number for number in self._inbox.take() if number in STOP_SIGNALS]
+        taken = [number for number in super().take() if number in STOP_SIGNALS]
         now = time.monotonic()
         for number in taken:
             if self._own_at is None:

@@ -21,8 +21,8 @@ from drillyard.models import export, save_tokenizer
 from drillyard.parallel.collectives import from_first_rank, gather
 from drillyard.parallel.model_setup import ShardedModel, fill_weights, require_trainable, set_determinism
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
-from drillyard.supervise import EXIT_CHECKPOINTED
 from drillyard.supervise.heartbeat import HeartbeatWriter
+from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED
 from drillyard.supervise.progress_monitor import ProgressMonitor
 from drillyard.supervise.rank_supervision import RankSupervision
 from drillyard.telemetry import RunLog, write_summary

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import secrets
 import socket
 import subprocess
 import sys
@@ -72,7 +73,7 @@ class Agents:
         )
         self.job = self.launch / "job.json"
         self.job.write_text(job.as_json(), encoding="utf-8")
-        (self.launch / "secret").write_text("known")
+        (self.launch / "secret").write_text(secrets.token_hex(32))
         self.started: list[subprocess.Popen[bytes]] = []
 
     def call(self, verb: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:

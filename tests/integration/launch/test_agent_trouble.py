@@ -269,6 +269,7 @@ def test_words_of_a_command_reach_it_as_they_were_given(make: Make) -> None:
 
 def test_two_hundred_nodes_join_at_once(make: Make) -> None:
     agents = make("true", 201, lease_seconds=60)
+    (agents.launch / "secret").write_text("known")
     # As on a host whose limit of open files is the kernel's old one, scaled down to this crowd.
     limited = f"ulimit -S -n 128; exec {sys.executable} '{agents.launch}/agent' run --job '{agents.job}' --quiet"
     leader = subprocess.Popen(["bash", "-c", f"{limited} --node-rank 0 --leader 127.0.0.1 --submission a"])

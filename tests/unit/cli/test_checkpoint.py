@@ -19,7 +19,7 @@ from tests.unit.checkpoint.made import damage_silently, make_checkpoint
 
 from drillyard.cli import main as cli
 from drillyard.cli.checkpoint import age_text
-from drillyard.supervise.run_lock import exclusive_run_lock, lock_owner, lock_run_directory
+from drillyard.supervise.run_lock import exclusive_run_lock, lock_owner
 from drillyard.telemetry import append_event
 from drillyard.training.checkpoint.inventory import list_checkpoints, step_directory_name
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
@@ -199,7 +199,7 @@ def test_prune_is_refused_while_a_run_is_active_in_the_directory(
     with exclusive_run_lock(run):
         message = checkpoint("prune", run, "--keep", 1)
     assert message.code == 2 and says(message.err, "active")
-    with lock_run_directory(run, "prunes its checkpoints"):
+    with exclusive_run_lock(run, does="prunes its checkpoints"):
         message = checkpoint("prune", run, "--keep", 1)
     assert message.code == 2 and says(message.err, "prunes its checkpoints")
     assert steps(run) == [10, 20, 30, 40, 50]

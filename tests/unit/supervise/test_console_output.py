@@ -103,7 +103,7 @@ def test_the_time_left_rests_on_the_steps_of_this_round(monkeypatch: pytest.Monk
         now[0] += 60
         output.lines(f"Step: {step} | Time: 60.00s | TFLOPs/s/GPU: 0.01000 | Tokens/s/GPU: 20.00 | Loss: 2.0000\n")
         output.refresh(Heartbeat(1.0, step - 1, 200, "training"))
-    left = output.time_left()
+    left = output._progress.tasks[0].time_remaining
     assert left is not None and abs(left - 97 * 60) <= 60
 
 

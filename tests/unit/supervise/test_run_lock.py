@@ -18,7 +18,7 @@ from drillyard.errors import UserError
 from drillyard.supervise import run_lock
 from drillyard.supervise.launch_contract import EXIT_RECORD
 from drillyard.supervise.process_identity import Process, fields_of_stat, running_process, this_process
-from drillyard.supervise.run_lock import TRAINS, exclusive_run_lock, is_exiting, lock_owner, lock_run_directory
+from drillyard.supervise.run_lock import TRAINS, exclusive_run_lock, is_exiting, lock_owner
 
 
 @pytest.fixture(params=[False, True], ids=["by hand", "launched"])
@@ -171,7 +171,7 @@ def test_a_holder_is_written_down_while_it_holds(tmp_path: Path) -> None:
         found = lock_owner(tmp_path)
         assert found is not None and found.process == this_process() and found.is_seen_to_live and found.trains
     assert lock_owner(tmp_path) is None
-    with lock_run_directory(tmp_path, "repairs it"):
+    with exclusive_run_lock(tmp_path, does="repairs it"):
         found = lock_owner(tmp_path)
         assert found is not None and found.process == this_process() and found.does == "repairs it" and not found.trains
     assert lock_owner(tmp_path) is None and list((tmp_path / "logs").iterdir()) == []
