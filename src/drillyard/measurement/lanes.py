@@ -52,7 +52,8 @@ class Lane:
             values = np.asarray(values, dtype=dtype)
             kept = self._columns.get(name)
             if kept is None:
-                if name != "step" and _all_default(values, default):
+                is_default = np.isnan(values) if default != default else values == default
+                if name != "step" and is_default.all():
                     continue
                 kept = self._columns[name] = array(np.dtype(dtype).char.replace("?", "b"))
             if len(kept) < self.length:
@@ -140,12 +141,6 @@ def group_begins(columns: Mapping[str, NDArray[Any]], spread: float) -> NDArray[
     run_begin = np.maximum.accumulate(np.where(follows, 0, index))
     begins: NDArray[np.intp] = np.flatnonzero(~(follows & ((index - run_begin) % 2 == 1)))
     return begins
-
-
-def _all_default(values: NDArray[Any], default: Any) -> bool:
-    if default != default:
-        return bool(np.isnan(values).all())
-    return bool((values == default).all())
 
 
 class Lanes:

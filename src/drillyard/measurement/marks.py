@@ -14,6 +14,7 @@ of the writing, not of waiting.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -183,20 +184,6 @@ def goes_back(times: NDArray[np.int64]) -> bool:
     return bool((np.diff(known) < -CLOCK_TOLERANCE).any())
 
 
-def _in_order(steps: Steps, row: int, end: int, files: Mapping[int, Times]) -> Times:
-    """The first and the last stamp of rows `row` to `end` by the order of the lines; those of their files where the
-    rows are the first or the last in them."""
-    known = steps.time_us[row : end + 1]
-    known = known[known != NO_TIME]
-    first, last = int(known[0]), int(known[-1])
-    first_file, last_file = int(steps.file[row]), int(steps.file[end])
-    if not row or int(steps.file[row - 1]) != first_file:
-        first = files.get(first_file, (None, None))[0] or first
-    if end + 1 == len(steps) or int(steps.file[end + 1]) != last_file:
-        last = files.get(last_file, (None, None))[1] or last
-    return first, last
-
-
 def find_attempts(
     steps: Steps, marks: Sequence[Mark], files: Mapping[int, Times], *, clock_restarts: bool = False
 ) -> list[LoggedAttempt]:
@@ -205,27 +192,25 @@ def find_attempts(
     The first and last attempt in a file reach to its first and last stamp; with `clock_restarts` a later one began when
     its `elapsed_seconds` were 0.
     """
-    starts = _starts(steps)
     attempts = []
-    for index, row in enumerate(starts):
-        end = starts[index + 1] - 1 if index + 1 < len(starts) else len(steps) - 1
-        number = int(steps.attempt[row])
-        own = steps.time_us[row : end + 1]
-        times = own[own != NO_TIME].tolist()
-        times += [mark.time_us for mark in marks if mark.attempt == number and mark.time_us is not None]
-        first_file, last_file = int(steps.file[row]), int(steps.file[end])
-        if not index or int(steps.file[row - 1]) != first_file:
-            times += [time for time in files.get(first_file, (None, None))[:1] if time is not None]
-        if end + 1 == len(steps) or int(steps.file[end + 1]) != last_file:
-            times += [time for time in files.get(last_file, (None, None))[1:] if time is not None]
-        elapsed = float(steps.elapsed_seconds[row])
-        if clock_restarts and index and own[0] != NO_TIME and 0 <= elapsed < LONGEST_SECONDS:
-            times.append(int(own[0]) - round(elapsed * 1e6))
-        first, last = (min(times), max(times)) if times else (None, None)
-        if goes_back(steps.time_us[row : end + 1]):
+    for row, after in itertools.pairwise([*_starts(steps), len(steps)]):
+        number, own = int(steps.attempt[row]), steps.time_us[row:after]
+        stamps = own[own != NO_TIME].tolist()
+        file, last_file = int(steps.file[row]), int(steps.file[after - 1])
+        opens = files.get(file, (None, None))[0] if not row or steps.file[row - 1] != file else None
+        closes = (
+            files.get(last_file, (None, None))[1] if after == len(steps) or steps.file[after] != last_file else None
+        )
+        if goes_back(own):
             # The lowest stamp is not the earliest one: use the order of the lines.
-            first, last = _in_order(steps, row, end, files)
-        attempts.append(LoggedAttempt(number, first, last))
+            attempts.append(LoggedAttempt(number, opens or stamps[0], closes or stamps[-1]))
+            continue
+        times = [*stamps, opens, closes, *(mark.time_us for mark in marks if mark.attempt == number)]
+        elapsed = float(steps.elapsed_seconds[row])
+        if clock_restarts and row and own[0] != NO_TIME and 0 <= elapsed < LONGEST_SECONDS:
+            times.append(int(own[0]) - round(elapsed * 1e6))
+        known = [time for time in times if time is not None]
+        attempts.append(LoggedAttempt(number, min(known, default=None), max(known, default=None)))
     return attempts
 
 

@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import tzinfo
+from io import BytesIO
 from typing import BinaryIO, Final
 
 from drillyard.errors import UserError
@@ -189,13 +190,11 @@ class _Rewound:
     """A stream whose first bytes were read already."""
 
     def __init__(self, head: bytes, stream: BinaryIO) -> None:
-        self._head, self._stream = head, stream
+        self._head, self._stream = BytesIO(head), stream
 
     def read(self, count: int = -1) -> bytes:
-        if not self._head:
-            return self._stream.read(count)
-        taken, self._head = (self._head, b"") if count < 0 else (self._head[:count], self._head[count:])
-        return taken + self._stream.read() if count < 0 else taken
+        taken = self._head.read(count)
+        return taken if taken and count >= 0 else taken + self._stream.read(count)
 
 
 def _read_document(kind: type[DocumentFormat], file: LogFile, number: int, stream: _Rewound) -> SourceContent:

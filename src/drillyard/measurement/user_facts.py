@@ -129,13 +129,6 @@ PADDING: Final = 0.1
 """Tokens on lines may leave out padding and masked ones: fewer than batch x length by more than this are a warning."""
 
 
-class _Stated(NamedTuple):
-    """A number with the place in the log that states it."""
-
-    value: float
-    place: str
-
-
 def flag_conflicts(log: ParsedLog, asked: UserFacts, catalog: Catalog, parameters: float | None) -> Iterator[str]:
     """One sentence per flag that the log contradicts. `parameters`: of the model that --params or --config name."""
     direct = list(_same_fact(log, asked))
@@ -167,45 +160,38 @@ def _batch(log: ParsedLog, asked: UserFacts) -> Iterator[str]:
         sequences = asked.batch_size_per_gpu * gpus
     else:
         return
-    logged = _sequences(log, gpus)
+    logged = _on_lines(log, "samples") or _in_header(log, "global_batch_size")
+    if logged is None and gpus is not None:
+        logged = _in_header(log, "batch_size_per_gpu", gpus)
     if logged is not None:
-        if abs(sequences / logged.value - 1) > ROUNDING:
-            yield f"{named} {sequences:g} sequences a step are used; the log says {logged.value:g} ({logged.place})"
+        value, place = logged
+        if abs(sequences / value - 1) > ROUNDING:
+            yield f"{named} {sequences:g} sequences a step are used; the log says {value:g} ({place})"
         return
-    length, tokens = asked.sequence_length or log.facts.sequence_length, _tokens(log)
+    length = asked.sequence_length or log.facts.sequence_length
+    tokens = _on_lines(log, "tokens") or _in_header(log, "tokens_per_step")
     if length is None or tokens is None:
         return
-    share = tokens.value / (sequences * length)
+    value, place = tokens
+    share = value / (sequences * length)
     if share > 1 + ROUNDING or share < 1 - PADDING:
         yield (
             f"{named} {sequences * length:g} tokens a step are used ({length} a sequence); "
-            f"the log says {tokens.value:g} ({tokens.place})"
+            f"the log says {value:g} ({place})"
         )
 
 
-def _sequences(log: ParsedLog, gpus: int | None) -> _Stated | None:
-    """Sequences of all GPUs in a step."""
-    on_lines = _median(log, "samples")
-    if on_lines is not None:
-        return on_lines
-    facts = log.facts
-    if facts.global_batch_size is not None:
-        return _Stated(facts.global_batch_size, _place(log, "global_batch_size"))
-    if facts.batch_size_per_gpu is not None and gpus is not None:
-        return _Stated(facts.batch_size_per_gpu * gpus, _place(log, "batch_size_per_gpu"))
-    return None
+def _in_header(log: ParsedLog, name: str, times: int = 1) -> tuple[float, str] | None:
+    """A fact of the log with its place."""
+    value = getattr(log.facts, name)
+    return None if value is None else (value * times, _place(log, name))
 
 
-def _tokens(log: ParsedLog) -> _Stated | None:
-    """Tokens of all GPUs in a step."""
-    stated = log.facts.tokens_per_step
-    return _median(log, "tokens") or (None if stated is None else _Stated(stated, _place(log, "tokens_per_step")))
-
-
-def _median(log: ParsedLog, column: str) -> _Stated | None:
+def _on_lines(log: ParsedLog, column: str) -> tuple[float, str] | None:
+    """The median of a column with the place of its first value."""
     values = getattr(log.steps, column)
     rows = np.flatnonzero((values > 0) & np.isfinite(values))
-    return _Stated(float(np.median(values[rows])), log.place(int(rows[0]))) if len(rows) else None
+    return (float(np.median(values[rows])), log.place(int(rows[0]))) if len(rows) else None
 
 
 def _model_and_hardware(log: ParsedLog, asked: UserFacts, catalog: Catalog, parameters: float | None) -> Iterator[str]:

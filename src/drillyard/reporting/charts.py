@@ -52,8 +52,7 @@ class CurveLine(NamedTuple):
     style: Style = "line"
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(NamedTuple):
     """A curve for the page's script: values at the chart's x, None for no value.
 
     `line` and `faint` are curves, `joined` a curve with its points shown, `points` points alone.
@@ -65,10 +64,7 @@ class Series:
     style: Style = "line"
 
 
-@dataclass(frozen=True, slots=True)
-class HorizontalLine:
-    """A horizontal line."""
-
+class HorizontalLine(NamedTuple):
     label: str
     value: float
 
@@ -95,13 +91,10 @@ class Chart:
         return {
             "name": self.name,
             "x": self.x,
-            "series": [
-                {"label": item.label, "values": item.values, "colour": item.colour, "style": item.style}
-                for item in self.series
-            ],
+            "series": [item._asdict() for item in self.series],
             "unit": self.unit,
             "logarithmic": self.logarithmic,
-            "levels": [{"label": level.label, "value": level.value} for level in self.levels],
+            "levels": [level._asdict() for level in self.levels],
             "marks": self.marks,
         }
 

@@ -6,12 +6,11 @@ where the run was launched.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -75,64 +74,40 @@ def follow_log(
         live.stop()
 
 
-class LogMirror:
-    """A run's merged log, written to a file by a thread until the run is over."""
-
-    def __init__(self, launcher: Launcher, run: str, path: Path) -> None:
-        self.path = path
-        self.problem: UserError | None = None
-        self._pieces = launcher.logs(run, LogSelection(follow=True))
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._write, daemon=True)
-        path.touch()
-        self._thread.start()
-
-    @property
-    def complete(self) -> bool:
-        return not self._thread.is_alive()
-
-    def wait(self, seconds: float) -> None:
-        """Wait for `seconds`, or until the log is complete."""
-        self._thread.join(seconds)
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def _write(self) -> None:
-        try:
-            with self.path.open("ab") as file:
-                for piece in self._pieces:
-                    if self._stopped.is_set():
-                        break
-                    file.write(piece)
-                    file.flush()
-        except UserError as error:
-            self.problem = error
-
-
 def watch_log(
     launcher: Launcher, run: str, console: Console, facts: UserFacts, catalog: Catalog, interval_seconds: float
 ) -> None:
     """Follow the merged log of a launched run until it is over. Raises UserError where the log cannot be read."""
-    with _mirrored(launcher, run) as mirror:
-        follow_log(
-            Tail([mirror.path]),
-            facts,
-            catalog,
-            console,
-            is_complete=lambda: mirror.complete,
-            wait=lambda: mirror.wait(interval_seconds),
-            no_steps=f"{run} is over, and its log has no step that drillyard metrics knows: drillyard runs logs {run}",
-        )
-    if mirror.problem is not None:
-        raise mirror.problem
+    pieces, stopped, problems = launcher.logs(run, LogSelection(follow=True)), threading.Event(), list[UserError]()
 
-
-@contextlib.contextmanager
-def _mirrored(launcher: Launcher, run: str) -> Iterator[LogMirror]:
-    with tempfile.TemporaryDirectory(prefix="drillyard-watch-", ignore_cleanup_errors=True) as directory:
-        mirror = LogMirror(launcher, run, Path(directory, f"{run}.log"))
+    def mirror(path: Path) -> None:
         try:
-            yield mirror
+            with path.open("ab") as file:
+                for piece in pieces:
+                    if stopped.is_set():
+                        break
+                    file.write(piece)
+                    file.flush()
+        except UserError as error:
+            problems.append(error)
+
+    with tempfile.TemporaryDirectory(prefix="drillyard-watch-", ignore_cleanup_errors=True) as directory:
+        path = Path(directory, f"{run}.log")
+        path.touch()
+        thread = threading.Thread(target=mirror, args=(path,), daemon=True)
+        thread.start()
+        try:
+            follow_log(
+                Tail([path]),
+                facts,
+                catalog,
+                console,
+                is_complete=lambda: not thread.is_alive(),
+                wait=lambda: thread.join(interval_seconds),
+                no_steps=f"{run} is over, and its log has no step that drillyard metrics knows:"
+                f" drillyard runs logs {run}",
+            )
         finally:
-            mirror.stop()
+            stopped.set()
+    if problems:
+        raise problems[0]
