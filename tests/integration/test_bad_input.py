@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.facts import says
 from tests.integration.conftest import Reference
 from tests.integration.tiny_run import STEPS, drillyard, write_config, write_rows
 
@@ -24,7 +25,7 @@ HUGE = {"architecture": "llama", "hidden_size": 32768, "intermediate_size": 1310
 
 @dataclass(frozen=True)
 class Case:
-    """A mistake: settings that hold it, what is done to the case's directory, and the words of the error."""
+    """A mistake: settings that hold it, what is done to the case's directory, and the facts that the error names."""
 
     name: str
     words: list[str]
@@ -65,23 +66,23 @@ def remove_config(directory: Path) -> None:
 
 
 CASES = [
-    Case("missing run.yaml", ["bad.yaml", "no such file", "drillyard init"], spoil=remove_config),
+    Case("missing run.yaml", ["bad.yaml", "drillyard init"], spoil=remove_config),
     Case(
         "mistyped key",
-        ["bad.yaml:", "training.optimzer", "unknown key", "did you mean 'optimizer'"],
+        ["bad.yaml:", "training.optimzer ... 'optimizer'"],
         {"training__optimzer": {"learning_rate": 1.0}},
     ),
     Case(
         "batch that does not divide",
-        ["training.global_batch_size", "6 is not a multiple of", "micro_batch_size 2 x 2", "set it to 4 or 8"],
+        ["training.global_batch_size: 6 ... micro_batch_size 2 x 2 ... 4 or 8"],
         {"training__global_batch_size": 6},
         ["--nproc-per-node", "2"],
     ),
-    Case("lora on random weights", ["model.lora", "remove lora, or write init: pretrained"], {"model__lora": {}}),
-    Case("flex attention on a cpu", ["model.attention", "flex", "auto, sdpa, eager"], {"model__attention": "flex"}),
+    Case("lora on random weights", ["model.lora", "init: pretrained"], {"model__lora": {}}),
+    Case("flex attention on a cpu", ["model.attention ... flex ... auto, sdpa, eager"], {"model__attention": "flex"}),
     Case(
         "metric that does not fit the data",
-        ["evaluation.metrics", "sql-execution needs data.format: text-to-sql", "it is text"],
+        ["evaluation.metrics ... sql-execution ... data.format: text-to-sql ... text"],
         {"data__format": "text", "evaluation__metrics": ["sql-execution"]},
     ),
     Case(
@@ -91,44 +92,44 @@ CASES = [
     ),
     Case(
         "resume from nowhere",
-        ["checkpoint.resume", "no directory runs/gone/step-00000003", "auto or never"],
+        ["checkpoint.resume ... runs/gone/step-00000003 ... auto or never"],
         {"checkpoint__resume": "runs/gone/step-00000003"},
     ),
     Case(
         "a different run",
-        ["runs/reference", "a different run", "training.seed: 0 -> 1", "another `name`"],
+        ["runs/reference", "training.seed: 0 -> 1", "`name`"],
         {"training__seed": 1},
         on_existing_run=True,
     ),
     Case(
         "another rate without a step left",
-        ["runs/reference", "has ended", "training.optimizer.learning_rate: 0.004 -> 0.001", "raise training.steps"],
+        ["runs/reference", "training.optimizer.learning_rate: 0.004 -> 0.001 ... training.steps"],
         {"training__optimizer": {"learning_rate": 1.0e-3}},
         ["--nproc-per-node", "2"],
         on_existing_run=True,
     ),
     Case(
         "checkpoints passed over",
-        ["runs/reference", "holds checkpoints", "checkpoint.resume is never", "resume: auto"],
+        ["runs/reference", "checkpoint.resume ... never ... resume: auto"],
         {"checkpoint__resume": "never"},
         on_existing_run=True,
     ),
     Case(
         "another global batch",
-        [f"step-{STEPS:08d}", "4 sequences per step", "this start has 8", "set training.global_batch_size: 4"],
+        [f"step-{STEPS:08d}", "4 sequences ... 8 ... training.global_batch_size: 4"],
         {"training__micro_batch_size": 4},
         ["--nproc-per-node", "2"],
         on_existing_run=True,
     ),
     Case(
         "another number of ranks without a global batch",
-        ["4 sequences per step", "this start has 2", "start 2 ranks as before (this start has 1), or"],
+        ["4 sequences ... 2 ... 2 ranks ... 1"],
         arguments=["--nproc-per-node", "1"],
         on_existing_run=True,
     ),
     Case(
         "data changed since the checkpoint",
-        ["changed since this run began", "another order", "undo the change, or start under another `name`"],
+        ["data.source rows ... rows.jsonl ... changed ... `name`"],
         # The reference's own, so that its saved run.yaml stays as it is to the byte.
         {"logging": {"tensorboard": True}},
         spoil=one_more_row,
@@ -138,7 +139,7 @@ CASES = [
     ),
     Case(
         "missing data",
-        ["rows.jsonl", "no such file", "Did you mean", "row.jsonl"],
+        ["rows.jsonl ... row.jsonl"],
         spoil=remove_rows,
         before_ranks=False,
     ),
@@ -171,13 +172,13 @@ CASES = [
     ),
     Case(
         "unknown architecture",
-        ["'mamba' is not supported", "llama"],
+        ["'mamba' ... llama"],
         {"model__config": {"architecture": "mamba", "hidden_size": 32}},
         before_ranks=False,
     ),
     Case(
         "model that does not fit",
-        ["does not fit", "GiB per rank", "more ranks or hosts, or a smaller model"],
+        ["GiB per rank ... more ranks"],
         {"model__config": HUGE},
         before_ranks=False,
     ),
@@ -264,13 +265,13 @@ def test_bad_input_is_reported_and_nothing_is_lost(case: Case, endings: dict[str
 
 
 def assert_reported(process: subprocess.CompletedProcess[str], words: list[str]) -> None:
-    """Exit code 2, and an error of one or two lines (one more per further mistake) with these words."""
+    """Exit code 2, and an error of one or two lines (one more per further mistake) with these facts."""
     errors = process.stderr
     assert process.returncode == 2, errors
     first, *more = errors.rstrip("\n").split("\n")
     assert first.startswith("error: ") and len(more) <= 3 and all(line.startswith("  ") for line in more), errors
     assert "Traceback" not in errors + process.stdout
-    assert not [word for word in words if word not in errors], errors
+    assert not [facts for facts in words if not says(errors, facts)], errors
 
 
 def test_a_read_only_run_directory(tmp_path: Path) -> None:
@@ -298,7 +299,7 @@ def test_a_read_only_run_directory(tmp_path: Path) -> None:
 def test_a_corrected_config_replaces_the_wrong_one(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", 40)
     config = write_config(tmp_path, "corrected", model__config={"architecture": "mamba"}, training__steps=1)
-    assert_reported(drillyard("train", config), ["'mamba' is not supported"])
+    assert_reported(drillyard("train", config), ["'mamba'"])
     write_config(tmp_path, "corrected", training__steps=1)
     corrected = drillyard("train", config)
     assert corrected.returncode == 0, corrected.stderr

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.facts import says
 from tests.integration.tiny_run import contents, drillyard, write_config
 
 from drillyard.faults.disturbed_run import can_mount
@@ -16,11 +17,11 @@ from drillyard.faults.disturbed_run import can_mount
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "checkpoint.every_steps=null"], "checkpoint.every_steps is not set"),
-        (["--set", "checkpoint.every_steps=10"], "40 steps and saves every 10: faults need at least 6 saves"),
-        (["--faults", "kill,quake"], "quake is no kind; choose from kill, stop, term, disk-full, flip"),
-        (["--count", "3"], "--count 3 is less than the 5 kinds of --faults"),
-        (["--set", "training.stps=3"], "unknown key; did you mean 'steps'?"),
+        (["--set", "checkpoint.every_steps=null"], "checkpoint.every_steps ... not set"),
+        (["--set", "checkpoint.every_steps=10"], "40 steps ... 10 ... 6 saves"),
+        (["--faults", "kill,quake"], "quake ... kill, stop, term, disk-full, flip"),
+        (["--count", "3"], "--count 3 ... 5 kinds ... --faults"),
+        (["--set", "training.stps=3"], "training.stps ... 'steps'"),
     ],
 )  # fmt: skip
 def test_bad_settings_are_refused_before_anything_runs(
@@ -30,7 +31,7 @@ def test_bad_settings_are_refused_before_anything_runs(
     before = contents(workplace)
     ended = drillyard("chaos", config, "--directory", tmp_path / "chaos", *arguments)
     assert ended.returncode == 2 and ended.stderr.startswith("error: "), ended.stderr
-    assert message in ended.stderr and "Traceback" not in ended.stderr
+    assert says(ended.stderr, message) and "Traceback" not in ended.stderr
     assert contents(workplace) == before
     assert not (tmp_path / "chaos").exists()
 
@@ -39,7 +40,7 @@ def test_a_directory_with_anything_in_it_is_refused(workplace: Path, tmp_path: P
     config = write_config(workplace, "refused", checkpoint={"every_steps": 4})
     (tmp_path / "precious").write_text("data")
     ended = drillyard("chaos", config, "--directory", tmp_path)
-    assert ended.returncode == 2 and "is not empty" in ended.stderr
+    assert ended.returncode == 2 and says(ended.stderr, f"{tmp_path}: ... not empty ... --directory")
     assert (tmp_path / "precious").read_text() == "data"
 
 
@@ -47,7 +48,7 @@ def test_a_run_that_fails_undisturbed_is_reported_with_its_error(workplace: Path
     config = write_config(workplace, "refused", checkpoint={"every_steps": 4})
     ended = drillyard("chaos", config, "--directory", tmp_path / "chaos", "--set", "data.source=/nowhere/rows.jsonl")
     assert ended.returncode == 2
-    assert "the undisturbed run failed with exit code 2" in ended.stderr and "/nowhere/rows.jsonl" in ended.stderr
+    assert says(ended.stderr, "undisturbed ... exit code 2") and "/nowhere/rows.jsonl" in ended.stderr
     assert not (tmp_path / "chaos" / "reference" / "checkpoints").exists()
 
 

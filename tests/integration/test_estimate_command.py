@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.facts import says
+
 RUN = """\
 name: built
 model:
@@ -30,7 +32,7 @@ def test_a_family_that_is_not_known_is_refused_and_can_be_built(tmp_path: Path) 
     run.write_text(RUN)
     refused = estimate(run)
     assert refused.returncode == 2
-    assert "'helium' is not one whose shapes are known" in refused.stderr and "--build" in refused.stderr
+    assert says(refused.stderr, "model_type 'helium' ... --build")
     built = estimate(run, "--build", "--json")
     assert built.returncode == 0, built.stderr
     value = json.loads(built.stdout)

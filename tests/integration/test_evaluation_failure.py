@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.facts import says
 from tests.integration.conftest import Reference
 from tests.integration.tiny_run import Run, drillyard, train, write_config, write_rows
 
@@ -41,7 +42,7 @@ def test_failing_evaluations_cost_neither_checkpoints_nor_the_model(
     assert [(event["step"], event["metric"]) for event in failed] == [(4, "sql-execution"), (8, "sql-execution")]
     assert "KeyError" in failed[0]["reason"] and "Traceback" in failed[0]["stack"]
     assert [event["step"] for event in run.events("evaluation") if "loss" in event["results"]["rows"]] == [4, 8]
-    shared = next(note for note in run.events("data")[-1]["notes"] if "held-out rows are in the training" in note)
+    shared = next(note for note in run.events("data")[-1]["notes"] if says(note, "held-out ... training source"))
     assert f"{len(rows)} of {len(rows)}" in shared and shared in ended.stdout
     assert shared in " ".join((run.directory / "summary.txt").read_text().split())
     assert [one["step"] for one in run.summary()["failed_evaluations"]] == [4, 8]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.facts import says
 from tests.integration.conftest import Reference
 from tests.integration.disks import MIB, Tmpfs
 from tests.integration.held import Holds
@@ -52,12 +53,14 @@ def test_a_run_outlives_a_full_disk_and_ends_in_words_where_it_cannot(
     ballast = disk.fill()
     holds.release("round-0-step-8")
     failed = watched.wait_for_event("checkpoint_failed")
-    watched.wait_for(lambda line: line["event"] == "warning" and "metrics.jsonl: cannot be written" in line["text"])
+    watched.wait_for(
+        lambda line: line["event"] == "warning" and says(line["text"], "metrics.jsonl ... cannot be written")
+    )
     assert f"step-{saved:08d}" in [info.path.name for info in list_checkpoints(run.directory) if info.complete]
     ballast.unlink()
     holds.release("round-0-step-36")
-    watched.wait_for(lambda line: line["event"] == "warning" and "metrics.jsonl: is written again" in line["text"])
-    assert "No space left on device" in failed["reason"] and "keeping 3 needs room for 4" in failed["reason"]
+    watched.wait_for(lambda line: line["event"] == "warning" and says(line["text"], "metrics.jsonl: ... again"))
+    assert says(failed["reason"], "[Errno 28] ... keeping 3 ... room for 4")
 
     # Full from the last evaluation on, when old checkpoints have gone: the predictions are passed over, the export is
     # an error.
@@ -67,8 +70,8 @@ def test_a_run_outlives_a_full_disk_and_ends_in_words_where_it_cannot(
     holds.release("round-0-forward-3")
     assert watched.end() == 2
     said = "".join(watched.errors)
-    assert "error: cannot export to" in said and "No space left on device: free space there" in said, said
-    assert watched.lines_with("predictions are not written: No space left on device")
+    assert says(said, "error: ... final: No space left ... free space"), said
+    assert watched.lines_with("predictions ... not written: No space left")
     assert len(watched.lines_with("metrics.jsonl: cannot be written")) == 1, "once, not at each step"
     assert not (run.directory / "final").exists() and not (run.directory / ".final.incomplete").exists()
     assert run.figures() == reference.run.figures(), "no step's line is lost or torn"
@@ -90,7 +93,7 @@ def test_a_run_outlives_a_full_disk_and_ends_in_words_where_it_cannot(
     # The summary is replaced as a whole or not at all.
     before = run.summary()
     disk.fill()
-    with pytest.raises(UserError, match=r"summary.txt: cannot be written: No space left on device: free space there"):
+    with pytest.raises(UserError, match=r"summary\.txt: .*No space left.*free space"):
         write_summary(run.directory)
     assert run.summary() == before and not list(run.directory.glob("*.tmp"))
 
@@ -114,7 +117,7 @@ def test_a_stop_whose_checkpoint_cannot_be_saved_does_not_claim_one(
     run.send(signal.SIGTERM, 1)
     assert watched.end() == 1
     said = "".join(watched.errors)
-    assert "error: stopped on request" in said and "could not be saved" in said and "Traceback" not in said, said
+    assert says(said, "error: stopped on request ... not be saved") and "Traceback" not in said, said
     assert "exit code 85" not in said and "starts (" not in said, "neither a claim nor a restart"
     assert watched.wait_for_event("checkpoint_failed")["reason"].startswith("rank")
     whole = [info for info in list_checkpoints(run.directory) if info.complete]
@@ -133,7 +136,7 @@ def test_a_cache_that_finds_no_room_leaves_none_of_it_behind(disk: Tmpfs, workpl
     caches = sorted((disk.place / "cache" / "tokenized").iterdir())
     longer = load_run_config(path, ["data.sequence_length=32"])
     ballast = disk.fill(leave=8 * 1024)
-    with pytest.raises(UserError, match="no room left for the tokenised cache"):
+    with pytest.raises(UserError, match=r"no room left .*data\.cache_directory"):
         prepare(longer)
     assert sorted((disk.place / "cache" / "tokenized").iterdir()) == caches
     ballast.unlink()

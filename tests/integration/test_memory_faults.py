@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.facts import says
 from tests.integration.supervised import Start, wait_until
 
 GREEDY = """
@@ -52,7 +53,7 @@ def test_a_rank_that_the_kernel_kills_for_its_memory_is_reported_as_that(start: 
     run = start(GREEDY, prelude=f"open({str(small_group / 'cgroup.procs')!r}, 'w').write('0')\n")
     code, _, err = run.end()
     assert code == 0
-    assert "rank 1: killed by SIGKILL (exit code 137); the kernel ended it because memory ran out" in err
+    assert says(err, "rank 1: ... SIGKILL (exit code 137) ... memory ran out ... micro_batch_size")
     failure = next(event for event in run.events() if event["event"] == "failure")
     assert (failure["failed_rank"], failure["exit_code"], failure["step"]) == (1, 137, 1)
 
@@ -61,4 +62,4 @@ def test_a_rank_that_gets_no_more_memory_is_reported_as_that(start: Start) -> No
     run = start("\n    import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))" + GREEDY)
     code, _, err = run.end()
     assert code == 0
-    assert "rank 1: exit code 1; MemoryError; memory could not be allocated; lower micro_batch_size" in err
+    assert says(err, "rank 1: exit code 1; MemoryError; ... lower micro_batch_size")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.facts import says
 from tests.integration.conftest import Reference
 from tests.integration.held import Holds
 from tests.integration.tiny_run import (
@@ -36,7 +37,7 @@ def test_a_stop_during_evaluations_is_answered_at_once_and_costs_nothing(
     # While a run is active, nobody else may change what is saved of it.
     saved = (run.directory / "run.yaml").read_bytes()
     intruder = train(run.config, "--set", "logging.every_steps=2")
-    assert intruder.returncode == 2 and "a run is active" in intruder.stderr
+    assert intruder.returncode == 2 and says(intruder.stderr, f"{run.directory}: ... active")
     assert (run.directory / "run.yaml").read_bytes() == saved
     run.send(signal.SIGUSR1, 1)
     assert first.wait(timeout=PATIENCE_SECONDS) == 85, first.communicate()[1]
@@ -92,7 +93,7 @@ def test_a_rank_stopped_by_sigstop_is_named_and_costs_one_restart(
     holds.release("round-0-step-30")
     _, said = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, said
-    assert "rank 1: stopped by a signal (SIGSTOP)" in said and "rank 0: exit code 1" in said
+    assert says(said, "rank 1: ... SIGSTOP") and "rank 0: exit code 1" in said
     logs = [(run.directory / "logs" / f"rank-{rank}.log").read_text() for rank in (0, 1)]
     assert "Traceback" in logs[0] and "(most recent call first)" in logs[1]
     assert len(run.events("restart")) == 1
@@ -125,5 +126,5 @@ def test_limits_of_time_in_the_wrong_order_are_refused_at_the_start(workplace: P
     config = write_config(workplace, "unordered", timeouts={"collective_seconds": 90})
     refused = train(config, "--watchdog", 60)
     assert refused.returncode == 2
-    assert "collective_seconds 90 < watchdog_seconds 60 < launcher_grace_seconds off must hold" in refused.stderr
+    assert "collective_seconds 90 < watchdog_seconds 60 < launcher_grace_seconds off" in refused.stderr
     assert not (Run(config).directory).exists()

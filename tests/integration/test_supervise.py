@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.facts import says
 from tests.integration.supervised import Start, wait_until
 
 from drillyard.supervise.stop_requests import SECONDS_OF_ONE_REQUEST
@@ -51,8 +52,8 @@ def test_a_crash_is_reported_and_a_fresh_round_on_a_new_port_ends_the_run(start:
     assert code == 0
     first, second = re.findall(r"port (\d+)", out)
     assert first != second
-    assert "attempt 0 failed after step 3: rank 1: exit code 1; ValueError: the cause" in err
-    assert "attempt 1 starts (1 of 3 restarts used)" in err
+    assert says(err, "attempt 0 ... step 3: rank 1: exit code 1; ValueError: the cause")
+    assert says(err, "attempt 1 ... 1 of 3 restarts")
     assert [line for line in run.log(1).splitlines() if line.startswith("=== attempt")][1].startswith("=== attempt 1 |")
     events = [event["event"] for event in run.events()]
     assert events == ["run_start", "step", "failure", "restart"]
@@ -73,11 +74,11 @@ def test_a_rank_killed_from_outside_is_reported_as_killed(start: Start) -> None:
     )
     code, _, err = run.end()
     assert code == 0
-    assert "rank 0: killed by SIGKILL (exit code 137); possibly out of memory" in err
+    assert says(err, "rank 0: ... SIGKILL (exit code 137) ... out of memory")
     assert "went well" not in err
 
 
-@pytest.mark.parametrize("settle", [30.0, 0.0], ids=["before it is message to end", "after it was message to end"])
+@pytest.mark.parametrize("settle", [30.0, 0.0], ids=["before SIGTERM", "after SIGTERM"])
 def test_the_rank_that_lost_its_peer_is_not_the_cause(
     start: Start, settle: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +147,7 @@ def test_two_supervisors_never_share_a_run_directory(start: Start, tmp_path: Pat
     first.wait_for("ready")
     second = start("raise AssertionError('it must not start')")
     code, _, err = second.end()
-    assert code == 1 and "a run is active in it" in err
+    assert code == 1 and says(err, f"{tmp_path} ... active")
     (first.directory / "go on").touch()
     assert first.end()[0] == 0
 
@@ -225,8 +226,8 @@ def test_a_rank_that_sigkill_does_not_end_is_named_and_left_and_no_round_follows
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     assert code == (137 if "SIGKILL" in failing else 1)
-    assert f"rank 1: process {pid} did not end after SIGKILL and is left behind; it is in state S" in err
-    assert "no further attempt: rank 1: process" in err and "restart this host" in err
+    assert says(err, f"rank 1: process {pid} ... SIGKILL ... left behind; ... state S")
+    assert says(err, "no further attempt: rank 1: ... restart this host")
     assert run.log(0).count("=== attempt") == 1
     assert run.events()[-1]["status"] == "failed"
 
@@ -249,8 +250,7 @@ def test_a_rank_that_nccl_aborted_for_waiting_is_asked_whom_it_waited_for(start:
     )
     code, _, err = run.end()
     assert code == 128 + signal.SIGABRT
-    assert "rank 1: killed by SIGABRT (exit code 134); DistBackendError: [Rank 1] Watchdog caught" in err
-    assert "it waited for rank 0" in err
+    assert says(err, "rank 1: ... SIGABRT (exit code 134); DistBackendError: [Rank 1] Watchdog ... waited for rank 0")
     assert re.search(r"rank 0.*; at <string>:\d+ in <module>", err), err
     assert "most recent call first" in run.log(0), "the stacks of the rank that was waited for"
 
@@ -258,7 +258,7 @@ def test_a_rank_that_nccl_aborted_for_waiting_is_asked_whom_it_waited_for(start:
 def test_rounds_that_never_reach_a_step_stop_after_three(start: Start) -> None:
     run = start("raise RuntimeError('no start')", max_restarts=100)
     code, _, err = run.end()
-    assert code == 1 and "3 attempts in a row failed before their first step" in err
+    assert code == 1 and says(err, "3 attempts ... first step")
     assert run.log(0).count("=== attempt") == 3
     assert run.events()[-1]["event"] == "end" and run.events()[-1]["status"] == "failed"
 
@@ -267,7 +267,7 @@ def test_a_crash_that_repeats_at_the_same_step_is_not_repeated_forever(start: St
     script = "step(7)\nif rank == 1: raise RuntimeError(f'at {time.time()}')\ntime.sleep(forever)"
     run = start(script, max_restarts=100)
     code, _, err = run.end()
-    assert code == 1 and "ended at the same step 7 with the same error" in err
+    assert code == 1 and says(err, "same step 7 ... same error")
     assert run.log(1).count("=== attempt") == 3
 
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+from tests.facts import says
 from tests.integration.supervised import PATIENCE_SECONDS, Start
 
 HANG = """
@@ -34,8 +35,8 @@ def test_a_hung_round_is_reported_with_all_its_stacks_and_started_again(start: S
     run = start(HANG, watchdog=6.0)
     code, _, err = run.end()
     assert code == 0
-    assert "no progress on any rank within the watchdog's time" in err
-    assert "rank 1: stopped by a signal (SIGSTOP)" in err and "in stuck" in err
+    assert says(err, "no progress")
+    assert says(err, "rank 1: ... SIGSTOP") and "in stuck" in err
     assert all("most recent call first" in run.log(rank) for rank in (0, 1))
     failure = next(event for event in run.events() if event["event"] == "failure")
     assert "failed_rank" not in failure and failure["step"] == 1
@@ -73,7 +74,7 @@ def test_the_rank_that_others_gave_up_waiting_for_is_named(start: Start) -> None
         max_restarts=0,
     )
     code, _, err = run.end()
-    assert code == 1 and "it waited for rank 1" in err and "in read_forever" in err
+    assert code == 1 and says(err, "waited for rank 1") and "in read_forever" in err
     assert "most recent call first" in run.log(1)
 
 
@@ -90,7 +91,7 @@ def test_what_becomes_of_a_rank_that_is_asked_for_its_stacks_is_not_the_cause(st
         max_restarts=0,
     )
     code, _, err = run.end()
-    assert code == 1 and "rank 0: exit code 1" in err and "it waited for rank 1" in err
+    assert code == 1 and "rank 0: exit code 1" in err and says(err, "waited for rank 1")
     assert "SIGSEGV" not in err
 
 
@@ -264,4 +265,4 @@ def test_a_rank_without_a_supervisor_whose_interpreter_is_held_is_ended_with_its
     held = a_rank(tmp_path, 2.0, "def hold_the_lock(): sum(range(10**14))\nhold_the_lock()")
     _, err = held.communicate(timeout=PATIENCE_SECONDS)
     assert held.returncode == -signal.SIGKILL
-    assert "has not run Python for" in err and "in hold_the_lock" in err
+    assert says(err, f"process {held.pid} ... 2 s") and "in hold_the_lock" in err

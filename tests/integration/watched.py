@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.facts import says
 from tests.integration.held import Holds
 from tests.integration.tiny_run import DRILLYARD, PATIENCE_SECONDS, Run
 
@@ -52,10 +53,10 @@ class WatchedRun:
             assert self.process.poll() is None, f"it has ended before: {self.errors[-5:]}, {self.console[-3:]}"
             time.sleep(0.002)
 
-    def lines_with(self, text: str) -> list[str]:
-        """The warnings that have `text` in them."""
+    def lines_with(self, facts: str) -> list[str]:
+        """The warnings that have these facts."""
         texts = [line.get("text", "") for line in self.console if line["event"] == "warning"]
-        return [line for line in texts if text in line]
+        return [line for line in texts if says(line, facts)]
 
     def end(self) -> int:
         """Wait for the end; the exit code."""
