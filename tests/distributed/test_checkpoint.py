@@ -193,7 +193,7 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_the_next_one_goes_well(
 ) -> None:
     events, others = (rank["fail_on_one_rank"] for rank in two_ranks)
     assert [name for name, _ in events] == ["checkpoint", "checkpoint_failed", "checkpoint", "checkpoint_removed"]
-    assert "rank 1: OSError: [Errno 28] No space left on device" in events[1][1]["reason"]
+    assert "rank 1: OSError: [Errno 28] " in events[1][1]["reason"]
     assert events[3][1]["step"] == 10 and others == []
     assert [(i.step, i.status) for i in list_checkpoints(folder / "failing")] == [(30, "complete")]
 

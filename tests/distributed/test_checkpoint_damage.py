@@ -28,6 +28,7 @@ from tests.distributed.checkpoint_case import (
     sharded,
 )
 from tests.distributed.ranks import run_ranks
+from tests.facts import says
 
 from drillyard.errors import UserError
 from drillyard.telemetry import append_event
@@ -289,8 +290,8 @@ def test_a_single_flipped_bit_anywhere_makes_all_ranks_load_the_older_checkpoint
     [
         ("shard", "__1_0.distcp: wrong checksum"),
         ("index", ".metadata: wrong checksum"),
-        ("I/O error", "__1_0.distcp: unreadable (Input/output error (errno 5))"),
-        ("I/O error after the check", "Input/output error: '__1_0.distcp'"),
+        ("I/O error", "__1_0.distcp: unreadable ... errno 5"),
+        ("I/O error after the check", "error: '__1_0.distcp'"),
     ],
 )
 def test_what_only_one_rank_sees_makes_all_ranks_turn_to_the_same_older_checkpoint(
@@ -298,26 +299,24 @@ def test_what_only_one_rank_sees_makes_all_ranks_turn_to_the_same_older_checkpoi
 ) -> None:
     (step, wrong, message), (other_step, other_wrong, _) = (rank["seen_on_one_rank_only"][label] for rank in two_ranks)
     assert (step, wrong, other_step, other_wrong) == (10, [], 10, [])
-    assert len(message) == 1 and said in message[0][1]
+    assert len(message) == 1 and says(message[0][1], said)
 
 
 def test_a_start_is_refused_when_every_checkpoint_is_damaged_or_the_one_asked_for_is(
     two_ranks: list[dict[str, Any]],
 ) -> None:
     for messages in (rank["load_in_vain"] for rank in two_ranks):
-        assert "none of its 2 checkpoints can be used" in messages["none left"]
-        assert "__1_0.distcp: wrong checksum" in messages["none left"]
+        assert says(messages["none left"], "none of its 2 checkpoints ... __1_0.distcp: wrong checksum")
         assert "step-00000020/__1_0.distcp: wrong checksum" in messages["by step"]
         assert "step-00000020/__1_0.distcp: wrong checksum" in messages["by path"]
-        assert "nowhere: there is no checkpoint" in messages["nowhere"]
+        assert says(messages["nowhere"], "nowhere: ... no checkpoint")
 
 
 def test_a_start_is_refused_when_all_manifests_of_once_complete_checkpoints_are_gone(
     two_ranks: list[dict[str, Any]],
 ) -> None:
     for messages in (rank["load_in_vain"] for rank in two_ranks):
-        assert "none of its 2 checkpoints can be used" in messages["all manifests lost"]
-        assert "its manifest.json is gone" in messages["all manifests lost"]
+        assert says(messages["all manifests lost"], "none of its 2 checkpoints ... manifest.json ... gone")
 
 
 def test_a_checkpoint_of_a_later_format_is_refused_and_no_older_one_used_in_its_place(
@@ -325,13 +324,14 @@ def test_a_checkpoint_of_a_later_format_is_refused_and_no_older_one_used_in_its_
 ) -> None:
     for messages in (rank["load_in_vain"] for rank in two_ranks):
         for label in ("later format", "later format by step"):
-            assert f"step-00000020: manifest.json: its format version {FORMAT_VERSION + 1}" in messages[label]
-            assert "use the Drillyard version that wrote it" in messages[label]
+            assert says(
+                messages[label], f"step-00000020: manifest.json: ... version {FORMAT_VERSION + 1} ... {FORMAT_VERSION}"
+            )
 
 
 def test_a_state_that_does_not_fit_is_an_error_and_no_reason_for_an_older_checkpoint(
     two_ranks: list[dict[str, Any]],
 ) -> None:
     for messages in (rank["load_in_vain"] for rank in two_ranks):
-        assert "does not fit this model" in messages["unknown key"] and "model.extra" in messages["unknown key"]
-        assert "does not fit this model" in messages["other shape"] and "model.wide" in messages["other shape"]
+        assert says(messages["unknown key"], "not fit ... model.extra")
+        assert says(messages["other shape"], "not fit ... model.wide")

@@ -193,7 +193,7 @@ def doubled_tuple_as_key() -> bytes:
 @pytest.mark.parametrize("index", [doubled_list(), doubled_tuple_as_key()], ids=["list", "tuple"])
 def test_an_index_builds_no_value_of_a_size_beyond_its_own(index: bytes, tmp_path: Path) -> None:
     path = write(tmp_path, {**good(), ".metadata": index})
-    with pytest.raises(UserError, match=r"function with list|no tuple of sizes"):
+    with pytest.raises(UserError, match=r"function .*list|tuple of sizes"):
         load_checkpoint(path, state())
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.facts import says
 from tests.integration.launch.agents import TELL, WAIT, Make, codes, wait_until
 from tests.integration.launch.relay import TO_LEADER, TO_NODE, Relay, in_own_network
 
@@ -123,7 +124,7 @@ def test_a_changed_byte_cuts_the_connection_within_a_lease_and_the_run_goes_on(m
     wait_until(lambda: not changes)
     changed_at = time.monotonic()
     logs = (lambda: agents.log(0)) if direction == TO_LEADER else (lambda: agents.log(1))
-    wait_until(lambda: "is lost: a line that is not from this run, or was changed on its way" in logs())
+    wait_until(lambda: says(logs().splitlines(), "lost: ... not from this run"))
     assert time.monotonic() - changed_at < 8
     wait_until(lambda: len(agents.lines("commands")) == 4)
     assert agents.state["failures"] == 0

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.facts import says
 from tests.integration.conftest import Reference
 from tests.integration.held import Holds
 from tests.integration.launch.desk import Desk
@@ -147,7 +148,7 @@ def test_one_run_directory_has_one_run_and_a_cancelled_one_goes_on_with_the_same
     assert desk.say("runs", "wait", handle).returncode == 2
     status = desk.status(handle)
     refusal = "\n".join(status["failure"]["lines"])
-    assert status["state"] == "failed" and f"{run.directory}: a run is active in it (process {plain.pid} on" in refusal
+    assert status["state"] == "failed" and says(refusal, f"{run.directory}: ... active ... process {plain.pid} on")
     plain.terminate()
     assert plain.wait(PATIENCE_SECONDS) == 85
     # The launched run has it: `drillyard train` is refused.
@@ -185,7 +186,7 @@ def test_never_is_about_the_begin_of_a_run_and_a_restart_of_the_launch_goes_on(w
     # A launch of its own is another begin, and the directory is not empty.
     assert desk.launch(run.config) == handle
     assert desk.say("runs", "wait", handle).returncode == 2
-    assert "checkpoint.resume is never" in "\n".join(desk.status(handle)["failure"]["lines"])
+    assert says(desk.status(handle)["failure"]["lines"], "checkpoint.resume ... never")
 
 
 @pytest.fixture(autouse=True)

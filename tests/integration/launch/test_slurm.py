@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.facts import says
 from tests.integration.conftest import Reference
 from tests.integration.held import Holds
 from tests.integration.launch.desk import Desk
@@ -167,13 +168,13 @@ def test_a_run_that_loses_a_node_twice_and_reaches_its_time_limit_loses_no_bit(
     cluster.run("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
     waiting = desk.wait_for(handle, waits)
     assert (waiting["state"], waiting["failures"]) == ("restarting", 0), waiting
-    assert "time limit, all is saved" in waiting["reason"], waiting
+    assert says(waiting["reason"], "time limit ... saved"), waiting
     cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=50")
     log = run.directory / "launch" / f"slurm-{job}.log"
     until(lambda: holds.reached(moments[2], 0, 1), "the third start")
     cluster.kill_agent(lost)
     status = desk.wait_for(handle, waits)
-    assert f"lost node 1 ({lost}): Killed; from now on without {lost}" in status["reason"], status
+    assert says(status["reason"], f"node 1 ({lost}): Killed; ... without {lost}"), status
     assert desk.say("runs", "wait", handle).returncode == 0, log.read_text()
     status = desk.status(handle)
     assert (status["state"], status["failures"], status["round"]) == ("succeeded", 0, 3)
@@ -201,17 +202,17 @@ def test_nodes_without_the_storage_are_named_and_left_out(cluster: SlurmCluster,
 
         until(has_started, "the start on nodes with the storage")
     # Which of the two comes first is up to Slurm.
-    assert any(f"n1 cannot read {directory}/launch; from now on without n1" in reason for reason in reasons), reasons
-    named = [reason for reason in reasons if "node 1 (n3) cannot start: " in reason]
+    assert says(reasons, f"n1 ... {directory}/launch; ... without n1"), reasons
+    named = [reason for reason in reasons if says(reason, "node 1 (n3) cannot start: ")]
     assert named and all("No such file or directory" in reason for reason in named), reasons
-    assert any("(Exited with exit code 2); from now on without n3" in reason for reason in named), reasons
+    assert says(named, "(Exited with exit code 2); ... without n3"), reasons
     message = desk.wait_for(handle, is_running)
     assert message["hosts"] == ["n2", "n4"] and message["failures"] == 0
     until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "round 0")
     # A leader that is killed is a loss of its host; the others leave at once.
     cluster.kill_agent("n2")
     message = desk.wait_for(handle, waits)
-    assert "the agent of node 0 (n2) was killed" in message["reason"], message
+    assert says(message["reason"], "node 0 (n2) ... killed"), message
     desk.wait_for(handle, lambda message: is_running(message) and message["round"] == 1)
     (directory / "enough").touch()
     assert desk.say("runs", "wait", handle).returncode == 0
@@ -246,8 +247,8 @@ def test_cancel_is_for_good_and_a_run_is_not_submitted_twice(cluster: SlurmClust
     handle = "slurm://quad/twice"
     desk.wait_for(handle, is_running)
     refused = desk.say("launch", config)
-    assert refused.returncode == 2 and "is running already (job " in refused.stderr
     first = job_of(desk, handle)
+    assert refused.returncode == 2 and says(refused.stderr, f"{handle}: ... running already ... job {first}")
     assert desk.launch(config, "--replace") == handle
     desk.wait_for(handle, is_running)
     second = job_of(desk, handle)
@@ -268,7 +269,7 @@ def test_cancel_is_for_good_and_a_run_is_not_submitted_twice(cluster: SlurmClust
     assert desk.status(handle)["state"] == "cancelled"
     assert not cluster.processes(str(directory))
     again = desk.say("runs", "cancel", handle)
-    assert again.returncode == 0 and again.stdout == f"{handle}  was already cancelled\n"
+    assert again.returncode == 0 and says(again.stdout, f"{handle}  ... already cancelled")
     listed = desk.say("runs", "list")
     assert handle in listed.stdout and "cancelled" in listed.stdout
 
@@ -282,7 +283,7 @@ def test_a_preempted_run_is_queued_again_and_not_counted(cluster: SlurmCluster, 
     urgent = ["--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1000"]
     other = cluster.run("sbatch", "--parsable", *urgent).stdout.strip()
     waiting = desk.wait_for(handle, waits)
-    assert waiting["state"] == "restarting" and waiting["reason"].startswith("is queued again")
+    assert waiting["state"] == "restarting" and says(waiting["reason"], "queued again")
     cluster.run("scancel", other)
     status = desk.wait_for(handle, lambda status: is_running(status) and status["round"] == 1)
     assert status["failures"] == 0
@@ -334,12 +335,12 @@ def test_who_follows_logs_hears_all_although_the_controller_is_away(
     while not (any("before 0" in line for line in heard) and any("before 1" in line for line in heard)):
         heard.append(follower.stdout.readline())
     cluster.stop_controller()
-    while "trying again until it is back" not in (said := follower.stderr.readline()):
+    while not says(said := follower.stderr.readline(), "trying again"):
         assert said, "the follower has ended"
     asked = desk.say("runs", "status", handle)
     assert asked.returncode == 2 and "squeue" in asked.stderr
     cluster.start_controller()
-    while "answers again" not in (said := follower.stderr.readline()):
+    while not says(said := follower.stderr.readline(), "answers again"):
         assert said, "the follower has ended"
     go.touch()
     rest, errors = follower.communicate(timeout=240)
@@ -379,8 +380,8 @@ def test_what_slurm_refuses_is_reported_with_what_to_do(cluster: SlurmCluster, d
     run = lost.write_run("refused", {"command": ["true"]})
     done = lost.say("launch", run)
     assert done.returncode == 2 and done.stdout == ""
-    assert "invalid partition" in done.stderr.lower() and "sbatch refused the job" in done.stderr
-    assert "sinfo -s lists the partitions" in done.stderr
+    assert "invalid partition" in done.stderr.lower()
+    assert says(done.stderr, "sbatch refused") and says(done.stderr, "sinfo -s ... slurm.partition")
     typed = sit_down(cluster, tmp_path / "typed", slurm={"gres": "gpu:h100:8"})
     done = typed.say("launch", run)
     assert done.returncode == 2 and "slurm.gres" in done.stderr
@@ -395,7 +396,7 @@ def test_what_slurm_refuses_is_reported_with_what_to_do(cluster: SlurmCluster, d
         (tmp_path / "bin" / name).symlink_to(sys.executable if name == "python3" else shutil.which(name) or name)
     nothing.environment["PATH"] = str(tmp_path / "bin")
     done = nothing.say("launch", run)
-    assert done.returncode == 2 and "set slurm.login_host to a node that has them" in done.stderr
+    assert done.returncode == 2 and "set slurm.login_host" in done.stderr
 
 
 def test_a_job_that_waits_tells_why_and_is_cancelled_in_the_queue(cluster: SlurmCluster, desk: Desk) -> None:
@@ -405,7 +406,7 @@ def test_a_job_that_waits_tells_why_and_is_cancelled_in_the_queue(cluster: Slurm
     after, _ = saves(desk, "second")
     second = desk.launch(after, "--after", first)
     status = desk.wait_for(second, lambda status: status["native"].get("reason") == "Dependency")
-    assert status["state"] == "queued" and "waits for another run to succeed (Dependency)" in status["reason"]
+    assert status["state"] == "queued" and says(status["reason"], "waits ... another run ... (Dependency)")
     assert desk.say("runs", "cancel", second).returncode == 0
     assert desk.status(second)["state"] == "cancelled" and desk.status(first)["state"] == "running"
     assert desk.say("runs", "cancel", first).returncode == 0

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.facts import says
 from tests.integration.disks import MIB, LoopDisk, Tmpfs
 from tests.integration.held import Holds
 from tests.integration.launch.slurm_cluster import SlurmCluster, slurm_cluster, until
@@ -64,7 +65,7 @@ def test_a_full_disk_at_the_export_is_the_cause_that_is_reported(
 
         def tells_the_cause(status: dict[str, Any]) -> bool:
             times.append(time.time())
-            return "No space left on device" in f"{status['reason']} {status['failure']}"
+            return "No space left" in f"{status['reason']} {status['failure']}"
 
         desk.wait_for(handle, tells_the_cause)
         status = desk.wait_for(handle, lambda status: status["over"])
@@ -74,11 +75,8 @@ def test_a_full_disk_at_the_export_is_the_cause_that_is_reported(
         assert all(began_at < state.stat().st_mtime for began_at in silent), "silent although the end was written"
         assert reported_at - status["ended_at"] < SECONDS_TO_TELL
         assert status["failure"]["exit_code"] == 2
-        assert (
-            "cannot export to" in status["failure"]["reason"]
-            and "No space left on device" in status["failure"]["reason"]
-        )
-        assert desk.say("runs", "status", handle).stdout.count("cannot export to") <= 2, "headline and last lines"
+        assert says(status["failure"]["reason"], "cannot export ... No space left")
+        assert desk.say("runs", "status", handle).stdout.count("cannot export") <= 2, "headline and last lines"
     finally:
         disk.unmount()
 
@@ -97,7 +95,7 @@ def test_a_run_whose_directory_turns_read_only_is_not_running_any_more(cluster: 
         status = desk.wait_for(handle, lambda status: status["state"] != "running")
         assert time.monotonic() - failed_at < SECONDS_TO_TELL
         assert status["state"] == "restarting", status
-        assert f"{directory}/launch cannot be written to: Read-only file system" in status["reason"], status
+        assert says(status["reason"], f"{directory}/launch ... Read-only"), status
         cancelled = desk.say("runs", "cancel", handle)
         assert cancelled.returncode == 0, cancelled.stderr
         assert not cluster.processes(str(directory))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.facts import says
 from tests.integration.conftest import Reference
 from tests.integration.held import Holds
 from tests.integration.launch.desk import Desk
@@ -141,7 +142,7 @@ def test_cancel_leaves_no_process_on_any_host_and_a_run_is_not_started_twice(hos
     handle = desk.launch(run)
     desk.wait_for(handle, lambda status: status["state"] == "running")
     refused = desk.say("launch", run)
-    assert refused.returncode == 2 and "is running already" in refused.stderr
+    assert refused.returncode == 2 and says(refused.stderr, f"{handle}: ... running already")
     before = [find(host, "agent run") for host in hosts.hosts]
     assert desk.launch(run, "--replace") == handle
     desk.wait_for(handle, lambda status: status["state"] == "running")
@@ -166,7 +167,7 @@ def test_cancel_without_the_head_host_ends_the_others_and_names_it(hosts: SshHos
     finally:
         h0.power_on()
     assert done.returncode == 2
-    assert "h0: cannot be reached" in done.stderr and "headless is stopped on h1" in done.stderr
+    assert says(done.stderr, "h0: ... reached") and says(done.stderr, "headless ... stopped on h1")
     h1.cut_connections()
     assert hosts.nothing_left(), hosts.processes()
     # The head host is back: what it was doing is over, and is said to be.
@@ -243,13 +244,13 @@ def test_all_that_is_wrong_is_reported_at_once_and_nothing_is_started(
             taken.enter_context(socket.create_server(("", port)))
         done = broken.say("launch", run)
     assert done.returncode == 2, done.stderr
-    assert "nothing was started; 3 hosts" in done.stderr
+    assert says(done.stderr, "nothing was started; 3 hosts")
     assert f"h0: ports {first} to {first + 15}" in done.stderr
-    assert f"h1: {hosts.private}/python cannot run drillyard" in done.stderr
-    assert "h9: cannot be reached: ssh: connect to host 127.0.0.1" in done.stderr
+    assert says(done.stderr, f"h1: {hosts.private}/python cannot run")
+    assert says(done.stderr, "h9: ... reached: ssh: ... 127.0.0.1")
     unshared = Desk(tmp_path / "unshared", cluster(hosts))
     done = unshared.say("launch", run)
-    assert done.returncode == 2 and f"h1: {hosts.private}/runs is not the directory that h0 sees" in done.stderr
+    assert done.returncode == 2 and says(done.stderr, f"h1: {hosts.private}/runs ... h0 ... storage.directory")
     assert not any((host.directory / "private" / "runs" / "nowhere").exists() for host in hosts.hosts)
     assert not list((h0.directory / "private" / "runs").iterdir())
     hosts.close_connections()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from google.cloud.aiplatform_v1.types import CustomJob
+from tests.facts import says
 from tests.integration.gcs import Bucket
 from tests.integration.launch.vertex_place import Place, named
 from tests.integration.launch.vertex_server import Refusal, Vertex
@@ -128,7 +129,7 @@ def test_a_job_that_finds_no_capacity_has_failed(vertex: Vertex) -> None:
     place.launcher.submit(place.plan())
     vertex.enter(vertex.newest, "EXPIRED")
     status = place.launcher.status("tiny")
-    assert (status.state, status.reason) == (State.failed, "no capacity within 24 h")
+    assert status.state is State.failed and says(status.reason or "", "no capacity ... 24 h")
 
 
 def test_cancelling_twice_is_cancelling_once(vertex: Vertex) -> None:
@@ -161,7 +162,7 @@ def test_a_second_submission_is_refused_until_the_first_is_over_or_replaced(vert
     plan = place.plan()
     place.launcher.submit(plan)
     first = vertex.newest
-    with pytest.raises(UserError, match="is queued already"):
+    with pytest.raises(UserError, match="queued already"):
         place.launcher.submit(plan)
     assert len(vertex.jobs) == 1
     place.launcher.submit(plan, replace=True)
@@ -187,7 +188,7 @@ def test_another_machine_sees_the_same_runs_and_only_this_cluster_s(vertex: Vert
 def test_a_run_that_is_over_is_resumed_as_it_was_planned(vertex: Vertex) -> None:
     place = Place(vertex, consumption="spot")
     place.launcher.submit(place.plan())
-    with pytest.raises(UserError, match="is queued and needs no resume"):
+    with pytest.raises(UserError, match=r"queued .*no resume"):
         place.launcher.resume("tiny")
     vertex.enter(vertex.newest, "RUNNING")
     vertex.enter(vertex.newest, "FAILED", (14, "Spot VM was preempted."))
@@ -213,14 +214,14 @@ FIELD = details("BadRequest", fieldViolations=[{"field": "job_spec.network", "de
 @pytest.mark.parametrize(
     ("refusal", "words"),
     [
-        (Refusal("PERMISSION_DENIED", "Permission denied on resource."), "roles/aiplatform.user in project my-project"),
+        (Refusal("PERMISSION_DENIED", "Permission denied on resource."), "roles/aiplatform.user .*my-project"),
         (Refusal("PERMISSION_DENIED", "API disabled.", [DISABLED]), "gcloud services enable aiplatform.googleapis.com"),
         (
             Refusal("RESOURCE_EXHAUSTED", "Quota exceeded.", [EXCEEDED]),
-            r"custom_model_training_nvidia_h100_mega_gpus: 16 GPUs in us-central1",
+            r"custom_model_training_nvidia_h100_mega_gpus: 16 .*us-central1",
         ),
         (Refusal("INVALID_ARGUMENT", "List of found errors.", [FIELD]), "job_spec.network: no such network"),
-        (Refusal("NOT_FOUND", "Location not found."), r"location.project \(my-project\) and location.region"),
+        (Refusal("NOT_FOUND", "Location not found."), r"location.project \(my-project\) .*location.region"),
     ],
 )
 def test_a_refusal_says_what_to_do(vertex: Vertex, refusal: Refusal, words: str) -> None:
@@ -283,4 +284,4 @@ def test_ctrl_c_while_the_job_is_made_ends_with_the_handle(vertex: Vertex, capsy
     plan = place.plan()
     vertex.on_created = lambda job: os.kill(os.getpid(), signal.SIGINT)
     assert str(place.launcher.submit(plan)) == "vertex://c/tiny"
-    assert "vertex://c/tiny is submitted already; drillyard runs cancel vertex://c/tiny" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "vertex://c/tiny ... already; drillyard runs cancel vertex://c/tiny")
