@@ -204,7 +204,7 @@ def test_nodes_without_the_storage_are_named_and_left_out(cluster: SlurmCluster,
     # Which of the two comes first is up to Slurm.
     assert says(reasons, f"n1 ... {directory}/launch; ... without n1"), reasons
     named = [reason for reason in reasons if says(reason, "node 1 (n3) cannot start: ")]
-    assert named and all("No such file or directory" in reason for reason in named), reasons
+    assert named and all("No such file" in reason for reason in named), reasons
     assert says(named, "(Exited with exit code 2); ... without n3"), reasons
     message = desk.wait_for(handle, is_running)
     assert message["hosts"] == ["n2", "n4"] and message["failures"] == 0
@@ -366,10 +366,10 @@ def test_a_login_node_that_ssh_reaches_does_the_same(cluster: SlurmCluster, tmp_
         status = desk.wait_for(handle, is_running)
         until(lambda: bool(written(project / "runs" / "remote", 0)), "round 0")
         hosts.close_connections()
-        assert f"attempt 0 of remote on {status['hosts'][1]}" in desk.say("runs", "logs", handle).stdout
+        assert says(desk.say("runs", "logs", handle).stdout, f"attempt 0 ... remote ... {status['hosts'][1]}")
         login.power_off()
         away = desk.say("runs", "status", handle)
-        assert away.returncode == 2 and "h0" in away.stderr and "ssh: connect to host" in away.stderr
+        assert away.returncode == 2 and "h0" in away.stderr and "ssh: connect" in away.stderr
         login.power_on()
         assert desk.say("runs", "cancel", handle).returncode == 0
         assert desk.status(handle)["state"] == "cancelled" and not cluster.processes(str(project))

@@ -152,13 +152,13 @@ def info_of(path: Path) -> CheckpointInfo:
 def test_what_is_no_file_is_damage_and_not_waited_for(newest: Path, name: str) -> None:
     (newest / name).unlink()
     (newest / name).mkdir()
-    assert (info_of(newest).status, info_of(newest).reason) == ("damaged", f"{name} is a directory")
+    assert info_of(newest).status == "damaged" and says(info_of(newest).reason, f"{name} ... directory")
     (newest / name).rmdir()
     (newest / name).symlink_to(newest / "gone")
-    assert (info_of(newest).status, info_of(newest).reason) == ("damaged", f"{name} is a link to nothing")
+    assert info_of(newest).status == "damaged" and says(info_of(newest).reason, f"{name} ... link to nothing")
     (newest / name).unlink()
     os.mkfifo(newest / name)
-    assert (info_of(newest).status, info_of(newest).reason) == ("damaged", f"{name} is no regular file")
+    assert info_of(newest).status == "damaged" and says(info_of(newest).reason, f"{name} ... regular file")
 
 
 def test_a_link_within_the_checkpoint_or_of_all_of_it_is_as_good_as_the_files(
@@ -175,11 +175,11 @@ def test_a_link_within_the_checkpoint_or_of_all_of_it_is_as_good_as_the_files(
 def test_a_checkpoint_that_is_a_link_to_nothing_or_a_file_is_damaged_not_absent(run: Path, newest: Path) -> None:
     shutil.rmtree(newest)
     newest.symlink_to(run / "unmounted")
-    assert (info_of(newest).status, info_of(newest).reason) == ("damaged", "it is a link to nothing")
+    assert info_of(newest).status == "damaged" and says(info_of(newest).reason, "link to nothing")
     assert loaded_value(run)[0] == 10.0
     newest.unlink()
     newest.write_text("")
-    assert (info_of(newest).status, info_of(newest).reason) == ("damaged", "it is a file, not a directory")
+    assert info_of(newest).status == "damaged" and says(info_of(newest).reason, "file, not a directory")
     assert loaded_value(run)[0] == 10.0
 
 

@@ -171,9 +171,9 @@ def test_a_path_means_a_run_its_checkpoints_or_one_of_them(tmp_path: Path) -> No
     target = select_checkpoints(directory / "step-00000020")
     assert target.one is not None and target.one.step == 20 and target.run_directory == tmp_path
     assert choose_step(select_checkpoints(tmp_path), 10).step == 10
-    with pytest.raises(UserError, match="no checkpoint of step 15; there are: 10, 20"):
+    with pytest.raises(UserError, match=r"step 15; .*10, 20"):
         choose_step(select_checkpoints(tmp_path), 15)
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "empty", tmp_path / "nowhere"):
-        with pytest.raises(UserError, match="there are no checkpoints; give a run directory"):
+        with pytest.raises(UserError, match="no checkpoints"):
             select_checkpoints(path)

@@ -93,12 +93,11 @@ def test_list_for_machines_has_the_same_facts(checkpoint: Any, run: Path) -> Non
 def test_list_says_how_the_next_start_will_end(checkpoint: Any, run: Path, tmp_path: Path) -> None:
     make_checkpoint(run, 60, format_version=2)
     message = checkpoint("list", run)
-    assert message.code == 0 and says(message.lines[-1], "start is refused") and "format version 2" in message.lines[-1]
-    assert says(message.lines[-1], "step-00000060: manifest.json: ... version 2")
+    assert message.code == 0 and says(message.lines[-1], "refused ... step-00000060: manifest.json: ... version 2")
     damaged = tmp_path / "damaged"
     (make_checkpoint(damaged, 10) / ".metadata").unlink()
     message = checkpoint("list", damaged)
-    assert "step-00000010: .metadata is missing" in message.lines
+    assert says(message.lines, "step-00000010: .metadata ... missing")
     assert says(message.lines[-1], "refused: none")
     lost = tmp_path / "lost"
     (make_checkpoint(lost, 10) / MANIFEST_NAME).unlink()
@@ -153,13 +152,13 @@ def test_prune_keeps_the_newest_and_the_best(checkpoint: Any, run: Path) -> None
     before = steps(run)
     message = checkpoint("prune", run, "--keep", 1, "--dry-run")
     assert message.code == 0 and steps(run) == before
-    assert [line.split(",")[0] for line in message.lines if "would be deleted" in line] == [
-        "step-00000010: would be deleted",
-        "step-00000030: would be deleted",
+    assert [line.split(":")[0] for line in message.lines if says(line, "would be deleted")] == [
+        "step-00000010",
+        "step-00000030",
     ]
     message = checkpoint("prune", run, "--keep", 1)
     assert message.code == 0 and steps(run) == [20, 40, 50]
-    assert checkpoint("prune", run, "--keep", 1).lines[-1] == "Nothing to delete."
+    assert checkpoint("prune", run, "--keep", 1).lines[-1].startswith("Nothing")
     message = checkpoint("prune", run, "--keep", 1, "--left-overs", "--json")
     assert message.code == 0 and steps(run) == [20, 40]
     assert [item["step"] for item in message.json["removed"]] == [50]

@@ -91,7 +91,7 @@ def test_the_version_is_the_packages() -> None:
 def test_a_mistyped_command_is_reported_with_the_one_that_was_meant() -> None:
     ended = drillyard("trian", "run.yaml")
     assert ended.returncode == 2
-    assert "Did you mean 'train'?" in ended.stderr
+    assert says(ended.stderr, "'trian' ... 'train'")
     assert ended.stdout == ""
 
 

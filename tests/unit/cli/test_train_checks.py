@@ -62,5 +62,5 @@ def test_weights_that_are_not_there_are_reported_before_ranks_start(
     with pytest.raises(SystemExit) as ended:
         main(["train", "run.yaml"])
     assert ended.value.code == 2
-    assert "base has no model.safetensors" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "base ... no model.safetensors")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "run.yaml"]

@@ -91,7 +91,7 @@ def test_a_missing_variable_in_an_override_is_reported_there(refuse: Refuse, mon
 
 @pytest.mark.parametrize("reference", ["${env:}", "${env:1A}", "${env:A B}", "${env:A"])
 def test_a_malformed_reference_is_an_error_and_not_text(reference: str, refuse: Refuse) -> None:
-    assert "a reference reads ${env:NAME}" in refuse(RUN + f"output: '{reference}'\n")[0]
+    assert "${env:NAME}" in refuse(RUN + f"output: '{reference}'\n")[0]
 
 
 def test_a_finished_run_is_read_without_its_secrets(
@@ -102,5 +102,5 @@ def test_a_finished_run_is_read_without_its_secrets(
     monkeypatch.delenv("DRILLYARD_TEST_SECRET")
     run = load_run_config(tmp_path / "saved.yaml", resolve_environment=False)
     assert run.output == "${env:DRILLYARD_TEST_SECRET}"
-    with pytest.raises(UserError, match="DRILLYARD_TEST_SECRET is not set"):
+    with pytest.raises(UserError, match=r"DRILLYARD_TEST_SECRET .*not set"):
         load_run_config(tmp_path / "saved.yaml")

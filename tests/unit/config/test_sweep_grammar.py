@@ -8,6 +8,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.facts import says
 
 from drillyard.config.sweep_grammar import MAX_NAME, MOST_POINTS, SHORT, Axis, combinations, launch_points, parse_axes
 from drillyard.errors import UserError
@@ -62,14 +63,14 @@ def test_points_are_all_combinations_the_last_key_fastest() -> None:
         ("node=1..3", r"'node'.*nodes"),
         ("micro-batch-size=1,2", "'micro-batch-size'.*micro_batch_size"),
         ("zzz=1", r"'zzz'.*micro_batch_size"),
-        ("1..3", "'1..3' has no key"),
-        ("", "'' has no key"),
+        ("1..3", "'1..3' .*no key"),
+        ("", "'' .*no key"),
         ("nodes=", r"nodes .*empty value"),
         ("nodes=1,,2", r"nodes .*empty value"),
-        ("=3", "'=3' has no key"),
+        ("=3", "'=3' .*no key"),
         ("nodes=3..1", "runs backwards; write 1..3"),
-        ("nodes=1..3..0", "a step of 0"),
-        ("nodes=0..8..x2", "factors begin at 1"),
+        ("nodes=1..3..0", "step of 0"),
+        ("nodes=0..8..x2", r"factors .*at 1"),
         ("nodes=1..8..x1", "at least 2"),
         ("nodes=1..3,7", "mixes a range"),
         ("nodes=1,nodes=2", r"nodes .*twice"),
@@ -160,17 +161,18 @@ def test_long_or_equal_names_become_numbers() -> None:
 @pytest.mark.parametrize(
     ("sweeps", "facts"),
     [
-        (["learning_rate"], "has no key"),
-        (["a.b=1,2", "a.b=3"], "a.b is given twice"),
-        (["a.b=1,1"], "the value 1 is there twice"),
-        (["training.micro_batch_size=1,2", "micro_batch_size=4"], "training.micro_batch_size is given twice"),
-        (["nodes=1,2"], "nodes: the cluster config sets it"),
-        (["a.b=1,,2"], "a.b has an empty value"),
+        (["learning_rate"], "'learning_rate' ... no key"),
+        (["a.b=1,2", "a.b=3"], "a.b ... twice"),
+        (["a.b=1,1"], "a.b: ... 1 ... twice"),
+        (["training.micro_batch_size=1,2", "micro_batch_size=4"], "training.micro_batch_size ... twice"),
+        (["nodes=1,2"], "nodes: ... cluster config"),
+        (["a.b=1,,2"], "a.b ... empty value"),
     ],
 )
 def test_what_cannot_be_launched_is_refused(sweeps: list[str], facts: str) -> None:
-    with pytest.raises(UserError, match=re.escape(facts)):
+    with pytest.raises(UserError) as raised:
         launch_points(sweeps, "run")
+    assert says(str(raised.value), facts)
 
 
 @given(

@@ -261,7 +261,7 @@ def test_short_text_parts_that_a_template_leaves_out_are_joined(rendered: Render
     "template", ["{{ 1 / 0 }}", "{{ 10.0 ** 400 }}", "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"]
 )
 def test_whatever_a_template_raises_is_an_error_of_the_row_or_the_template(template: str, rendered: Rendered) -> None:
-    with pytest.raises(UserError, match=r"line 1: the chat template.*Correct the row"):
+    with pytest.raises(UserError, match=r"line 1: .*chat template"):
         rendered(template, {"messages": PARTS})
 
 
@@ -307,9 +307,9 @@ def test_empty_text_for_tool_calls_is_none(rendered: Rendered) -> None:
         ({"messages": [{"role": "assistant", "content": []}]}, "no content ... tool_calls"),
         ({"messages": [{"role": "user", "text": "Hi"}, PARTS[1]]}, "message 1 ... user ... content"),
         ({"messages": [{"role": "user", "content": []}, PARTS[1]]}, "message 1 ... user ... content"),
-        ({"messages": "[{"}, "messages: expected JSON text"),
-        ({"messages": PARTS, "tools": "[{"}, "tools: expected JSON text"),
-        ({"messages": PARTS, "tools": "f(x)"}, "tools: expected JSON text"),
+        ({"messages": "[{"}, "messages: ... JSON text"),
+        ({"messages": PARTS, "tools": "[{"}, "tools: ... JSON text"),
+        ({"messages": PARTS, "tools": "f(x)"}, "tools: ... JSON text"),
         ({"messages": PARTS, "tools": '{"name": "f"}'}, "'tools' ... list"),
         ({"messages": PARTS, "tools": [1]}, "'tools' ... list"),
         (

@@ -75,7 +75,7 @@ def test_the_form_of_sharegpt_is_understood() -> None:
 
 
 @pytest.mark.parametrize(("messages", "message"), [
-    ([], "non-empty list"), ("Hi", "JSON"), ([{"role": "user", "content": ""}, "x"], "message 2: expected JSON text"),
+    ([], "non-empty list"), ("Hi", "JSON"), ([{"role": "user", "content": ""}, "x"], "message 2: .*JSON"),
     ([{"role": "user", "content": ""}, 3], "message 2 is not"),
 ])  # fmt: skip
 def test_malformed_conversations_are_errors(messages: Any, message: str) -> None:

@@ -72,7 +72,7 @@ def test_a_column_that_is_not_there_is_reported_with_those_that_are() -> None:
         str(caught.value),
         "here: ... 'prompt' ... prompt-completion ... promt, completion ... data.columns: {prompt: promt}",
     )
-    with pytest.raises(UserError, match="no column 'schema' or 'sql_context'"):
+    with pytest.raises(UserError, match="column 'schema' or 'sql_context'"):
         segments(RowFormat("text-to-sql"), {"question": "q", "sql": "s"})
 
 

@@ -143,7 +143,7 @@ def test_windows_line_ends_and_blank_lines_are_fine(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_reported_with_the_nearest_name(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("{}")
-    assert says(failure(tmp_path / "trian.jsonl"), "no such file ... Did you mean")
+    assert says(failure(tmp_path / "trian.jsonl"), "trian.jsonl ... train.jsonl")
     assert "train.jsonl?" in failure(tmp_path / "trian.jsonl")
     assert says(failure(tmp_path / "nowhere" / "train.jsonl"), "nowhere")
 

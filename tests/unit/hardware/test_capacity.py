@@ -193,5 +193,5 @@ def test_a_machine_of_another_cloud_is_an_error():
 
 
 def test_an_unknown_machine_is_reported_with_the_nearest():
-    with pytest.raises(UserError, match="did you mean a4-highgpu-8g"):
+    with pytest.raises(UserError, match="mean a4-highgpu-8g"):
         quota_needed(cluster("a4-highgpu"))

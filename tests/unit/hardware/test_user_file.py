@@ -255,7 +255,7 @@ def test_what_is_no_hardware_file_is_refused(mistakes, text, message):
 
 
 def test_a_file_that_is_not_there_is_reported_as_such(tmp_path):
-    with pytest.raises(UserError, match=r"none\.yaml: no such file.*accelerators"):
+    with pytest.raises(UserError, match=r"none\.yaml: no .*accelerators"):
         load_catalog(tmp_path / "none.yaml")
 
 

@@ -30,10 +30,10 @@ def test_a_known_family_gives_the_same_either_way():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "novel"}, "does not know model_type 'novel'\n.*--params"),
-        ({}, "does not know model_type None"),
+        ({"model_type": "novel"}, "model_type 'novel'\n.*--params"),
+        ({}, "model_type None"),
         ({"model_type": "helium", "hidden_size": "wide"}, "helium"),
-        ({"model_type": "t5"}, "cannot build this t5"),
+        ({"model_type": "t5"}, "build .*t5"),
     ],
 )
 def test_what_cannot_be_built_is_refused(config, message):

@@ -82,7 +82,7 @@ def test_an_inline_config_names_its_architecture():
         ({"model_type": "mixtral", "num_experts_per_tok": 9}, "9.*8 experts"),
         ({"model_type": "deepseek_v2"}, "num_experts_per_tok.*None"),
         ({"model_type": "gemma3_text", "layer_types": ["full_attention"]}, "names 1 layers, num_hidden_layers is 26"),
-        ({"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["mamba"]}, "'mamba' is not known"),
+        ({"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["mamba"]}, "'mamba' .*known"),
         ({"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["linear_attention"]}, "no linear attention"),
         ({"model_type": "qwen3", "layer_types": "full_attention"}, "layer_types.*list"),
         ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers names 1 layers"),
@@ -104,7 +104,7 @@ def test_a_wrong_config_is_refused_by_field(config, message):
     ("config", "message"),
     [
         (LLAMA | {"num_experts": 8}, "num_experts: llama"),
-        (LLAMA | {"intermediate_sizes": [8, 16]}, "no such field.*intermediate_size"),
+        (LLAMA | {"intermediate_sizes": [8, 16]}, "intermediate_sizes.*intermediate_size"),
         (LLAMA | {"qk_layernorm": True}, "qk_layernorm: llama"),
         ({"model_type": "qwen2", "attention_bias": True}, "attention_bias: qwen2"),
         ({"model_type": "deepseek_v3", "moe_layer_freq": 2}, "moe_layer_freq.*2.*deepseek_v3.*1"),

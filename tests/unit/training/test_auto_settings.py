@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.facts import says
 
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
@@ -178,7 +179,7 @@ def test_a_disk_that_takes_no_more_ends_no_run(
     monkeypatch.setattr(Path, "write_text", full)
     save_auto_settings(load_auto_settings(config, ranks(), trained), resolve(config), trained, log)
     (warning,) = log.warnings
-    assert str(trained / RESOLVED_RECORD) in warning and "No space left on device" in warning
+    assert str(trained / RESOLVED_RECORD) in warning and "No space left" in warning
 
 
 def test_the_event_has_every_setting_with_its_reason_or_that_it_was_kept(config: RunConfig, trained: Path) -> None:
@@ -204,10 +205,8 @@ def test_the_event_has_every_setting_with_its_reason_or_that_it_was_kept(config:
         "training.activation_checkpointing": ["selective", "full"],
         "parallelism.shard": [2, 4],
     }
-    assert elsewhere.messages == [
-        "Another layout than before, so settings that are left open were resolved again: "
-        "training.activation_checkpointing: selective -> full; parallelism.shard: 2 -> 4"
-    ]
+    (message,) = elsewhere.messages
+    assert message.endswith("training.activation_checkpointing: selective -> full; parallelism.shard: 2 -> 4")
     json.dumps(fields)
 
 
@@ -218,12 +217,12 @@ def test_where_it_may_not_fit_the_user_is_warned_and_reported_what_would(config:
     ((name, fields),) = calm.events
     assert (name, fields["verdict"]) == ("estimate", "fits")
     (line,) = calm.messages
-    assert line.startswith("Estimate: it fits: ")
-    assert line.endswith("the step time is not known (no speed of cpu is on record)")
+    assert says(line, "Estimate: ... fits ... step time ... not known ... cpu")
     tight = dataclasses.replace(kept, memory_gib=1e-6)
     report_estimate(tight, resolve(kept.config), warned)  # type: ignore[arg-type]
     assert warned.events[0][1]["verdict"] == "does not fit"
-    assert warned.warnings == ["the run may end for lack of memory\nno change of its settings is known to fit"]
+    (warning,) = warned.warnings
+    assert says(warning, "lack of memory\n ... no change")
 
 
 def test_a_model_is_brought_up_on_ranks_that_its_batch_does_not_divide_by(config: RunConfig) -> None:
