@@ -159,7 +159,7 @@ def test_an_exported_checkpoint_is_final_to_the_bit_and_needs_no_drillyard(
         (["eval", "nowhere"], "nowhere: ... no such directory"),
         (["eval", "{run}/final", *SQL_ON_TEXT], "sql-execution ... data.format"),
         (["export", "{run}/final", "new"], "final: ... RUN_DIR/checkpoints/step-N"),
-        (["export", "{checkpoint}", "{workplace}"], "{workplace}: ... checkpoint"),
+        (["export", "{checkpoint}", "{workplace}"], "{workplace}: holds ... checkpoint"),
     ],
     ids=["no model", "metric and format", "no checkpoint", "destination in use"],
 )  # fmt: skip

@@ -205,5 +205,5 @@ def test_a_second_signal_ends_everything_at_once(start: Start) -> None:
     time.sleep(SECONDS_OF_ONE_REQUEST + 0.1)
     run.process.terminate()
     code, _, err = run.end()
-    assert code == 128 + signal.SIGTERM and says(err, "at once")
+    assert code == 128 + signal.SIGTERM and says(err, "ended at once")
     assert run.left_running() == []

@@ -44,7 +44,7 @@ PRETRAINED = ["model={id: some/model}", "data.tokenizer=null"]
         (["model.config.vocab_size=1000"], "model.config.vocab_size", "1000 ... 1024"),
         (["model.config.max_position_embeddings=64"], "data.sequence_length", "128 is over"),
         (["data.source=[]"], "data.source", "empty list"),
-        (["data.source=builtin:text-to-sq"], "data.source", "'builtin:text-to-sq'"),
+        (["data.source=builtin:text-to-sq"], "data.source", "'builtin:text-to-sq' ... text-to-sql"),
         (["data.source=builtin:python-stdlib"], "data.format", "builtin:python-stdlib"),
         (["data.source={path: a.jsonl, options: {seed: 1}}"], "data.source.options", "'a.jsonl' is neither"),
         (["data.source=[x/a.jsonl, y/a.jsonl]"], "data.source.1", "'a.jsonl' ... 0"),
