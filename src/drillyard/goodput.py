@@ -109,11 +109,9 @@ class Goodput:
         return self.times.productive / self.wall_microseconds if self.wall_microseconds else None
 
     def microseconds(self) -> dict[str, int]:
-        """Microseconds by category."""
         return asdict(self.times)
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by category."""
         return {name: microseconds / 1e6 for name, microseconds in asdict(self.times).items()}
 
 

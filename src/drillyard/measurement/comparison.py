@@ -1,8 +1,7 @@
 """Runs side by side: by step, tokens, time and dollars, with the confidence of a difference.
 
-The first run is what the others are compared with. Speeds: tokens per second per GPU from the median steps. Losses: at
-a quarter, half, three quarters and the end of what all runs have reached, by each of four measures of progress, each
-the mean of the losses logged in the twentieth of the range before it.
+The first run is what the others are compared with, at a quarter, half, three quarters and the end of what all runs have
+reached; a loss there is the mean of those logged in the twentieth of the range before it.
 
 Confidence is Student's t on blocks, at 95 %: neighbouring steps resemble each other, means of long blocks hardly do.
 - Speed: each run's durations, warm-up left out, are cut into up to 20 blocks one after the other; the difference of the
@@ -11,8 +10,7 @@ Confidence is Student's t on blocks, at 95 %: neighbouring steps resemble each o
   have the interval of paired values, so a loss that falls in both does not blur it.
 With fewer than five blocks no interval is given.
 
-Two runs of another model or tokenizer have losses that mean different things; of another sequence length or precision
-also speeds that do. Such runs are shown, and called not comparable. What neither log says is named as not stated.
+Runs that differ in model, tokenizer, sequence length or precision are shown, and called not comparable.
 
 Limits: one run each; what another seed would do is not in the interval.
 """
@@ -26,17 +24,17 @@ from itertools import pairwise
 from typing import Any, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from drillyard.errors import UserError
 from drillyard.estimation.confidence import CONFIDENCE, student_quantile
 from drillyard.formatting import count
 from drillyard.measurement.parsed_log import NO_TIME
 from drillyard.measurement.run_result import RunResult
-from drillyard.measurement.step_times import last_rows
+from drillyard.measurement.step_times import Floats, last_rows
 from drillyard.measurement.user_facts import PRECISIONS
 
 Axis = Literal["step", "tokens", "seconds", "dollars"]
+Rate = Literal["tokens_per_second_per_gpu", "step_seconds"]
 AXES: Final[tuple[Axis, ...]] = ("step", "tokens", "seconds", "dollars")
 VERSION: Final = 1
 FEWEST_BLOCKS: Final = 5
@@ -78,7 +76,7 @@ class RunDifference:
 
     run: str
     faster: Interval | None
-    of: Literal["tokens_per_second_per_gpu", "step_seconds"]
+    of: Rate
     loss: dict[Axis, Interval]
 
 
@@ -132,7 +130,7 @@ def compare_runs(runs: Sequence[RunResult]) -> Comparison:
         raise UserError("--compare needs two runs or more: drillyard metrics --compare RUN_A RUN_B")
     names = _names(runs)
     differ, not_stated = _identity(runs, names)
-    progress: dict[Axis, list[NDArray[np.float64]]] = {}
+    progress: dict[Axis, list[Floats]] = {}
     unknown: dict[Axis, str] = {}
     for axis in AXES:
         values = [_progress(run, axis) for run in runs]
@@ -146,23 +144,12 @@ def compare_runs(runs: Sequence[RunResult]) -> Comparison:
             unknown[axis] = "a run has no finite loss"
     losses = [run.losses.loss for run in runs]
     points = [point for axis, along in progress.items() for point in _points(axis, along, losses)]
-    against = [
-        RunDifference(
-            names[index],
-            *_faster(runs[0], runs[index]),
-            _tails(progress, losses, index),
-        )
-        for index in range(1, len(runs))
-    ]
+    against = []
+    for index in range(1, len(runs)):
+        tails = {axis: _tail(along[0], losses[0], along[index], losses[index]) for axis, along in progress.items()}
+        higher_by = {axis: interval for axis, interval in tails.items() if interval is not None}
+        against.append(RunDifference(names[index], *_faster(runs[0], runs[index]), higher_by))
     return Comparison(tuple(runs), names, differ, not_stated, tuple(points), tuple(against), unknown)
-
-
-def _tails(
-    progress: dict[Axis, list[NDArray[np.float64]]], losses: Sequence[NDArray[np.float64]], index: int
-) -> dict[Axis, Interval]:
-    """By how much the loss of a run is higher than that of the first, by each known measure of progress."""
-    found = {axis: _tail(along[0], losses[0], along[index], losses[index]) for axis, along in progress.items()}
-    return {axis: interval for axis, interval in found.items() if interval is not None}
 
 
 def _names(runs: Sequence[RunResult]) -> tuple[str, ...]:
@@ -210,7 +197,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _progress(run: RunResult, axis: Axis) -> NDArray[np.float64] | None:
+def _progress(run: RunResult, axis: Axis) -> Floats | None:
     """How far each finite loss of a run is along an axis; None where that is not known."""
     steps = run.losses.step.astype(np.float64)
     if axis == "step":
@@ -227,7 +214,7 @@ def _progress(run: RunResult, axis: Axis) -> NDArray[np.float64] | None:
     return None if price is None or gpus is None else seconds / 3600 * price * gpus
 
 
-def _seconds(run: RunResult) -> NDArray[np.float64] | None:
+def _seconds(run: RunResult) -> Floats | None:
     """Seconds since the start for each finite loss: by time stamps, else the durations of the steps until then."""
     steps = run.log.steps
     rows = last_rows(steps)
@@ -235,7 +222,7 @@ def _seconds(run: RunResult) -> NDArray[np.float64] | None:
     if len(rows) and bool((steps.time_us[rows] != NO_TIME).all()):
         first = run.log.clock.first_time_us
         start = int(steps.time_us[rows[0]]) if first is None else first
-        elapsed: NDArray[np.float64] = (steps.time_us[rows] - start) / 1e6
+        elapsed: Floats = (steps.time_us[rows] - start) / 1e6
         return np.maximum.accumulate(elapsed)
     typical = run.timing.times.typical
     if typical is None:
@@ -245,11 +232,11 @@ def _seconds(run: RunResult) -> NDArray[np.float64] | None:
     took = np.full(len(steps), typical)
     took[run.timing.all.rows] = run.timing.all.seconds
     advance = np.maximum(np.diff(steps.step, prepend=steps.step[0] - 1), 1)
-    passed: NDArray[np.float64] = np.cumsum(took * advance)[rows]
+    passed: Floats = np.cumsum(took * advance)[rows]
     return passed
 
 
-def _points(axis: Axis, along: Sequence[NDArray[np.float64]], losses: Sequence[NDArray[np.float64]]) -> list[LossPoint]:
+def _points(axis: Axis, along: Sequence[Floats], losses: Sequence[Floats]) -> list[LossPoint]:
     """The losses at shares of the range that all runs have covered."""
     reach = min(float(progress[-1]) for progress in along)
     if not reach > 0:
@@ -267,7 +254,7 @@ def _points(axis: Axis, along: Sequence[NDArray[np.float64]], losses: Sequence[N
     ]
 
 
-def _mean_loss(along: NDArray[np.float64], loss: NDArray[np.float64], low: float, high: float) -> float | None:
+def _mean_loss(along: Floats, loss: Floats, low: float, high: float) -> float | None:
     """The mean loss in (low, high] of an axis; the last one before where none falls there."""
     first, last = np.searchsorted(along, [low, high], side="right")
     if last == 0:
@@ -275,13 +262,11 @@ def _mean_loss(along: NDArray[np.float64], loss: NDArray[np.float64], low: float
     return float(loss[min(first, last - 1) : last].mean())
 
 
-def _faster(
-    base: RunResult, run: RunResult
-) -> tuple[Interval | None, Literal["tokens_per_second_per_gpu", "step_seconds"]]:
+def _faster(base: RunResult, run: RunResult) -> tuple[Interval | None, Rate]:
     """By which fraction `run` is faster than `base`."""
     rates = [one.speed.tokens_per_second_per_gpu for one in (base, run)]
     times = [one.timing.times.typical for one in (base, run)]
-    of: Literal["tokens_per_second_per_gpu", "step_seconds"] = "step_seconds"
+    of: Rate = "step_seconds"
     if rates[0] and rates[1]:
         of, ratio = "tokens_per_second_per_gpu", rates[1] / rates[0]
     elif times[0] and times[1]:
@@ -289,19 +274,19 @@ def _faster(
     else:
         return None, of
     before, after = _log_medians(base), _log_medians(run)
-    if min(len(before), len(after)) < FEWEST_BLOCKS:
-        return Interval(ratio - 1, None, None, min(len(before), len(after))), of
+    blocks = min(len(before), len(after))
+    if blocks < FEWEST_BLOCKS:
+        return Interval(ratio - 1, None, None, blocks), of
     variances = [float(np.var(values, ddof=1)) / len(values) for values in (before, after)]
     error = math.sqrt(sum(variances))
     degrees = _welch_degrees(variances, (len(before), len(after)))
     half = student_quantile((1 + CONFIDENCE) / 2, degrees) * error
     half += base.timing.times.relative_precision + run.timing.times.relative_precision
     low, high = math.log(ratio) - half, math.log(ratio) + half
-    return Interval(ratio - 1, math.exp(low) - 1, math.exp(high) - 1, min(len(before), len(after))), of
+    return Interval(ratio - 1, math.exp(low) - 1, math.exp(high) - 1, blocks), of
 
 
-def _log_medians(run: RunResult) -> NDArray[np.float64]:
-    """Logarithms of the median durations of a run's blocks."""
+def _log_medians(run: RunResult) -> Floats:
     if run.timing.kept is None:
         return np.empty(0)
     seconds = run.timing.kept.seconds
@@ -318,12 +303,7 @@ def _welch_degrees(variances: Sequence[float], counts: Sequence[int]) -> int:
     return max(int(total**2 / spread), FEWEST_BLOCKS - 1)
 
 
-def _tail(
-    base_along: NDArray[np.float64],
-    base_loss: NDArray[np.float64],
-    along: NDArray[np.float64],
-    loss: NDArray[np.float64],
-) -> Interval | None:
+def _tail(base_along: Floats, base_loss: Floats, along: Floats, loss: Floats) -> Interval | None:
     """What the loss of a run is higher by in the last fifth of the range that it shares with the first run."""
     reach = min(float(base_along[-1]), float(along[-1]))
     edges = np.linspace(reach * (1 - _TAIL), reach, _LOSS_BLOCKS + 1)

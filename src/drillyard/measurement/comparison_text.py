@@ -58,7 +58,6 @@ def _number(value: float | None) -> str | None:
 
 
 def _table(heading: str, comparison: Comparison) -> Table:
-    """A table with a column for each run."""
     table = Table(box=None, pad_edge=False)
     table.add_column(heading)
     for name in comparison.names:

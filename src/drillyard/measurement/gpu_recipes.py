@@ -5,15 +5,11 @@ replaced where a pipeline reads them.
     TFLOPS/Accelerator: 692.98463368
     MFU: 0.70069225
 
-The arithmetic is the tool's, in its order, so that the bytes are equal: the mean of `train_step_timing in s` over the
-DLLogger lines of steps 10 to 30 (both included, a step that was done twice counting twice), FLOPs of a sample times
-the global batch over time, accelerators and 1e12. Where the tool raises an exception (METADATA lines, steps that are
-lists, lines without a timing, other lines in between) the line is passed over and counted.
-
-The tables below are the tool's own, the only copy of peaks and FLOPs outside the catalog: its fp8 peak of an H100 is
-1978 TFLOP/s where NVIDIA's data sheet has 1979. Its FLOPs per sample hold for one sequence length each, and count
-attention over the whole sequence, so its MFU is not that of `drillyard metrics` under 6N. Source of tables, defaults
-and output: AI-Hypercomputer/gpu-recipes@2e1fd5e, src/utils/training_metrics (2026-08-12).
+The arithmetic is the tool's, in its order, so that the bytes are equal. Where the tool raises an exception (METADATA
+lines, steps that are lists, lines without a timing) the line is passed over and counted. The tables are the tool's own:
+its fp8 peak of an H100 is 1978 TFLOP/s where NVIDIA's data sheet has 1979, and its FLOPs count attention over the whole
+sequence, so its MFU is not that of `drillyard metrics` under 6N. Source of tables, defaults and output:
+AI-Hypercomputer/gpu-recipes@2e1fd5e, src/utils/training_metrics (2026-08-12).
 """
 
 from __future__ import annotations

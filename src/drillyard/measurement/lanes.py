@@ -92,7 +92,6 @@ class Lane:
         return taken
 
     def replace(self, name: str, values: NDArray[Any]) -> None:
-        """Set a whole column."""
         kept = array(np.dtype(_KNOWN[name][0]).char.replace("?", "b"))
         kept.frombytes(np.asarray(values, dtype=_KNOWN[name][0]).tobytes())
         self._columns[name] = kept

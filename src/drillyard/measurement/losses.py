@@ -85,7 +85,6 @@ def held_out(log: ParsedLog) -> dict[str, HeldOut]:
 
 
 def losses(log: ParsedLog) -> Losses:
-    """The losses of a run."""
     steps = log.steps
     rows = last_rows(steps)
     rows = rows[np.isfinite(steps.loss[rows])]

@@ -65,7 +65,6 @@ def _rows(lane: Lane, signs: Sequence[Sign]) -> NDArray[np.int64]:
 
 
 def _of_others(signs: Sequence[Sign], times: NDArray[np.int64] | None) -> list[Mark]:
-    """The signs of later starts on other ranks' lines."""
     first_step = NO_TIME if times is None else int(times[0])
     seen: set[Origin] = set()
     later = []
@@ -107,7 +106,6 @@ def assign_marks(marks: Sequence[tuple[Origin, Mark]], steps: Steps) -> list[Mar
 
 
 def _starts(steps: Steps) -> list[int]:
-    """The rows at which attempts begin."""
     if not len(steps):
         return []
     return np.flatnonzero(np.append(True, np.diff(steps.attempt) > 0)).tolist()

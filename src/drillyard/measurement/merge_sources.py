@@ -74,7 +74,6 @@ def merge_sources(readings: list[SourceContent], zone: tzinfo | None, *, last: b
 
 
 def _best_format(found: list[FormatContent]) -> str | None:
-    """The format to take the steps from."""
     records: Counter[str] = Counter()
     for one in found:
         records[one.format] += one.records
@@ -140,7 +139,6 @@ def _clock(log: ParsedLog, readings: list[SourceContent], zone: tzinfo | None) -
 
 
 def _warn(log: ParsedLog) -> None:
-    """What people should know of how the log was read."""
     for source in log.sources:
         if source.damaged_lines:
             log.warnings.append(f"{source.name}: {source.damaged_lines} damaged lines or records were passed over")

@@ -92,7 +92,6 @@ class Tail:
         ]
 
     def _look_for_more(self) -> None:
-        """Follow what has come into the directories."""
         if not self._chosen.directories or time.monotonic() < self._next_look:
             return
         known = {source.file.name for source in self._sources} | self._passed_over
@@ -135,7 +134,6 @@ class Tail:
         return log
 
     def close(self) -> None:
-        """Close the files."""
         for source in self._sources:
             source.input.close()
 

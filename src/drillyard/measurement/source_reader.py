@@ -97,7 +97,6 @@ class TextSourceReader:
         )
 
     def feed(self, piece: bytes) -> None:
-        """Read the next bytes."""
         block = self._blocks.feed(piece)
         if block is None:
             return
@@ -120,7 +119,6 @@ class TextSourceReader:
             self._candidates = found
 
     def finish(self) -> None:
-        """The source has ended."""
         self._blocks.finish()
 
     def _times(self, lines: list[bytes]) -> Iterator[int]:

@@ -138,7 +138,6 @@ def _tokens(found: Speed, log: ParsedLog, timing: Timing, asked: UserFacts) -> N
 
 
 def _flops(found: Speed, log: ParsedLog, asked: UserFacts) -> None:
-    """FLOPs per token, and under which formula."""
     facts, formula = log.facts, asked.formula or DEFAULT_FORMULA
     if asked.config is not None:
         spec = model_spec(read_config(asked.config), source=str(asked.config), published=True)

@@ -174,7 +174,6 @@ def _relative_precision(found: Durations) -> float:
 
 
 def _printed(steps: Steps) -> Durations | None:
-    """Durations as the lines give them."""
     rows = np.flatnonzero((steps.seconds > SHORTEST_SECONDS) & (steps.seconds < LONGEST_SECONDS))
     if not len(rows):
         return None

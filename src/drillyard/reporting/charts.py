@@ -270,7 +270,6 @@ def _plain(
 
 
 def _at(curves: Curves, rows: Iterable[Any], values: Floats) -> dict[int, float]:
-    """Finite values by step at these rows."""
     return {int(curves.step[row]): float(values[row]) for row in rows if np.isfinite(values[row])}
 
 

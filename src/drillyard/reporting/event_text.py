@@ -159,7 +159,7 @@ def _end(event: Event) -> str:
     return f"The run {text}" + (f" (exit code {code})" if code else "")
 
 
-_END_LEVELS: Final[dict[str, Level]] = {"completed": "good", "interrupted": "warning", "failed": "failure"}
+END_LEVELS: Final[dict[str, Level]] = {"completed": "good", "interrupted": "warning", "failed": "failure"}
 _TEXTS: Final[dict[str, tuple[Level | Callable[[Event], Level], Callable[[Event], str]]]] = {
     "run_start": ("note", lambda event: "Run started" + _ranks(event, " on ")),
     "round_start": (
@@ -198,5 +198,5 @@ _TEXTS: Final[dict[str, tuple[Level | Callable[[Event], Level], Callable[[Event]
         "warning",
         lambda event: f"Restart: attempt {event['round']}" if event.get("round") else _reason("Restart")(event),
     ),
-    "end": (lambda event: _END_LEVELS.get(str(event.get("status")), "note"), _end),
+    "end": (lambda event: END_LEVELS.get(str(event.get("status")), "note"), _end),
 }

@@ -48,8 +48,7 @@ class CurveGroup:
     name: str
     title: str
     charts: list[Chart]
-    table_title: str = ""
-    table: Table | None = None
+    evaluations: Table | None = None
 
     @property
     def wide(self) -> set[str]:
@@ -143,7 +142,7 @@ def _groups(drawn: Sequence[Chart], evaluations: Table | None) -> list[CurveGrou
         members = [chart for chart in drawn if chart.name.startswith(prefixes)]
         table = evaluations if name == "learning" else None
         if members or table:
-            found.append(CurveGroup(name, title, members, "Evaluation on held-out data", table))
+            found.append(CurveGroup(name, title, members, table))
     return found
 
 

@@ -17,14 +17,13 @@ from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.run_result import RunResult, measure
 from drillyard.measurement.user_facts import UserFacts
 from drillyard.reporting.content import ConfigText, Content, Table
-from drillyard.reporting.event_text import Event, Level, describe_event
+from drillyard.reporting.event_text import END_LEVELS, Event, describe_event
 from drillyard.reporting.gpu_price import CLUSTER_FILE, GpuPrice, gpu_price
 from drillyard.reporting.log_content import checkpoint_rows, measured_content
 from drillyard.reporting.tables import estimate_table
 from drillyard.telemetry.events import EVENTS_FILE, event_microseconds, read_events
 from drillyard.telemetry.summary import failed_evaluations, failure_text, last_event, run_status
 
-LEVELS: Final[dict[str, Level]] = {"completed": "good", "interrupted": "warning", "failed": "failure"}
 FAILURES_SHOWN: Final = 3
 ENVIRONMENT: Final = {
     "round_start": {
@@ -65,7 +64,7 @@ def read_run_directory(run_directory: Path, usd_per_gpu_hour: float | None = Non
         title=run_directory.resolve().name,
         source=str(run_directory),
         status=status,
-        status_level=LEVELS.get(status, "note"),
+        status_level=END_LEVELS.get(status, "note"),
         begin_us=min(times, default=None),
         end_us=max(times, default=None),
         events=[text for event in events if (text := describe_event(event)) is not None],
@@ -93,7 +92,6 @@ def _checkpoints(events: list[dict[str, Any]], result: RunResult) -> Table | Non
 
 
 def _environment(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Hardware, versions and batch of the last attempt."""
     rows = []
     for name, fields in ENVIRONMENT.items():
         event = last_event(events, name)

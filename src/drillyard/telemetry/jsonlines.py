@@ -1,9 +1,8 @@
 """JSON lines that survive crashes: how every log of a run directory is written and read.
 
-The idea: one `write()` of one whole line on a descriptor opened with O_APPEND. The kernel then places lines of several
-processes after one another, a line is in the page cache when `write` returns (a killed process loses nothing that it
-logged), and a crash can damage one line at most. A writer that finds a torn last line starts a new one; a reader skips
-lines that are not JSON objects.
+One `write()` of one whole line on a descriptor opened with O_APPEND: the kernel places lines of several processes after
+one another, a killed process loses nothing that it logged, and a crash damages one line at most. A writer that finds a
+torn last line starts a new one; a reader skips lines that are not JSON objects.
 
 JSON has no NaN or Infinity. Such a value is written as null, and the field `nonfinite` of the same object names it,
 nested as it was: `{"loss": null, "nonfinite": {"loss": "nan"}}`. Finite floats are written with `repr` and read back
@@ -63,7 +62,6 @@ def _split_nonfinite(value: Any) -> tuple[Any, Any]:
 
 
 def _join_nonfinite(finite: Any, nonfinite: dict[str, Any]) -> None:
-    """Put the non-finite floats back."""
     for name, text in nonfinite.items():
         key = int(name) if isinstance(finite, list) else name
         if isinstance(text, dict):

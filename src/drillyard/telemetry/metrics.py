@@ -8,14 +8,13 @@ With `logging.every_steps: N` a line stands for a window of N steps: `window_ste
 `data_seconds` and every rate are means per step over the window, while `loss`, `grad_norm`, `learning_rate` and
 `valid_tokens` are those of the step named.
 
-TFLOP/s and MFU use the PerfLogger's formula, 6 N (N: active parameters in a mixture of experts), because its figures
-are comparable across the field; attention is left out. Frozen weights (LoRA) need no weight gradients: 4 FLOPs per
-frozen and 6 per trained parameter. `drillyard metrics` applies other formulas to the same log.
+TFLOP/s and MFU use the PerfLogger's formula, 6 N (N: active parameters in a mixture of experts), without attention.
+Frozen weights (LoRA) need no weight gradients: 4 FLOPs per frozen and 6 per trained parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict
@@ -57,19 +56,6 @@ class StepRecord:
     epoch: float | None = None
 
 
-def current_steps(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The steps that led to the run's present state, in order; `records` are in the order in which they were logged.
-
-    Going back to an earlier checkpoint undoes all steps after it, also those that the run does not repeat.
-    """
-    steps: list[dict[str, Any]] = []
-    for record in records:
-        while steps and steps[-1]["step"] >= record["step"]:
-            steps.pop()
-        steps.append(record)
-    return steps
-
-
 def is_step(record: Mapping[str, Any]) -> bool:
     """Whether a record is a logged step: it has all fields that every such line has, as numbers."""
     if type(record.get("step")) is not int or not has_time(record):
@@ -83,9 +69,17 @@ def read_steps(run_directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_metrics(run_directory: Path) -> list[dict[str, Any]]:
-    """Logged steps in order, each once: see `current_steps`. Empty without metrics.jsonl; torn lines are skipped."""
-    records = [record for record in read_records(run_directory / METRICS_FILE) if isinstance(record.get("step"), int)]
-    return current_steps(records)
+    """The logged steps that led to the run's present state, in order. Empty without metrics.jsonl.
+
+    Going back to an earlier checkpoint undoes all steps after it, also those that the run does not repeat.
+    """
+    steps: list[dict[str, Any]] = []
+    for record in read_records(run_directory / METRICS_FILE):
+        if isinstance(record.get("step"), int):
+            while steps and steps[-1]["step"] >= record["step"]:
+                steps.pop()
+            steps.append(record)
+    return steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,6 @@ class RunLog:
             self._print(lines.format_parameters_line(count, formula, flops_per_token))
 
     def step(self, record: StepRecord) -> None:
-        """Log a step everywhere."""
         if not self._writes:
             return
         assert self._formula is not None, "call RunLog.parameters before the first step"

@@ -93,7 +93,6 @@ class LiveRun:
 
     @property
     def step(self) -> int:
-        """The last logged step."""
         return self.steps[-1] if self.steps else 0
 
     @property

@@ -156,7 +156,6 @@ class MirroredRun(FollowedRun):
         self._mirror = mirror
 
     def poll(self) -> None:
-        """Take what is new."""
         super().poll()
         status = self._mirror.status
         if self._mirror.is_complete and status is not None and not self.run.over:

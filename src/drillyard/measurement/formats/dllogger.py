@@ -50,8 +50,6 @@ def _parameter(context: RuleContext, match: Any) -> None:
 
 
 class DLLogger(TextFormat):
-    """See the module."""
-
     name = "dllogger"
     title = "DLLogger JSON"
     preference = 20

@@ -90,8 +90,6 @@ def _event(context: RuleContext, match: re.Match[bytes]) -> None:
 
 
 class Drillyard(TextFormat):
-    """See the module."""
-
     name = "drillyard"
     title = "Drillyard run directory (metrics.jsonl, events.jsonl)"
     preference = 10
@@ -128,7 +126,6 @@ class Drillyard(TextFormat):
 
 
 def _restore(record: dict[str, Any]) -> None:
-    """Set the floats that JSON cannot hold."""
     if isinstance(words := record.get("nonfinite"), dict):
         record |= {name: float(word) for name, word in words.items() if name in record and isinstance(word, str)}
 

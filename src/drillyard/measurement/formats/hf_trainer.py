@@ -54,8 +54,6 @@ def _end(context: RuleContext, match: re.Match[bytes]) -> None:
 
 
 class HfTrainer(TextFormat):
-    """See the module."""
-
     name = "hf_trainer"
     title = "HF Trainer stdout"
     preference = 110

@@ -1,12 +1,12 @@
 """trainer_state.json of Hugging Face's Trainer, read as a stream: it grows with the run, to hundreds of megabytes.
 
-One JSON object; `log_history` is a list of flat objects with `step`: training logs (`loss`, `grad_norm`,
-`learning_rate`), evaluations (`eval_loss`) and, last, totals (`train_runtime`, `train_loss`). There are no times of day
-and no step times: the mean step time is `train_runtime` over the steps. Losses are means over `logging_steps`.
+`log_history` is a list of flat objects with `step`: training logs (`loss`, `grad_norm`, `learning_rate`), evaluations
+(`eval_loss`) and, last, totals (`train_runtime`). There are no times of day and no step times: the mean step time is
+`train_runtime` over the steps. Losses are means over `logging_steps`.
 
-The list is cut after objects into megabyte pieces that msgspec parses as lists of their own; what is around the list is
-parsed at the end, without it. Where a cut does not parse (objects inside of objects), objects are read one
-by one, 3 times slower. A document that ends in the middle gives the objects that are whole.
+The list is cut after objects into megabyte pieces that are parsed as lists of their own. Where a cut does not parse
+(objects inside of objects), objects are read one by one, 3 times slower. A document that ends in the middle gives the
+objects that are whole.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -159,7 +158,6 @@ class StepLineReader:
     _compiled: int = 0
     _layouts: list[_Layout] = field(default_factory=list)
     _line_origins: LineOrigins = field(default_factory=LineOrigins)
-    _origins: dict[tuple[tuple[str, ...], tuple[bytes, ...]], Origin] = field(default_factory=dict)
 
     def feed(self, block: LineBlock) -> None:
         """Read all step lines of a block."""
@@ -248,26 +246,22 @@ class StepLineReader:
             columns["time_us"] = times
         self.step_lines += place.count
         steps = (columns["step"] >= 0) & (columns["step"] < LARGEST_STEP)
-        keys: list[Any] = []
-        named: Callable[[Any], Origin] = partial(self._origin, layout)
+        keys: list[Any] = [()]
         if layout.origins:
             keys = list(zip(*(groups[index] for index in layout.origins), strict=True))
         elif place.block.redrawn:
-            keys, named = self._line_origins.at(place.block, place.begins), _itself
-        codes = {key: code for code, key in enumerate(dict.fromkeys(keys or [()]))}
-        if len(codes) == 1:
-            append_rows(self.lanes.lane(named(next(iter(codes)))), columns, None if steps.all() else steps)
+            keys = self._line_origins.at(place.block, place.begins)
+        codes = {key: code for code, key in enumerate(dict.fromkeys(keys))}
+        lanes = [
+            self.lanes.lane(key if isinstance(key, Origin) else parse_origin(layout.shape.parts, key)) for key in codes
+        ]
+        if len(lanes) == 1:
+            append_rows(lanes[0], columns, None if steps.all() else steps)
             return
         code = np.fromiter(map(codes.__getitem__, keys), np.int64, place.count)
         rows = np.split(np.argsort(code, kind="stable"), np.cumsum(np.bincount(code))[:-1])
-        for key, chosen in zip(codes, rows, strict=True):
-            append_rows(self.lanes.lane(named(key)), columns, chosen[steps[chosen]])
-
-    def _origin(self, layout: _Layout, values: tuple[bytes, ...]) -> Origin:
-        key = (layout.shape.parts, values)
-        if key not in self._origins:
-            self._origins[key] = parse_origin(layout.shape.parts, values)
-        return self._origins[key]
+        for lane, chosen in zip(lanes, rows, strict=True):
+            append_rows(lane, columns, chosen[steps[chosen]])
 
 
 def _compile(shape: PrefixShape, found: StepPattern) -> _Layout:
@@ -289,10 +283,6 @@ def append_rows(lane: Lane, columns: Columns, chosen: NDArray[Any] | None) -> No
         columns = {name: values[chosen] for name, values in columns.items()}
     if len(columns["step"]):
         lane.extend(len(columns["step"]), columns)
-
-
-def _itself(origin: Origin) -> Origin:
-    return origin
 
 
 def _overdrawn(block: LineBlock, begins: Sequence[int]) -> NDArray[np.bool_]:

@@ -51,8 +51,6 @@ def _config(context: RuleContext, match: re.Match[bytes]) -> None:
 
 
 class MaxText(TextFormat):
-    """See the module."""
-
     name = "maxtext"
     title = "MaxText"
     preference = 60

@@ -72,8 +72,6 @@ def _argument(context: RuleContext, match: re.Match[bytes]) -> None:
 
 
 class Megatron(TextFormat):
-    """See the module."""
-
     name = "megatron"
     title = "Megatron-LM"
     preference = 30
@@ -126,8 +124,7 @@ class Megatron(TextFormat):
             flags[np.nan_to_num(read.pop("_nan", np.zeros(len(flags)))) > 0] |= SKIPPED | NONFINITE
             return {**read, "flags": flags}
 
-        begins = _HEADER + BAR if b"\t" in line else (_HEADER + BAR).replace(rb"[ \t]", b" ")
-        return StepPattern(header.start(), begins + pattern, columns)
+        return StepPattern(header.start(), _HEADER + BAR + pattern, columns)
 
     def finish_lane(self, lane: Lane) -> None:
         """A log that never prints a loss means nothing by leaving it out."""

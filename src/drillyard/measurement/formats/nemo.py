@@ -84,8 +84,6 @@ NEMO_RULES: Final = (
 
 
 class NeMo2(TextFormat):
-    """See the module."""
-
     name = "nemo2"
     title = "NeMo 2 text"
     preference = 80
@@ -115,8 +113,6 @@ _LINE_1: Final = re.compile(_HEADER_1 + rb"(?=\w)")
 
 
 class NeMo1(TextFormat):
-    """See the module."""
-
     name = "nemo1"
     title = "NeMo 1 / Lightning progress bar"
     preference = 120

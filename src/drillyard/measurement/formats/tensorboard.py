@@ -202,8 +202,6 @@ def _tensor(tensor: bytes) -> float | None:
 
 
 class TensorBoardEvents(DocumentFormat):
-    """See the module."""
-
     name = "tensorboard"
     title = "TensorBoard event file"
     preference = 100

@@ -41,8 +41,6 @@ def _mesh(context: RuleContext, match: re.Match[bytes]) -> None:
 
 
 class TorchTitan(TextFormat):
-    """See the module."""
-
     name = "torchtitan"
     title = "torchtitan"
     preference = 40

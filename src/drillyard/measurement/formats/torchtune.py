@@ -39,8 +39,6 @@ _VALUES: Final = {
 
 
 class TorchTune(TextFormat):
-    """See the module."""
-
     name = "torchtune"
     title = "torchtune"
     preference = 50

@@ -106,9 +106,7 @@ def keyed_pattern(
     in `keys`, or None there, the value may be anything without a separator; so may what follows a number before the
     next separator (units, averages). What comes after the last value that can be read is left out.
     """
-    bar = re.escape(separator)
-    # One character is matched faster than one of a set.
-    blanks = rb"[ \t]*+" if b"\t" in text else rb" *+"
+    bar, blanks = re.escape(separator), rb"[ \t]*+"
     anything = rb"[^\]\n" + bar + rb"]*+"
     find_key = re.compile(rb"([A-Za-z_][^\n" + bar + equals + rb"]*+)" + equals + rb"[ \t]*")
     pieces: list[bytes] = []
@@ -116,7 +114,6 @@ def keyed_pattern(
     position = 0
     while found := find_key.match(text, position):
         after = text.find(separator, found.end())
-        stop = after if after >= 0 else len(text)
         key = found[1].rstrip(b" \t")
         value = keys.get(key)
         if value is not None and any(value.column == known.column for known in values):
@@ -129,9 +126,7 @@ def keyed_pattern(
             if number is None:
                 break
             values.append(value)
-            whole = after >= 0 and not text[number.end() : stop].strip()
-            # Before a separator a number needs no further sign of its end.
-            pieces.append(piece + _NUMBERS[value.commas] + (blanks if whole else _END + anything))
+            pieces.append(piece + _NUMBERS[value.commas] + _END + anything)
         if after < 0:
             break
         position = _BLANKS.match(text, after + 1).end()  # type: ignore[union-attr]
