@@ -15,7 +15,7 @@ import pytest
 from drillyard.config import save_resolved
 from drillyard.config.run import WorkloadRunConfig
 from drillyard.launch.agent import host_probe
-from drillyard.launch.agent.log_sink import open_log as open_node_log
+from drillyard.launch.agent.output_pump import open_log as open_node_log
 from drillyard.launch.agent.startup import UsageError
 from drillyard.launch.hosts.checks import HostAnswer, HostRequirements, judge
 from drillyard.launch.programs import Result

@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from drillyard.supervise.launch_contract import EXIT_FAILED
+from drillyard.supervise.launch_contract import EXIT_FAILED, EXIT_USER_ERROR
 
 from . import host_cleanup, host_probe, index, respawn, startup, submit
 
@@ -22,11 +22,9 @@ def main() -> int:
     verb: Callable[[argparse.Namespace], int] = options.verb
     try:
         return verb(options)
-    except startup.UsageError as mistake:
-        return startup.print_usage_error(mistake)
-    except OSError as error:
+    except (startup.UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return EXIT_FAILED
+        return EXIT_USER_ERROR if isinstance(error, startup.UsageError) else EXIT_FAILED
 
 
 def _parser() -> argparse.ArgumentParser:

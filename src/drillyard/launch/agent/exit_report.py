@@ -106,14 +106,11 @@ def first_cause(reports: list[dict[str, Any]]) -> dict[str, Any] | None:
     """
     failed = [each for each in reports if each["status"] != 0]
     unasked = [each for each in failed if not each["asked"]]
-    suspects = unasked + [each for each in failed if each["asked"] and (each["status"] < 128 or _has_record(each))]
+    # `told` in the reports of an earlier version, whose launch directories a newer one reads.
+    own = [each for each in failed if each["status"] < 128 or each.get("has_record", each.get("told"))]
+    suspects = unasked + [each for each in own if each["asked"]]
     faults = [each for each in suspects if not each["lost_peer"]]
     return next(iter(faults or suspects), None)
-
-
-def _has_record(report: dict[str, Any]) -> bool:
-    # `told` in the reports of an earlier version, whose launch directories a newer one reads.
-    return bool(report.get("has_record", report.get("told")))
 
 
 def attempt_failure(launch_directory: Path, state: dict[str, Any]) -> dict[str, Any] | None:

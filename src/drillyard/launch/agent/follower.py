@@ -17,7 +17,7 @@ from drillyard.supervise.sockets import wait_for
 
 from .fence import Predecessors
 from .job import SECONDS_AFTER_FAILURE
-from .messages import StartMessage, parse_leave, parse_start, parse_stop
+from .messages import StartMessage, StopMessage, parse_leave, parse_start, parse_stop
 from .node_agent import AgentExit, NodeAgent
 from .protocol import Connection, ConnectionLost, JoinRefused, join
 from .state_file import is_cancelled, last_state
@@ -118,8 +118,8 @@ class Follower(NodeAgent):
                 reported = reported and "start" not in message
                 self._do(message)
             if self._due is not None and self._lease.fresh:
-                begin, self._due = self._due, None
-                self._node.start(begin.epoch, begin.attempt, self._address, begin.port)
+                start, self._due = self._due, None
+                self._node.start(start, self._address)
             for number in self._stop.take():
                 connection.send(asked={"signal": int(number), "insisted": self._stop.insisted})
             self._node.tick()
@@ -139,17 +139,14 @@ class Follower(NodeAgent):
             if self._due is not None:
                 # Its lease was too old to start anything, so there is nothing to stop.
                 raise ConnectionLost("stopped before the command could be started")
-            if stop.signal == signal.SIGKILL:
-                self._node.kill()
-            else:
-                self._node.stop(stop.signal, stop.patience_seconds, stop.why, stop.elsewhere)
+            self._node.stop(stop)
         elif "leave" in message:
             raise AgentExit(parse_leave(message["leave"]))
 
     def _end_command(self) -> None:
         """End everything of this node but what SIGKILL does not end."""
         self._due, self._stop_sent = None, False
-        self._node.stop(signal.SIGTERM, SECONDS_AFTER_FAILURE)
+        self._node.stop(StopMessage(signal.SIGTERM, SECONDS_AFTER_FAILURE, None, None))
         while self._node.busy:
             if self._lease.fenced_by is not None:
                 self._node.kill()

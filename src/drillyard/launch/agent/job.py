@@ -61,7 +61,7 @@ class Job:
     port: int = 0
     """First of 16 ports on which the leader may listen for the other nodes."""
     log_parts: bool = False
-    """The launch directory is a mounted bucket: node logs are written in segments (log_sink.py)."""
+    """The launch directory is a mounted bucket: node logs are written in segments (output_pump.py)."""
     format: int = FORMAT
 
     def as_json(self) -> str:

@@ -34,11 +34,11 @@ class LocalMember:
     def start(self, start: StartMessage) -> None:
         """Start the command of an attempt."""
         self.ready = False
-        self._node.start(start.epoch, start.attempt, self._address, start.port)
+        self._node.start(start, self._address)
 
     def stop(self, stop: StopMessage) -> None:
         """Send its command a signal, and kill it after a while. `why`: it is at fault; `elsewhere`: another node is."""
-        self._node.stop(stop.signal, stop.patience_seconds, stop.why, stop.elsewhere)
+        self._node.stop(stop)
 
     def turn(self, on_request: Callable[[int, bool], None]) -> list[dict[str, Any]]:
         """Return reports of ended commands; pass stop requests on. Raises ConnectionLost."""

@@ -63,7 +63,7 @@ class NodeAgent:
     def _end_where_lease_is_old(self) -> None:
         """End a command that outlived its lease; the reaper does the same."""
         if self._node.busy and self._lease.silent_seconds > self._job.lease_seconds / 2:
-            self._node.end_for(f"{self._job.launch_directory} could not be written for half of lease_seconds")
+            self._node.kill(f"{self._job.launch_directory} could not be written for half of lease_seconds")
 
     def _end_at_once(self) -> None:
         while self._node.busy:

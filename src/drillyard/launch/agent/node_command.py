@@ -28,8 +28,8 @@ from drillyard.supervise.reaper import AGENT_MARK, RUN_MARK, Reaper, kill_marked
 
 from . import exec_command, exit_report, state_file
 from .job import Job, run_token
-from .log_sink import SegmentedLog, Sink, open_log, stamped_line
-from .output_pump import Pump, RankPipes, marks_ranks
+from .messages import StartMessage, StopMessage
+from .output_pump import Pump, RankPipes, SegmentedLog, Sink, marks_ranks, open_log, stamped_line
 
 _SECONDS_TO_END = 10.0
 _PLACEHOLDER = re.compile(
@@ -45,7 +45,7 @@ def fill(text: str, values: dict[str, str]) -> str:
 
 
 class NodeCommand:
-    """The command of node `rank`, attempt after attempt. Use it from one thread, in a `with`."""
+    """The command of node `rank`, attempt after attempt. Use it from one thread."""
 
     def __init__(
         self, job: Job, rank: int, me: Process, quiet: bool = False, submission: str = "", umask: int = -1
@@ -80,10 +80,8 @@ class NodeCommand:
         self._kill_at: float | None = None
         self._give_up_at: float | None = None
 
-    def __enter__(self) -> NodeCommand:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """End everything that its commands have left, and write what waits for the log."""
         self.reaper.close()
         self._log.close()
         if self._passed_on is not None:
@@ -94,35 +92,44 @@ class NodeCommand:
         """Whether anything of an attempt may still run."""
         return self._command is not None
 
-    def start(self, epoch: int, attempt: int, address: str, port: int) -> None:
-        """Start the command, with its ranks to meet at `address`:`port`."""
+    def start(self, start: StartMessage, address: str) -> None:
+        """Start the command, with its ranks to meet at `address`."""
         assert self._command is None
         self.report, self._returncode, self._why = None, None, None
         self._signalled = self._asked = False
         self._kill_at = self._give_up_at = None
         exits = self._directory / "exits"
-        self._record = exits / f"{epoch:04d}-{attempt:04d}.node-{self.rank}.record.json"
-        self._exit = exits / f"{epoch:04d}-{attempt:04d}.node-{self.rank}.json"
+        name = f"{start.epoch:04d}-{start.attempt:04d}.node-{self.rank}"
+        self._record, self._exit = exits / f"{name}.record.json", exits / f"{name}.json"
         with contextlib.suppress(OSError):
             exits.mkdir(exist_ok=True)
-        values = self._values(attempt, address, port)
         job = self.job
+        values = {
+            "node_rank": str(self.rank),
+            "nodes": str(job.nodes),
+            "processes_per_node": str(job.processes_per_node),
+            "master_addr": address,
+            "master_port": str(start.port),
+            "round": str(start.attempt),
+            "run_directory": job.run_directory,
+            "launch_directory": job.launch_directory,
+        }
         argv = [fill(word, values) for word in job.command]
-        environment = dict(self._environment)
-        environment.update((name, self._resolved(fill(text, values))) for name, text in job.environment.items())
-        environment.update(
-            NODE_RANK=values["node_rank"],
-            NNODES=values["nodes"],
-            NPROC_PER_NODE=values["processes_per_node"],
-            MASTER_ADDR=address,
-            MASTER_PORT=str(port),
-        )
-        environment[launch_contract.EXIT_RECORD] = str(self._record)
-        environment[launch_contract.ATTEMPT] = values["round"]
-        environment[launch_contract.SUBMISSION] = self._submission
         self._rank_pipes = self._make_rank_pipes()
-        environment[exec_command.RANK_PIPES] = "" if self._rank_pipes is None else str(self._rank_pipes.directory)
-        self.say(f"attempt {attempt} of {job.run} on {self.host} (node {self.rank} of {job.nodes}): {argv}")
+        environment = {
+            **self._environment,
+            **{name: self._resolved(fill(text, values)) for name, text in job.environment.items()},
+            "NODE_RANK": values["node_rank"],
+            "NNODES": values["nodes"],
+            "NPROC_PER_NODE": values["processes_per_node"],
+            "MASTER_ADDR": address,
+            "MASTER_PORT": values["master_port"],
+            launch_contract.EXIT_RECORD: str(self._record),
+            launch_contract.ATTEMPT: values["round"],
+            launch_contract.SUBMISSION: self._submission,
+            exec_command.RANK_PIPES: "" if self._rank_pipes is None else str(self._rank_pipes.directory),
+        }
+        self.say(f"attempt {start.attempt} of {job.run} on {self.host} (node {self.rank} of {job.nodes}): {argv}")
         reader, writer = os.pipe()
         script = [sys.executable, "-I", "-S", os.path.abspath(exec_command.__file__), str(os.getpid())]
         self._command = subprocess.Popen(
@@ -151,13 +158,7 @@ class NodeCommand:
         """Replace each `${env:NAME}` that submission had a value for."""
         return REFERENCE.sub(lambda found: self._secrets.get(found[1], found[0]), text)
 
-    def stop(
-        self,
-        number: int,
-        patience_seconds: float,
-        why: str | None = None,
-        elsewhere: launch_contract.FailureElsewhere | None = None,
-    ) -> None:
+    def stop(self, stop: StopMessage) -> None:
         """Send the command a signal, once; kill what is left of it after the shortest patience of all calls.
 
         `why`: this fault of its own is the reason, and its end is that of a command that failed. `elsewhere`: another
@@ -168,28 +169,24 @@ class NodeCommand:
         if self._returncode is None:
             if not self._signalled:
                 self._signalled = True
-                if elsewhere is not None:
-                    self.say(f"{signal.Signals(number).name} to the command: {elsewhere.reason}")
-                    launch_contract.write_failure_elsewhere(self._record, elsewhere)
-                self._command.send_signal(number)
-            self._asked = self._asked or why is None
-            self._why = self._why or why
-        kill_at = time.monotonic() + patience_seconds
+                if stop.elsewhere is not None:
+                    self.say(f"{signal.Signals(stop.signal).name} to the command: {stop.elsewhere.reason}")
+                    launch_contract.write_failure_elsewhere(self._record, stop.elsewhere)
+                self._command.send_signal(stop.signal)
+            self._asked = self._asked or stop.why is None
+            self._why = self._why or stop.why
+        kill_at = time.monotonic() + stop.patience_seconds
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
 
     def kill(self, why: str | None = None) -> None:
-        """SIGKILL everything of the attempt, from now on until nothing is left."""
+        """SIGKILL everything of the attempt, from now on until nothing is left; `why`: the reason of its end, also
+        where the reaper was quicker."""
         if self._command is None:
             return
         self._asked = self._asked or (self._returncode is None and why is None)
-        self._why = self._why or (why if self._returncode is None else None)
+        self._why = self._why or why
         self._kill_at = time.monotonic()
         self.tick()
-
-    def end_for(self, why: str) -> None:
-        """Kill it, with `why` as the reason of its end, also where the reaper was quicker."""
-        self._why = self._why or why
-        self.kill(why)
 
     def tick(self) -> None:
         """See whether the command ended, kill what is to be killed, and report once nothing is left."""
@@ -238,15 +235,3 @@ class NodeCommand:
         self._command = self._pump = self._rank_pipes = None
         with contextlib.suppress(OSError):
             state_file.replace_file(self._exit, json.dumps(self.report, indent=2) + "\n")
-
-    def _values(self, attempt: int, address: str, port: int) -> dict[str, str]:
-        return {
-            "node_rank": str(self.rank),
-            "nodes": str(self.job.nodes),
-            "processes_per_node": str(self.job.processes_per_node),
-            "master_addr": address,
-            "master_port": str(port),
-            "round": str(attempt),
-            "run_directory": self.job.run_directory,
-            "launch_directory": self.job.launch_directory,
-        }

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import time
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from drillyard.supervise.launch_contract import EXIT_CANCELLED, EXIT_USER_ERROR
+from drillyard.supervise.launch_contract import EXIT_CANCELLED
 from drillyard.supervise.process_identity import Process, process_of, running_process, this_process
 
 from . import scheduler_env
@@ -43,10 +43,9 @@ def run(options: Namespace) -> int:
     umask = os.umask(0o077)
     os.umask(umask | 0o022)
     me = this_process()
-    respawner = running_process(os.getppid()) if options.kept else None
     with (
-        Announcement(directory, node, me, respawner, start),
-        NodeCommand(job, node, me, options.quiet, start["submission"], umask) as command,
+        _announced(directory, node, me, options.kept, start),
+        contextlib.closing(NodeCommand(job, node, me, options.quiet, start["submission"], umask)) as command,
     ):
         secret = _read_secret(directory) if job.nodes > 1 else b""
         log = (options.srun_log[0], int(options.srun_log[1])) if options.srun_log else None
@@ -108,30 +107,21 @@ def locate_node(job: Job, options: Namespace) -> tuple[int, str, dict[str, str]]
     return node, address, {"submission": submission, "attempt": options.attempt}
 
 
-class Announcement:
-    """A file in LAUNCH_DIR/agents/ for as long as the agent runs, by which it is found and stopped."""
-
-    def __init__(
-        self, directory: Path, node: int, me: Process, respawner: Process | None, start: dict[str, str]
-    ) -> None:
-        self._path = directory / "agents" / f"{me.host}.node-{node}.json"
-        self._content = {
-            "node": node,
-            **start,
-            "agent": me.as_json(),
-            "keeper": None if respawner is None else respawner.as_json(),
-            "at": time.time(),
-        }
-
-    def __enter__(self) -> None:
-        self._path.parent.mkdir(exist_ok=True)
-        replace_file(self._path, json.dumps(self._content, indent=2) + "\n")
-
-    def __exit__(self, *exception: object) -> None:
+@contextlib.contextmanager
+def _announced(directory: Path, node: int, me: Process, is_kept: bool, start: dict[str, str]) -> Iterator[None]:
+    """Keep a file in LAUNCH_DIR/agents/ for as long as the agent runs, by which it is found and stopped."""
+    path = directory / "agents" / f"{me.host}.node-{node}.json"
+    agent, keeper = me.as_json(), running_process(os.getppid()).as_json() if is_kept else None
+    path.parent.mkdir(exist_ok=True)
+    content = {"node": node, **start, "agent": agent, "keeper": keeper, "at": time.time()}
+    replace_file(path, json.dumps(content, indent=2) + "\n")
+    try:
+        yield
+    finally:
         # Another start of the run may have announced itself on the same host meanwhile.
-        with contextlib.suppress(OSError, ValueError):
-            if json.loads(self._path.read_text(encoding="utf-8"))["agent"] == self._content["agent"]:
-                self._path.unlink()
+        with contextlib.suppress(OSError):
+            if read_json_object(path).get("agent") == agent:
+                path.unlink()
 
 
 def agents_here(directory: Path) -> list[dict[str, Any]]:
@@ -156,9 +146,3 @@ def _read_secret(directory: Path) -> bytes:
     if not secret:
         raise UsageError(f"{path} is empty: launch the run again")
     return secret
-
-
-def print_usage_error(mistake: UsageError) -> int:
-    """Print the mistake; returns the exit code."""
-    print(f"error: {mistake}", file=sys.stderr, flush=True)
-    return EXIT_USER_ERROR

@@ -10,8 +10,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.launch.agent.log_sink import Sink, open_log, stamp
-from drillyard.launch.agent.output_pump import Pump, Stamper
+from drillyard.launch.agent.output_pump import Pump, Sink, Stamper, open_log, stamp
 
 NOW = 1_795_303_624.5
 MARK = stamp(NOW)

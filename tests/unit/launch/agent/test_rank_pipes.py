@@ -12,8 +12,7 @@ import pytest
 
 from drillyard.launch.agent import exec_command, output_pump
 from drillyard.launch.agent.exit_report import last_lines, merged_rank_output
-from drillyard.launch.agent.log_sink import Sink, open_log
-from drillyard.launch.agent.output_pump import RankPipes, marks_ranks
+from drillyard.launch.agent.output_pump import RankPipes, Sink, marks_ranks, open_log
 from drillyard.launch.logs.line_selection import RankFilter
 
 TORCHRUN = """

@@ -10,8 +10,8 @@ import pytest
 from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
-from drillyard.launch.agent import log_sink
-from drillyard.launch.agent.log_sink import SegmentedLog
+from drillyard.launch.agent import output_pump
+from drillyard.launch.agent.output_pump import SegmentedLog
 from drillyard.launch.remote_files import ReadRequest
 from drillyard.launch.vertex.bucket_files import BucketFiles
 from drillyard.launch.vertex.bucket_paths import BucketPath
@@ -118,8 +118,8 @@ def test_a_patient_reader_waits_for_a_bucket_that_has_answered(
 
 
 def test_an_agent_s_parts_hold_every_byte_and_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_sink, "SEGMENT_BYTES", 64)
-    monkeypatch.setattr(log_sink, "GATHER_SECONDS", 0.0)
+    monkeypatch.setattr(output_pump, "SEGMENT_BYTES", 64)
+    monkeypatch.setattr(output_pump, "GATHER_SECONDS", 0.0)
     log = tmp_path / "node-0.log"
     sink = SegmentedLog(log)
     lines = [f"line {number}\n".encode() for number in range(100)]
@@ -137,7 +137,7 @@ def test_an_agent_s_parts_hold_every_byte_and_are_closed(tmp_path: Path, monkeyp
 
 
 def test_lines_are_gathered_until_somebody_waits_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_sink, "GATHER_SECONDS", 600.0)
+    monkeypatch.setattr(output_pump, "GATHER_SECONDS", 600.0)
     sink = SegmentedLog(tmp_path / "node-0.log")
     sink.put(b"a\n")
     sink.put(b"b\n")
