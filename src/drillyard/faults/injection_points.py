@@ -55,7 +55,8 @@ def main(arguments: Sequence[str]) -> None:
     if "RANK" in os.environ:
         install_faults(MarkFiles(Path(marks_directory)), int(os.environ["RANK"]))
     else:
-        patch_function("drillyard.supervise", "supervise_training", _starting_ranks_here(marks_directory))
+        supervisor = "drillyard.supervise.training_supervisor"
+        patch_function(supervisor, "supervise_training", _starting_ranks_here(marks_directory))
     from drillyard.cli.main import main as drillyard
 
     drillyard(command)

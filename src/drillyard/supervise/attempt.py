@@ -1,8 +1,7 @@
 """One attempt: start the ranks, sleep until something happens, end them, and report how it went.
 
-It sleeps in one `select` on the ranks' process descriptors, rank 0's output and the supervisor's signals. What
-is to happen later (send SIGTERM, then SIGKILL, ...) is a single pending transition with its time; each one replaces
-the last:
+It sleeps in one `select` on the ranks' process descriptors, rank 0's output and the supervisor's signals. What is to
+happen later is a single pending transition with its time; each one replaces the last:
 
     a rank fails         -> a moment for its peers' own errors -> SIGTERM to the rest -> SIGKILL to all groups
     a rank ends well     -> the others finish; if the run has ended (summary, exit 85), only for so long -> SIGKILL
@@ -10,11 +9,8 @@ the last:
     no heartbeat         -> request stack dumps, also of stopped ranks -> once more -> SIGTERM -> SIGKILL
     SIGKILL              -> a rank that outlives it, in a call of the kernel, is named and left behind
 
-When a rank exits with 85, the others are asked to stop as well. When a rank gives up waiting in a collective, the one
-it waited for is the one to look at: record what the others do, and request their stacks.
-
-Cost: nothing while nothing happens. Rank 0's pipe holds 1 MiB and is read at most 50 times per second, so a rank that
-prints 100,000 lines costs a few reads and not 100,000 wake-ups.
+When a rank exits with 85, the others are asked to stop as well. When a rank gives up waiting in a collective, record
+what the others do, and request their stacks: the one it waited for is the one to look at.
 """
 
 from __future__ import annotations
@@ -97,7 +93,7 @@ class RankExit:
 class AttemptResult:
     """How an attempt went. `exits` are in order of time; `log_offsets`: where each rank's log of it begins."""
 
-    number: int
+    run_directory: Path
     exits: list[RankExit] = field(default_factory=list)
     log_offsets: dict[int, int] = field(default_factory=dict)
     last_step: int | None = None
@@ -111,6 +107,10 @@ class AttemptResult:
     forced: bool = False
     seconds_to_end: float = 0.0
 
+    def log_of(self, rank: int) -> str:
+        """The end of a rank's log of this attempt."""
+        return cause.read_from(log_path(self.run_directory, rank), self.log_offsets[rank])
+
 
 class Attempt:
     """One attempt; `run` returns when no rank is left. `on_stop` is called at the first stop signal."""
@@ -123,7 +123,7 @@ class Attempt:
         self._requests = requests
         self._on_stop = on_stop
         self._grace = plan.grace
-        self._result = AttemptResult(plan.number)
+        self._result = AttemptResult(plan.run_directory)
         self._ranks: list[Rank] = []
         self._selector = selectors.DefaultSelector()
         self._pending: tuple[float, Callable[[], None]] | None = None
@@ -276,11 +276,7 @@ class Attempt:
                 self._later(self._grace.settle, self._terminate)
 
     def _gave_up_waiting(self, end: RankExit) -> bool:
-        return cause.speaks_of_timeout(cause.last_words(self._log_of(end.rank)))
-
-    def _log_of(self, rank: int) -> str:
-        """The rank's log of this attempt."""
-        return cause.read_from(log_path(self._plan.run_directory, rank), self._result.log_offsets[rank])
+        return cause.speaks_of_timeout(cause.last_words(self._result.log_of(end.rank)))
 
     def _running(self) -> list[Rank]:
         return [rank for rank in self._ranks if rank.returncode is None and not rank.left_behind]
@@ -327,7 +323,7 @@ class Attempt:
 
     def _insist_on_stacks(self) -> None:
         """Ask ranks that have not written their stacks again, in a way that does not need their interpreter."""
-        silent = [rank for rank in self._running() if cause.innermost_frame(self._log_of(rank.number)) is None]
+        silent = [rank for rank in self._running() if cause.innermost_frame(self._result.log_of(rank.number)) is None]
         for rank in silent:
             rank.send(INSISTING_STACKS_SIGNAL)
         if silent:

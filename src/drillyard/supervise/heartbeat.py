@@ -1,11 +1,9 @@
 """Heartbeats: what each rank is doing and when it last made progress, on a board that its supervisor reads.
 
-Progress is a step, a forward, a phase begun, work done in a phase that one rank does alone (progress_monitor.py).
-Output is none: a rank whose collective hangs may still have a thread that prints.
-
-The board is a memfd, one slot per local rank: it leaves no file, and vanishes with its last user. Ranks open it as
+Progress is a step, a forward, a phase begun, work done in a phase that one rank does alone (progress_monitor.py), but
+not output. The board is a memfd, one slot per local rank, which vanishes with its last user. Ranks open it as
 /proc/<supervisor>/fd/<n> (in DRILLYARD_LIFE_BOARD), so it need not be inherited through a wrapper. A heartbeat is one
-store to shared memory, about a microsecond; times are CLOCK_MONOTONIC, which all processes of a host share.
+store to shared memory; times are CLOCK_MONOTONIC, which all processes of a host share.
 """
 
 from __future__ import annotations

@@ -4,20 +4,15 @@ A rank spends three kinds of time:
 
 - strict: training. Only steps and forwards count; a rank that waits in a collective has no heartbeat;
 - working: what takes long without steps (imports, tokenising, loading, compiling, saving, exporting). The process's
-  own work counts: a twentieth of a core, or 1 MB/s read or written, since the last look. A read that hangs, or a
-  collective, does neither. (A GPU rank may spin while it waits; there the collective timeout is the limit.)
+  own work counts: a twentieth of a core, or 1 MB/s read or written, since the last look. (A GPU rank may spin in a
+  collective; there the collective timeout is the limit.)
 - waiting: for another rank, which is watched itself.
 
-Under a supervisor this thread only sends heartbeats, and the supervisor judges (attempt.py): an attempt is hung when no
-rank of it has made progress for `watchdog_seconds`. Without one, as under torchrun, the rank judges itself: it writes
-the Python stacks of all its threads to logs/rank-N.log and exits with 1, so that its launcher restarts all ranks. A
-rank that was stopped (SIGSTOP) cannot judge; its peers, which wait for it, do. A rank that is asked to stop because
-another gave up waiting for it writes its stacks too, if it makes no progress: it is the one to look at. Should a thread
-hold the interpreter's lock, another process ends the rank a little later (watchdog_process.py).
-
-Time in which the rank was suspended does not count: the limit starts again when it resumes.
-
-Cost: a wake-up every few seconds; 5 file reads while `working`.
+Under a supervisor this thread only sends heartbeats (attempt.py). Without one, as under torchrun, a rank without
+progress for `watchdog_seconds` writes the stacks of its threads to logs/rank-N.log and exits with 1, so that its
+launcher restarts all ranks. One that is asked to stop, as another gave up waiting for it, writes its stacks too. Should
+a thread hold the interpreter's lock, another process ends the rank (watchdog_process.py). Time in which the rank was
+suspended does not count.
 """
 
 from __future__ import annotations

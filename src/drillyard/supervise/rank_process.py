@@ -1,12 +1,9 @@
-"""Starting a rank so that it can always be ended: sessions, parent-death signal, process descriptors; and what each
-rank gets in its environment.
+"""Starting a rank so that it can always be ended, and what it gets in its environment. Linux >= 5.3.
 
 Each rank leads a session of its own, so a Ctrl-C in the terminal reaches only the supervisor, and a kill of the group
-reaches what the rank has started. The kernel sends SIGKILL to a rank when the thread that started it ends
-(PR_SET_PDEATHSIG), therefore ranks are started from the main thread. A process descriptor (pidfd) becomes readable when
-the rank ends, which lets the supervisor sleep in `select`, and signals sent through it never hit a recycled id.
-
-Linux only (>= 5.3).
+reaches what the rank has started. The kernel kills a rank when the thread that started it ends (PR_SET_PDEATHSIG), so
+start ranks from the main thread. A process descriptor (pidfd) becomes readable when the rank ends, and signals sent
+through it never hit a recycled id.
 """
 
 from __future__ import annotations
@@ -53,11 +50,13 @@ class NodePlacement:
         return self.rank == 0
 
 
+ONE_NODE = NodePlacement()
+
+
 def rank_environments(
-    shared: Mapping[str, str], num_ranks: int, attempt: int, node: NodePlacement | None = None
+    shared: Mapping[str, str], num_ranks: int, attempt: int, node: NodePlacement = ONE_NODE
 ) -> list[dict[str, str]]:
     """The environment of each of a node's `num_ranks` ranks in an attempt, lowest rank first."""
-    node = node or NodePlacement()
     common = {
         **shared,
         "WORLD_SIZE": str(node.count * num_ranks),

@@ -1,16 +1,13 @@
 """Kills what a supervisor or agent started once that is gone: a tiny process that waits for its parent to end.
 
-Every process of a run inherits an environment variable, a mark, so a process that left its session, lost its parent or
-was forked by a data loader is still found in /proc; one that clears its environment is not. The kernel kills the ranks
-themselves when their supervisor dies (PR_SET_PDEATHSIG); the reaper also reaches what ranks have started. It inherits
-the run directory's lock and keeps it until no marked process is left.
+Every process of a run inherits an environment variable, a mark, so one that left its session or lost its parent is
+still found in /proc; one that clears its environment is not. The kernel kills the ranks themselves when their
+supervisor dies (PR_SET_PDEATHSIG). The reaper keeps the run directory's lock, which it inherits, until it is done.
 
-It runs as a script, `python -I -S reaper.py TOKEN MARK [SECONDS]`, with the read end of a pipe as its input; end of
-file means that the parent is gone. With SECONDS, the parent must also write a byte whenever it has renewed its lease:
-after that much silence the marked processes are killed although the parent may live.
-
-There is one on each node: under an agent (launch/agent) the agent's reaper also reaches what the supervisor started.
-Agents take this file along: standard library only, nothing newer than Python 3.9. Cost: about 15 ms at the start.
+It runs as a script, `python -I -S reaper.py TOKEN MARK [SECONDS]`, with a pipe as its input, whose end means that the
+parent is gone. With SECONDS, the parent must also write a byte whenever it has renewed its lease: after that much
+silence the marked processes are killed although the parent may live. Under an agent (launch/agent) the agent's reaper
+also reaches what the supervisor started. Agents take this file along: standard library only, Python 3.9.
 """
 
 from __future__ import annotations

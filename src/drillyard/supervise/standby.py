@@ -1,12 +1,9 @@
 """Standby ranks: started ahead, with everything imported, so that a restart does not wait for it.
 
-Importing torch and its companions takes a rank seconds on a local disk and minutes when thousands of ranks read them
-from a shared one; it is most of the time from a failure to the next step. So once an attempt trains, start one process
-per rank that imports and then waits. The next attempt sends each its environment and its output over a socket, and it
-continues as if it had just been started. One that has died is replaced by an ordinary start.
-
-Cost: host memory for the imported code (about 0.4 GB per rank), and once per attempt the CPU time of importing, which
-slows training where ranks have no cores to spare.
+Importing torch takes a rank seconds on a local disk and minutes when thousands of ranks read a shared one. So once an
+attempt trains, start one process per rank that imports and then waits. The next attempt sends each its environment and
+its output over a socket. One that has died is replaced by an ordinary start. Cost: host memory for the imported code
+(about 0.4 GB per rank), and CPU time once per attempt, which slows training where ranks have no cores to spare.
 """
 
 from __future__ import annotations

@@ -2,12 +2,11 @@
 
 An attempt is all ranks started together on a port of their own. When one fails, all are ended, the cause is reported,
 and the next attempt resumes from the newest checkpoint, unless restart_policy.py refuses. Nothing of a failed attempt
-is used again, neither port nor process: elastic launchers lose time on reviving half-dead process groups.
+is used again: elastic launchers lose time on reviving half-dead process groups.
 
-Exit codes: 0 the run is done (its summary is written, or every rank exited with 0); 2 a user's mistake, never retried;
-85 stopped on request with all that was trained saved, start it again; 1 stopped on request, and that moment could not
-be saved; 128 + N ended by signal N, at once or with an error on the way to a stop; else that of the rank that failed
-first (1 for an attempt that hung).
+Exit codes: 0 done (the summary is written, or every rank exited with 0); 2 a user's mistake; 85 stopped on request with
+all saved, start it again; 1 stopped on request, and that moment could not be saved; 128 + N ended by signal N, at once
+or with an error on the way to a stop; else that of the rank that failed first (1 for an attempt that hung).
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 from drillyard.errors import UserError
 from drillyard.supervise import cause, launch_contract
 from drillyard.supervise.attempt import Attempt, AttemptPlan, AttemptResult, GracePeriods, RankExit
-from drillyard.supervise.console_output import PlainOutput, TerminalOutput, log_path
+from drillyard.supervise.console_output import PlainOutput, TerminalOutput
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_NOT_SAVED, EXIT_USER_ERROR, record_exit
-from drillyard.supervise.rank_process import NodePlacement, rank_environments
+from drillyard.supervise.rank_process import ONE_NODE, NodePlacement, rank_environments
 from drillyard.supervise.reaper import AGENT_MARK, SUPERVISOR_MARK, Reaper, end_marked_processes
 from drillyard.supervise.restart_policy import AGAIN, AttemptFailure, RestartCounts, RestartLimits, after_failure
 from drillyard.supervise.run_lock import exclusive_run_lock, open_logs
@@ -57,7 +56,7 @@ def supervise(
     grace: GracePeriods | None = None,
     before_start: Callable[[], bool] | None = None,
     standby: bool = False,
-    node: NodePlacement | None = None,
+    node: NodePlacement = ONE_NODE,
 ) -> int:
     """Run `command` (an argv list) as `num_ranks` ranks on this host until the run is done or cannot
     continue; returns the exit code.
@@ -73,7 +72,6 @@ def supervise(
 
     Raises UserError when the run directory cannot be written, another run is active in it, or `command` cannot start.
     """
-    node = node or NodePlacement()
     assert node.count == 1 or (max_restarts == 0 and node.master_port is not None)
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(exclusive_run_lock(run_directory) if node.is_first else open_logs(run_directory))
@@ -205,7 +203,7 @@ class _Run:
         unsaved = next((end for end in failures if end.returncode == EXIT_NOT_SAVED), None)
         if unsaved is not None:
             # Its message may be missing on the very disk that took no checkpoint.
-            self._output.error(cause.user_message(self._log_of(unsaved.rank, result)) or _UNSAVED)
+            self._output.error(cause.user_message(result.log_of(unsaved.rank)) or _UNSAVED)
             self.event("end", status="interrupted" if self._elsewhere is None else "failed", exit_code=1)
             return 1
         if failures and failures[0].returncode == EXIT_CHECKPOINTED:
@@ -278,7 +276,7 @@ class _Run:
     def _user_error(self, result: AttemptResult) -> int:
         """Show a rank's message to the user once, whichever and however many ranks it comes from."""
         mistaken = [end for end in result.exits if end.returncode == EXIT_USER_ERROR]
-        texts = [self._log_of(end.rank, result) for end in mistaken]
+        texts = [result.log_of(end.rank) for end in mistaken]
         message = next((found for text in texts if (found := cause.user_message(text))), None)
         message = message or "\n".join(cause.last_words(texts[0]))
         self._output.error(message)
@@ -288,15 +286,15 @@ class _Run:
         return EXIT_USER_ERROR
 
     def _why(self, result: AttemptResult, failures: Sequence[RankExit]) -> FailureCause:
-        return self._hang(result) if result.hung else self._cause(result, failures)
-
-    def _cause(self, result: AttemptResult, failures: Sequence[RankExit]) -> FailureCause:
         """The first failed rank in time that does not merely report another's end; else the first.
 
         A rank that got SIGTERM meanwhile may still have died of its own error, where its code is not a signal's.
         """
+        if result.hung:
+            reason = f"no progress on any rank within the watchdog's time; stacks are in {self._directory / 'logs'}"
+            return FailureCause(None, 1, reason, [])
         suspects = [*failures, *(end for end in result.exits if end.asked and 0 < end.returncode < 128)]
-        ends = [(end, cause.last_words(self._log_of(end.rank, result))) for end in suspects]
+        ends = [(end, cause.last_words(result.log_of(end.rank))) for end in suspects]
         own_fault = [
             (end, words)
             for end, words in ends
@@ -315,17 +313,10 @@ class _Run:
             reason += f"; it waited for {result.silent[0]}"
         return FailureCause(end.rank, cause.exit_status(end.returncode), reason, words, bool(own_fault))
 
-    def _hang(self, result: AttemptResult) -> FailureCause:
-        reason = f"no progress on any rank within the watchdog's time; stacks are in {self._directory / 'logs'}"
-        return FailureCause(None, 1, reason, [])
-
     def _stacks(self, result: AttemptResult) -> list[str]:
         """A line per rank that was silent when the attempt was given up: its state, and the line of code it was at."""
         lines = []
         for line in result.silent:
-            frame = cause.innermost_frame(self._log_of(int(line.split()[1].rstrip(":")), result))
+            frame = cause.innermost_frame(result.log_of(int(line.split()[1].rstrip(":"))))
             lines.append(f"{line}; at {frame}" if frame else line)
         return lines
-
-    def _log_of(self, rank: int, result: AttemptResult) -> str:
-        return cause.read_from(log_path(self._directory, rank), result.log_offsets[rank])

@@ -12,14 +12,12 @@ from drillyard.supervise import launch_contract
 from drillyard.supervise.attempt import GracePeriods
 from drillyard.supervise.console_output import print_error
 from drillyard.supervise.launch_contract import record_exit
-from drillyard.supervise.rank_process import NodePlacement
+from drillyard.supervise.rank_process import ONE_NODE, NodePlacement
 from drillyard.supervise.supervisor import supervise
 from drillyard.telemetry.events import append_event, read_events
 from drillyard.telemetry.summary import required_failure
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from drillyard.config.run import RunConfig
 
 
@@ -33,23 +31,21 @@ def supervise_training(
     *,
     num_ranks: int,
     max_restarts: int,
-    watchdog_seconds: float | None = None,
-    console: Console | None = None,
     before_start: Callable[[], bool] | None = None,
     standby: bool | None = None,
-    node: NodePlacement | None = None,
+    node: NodePlacement = ONE_NODE,
 ) -> int:
     """Train `run` with `num_ranks` processes of `command` on this host; returns the exit code: that of
     `supervise`, or 1 where the run is done and a required metric could not be measured.
 
-    `watchdog_seconds` instead of `timeouts.watchdog_seconds`: an attempt without progress for this long is ended and
-    counts as failed; 0: never. `before_start`, `node`: see `supervise`. `standby`: keep ranks ready for a restart;
-    None: where the host is the only one and has `CORES_FOR_STANDBY` cores per rank. Raises UserError.
+    `before_start`, `node`: see `supervise`. `standby`: keep ranks ready for a restart; None: where the host is the only
+    one and has `CORES_FOR_STANDBY` cores per rank. Raises UserError.
     """
     from drillyard.console import SafeConsole
 
     directory = Path(run.output) / run.name
-    watchdog = run.timeouts.watchdog_seconds if watchdog_seconds is None else watchdog_seconds
+    if standby is None:
+        standby = node.count == 1 and (os.cpu_count() or 1) >= CORES_FOR_STANDBY * num_ranks
     code = supervise(
         command,
         num_ranks=num_ranks,
@@ -57,11 +53,11 @@ def supervise_training(
         max_restarts=max_restarts,
         environment={"OMP_NUM_THREADS": str(threads_per_rank(run, num_ranks))},
         on_event=functools.partial(append_event, directory),
-        console=console or SafeConsole(),
+        console=SafeConsole(),
         total_steps=run.training.steps,
-        grace=GracePeriods(watchdog=watchdog or None),
+        grace=GracePeriods(watchdog=run.timeouts.watchdog_seconds or None),
         before_start=before_start,
-        standby=_has_room_for_standby(num_ranks, node) if standby is None else standby,
+        standby=standby,
         node=node,
     )
     if code == 0 and run.evaluation.required and (failure := required_failure(directory)) is not None:
@@ -80,10 +76,6 @@ def is_started(run_directory: Path) -> bool:
     return submission is not None and any(
         event["event"] == "run_start" and event.get("launch") == submission for event in read_events(run_directory)
     )
-
-
-def _has_room_for_standby(num_ranks: int, node: NodePlacement | None) -> bool:
-    return (node is None or node.count == 1) and (os.cpu_count() or 1) >= CORES_FOR_STANDBY * num_ranks
 
 
 def threads_per_rank(run: RunConfig, num_ranks: int) -> int:

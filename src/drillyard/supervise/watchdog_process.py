@@ -1,13 +1,12 @@
 """Ends a rank whose interpreter is held by code that never releases it, where no supervisor does: a tiny process.
 
-No thread of the rank can judge it then. A timer of the kernel or of faulthandler could end it, but keeps running while
-the rank is suspended (SIGSTOP, a frozen container, a moved virtual machine), and would end a healthy rank the moment it
-resumes. So a process of its own counts: the rank sends a byte at every check of itself, and the silence is measured in
-short slices. A slice in which this process was held up itself, or found the rank stopped, restarts the count.
+No thread of the rank can judge it then, and a timer of the kernel or of faulthandler would end a healthy rank that was
+suspended (SIGSTOP, a frozen container, a moved virtual machine). So the rank sends a byte at every check of itself, and
+the silence is measured in short slices. A slice in which this process was held up itself, or found the rank stopped,
+restarts the count.
 
-It runs as a script, `python -I -S watchdog_process.py PID LIMIT TICK`, with the read end of a pipe as its input, and
-ends with that process. Too long a silence: SIGQUIT, at which faulthandler writes the rank's stacks without its
-interpreter, then SIGKILL. Cost: about 15 ms at the start, once, 8 MB, and a wake-up per tick.
+It runs as a script, `python -I -S watchdog_process.py PID LIMIT TICK`, with a pipe as its input. Too long a silence:
+SIGQUIT, at which faulthandler writes the rank's stacks without its interpreter, then SIGKILL.
 """
 
 from __future__ import annotations

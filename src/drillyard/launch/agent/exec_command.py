@@ -1,15 +1,12 @@
 """Becomes a command: a script between the agent, or torchrun, and what runs on a node.
 
 `python -I -S exec_command.py PARENT_PID DIRECTORY PROFILE ARGV...` becomes a node's command, in a directory and after a
-shell script was sourced (both may be empty). The kernel is to kill the command when its agent dies (PR_SET_PDEATHSIG),
-and Python code between fork and exec of a process with threads, as the agent is, can hang; so this script asks the
-kernel, for 15 ms per attempt. Signals that were blocked or ignored on the way here (launch/programs.py; a shell's
-`&`) are not in the command.
+shell script was sourced (both may be empty). It asks the kernel to kill the command when its agent dies
+(PR_SET_PDEATHSIG), as Python code between fork and exec of a process with threads can hang. Signals that were blocked
+or ignored on the way here are not in the command.
 
-`python -u exec_command.py --rank PROGRAM...` becomes a rank's program, with its output in a pipe of its own. torchrun
-starts it once per rank, as the plan of a workload `per: gpu` says. Ranks of a node share torchrun's output, so the
-agent offers a named pipe for each (output_pump.py), by local rank, in the directory DRILLYARD_RANK_PIPES. Without a
-pipe the rank prints where torchrun does.
+`python -u exec_command.py --rank PROGRAM...` becomes a rank's program, with its output in the pipe that the agent
+offers for its local rank (output_pump.py); without one it prints where torchrun does.
 
 Exit codes are a shell's: 127 not found, 126 not executable. Standard library only, for any image's or host's Python.
 """

@@ -1,21 +1,19 @@
 """The fence: keeps two starts of a run from writing to its directory at the same time.
 
-A scheduler can lose a node whose processes live on (slurmd killed, a network partition, a stopped virtual machine) and
-start the run elsewhere. So each start of a leader takes the next number in epochs/ (O_EXCL), and
+A scheduler can lose a node whose processes live on and start the run elsewhere. So each start of a leader takes the
+next number in epochs/ (O_EXCL), and
 
 - a node's agent renews `NNNN.node-K.alive` many times per `lease_seconds`, as long as a command of it may run;
 - when it cannot renew for half of `lease_seconds`, its reaper kills the command: another process, which also works when
   the agent is stopped or waits for a disk that does not answer;
-- an agent whose launch directory was deleted `lease_seconds` ago, or was replaced by another one, ends its command and
-  itself;
+- an agent whose launch directory was deleted `lease_seconds` ago, or was replaced, ends its command and itself;
 - an agent that sees a newer epoch kills its command at once and writes `NNNN.node-K.gone`;
 - a leader starts nothing before every lease of earlier epochs is gone, was not renewed for `lease_seconds` on the
   leader's own clock, or belongs to an agent of this machine that is dead together with everything it started.
 
 Clocks of two hosts are never compared. An agent claims its lease and then looks for the next epoch; a leader takes its
 epoch and then looks for leases: so one of the two sees the other. Replacing the lease by rename makes an NFS client
-read the directory again. Cost: a rename, two reads of the epoch's file and a stat per node every
-`lease_seconds` / 8.
+read the directory again.
 """
 
 from __future__ import annotations

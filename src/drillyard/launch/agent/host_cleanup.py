@@ -76,7 +76,9 @@ def _end(first: list[Process], token: str, patience_seconds: float) -> list[dict
         any(process.alive for process in first) or marked_processes(token, RUN_MARK)
     ):
         time.sleep(0.05)
-    ended = [{"process": process.pid, "ended": "killed" if process.alive else "asked"} for process in first]
+    ended: list[dict[str, object]] = [
+        {"process": process.pid, "ended": "killed" if process.alive else "asked"} for process in first
+    ]
     for process in first:
         if process.alive:
             _signal(process, signal.SIGKILL)

@@ -1,9 +1,8 @@
 """The runs that a head host knows: ~/.local/state/drillyard/<cluster>/<run>.json, and the status of each.
 
-An entry is written at submission, so that finished runs are found too where the scheduler forgets them. What a run is
-doing is read from its state.json. Where that says that the run is active, the reader corrects it: when the leader is
-known to be dead, when its lease is no longer renewed (it was killed on another host, or the file system is read-only),
-and when exits/ has a failure of the current attempt that did not reach state.json, as on a full disk.
+An entry is written at submission, so that finished runs are found where the scheduler forgets them. Where state.json
+says that a run is active, the reader corrects it: when the leader is dead, when its lease is no longer renewed, and
+when exits/ has a failure of the current attempt that did not reach state.json, as on a full disk.
 """
 
 from __future__ import annotations

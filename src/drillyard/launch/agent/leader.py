@@ -1,9 +1,8 @@
 """The agent of node 0: it connects the nodes, starts attempts on all of them, and applies the restart policy.
 
 An attempt is the command started once on every node, on a rendezvous port that was never used before. It ends when all
-commands have ended: by themselves, or stopped because one of them failed, a node was lost or a stop was requested. A
-node is lost when nothing comes from its agent for half of `lease_seconds`. Only the counts outlive an attempt; they are
-in state.json and so outlive the leader too.
+commands have ended, by themselves or stopped. A node is lost when nothing comes from its agent for half of
+`lease_seconds`. Only the counts outlive an attempt; they are in state.json and so outlive the leader too.
 
 One thread, one `poll`: `_turn` looks at everything once, and the steps of a run are loops over it.
 """
@@ -159,7 +158,7 @@ class Leader(NodeAgent):
             self._attempt += 1
 
     def _pause(self, seconds: float) -> None:
-        """Start nothing for a while, unless a stop is requested."""
+        """Only look for a while, unless a stop is requested."""
         deadline = time.monotonic() + seconds
         while self._stop.first is None and time.monotonic() < deadline:
             self._turn()
@@ -265,9 +264,7 @@ class Leader(NodeAgent):
                 self._stop_members(signal.SIGTERM, SECONDS_AFTER_FAILURE, own, self._failure_elsewhere())
         if any(each["status"] in _CODES_OF_A_REQUEST and not each["asked"] for each in self._ends):
             # Ranks may have been signalled by the scheduler themselves, a moment before the agents.
-            deadline = time.monotonic() + _SECONDS_FOR_LATE_SIGNALS
-            while self._stop.first is None and time.monotonic() < deadline:
-                self._turn()
+            self._pause(_SECONDS_FOR_LATE_SIGNALS)
 
     def _attempt_end(self, before: tuple[float, str] | None) -> AttemptEnd:
         after = state_file.newest_checkpoint(self._job.checkpoints)

@@ -1,9 +1,8 @@
 """What a node's command prints: stamped line by line into node-K.log, and passed on to the agent's output.
 
 The ranks must never wait for a disk or a terminal. A thread reads each pipe in large pieces and hands them to sinks,
-each with a thread of its own. All lines of one piece arrived together and get one stamp, so stamping is one
-`bytes.replace` (hundreds of MB/s in CPython) and not a loop over lines. Of the drawings of a progress bar, one per second
-is kept as a line.
+each with a thread of its own. All lines of a piece arrived together and get one stamp, so stamping is one
+`bytes.replace` (hundreds of MB/s in CPython). Of the drawings of a progress bar, one per second is kept as a line.
 """
 
 from __future__ import annotations

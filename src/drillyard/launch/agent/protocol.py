@@ -10,13 +10,10 @@ over the line's number and its JSON, under a key that only those who know the ru
 | 0, 1, ... | node | hello and answer | `join`, then messages |
 | 0, 1, ... | leader | hello and answer | the epoch or a refusal, then messages |
 
-So an unauthenticated peer is refused by its first line. A line that was changed, repeated, dropped, moved, sent back or
-taken from another connection has a wrong MAC: it ends that connection, and the node joins again. A program that has
-taken an earlier port and relays everything to the leader is recognised by the port in the answer. Nothing is encrypted:
-what travels is attempt numbers, ports, and how commands ended. (docs/security.md says why this is not TLS.)
-
-Either side considers the other lost after half of `lease_seconds` without a message. (TCP's own keepalive would wait
-for the retransmissions of what is on its way, many minutes.)
+So a line that is unauthenticated, changed, repeated, dropped, moved, sent back or taken from another connection has a
+wrong MAC: it ends that connection, and the node joins again. The port in the answer reveals a program that took an
+earlier port and relays. Nothing is encrypted (docs/security.md says why): what travels is attempt numbers, ports, and
+how commands ended. Either side considers the other lost after half of `lease_seconds` without a message.
 """
 
 from __future__ import annotations

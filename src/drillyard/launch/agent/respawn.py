@@ -1,9 +1,8 @@
 """Agents that outlive the connection that started them: the verb `start`, and `keep`, which respawns a killed agent.
 
-The respawning process starts the agent, waits, and starts it again when a signal has killed it (out of memory, a
-mistaken kill -9), soon at first and then after longer pauses. When the agent exits, it exits with the same code. It
-leads a session of its own and ignores the terminal's hangup. It blocks no signal: a launch holds Ctrl-C back from
-`start`, which still shares its terminal. SIGTERM is passed on and ends both.
+The respawning process starts the agent again when a signal has killed it (out of memory, a mistaken kill -9), soon at
+first and then after longer pauses, and exits with its code when it exits. It leads a session of its own, ignores the
+terminal's hangup, blocks no signal, and passes SIGTERM on.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def start(options: Namespace) -> int:
                 f"node {node} of {job.run} runs here already (submission {each['submission'] or 'without a name'}, "
                 f"process {agent.pid}): stop that one first"
             )
-        print(json.dumps(_described(each, already=True)))
+        print(json.dumps({**each, "already": True}))
         return 0
     log = directory / f"agent-{node}.log"
     argv = [sys.executable, str(Path(__file__).resolve().parent), "keep", "--job", options.job]
@@ -68,7 +67,7 @@ def start(options: Namespace) -> int:
         for each in agents_here(directory):
             known = process_of(each["keeper"])
             if known is not None and known.pid == respawner.pid and each["at"] >= begun - 1:
-                print(json.dumps(_described(each, already=False)))
+                print(json.dumps({**each, "already": False}))
                 return 0
         code = respawner.poll()
         if code is not None:
@@ -87,10 +86,6 @@ def _ended_at_once(code: int, log: Path) -> int:
     words = log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:]
     print("\n".join(words) or f"error: the agent ended at once with exit code {code}; see {log}", file=sys.stderr)
     return code if code > 0 else EXIT_FAILED
-
-
-def _described(announced: dict[str, object], already: bool) -> dict[str, object]:
-    return {**{key: announced[key] for key in ("node", "submission", "agent", "keeper")}, "already": already}
 
 
 class _Respawner:

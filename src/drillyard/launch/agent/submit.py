@@ -1,8 +1,7 @@
 """The verb `submit`, on the head host of a Slurm cluster: write launch directories, submit, note the runs in the index.
 
-All of it is done under one lock of the kernel, which ends with this process, and only where the index has of each run
-the job that the launch has seen there. So of several launches of a name at the same moment one submits, and a launch
-that was away while another one submitted changes nothing.
+All of it is done under one lock of the kernel, and only where the index has of each run the job that the launch has
+seen there. So of several launches of a name at the same moment one submits.
 
 `--sent` is the unpacked archive of the launch: the files of the launch directory, `points/RUN/` with those of a sweep's
 other runs, and `index/RUN.json`, the entries. Launch directories are siblings: OUTPUT/RUN/launch.
