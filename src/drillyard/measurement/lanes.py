@@ -145,16 +145,15 @@ def group_begins(columns: Mapping[str, NDArray[Any]], spread: float) -> NDArray[
 class Lanes:
     """All lanes of one source, by origin."""
 
-    def __init__(self, file: int, limit: int = EXACT_ROWS) -> None:
+    def __init__(self, file: int) -> None:
         self.file = file
-        self._limit = limit
         self._lanes: dict[Origin, Lane] = {}
 
     def lane(self, origin: Origin) -> Lane:
         """The lane of an origin, made when it is new."""
         lane = self._lanes.get(origin)
         if lane is None:
-            lane = self._lanes[origin] = Lane(origin, self.file, limit=self._limit)
+            lane = self._lanes[origin] = Lane(origin, self.file)
         return lane
 
     def __iter__(self) -> Iterator[Lane]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from drillyard.goodput import STALL_FACTOR
 from drillyard.loglines.prefixes import Origin, rank_of
 from drillyard.measurement.lanes import Lane
-from drillyard.measurement.parsed_log import COLUMN_DEFAULTS, NO_TIME, SKIPPED, Steps
+from drillyard.measurement.parsed_log import COLUMN_DEFAULTS, NO_TIME, SKIPPED, ParsedLog, Steps
 
 # Of a source's name: `rank-3.log`, `nemo_log_globalrank-3_localrank-3.txt`, torchrun's `attempt_0/3/stdout.log`.
 _RANK_IN_NAME: Final = re.compile(r"rank[-_.]?(\d+)[^/]*$|/(\d+)/(?:stdout|stderr)\.log$", re.IGNORECASE)
@@ -54,30 +54,20 @@ class Track:
         return None if times is None or (times == NO_TIME).any() else times
 
 
-@dataclass(slots=True)
-class MergedSteps:
-    """The result: the table, the ranks in order, and what was noticed."""
-
-    steps: Steps
-    ranks: tuple[int, ...] = ()
-    folding_error: float = 0.0
-    copies: dict[int, int] = field(default_factory=dict)
-    """File -> the file whose rows it repeats."""
-    warnings: list[str] = field(default_factory=list)
-
-
 def merge_ranks(
+    log: ParsedLog,
     lanes: Sequence[tuple[Lane, str]],
     *,
     windowed: bool,
     starts: Sequence[NDArray[np.int64]] | None = None,
     clock_restarts: bool = False,
     taking: bool = False,
-) -> MergedSteps:
-    """One table from lanes, each with the name of its source; `windowed` formats log means since the line before.
+) -> dict[int, int]:
+    """Set the steps and ranks of a log from lanes, each with the name of its source. Returns the files that repeat
+    another's rows, each with that other.
 
-    `starts` has for each lane the rows with which a later start begins; `clock_restarts`: `elapsed_seconds` restarts
-    only then. With `taking` the lanes give their columns away, which saves memory, and are useless afterwards.
+    `windowed` formats log means since the line before. `starts` has for each lane the rows with which a later start
+    begins; `clock_restarts`: `elapsed_seconds` restarts only then. `taking` empties the lanes, which saves memory.
     """
     begun = starts or [_NO_ROWS] * len(lanes)
     tracks = [
@@ -87,21 +77,20 @@ def merge_ranks(
         for track in _tracks(lane, lane.take() if taking else lane.columns(), name, rows, clock_restarts)
     ]
     if not tracks:
-        return MergedSteps(Steps.of())
+        return {}
     chains, copies = _chains(tracks)
     ordered = sorted(chains, key=lambda one: (one.origin.rank is None, one.origin.rank or 0, one.origin.names))
     _align(ordered)
-    warnings: list[str] = []
-    error = max(chain.folding_error for chain in ordered)
-    if error and len(ordered) > 1:
-        warnings.append(f"more than a million steps on {len(ordered)} ranks: only the lowest rank's lines are used")
+    log.folding_error = max(chain.folding_error for chain in ordered)
+    if log.folding_error and len(ordered) > 1:
+        log.warnings.append(f"more than a million steps on {len(ordered)} ranks: only the lowest rank's lines are used")
         ordered = ordered[:1]
     columns = _merge(ordered)
     _again(columns)
     if windowed:
         columns["window_steps"] = _windows(columns)
-    ranks = tuple(rank for rank in _ranks(ordered) if rank >= 0)
-    return MergedSteps(Steps.of(**columns), ranks, error, copies, warnings)
+    log.steps, log.ranks = Steps.of(**columns), tuple(rank for rank in _ranks(ordered) if rank >= 0)
+    return copies
 
 
 def _tracks(

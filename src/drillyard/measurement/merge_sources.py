@@ -50,16 +50,15 @@ def merge_sources(readings: list[SourceContent], zone: tzinfo | None, *, last: b
     starts = None if chosen == Drillyard.name else start_rows([lane for lane, _ in lanes], marks)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         # Figures that are not finite are data here.
-        joined = merge_ranks(
+        copies = merge_ranks(
+            log,
             lanes,
             windowed=kind is not None and kind.windowed,
             starts=starts,
             clock_restarts=clock_restarts,
             taking=last,
         )
-    log.steps, log.ranks, log.folding_error = joined.steps, joined.ranks, joined.folding_error
-    log.warnings += joined.warnings
-    for copy, original in joined.copies.items():
+    for copy, original in copies.items():
         sources[copy].used = False
         sources[copy].note = f"repeats {sources[original].name}"
     if chosen == Drillyard.name and len(log.steps):

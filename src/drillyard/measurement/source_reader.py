@@ -66,15 +66,6 @@ class SourceContent:
     """Why its compressed data ended before their end."""
 
 
-@dataclass(slots=True)
-class _Candidate:
-    """A text format that searches the blocks of a source."""
-
-    reader: StepLineReader
-    context: RuleContext
-    rules: RuleSearch
-
-
 class TextSourceReader:
     """Reads a text log from pieces of bytes, as they come. `content` may be called at any time."""
 
@@ -87,29 +78,28 @@ class TextSourceReader:
         self._count = 0
         self._found_at: int | None = None
         self._last: LineBlock | None = None
-        kinds = [kind for kind in log_formats().values() if only in (None, kind.name) and issubclass(kind, TextFormat)]
-        self._candidates = [self._candidate(kind(), number) for kind in kinds]
-
-    def _candidate(self, format: TextFormat, number: int) -> _Candidate:
-        context = RuleContext(self.source.name, number, self.stamps)
-        return _Candidate(
-            StepLineReader(format, Lanes(number), self.stamps), context, RuleSearch((*format.rules, *LAUNCHER_RULES))
-        )
+        self._candidates: list[tuple[StepLineReader, RuleContext]] = []
+        """The text formats that search the blocks."""
+        for kind in log_formats().values():
+            if only in (None, kind.name) and issubclass(kind, TextFormat):
+                reader = StepLineReader(kind(), Lanes(number), self.stamps)
+                search = RuleSearch((*kind.rules, *LAUNCHER_RULES))
+                self._candidates.append((reader, RuleContext(self.source.name, number, self.stamps, search)))
 
     def feed(self, piece: bytes) -> None:
         block = self._blocks.feed(piece)
         if block is None:
             return
         self._count += 1
-        for candidate in self._candidates:
-            candidate.reader.feed(block)
-        found = [candidate for candidate in self._candidates if candidate.reader.step_lines]
+        for reader, _ in self._candidates:
+            reader.feed(block)
+        found = [candidate for candidate in self._candidates if candidate[0].step_lines]
         if found or self._count <= _NOTE_BLOCKS:
-            for candidate in found or self._candidates:
-                candidate.context.read(block, candidate.rules)
+            for _, context in found or self._candidates:
+                context.read(block)
         if self._count == _NOTE_BLOCKS:
-            for candidate in self._candidates:
-                candidate.rules.end_of_beginning()
+            for _, context in self._candidates:
+                context.search.end_of_beginning()
         if self.first_time_us is None and self._count <= _DETECTION_BLOCKS:
             self.first_time_us = next(self._times(block.text.split(b"\n", _STAMPED_LINES)[:_STAMPED_LINES]), None)
         self._last = block
@@ -133,15 +123,13 @@ class TextSourceReader:
             tail = self._last.text[-65_536:].split(b"\n")[-_STAMPED_LINES:]
             self.last_time_us = next(self._times(tail[::-1]), self.last_time_us)
         found = []
-        for candidate in self._candidates:
-            format = candidate.reader.format
-            for name, value in format.facts.items():
-                candidate.context.facts.learn(self.source.name, **{name: value})
-            lanes = [lane for lane in candidate.reader.lanes if lane.length]
+        for reader, context in self._candidates:
+            format = reader.format
+            context.facts.learn(self.source.name, **format.facts)
+            lanes = [lane for lane in reader.lanes if lane.length]
             format.warnings.clear()
             for lane in lanes:
                 format.finish_lane(lane)
-            context = candidate.context
             if lanes or context.marks or context.facts.places:
                 found.append(
                     FormatContent(format.name, lanes, list(context.marks), context.facts, list(format.warnings))
@@ -150,15 +138,15 @@ class TextSourceReader:
         return SourceContent(self.source, found, self.stamps, self.first_time_us, self.last_time_us)
 
     def _count_lines(self) -> None:
-        best = max(self._candidates, key=lambda one: one.reader.step_lines, default=None)
         source = self.source
         source.bytes, source.lines = self._blocks.bytes, self._blocks.lines
         source.unfinished_lines = self._blocks.unfinished
         source.damaged_lines = self._blocks.overlong
         useful = 0
-        if best is not None:
-            source.damaged_lines += best.reader.damaged
-            useful = best.reader.step_lines + best.context.lines
+        if self._candidates:
+            reader, context = max(self._candidates, key=lambda candidate: candidate[0].step_lines)
+            source.damaged_lines += reader.damaged
+            useful = reader.step_lines + context.lines
         source.lines_passed_over = max(0, source.lines - useful)
 
 

@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -27,6 +26,7 @@ from drillyard.reporting.content import CATEGORIES, Content, Table
 from drillyard.reporting.event_text import EventText
 from drillyard.reporting.tables import evaluation_table
 from drillyard.safe_files import describe_os_error, write_output
+from drillyard.telemetry.events import utc_time
 from drillyard.version import __version__
 
 REPORT_FILE: Final = "report.html"
@@ -167,14 +167,10 @@ def _shares(seconds: dict[str, float]) -> list[GoodputShare]:
 def _times(content: Content) -> str:
     if content.begin_us is None or content.end_us is None:
         return ""
-    begin, end = _moment(content.begin_us), _moment(content.end_us)
+    begin, end = utc_time(content.begin_us), utc_time(content.end_us)
     last = f"{end:%H:%M:%S}" if end.date() == begin.date() else f"{end:%Y-%m-%d %H:%M:%S}"
     length = formatting.duration((content.end_us - content.begin_us) / 1e6)
     return f"{begin:%Y-%m-%d %H:%M:%S} to {last} UTC, {length}"
-
-
-def _moment(microseconds: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
 
 
 def _events(content: Content) -> tuple[list[TableRow], str]:
@@ -197,5 +193,5 @@ def _row(one: EventText, begin_us: int) -> TableRow:
     if one.time_us is None:
         return TableRow(one.level, "", "", step, one.text)
     hours, rest = divmod(max(0, one.time_us - begin_us) // 1_000_000, 3600)
-    iso = _moment(one.time_us).isoformat().replace("+00:00", "Z")
+    iso = utc_time(one.time_us).isoformat().replace("+00:00", "Z")
     return TableRow(one.level, f"+{hours}:{rest // 60:02}:{rest % 60:02}", iso, step, one.text)

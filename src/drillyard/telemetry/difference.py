@@ -50,11 +50,6 @@ class Difference:
         """Same steps, same bits."""
         return not (self.only_first or self.only_second or self.divergences)
 
-    @property
-    def first_step(self) -> int | None:
-        """The first common step at which any metric differs."""
-        return min((divergence.first_step for divergence in self.divergences), default=None)
-
 
 def compare_runs(first: Path, second: Path) -> Difference:
     """Compare the metrics of two run directories; the last occurrence of a repeated step counts.

@@ -167,6 +167,11 @@ def event_microseconds(event: Mapping[str, Any]) -> int:
     return (datetime.fromisoformat(event["time"]) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
+def utc_time(microseconds: int) -> datetime:
+    """The time that many microseconds after 1970, in UTC."""
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+
+
 INTERRUPTIONS: Final[dict[str, tuple[Kind, Overlay | None]]] = {
     "checkpoint_begin": ("begin", "checkpoint"),
     "checkpoint_end": ("end", "checkpoint"),

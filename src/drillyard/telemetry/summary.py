@@ -14,7 +14,7 @@ import shlex
 import statistics
 import textwrap
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -205,12 +205,9 @@ def format_summary(summary: dict[str, Any]) -> str:
     rows = [("Run", f"{summary['name']}: {summary['status']}, {summary['steps']} steps")]
     if summary["final_loss"] is not None:
         rows.append(("Final loss", f"{summary['final_loss']:.4f}"))
-    for name, figure in summary["held_out"].items():
-        part, _, measure = name.rpartition(".")
-        if measure not in HEADLINES:
-            continue
+    for part, text, figure in _headlines(summary):
         best = f" (best {significant(figure['best'])} at step {figure['best_step']})" if "best" in figure else ""
-        rows.append((part, f"{HEADLINES[measure].format(figure['last'])}{best}"))
+        rows.append((part, f"{text}{best}"))
     rows += [("Not measured", failure_text(failed)) for failed in summary["failed_evaluations"]]
     rows += [*_speed_rows(summary), *_size_rows(summary)]
     width = max(len(label) for label, _ in rows) + 2
@@ -221,6 +218,14 @@ def format_summary(summary: dict[str, Any]) -> str:
         for line in ["", *textwrap.wrap(f"Data: {note}", 80, break_long_words=False, break_on_hyphens=False)]
     ]
     return "\n".join([*lines, *notes, "", *_goodput_lines(summary)]) + "\n"
+
+
+def _headlines(summary: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Part, text and values of the held-out figures that fit in a line."""
+    for name, figure in summary["held_out"].items():
+        part, _, measure = name.rpartition(".")
+        if measure in HEADLINES:
+            yield part, HEADLINES[measure].format(figure["last"]), figure
 
 
 def model_of(summary: dict[str, Any], run_directory: Path) -> Path:
@@ -235,10 +240,7 @@ def closing_lines(summary: dict[str, Any], run_directory: Path) -> list[str]:
         first = "" if summary["first_loss"] is None else f"{significant(summary['first_loss'])} -> "
         losses = f", loss {first}{significant(summary['final_loss'])}"
     lines = [f"Completed: {summary['steps']} steps{losses}"]
-    for name, figure in summary["held_out"].items():
-        part, _, measure = name.rpartition(".")
-        if measure in HEADLINES:
-            lines.append(f"Held out:  {part} | {HEADLINES[measure].format(figure['last'])}")
+    lines += [f"Held out:  {part} | {text}" for part, text, _ in _headlines(summary)]
     lines += [f"Failed:    {failure_text(failed)}" for failed in summary["failed_evaluations"]]
     model = shlex.quote(str(model_of(summary, run_directory)))
     return [

@@ -12,7 +12,7 @@ import time
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from drillyard.goodput import Goodput, Moment, account
 from drillyard.reporting.event_text import Event, EventText, describe_event
@@ -46,17 +46,6 @@ PHASES: Final = {
 }
 
 
-class RecentValues(NamedTuple):
-    """A logged step of the current attempt."""
-
-    time_us: int
-    step: int
-    step_seconds: float
-    tokens_per_second_per_gpu: float
-    tflops_per_gpu: float
-    mfu: float | None
-
-
 @dataclass(slots=True)
 class LiveRun:
     """The state of a run so far. Pass lines to `add_metrics` and `add_event` in the order they were written."""
@@ -80,7 +69,8 @@ class LiveRun:
     steps: array[int] = field(default_factory=lambda: array("q"))
     losses: array[float] = field(default_factory=lambda: array("d"))
     """The losses of `steps`; a repeated step replaces all from there on."""
-    recent: deque[RecentValues] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    recent: deque[Event] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    """The last lines of metrics.jsonl of the current attempt."""
     events: deque[EventText] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     held_out: dict[str, tuple[int, float]] = field(default_factory=dict)
     """The last headline figures of evaluations by dotted name, each with its step."""
@@ -126,8 +116,7 @@ class LiveRun:
             # Another attempt may run on other hardware, and its first step is no measure of speed.
             self._round = record.get("round", 0)
             self.recent.clear()
-        rates = (float(record["tokens_per_second_per_gpu"]), float(record["tflops_per_gpu"]), record.get("mfu"))
-        self.recent.append(RecentValues(event_microseconds(record), step, float(record["step_seconds"]), *rates))
+        self.recent.append(record)
 
     def add_event(self, event: Event) -> None:
         """Take a line of events.jsonl."""
@@ -164,18 +153,18 @@ class LiveRun:
         self._next_sum = ended + (ended - started) / GOODPUT_SHARE
 
     @property
-    def speed(self) -> list[RecentValues]:
+    def speed(self) -> list[Event]:
         """The last logged steps of this attempt, without its first."""
         return list(self.recent)[1:] if len(self.recent) < RECENT_STEPS else list(self.recent)
 
     def median(self, name: str) -> float | None:
         """The median of a figure over the last logged steps; None where no step has it."""
-        values = [value for value in (getattr(step, name) for step in self.speed) if value is not None]
+        values = [value for value in (record.get(name) for record in self.speed) if value is not None]
         return statistics.median(values) if values else None
 
     def percentile_95(self) -> float | None:
         """The 95th percentile of the last steps' times."""
-        times = [step.step_seconds for step in self.speed]
+        times = [record["step_seconds"] for record in self.speed]
         return percentile_95(times) if len(times) > 1 else None
 
     def seconds_left(self, now_us: int) -> float | None:
@@ -186,9 +175,10 @@ class LiveRun:
         if self.over or not self.total_steps or len(self.recent) < 3 or self.silent_seconds(now_us) is not None:
             return None
         first, last = self.recent[1], self.recent[-1]
-        if last.step <= first.step:
+        steps = last["step"] - first["step"]
+        if steps <= 0:
             return None
-        pace = max(0, last.time_us - first.time_us) / 1e6 / (last.step - first.step)
+        pace = max(0, event_microseconds(last) - event_microseconds(first)) / 1e6 / steps
         return max(0, self.total_steps - self.step) * pace
 
     def wall_seconds(self, now_us: int) -> float | None:

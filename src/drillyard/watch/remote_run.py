@@ -119,12 +119,6 @@ class RunMirror:
                     file.write(whole)
                 self._offsets[name] += len(whole)
 
-    def fetch_once(self, name: str) -> None:
-        """Copy a file that does not change, if the run has it."""
-        data = self._launcher.read(self._run, name, 0)
-        if data:
-            (self.directory / name).write_bytes(data)
-
     def start(self, seconds: float) -> None:
         """Copy every `seconds`, in a thread, until `stop`."""
         self._thread = threading.Thread(target=self._keep_copying, args=(seconds,), daemon=True)
@@ -176,7 +170,8 @@ def mirror_run(launcher: Launcher, run: str, price: float | None, seconds: float
         directory.mkdir()
         mirror = RunMirror(launcher, run, directory)
         mirror.copy()
-        mirror.fetch_once(CLUSTER_FILE)
+        if cluster := launcher.read(run, CLUSTER_FILE, 0):
+            (directory / CLUSTER_FILE).write_bytes(cluster)
         followed = MirroredRun(mirror, gpu_price(directory, price))
         mirror.start(seconds)
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from rich.align import Align
@@ -20,6 +19,7 @@ from rich.text import Text
 
 from drillyard import formatting
 from drillyard.reporting.event_text import EventText, figure_text
+from drillyard.telemetry.events import utc_time
 from drillyard.watch.live_run import LiveRun
 
 MOST_HEIGHT: Final = 48
@@ -97,7 +97,7 @@ def progress_line(run: LiveRun, now_us: int) -> str:
 def event_line(one: EventText) -> str:
     """`2026-01-31 12:00:00 step 40: Evaluation: rows: loss 3.036`, in UTC."""
     step = "" if one.step is None else f"step {one.step:,}: "
-    time = "" if one.time_us is None else f"{_moment(one.time_us):%Y-%m-%d %H:%M:%S} "
+    time = "" if one.time_us is None else f"{utc_time(one.time_us):%Y-%m-%d %H:%M:%S} "
     return f"{time}{step}{one.text}"
 
 
@@ -181,7 +181,7 @@ def _events(run: LiveRun, height: int) -> RenderableType:
     grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     for one in shown:
         step = "" if one.step is None else f"step {one.step:,}"
-        time = "" if one.time_us is None else f"{_moment(one.time_us):%H:%M:%S}"
+        time = "" if one.time_us is None else f"{utc_time(one.time_us):%H:%M:%S}"
         grid.add_row(time, step, Text(one.text, style=STYLES[one.level]))
     return Panel(grid, title="events (UTC)", title_align="left", height=height, border_style="dim")
 
@@ -242,14 +242,10 @@ def _held_out(run: LiveRun) -> str:
     return f"{written}, {part}" if part else f"{written} at step {step:,}"
 
 
-def _moment(microseconds: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
-
-
 def _clock(now_us: int, seconds: float) -> str:
     """The local time after that many seconds, with the day if it is not today."""
-    end = _moment(now_us + round(seconds * 1e6)).astimezone()
-    same_day = end.date() == _moment(now_us).astimezone().date()
+    end = utc_time(now_us + round(seconds * 1e6)).astimezone()
+    same_day = end.date() == utc_time(now_us).astimezone().date()
     return f"{end:%H:%M}" if same_day else f"{end:%d %b %H:%M}"
 
 

@@ -63,7 +63,7 @@ def test_the_last_occurrence_of_a_step_done_again_counts(tmp_path):
     a, b = (write_run(tmp_path / name, {1: 1.0, 2: 2.0}) for name in "ab")
     with (b / "metrics.jsonl").open("a") as file:
         file.write(encode({"step": 2, "round": 1, "loss": 3.0, "grad_norm": 1.0}) + "\n")
-    assert compare_runs(a, b).first_step == 2
+    assert compare_runs(a, b).divergences[0].first_step == 2
 
 
 def test_json_says_the_same_and_is_strict(tmp_path, run_diff):
@@ -102,7 +102,8 @@ def test_comparison_is_symmetric_and_exact(tmp_path_factory, left, right):
         return
     forth, back = compare_runs(a, b), compare_runs(b, a)
     differing = [step for step in common if repr(left[step]) != repr(right[step])]
-    assert forth.first_step == back.first_step == (differing[0] if differing else None)
+    first_steps = [divergence.first_step for divergence in (*forth.divergences, *back.divergences)]
+    assert first_steps == (differing[:1] * 2)
     assert forth.equal == (not differing and left.keys() == right.keys())
     assert (forth.only_first, forth.only_second) == (back.only_second, back.only_first)
     if differing:

@@ -64,7 +64,7 @@ def test_steps_done_again_take_the_place_of_what_they_replace(run_directory):
 def test_speed_is_of_the_last_steps_of_this_round_without_its_first(run_directory):
     cut = index_of(run_directory, "resume") + 4
     run = followed(run_directory, cut)
-    assert [step.step for step in run.speed] == list(range(runs.RESUMED_FROM + 2, run.step + 1))
+    assert [record["step"] for record in run.speed] == list(range(runs.RESUMED_FROM + 2, run.step + 1))
     assert run.median("step_seconds") < 15
     assert run.median("mfu") == pytest.approx(runs.TOKENS / 14.53 / 16 * runs.FLOPS_PER_TOKEN / runs.PEAK, rel=1e-2)
 
@@ -73,7 +73,7 @@ def test_the_time_left_is_at_the_pace_of_the_clock_saves_included(run_directory)
     cut = index_of(run_directory, "checkpoint", 1)
     run = followed(run_directory, cut)
     first, last = run.recent[1], run.recent[-1]
-    pace = (last.time_us - first.time_us) / 1e6 / (last.step - first.step)
+    pace = (event_microseconds(last) - event_microseconds(first)) / 1e6 / (last["step"] - first["step"])
     assert pace > run.median("step_seconds")
     assert run.seconds_left(run.last_us) == pytest.approx((160 - run.step) * pace)
 

@@ -36,11 +36,11 @@ _NAMES: Final = {
     "_skipped_so_far": ("skipped_steps",),
 }
 _KINDS: Final = frozenset(get_args(MarkKind))
-_PERF_PATTERN: Final = (
+_PERF_LINE: Final = re.compile(
     rb"Step: *(\d{1,18}) *\| *Time: *%s ?s *\| *TFLOPs/s/GPU: *%s *\| *Tokens/s/GPU: *%s *\| *Loss: *%s"
     % (rb"([-+.0-9eE]{1,64}|[-+]?nan|[-+]?inf)", NUMBER, NUMBER, NUMBER)
-) + ENDS
-_PERF_LINE: Final = re.compile(_PERF_PATTERN)
+    + ENDS
+)
 _PERF_VALUES: Final = (
     Value("step", integer=True),
     Value("seconds"),
@@ -144,4 +144,6 @@ class PerfLogger(TextFormat):
 
     def step_pattern(self, line: bytes) -> StepPattern | None:
         match = _PERF_LINE.search(line)
-        return None if match is None else StepPattern(match.start(), _PERF_PATTERN, decode_values(_PERF_VALUES, {}))
+        return (
+            None if match is None else StepPattern(match.start(), _PERF_LINE.pattern, decode_values(_PERF_VALUES, {}))
+        )

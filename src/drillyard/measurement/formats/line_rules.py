@@ -82,6 +82,7 @@ class RuleContext:
     name: str
     file: int
     stamps: Stamps
+    search: RuleSearch
     facts: LogFacts = field(default_factory=LogFacts)
     marks: list[tuple[Origin, Mark]] = field(default_factory=list)
     lines: int = 0
@@ -93,11 +94,10 @@ class RuleContext:
     _time_us: int | None = None
     _origin: Origin = NOWHERE
 
-    def read(self, block: LineBlock, search: RuleSearch) -> None:
+    def read(self, block: LineBlock) -> None:
         """Act on all lines of a block that a rule matches."""
-        found = search.find(block)
         since, line = 0, block.first_line
-        for begin, end, match, action in found:
+        for begin, end, match, action in self.search.find(block):
             line += block.counted.count(b"\n", since, begin)
             since = begin
             self.line, self._number = block.text[begin:end], line

@@ -18,11 +18,10 @@ from drillyard.measurement.formats.line_rules import LineRule, RuleContext, mark
 from drillyard.measurement.formats.log_format import ENDS, NUMBER, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Value, decode_values
 
-_PATTERN: Final = (
+_LINE: Final = re.compile(
     rb"completed step: (\d{1,18}), seconds: %s, TFLOP/s/device: %s%s(?:, Tokens/s/device: %s%s)?"
     rb"(?:, total_weights: \d+)?(?:,[ \t]+[^\n]*?loss: %s%s)?" % (NUMBER, NUMBER, ENDS, NUMBER, ENDS, NUMBER, ENDS)
 )
-_LINE: Final = re.compile(_PATTERN)
 _VALUES: Final = (
     Value("step", integer=True),
     Value("seconds"),
@@ -74,4 +73,4 @@ class MaxText(TextFormat):
 
     def step_pattern(self, line: bytes) -> StepPattern | None:
         match = _LINE.search(line)
-        return None if match is None else StepPattern(match.start(), _PATTERN, decode_values(_VALUES, {}))
+        return None if match is None else StepPattern(match.start(), _LINE.pattern, decode_values(_VALUES, {}))
