@@ -94,7 +94,7 @@ def _ranks(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFi
         message = f"{processes} ranks, but {machine.name} has {available} accelerators ({source}); "
         message += f"write {available}, or more nodes"
         yield error("run" if own is not None else "cluster", "processes_per_node", message)
-    elif processes < available and not isinstance(run, WorkloadRunConfig):
+    elif processes < available and request.workload is None:
         idle = available - processes
         yield warning("cluster", "processes_per_node", f"{idle} of the {available} accelerators of each node are idle")
 
@@ -129,7 +129,7 @@ def _stack_settings(request: LaunchRequest, machine: Machine | None) -> Iterator
 
 def _reserved_variables(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     ours = (*launch_contract.GIVEN, exec_command.RANK_PIPES, redaction.GIVEN_NAMES)
-    reserved = (*ours, *_TORCHRUN_VARIABLES) if isinstance(request.run, RunConfig) else ours
+    reserved = (*ours, *_TORCHRUN_VARIABLES) if request.workload is None else ours
     for config, key, environment in _environments(request):
         for name in environment:
             if name in reserved:
@@ -166,10 +166,8 @@ def _floor(
     if image is None or any(image in stack.images.values() for stack in request.facts.network_stacks.values()):
         # A network stack's own images are made for its machines.
         return
-    run = request.run
-    own = isinstance(run, WorkloadRunConfig) and run.workload.image is not None
-    config: ConfigName = "run" if own else "cluster"
-    key = "workload.image" if own else "image"
+    config: ConfigName = "run" if request.has_own_image else "cluster"
+    key = "workload.image" if request.has_own_image else "image"
     contents = image_contents(image)
     version = None if contents is None else getattr(contents, part)
     title = {"glibc": "glibc", "cuda": "CUDA"}[part]
@@ -185,24 +183,22 @@ def _floor(
 
 def _capabilities(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     """What the request needs and the launcher cannot do."""
-    run, cluster = request.run, request.cluster
-    own_image = isinstance(run, WorkloadRunConfig) and run.workload.image is not None
-    needed: list[tuple[bool, str, ConfigName, str, str]] = [
-        (cluster.nodes > 1, "multi_node", "cluster", "nodes", "nodes"),
-        (own_image, "image", "run", "workload.image", "workload.image"),
+    needed: list[tuple[bool, str, ConfigName, str]] = [
+        (request.cluster.nodes > 1, "multi_node", "cluster", "nodes"),
+        (request.has_own_image, "image", "run", "workload.image"),
     ]
-    for is_needed, capability, config, key, option in needed:
+    for is_needed, capability, config, key in needed:
         if is_needed:
             try:
-                require_capability(cluster.platform, capability, option)
+                require_capability(request.cluster.platform, capability, key)
             except UserError as lacking:
                 yield error(config, key, str(lacking))
 
 
 def _command(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-    if not isinstance(request.run, WorkloadRunConfig):
+    workload = request.workload
+    if workload is None:
         return
-    workload = request.run.workload
     if workload.command is None and workload.launcher_file is None:
         yield error("run", "workload", "has neither `command` nor `launcher_file`; give one of them")
     if workload.command is not None and workload.launcher_file is not None:
@@ -213,9 +209,9 @@ def _command(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
 
 def _sent_files(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     """Each of the workload's files has its own path below the launch directory."""
-    if not isinstance(request.run, WorkloadRunConfig):
+    workload = request.workload
+    if workload is None:
         return
-    workload = request.run.workload
     for target in workload.files:
         if target.startswith("/") or ".." in target.split("/") or posixpath.normpath(target) in (".", ""):
             message = "is not a path below the run's launch directory; write a relative one without '..'"
@@ -304,8 +300,8 @@ def mount_parts(mount: str) -> tuple[str, str]:
 
 def _environments(request: LaunchRequest) -> Iterator[tuple[ConfigName, str, dict[str, str]]]:
     yield "cluster", "environment", request.cluster.environment
-    if isinstance(request.run, WorkloadRunConfig):
-        yield "run", "workload.environment", request.run.workload.environment
+    if request.workload is not None:
+        yield "run", "workload.environment", request.workload.environment
 
 
 def _paths(run: RunConfig) -> Iterator[tuple[str, str]]:

@@ -1,13 +1,9 @@
 """Lists and reads files of the machine that it runs on, as asked on standard input. Sent to hosts by `remote_files.py`.
 
-Standard library only, and nothing newer than Python 3.7: it runs with whatever Python a login node has. It keeps no
-state between requests, and exits at the end of its input, so nothing stays behind when the connection ends.
-
-A request is a line of JSON, `{"list": [PATTERN, ...]}`, `{"tree": DIRECTORY}` or `{"read": [[PATH, OFFSET, LENGTH,
-HEAD, TOP], ...]}`. The answer is a line of JSON, for each read one, followed by its bytes.
-
-Only regular files are listed and read. A run directory of another user may contain a link to a file that only the
-reader may read, or a pipe that blocks the reader: links are not followed, those to directories neither.
+Standard library only, nothing newer than Python 3.7. It keeps no state and exits at the end of its input. A request is
+a line of JSON, `{"list": [PATTERN, ...]}`, `{"tree": DIRECTORY}` or `{"read": [[PATH, OFFSET, LENGTH, HEAD, TOP],
+...]}`. The answer is a line of JSON, for each read one, followed by its bytes. Only regular files are listed and read,
+no link is followed: another user's run directory may have a link to a file that only the reader may read, or a pipe.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """The interface of a launcher, and the flow that launchers share.
 
-A new launcher is a class that extends `Launcher` and has `facts`, `plan`, `submit`, `runs`, `logs` and `cancel`. Where
-this machine can read its run directories, it extends `DirectoryLauncher`, which has the rest:
-
-    submit   gather the secrets, refuse or cancel a run of the same name, execute the plan
-    cancel   stop the run, wait until nothing of it runs, print a notice where that takes long
-    resume   require that the run is over, gather the secrets that its own configs refer to, submit it again
-
-It is registered in `config/platforms.py`, or by the entry point `drillyard.launchers` of its own distribution.
+A new launcher extends `Launcher` and has `facts`, `plan`, `submit`, `runs`, `logs` and `cancel`. Where this machine can
+read its run directories, it extends `DirectoryLauncher`, which has the flow of submit, cancel and resume. It is
+registered in `config/platforms.py`, or by the entry point `drillyard.launchers` of its own distribution.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from drillyard.config.platforms import PlatformFacts, launcher_class, require_ca
 from drillyard.errors import NotFoundError, UserError
 from drillyard.hardware.machines import Machine
 from drillyard.launch.logs.reader import run_logs
-from drillyard.launch.plan import CONFIG_FILES, Plan, PlanFile, names_in, secret_names, secrets_file
+from drillyard.launch.plan import CONFIG_FILES, Plan, PlanFile, secrets_file
 from drillyard.launch.programs import Programs
 from drillyard.launch.remote_files import Files, artifacts_of, copy_files, print_notice, read_file
 from drillyard.launch.request import Cancellation, LaunchFinding, LaunchRequest, LogSelection
@@ -185,7 +180,7 @@ class DirectoryLauncher(Launcher, Generic[_Run]):
     def submit(self, plan: Plan, *, replace: bool = False) -> Handle:
         # Of an array, the first plan submits all runs; the others have no steps.
         if plan.steps:
-            secrets = secrets_file(secret_names(plan.files))
+            secrets = secrets_file(plan.files)
             self._execute(plan, secrets, self._free_names(self._handles(plan), replace))
         return plan.handle
 
@@ -217,9 +212,11 @@ class DirectoryLauncher(Launcher, Generic[_Run]):
         found = self._find(run)
         if not found.status.state.over:
             raise UserError(f"{found.handle}: is {found.status.state} and needs no resume")
-        paths = [posixpath.join(found.launch_directory, name) for name in CONFIG_FILES]
-        configs = [read_file(self._files, path, 0).decode() for path in paths]
-        self._resubmit(found, secrets_file(names_in(configs)))
+        configs = [
+            PlanFile(name, read_file(self._files, posixpath.join(found.launch_directory, name), 0).decode())
+            for name in CONFIG_FILES
+        ]
+        self._resubmit(found, secrets_file(configs))
         return found.handle
 
     # Reading.

@@ -1,8 +1,5 @@
 """What NCCL needs to use the machine's data NICs: environment, script and mounts, from the facts of its network stack.
 
-There are two cases: pods, where Google's installers mount libraries below /usr/local, and virtual machines or bare
-metal, where images contain them and interfaces have other names.
-
 A stack's own shell script of settings is sourced on the node, never copied: they belong to the plugin's version, and
 TCPXO ends a job whose settings differ from them. The agent sources `NETWORK_FILE`, a file of the plan: it sets the
 library path, sources the stack's script, and restores the settings of the plan and the configs, which the scripts,

@@ -102,20 +102,15 @@ CONFIG_FILES = ("run.yaml", "cluster.yaml", "job.json")
 
 
 def secret_names(files: Sequence[PlanFile]) -> tuple[str, ...]:
-    """The environment variables that a plan's configs refer to, those of a sweep's other runs included."""
+    """The environment variables to which configs refer by ${env:NAME}, those of a sweep's other runs included."""
     paths = [(file, file.path.split("/")) for file in files]
-    return names_in(
-        [file.content for file, (*above, name) in paths if name in CONFIG_FILES and above[-1:] != ["files"]]
-    )
-
-
-def names_in(texts: Sequence[str]) -> tuple[str, ...]:
-    """The environment variables that texts refer to by ${env:NAME}."""
+    texts = [file.content for file, (*above, name) in paths if name in CONFIG_FILES and above[-1:] != ["files"]]
     return tuple(sorted({name for text in texts for name in REFERENCE.findall(text)}))
 
 
-def secrets_file(names: Sequence[str]) -> PlanFile:
-    """secrets.json from this machine's environment. Raises UserError for a variable that is not set."""
+def secrets_file(files: Sequence[PlanFile]) -> PlanFile:
+    """secrets.json for these configs, from this machine's environment. Raises UserError for an unset variable."""
+    names = secret_names(files)
     missing = [name for name in names if name not in os.environ]
     if missing:
         raise UserError(

@@ -1,14 +1,9 @@
-"""What is shown of a plan before it is executed: a text, or a directory of files.
+"""What is shown of a plan before it is executed. All depend on the plan alone, byte for byte.
 
-    plan_text(plan)         `--dry-run`: the job script, the steps in order, the other files by name and size
-    explain_text(plan)      `--explain`: each generated field, its reason and its source
-    write_plan(plan, DIR)   `--output DIR`: the plan as files that can be read, kept and applied without Drillyard
-
-    DIR/launch/             the generated files, as they will be in the run's launch directory
-    DIR/requests/           the bodies of calls to a service
-    DIR/apply.sh            the plan's steps, in order, as a shell script
-
-All three depend on the plan alone, byte for byte.
+plan_text(plan)         `--dry-run`: the job script, the steps in order, the other files by name and size
+explain_text(plan)      `--explain`: each generated field, its reason and its source
+write_plan(plan, DIR)   `--output DIR`: the launch directory's files in DIR/launch/, bodies of calls in DIR/requests/,
+                        and DIR/apply.sh, the steps as a shell script that needs no Drillyard
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drillyard.config import require_valid, resolved_text
-from drillyard.config.run import RunConfig, WorkloadRunConfig
+from drillyard.config.run import RunConfig, WorkloadConfig
 from drillyard.errors import UserError
 from drillyard.hardware.capacity import machine_of
 from drillyard.launch.agent import exec_command, shipped_files
@@ -108,7 +108,7 @@ def _absolute(path: str, setting: str) -> str:
 
 def prepare(request: LaunchRequest, paths: ClusterPaths) -> PreparedRun:
     """Prepare a request with these paths. Raises UserError for every mistake in it."""
-    run, cluster, image = request.run, request.cluster, request.image
+    run, cluster, image, workload = request.run, request.cluster, request.image, request.workload
     warnings = require_launchable(request)
     handle = Handle(cluster.platform, cluster.name, run.name)
     processes = processes_per_node(request)
@@ -117,8 +117,11 @@ def prepare(request: LaunchRequest, paths: ClusterPaths) -> PreparedRun:
     network = network_of(cluster, request.facts, image=image)
     run_directory = posixpath.join(paths.output, run.name)
     launch_directory = posixpath.join(run_directory, "launch")
-    environment = {**network.environment, **_workload_environment(run), **cluster.environment}
+    own = workload.environment if workload else {}
+    environment = {**network.environment, **own, **cluster.environment}
     sourced = network_file(network, environment)
+    pattern = workload.checkpoints if workload else _CHECKPOINTS
+    directory = workload.working_directory if workload else None
     job = Job(
         run=run.name,
         cluster=cluster.name,
@@ -128,10 +131,10 @@ def prepare(request: LaunchRequest, paths: ClusterPaths) -> PreparedRun:
         run_directory=run_directory,
         launch_directory=launch_directory,
         command=_command(request, paths, processes),
-        working_directory=_working_directory(run, paths),
+        working_directory=posixpath.join(paths.project, directory) if directory else paths.project,
         environment=environment,
         profile_script=posixpath.join(launch_directory, sourced.path) if sourced else None,
-        checkpoints=_checkpoints(run, run_directory),
+        checkpoints=None if pattern is None else posixpath.join(run_directory, pattern),
         max_failures=request.max_failures,
         port=port_of(handle),
     )
@@ -141,7 +144,7 @@ def prepare(request: LaunchRequest, paths: ClusterPaths) -> PreparedRun:
         PlanFile("cluster.yaml", resolved_text(cluster), 0o600),
         *([sourced] if sourced else []),
         *agent_files(),
-        *_workload_files(run, Path(request.here)),
+        *(_workload_files(workload, Path(request.here)) if workload else ()),
     )
     mounts = tuple(dict.fromkeys([paths.output, paths.project, *network.mounts, *cluster.mounts])) if image else ()
     fields = (*network.fields, *_fields(request, job))
@@ -172,8 +175,8 @@ def agent_files() -> tuple[PlanFile, ...]:
 
 
 def _command(request: LaunchRequest, paths: ClusterPaths, processes: int) -> list[str]:
-    run = request.run
-    if isinstance(run, RunConfig):
+    workload = request.workload
+    if workload is None:
         command = [paths.python, "-m", "drillyard", "train", "{launch_directory}/run.yaml", "--console", "text"]
         # The agents restart all nodes together; a node alone must not.
         command += ["--nproc-per-node", str(processes), "--max-restarts", "0"]
@@ -181,7 +184,6 @@ def _command(request: LaunchRequest, paths: ClusterPaths, processes: int) -> lis
             command += ["--nnodes", "{nodes}", "--node-rank", "{node_rank}", "--master-addr", "{master_addr}"]
             command += ["--master-port", "{master_port}"]
         return command
-    workload = run.workload
     command = list(workload.command or ["bash", f"{{launch_directory}}/{_launcher_path(workload.launcher_file or '')}"])
     command += workload.arguments
     if workload.per == "node":
@@ -194,29 +196,12 @@ def _command(request: LaunchRequest, paths: ClusterPaths, processes: int) -> lis
     return [*torchrun, "{launch_directory}/agent/exec_command.py", exec_command.RANK_OPTION, *command]
 
 
-def _working_directory(run: RunConfig | WorkloadRunConfig, paths: ClusterPaths) -> str | None:
-    own = run.workload.working_directory if isinstance(run, WorkloadRunConfig) else None
-    return posixpath.join(paths.project, own) if own else paths.project
-
-
-def _workload_environment(run: RunConfig | WorkloadRunConfig) -> Mapping[str, str]:
-    return run.workload.environment if isinstance(run, WorkloadRunConfig) else {}
-
-
-def _checkpoints(run: RunConfig | WorkloadRunConfig, run_directory: str) -> str | None:
-    pattern = _CHECKPOINTS if isinstance(run, RunConfig) else run.workload.checkpoints
-    return None if pattern is None else posixpath.join(run_directory, pattern)
-
-
 def _launcher_path(launcher_file: str) -> str:
     return f"files/{posixpath.basename(launcher_file)}"
 
 
-def _workload_files(run: RunConfig | WorkloadRunConfig, here: Path) -> list[PlanFile]:
+def _workload_files(workload: WorkloadConfig, here: Path) -> list[PlanFile]:
     """The workload's own files. Raises UserError for one that does not exist or is no text."""
-    if isinstance(run, RunConfig):
-        return []
-    workload = run.workload
     sources = {f"files/{target}": source for target, source in workload.files.items()}
     if workload.launcher_file is not None:
         sources[_launcher_path(workload.launcher_file)] = workload.launcher_file
@@ -235,21 +220,18 @@ def _workload_files(run: RunConfig | WorkloadRunConfig, here: Path) -> list[Plan
     return files
 
 
-def _fields(request: LaunchRequest, job: Job) -> list[ExplainedField]:
-    run, cluster = request.run, request.cluster
-    what = ("Drillyard's trainer", "drillyard") if isinstance(run, RunConfig) else ("the command", "run.yaml: workload")
+def _fields(request: LaunchRequest, job: Job) -> Iterator[ExplainedField]:
+    cluster, workload = request.cluster, request.workload
+    what = ("Drillyard's trainer", "drillyard") if workload is None else ("the command", "run.yaml: workload")
     ranks = ("one rank per accelerator", f"cluster.yaml: machine {cluster.machine}")
     if cluster.processes_per_node is not None:
         ranks = ("as set", "cluster.yaml: processes_per_node")
-    fields = [
-        ("job.json: command", " ".join(job.command), f"{what[0]}, once per node", what[1]),
-        ("job.json: processes_per_node", str(job.processes_per_node), *ranks),
-        ("job.json: port", str(job.port), "derived from the run's handle, so that the plan repeats", "drillyard"),
-        ("job.json: max_failures", str(job.max_failures), "restarts that count", "--max-failures"),
-    ]
-    for source, environment in (
-        ("cluster.yaml: environment", cluster.environment),
-        ("run.yaml: workload.environment", _workload_environment(run)),
-    ):
-        fields += [(f"environment: {name}", value, "as set", source) for name, value in environment.items()]
-    return [ExplainedField(*field) for field in fields]
+    yield ExplainedField("job.json: command", " ".join(job.command), f"{what[0]}, once per node", what[1])
+    yield ExplainedField("job.json: processes_per_node", str(job.processes_per_node), *ranks)
+    why = "derived from the run's handle, so that the plan repeats"
+    yield ExplainedField("job.json: port", str(job.port), why, "drillyard")
+    yield ExplainedField("job.json: max_failures", str(job.max_failures), "restarts that count", "--max-failures")
+    for name, value in cluster.environment.items():
+        yield ExplainedField(f"environment: {name}", value, "as set", "cluster.yaml: environment")
+    for name, value in workload.environment.items() if workload else ():
+        yield ExplainedField(f"environment: {name}", value, "as set", "run.yaml: workload.environment")

@@ -1,10 +1,5 @@
 """Files of a host, read in pieces: of this machine directly, of another over one ssh connection.
 
-    files = open_files(host, programs)                    # a launcher keeps it: the connection is made once
-    read_file(files, path, offset)                        # for `Launcher.read`
-    artifacts_of(files, run_directory)                    # for `Launcher.artifacts`
-    copy_files(files, run_directory, paths, destination)  # for `Launcher.fetch`
-
 The program at the other end is `file_server.py`, which is sent along and needs only a Python there. It keeps no state
 between requests, so a lost connection is replaced and the request repeated: once, or with `patient` until the host is
 back, since a follower outlives a login node that restarts. A request for many files is one round trip.

@@ -9,7 +9,7 @@ from typing import Literal
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.problems import Path, Problem
-from drillyard.config.run import RunConfig, WorkloadRunConfig
+from drillyard.config.run import RunConfig, WorkloadConfig, WorkloadRunConfig
 from drillyard.errors import UserError
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.machines import Machine
@@ -33,6 +33,11 @@ class LaunchRequest:
     """Handle of the run that must succeed before this one starts."""
 
     @property
+    def workload(self) -> WorkloadConfig | None:
+        """The command to run; None: the run is Drillyard's trainer."""
+        return self.run.workload if isinstance(self.run, WorkloadRunConfig) else None
+
+    @property
     def processes_per_node(self) -> int | None:
         """Ranks per node as a config sets them; None: one per accelerator."""
         own = self.run.processes_per_node if isinstance(self.run, WorkloadRunConfig) else None
@@ -46,8 +51,12 @@ class LaunchRequest:
     @property
     def image(self) -> str | None:
         """The container image of the run, if it has one."""
-        own = self.run.workload.image if isinstance(self.run, WorkloadRunConfig) else None
-        return own or self.cluster.image
+        return self.workload.image if self.has_own_image and self.workload else self.cluster.image
+
+    @property
+    def has_own_image(self) -> bool:
+        """Whether the image is that of the run config (`workload.image`), not the cluster's (`image`)."""
+        return self.workload is not None and bool(self.workload.image)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,11 @@
 """The submit lock on hosts: one launch of a run at a time, from the first change on the head host until agents run.
 
-The lock is a line in the file `claim` of the launch directory: the submission, the time, and the process that launches.
-A lock of that host's kernel makes the check and the entry one step; on a file system without locks a notice is printed,
-and two launches within the same few milliseconds may both continue. It ends when it is released, when the launching
-process of the same host dies, else after `LOCK_SECONDS`, which is longer than all time limits of a submission together.
-A launch that finds the lock taken has submitted nothing and undoes nothing. Agents start on several hosts, so a kernel
-lock cannot be held that long; on Slurm, where one program submits, it is (agent/submit.py).
-
-The scripts are POSIX shell with flock(1); the files to lock are in "$@". A plan that is applied by hand sends no
-`client`: its lock ends when it is released, or with time.
+The lock is a line in the file `claim` of the launch directory: the submission, the time, and the process that launches,
+entered under a lock of that host's kernel (without one a notice is printed). It ends when it is released, when the
+launching process of the same host dies, else after `LOCK_SECONDS`. A launch that finds it taken has submitted nothing.
+Agents start on several hosts, so a kernel lock cannot be held that long; on Slurm, where one program submits, it is
+(agent/submit.py). The scripts are POSIX shell with flock(1); the files to lock are in "$@". A plan that is applied by
+hand sends no `client`: its lock ends when it is released, or with time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Platforms `ssh` and `local`: runs on hosts without a scheduler; local is this machine alone, without ssh.
 
 Agents write a run's state into its launch directory, and the head host (the first of `ssh.hosts`, node 0) has an index
-of its runs, so every machine that reaches the head host sees the same runs. Listing them is one command there, which
-sends the agent's code along. Runs on several hosts need a directory that all of them share.
+of its runs, so every machine that reaches the head host sees the same runs.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
-"""The plan of a run on hosts without a scheduler: hosts reached by ssh, or this machine. Pure.
+"""The plan of a run on hosts without a scheduler: hosts reached by ssh, or this machine. Pure. Its stages:
 
-    check    every host in parallel, leaving nothing there; nothing starts unless all pass
-    share    whether the other hosts see a file that the head host wrote into the output directory; `forget` removes it
-    carry    `--sync`: the working directory, once where the hosts share it, else to every host
-    claim    take the submit lock of the launch directory, on the head host
-    write    the launch directory, once: it is on storage that the hosts share
-    record   the run in the index of the head host, where `runs` finds it: before anything starts
-    start    an agent on every host, detached from the connection
-    release  the submit lock, also where one of the three before has failed
+    check, share, forget   every host in parallel; whether all see a file of the head host; nothing is left there
+    carry                  `--sync`: the working directory, once where the hosts share it, else to every host
+    claim, write, record   on the head host: the submit lock, the launch directory, the run in the index
+    start, release         an agent on every host, detached from the connection; the submit lock, also after a failure
 
-The output of a stage is checked before the next stage begins (`checks.py`). A submission is identified by a digest of
-its secret: agents of different submissions never join, and the file of `share` is never an earlier one's.
+Each stage is checked before the next one begins (`checks.py`). A submission is identified by a digest of its secret:
+agents of different submissions never join, and the file of `share` is never an earlier one's.
 """
 
 from __future__ import annotations
@@ -22,7 +18,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from drillyard import redaction
-from drillyard.config.run import RunConfig
 from drillyard.launch.agent import exec_command
 from drillyard.launch.agent.job import Job
 from drillyard.launch.checks import mount_parts
@@ -97,7 +92,7 @@ def plan_on(layout: HostLayout, request: LaunchRequest) -> Plan:
         # First on PATH, as an ssh login activates no environment.
         path = PlanFile("path", f"{posixpath.dirname(layout.paths.python)}\n")
         prepared = replace(prepared, files=(*prepared.files, path))
-    needs = ["--python", layout.paths.python] if isinstance(request.run, RunConfig) else []
+    needs = ["--python", layout.paths.python] if request.workload is None else []
     needs = ["--image", prepared.image] if prepared.image else needs
     sync = []
     if request.sync:

@@ -1,16 +1,10 @@
 """Merges logs of any size into one: lines in order of time, each with its source's prefix.
 
-The idea: every line has a key, its time stamp as text of fixed width (`2026-11-21T22:55:10.123456Z`), so that times are
-compared as bytes; a line without a stamp has the key of the line before it. Keys never decrease within a source (a
-clock that was set back does not reorder a file). Lines are ordered by (key, source, place in the source). No later line
-of a source can be smaller than (its last key, the source), so all lines up to the smallest such pair are final.
-`list.sort` merges them in C; no line is handled by a heap in Python.
-
-`LogMerge` reads nothing itself: data is fed to sources as it arrives. Every `take` empties at least one of the sources
-that need more data, so memory is bounded by sources x piece.
-
-Cost: about 0.7 microseconds a line. Limits: a line of more than `LONGEST_LINE` is broken there; a line's stamp must
-begin in its first 48 bytes; stamps without a zone are taken for UTC.
+Every line has a key, its time stamp as text of fixed width (`2026-11-21T22:55:10.123456Z`); a line without a stamp has
+the key of the line before it. Keys never decrease within a source. Lines are ordered by (key, source, place in the
+source), and all lines up to the smallest (last key, source) of any source are final. `LogMerge` reads nothing itself;
+memory is bounded by sources x piece. Cost: about 0.7 microseconds a line. Limits: a line of more than `LONGEST_LINE` is
+broken there; a stamp must begin in the first 48 bytes of its line; stamps without a zone are taken for UTC.
 """
 
 from __future__ import annotations

@@ -1,15 +1,10 @@
-"""Reads a run's logs as one stream in order of time: the nodes' (LAUNCH_DIR/node-K.log, every line stamped by its
-agent), or one rank's (RUN_DIR/logs/rank-R.log, or its lines in its node's log).
+"""A run's output: all nodes as one stream (LAUNCH_DIR/node-K.log, every line stamped by its agent), or one rank's
+(RUN_DIR/logs/rank-R.log, or its lines in its node's log).
 
-    for piece in run_logs(launch_directory, files, LogSelection(follow=True), over=...):
-        sys.stdout.buffer.write(piece)                      # one or many whole lines
-
-Files are read in pieces (`remote_files.py`) as lines are used up (`merge.py`), so memory is about 8 MiB of text for
-logs of any size and number. `since` is found by bisection and `tail` from the end; only a rank's lines in its node's
-log are searched from the start.
-
-Following reads all files at once, four times a second or, where that takes long, in a quarter of the time. Lines older
-than five seconds are returned at once, newer ones half a second after they were read, since earlier ones may follow.
+Files are read in pieces (`remote_files.py`) as lines are used up (`merge.py`): about 8 MiB of text at any log size.
+`since` is found by bisection and `tail` from the end. Following reads all files at once, four times a second or, where
+that takes long, in a quarter of the time. Lines older than five seconds are returned at once, newer ones half a second
+after they were read, since earlier ones may follow.
 """
 
 from __future__ import annotations

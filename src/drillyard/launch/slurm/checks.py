@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from drillyard.hardware.machines import Machine
-from drillyard.launch.request import Check, LaunchFinding, LaunchRequest, error, warning
+from drillyard.launch.request import LaunchFinding, LaunchRequest, error, warning
 from drillyard.launch.slurm.config import slurm_of
 
 FLEX_START_DAYS = 7
@@ -18,11 +18,37 @@ _MAX_SIGNAL_SECONDS = 65535
 _DAY_SECONDS = 86400
 
 
-def _gres(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-    """GPUs requested from Slurm against the machine's."""
-    gres = slurm_of(request.cluster).gres
-    if gres is None or machine is None:
+def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
+    """Every setting that Slurm refuses or misreads. Pure."""
+    cluster, slurm = request.cluster, slurm_of(request.cluster)
+    if slurm.gres is not None and machine is not None:
+        yield from _gres(slurm.gres, request, machine)
+    if slurm.segment is not None and cluster.nodes % slurm.segment:
+        message = f"{cluster.nodes} nodes are no multiple of segments of {slurm.segment} ({_SBATCH}, --segment)"
+        yield error("cluster", "slurm.segment", message)
+    limit, ahead = slurm.limit_seconds, slurm.signal_seconds
+    if ahead > _MAX_SIGNAL_SECONDS:
+        yield error("cluster", "slurm.signal_seconds", f"at most {_MAX_SIGNAL_SECONDS} ({_SBATCH}, --signal)")
+    if limit is None:
         return
+    flex_start = cluster.consumption in ("flex-start", "flex-start-queued")
+    if flex_start and limit > FLEX_START_DAYS * _DAY_SECONDS:
+        message = f"is more than flex-start gives ({_FLEX_SOURCE}); write {FLEX_START_DAYS}-00:00:00 or less"
+        yield error("cluster", "slurm.time_limit", f"{message}: after it the run is queued again and continues")
+    # The signal comes after the start and before the limit.
+    if limit <= ahead:
+        message = (
+            f"{slurm.time_limit} ({limit} s) is not longer than slurm.signal_seconds: {ahead}, so the run would get "
+            f"the signal to stop at once ({_SBATCH}, --signal); raise it, or lower signal_seconds"
+        )
+        yield error("cluster", "slurm.time_limit", message)
+    elif limit <= ahead + _SIGNAL_EARLY_SECONDS:
+        message = f"leaves less than a minute of work: Slurm may signal {_SIGNAL_EARLY_SECONDS} s early ({_SBATCH})"
+        yield warning("cluster", "slurm.time_limit", message)
+
+
+def _gres(gres: str, request: LaunchRequest, machine: Machine) -> Iterator[LaunchFinding]:
+    """GPUs requested from Slurm against the machine's."""
     count, available = gpus_of_gres(gres), machine.num_accelerators
     ranks = request.processes_per_node or available
     advice = f"write gpu:TYPE:{available}, as `sinfo -o %G` shows it"
@@ -34,42 +60,6 @@ def _gres(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFin
     elif count < ranks and request.uses_gpus:
         message = f"asks for {count} GPUs per node, for {ranks} ranks: {advice}, or set processes_per_node: {count}"
         yield error("cluster", "slurm.gres", message)
-
-
-def _segment(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-    nodes, segment = request.cluster.nodes, slurm_of(request.cluster).segment
-    if segment is not None and nodes % segment:
-        message = f"{nodes} nodes are no multiple of segments of {segment} ({_SBATCH}, --segment)"
-        yield error("cluster", "slurm.segment", message)
-
-
-def _flex_start(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-    limit = slurm_of(request.cluster).limit_seconds
-    if request.cluster.consumption not in ("flex-start", "flex-start-queued") or limit is None:
-        return
-    if limit > FLEX_START_DAYS * _DAY_SECONDS:
-        message = f"is more than flex-start gives ({_FLEX_SOURCE}); write {FLEX_START_DAYS}-00:00:00 or less"
-        yield error("cluster", "slurm.time_limit", f"{message}: after it the run is queued again and continues")
-
-
-def _times(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-    """The signal comes after the start and before the limit."""
-    slurm = slurm_of(request.cluster)
-    limit, ahead = slurm.limit_seconds, slurm.signal_seconds
-    if limit is not None and limit <= ahead:
-        message = (
-            f"{slurm.time_limit} ({limit} s) is not longer than slurm.signal_seconds: {ahead}, so the run would get "
-            f"the signal to stop at once ({_SBATCH}, --signal); raise it, or lower signal_seconds"
-        )
-        yield error("cluster", "slurm.time_limit", message)
-    elif limit is not None and limit <= ahead + _SIGNAL_EARLY_SECONDS:
-        message = f"leaves less than a minute of work: Slurm may signal {_SIGNAL_EARLY_SECONDS} s early ({_SBATCH})"
-        yield warning("cluster", "slurm.time_limit", message)
-    if ahead > _MAX_SIGNAL_SECONDS:
-        yield error("cluster", "slurm.signal_seconds", f"at most {_MAX_SIGNAL_SECONDS} ({_SBATCH}, --signal)")
-
-
-CHECKS: tuple[Check, ...] = (_gres, _segment, _flex_start, _times)
 
 
 def gpus_of_gres(gres: str) -> int | None:

@@ -1,20 +1,11 @@
 """job.sbatch: the script that Slurm runs on the first node of an allocation, and the reason of each of its lines.
 
-It starts one agent per node; agents start and restart the ranks. The script does what needs a batch script: find the
-first host, forward the signal before the time limit, and queue the job again (`scontrol` is not in containers,
-https://github.com/NVIDIA/pyxis/issues/129).
-
-A script is a generated head (directives, variables, the srun command) and files of this package as they are:
-
-    requeue.sh   queueing the job again: job.sbatch and array.sbatch
-    job.sh       one start of the job: job.sbatch only
-
-Slurm opens the file of --output before it starts the script, and fails the job where the storage is not mounted on the
-first node. So Slurm gets /dev/null, and the script opens its log itself, once it can read the storage. The reason for
-queueing a job again is in its comment, after the run's handle: `drillyard runs` finds it there without the storage.
-
-A cancelled job must not queue itself again, and `scontrol requeue` would do that. So the script asks Slurm why the job
-ends: PreemptTime and Reason=TimeLimit mark a job that continues.
+It starts one agent per node; agents start and restart the ranks. The script is a generated head (directives, variables
+and the srun command) and files of this package: requeue.sh queues the job again (in array.sbatch too), job.sh is one
+start. Slurm fails a job whose --output it cannot open, so the script opens its log itself, once it can read the storage.
+The reason for a requeue is in the job's comment, where `drillyard runs` finds it without the storage. `scontrol requeue`
+also revives a cancelled job, so the script asks Slurm why the job ends: PreemptTime and Reason=TimeLimit mark a job that
+continues. (`scontrol` is not in containers: https://github.com/NVIDIA/pyxis/issues/129.)
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from drillyard.launch.programs import Host, Programs, archive, defer_interrupt, 
 from drillyard.launch.remote_files import Files, open_files, print_notice
 from drillyard.launch.request import LaunchFinding, LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State, parse_handle
-from drillyard.launch.slurm import checks
+from drillyard.launch.slurm.checks import findings
 from drillyard.launch.slurm.commands import Slurm
 from drillyard.launch.slurm.config import slurm_of
 from drillyard.launch.slurm.job_script import SCRIPT, array_script, job_script
@@ -170,20 +170,16 @@ class SlurmLauncher(DirectoryLauncher[SlurmRun]):
 
     @classmethod
     def checks(cls, request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-        """Slurm's own checks. Pure."""
-        for check in checks.CHECKS:
-            yield from check(request, machine)
+        return findings(request, machine)
 
     def plan(self, request: LaunchRequest) -> Plan:
-        """What launching `request` writes and calls. Pure."""
         return plan_of(request)
 
     def plan_sweep(self, requests: list[LaunchRequest]) -> list[Plan]:
-        """One plan per point; the first one submits all of them as an array job."""
         return plan_array(requests)
 
     def status(self, run: str) -> RunStatus:
-        """The status of one run; where it waits for nodes, with those that are down."""
+        # Where it waits for nodes, with those that are down.
         found = self._find(run)
         status = found.status
         lost = status.state is State.failed and "capacity" in (status.reason or "")

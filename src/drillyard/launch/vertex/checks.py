@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 
 from drillyard.config.cluster import ClusterConfig
-from drillyard.config.run import WorkloadRunConfig
 from drillyard.hardware.machines import Machine
 from drillyard.launch.request import LaunchFinding, LaunchRequest, error
 from drillyard.launch.vertex.config import VertexConfig, vertex_of
@@ -40,11 +39,11 @@ _HYPERDISK_ONLY = ("h200", "b200", "gb200", "gb300")
 """Accelerators whose machines boot from Hyperdisk alone."""
 
 
-def findings(request: LaunchRequest, machine: Machine) -> Iterator[LaunchFinding]:
+def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     """Every rule that the request breaks."""
     cluster = request.cluster
-    if machine.cloud not in (None, cluster.cloud):
-        # Planning refuses that.
+    if machine is None or machine.cloud not in (None, cluster.cloud):
+        # Refused before, or by planning.
         return
     vertex = vertex_of(cluster)
     for key, message in (*_bought(cluster, vertex, machine), *_settings(cluster, vertex, machine), *_labels(vertex)):
@@ -54,8 +53,7 @@ def findings(request: LaunchRequest, machine: Machine) -> Iterator[LaunchFinding
             f"'{request.image}' is not an image's address as Vertex AI reads it: write REGION-docker.pkg.dev/PROJECT/"
             f"REPOSITORY/NAME:TAG, without https:// or docker:// ({_SPEC}#ContainerSpec)"
         )
-        own = isinstance(request.run, WorkloadRunConfig) and request.run.workload.image is not None
-        yield error("run", "workload.image", message) if own else error("cluster", "image", message)
+        yield error("run", "workload.image", message) if request.has_own_image else error("cluster", "image", message)
 
 
 def _bought(cluster: ClusterConfig, vertex: VertexConfig, machine: Machine) -> Iterator[tuple[str, str]]:

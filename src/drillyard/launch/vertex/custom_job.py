@@ -1,12 +1,9 @@
-"""The plan of a run on Vertex AI: the CustomJob request, and the files that its containers read.
+"""The plan of a run on Vertex AI: the CustomJob request, and the files that its containers read. Pure, without Google's
+libraries: the request is a dict in the JSON form of google.cloud.aiplatform.v1.CustomJob, parsed before it is sent.
 
 The container's command is the agent, the same on every replica; it takes its rank from CLUSTER_SPEC, which the service
-sets. The request says where, on what and for how long; the run is in job.json in the bucket, where `${env:NAME}` stays
-text. Everybody who may see the job can read the request, so it has nothing of the run's environment, and the service's
-limit of 100 variables does not apply to runs.
-
-The request is a dict in the JSON form of google.cloud.aiplatform.v1.CustomJob; planning needs no library of Google's.
-Before it is sent it is parsed into that type, which refuses unknown fields.
+sets. The request says where, on what and for how long; the run is in job.json in the bucket. Everybody who may see the
+job can read the request, so it has nothing of the run's environment.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
-from drillyard.config.run import WorkloadRunConfig
 from drillyard.hardware.capacity import machine_of, quota_needed
 from drillyard.hardware.machines import Machine
 from drillyard.launch.plan import Call, ExplainedField, Plan, PlanFile, secret_names
@@ -247,8 +243,7 @@ def _as_vertex_needs(prepared: PreparedRun, request: LaunchRequest) -> PreparedR
         ("lease_seconds", f"{LEASE_SECONDS:g}", lease, _FUSE),
         ("log_parts", "true", "a bucket shows what is appended once the file is closed", _FUSE),
     ]
-    run = request.run
-    if not (isinstance(run, WorkloadRunConfig) and run.workload.working_directory):
+    if not (request.workload and request.workload.working_directory):
         job = dataclasses.replace(job, working_directory=None)
         fields.append(("working_directory", "null", "the code is in the image: where the image starts", _OURS))
     return prepared.with_job(job, [ExplainedField(f"job.json: {name}", *rest) for name, *rest in fields])

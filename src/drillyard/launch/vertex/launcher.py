@@ -1,13 +1,9 @@
 """Platform `vertex`: runs as custom jobs of Vertex AI; the job is in the service, the run directory in a bucket.
 
-Submission writes the plan's files into the bucket and creates one CustomJob (custom_job.py) with Google's client. Jobs
-are found by their labels, so every machine sees the same runs. The service reports whether a job waits, runs or has
-ended; state.json and the logs, which the agents write into the bucket, hold the rest. Cloud Logging has the same lines:
-`gcloud ai custom-jobs stream-logs ID --region REGION`, or `gcloud logging read 'resource.type="ml_job"
-resource.labels.job_id="ID"'`, with the id that `runs status` shows.
-
-Limits: there is no submit lock, only a check before the request. Where two machines submit a run in the same second,
-the agents' fence lets the newer one continue and ends the other.
+Jobs are found by their labels, so every machine sees the same runs. The service reports whether a job waits, runs or
+has ended; state.json and the logs, which the agents write into the bucket, hold the rest. Cloud Logging has the same
+lines: `gcloud ai custom-jobs stream-logs ID --region REGION`. There is no submit lock, only a check before the request:
+of two submissions in the same second the agents' fence lets the newer one continue and ends the other.
 """
 
 from __future__ import annotations
@@ -28,8 +24,8 @@ from drillyard.launch.plan import Call, Plan, PlanFile
 from drillyard.launch.programs import defer_interrupt, parallel_map
 from drillyard.launch.request import LaunchFinding, LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State
-from drillyard.launch.vertex import checks
 from drillyard.launch.vertex.bucket_paths import BucketPath
+from drillyard.launch.vertex.checks import findings
 from drillyard.launch.vertex.custom_job import REQUEST_FILE, UPLOAD, plan_of
 from drillyard.launch.vertex.run_status import is_over, job_id, status_of
 
@@ -83,12 +79,9 @@ class VertexLauncher(DirectoryLauncher[VertexRun]):
 
     @classmethod
     def checks(cls, request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-        """Vertex AI's own checks. Pure."""
-        if machine is not None:
-            yield from checks.findings(request, machine)
+        return findings(request, machine)
 
     def plan(self, request: LaunchRequest) -> Plan:
-        """The files in the bucket and the one request. Pure."""
         return plan_of(request)
 
     def submit(self, plan: Plan, *, replace: bool = False) -> Handle:

@@ -1,12 +1,9 @@
 """Vertex AI's JobService, through Google's own client: jobs of one cluster created, found, read and cancelled.
 
-The client's REST transport is used: one connection per call over HTTPS, which works through proxies and with forks. An
-endpoint that begins with http:// (a server for tests) gets no credentials, so that none are sent unencrypted. Importing
-the client takes about a second, so this module is imported only to contact the service.
-
-A refusal of the service becomes one UserError with advice. Transient errors (a connection, 5xx) are retried for
-`RETRY_SECONDS`; creating a job is repeated only after a search for it, since a lost answer may belong to a job that
-exists.
+The REST transport works through proxies and with forks. An endpoint that begins with http:// (a server for tests) gets
+no credentials. Importing the client takes about a second, so this module is imported only to contact the service.
+Transient errors (a connection, 5xx) are retried for `RETRY_SECONDS`; creating a job is repeated only after a search for
+it, since a lost answer may belong to a job that exists.
 """
 
 from __future__ import annotations
