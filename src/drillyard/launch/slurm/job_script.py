@@ -1,11 +1,11 @@
 """job.sbatch: the script that Slurm runs on the first node of an allocation, and the reason of each of its lines.
 
-It starts one agent per node; agents start and restart the ranks. The script is a generated head (directives, variables
+It starts one agent per node; agents start and restart the ranks. A script is a generated head (directives, variables
 and the srun command) and files of this package: requeue.sh queues the job again (in array.sbatch too), job.sh is one
-start. Slurm fails a job whose --output it cannot open, so the script opens its log itself, once it can read the storage.
-The reason for a requeue is in the job's comment, where `drillyard runs` finds it without the storage. `scontrol requeue`
-also revives a cancelled job, so the script asks Slurm why the job ends: PreemptTime and Reason=TimeLimit mark a job that
-continues. (`scontrol` is not in containers: https://github.com/NVIDIA/pyxis/issues/129.)
+start. Slurm fails a job whose --output it cannot open, so the script opens its log itself once it can read the storage.
+The reason for a requeue is in the job's comment: `drillyard runs` finds it there without the storage. `scontrol
+requeue` also revives a cancelled job, so the script asks Slurm why the job ends: PreemptTime and Reason=TimeLimit mark
+a job that continues. (`scontrol` is not in containers: https://github.com/NVIDIA/pyxis/issues/129.)
 """
 
 from __future__ import annotations
