@@ -67,7 +67,8 @@ def _order(request: LaunchRequest, finding: LaunchFinding) -> tuple[bool, int]:
 
 
 def _machine(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-    name = request.cluster.machine
+    """The machine, how it is bought, its network stack, and more ranks than a node has GPUs, or fewer."""
+    cluster, name = request.cluster, request.cluster.machine
     if name is None:
         return
     if machine is None:
@@ -76,33 +77,24 @@ def _machine(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
         except UserError as missing:
             yield error("cluster", "machine", " ".join(str(missing).splitlines()))
         return
-    problem = consumption_problem(request.cluster.consumption, machine)
+    problem = consumption_problem(cluster.consumption, machine)
     if problem is not None:
         yield error("cluster", "consumption", f"{problem} ({machine.fact('consumption').source})")
-
-
-def _ranks(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-    """More ranks than a node has GPUs, or fewer."""
-    run = request.run
-    own = run.processes_per_node if isinstance(run, WorkloadRunConfig) else None
-    processes = request.processes_per_node
-    if machine is None or processes is None or machine.accelerator == "cpu" or not request.uses_gpus:
+    stack = cluster.network_stack
+    if stack is not None and lacks_stack(cluster, machine):
+        yield error("cluster", "network_stack", stack_problem(stack, machine))
+    processes, available = request.processes_per_node, machine.num_accelerators
+    if processes is None or machine.accelerator == "cpu" or not request.uses_gpus:
         return
-    available = machine.num_accelerators
-    source = machine.fact("num_accelerators").source
     if processes > available:
+        source = machine.fact("num_accelerators").source
         message = f"{processes} ranks, but {machine.name} has {available} accelerators ({source}); "
         message += f"write {available}, or more nodes"
-        yield error("run" if own is not None else "cluster", "processes_per_node", message)
+        own = isinstance(request.run, WorkloadRunConfig) and request.run.processes_per_node is not None
+        yield error("run" if own else "cluster", "processes_per_node", message)
     elif processes < available and request.workload is None:
         idle = available - processes
         yield warning("cluster", "processes_per_node", f"{idle} of the {available} accelerators of each node are idle")
-
-
-def _stack(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-    stack = request.cluster.network_stack
-    if stack is not None and machine is not None and lacks_stack(request.cluster, machine):
-        yield error("cluster", "network_stack", stack_problem(stack, machine))
 
 
 def _stack_settings(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
@@ -139,23 +131,17 @@ def _reserved_variables(request: LaunchRequest, machine: Machine | None) -> Iter
 # The image, as far as its tag shows its contents; else a warning with the command that shows them.
 
 
-def _glibc(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-    """A stack's libraries, which are mounted into the image, need its C library to be new enough."""
+def _image(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
+    """A stack's libraries, which are mounted into the image, need its C library to be new enough. Programs of an older
+    CUDA have no code for a newer GPU."""
     cluster = request.cluster
-    if cluster.nodes == 1 or (machine is not None and lacks_stack(cluster, machine)):
-        return
-    stack = stack_of(cluster, machine, request.facts)
-    if stack is not None and "glibc" in stack.requires:
-        floor: Fact[str] = stack.fact("requires.glibc")
-        yield from _floor(request, "glibc", floor, f"network stack {stack.name}", "ldd --version")
-
-
-def _cuda(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-    """Programs of an older CUDA have no code for a newer GPU."""
-    if machine is None:
-        return
-    accelerator = request.facts.accelerator_of(machine)
-    if accelerator.min_cuda is not None:
+    if cluster.nodes > 1 and not (machine is not None and lacks_stack(cluster, machine)):
+        stack = stack_of(cluster, machine, request.facts)
+        if stack is not None and "glibc" in stack.requires:
+            floor: Fact[str] = stack.fact("requires.glibc")
+            yield from _floor(request, "glibc", floor, f"network stack {stack.name}", "ldd --version")
+    accelerator = None if machine is None else request.facts.accelerator_of(machine)
+    if accelerator is not None and accelerator.min_cuda is not None:
         yield from _floor(request, "cuda", accelerator.fact("min_cuda"), accelerator.title, _CUDA_COMMAND)
 
 
@@ -195,28 +181,22 @@ def _capabilities(request: LaunchRequest, machine: Machine | None) -> Iterator[L
                 yield error(config, key, str(lacking))
 
 
-def _command(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
+def _workload(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
+    """One command; each of the workload's files has its own path below the launch directory."""
     workload = request.workload
     if workload is None:
         return
-    if workload.command is None and workload.launcher_file is None:
+    script = workload.launcher_file
+    if workload.command is None and script is None:
         yield error("run", "workload", "has neither `command` nor `launcher_file`; give one of them")
-    if workload.command is not None and workload.launcher_file is not None:
+    if workload.command is not None and script is not None:
         yield error("run", "workload.launcher_file", "and `command` are both given; keep one of them")
     if workload.command is not None and not workload.command[0].strip():
         yield error("run", "workload.command", "its first item is empty; it is the program")
-
-
-def _sent_files(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-    """Each of the workload's files has its own path below the launch directory."""
-    workload = request.workload
-    if workload is None:
-        return
     for target in workload.files:
         if target.startswith("/") or ".." in target.split("/") or posixpath.normpath(target) in (".", ""):
             message = "is not a path below the run's launch directory; write a relative one without '..'"
             yield error("run", ("workload", "files", target), message)
-    script = workload.launcher_file
     if script is not None and posixpath.basename(script) in map(posixpath.normpath, workload.files):
         message = f"would overwrite `files` {posixpath.basename(script)}; give that another name"
         yield error("run", "workload.launcher_file", message)
@@ -286,9 +266,7 @@ def _output(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchF
 
 
 CHECKS: tuple[Check, ...] = (
-    *(_machine, _ranks, _stack, _stack_settings, _reserved_variables),
-    *(_capabilities, _command, _sent_files, _mounts, _inputs, _output),
-    *(_glibc, _cuda),
+    *(_machine, _stack_settings, _reserved_variables, _capabilities, _workload, _mounts, _inputs, _output, _image),
 )
 
 

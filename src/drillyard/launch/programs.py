@@ -55,7 +55,7 @@ class Programs:
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None) -> Result:
         """Run to the end. Raises UserError where the program is missing or takes longer than `timeout` seconds."""
-        _prepare(argv)
+        _make_directory_of_connections(argv)
         try:
             done = subprocess.run(list(argv), input=stdin, capture_output=True, timeout=timeout, check=False)
         except FileNotFoundError:
@@ -67,11 +67,17 @@ class Programs:
 
     def stream(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start a program that answers requests: its standard streams are pipes. The caller ends it."""
-        _prepare(argv)
+        _make_directory_of_connections(argv)
         try:
             return subprocess.Popen(list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         except FileNotFoundError:
             raise _not_installed(argv) from None
+
+
+def _make_directory_of_connections(argv: Sequence[str]) -> None:
+    """ssh does so only without -F."""
+    if argv[0] == "ssh":
+        Path(pwd.getpwuid(os.getuid()).pw_dir, ".ssh").mkdir(mode=0o700, exist_ok=True)
 
 
 def _not_installed(argv: Sequence[str]) -> UserError:
@@ -131,12 +137,6 @@ class Host:
         for name, value in options.items():
             words += ["-o", f"{name}={value}"]
         return tuple(words)
-
-
-def _prepare(argv: Sequence[str]) -> None:
-    """Create the directory of shared connections: ssh does so only without -F."""
-    if argv[0] == "ssh":
-        Path(pwd.getpwuid(os.getuid()).pw_dir, ".ssh").mkdir(mode=0o700, exist_ok=True)
 
 
 def archive(files: Sequence[PlanFile]) -> bytes:

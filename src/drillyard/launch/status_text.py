@@ -29,6 +29,7 @@ STATE_STYLES: Final = {
     State.cancelled: "dim",
 }
 _LABEL: Final = 15
+_MOST_HOSTS: Final = 8
 _SHOWN_ELSEWHERE: Final = ("agent", "launch_directory")
 _TITLES: Final = ("STATE", "FOR", "NODES")
 
@@ -40,11 +41,15 @@ def status_text(status: RunStatus, *, progress: str | None = None, where: str = 
     """
     now = time.time() if now is None else now
     rows = [("", f"{status.handle}  {headline(status, now)}")]
-    if (reason := _reason_beyond_headline(status)) and status.state is not State.queued:
+    # Without the failure that the headline of a failed run has already.
+    reason = beyond_failure(_reason(status), status.failure if status.state is State.failed else None)
+    if reason and status.state is not State.queued:
         rows.append(("reason", reason))
     times = (("submitted", status.submitted_at), ("started", status.started_at), ("ended", status.ended_at))
     rows += [(label, f"{moment(at)}  ({age(now - at)} ago)") for label, at in times if at is not None]
-    rows.append(("nodes", f"{status.nodes}" + (f": {_hosts(status.hosts)}" if status.hosts else "")))
+    more = f" and {len(status.hosts) - _MOST_HOSTS} more" if len(status.hosts) > _MOST_HOSTS else ""
+    hosts = f": {', '.join(status.hosts[:_MOST_HOSTS])}{more}" if status.hosts else ""
+    rows.append(("nodes", f"{status.nodes}{hosts}"))
     if status.round:
         rows.append(("restarts", f"{status.round}, {status.failures or 'none'} of them counted as failures"))
     if progress:
@@ -58,8 +63,9 @@ def status_text(status: RunStatus, *, progress: str | None = None, where: str = 
         rows.append(("run directory", status.run_directory + (f"  (on {where})" if where else "")))
     if (agent := status.native.get("agent")) and not status.state.over:
         rows.append(("agent", agent))
-    if native := _native(status):
-        rows.append(("scheduler", native))
+    native = [f"{name} {value}" for name, value in status.native.items() if name not in _SHOWN_ELSEWHERE]
+    if native:
+        rows.append(("scheduler", ", ".join(native)))
     rows += [("next" if not index else "", line) for index, line in enumerate(next_steps(status))]
     (_, title), *others = rows
     return "\n".join([title, *(f"  {label:<{_LABEL}}{_one_line(text)}" for label, text in others)]) + "\n"
@@ -108,16 +114,6 @@ def next_steps(status: RunStatus) -> list[str]:
     if status.state is State.queued:
         return [f"drillyard runs logs -f {handle}   (waits for its first line)", f"drillyard runs cancel {handle}"]
     return [f"drillyard runs watch {handle}", f"drillyard runs logs -f {handle}"]
-
-
-def _native(status: RunStatus) -> str:
-    """The scheduler's own names."""
-    return ", ".join(f"{name} {value}" for name, value in status.native.items() if name not in _SHOWN_ELSEWHERE)
-
-
-def _hosts(hosts: Sequence[str], most: int = 8) -> str:
-    shown = ", ".join(hosts[:most])
-    return shown if len(hosts) <= most else f"{shown} and {len(hosts) - most} more"
 
 
 def runs_table(statuses: Sequence[RunStatus], *, width: int | None = None, now: float | None = None) -> Table:
@@ -179,12 +175,6 @@ def cut_middle(text: str, width: int) -> str:
 def _reason(status: RunStatus) -> str | None:
     """The reason, where it says more than the state."""
     return None if status.reason == status.state else status.reason
-
-
-def _reason_beyond_headline(status: RunStatus) -> str:
-    """The reason without the failure that the headline of a failed run has already."""
-    shown = status.failure if status.state is State.failed else None
-    return beyond_failure(_reason(status), shown)
 
 
 def status_json(status: RunStatus) -> dict[str, Any]:

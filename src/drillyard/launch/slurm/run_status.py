@@ -45,17 +45,17 @@ _REASONS = {
     "JobArrayTaskLimit": "the sweep's limit of running tasks is reached",
     "Prolog": "nodes are being prepared",
     "NodeDown": "a node that it needs is down",
+    "BadConstraints": "can never start: no node has what it asks for",
+    "DependencyNeverSatisfied": "can never start: the run that it waits for has not succeeded",
+    "PartitionNodeLimit": "can never start: it asks for more nodes than the partition gives",
+    "PartitionTimeLimit": "can never start: it asks for more time than the partition gives",
+    "InvalidAccount": "can never start: its account is not valid",
+    "InvalidQOS": "can never start: its QOS is not valid",
+    "AccountNotAllowed": "can never start: its account may not use the partition",
+    "QOSNotAllowed": "can never start: its QOS may not use the partition",
 }
-_NEVER = {
-    "BadConstraints": "no node has what it asks for",
-    "DependencyNeverSatisfied": "the run that it waits for has not succeeded",
-    "PartitionNodeLimit": "it asks for more nodes than the partition gives",
-    "PartitionTimeLimit": "it asks for more time than the partition gives",
-    "InvalidAccount": "its account is not valid",
-    "InvalidQOS": "its QOS is not valid",
-    "AccountNotAllowed": "its account may not use the partition",
-    "QOSNotAllowed": "its QOS may not use the partition",
-}
+"""Why a job waits, by Slurm's reason."""
+_REASONS_LOWER = {name.lower(): text for name, text in _REASONS.items()}
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def status_of(run: SlurmRun) -> RunStatus:
     """The status of a run."""
     state, reason = _state_and_reason(run)
     own, job = run.own_state, run.job
-    over = state.over
+    ends = (own.get("ended_at"), run.own_end.get("at"), job.ended_at if job else None)
     return RunStatus(
         handle=run.handle,
         state=state,
@@ -151,7 +151,7 @@ def status_of(run: SlurmRun) -> RunStatus:
         since=_since(run, state),
         submitted_at=_submitted_at(run),
         started_at=own.get("started_at") or (job.started_at if job and state is not State.queued else None),
-        ended_at=_ended_at(run) if over else None,
+        ended_at=next((float(at) for at in ends if at is not None), None) if state.over else None,
         round=own.get("round"),
         failures=int(own.get("failures") or 0),
         failure=_failure(run, reason) if state is State.failed else None,
@@ -171,14 +171,10 @@ def queue_reason(job: SlurmJob) -> str:
     if not job.reason:
         return "waits in the queue"
     name = job.reason.strip("()")
-    short = name.partition(",")[0].partition(":")[0]
-    for word, text in _NEVER.items():
-        if short == word:
-            return f"can never start: {text} ({name})"
-    for word, text in _REASONS.items():
-        if short.lower() == word.lower():
-            return f"{text.format(job=job.job_id)} ({name})"
-    if short.startswith(("QOS", "Max", "Assoc")):
+    short = name.partition(",")[0].partition(":")[0].lower()
+    if short in _REASONS_LOWER:
+        return f"{_REASONS_LOWER[short].format(job=job.job_id)} ({name})"
+    if short.startswith(("qos", "max", "assoc")):
         return f"a limit of its account or QOS is reached ({name})"
     return name
 
@@ -291,20 +287,12 @@ def _submitted_at(run: SlurmRun) -> float | None:
     return min((float(at) for at in times if at), default=None)
 
 
-def _ended_at(run: SlurmRun) -> float | None:
-    for at in (run.own_state.get("ended_at"), run.own_end.get("at"), run.job.ended_at if run.job else None):
-        if at is not None:
-            return float(at)
-    return None
-
-
 def _native(run: SlurmRun) -> dict[str, Any]:
     job = run.job
     native: dict[str, Any] = {"job_id": run.job_id}
     if job is not None:
         native |= {"state": job.state, "partition": job.partition}
-        native |= {"reason": job.reason} if job.reason else {}
-        native |= {"nodes": job.node_list} if job.node_list else {}
+        native |= {name: value for name, value in (("reason", job.reason), ("nodes", job.node_list)) if value}
         if job.state == "PENDING" and job.started_at:
             native["expected_start"] = job.started_at
     return native
