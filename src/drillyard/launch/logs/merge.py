@@ -9,7 +9,6 @@ broken there; a stamp must begin in the first 48 bytes of its line; stamps witho
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from bisect import bisect_left, bisect_right
@@ -188,21 +187,16 @@ class StampKeys:
             return [before := self._key_of(line, before) for line in lines]
         shape, begin, second, digits, rest, zone = form
         end = begin + len(shape)
-        shapes = b"\n".join([line[begin:end] for line in lines]).translate(_DIGITS)
-        begins: dict[bytes, bytes] = {}
-        if shapes == (shape + b"\n") * (len(lines) - 1) + shape:
-            for text in {line[begin:second] for line in lines}:
-                if (key := self._second(text + zone)) is not None:
-                    begins[text] = key
-            with contextlib.suppress(KeyError):
-                return [begins[line[begin:second]] + line[digits] + rest for line in lines]
+        begins: dict[bytes, bytes | None] = {}
         keys = []
-        for line, found in zip(lines, shapes.split(b"\n"), strict=True):
-            text = line[begin:second]
-            if found == shape and text not in begins and (key := self._second(text + zone)) is not None:
-                begins[text] = key
-            timed = found == shape and text in begins
-            before = begins[text] + line[digits] + rest if timed else self._key_of(line, before)
+        for line in lines:
+            key = None
+            if line[begin:end].translate(_DIGITS) == shape:
+                text = line[begin:second]
+                if text not in begins:
+                    begins[text] = self._second(text + zone)
+                key = begins[text]
+            before = self._key_of(line, before) if key is None else key + line[digits] + rest
             keys.append(before)
         return keys
 
