@@ -117,28 +117,18 @@ def host_of(cluster: ClusterConfig) -> Host:
 
 def _with_times(prepared: PreparedRun, request: LaunchRequest) -> PreparedRun:
     """The job with Slurm's times: a lost node does not come back, and saving must end before the time limit."""
-    times = {
-        "join_seconds": 0.0,
-        "start_seconds": Job.start_seconds if prepared.image else _START_SECONDS,
-        "stop_seconds": slurm_of(request.cluster).signal_seconds * _SAVE_SHARE,
-    }
-    reasons = (
-        ("a lost node does not come back; Slurm finds another one", "drillyard"),
-        (
-            "a node that does not join so long after the one before is left out"
-            + (": images take time" if prepared.image else ""),
-            "drillyard",
-        ),
-        (
-            f"of the time between the signal and the limit, {_SAVE_SHARE:.0%} are for saving",
-            "cluster.yaml: slurm.signal_seconds",
-        ),
-    )
+    start = Job.start_seconds if prepared.image else _START_SECONDS
+    stop = slurm_of(request.cluster).signal_seconds * _SAVE_SHARE
+    late = "a node that does not join so long after the one before is left out"
+    late += ": images take time" if prepared.image else ""
+    saving = f"of the time between the signal and the limit, {_SAVE_SHARE:.0%} are for saving"
     fields = [
-        ExplainedField(f"job.json: {name}", f"{seconds:g}", *why)
-        for (name, seconds), why in zip(times.items(), reasons, strict=True)
+        ("join_seconds", "0", "a lost node does not come back; Slurm finds another one", "drillyard"),
+        ("start_seconds", f"{start:g}", late, "drillyard"),
+        ("stop_seconds", f"{stop:g}", saving, "cluster.yaml: slurm.signal_seconds"),
     ]
-    return prepared.with_job(replace(prepared.job, **times), fields)
+    job = replace(prepared.job, join_seconds=0.0, start_seconds=start, stop_seconds=stop)
+    return prepared.with_job(job, [ExplainedField(f"job.json: {name}", *rest) for name, *rest in fields])
 
 
 def _submit_step(
