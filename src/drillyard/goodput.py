@@ -1,8 +1,5 @@
 """Goodput: where the wall time of a run went, across all its restarts.
 
-`telemetry` computes it from the events of a run directory (summary.json), `measurement` from the lines of any
-framework's log. Neither may import the other, so this module imports nothing of ours.
-
 A run is a sequence of moments. The time between two neighbouring ones belongs to exactly one category, or is split
 between two whose parts add up to it. All sums are in integer microseconds, so the categories sum to wall time exactly.
 

@@ -159,13 +159,11 @@ def _flops(found: Speed, log: ParsedLog, asked: UserFacts) -> None:
         return
     found.parameters = float(spec.total_parameters)
     trained = None if asked.params or asked.config else facts.trainable_parameters
-    frozen = trained is not None and facts.parameters is not None and trained < facts.parameters
-    if frozen and trained is not None and facts.parameters is not None:
-        spec = spec_from_counts(round(facts.parameters - trained))
-    found.formula = formula_label(formula, adapters=frozen)
-    found.flops_per_token = flops_per_token(
-        spec, formula, found.sequence_length or 1, adapter_parameters=round(trained or 0) if frozen else None
-    )
+    adapters = None
+    if trained is not None and facts.parameters is not None and trained < facts.parameters:
+        spec, adapters = spec_from_counts(round(facts.parameters - trained)), round(trained)
+    found.formula = formula_label(formula, adapters=adapters is not None)
+    found.flops_per_token = flops_per_token(spec, formula, found.sequence_length or 1, adapter_parameters=adapters)
 
 
 def _peak(found: Speed, log: ParsedLog, asked: UserFacts, catalog: Catalog) -> Accelerator | None:

@@ -20,8 +20,7 @@ that is more. Drillyard's own log says which steps compiled: those and the first
 others, as in summary.json. A range of steps that the user names is taken as it is. The headline is the median of what
 is left.
 
-Percentiles are those of the steps, linear between neighbours; in logs of more than a million steps rows stand for
-several steps each and count as many. Cost: a few sorts of numpy columns; about 0.3 s for a million steps.
+Cost: a few sorts of numpy columns; about 0.3 s for a million steps.
 """
 
 from __future__ import annotations

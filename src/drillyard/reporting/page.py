@@ -105,14 +105,8 @@ def render(content: Content) -> str:
     return environment.get_template("page.html").render(
         c=content,
         version=__version__,
-        assets={
-            "css": Markup(_asset("report.css")),
-            "js": Markup(_asset("report.js")),
-            "uplot_css": Markup(_asset("uplot.min.css")),
-            "uplot_js": Markup(_asset("uplot.min.js")),
-            "uplot_license": Markup(_asset("uplot.LICENSE")),
-            "uplot_version": json.loads(_asset("vendored.json"))["version"],
-        },
+        asset=lambda name: Markup(_asset(name)),
+        uplot_version=json.loads(_asset("vendored.json"))["version"],
         # Texts from logs are in the JSON: a `</script>` among them must not end it.
         data=Markup(data.replace("<", "\\u003c")),
         groups=_groups(drawn, evaluation_table(content)),

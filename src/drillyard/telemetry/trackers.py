@@ -11,6 +11,7 @@ directory. In TensorBoard a resume hides the points of repeated steps.
 
 from __future__ import annotations
 
+import importlib
 import json
 import time
 from collections.abc import Callable
@@ -36,6 +37,14 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Send what is still queued."""
+
+
+def _installed(package: str, setting: str, remedy: str) -> Any:
+    """A tracker's package. Raises UserError where it is missing."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise UserError(f"{setting} but {package} is not installed.\n{remedy}") from error
 
 
 class TensorBoard:
@@ -71,12 +80,7 @@ class WeightsAndBiases:
     """A Weights & Biases run; `logging.wandb` holds arguments of wandb.init."""
 
     def __init__(self, run_directory: Path, config: RunConfig) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError(
-                "logging.wandb is set but wandb is not installed.\nInstall it: pip install 'drillyard[wandb]'."
-            ) from error
+        wandb = _installed("wandb", "logging.wandb is set", "Install it: pip install 'drillyard[wandb]'.")
         arguments = {
             "name": config.name,
             "dir": str(run_directory),
@@ -104,17 +108,12 @@ class MLflow:
     """An MLflow run; `logging.mlflow` holds `tracking_uri` and `experiment`."""
 
     def __init__(self, run_directory: Path, config: RunConfig) -> None:
-        try:
-            import mlflow
-        except ImportError as error:
-            raise UserError(
-                "logging.mlflow is set but mlflow is not installed.\nInstall it: pip install 'drillyard[mlflow]'."
-            ) from error
+        mlflow = _installed("mlflow", "logging.mlflow is set", "Install it: pip install 'drillyard[mlflow]'.")
         settings = config.logging.mlflow or {}
         unknown = settings.keys() - {"tracking_uri", "experiment"}
         if unknown:
             raise UserError(f"logging.mlflow: unknown keys {sorted(unknown)}; allowed: experiment, tracking_uri.")
-        self._mlflow: Any = mlflow
+        self._mlflow = mlflow
         if "tracking_uri" in settings:
             mlflow.set_tracking_uri(settings["tracking_uri"])
         mlflow.set_experiment(settings.get("experiment", "drillyard"))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 from rich.align import Align
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -277,7 +278,9 @@ def sparkline(values: Sequence[float], width: int, height: int, *, unicode: bool
 def _means(values: Sequence[float], columns: int) -> list[float]:
     """The mean of the finite values of each of `columns` equal shares; fewer values are joined by straight lines."""
     if 1 < len(values) < columns:
-        return [_between(values, column * (len(values) - 1) / (columns - 1)) for column in range(columns)]
+        places = np.arange(columns) * (len(values) - 1) / (columns - 1)
+        between: list[float] = np.interp(places, np.arange(len(values)), values).tolist()
+        return between
     means = []
     for column in range(columns):
         start = column * len(values) // columns
@@ -285,15 +288,6 @@ def _means(values: Sequence[float], columns: int) -> list[float]:
         finite = [value for value in share if math.isfinite(value)]
         means.append(math.fsum(finite) / len(finite) if finite else math.nan)
     return means
-
-
-def _between(values: Sequence[float], place: float) -> float:
-    """The value at a fractional place; NaN next to a non-finite value."""
-    left = min(int(place), len(values) - 2)
-    share = place - left
-    if share in (0.0, 1.0):
-        return values[left + round(share)]
-    return values[left] * (1 - share) + values[left + 1] * share
 
 
 def _heights(means: Sequence[float], rows: int) -> list[int | None]:

@@ -30,6 +30,11 @@ _OPENING: Final = re.compile(rb'"log_history"\s*:\s*\[')
 _BETWEEN: Final = re.compile(r"[\s,]*")
 _DECODER: Final = json.JSONDecoder()
 _NONFINITE: Final = re.compile(rb"(?<=[:\s\[,])(NaN|-?Infinity)(?=[\s,}\]])")
+_SETTINGS: Final = {
+    "logging_steps": "log_interval",
+    "max_steps": "total_steps",
+    "train_batch_size": "micro_batch_size",
+}
 _NAMES: Final = {
     "step": ("step",),
     "loss": ("loss", "train/loss"),
@@ -151,11 +156,9 @@ class HfTrainerState(DocumentFormat):
             return
         self._parsed.complete = True
         place = f"{self._name} (after log_history)"
-        for key, fact in (("logging_steps", "log_interval"), ("max_steps", "total_steps")):
-            if isinstance(settings.get(key), int | float) and 1 <= settings[key] < LARGEST_STEP:
-                self._parsed.facts.learn(place, **{fact: int(settings[key])})
-        if isinstance(settings.get("train_batch_size"), int):
-            self._parsed.facts.learn(place, micro_batch_size=settings["train_batch_size"])
+        for key, fact in _SETTINGS.items():
+            if isinstance(value := settings.get(key), int | float) and 1 <= value < LARGEST_STEP:
+                self._parsed.facts.learn(place, **{fact: int(value)})
 
 
 def _closing(text: bytes, since: int) -> int:

@@ -2,16 +2,14 @@
 
 NeMo 2 prints one line per optimizer step:
 
-    Training epoch 1, iteration 10/999 | lr: 4.498e-06 | global_batch_size: 512 | global_step: 29 | reduced_train_loss:
-    11.03 | train_step_timing in s: 46.84 | consumed_samples: 15360
+    Training epoch 1, iteration 10/999 | lr: 4.498e-06 | global_step: 29 | reduced_train_loss: 11.03 | ...
 
 `iteration` restarts with each epoch, so the step is `global_step`. The timing is a moving average in the field's
 recipes (`buffer_size`), so it is taken for one. Memory is in bytes.
 
 NeMo 1 redraws its bar for every step on one line with carriage returns:
 
-    Epoch 0: : 100%|##| 2000/2000 [43:24:54<00:00, reduced_train_loss=0.139, global_step=2e+3,
-    consumed_samples=2.56e+5, train_step_timing in s=68.70, val_loss=0.212]
+    Epoch 0: : 100%|##| 2000/2000 [43:24:54<00:00, reduced_train_loss=0.139, global_step=2e+3, ...]
 
 From 1,000 on `global_step` is printed in e-notation and loses digits. The bar's own count is one more than
 `global_step`; it is used where it agrees with the digits that are left. A bar is redrawn without a new step: only the
