@@ -31,15 +31,13 @@ LEAST_VALUES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class SampleStatistics:
-    """`mean` with its 95 % confidence interval `low` to `high`; `deviation` and percentiles are those of one run."""
+    """`mean` with its 95 % confidence interval `low` to `high`; the percentiles are those of one run."""
 
     mean: float
-    deviation: float
     low: float
     high: float
     percentile_5: float
     percentile_95: float
-    count: int
 
 
 def sample_statistics(
@@ -56,23 +54,16 @@ def sample_statistics(
     """
     if known_share == 1:
         assert known_value is not None
-        return SampleStatistics(known_value, 0.0, known_value, known_value, known_value, known_value, len(values))
+        return SampleStatistics(*[known_value] * 5)
     drawn_share = 1 - known_share
-    drawn_mean = statistics.fmean(values)
     low, high = mean_interval(values, known_value, unseen)
     known = 0.0 if known_value is None else known_share * known_value
-    mean = known + drawn_share * drawn_mean
-    variance = drawn_share * (statistics.variance(values, drawn_mean) + (drawn_mean - mean) ** 2)
-    if known_value is not None:
-        variance += known_share * (known_value - mean) ** 2
     return SampleStatistics(
-        mean,
-        math.sqrt(variance),
+        known + drawn_share * statistics.fmean(values),
         known + drawn_share * low,
         known + drawn_share * high,
         _percentile(values, 0.05, known_share, known_value),
         _percentile(values, 0.95, known_share, known_value),
-        len(values),
     )
 
 

@@ -9,13 +9,12 @@ Left out: the time in which nodes are up before the first step, storage, network
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from drillyard.errors import UserError
 from drillyard.estimation.quantity import SECONDS_PER_HOUR, Quantity, Range, above_zero, given, quantity
 from drillyard.estimation.target import Target
 from drillyard.hardware import Catalog, Fact, Price
-from drillyard.hardware.facts import Number
 
 PREFERRED = ("on-demand", "flex-start", "flex-start-queued", "calendar", "reservation", "spot")
 """Which price stands for a machine where the way of buying is not given: what is open to all comes first."""
@@ -52,7 +51,7 @@ class HourlyPrice:
     @property
     def about(self) -> str:
         """How it is bought, where the price was read, and when."""
-        return ", ".join(part for part in (self.bought, self.of_gpu.fact.source, self.of_gpu.fact.date) if part)
+        return ", ".join(part for part in (self.bought, self.of_gpu.source, self.of_gpu.date) if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +85,16 @@ def hourly_price(target: Target, facts: Catalog, own: PriceOptions) -> HourlyPri
 def run_cost(price: HourlyPrice, step_seconds: Range, tokens_per_step: float, run_seconds: Range | None) -> RunCost:
     """What steps of `step_seconds` cost, and a run that takes `run_seconds` of wall time, at `price`."""
     per_second = price.of_all.value / SECONDS_PER_HOUR
-    words = "time / 3600 x price of an hour of all nodes"
-    of_step = _scaled("cost of a step", step_seconds, per_second, f"step {words}", price.of_all)
-    per_tokens = "cost of a step / tokens in a step x 10^6"
-    return RunCost(
-        price,
-        of_step,
-        _scaled("cost of a million tokens", of_step, 1e6 / tokens_per_step, per_tokens, 1),
-        None
-        if run_seconds is None
-        else _scaled("cost of the run", run_seconds, per_second, f"wall {words}", price.of_all),
-    )
+
+    def dollars(name: str, seconds: Range, which: str) -> Range:
+        formula = f"{which} time / 3600 x price of an hour of all nodes"
+        return seconds.map(name, lambda value: value * per_second, "$", formula, price.of_all)
+
+    of_step = dollars("cost of a step", step_seconds, "step")
+    steps, formula = 1e6 / tokens_per_step, "cost of a step / tokens in a step x 10^6"
+    of_million = of_step.map("cost of a million tokens", lambda value: value * steps, "$", formula)
+    of_run = None if run_seconds is None else dollars("cost of the run", run_seconds, "wall")
+    return RunCost(price, of_step, of_million, of_run)
 
 
 def missing_price_reason(target: Target) -> str:
@@ -124,8 +122,3 @@ def _hourly(target: Target, gpu: Fact[float], node: Fact[float], total: Fact[flo
         of_gpu=quantity("price of a GPU-hour", gpu.value, "$/h", of_gpu, gpu),
         bought=bought,
     )
-
-
-def _scaled(name: str, of: Range, factor: float, formula: str, rests_on: Quantity | Number) -> Range:
-    low, high = (quantity(name, end.value * factor, "$", formula, end, rests_on) for end in (of.low, of.high))
-    return replace(of, low=low, high=high)

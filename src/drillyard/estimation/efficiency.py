@@ -32,6 +32,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, Literal
 
 from drillyard.estimation.measured_runs import MeasuredRun, run_class
@@ -63,33 +64,23 @@ class ReferenceRun:
 
     @property
     def attention_share(self) -> float:
-        """Attention's share of the run's FLOPs; computed once for a row."""
-        if self.row not in _ATTENTION_SHARES:
-            _ATTENTION_SHARES[self.row] = count_work(self.row.setup).attention_share
-        return _ATTENTION_SHARES[self.row]
+        """Attention's share of the run's FLOPs."""
+        return _attention_share(self.row)
 
 
-@dataclass(frozen=True, slots=True)
-class BestRates:
-    """The rates of an accelerator, and what they rest on."""
-
-    kind: Rate
-    flops: Fact[float]
-    memory: Fact[float]
-
-    @property
-    def values(self) -> Rates:
-        return Rates(self.flops.value, self.memory.value)
+@cache
+def _attention_share(row: MeasuredRun) -> float:
+    return count_work(row.setup).attention_share
 
 
-def best_rates(accelerator: Accelerator, precision: str, kind: Rate | None = None) -> BestRates | None:
+def best_rates(accelerator: Accelerator, precision: str, kind: Rate | None = None) -> Rates | None:
     """The best published matmul rate (or the peak, where there is none) and the memory's bandwidth; None where they are
     not known. With `kind` only that one."""
     chosen: Rate = kind or ("peak" if accelerator.achievable(precision) is None else "achievable")
     flops = accelerator.peak(precision) if chosen == "peak" else accelerator.achievable(precision)
     if flops is None or accelerator.memory_bandwidth_gb_per_s is None:
         return None
-    return BestRates(chosen, flops, accelerator.fact("memory_bandwidth_gb_per_s") * 1e9)
+    return Rates(chosen, flops, accelerator.fact("memory_bandwidth_gb_per_s") * 1e9)
 
 
 def select_reference_runs(
@@ -124,7 +115,6 @@ def efficiency_of(row: MeasuredRun, kind: Rate, bandwidths: tuple[Bandwidth, ...
     return _REACHED[key][1]
 
 
-_ATTENTION_SHARES: dict[MeasuredRun, float] = {}
 _REACHED: dict[tuple[MeasuredRun, Rate, int], tuple[tuple[Bandwidth, ...], float | None]] = {}
 """Kept with the bandwidths themselves, so that no others can get their id."""
 
@@ -135,7 +125,7 @@ def _efficiency(row: MeasuredRun, kind: Rate, bandwidths: tuple[Bandwidth, ...])
         return None
     work = count_work(row.setup)
     network = CollectiveNetwork(row.accelerator, row.machine, row.setup.gpus_per_node, bandwidths)
-    line = timeline(row.setup, work, step_traffic(row.setup, work, network), rates.values)
+    line = timeline(row.setup, work, step_traffic(row.setup, work, network), rates)
     return line.efficiency(row.seconds)
 
 

@@ -305,7 +305,7 @@ def _explained(one: Quantity | Range, numbers: dict[FactSource, int]) -> tuple[s
     both = one if isinstance(one, Range) else Range(one, one)
     unit = f" {both.low.unit}" if both.low.unit else ""
     value = range_text(both, three_digits, "bound:") + unit + doubt_mark(both)
-    sources = dict.fromkeys(source for end in (both.low, both.high) for source in end.fact.sources)
+    sources = dict.fromkeys(source for end in (both.low, both.high) for source in end.sources)
     marks = number_list(numbers.setdefault(source, len(numbers) + 1) for source in sources)
     return f"  {both.low.name}", value, f"{both.low.formula} {f'[{marks}]' if marks else ''}".rstrip()
 

@@ -1,11 +1,5 @@
 """How often a run will fail, when it should save, and what is left of its time: expected goodput before it starts.
 
-    cost = checkpoint_cost(machine, accelerator, num_nodes=128, bytes_per_gpu=8e9, asynchronous=True)
-    job = FailureInputs(machine=machine, num_nodes=128, steps=100_000, step_seconds=given(12.0),
-                        checkpoint=cost, restart=restart_time(cost))
-    found = failure_estimate(job, failure_rate("llama3"))
-    found.goodput, found.schedule.interval_steps, found.left_out
-
 Failures are r x (GPUs / 8) x days, r by name. A save costs the seconds that training is blocked (bytes over the
 storage's bandwidth, or over the link to the host where it is asynchronous); `checkpoint_interval` has the formulas of
 the interval. Goodput is work over wall time from the first step to the last save on storage: ETTR without queue wait.
@@ -18,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from drillyard.errors import UserError
 from drillyard.estimation.checkpoint_interval import (
@@ -54,7 +48,6 @@ GOODPUT_NAME: Final = "expected goodput (ETTR without queue wait)"
 class CheckpointCost:
     """Seconds of a save: `blocking` training, then in the background until it is stored (`drain`); and of a load."""
 
-    mode: Literal["synchronous", "asynchronous"]
     blocking: Quantity
     drain: Quantity
     load: Quantity
@@ -92,13 +85,13 @@ def checkpoint_cost(
     if not asynchronous:
         blocking = quantity("blocking part of a save", to_storage, "s", formula, total_gb, storage)
         drain = quantity("drain", 0.0, "s", "0: a synchronous save is on storage when training goes on")
-        return CheckpointCost("synchronous", blocking, drain, load)
+        return CheckpointCost(blocking, drain, load)
     published = accelerator.host_device_bandwidth_gb_per_s()
     link = _bandwidth("host-device", host_device_gb_per_s, published, accelerator.name, "one GPU")
     staging = bytes_per_gpu * copies / GB / link.value
     blocking = quantity("blocking part of a save", staging, "s", f"bytes per GPU{times} / host-device bandwidth", link)
     drain = quantity("drain", to_storage, "s", formula, total_gb, storage)
-    return CheckpointCost("asynchronous", blocking, drain, load)
+    return CheckpointCost(blocking, drain, load)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +151,6 @@ class FailureInputs:
             zero_or_above("preemptions per node-day", self.preemptions_per_node_day)
         if self.interval_steps is not None:
             check_interval(self.interval_steps, self.steps, self.step_seconds.value, self.checkpoint.drain.value)
-
-    @property
-    def rated_nodes(self) -> Fact[float]:
-        """The job's GPUs in nodes of 8, which failure rates are per."""
-        return self.machine.fact("num_accelerators") * self.num_nodes / GPUS_PER_RATED_NODE
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +224,7 @@ def _bandwidth(kind: str, own: float | None, published: Fact[float] | None, of: 
 
 def _frequency(job: FailureInputs, rate: FailureRate) -> tuple[Quantity, ...]:
     """Failures, preemptions and both together, per day."""
-    nodes = job.rated_nodes
+    nodes = job.machine.fact("num_accelerators") * job.num_nodes / GPUS_PER_RATED_NODE
     failures = quantity(
         "failures per day", rate.rate.value * nodes.value / 1000, "1/day",
         f"r / 1000 x GPUs / {GPUS_PER_RATED_NODE}, r = {rate.rate.value:g} ({rate.name})", rate.rate, nodes,
@@ -299,7 +287,7 @@ def _saving_terms(job: FailureInputs, schedule: SaveSchedule, mtbf_seconds: floa
 def _result_terms(
     job: FailureInputs, schedule: SaveSchedule, wall_seconds: float, per_day: Quantity, saving: list[Quantity]
 ) -> list[Quantity]:
-    support = combine(None, *(one.fact for one in saving))
+    support = combine(None, *saving)
     formula = "M e^(R/M) [e^(D/M) sum(e^((tau+C)/M) - 1) + e^(D/M) - 1], the sum over all saves"
     wall = quantity("expected wall time", wall_seconds, "s", formula, DALY, per_day, support, job.step_seconds)
     count = per_day.value * wall_seconds / SECONDS_PER_DAY

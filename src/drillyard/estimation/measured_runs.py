@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -23,6 +23,7 @@ from pydantic import PositiveFloat, PositiveInt
 from drillyard.config.auto_values import AttentionKernel
 from drillyard.errors import UserError
 from drillyard.estimation.setup import Checkpointing, LoraSetup, Precision, Setup
+from drillyard.estimation.target import USUAL_GPUS_PER_NODE
 from drillyard.hardware import Accelerator, Catalog, Fact, FactSource, Machine, catalog
 from drillyard.hardware.facts import CatalogRow, Provenance, read_row
 from drillyard.hardware.machines import Nics
@@ -33,7 +34,6 @@ WARM_UP_LINES: Final = 5
 """Logged steps at the start of a run that say nothing of its speed: they compile, and caches are cold."""
 LEAST_LINES: Final = 10
 """Logged steps that a run of one's own must have after those."""
-USUAL_GPUS_PER_NODE: Final = 8
 ROWS_PER_LOSS_CHUNK: Final = 2048
 FIGURES: Final = ("tokens_per_second_per_gpu", "tokens_per_second", "step_seconds", "mfu")
 
@@ -78,17 +78,6 @@ class MeasuredRun:
     def run_class(self) -> RunClass:
         return run_class(self.setup, self.accelerator.name)
 
-    def as_json(self) -> dict[str, Any]:
-        """Name, publisher and speed with its source: what names the row in an answer."""
-        return {
-            "name": self.name,
-            "publisher": self.publisher,
-            "accelerator": self.accelerator.name,
-            "num_gpus": self.setup.world_size,
-            "step_seconds": self.seconds,
-            "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu.as_json(),
-        }
-
 
 class PublishedRow(CatalogRow):
     """A row of the data file, as it is written."""
@@ -119,21 +108,13 @@ class PublishedRow(CatalogRow):
 
     def measured(self, spec: ModelSpec) -> MeasuredRun:
         """The run as a setup of `spec` and a speed."""
+        stated = {one.name: getattr(self, one.name) for one in fields(Setup) if one.name in type(self).model_fields}
         setup = Setup(
             spec=spec,
-            precision=self.precision,
-            sequence_length=self.sequence_length,
-            micro_batch_size=self.micro_batch_size,
-            gradient_accumulation=self.gradient_accumulation,
-            activation_checkpointing=self.activation_checkpointing,
             shard=self.num_gpus // self.replicate,
-            replicate=self.replicate,
-            gpus_per_node=self.gpus_per_node,
-            kernel=self.kernel,
-            compiled=self.compiled,
             loss_chunk_tokens=ROWS_PER_LOSS_CHUNK,
-            clips_gradients=self.clips_gradients,
             adapters=None if self.lora_rank is None else LoraSetup(self.lora_rank, "all-linear"),
+            **stated,
         )
         accelerator = catalog().accelerator(self.accelerator)
         return MeasuredRun(

@@ -1,8 +1,8 @@
 """Quantities: the numbers of an estimate, each with its unit, formula and sources, and how ranges of them are written.
 
-A quantity whose inputs include an unverified value is unverified too: its value is a `Fact`, and facts keep their
-sources. In texts `?` marks what rests on a value that no primary source confirms, and a range of which only the better
-end is known is written as a bound (`at least 12.1 s`).
+A quantity is a `Fact`, and facts keep their sources, so one with an unverified input is unverified too. In texts `?`
+marks what rests on a value that no primary source confirms, and a range of which only the better end is known is
+written as a bound (`at least 12.1 s`).
 """
 
 from __future__ import annotations
@@ -23,45 +23,17 @@ SECONDS_PER_DAY: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True)
-class Quantity:
-    """One number of an estimate. `unit` is "" for a count or a fraction."""
+class Quantity(Fact[float]):
+    """One number of an estimate, with the sources of its formula and inputs. `unit`: "" for a count or a fraction."""
 
     name: str
-    fact: Fact[float]
     unit: str
     formula: str
 
-    @property
-    def value(self) -> float:
-        return self.fact.value
 
-    @property
-    def source(self) -> str:
-        """The sources of the formula and of its inputs, in words."""
-        return self.fact.source
-
-    @property
-    def unverified(self) -> bool:
-        """Whether anything it rests on is an assumption or unconfirmed: say so wherever it is shown."""
-        return self.fact.unverified
-
-    @property
-    def date(self) -> str | None:
-        """The oldest date among the sources."""
-        return self.fact.date
-
-
-def quantity(
-    name: str, value: float, unit: str, formula: str, *rests_on: Quantity | Fact[Any] | FactSource | Number
-) -> Quantity:
+def quantity(name: str, value: float, unit: str, formula: str, *rests_on: Fact[Any] | FactSource | Number) -> Quantity:
     """`value`, resting on quantities, facts and sources (of the formula itself); numbers bring no source."""
-
-    def as_fact(part: Quantity | Fact[Any] | FactSource | Number) -> Fact[Any] | Number:
-        if isinstance(part, Quantity):
-            return part.fact
-        return Fact(None, (part,)) if isinstance(part, FactSource) else part
-
-    return Quantity(name, combine(value, *map(as_fact, rests_on)), unit, formula)
+    return Quantity(value, combine(value, *rests_on).sources, name, unit, formula)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +55,18 @@ class Range:
     def middle(self) -> float:
         """The geometric mean of both ends."""
         return math.sqrt(self.low.value * self.high.value)
+
+    def map(
+        self,
+        name: str,
+        function: Callable[[float], float],
+        unit: str,
+        formula: str,
+        *rests_on: Fact[Any] | FactSource | Number,
+    ) -> Range:
+        """Another quantity that follows from this one: `function` of each end."""
+        ends = (quantity(name, function(end.value), unit, formula, end, *rests_on) for end in (self.low, self.high))
+        return Range(*ends, is_bound=self.is_bound)
 
 
 def given(value: float) -> Fact[float]:

@@ -1,9 +1,6 @@
 """From a run config to a `Setup`: every open setting is resolved here, in one function, with its reason.
 
-The trainer and `drillyard estimate` both call `resolve_setup`, so the setup that is estimated is the one that runs:
-
-    resolved = resolve_setup(config, spec, num_gpus=16, gpus_per_node=8, memory_gib=178.3, device_type="cuda")
-    resolved.setup.activation_checkpointing, resolved.decisions
+The trainer and `drillyard estimate` both call `resolve_setup`, so the setup that is estimated is the one that runs.
 
 `activation_checkpointing: auto` is the least recomputation that fits: of none, selective and full the first one whose
 estimated peak, at the high end of its range, is within the memory. Recomputing costs time (full: the whole forward once
@@ -104,7 +101,7 @@ def resolve_setup(
     by the soft cap and dropout of `model_config`, the contents of the model's config.json (default: `model.config`).
     Raises UserError where the batch or the ranks do not divide.
     """
-    training = config.training
+    training, lora = config.training, config.model.lora
     shard = resolve_shard(config.parallelism, num_gpus)
     if shard < 1 or shard * config.parallelism.replicate != num_gpus:
         raise UserError(
@@ -126,43 +123,38 @@ def resolve_setup(
         compiled=resolve_compile(training, device_type),
         loss_chunk_tokens=resolve_loss_chunk(tokens, training.loss_chunk_tokens),
         clips_gradients=training.gradient_clipping is not None,
-        adapters=_adapters(config),
+        adapters=None if lora is None else LoraSetup(lora.rank, tuple(lora.target_modules)),
         keeps_unsharded=(
             memory_gib is not None and unsharded_is_small(spec.total_parameters, training.precision, memory_gib * GIB)
         ),
         device_type=device_type,
     )
-    mode = training.activation_checkpointing
-    chosen = CheckpointingChoice(mode, "", None) if mode != "auto" else choose_checkpointing(setup, memory_gib)
-    setup = replace(setup, activation_checkpointing=chosen.mode)
-    return ResolvedSetup(setup, tuple(_decisions(config, setup, chosen.reason, device_type)), chosen.memory)
+    if training.activation_checkpointing == "auto":
+        mode, why, memory = choose_checkpointing(setup, memory_gib)
+    else:
+        mode, why, memory = training.activation_checkpointing, "", None
+    setup = replace(setup, activation_checkpointing=mode)
+    return ResolvedSetup(setup, tuple(_decisions(config, setup, why, device_type)), memory)
 
 
-class CheckpointingChoice(NamedTuple):
-    """A mode of activation checkpointing, why it was chosen, and the memory estimated with it."""
-
-    mode: Checkpointing
-    reason: str
-    memory: MemoryEstimate | None
-
-
-def choose_checkpointing(setup: Setup, memory_gib: float | None) -> CheckpointingChoice:
-    """The first of MODES that fits in `memory_gib` at the high end of the estimate; `full` where none does."""
+def choose_checkpointing(setup: Setup, memory_gib: float | None) -> tuple[Checkpointing, str, MemoryEstimate | None]:
+    """The first of CHECKPOINTING_MODES that fits in `memory_gib` at the high end of the estimate, else `full`; why, and
+    the memory estimated with it."""
     if memory_gib is None:
-        return CheckpointingChoice("full", "the memory is not known", None)
+        return "full", "the memory is not known", None
     memory, high = None, 0.0
     for mode in CHECKPOINTING_MODES:
         try:
             memory = memory_estimate(replace(setup, activation_checkpointing=mode))
         except UserError as error:
             why = f"the memory cannot be predicted: {str(error).splitlines()[0]}"
-            return CheckpointingChoice("full", why, None)
+            return "full", why, None
         high = memory.total.high.value
         if high <= memory_gib:
             why = f"the least recomputation that fits: up to {three_digits(high)} of {three_digits(memory_gib)} GiB"
-            return CheckpointingChoice(mode, why, memory)
+            return mode, why, memory
     why = f"nothing fits: up to {three_digits(high)} GiB even so, and there are {three_digits(memory_gib)} GiB"
-    return CheckpointingChoice("full", why, memory)
+    return "full", why, memory
 
 
 def _decisions(config: RunConfig, setup: Setup, why_recomputed: str, device_type: str) -> list[SettingDecision]:
@@ -201,8 +193,3 @@ def _kernel(
         dropout=dropout,
         head_dim=spec.head_dim if spec.blocks else None,
     )
-
-
-def _adapters(config: RunConfig) -> LoraSetup | None:
-    lora = config.model.lora
-    return None if lora is None else LoraSetup(lora.rank, tuple(lora.target_modules))

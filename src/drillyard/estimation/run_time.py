@@ -142,11 +142,9 @@ class RunTime:
     @property
     def gpu_hours(self) -> Range:
         """Hours of all GPUs, with failures where they are known."""
-        low, high = (
-            quantity("GPU-hours", end.value * self.num_gpus / SECONDS_PER_HOUR, "h", "wall time x GPUs", end)
-            for end in (self.longest.low, self.longest.high)
+        return self.longest.map(
+            "GPU-hours", lambda seconds: seconds * self.num_gpus / SECONDS_PER_HOUR, "h", "wall time x GPUs"
         )
-        return Range(low, high, self.longest.is_bound)
 
 
 def planned_steps(config: RunConfig, setup: Setup, data_tokens: float | None) -> int | None:
@@ -179,11 +177,7 @@ def run_time(
 
     UserError for options that make no sense, and where the run would practically never end whenever it saves.
     """
-    low, high = (
-        quantity("steps alone", end.value * steps, "s", "steps x step time", end)
-        for end in (step_seconds.low, step_seconds.high)
-    )
-    alone = Range(low, high, step_seconds.is_bound)
+    alone = step_seconds.map("steps alone", lambda seconds: seconds * steps, "s", "steps x step time")
     run = RunTime(steps, float(steps) * setup.tokens_per_step, target.num_gpus, alone)
     rates = options.rates()
     missing = _missing(config, target, options)
@@ -199,9 +193,12 @@ def run_time(
         storage_gb_per_s=options.storage_gb_per_s,
         host_device_gb_per_s=options.host_device_gb_per_s,
     )
-    run = replace(run, checkpoint=checkpoint, restart=_restart(checkpoint, options))
+    restart = restart_time(checkpoint)
+    if options.restart_seconds is not None:
+        restart = restart_time(checkpoint, detect_seconds=0, start_seconds=options.restart_seconds, load_seconds=0)
+    run = replace(run, checkpoint=checkpoint, restart=restart)
     fast = _failure_inputs(run, target, step_seconds.low, options)
-    slow = replace(fast, step_seconds=step_seconds.high.fact)
+    slow = replace(fast, step_seconds=step_seconds.high)
     best = [
         FailureEstimateRange(rate, failure_estimate(fast, rate), failure_estimate(slow, rate), None) for rate in rates
     ]
@@ -226,7 +223,7 @@ def _failure_inputs(run: RunTime, target: Target, step: Quantity, options: Failu
         machine=target.machine,
         num_nodes=target.num_nodes,
         steps=run.steps,
-        step_seconds=step.fact,
+        step_seconds=step,
         checkpoint=run.checkpoint,
         restart=run.restart,
         spot=target.consumption == "spot",
@@ -291,13 +288,6 @@ def _between(one: Quantity, other: Quantity) -> Range:
     """Both ends in order."""
     low, high = sorted((one, other), key=lambda end: end.value)
     return Range(low, high)
-
-
-def _restart(checkpoint: CheckpointCost, options: FailureOptions) -> RestartTime:
-    """The parts of a restart, or all of it as the user has given it."""
-    if options.restart_seconds is None:
-        return restart_time(checkpoint)
-    return restart_time(checkpoint, detect_seconds=0, start_seconds=options.restart_seconds, load_seconds=0)
 
 
 def _missing(config: RunConfig, target: Target, options: FailureOptions) -> tuple[MissingInput, ...]:

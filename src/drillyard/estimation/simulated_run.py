@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from drillyard.errors import UserError
 from drillyard.estimation.checkpoint_interval import LEAST_GAIN, expected_wall_seconds, least_interval_steps
 from drillyard.estimation.confidence import mean_interval
-from drillyard.estimation.failure_estimate import FailureEstimate, FailureInputs, check_interval, failure_estimate
-from drillyard.estimation.failure_rates import assumption_or_given
-from drillyard.estimation.quantity import SECONDS_PER_DAY, SECONDS_PER_HOUR, above_zero, zero_or_above
+from drillyard.estimation.failure_estimate import FailureEstimate, FailureInputs, failure_estimate
+from drillyard.estimation.failure_rates import assumptions
+from drillyard.estimation.quantity import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from drillyard.estimation.run_estimate import RunEstimate
 from drillyard.estimation.run_time import middle_failure_inputs
 from drillyard.estimation.simulator import Hazard, Scenario, Simulation, cheapest_spares, simulate_scenario
@@ -83,34 +83,22 @@ def simulate_run(estimate: RunEstimate, *, seed: int) -> SimulatedRun:
         first.rate.name,
         simulate_scenario(planned, seed=seed),
         compare_intervals(best, seed=seed),
-        compare_spares(planned, usd_per_node_hour=price, seed=seed),
+        compare_spares(planned, default_spares(planned), usd_per_node_hour=price, seed=seed),
         first.fast.unverified,
     )
 
 
-def build_scenario(
-    job: FailureInputs,
-    failures: FailureEstimate,
-    *,
-    spares: int | None = None,
-    repair_seconds: float | None = None,
-    preempted_seconds: float | None = None,
-    node_share: float | None = None,
-) -> Scenario:
-    """The scenario of an estimate: the same failures, interval and restart, and `spares` if they are finite.
+def build_scenario(job: FailureInputs, failures: FailureEstimate) -> Scenario:
+    """The scenario of an estimate: the same failures, interval and restart, and a node always at hand.
 
-    `node_share` of the failures cost a node, which is back after `repair_seconds` in the mean; a preempted one after
-    `preempted_seconds`, by default as long.
+    A share of the failures (node_share) takes a node, which is back after repair_seconds in the mean; so is a preempted
+    one.
     """
-    share = zero_or_above("node_share", assumption_or_given("node_share", node_share).value)
-    if share > 1:
-        raise UserError(f"the share of failures that cost a node is {share:g}; a number from 0 to 1 is needed")
-    repair = assumption_or_given("repair_seconds", repair_seconds).value
+    share, repair = (assumptions()[name].value for name in ("node_share", "repair_seconds"))
     per_node = failures.term("failures per day").value / job.num_nodes / SECONDS_PER_DAY
     hazards = [Hazard("hardware", per_node * share, True, repair), Hazard("other", per_node * (1 - share))]
     if job.preemptions_per_node_day:
-        away = repair if preempted_seconds is None else zero_or_above("preempted_seconds", preempted_seconds)
-        hazards.append(Hazard("preemption", job.preemptions_per_node_day / SECONDS_PER_DAY, True, away))
+        hazards.append(Hazard("preemption", job.preemptions_per_node_day / SECONDS_PER_DAY, True, repair))
     restart = job.restart
     return Scenario(
         num_nodes=job.num_nodes,
@@ -118,33 +106,24 @@ def build_scenario(
         detect_seconds=restart.detect.value,
         start_seconds=restart.start.value + restart.load.value,
         hazards=tuple(hazards),
-        spares=spares,
     )
 
 
-def compare_intervals(
-    scenario: Scenario, intervals: Iterable[int] | None = None, *, replicas: int | None = None, seed: int = 0
-) -> tuple[IntervalChoice, ...]:
-    """Goodput at each interval in steps, best first; by default from a quarter to four times the scenario's own.
+def compare_intervals(scenario: Scenario, *, replicas: int | None = None, seed: int = 0) -> tuple[IntervalChoice, ...]:
+    """Goodput at intervals from a quarter to four times the scenario's own, the best first.
 
     The scenario's own interval is the best one unless another takes LEAST_GAIN less time, the rule that it was
     chosen by (`choose_schedule`). The scenario has no limit on spares.
     """
     assert scenario.spares is None
     schedule = scenario.schedule
-    steps, step_seconds, drain = schedule.steps, schedule.step_seconds, schedule.drain_seconds
-    if intervals is None:
-        least = least_interval_steps(step_seconds, drain, steps)
-        around = (round(factor * schedule.interval_steps) for factor in INTERVAL_FACTORS)
-        intervals = (min(max(count, least), steps) for count in around)
+    least = least_interval_steps(schedule.step_seconds, schedule.drain_seconds, schedule.steps)
+    around = (round(factor * schedule.interval_steps) for factor in INTERVAL_FACTORS)
     variants, expected = {}, {}
-    for count in sorted(set(intervals)):
-        check_interval(count, steps, step_seconds, drain)
+    for count in sorted({min(max(count, least), schedule.steps) for count in around}):
         changed = replace(schedule, interval_steps=count)
         variants[count] = replace(scenario, schedule=changed)
         expected[count] = expected_wall_seconds(changed, scenario.restart_seconds, scenario.mtbf_seconds)
-    if not variants:
-        raise UserError("no interval is given: give at least one, in steps")
     longest_as_good = min(expected.values()) / (1 - LEAST_GAIN)
 
     def rank(count: int) -> tuple[bool, float]:
@@ -162,27 +141,18 @@ def compare_intervals(
 
 def compare_spares(
     scenario: Scenario,
-    candidates: Iterable[int] | None = None,
+    candidates: Iterable[int],
     *,
     usd_per_node_hour: float | None = None,
     replicas: int | None = None,
     seed: int = 0,
 ) -> tuple[SparesChoice, ...]:
-    """Node-hours of the whole run with each number of spares, cheapest first: how many spares pay.
-
-    By default around the number that is cheapest by the machine-repair model. A spare costs as much as a node.
-    """
-    if usd_per_node_hour is not None:
-        above_zero("the price of a node-hour", usd_per_node_hour)
-    if candidates is None:
-        candidates = default_spares(scenario)
+    """Node-hours of the whole run with each number of spares, cheapest first. A spare costs as much as a node."""
     simulated, hours = {}, {}
     for spares in sorted(set(candidates)):
         result = simulate_scenario(replace(scenario, spares=spares), replicas=replicas, seed=seed)
         simulated[spares] = result
         hours[spares] = (scenario.num_nodes + spares) * result.wall_seconds.mean / SECONDS_PER_HOUR
-    if not simulated:
-        raise UserError("no number of spares is given: give at least one, 0 included")
     ranked = sorted(simulated, key=lambda spares: (hours[spares], spares))
     cheapest = simulated[ranked[0]]
     return tuple(

@@ -210,8 +210,6 @@ def enough_replicas(scenario: Scenario) -> int:
 
 def check_length(scenario: Scenario, replicas: int) -> None:
     """UserError where a simulation would take more than MOST_FAILURES failures, by the closed forms."""
-    if scenario.spares is not None and scenario.spares < 0:
-        raise UserError(f"the number of spares is {scenario.spares}; 0 or more is needed")
     if not scenario.failures_per_second:
         return
     active = 1 - scenario.waiting_share()

@@ -27,7 +27,6 @@ from drillyard.estimation.efficiency import (
     NEIGHBOURS,
     SLOW_ATTENTION,
     Basis,
-    BestRates,
     ReferenceRun,
     best_rates,
     efficiency_of,
@@ -39,7 +38,15 @@ from drillyard.estimation.measured_runs import MeasuredRun, RunClass, published_
 from drillyard.estimation.quantity import Quantity, Range, quantity
 from drillyard.estimation.setup import Setup
 from drillyard.estimation.step_work import Work, count_work, optimizer_bytes
-from drillyard.estimation.timeline import CollectiveNetwork, StepTraffic, Timeline, step_traffic, timeline, unit_copies
+from drillyard.estimation.timeline import (
+    CollectiveNetwork,
+    Rates,
+    StepTraffic,
+    Timeline,
+    step_traffic,
+    timeline,
+    unit_copies,
+)
 from drillyard.hardware import Accelerator, Bandwidth, Fact, FactSource, Machine, catalog
 from drillyard.modelspec import Formula, adapter_parameters, flops_per_token, formula_label
 
@@ -125,7 +132,7 @@ def step_time(
     basis, used = _reference_runs(setup, accelerator, rows, without_source, calibration, rates, references, notes)
     bounds = _bounds(setup, work, traffic, rates)
     excess = unmeasured_attention(work, used) if used else 0.0
-    line = timeline(setup, work, traffic, rates.values)
+    line = timeline(setup, work, traffic, rates)
     seconds, exposed, efficiency = _seconds(basis, used, line, bounds, excess)
     if basis != "calibration":
         notes += _beyond_measured(setup, work, used, seconds, exposed, excess)
@@ -149,7 +156,7 @@ def _reference_runs(
     rows: Sequence[MeasuredRun] | None,
     without_source: str | None,
     calibration: MeasuredRun | None,
-    rates: BestRates,
+    rates: Rates,
     references: tuple[Bandwidth, ...],
     notes: list[str],
 ) -> tuple[Basis, tuple[ReferenceRun, ...]]:
@@ -183,7 +190,7 @@ class _Bounds(NamedTuple):
     bound: Quantity
 
 
-def _bounds(setup: Setup, work: Work, traffic: StepTraffic | None, rates: BestRates) -> _Bounds:
+def _bounds(setup: Setup, work: Work, traffic: StepTraffic | None, rates: Rates) -> _Bounds:
     best = "the best matmul rate published" if rates.kind == "achievable" else "peak"
     executed = f"{work.flops:.4g} FLOPs that are executed, recomputation included, over {best}"
     compute = quantity("compute", work.flops / rates.flops.value, "s", executed, rates.flops)
@@ -278,11 +285,8 @@ def _speeds(setup: Setup, seconds: Range, accelerator: Accelerator) -> dict[str,
     peak = accelerator.peak(setup.precision)
 
     def per_step(name: str, amount: float, scale: float, unit: str, formula: str, *supports: Fact[float]) -> Range:
-        def at(step: Quantity) -> Quantity:
-            return quantity(name, amount / step.value / scale, unit, formula, step, *supports)
-
-        best = at(seconds.low)
-        return Range(best if seconds.is_bound else at(seconds.high), best, seconds.is_bound)
+        reversed_ends = seconds.map(name, lambda step: amount / step / scale, unit, formula, *supports)
+        return Range(reversed_ends.high, reversed_ends.low, seconds.is_bound)
 
     return {
         "tokens_per_second_per_gpu": per_step("tokens/s per GPU", tokens, 1, "tokens/s", f"{tokens} tokens / step"),

@@ -28,7 +28,7 @@ Limits: no contention with other jobs, no stragglers, and no time lost where ran
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from drillyard.estimation.setup import Setup
 from drillyard.estimation.step_work import UnitWork, Work, optimizer_bytes
@@ -79,20 +79,20 @@ class CollectiveNetwork:
             return _ramped(measured.row, size_bytes) if is_small else measured.gb_per_s
         link = self._link(collective, ranks)
         if nodes == 1 or ranks <= (host.link_domain_accelerators or 0):
-            return None if link is None else combine(link.value, link, Fact(None, (LINE_RATE,)))
+            return None if link is None else combine(link.value, link, LINE_RATE)
         nic = host.nic_gb_per_s_per_accelerator()
         between = bus_bandwidth_bound(host, self.accelerator, collective, nodes)
         if nic is None or between is None:
             return None
         together = nic if link is None else nic + link
-        return combine(min(between.value, together.value), between, together, Fact(None, (LINE_RATE,)))
+        return combine(min(between.value, together.value), between, together, LINE_RATE)
 
     def _link(self, collective: str, ranks: int) -> Fact[float] | None:
         """One direction of a GPU's link to its neighbours, of the host's where it has none of its own."""
         link = self.accelerator.one_way_link_gb_per_s()
         if link is None and self.accelerator.host_link_gb_per_s is not None:
             host_link: Fact[float] = self.accelerator.fact("host_link_gb_per_s")
-            link = combine(host_link.value, host_link, Fact(None, (HOST_LINK,)))
+            link = combine(host_link.value, host_link, HOST_LINK)
         if link is None or collective != "all_reduce":
             return link
         return link * bus_factor(collective, ranks)
@@ -102,7 +102,7 @@ def _ramped(row: Bandwidth, size_bytes: float) -> Fact[float]:
     """The bandwidth below the smallest size of `row`, from the one at that size."""
     smallest, size = min(row.gb_per_s), size_bytes / MIB
     share = size / (size + HALF_SPEED_MIB) * (smallest + HALF_SPEED_MIB) / smallest
-    return combine(row.bus_gb_per_s(smallest * MIB).value * share, row.fact("gb_per_s"), Fact(None, (RAMP,)))
+    return combine(row.bus_gb_per_s(smallest * MIB).value * share, row.fact("gb_per_s"), RAMP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +158,15 @@ def _copies_seconds(setup: Setup, work: Work, network: CollectiveNetwork, unit: 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The best that the accelerator is known to do: FLOP/s of matrix products, bytes per second of device memory."""
+    """The best that an accelerator is known to do: FLOP/s of matrix products, by `kind`, and bytes/s of its memory."""
 
-    flops_per_second: float
-    bytes_per_second: float
+    kind: Literal["achievable", "peak"]
+    flops: Fact[float]
+    memory: Fact[float]
 
     def seconds(self, flops: float, moved_bytes: float) -> float:
         """Products and elementwise kernels run one after the other, on one stream."""
-        return flops / self.flops_per_second + moved_bytes / self.bytes_per_second
+        return flops / self.flops.value + moved_bytes / self.memory.value
 
 
 @dataclass(frozen=True, slots=True)

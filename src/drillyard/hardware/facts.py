@@ -76,9 +76,14 @@ class Fact(Generic[T]):
         return {"value": self.value, "source": self.source, "date": self.date, "unverified": self.unverified}
 
 
-def combine(value: T, *parts: Fact[Any] | Number) -> Fact[T]:
+def combine(value: T, *parts: Fact[Any] | FactSource | Number) -> Fact[T]:
     """`value` as a fact with the sources of `parts`; numbers have none."""
-    sources = [source for part in parts if isinstance(part, Fact) for source in part.sources]
+    sources: list[FactSource] = []
+    for part in parts:
+        if isinstance(part, Fact):
+            sources += part.sources
+        elif isinstance(part, FactSource):
+            sources.append(part)
     return Fact(value, tuple(dict.fromkeys(sources)))
 
 

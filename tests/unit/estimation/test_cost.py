@@ -78,8 +78,8 @@ def test_a_listed_price_says_how_it_is_bought_its_source_its_date_and_that_it_is
     price = priced(two_nodes(consumption="flex-start-queued", region="us-central1"))
     assert price.of_gpu.value == pytest.approx(8.05)
     assert price.bought == "flex-start, us-central1"
-    assert price.of_gpu.fact.date is not None and price.of_gpu.fact.date in price.about
-    assert price.of_gpu.fact.source in price.about
+    assert price.of_gpu.date is not None and price.of_gpu.date in price.about
+    assert price.of_gpu.source in price.about
     listed = next(row for row in catalog().prices if row.machine == "a4-highgpu-8g" and row.consumption == "flex-start")
     assert price.of_gpu.unverified == listed.fact("usd_per_gpu_hour").unverified
 

@@ -84,7 +84,7 @@ def test_numbers_are_those_of_the_prediction() -> None:
     assert value.memory is not None and value.memory.alternatives
     assert estimate.cost is not None and value.cost is not None
     assert value.cost.usd_per_step.low.value == estimate.cost.of_step.low.value
-    assert value.cost.usd_per_gpu_hour.date == estimate.cost.price.of_gpu.fact.date
+    assert value.cost.usd_per_gpu_hour.date == estimate.cost.price.of_gpu.date
     assert value.place.region == "us-central1" and value.place.gpus == 16
     assert {outlook.rate for outlook in value.run_time.failures} == {"llama3", "rsc1", "rsc2"}  # type: ignore[union-attr]
     assert sum(quota.amount for quota in value.quotas if "GPU" in quota.metric) == 16

@@ -109,7 +109,7 @@ def test_the_explanation_has_every_term_with_formula_and_numbered_source() -> No
         for one in terms:
             end = one.low if hasattr(one, "low") else one
             assert f"{end.name} " in shown and " ".join(end.formula.split()) in shown
-            assert all(source.text in shown for source in end.fact.sources)
+            assert all(source.text in shown for source in end.sources)
     for decision in estimate.resolved.decisions:
         assert f"{decision.key}: {decision.value}" in shown and decision.reason in shown
     assert {"memory per GPU", "step time", "run", "failures at llama3", "cost", "sources"} <= set(

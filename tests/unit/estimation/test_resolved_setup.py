@@ -74,7 +74,7 @@ def test_the_reason_names_the_figures(peaks: None) -> None:
     expected = "the least recomputation that fits: up to 20 of 25 GiB"
     assert reasons["training.activation_checkpointing"] == expected
     setup = resolved(run_config()).setup
-    assert says(choose_checkpointing(setup, 5.0).reason, "nothing fits: ... 10 GiB ... 5 GiB")
+    assert says(choose_checkpointing(setup, 5.0)[1], "nothing fits: ... 10 GiB ... 5 GiB")
 
 
 def test_the_prediction_that_auto_was_decided_by_comes_with_the_answer() -> None:

@@ -218,14 +218,10 @@ def test_100_000_gpus_for_60_days_take_seconds():
     assert all(outcome.failures > 5_000 for outcome in outcomes)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [({"spares": -1}, r"spares.* -1"), ({"start_seconds": 1e7}, "hardly any progress")],
-)
-def test_what_cannot_be_simulated_is_refused(change, words):
-    run = scenario(HOUR, SaveSchedule(2000, 10.0, 30, 2.0, 0.0))
-    with pytest.raises(UserError, match=words) as refused:
-        simulate_scenario(replace(run, **change))
+def test_a_run_that_makes_no_progress_is_refused():
+    run = replace(scenario(HOUR, SaveSchedule(2000, 10.0, 30, 2.0, 0.0)), start_seconds=1e7)
+    with pytest.raises(UserError, match="hardly any progress") as refused:
+        simulate_scenario(run)
     assert len(str(refused.value).splitlines()) <= 2
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drillyard.estimation.quantity import given as own_figure
 from drillyard.estimation.setup import Setup
 from drillyard.estimation.step_work import count_work
 from drillyard.estimation.timeline import (
@@ -26,6 +27,7 @@ from drillyard.hardware import catalog
 from drillyard.modelspec import model_spec
 
 GIB = 2**30
+RATES = Rates("achievable", own_figure(1e15), own_figure(3e12))
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -207,7 +209,7 @@ def test_nothing_hides_the_roots_collectives_and_the_first_gather():
     traffic = step_traffic(asked, work, network("a3-ultragpu-8g"))
     assert traffic is not None
     root, first = traffic.units[-1], traffic.units[0]
-    line = timeline(asked, work, traffic, Rates(1e15, 3e12))
+    line = timeline(asked, work, traffic, RATES)
     assert line.exposed(0.001) == pytest.approx(3 * (root.forward + root.backward + first.forward))
     assert line.exposed(1.0) >= line.exposed(0.001)
 
@@ -225,7 +227,7 @@ def test_work_beside_a_slow_network_takes_as_long_as_the_network():
     slow = network("p4de.24xlarge")
     traffic = step_traffic(asked, work, slow)
     assert traffic is not None
-    line = timeline(asked, work, traffic, Rates(1e15, 3e12))
+    line = timeline(asked, work, traffic, RATES)
     total = sum(unit.count * (one.forward + one.backward) for unit, one in zip(work.units, traffic.units, strict=True))
     assert line.seconds(1.0) == pytest.approx(total, rel=0.1)
-    assert timeline(asked, work, None, Rates(1e15, 3e12)).seconds(1.0) < total / 5
+    assert timeline(asked, work, None, RATES).seconds(1.0) < total / 5
