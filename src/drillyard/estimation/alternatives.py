@@ -17,6 +17,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import gcd
 from typing import Any, Final
 
@@ -56,7 +57,8 @@ class Alternative:
     def in_words(self) -> str:
         """`training.micro_batch_size: 4, training.gradient_accumulation: 2 (up to 61.2 GiB)`."""
         gpus = [] if self.num_gpus is None else [f"{self.num_gpus} {_gpus(self.setup)}"]
-        changes = [_as_yaml(key, value) for key, value in self.settings.items()]
+        dumps = partial(yaml.safe_dump, default_flow_style=True, sort_keys=False, width=math.inf)
+        changes = [dumps({key: value}).strip()[1:-1] for key, value in self.settings.items()]
         return f"{', '.join(gpus + changes)} (up to {three_digits(self.memory_gib)} GiB)"
 
 
@@ -102,7 +104,6 @@ def predicted_high_gib(setup: Setup) -> float:
 def with_micro_batch(setup: Setup, size: int) -> Setup:
     """`setup` with micro-batches of `size`, a divisor of the sequences per rank and step, and as many more of them."""
     sequences = setup.micro_batch_size * setup.gradient_accumulation
-    assert sequences % size == 0
     return _rechunked(replace(setup, micro_batch_size=size, gradient_accumulation=sequences // size), setup)
 
 
@@ -165,15 +166,10 @@ def _change(before: Setup, to: Setup, memory_gib: float) -> Alternative:
     settings = {key: getattr(to, name) for key, name in fields.items() if getattr(to, name) != getattr(before, name)}
     if to.replicate != before.replicate:
         settings["parallelism.shard"] = to.shard
-    same_batch = to.world_size * to.micro_batch_size * to.gradient_accumulation == _sequences_per_step(before)
+    same_batch = _sequences_per_step(to) == _sequences_per_step(before)
     keeps = same_batch and to.sequence_length == before.sequence_length
     num_gpus = to.world_size if to.world_size != before.world_size else None
     return Alternative(settings, num_gpus, to, memory_gib, "; ".join(_costs(before, to)), keeps and num_gpus is None)
-
-
-def _as_yaml(key: str, value: Any) -> str:
-    """A setting as a config has it, on one line."""
-    return yaml.safe_dump({key: value}, default_flow_style=True, sort_keys=False, width=math.inf).strip()[1:-1]
 
 
 def _sequences_per_step(setup: Setup) -> int:

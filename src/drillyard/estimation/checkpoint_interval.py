@@ -74,16 +74,11 @@ def young_interval(blocking_seconds: float, mtbf_seconds: float) -> float:
     return math.sqrt(2 * blocking_seconds * mtbf_seconds) if blocking_seconds else 0.0
 
 
-def daly_applies(blocking_seconds: float, mtbf_seconds: float) -> bool:
-    """Whether Daly's series holds: a save takes less than twice the time between failures."""
-    return blocking_seconds < 2 * mtbf_seconds
-
-
 def daly_interval(blocking_seconds: float, mtbf_seconds: float) -> float:
     """The best interval to higher order (Daly 2006), in seconds of work; infinite for a job that never fails."""
     if math.isinf(mtbf_seconds):
         return math.inf
-    if not daly_applies(blocking_seconds, mtbf_seconds):
+    if blocking_seconds >= 2 * mtbf_seconds:
         return mtbf_seconds
     ratio = blocking_seconds / (2 * mtbf_seconds)
     series = 1 + math.sqrt(ratio) / 3 + ratio / 9

@@ -79,7 +79,9 @@ class ModelEntry(DocumentPart):
     model_type: str = read_from("setup.spec.model_type")
     parameters: int = read_from("setup.spec.total_parameters")
     active_parameters: int = read_from("setup.spec.active_parameters", "Parameters that one token uses.")
-    adapter_parameters: int | None = Field(description="Trained parameters of LoRA adapters; null: all are trained.")
+    adapter_parameters: int | None = read_from(
+        "setup.adapter_parameters", "Trained parameters of LoRA adapters; null: all are trained."
+    )
 
 
 class TargetEntry(DocumentPart):
@@ -329,24 +331,18 @@ class SweepDocument(DocumentPart):
 
 def estimate_document(estimate: RunEstimate, simulated: SimulatedRun | None = None) -> EstimateDocument:
     """An estimate, in full."""
+    same = ("verdict", "setup", "step_time", "run_time", "cost", "quotas", "missing", "warnings")
     content = {
         "version": VERSION,
         "kind": "estimate",
         "run": estimate.request.config.name,
-        "verdict": estimate.verdict,
         "train_refuses": estimate.refusals,
         "model": estimate,
         "place": estimate.request.target,
-        "setup": estimate.setup,
         "decisions": estimate.resolved.decisions,
         "memory": None if estimate.memory is None else estimate,
-        "step_time": estimate.step_time,
-        "run_time": estimate.run_time,
-        "cost": estimate.cost,
-        "quotas": estimate.quotas,
         "simulation": simulated,
-        "missing": estimate.missing,
-        "warnings": estimate.warnings,
+        **{name: getattr(estimate, name) for name in same},
     }
     return EstimateDocument.model_validate(content, strict=False)
 
@@ -370,21 +366,16 @@ def _point(point: SweepEstimate) -> dict[str, Any]:
     one = point.estimate
     timed, memory = (None, None) if one is None else (one.step_time, one.memory)
     mfu = None if timed is None else timed.mfu
+    same = ("values", "refusal", "on_front", "is_bound", "hours", "cost", "unverified")
     return {
-        "values": point.values,
-        "refusal": point.refusal,
+        **{name: getattr(point, name) for name in same},
         "train_refuses": one.refusals if one else [],
         "verdict": one and one.verdict,
-        "on_front": point.on_front,
-        "is_bound": point.is_bound,
-        "hours": point.hours,
-        "cost": point.cost,
         "gpus": one and one.request.target.num_gpus,
         "activation_checkpointing": one and one.setup.activation_checkpointing,
         "memory_gib": memory and memory.total.high.value,
         "step_seconds_low": timed and timed.seconds.low.value,
         "step_seconds_high": timed and timed.seconds.high.value,
-        "unverified": point.unverified,
         "tokens_per_second_per_gpu": timed and timed.tokens_per_second_per_gpu.middle,
         "mfu": mfu and mfu.middle,
     }

@@ -36,7 +36,7 @@ from functools import cache
 from typing import Any, Final, Literal
 
 from drillyard.estimation.measured_runs import MeasuredRun, run_class
-from drillyard.estimation.quantity import Quantity, Range, quantity
+from drillyard.estimation.quantity import Range, quantity
 from drillyard.estimation.setup import Setup
 from drillyard.estimation.step_work import Work, count_work
 from drillyard.estimation.timeline import CollectiveNetwork, Rates, step_traffic, timeline
@@ -151,14 +151,11 @@ def efficiency_range(basis: Basis, used: tuple[ReferenceRun, ...]) -> Range:
     if basis == "neighbours":
         sources.append(NEIGHBOURS)
     runs = "1 measured run" if len(used) == 1 else f"{len(used)} measured runs, publishers alike"
+    mean = f"geometric mean of {runs}: {centre:.3f}"
     return Range(
-        _end(centre / half, f"geometric mean of {runs}: {centre:.3f} / {half:.3f}", sources),
-        _end(min(1.0, centre * half), f"geometric mean of {runs}: {centre:.3f} x {half:.3f}", sources),
+        quantity("efficiency", centre / half, "", f"{mean} / {half:.3f}", *sources),
+        quantity("efficiency", min(1.0, centre * half), "", f"{mean} x {half:.3f}", *sources),
     )
-
-
-def _end(value: float, formula: str, sources: Iterable[Fact[Any] | FactSource]) -> Quantity:
-    return quantity("efficiency", value, "", formula, *sources)
 
 
 def _vendor(accelerator: Accelerator) -> str:

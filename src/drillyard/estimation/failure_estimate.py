@@ -32,7 +32,6 @@ from drillyard.estimation.quantity import (
     SECONDS_PER_DAY,
     Quantity,
     above_zero,
-    check_count,
     given,
     quantity,
     zero_or_above,
@@ -71,8 +70,6 @@ def checkpoint_cost(
     hardware allows, so times are lower bounds; loading is taken to be as fast as writing. UserError where a bandwidth
     is needed and unknown.
     """
-    check_count("nodes", num_nodes)
-    zero_or_above("the checkpoint's bytes per GPU", bytes_per_gpu)
     storage = _bandwidth(
         "storage", storage_gb_per_s, machine.storage_gb_per_s(num_nodes), machine.name, "all nodes together"
     )
@@ -131,7 +128,7 @@ def restart_time(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureInputs:
     """A run on a cluster. `preemptions_per_node_day`: for spot; None leaves preemptions out. `interval_steps`: a user's
-    own interval; None: the best."""
+    own interval, from the drain of a save to the run; None: the best."""
 
     machine: Machine
     num_nodes: int
@@ -144,13 +141,11 @@ class FailureInputs:
     interval_steps: int | None = None
 
     def __post_init__(self) -> None:
-        check_count("nodes", self.num_nodes)
-        above_zero("the number of steps", self.steps)
-        above_zero("the step time in seconds", self.step_seconds.value)
         if self.preemptions_per_node_day is not None:
             zero_or_above("preemptions per node-day", self.preemptions_per_node_day)
         if self.interval_steps is not None:
-            check_interval(self.interval_steps, self.steps, self.step_seconds.value, self.checkpoint.drain.value)
+            least = least_interval_steps(self.step_seconds.value, self.checkpoint.drain.value, self.steps)
+            assert least <= self.interval_steps <= self.steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,25 +191,8 @@ def failure_estimate(job: FailureInputs, rate: FailureRate) -> FailureEstimate:
     )
 
 
-def check_interval(interval_steps: int, steps: int, step_seconds: float, drain_seconds: float) -> None:
-    """UserError unless an own interval is between the drain and the run."""
-    if interval_steps < 1:
-        raise UserError(f"the checkpoint interval is {interval_steps} steps; at least 1 is needed")
-    if interval_steps > steps:
-        raise UserError(
-            f"the checkpoint interval of {interval_steps} steps is longer than the run of {steps} steps\n"
-            f"give at most {steps}, which is one save at the end"
-        )
-    least = least_interval_steps(step_seconds, drain_seconds, steps)
-    if interval_steps < least:
-        raise UserError(
-            f"a checkpoint every {interval_steps} steps ({interval_steps * step_seconds:.3g} s) begins before the one "
-            f"before it is on storage ({drain_seconds:.3g} s)\ngive at least {least} steps, or faster storage"
-        )
-
-
 def _bandwidth(kind: str, own: float | None, published: Fact[float] | None, of: str, extent: str) -> Fact[float]:
-    """The user's own bandwidth in GB/s, else the published one of `of`. UserError without either."""
+    """The user's own bandwidth in GB/s, else the published one of `of`. UserError without both."""
     if own is not None:
         return given(above_zero(f"the {kind} bandwidth in GB/s", own))
     if published is None:

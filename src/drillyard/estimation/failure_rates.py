@@ -10,10 +10,11 @@ are means: early life, bad batches and repeated failures of the same node are no
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import NonNegativeFloat
 
+from drillyard.config.problems import closest_name
 from drillyard.errors import UserError
 from drillyard.estimation.quantity import GIVEN, zero_or_above
 from drillyard.hardware.facts import CatalogRow, Fact, FactSource, Provenance, read_row
@@ -62,8 +63,6 @@ def failure_rate(name: str) -> FailureRate:
     known = failure_rates()
     if name in known:
         return known[name]
-    from drillyard.config.problems import closest_name  # it brings pydantic, which a known name does not need
-
     meant = closest_name(name, known)
     raise UserError(
         f"failure rate '{name}' is not known{f'; did you mean {meant}?' if meant else ''}\n"
@@ -84,12 +83,7 @@ def assumption_or_given(name: str, own: float | None = None) -> Fact[float]:
     return Fact(zero_or_above(name, own), (GIVEN,))
 
 
-@cache
-def _data() -> dict[str, Any]:
-    data: dict[str, Any] = read_packaged_yaml("drillyard.estimation", "failure_rates.yaml")
-    return data
-
-
 def _rows(section: str, cls: type[R]) -> list[R]:
-    known = {key: FactSource(row["text"], str(row["date"])) for key, row in _data()["sources"].items()}
-    return [read_row(cls, raw, known) for raw in _data()[section]]
+    data = read_packaged_yaml("drillyard.estimation", "failure_rates.yaml")
+    known = {key: FactSource(row["text"], str(row["date"])) for key, row in data["sources"].items()}
+    return [read_row(cls, raw, known) for raw in data[section]]

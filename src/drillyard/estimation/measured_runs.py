@@ -239,7 +239,7 @@ def read_measured_run(run_directory: Path, facts: Catalog | None = None) -> Meas
 def _settled(events: Sequence[Mapping[str, Any]]) -> list[str]:
     """The values of the open settings of run.yaml, by the last `resolved` event, as overrides."""
     settled = [one for one in events if one["event"] == "resolved" and isinstance(one.get("settings"), dict)]
-    return [f"{key}={json.dumps(value)}" for key, value in settled[-1]["settings"].items()] if settled else []
+    return [f"{key}={json.dumps(value)}" for one in settled[-1:] for key, value in one["settings"].items()]
 
 
 def _accelerator_of(run_directory: Path, events: Sequence[Mapping[str, Any]], facts: Catalog) -> Accelerator:

@@ -57,7 +57,9 @@ def find_model(config: RunConfig, own: ModelOptions, *, build: BuildSpec | None 
         return ModelSource(spec_from_counts(own.parameters, own.active_parameters), None, "--params")
     content, source = _content(config, own)
     if build is not None:
-        return ModelSource(build(_named(content), source=source), content, source)
+        # transformers reads `model_type`; an inline config says `architecture`.
+        named = content if "model_type" in content else {**content, "model_type": content.get("architecture")}
+        return ModelSource(build(named, source=source), content, source)
     spec = model_spec(content, source=source, published=source != _INLINE)
     return ModelSource(spec, content, source)
 
@@ -74,21 +76,16 @@ def _content(config: RunConfig, own: ModelOptions) -> tuple[Mapping[str, Any], s
     directory = Path(model.id).expanduser()
     if directory.is_dir():
         return read_config(directory), f"model.id {model.id}"
-    cached = _cached(model.id)
-    if cached is None:
+    try:
+        cached: Path | None = cached_config_path(model.id)
+    except OSError:
+        cached = None
+    if cached is None or not cached.is_file():
         raise UserError(
             f"model.id {model.id}: no such directory, and its config.json is not in the local Hugging Face cache\n"
             f"Nothing is downloaded: give the file by --config FILE, or run `hf download {model.id} config.json`."
         )
     return read_config(cached), f"model.id {model.id}"
-
-
-def _cached(model_id: str) -> Path | None:
-    try:
-        cached = cached_config_path(model_id)
-    except OSError:
-        return None
-    return cached if cached.is_file() else None
 
 
 def _with_vocabulary(content: Mapping[str, Any], config: RunConfig) -> Mapping[str, Any]:
@@ -102,8 +99,3 @@ def _with_vocabulary(content: Mapping[str, Any], config: RunConfig) -> Mapping[s
         "model.config.vocab_size: missing: the tokenizer, which would tell it, is not read here\n"
         "give it by --set model.config.vocab_size=N"
     )
-
-
-def _named(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Under the name that transformers reads: an inline config says `architecture`."""
-    return content if "model_type" in content else {**content, "model_type": content.get("architecture")}

@@ -10,9 +10,8 @@ estimated, it is full: slower is better than a run that ends for lack of memory.
 `replicate` requests them; its default of 1 is a number like any other. The other settings follow fixed rules
 (`config/auto_values.py`).
 
-The result is a pure function of its arguments, so all ranks of a run get the same where they are given the same memory.
-It does depend on the estimator's code and facts, which change with versions: a run records what it resolved, and a
-resume on the same layout keeps that (`training/auto_settings.py`).
+The result is a pure function of its arguments, so all ranks of a run get the same for the same memory. It changes with
+versions: a run records what it resolved, and a resume on the same layout keeps that (`training/auto_settings.py`).
 
 Cost: up to three memory estimates, 10 to 30 ms in all. Limits: sequences are taken to be full, as after
 packing.
@@ -158,22 +157,19 @@ def choose_checkpointing(setup: Setup, memory_gib: float | None) -> tuple[Checkp
 
 
 def _decisions(config: RunConfig, setup: Setup, why_recomputed: str, device_type: str) -> list[SettingDecision]:
-    training, decisions = config.training, []
-    if config.model.attention == "auto":
-        reason = f"the fastest that can train this model on {device_type} in {training.precision}"
-        decisions.append(SettingDecision("model.attention", setup.kernel, reason))
-    if training.activation_checkpointing == "auto":
-        mode = setup.activation_checkpointing
-        decisions.append(SettingDecision("training.activation_checkpointing", mode, why_recomputed))
-    if training.compile == "auto":
-        decisions.append(SettingDecision("training.compile", setup.compiled, "GPUs only"))
-    if training.loss_chunk_tokens is None:
-        rule = "a quarter of a micro-batch, at most 2048"
-        decisions.append(SettingDecision("training.loss_chunk_tokens", setup.loss_chunk_tokens, rule))
-    if config.parallelism.shard == "auto":
-        reason = "all ranks" if setup.replicate == 1 else f"the ranks of each of {setup.replicate} copies"
-        decisions.append(SettingDecision("parallelism.shard", setup.shard, reason))
-    return decisions
+    training = config.training
+    fastest = f"the fastest that can train this model on {device_type} in {training.precision}"
+    all_ranks = "all ranks" if setup.replicate == 1 else f"the ranks of each of {setup.replicate} copies"
+    quarter = "a quarter of a micro-batch, at most 2048"
+    rows = (
+        ("model.attention", config.model.attention, setup.kernel, fastest),
+        ("training.activation_checkpointing", training.activation_checkpointing, setup.activation_checkpointing,
+         why_recomputed),
+        ("training.compile", training.compile, setup.compiled, "GPUs only"),
+        ("training.loss_chunk_tokens", training.loss_chunk_tokens, setup.loss_chunk_tokens, quarter),
+        ("parallelism.shard", config.parallelism.shard, setup.shard, all_ranks),
+    )  # fmt: skip
+    return [SettingDecision(key, value, reason) for key, written, value, reason in rows if written in ("auto", None)]
 
 
 def _kernel(

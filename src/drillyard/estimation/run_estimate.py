@@ -66,12 +66,6 @@ class RunEstimate:
         return verdict_on(self.memory.total, self.available_gib.value)
 
     @property
-    def adapter_parameters(self) -> int | None:
-        """Trained parameters of LoRA adapters; None: all are trained."""
-        adapters = self.setup.adapters
-        return None if adapters is None else adapter_parameters(self.setup.spec, adapters.rank, adapters.targets)
-
-    @property
     def alternatives(self) -> list[Alternative]:
         """The nearest settings that fit, the fastest first; empty where it fits, or nothing is known."""
         if self.available_gib is None or self.verdict in ("fits", "unknown"):

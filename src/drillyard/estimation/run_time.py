@@ -31,7 +31,6 @@ from drillyard.estimation.setup import Setup
 from drillyard.estimation.target import Target
 from drillyard.formatting import every_steps
 from drillyard.hardware import FactSource
-from drillyard.modelspec import adapter_parameters
 
 TRAINER = FactSource("Drillyard's trainer: masters and moments in fp32, in fp64 for precision fp64", None)
 LEAST_GOODPUT = 0.01
@@ -162,10 +161,9 @@ def planned_steps(config: RunConfig, setup: Setup, data_tokens: float | None) ->
 
 def saved_state(setup: Setup) -> Quantity:
     """What each GPU saves, in bytes: master weights and AdamW's two moments of all that is trained, each once."""
-    item = MASTER_BYTES[setup.precision]
-    trained = setup.spec.total_parameters
-    if setup.adapters is not None:
-        trained = adapter_parameters(setup.spec, setup.adapters.rank, setup.adapters.targets)
+    item, trained = MASTER_BYTES[setup.precision], setup.adapter_parameters
+    if trained is None:
+        trained = setup.spec.total_parameters
     formula = f"trained parameters x 3 ({item}-byte weight and two moments) / GPUs"
     return quantity("saved per GPU", trained * 3 * item / setup.world_size, "bytes", formula, TRAINER)
 

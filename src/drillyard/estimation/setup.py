@@ -14,7 +14,7 @@ from importlib import metadata
 from typing import Final, Literal
 
 from drillyard.config.auto_values import AttentionKernel
-from drillyard.modelspec import ModelSpec
+from drillyard.modelspec import ModelSpec, adapter_parameters
 
 Precision = Literal["bf16", "fp32", "fp64"]
 Checkpointing = Literal["none", "selective", "full"]
@@ -73,6 +73,13 @@ class Setup:
     keeps_unsharded: bool = False
     device_type: Literal["cuda", "cpu"] = "cuda"
     torch_release: tuple[int, int] = field(default_factory=installed_torch)
+
+    @property
+    def adapter_parameters(self) -> int | None:
+        """Trained parameters of LoRA adapters; None: all are trained."""
+        return (
+            None if self.adapters is None else adapter_parameters(self.spec, self.adapters.rank, self.adapters.targets)
+        )
 
     @property
     def world_size(self) -> int:

@@ -1,8 +1,7 @@
 """Simulate a run failure by failure, for what closed forms leave out: spares, repairs, spread.
 
-Failures of all nodes together are one Poisson process, so only the next failure has to be known, never the state of a
-node. Between two failures training is deterministic: the number of saves that reached storage is a division. An event
-is a failure or a node's return, not a step or a save, so the cost grows with failures only.
+Failures of all nodes together are one Poisson process, so only the next failure has to be known. Between two failures
+training is deterministic: the number of saves that reached storage is a division. So the cost grows with failures only.
 
 A node's failure stops the job. It is detected; without a spare the job waits for a node to come back; it starts, loads
 the last save on storage and goes on. Nodes fail meanwhile too: a failure that hits a restart begins it again (as in
@@ -12,8 +11,8 @@ are exponential.
 The times of failures do not depend on spares: the same seed gives every choice the same failures (common random
 numbers), so a difference of two choices is far better known than either.
 
-The outcome of a run without a failure and its probability, e^-(T/M), are known exactly. Only runs with a failure are
-drawn, so a failure in one of a thousand runs costs no more than one in each; `sample_statistics` puts both together.
+The outcome of a run without a failure and its probability, e^-(T/M), are known exactly, so only runs with a failure are
+drawn; `sample_statistics` puts both together.
 
 Cost: about 10 microseconds per failure; 100,000 GPUs for 60 days have 5,000 at the highest named rate. Limits:
 exponential gaps (no early life, no bad node that fails again and again), preemptions without warning, one tier of

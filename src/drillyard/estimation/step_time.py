@@ -48,7 +48,7 @@ from drillyard.estimation.timeline import (
     unit_copies,
 )
 from drillyard.hardware import Accelerator, Bandwidth, Fact, FactSource, Machine, catalog
-from drillyard.modelspec import Formula, adapter_parameters, flops_per_token, formula_label
+from drillyard.modelspec import Formula, flops_per_token, formula_label
 
 FLOPS_FORMULA: Final[Formula] = "6N"
 """The formula of TFLOP/s and MFU, the one that runs report (`telemetry/metrics.py`)."""
@@ -278,8 +278,7 @@ def _seconds(
 
 def _speeds(setup: Setup, seconds: Range, accelerator: Accelerator) -> dict[str, Any]:
     """Tokens/s, TFLOP/s and MFU of a step, as `StepTime` has them; their high ends are those of the shortest step."""
-    tokens, adapters = setup.tokens_per_step_per_gpu, setup.adapters
-    extra = None if adapters is None else adapter_parameters(setup.spec, adapters.rank, adapters.targets)
+    tokens, adapters, extra = setup.tokens_per_step_per_gpu, setup.adapters, setup.adapter_parameters
     flops = tokens * flops_per_token(setup.spec, FLOPS_FORMULA, setup.sequence_length, adapter_parameters=extra)
     by_label = f"FLOPs by {formula_label(FLOPS_FORMULA, adapters=adapters is not None)} / step"
     peak = accelerator.peak(setup.precision)

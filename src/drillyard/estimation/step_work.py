@@ -37,22 +37,6 @@ BACKWARD_PRODUCTS: Final = {"varlen": 5, "flex": 5, "sdpa": 5, "eager": 4}
 
 
 @dataclass(frozen=True, slots=True)
-class ElementwiseOperation:
-    """Bytes that an elementwise operation reads and writes per token, forward."""
-
-    reads: float
-    writes: float
-
-    @property
-    def forward(self) -> float:
-        return self.reads + self.writes
-
-    @property
-    def backward(self) -> float:
-        return 2 * self.reads + self.writes
-
-
-@dataclass(frozen=True, slots=True)
 class UnitWork:
     """What one unit of FSDP (a block, or the root with its head) does. Rates are per token, `count` such units exist.
 
@@ -153,8 +137,8 @@ def _block_work(block: Block, count: int, setup: Setup) -> UnitWork:
     again = _recomputed_attention(setup, forward_attention)
     backward += _recomputed_flops(setup, products) + again
     operations = _operations(block, setup)
-    forward_bytes = sum(operation.forward for operation in operations)
-    backward_bytes = sum(operation.backward for operation in operations)
+    forward_bytes = sum(reads + writes for reads, writes in operations)
+    backward_bytes = sum(2 * reads + writes for reads, writes in operations)
     if setup.activation_checkpointing != "none":
         backward_bytes += forward_bytes
     extra = _adapter_parameters(block.tensors, setup.adapters)
@@ -181,7 +165,10 @@ def _products(block: Block, adapters: LoraSetup | None) -> list[_Product]:
     Nothing needs the output of the last one, which is only added to others; that of experts is weighed, and needed.
     """
     products: list[_Product] = []
-    for tensor in filter(_multiplies, block.tensors):
+    for tensor in block.tensors:
+        # A router is a matrix even where it is no nn.Linear.
+        if not tensor.is_matrix and not (tensor.role == "router" and len(tensor.shape) == 2):
+            continue
         products.append(_Product(_active(tensor, block), frozen=adapters is not None))
         if adapters is not None and adapter_layers([tensor], adapters.targets):
             rows, columns = tensor.shape
@@ -239,11 +226,6 @@ def _root_work(setup: Setup) -> UnitWork:
     )
 
 
-def _multiplies(tensor: TensorSpec) -> bool:
-    """Whether activations are multiplied by it; a router is one even where it is no nn.Linear."""
-    return tensor.is_matrix or (tensor.role == "router" and len(tensor.shape) == 2)
-
-
 def _active(tensor: TensorSpec, block: Block) -> int:
     """The parameters of a matrix that one token passes."""
     mlp = block.mlp
@@ -267,8 +249,8 @@ def _attention_flops(block: Block, setup: Setup) -> tuple[float, float]:
     return forward, forward * products / FORWARD_PRODUCTS
 
 
-def _operations(block: Block, setup: Setup) -> list[ElementwiseOperation]:
-    """The elementwise operations of a block, in bytes per token."""
+def _operations(block: Block, setup: Setup) -> list[tuple[float, float]]:
+    """The elementwise operations of a block: bytes read and written per token, forward."""
     low = COMPUTE_BYTES[setup.precision]
     attention, mlp, hidden = block.attention, block.mlp, setup.spec.hidden_size
     rotated = 0 if setup.spec.positions is not None else attention.num_heads + attention.num_kv_heads
@@ -278,28 +260,25 @@ def _operations(block: Block, setup: Setup) -> list[ElementwiseOperation]:
     if setup.compiled:
         return [
             # Each residual sum is made in the kernel of the norm that follows it.
-            ElementwiseOperation(block.num_norms * hidden * low, block.num_norms * hidden * low),
-            ElementwiseOperation(residuals * hidden * low, residuals * hidden * low),
-            ElementwiseOperation(rotated * low, rotated * low),
-            ElementwiseOperation((2 if mlp.gated else 1) * width * low, width * low),
+            (block.num_norms * hidden * low, block.num_norms * hidden * low),
+            (residuals * hidden * low, residuals * hidden * low),
+            (rotated * low, rotated * low),
+            ((2 if mlp.gated else 1) * width * low, width * low),
         ]
     high = max(4, low)
-    operations = [ElementwiseOperation(residuals * 2 * hidden * low, residuals * hidden * low)]
+    operations = [(residuals * 2 * hidden * low, residuals * hidden * low)]
     if block.norm == "layer":
-        operations.append(ElementwiseOperation(block.num_norms * hidden * low, block.num_norms * hidden * low))
+        operations.append((block.num_norms * hidden * low, block.num_norms * hidden * low))
     else:
         # to fp32, square, mean, scale, back, times the weight
-        operations.append(
-            ElementwiseOperation(
-                block.num_norms * hidden * (2 * low + 4 * high), block.num_norms * hidden * (2 * low + 3 * high)
-            )
-        )
+        normed = block.num_norms * hidden
+        operations.append((normed * (2 * low + 4 * high), normed * (2 * low + 3 * high)))
     # times cosine, half of it negated, joined, times sine, added
-    operations.append(ElementwiseOperation(5.5 * rotated * low, 4.5 * rotated * low))
-    activation = ElementwiseOperation(width * low, width * low)
-    operations += [activation, ElementwiseOperation(2 * width * low, width * low)] if mlp.gated else [activation]
+    operations.append((5.5 * rotated * low, 4.5 * rotated * low))
+    activation = (width * low, width * low)
+    operations += [activation, (2 * width * low, width * low)] if mlp.gated else [activation]
     if setup.kernel == "eager" and attention.kind != "linear":
         scores = attention.num_heads * setup.sequence_length
         # scores written, masked, softmax in fp32, back, read for the values
-        operations.append(ElementwiseOperation(scores * (4 * low + high), scores * (3 * low + high)))
+        operations.append((scores * (4 * low + high), scores * (3 * low + high)))
     return operations

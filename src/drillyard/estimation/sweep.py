@@ -172,13 +172,12 @@ def _figures(one: RunEstimate | None, *, priced: bool, with_failures: bool) -> t
 def mark_front(found: Iterable[SweepEstimate]) -> list[SweepEstimate]:
     """Mark the points of the front; runs that the trainer refuses are not on it unless all are."""
     listed = list(found)
-    fitting = [
-        index
+    refused: dict[int, bool] = {
+        index: bool(point.estimate.refusals)
         for index, point in enumerate(listed)
         if point.hours is not None and point.estimate is not None and point.estimate.verdict in ("fits", "unknown")
-    ]
-    accepted = [index for index in fitting if not _refused(listed[index])]
-    fitting = accepted or fitting
+    }
+    fitting = [index for index in refused if not refused[index]] or list(refused)
     measured = [index for index in fitting if not listed[index].is_bound]
     best = math.inf
     for index in sorted(measured or fitting, key=lambda index: (listed[index].hours, listed[index].cost)):
@@ -187,7 +186,3 @@ def mark_front(found: Iterable[SweepEstimate]) -> list[SweepEstimate]:
             best = cost
             listed[index] = replace(listed[index], on_front=True)
     return listed
-
-
-def _refused(point: SweepEstimate) -> bool:
-    return point.estimate is not None and bool(point.estimate.refusals)

@@ -13,7 +13,6 @@ from tests.unit.estimation.requests import daly_wall_seconds
 from drillyard.estimation.checkpoint_interval import (
     SaveSchedule,
     choose_schedule,
-    daly_applies,
     daly_interval,
     expected_wall_seconds,
     first_order_ettr,
@@ -50,7 +49,7 @@ def test_the_two_published_ettr_figures(nodes, interval, blocking, ettr):
 
 
 def test_beyond_its_range_the_interval_is_the_time_between_failures():
-    assert (daly_applies(199, 100), daly_applies(200, 100)) == (True, False)
+    assert daly_interval(200, 100) == 100
     assert daly_interval(250, 100) == 100
     assert daly_interval(199.999999, 100) == pytest.approx(88.9, abs=0.1)
 

@@ -163,11 +163,6 @@ class FsdpMemory:
             self._gathered.remove(number)
             self.ledger.give(self.units[number].whole * self.compute, MemoryKind.GATHERED)
 
-    def after_forward(self, number: int) -> None:
-        """Blocks give their weights back after forward, unless they are kept."""
-        if not self.setup.keeps_unsharded:
-            self.reshard(number)
-
     # Gradients
 
     def reduce(self, number: int) -> None:

@@ -165,7 +165,8 @@ class StepMemory:
                 found = self._profile(number, adds=adds)
                 self._excursion(found.forward_peak)
                 self._apply(found.kept)
-                sharding.after_forward(number)
+                if not self.setup.keeps_unsharded:
+                    sharding.reshard(number)
             if number == 0 and not found.keeps_input:
                 # The base model's forward holds the embedded tokens in a variable until it ends.
                 embeddings_held = self._hidden_bytes
