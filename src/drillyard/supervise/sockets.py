@@ -10,7 +10,7 @@ import random
 import resource
 import select
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -33,15 +33,18 @@ def can_bind(port: int) -> bool:
     return True
 
 
-def free_port(used: Collection[int] = ()) -> int:
-    """A free port, not in `used`, below the range from which the kernel takes outgoing ports: so no connection of
-    another program takes it before rank 0 listens on it. Raises OSError where there is none.
+def free_port(used: set[int]) -> int:
+    """A free port, not in `used`, to which it is added. Raises OSError where there is none.
+
+    It is below the range from which the kernel takes outgoing ports: so no connection of another program takes it
+    before rank 0 listens on it.
     """
     first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
     candidates = [port for port in range(min(15_000, first_outgoing // 2), first_outgoing) if port not in used]
     random.SystemRandom().shuffle(candidates)
     for port in candidates:
         if can_bind(port):
+            used.add(port)
             return port
     raise OSError("no free TCP port below the range of outgoing ports; end some servers of this host")
 

@@ -89,7 +89,7 @@ def supervise(
         )
         stack.callback(output.close)
         limits = RestartLimits(max_restarts, option="--max-restarts")
-        run = _Run(run_directory, on_event if node.is_first else _no_event, output, limits, node.count > 1)
+        run = _Run(run_directory, on_event if node.is_first else None, output, limits, node.count > 1)
         used_ports: set[int] = set()
         shared = {**os.environ, **environment, SUPERVISOR_MARK: token}
         ready = Standby(command, rank_environments(shared, num_ranks, 0, node)) if standby else None
@@ -118,15 +118,9 @@ def supervise(
 
 def _fresh_port(used: set[int]) -> int:
     try:
-        port = free_port(used)
+        return free_port(used)
     except OSError as error:
         raise UserError(str(error)) from None
-    used.add(port)
-    return port
-
-
-def _no_event(name: str, **fields: Any) -> None:
-    """For the supervisors of further nodes: that of node 0 writes the run's events."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +148,7 @@ class _Run:
     def __init__(
         self,
         run_directory: Path,
-        on_event: OnEvent,
+        on_event: OnEvent | None,
         output: PlainOutput,
         limits: RestartLimits,
         one_of_several: bool,
@@ -170,7 +164,9 @@ class _Run:
         self._elsewhere: launch_contract.FailureElsewhere | None = None
 
     def event(self, name: str, **fields: Any) -> None:
-        """Write an event. A full or read-only disk is reported and never ends the run."""
+        """Write an event, on node 0. A full or read-only disk is reported and never ends the run."""
+        if self._on_event is None:
+            return
         try:
             self._on_event(name, round=self.attempt, **fields)
         except UserError as error:

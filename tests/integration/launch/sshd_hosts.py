@@ -157,9 +157,7 @@ def two_hosts(directory: Path) -> Iterator[SshHosts]:
     taken: set[int] = set()
     hosts = []
     for name in ("h0", "h1"):
-        port = free_port(taken)
-        taken.add(port)
-        hosts.append(_prepared(name, directory / name, port, private, key))
+        hosts.append(_prepared(name, directory / name, free_port(taken), private, key))
     config = directory / "ssh_config"
     config.write_text("".join(_client_lines(host, key, directory) for host in hosts), encoding="utf-8")
     config.chmod(0o600)

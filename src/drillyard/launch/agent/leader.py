@@ -51,9 +51,7 @@ class Leader(NodeAgent):
         self._participants: dict[int, LocalMember | RemoteMember] = {}
         """The nodes of this attempt, or of the last one."""
         self._next_look_at_all = 0.0
-        self._used_ports: set[int] = set()
-        self._ended_tasks: dict[int, str] = {}
-        self._ended_tasks_at = 0.0
+        self._used_ports = set(range(self._job.port, self._job.port + NUM_PORTS))
         self._epoch = 0
 
     def run(self) -> int:
@@ -184,7 +182,7 @@ class Leader(NodeAgent):
             if self._stop.first is not None:
                 break
             now = time.monotonic()
-            if ended := {node: why for node, why in self._ended_agents().items() if node in missing}:
+            if ended := {node: why for node, why in self._allocation.ended().items() if node in missing}:
                 first_end_at = first_end_at or now
                 if now >= first_end_at + _SECONDS_FOR_LATE_ENDS:
                     return self._never_joined(ended)
@@ -213,21 +211,13 @@ class Leader(NodeAgent):
         why = f"{restart_policy.names(away)} cannot start: {why}"
         return restart_policy.never_joined(away, why, self._counts, self._limits)
 
-    def _ended_agents(self) -> dict[int, str]:
-        """Why agents have ended, by node, read at most once per second."""
-        if time.monotonic() >= self._ended_tasks_at + 1.0:
-            self._ended_tasks = self._allocation.ended()
-            self._ended_tasks_at = time.monotonic()
-        return self._ended_tasks
-
     def _is_ready(self, node: int) -> bool:
         member = self._members.here.get(node)
         return member is not None and member.ready and (node != 0 or self._lease.fresh)
 
     def _make_attempt(self) -> RestartDecision:
         before = state_file.newest_checkpoint(self._job.checkpoints)
-        port = free_port(self._used_ports | set(range(self._job.port, self._job.port + NUM_PORTS)))
-        self._used_ports.add(port)
+        port = free_port(self._used_ports)
         self._ends, self._stop_sent = [], False
         self._participants = dict(self._members.here)
         now = time.time()

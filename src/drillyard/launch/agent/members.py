@@ -144,15 +144,14 @@ class Members:
         """Add the nodes that have authenticated, and send them the epoch or the reason why they are refused."""
         for peer in [] if self._listener is None else self._listener.authenticated():
             refusal = self._refusal(peer)
+            answer = {"epoch": epoch} if refusal is None else {"refused": refusal}
             try:
-                if refusal is not None:
-                    peer.connection.send(refused=refusal)
-                    peer.connection.close()
-                    continue
-                peer.connection.send(epoch=epoch)
-            except ConnectionLost:
+                peer.connection.send(**answer)
+            except ConnectionLost as lost:
                 # It went away before it was answered; it will join again.
-                peer.close()
+                refusal = str(lost)
+            if refusal is not None:
+                peer.connection.close()
                 continue
             node = peer.hello["node"]
             self.here[node] = RemoteMember(node, peer.connection)

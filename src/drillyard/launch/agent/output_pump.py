@@ -324,32 +324,23 @@ def _make_pipes(prefix: str, count: int, parent: Path | None) -> tuple[Path, lis
     nothing."""
     directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     ends: list[tuple[int, int]] = []
-    try:
+    with contextlib.ExitStack() as unless_made:
+        unless_made.callback(shutil.rmtree, directory, ignore_errors=True)
         for local in range(count):
-            os.mkfifo(directory / str(local), 0o600)
-            ends.append(_open_both_ends(directory / str(local)))
-    except OSError:
-        for end in ends:
-            os.close(end[0])
-            os.close(end[1])
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
+            path = directory / str(local)
+            os.mkfifo(path, 0o600)
+            reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            unless_made.callback(os.close, reader)
+            # So that the reader meets no end of file before the rank has opened the pipe.
+            writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            unless_made.callback(os.close, writer)
+            os.set_blocking(reader, True)
+            with contextlib.suppress(OSError):
+                # Above this user's limit for pipes: the default size does.
+                fcntl.fcntl(reader, _F_SETPIPE_SZ, _PIPE_BYTES)
+            ends.append((reader, writer))
+        unless_made.pop_all()
     return directory, ends
-
-
-def _open_both_ends(path: Path) -> tuple[int, int]:
-    """Open a writing end too, so that the reader meets no end of file before the rank has opened the pipe."""
-    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:
-        os.close(reader)
-        raise
-    os.set_blocking(reader, True)
-    with contextlib.suppress(OSError):
-        # Above this user's limit for pipes: the default size does.
-        fcntl.fcntl(reader, _F_SETPIPE_SZ, _PIPE_BYTES)
-    return reader, writer
 
 
 def _clear(launch_directory: Path, prefix: str) -> None:

@@ -39,7 +39,7 @@ class Leader(threading.Thread):
 @pytest.fixture
 def ports() -> Iterator[tuple[int, list[Leader]]]:
     leaders: list[Leader] = []
-    yield free_port(()), leaders
+    yield free_port(set()), leaders
     for leader in leaders:
         leader.over = True
         leader.join(10)
@@ -109,7 +109,7 @@ def test_nonsense_is_turned_away(ports: tuple[int, list[Leader]]) -> None:
 
 def test_nobody_listens() -> None:
     with pytest.raises(ConnectionLost):
-        join("127.0.0.1", free_port(()), SECRET, described(), 5.0)
+        join("127.0.0.1", free_port(set()), SECRET, described(), 5.0)
 
 
 def test_a_key_is_of_the_secret_the_purpose_and_each_line() -> None:
