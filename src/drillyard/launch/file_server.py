@@ -72,8 +72,8 @@ def open_regular(path: str, top: str) -> int | None:
 
 def read(path: str, offset: int, length: int, head: bytes, top: str = "") -> tuple[bytes, bool, bytes] | None:
     """A file's first bytes, whether it was replaced or truncated (then it is read from its beginning), and its bytes
-    from `offset` on. None where there is no regular file, or a link on the way to it from `top` (default: its
-    directory). `head`: its first bytes when it was last read."""
+    from `offset` on; below 0: its last bytes. None where there is no regular file, or a link on the way to it from
+    `top` (default: its directory). `head`: its first bytes when it was last read."""
     try:
         descriptor = open_regular(path, top or os.path.dirname(path) or ".")
     except OSError as error:
@@ -84,9 +84,9 @@ def read(path: str, offset: int, length: int, head: bytes, top: str = "") -> tup
     if descriptor is None:
         return None
     with open(descriptor, "rb") as file:
-        now = file.read(HEAD_BYTES)
-        replaced = not now.startswith(head) or os.fstat(file.fileno()).st_size < offset
-        file.seek(0 if replaced else offset)
+        now, size = file.read(HEAD_BYTES), os.fstat(file.fileno()).st_size
+        replaced = not now.startswith(head) or size < offset
+        file.seek(0 if replaced else offset if offset >= 0 else max(0, size + offset))
         return now, replaced, file.read(length)
 
 

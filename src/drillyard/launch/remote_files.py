@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import importlib.resources
 import json
 import os
@@ -45,8 +44,8 @@ _NO_ARTIFACTS: Final = (
 
 
 class ReadRequest(NamedTuple):
-    """Bytes of a file: at most `length` from `offset` on. `head`: its first bytes when it was last read. `top`: the
-    directory below which no part of the path may be a link; by default the file's own directory."""
+    """Bytes of a file: at most `length` from `offset` on; below 0: its last bytes. `head`: its first bytes when it was
+    last read. `top`: the directory below which no part of the path may be a link; by default the file's own one."""
 
     path: str
     offset: int
@@ -235,9 +234,6 @@ class RemoteFiles(Files):
 
 def read_file(files: Files, path: str, offset: int) -> bytes:
     """At most READ_BYTES of a file from `offset` on; below 0: its last bytes. Empty where it is not there."""
-    if offset < 0:
-        found = files.find([glob.escape(path)])
-        offset = max(0, found[0][1] + offset) if found else 0
     (piece,) = files.read([ReadRequest(path, offset, READ_BYTES)])
     return b"" if piece is None or piece.replaced else piece.data
 

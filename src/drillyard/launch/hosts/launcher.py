@@ -272,30 +272,22 @@ def _is_below(path: str, directory: str) -> bool:
 
 def run_status(handle: Handle, seen: dict[str, Any]) -> RunStatus:
     """The status of a run from an agent's `list` or `status`: {entry, state, agent, problem}."""
-    entry, state, problem = seen.get("entry") or {}, seen.get("state"), seen.get("problem")
-    status = RunStatus(
+    entry, state, problem = seen.get("entry") or {}, seen.get("state") or {}, seen.get("problem")
+    submitted_at = entry.get("submitted_at")
+    unreported = State.failed if problem else State.starting
+    return RunStatus(
         handle=handle,
-        state=State.failed if problem else State.starting,
-        nodes=entry.get("nodes", 1),
-        reason=problem or "no agent has reported yet",
-        since=entry.get("submitted_at"),
-        submitted_at=entry.get("submitted_at"),
-        run_directory=entry.get("run_directory"),
-        native={"agent": seen.get("agent"), "launch_directory": entry.get("launch_directory")},
-    )
-    if not state:
-        return status
-    return replace(
-        status,
-        state=State(state["state"]),
-        nodes=state["nodes"],
-        reason=state.get("reason"),
-        since=state.get("since"),
+        state=State(state["state"]) if state else unreported,
+        nodes=state["nodes"] if state else entry.get("nodes", 1),
+        reason=state.get("reason") if state else problem or "no agent has reported yet",
+        since=state.get("since") if state else submitted_at,
+        submitted_at=submitted_at,
         started_at=state.get("started_at"),
         ended_at=state.get("ended_at"),
         round=state.get("round"),
         failures=state.get("failures", 0),
         failure=failure_of(state),
-        run_directory=state.get("run_directory") or status.run_directory,
+        run_directory=state.get("run_directory") or entry.get("run_directory"),
         hosts=tuple(state.get("hosts") or ()),
+        native={"agent": seen.get("agent"), "launch_directory": entry.get("launch_directory")},
     )

@@ -126,8 +126,9 @@ class BucketFiles(Files):
     def _piece(self, request: ReadRequest, parts: Sequence[tuple[str, int]] | None) -> ReadResult | None:
         if parts is None:
             return None
-        replaced = sum(size for _, size in parts) < request.offset
-        begin = 0 if replaced else request.offset
+        size = sum(size for _, size in parts)
+        replaced = size < request.offset
+        begin = 0 if replaced else request.offset if request.offset >= 0 else max(0, size + request.offset)
         data = self._range(parts, begin, request.length)
         head = data[:HEAD_BYTES] if begin == 0 else request.head or self._range(parts, 0, HEAD_BYTES)
         return ReadResult(head, replaced, data)
