@@ -117,10 +117,6 @@ class Host:
         """The argv on this machine that runs `command` (words, not a shell line) on the host."""
         if self.name is None:
             return tuple(command)
-        return (*self.ssh(), "--", self.name, shlex.join(command))
-
-    def ssh(self) -> tuple[str, ...]:
-        """ssh and its options, without the host."""
         options = {
             "BatchMode": "yes",
             "ConnectTimeout": str(CONNECT_SECONDS),
@@ -136,7 +132,7 @@ class Host:
         words += ["-p", str(self.port)] if self.port is not None else []
         for name, value in options.items():
             words += ["-o", f"{name}={value}"]
-        return tuple(words)
+        return (*words, "--", self.name, shlex.join(command))
 
 
 def archive(files: Sequence[PlanFile]) -> bytes:

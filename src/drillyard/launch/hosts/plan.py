@@ -105,17 +105,9 @@ def plan_on(layout: HostLayout, request: LaunchRequest) -> Plan:
 def plan_again(layout: HostLayout, job: Job) -> Plan:
     """The plan of a run whose launch directory exists: its agents start as before, from the files in it."""
     needs = ["--python", job.command[0]] if job.command[1:3] == ["-m", "drillyard"] else []
-    return Plan(
-        handle=Handle(job.platform, job.cluster, job.run),
-        nodes=job.nodes,
-        processes_per_node=job.processes_per_node,
-        run_directory=job.run_directory,
-        launch_directory=job.launch_directory,
-        code="as it was",
-        files=(PlanFile("job.json", job.as_json()), *agent_files()),
-        steps=tuple(_steps(layout, job, needs, (), ())),
-        fields=(),
-    )
+    again = PreparedRun(Handle(job.platform, job.cluster, job.run), job, None, (), agent_files(), (), ())
+    files = (PlanFile("job.json", job.as_json()), *again.files)
+    return again.plan("as it was", _steps(layout, job, needs, (), ()), files=files)
 
 
 def _steps(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from drillyard.launch.logs.merge import KEY_BYTES
@@ -93,23 +94,14 @@ class RankFilter:
     """
 
     def __init__(self, rank: int, node: int, per_node: int) -> None:
-        self._rank = rank
         self._first = node * per_node
         self._per_node = per_node
-        self._known: dict[bytes, bool] = {}
+        self._is_own = lru_cache(_KNOWN_PREFIXES)(lambda prefix: self._rank_of(prefix) == rank)
 
     def __call__(self, line: bytes) -> bool:
         """Whether the line is the rank's."""
         prefix = _PREFIX.match(line, KEY_BYTES)
-        if prefix is None:
-            return False
-        text = prefix[0]
-        known = self._known.get(text)
-        if known is None:
-            if len(self._known) >= _KNOWN_PREFIXES:
-                self._known.clear()
-            known = self._known[text] = self._rank_of(text) == self._rank
-        return known
+        return prefix is not None and self._is_own(prefix[0])
 
     def _rank_of(self, prefix: bytes) -> int | None:
         shape, _, origin, _ = split_prefix(prefix)

@@ -113,7 +113,7 @@ def _until_end(reader: _Reader) -> Iterator[bytes]:
 
 
 def _follow(reader: _Reader, over: Callable[[], bool]) -> Iterator[bytes]:
-    check = _OverCheck(over)
+    ended = _when_over(over)
     yield from _tailed(_caught_up(reader), reader.wanted.tail)
     marks: deque[tuple[float, bytes]] = deque()
     """Times of reading, and the newest key then: lines up to it are returned HOLD_SECONDS later."""
@@ -121,7 +121,7 @@ def _follow(reader: _Reader, over: Callable[[], bool]) -> Iterator[bytes]:
     while True:
         began = time.monotonic()
         reader.look()
-        if ends == math.inf and check.is_over:
+        if ends == math.inf and ended.is_set():
             # What was written until now is still read.
             ends = began + 2 * HOLD_SECONDS
         reader.fill(all_of_them=True)
@@ -141,19 +141,17 @@ def _follow(reader: _Reader, over: Callable[[], bool]) -> Iterator[bytes]:
         yield piece
 
 
-class _OverCheck:
-    """Checks in a thread, every few seconds, whether the run is over; a scheduler may fail to answer for a while."""
+def _when_over(over: Callable[[], bool]) -> threading.Event:
+    """Set once the run is over: a thread asks every few seconds, as a scheduler may fail to answer for a while."""
+    ended = threading.Event()
 
-    def __init__(self, over: Callable[[], bool]) -> None:
-        self.is_over = False
-        self._over = over
-        threading.Thread(target=self._check, daemon=True).start()
-
-    def _check(self) -> None:
+    def ask() -> None:
         failing = False
-        while not self.is_over:
+        while True:
             try:
-                self.is_over = self._over()
+                if over():
+                    ended.set()
+                    return
                 if failing:
                     print_notice("the scheduler answers again")
                 failing = False
@@ -161,7 +159,10 @@ class _OverCheck:
                 if not failing:
                     print_notice(f"{str(error).splitlines()[0]}; trying again until it is back")
                 failing = True
-            time.sleep(0 if self.is_over else ASK_SECONDS)
+            time.sleep(ASK_SECONDS)
+
+    threading.Thread(target=ask, daemon=True).start()
+    return ended
 
 
 def _caught_up(reader: _Reader) -> Iterator[bytes]:

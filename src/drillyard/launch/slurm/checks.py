@@ -31,8 +31,7 @@ def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
         yield error("cluster", "slurm.signal_seconds", f"at most {_MAX_SIGNAL_SECONDS} ({_SBATCH}, --signal)")
     if limit is None:
         return
-    flex_start = cluster.consumption in ("flex-start", "flex-start-queued")
-    if flex_start and limit > FLEX_START_DAYS * _DAY_SECONDS:
+    if cluster.consumption == "flex-start" and limit > FLEX_START_DAYS * _DAY_SECONDS:
         message = f"is more than flex-start gives ({_FLEX_SOURCE}); write {FLEX_START_DAYS}-00:00:00 or less"
         yield error("cluster", "slurm.time_limit", f"{message}: after it the run is queued again and continues")
     # The signal comes after the start and before the limit.

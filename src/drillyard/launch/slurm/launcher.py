@@ -305,8 +305,9 @@ class SlurmLauncher(DirectoryLauncher[SlurmRun]):
                 return True
             if time.monotonic() - asked_at < _POLL_SECONDS:
                 return False
+            answer = self.status(run.handle.run).state.over
             asked_at = time.monotonic()
-            return self.status(run.handle.run).state.over
+            return answer
 
         return over
 

@@ -37,15 +37,9 @@ class BucketPath:
         return f"{_SCHEME}{self.bucket}/{self.key}"
 
     @classmethod
-    def at(cls, mounted: str) -> BucketPath:
-        """The place of a container's path."""
-        bucket, _, key = mounted.removeprefix(f"{MOUNT}/").partition("/")
-        return cls(bucket, key.rstrip("/"))
-
-    @classmethod
-    def of_uri(cls, uri: str) -> BucketPath:
-        """The place of gs://BUCKET/KEY."""
-        bucket, _, key = uri.removeprefix(_SCHEME).partition("/")
+    def at(cls, path: str) -> BucketPath:
+        """The place of a container's path, or of gs://BUCKET/KEY."""
+        bucket, _, key = path.removeprefix(f"{MOUNT}/").removeprefix(_SCHEME).partition("/")
         return cls(bucket, key.rstrip("/"))
 
     def below(self, path: str) -> BucketPath:

@@ -47,7 +47,9 @@ def job_id(job: CustomJobJson) -> str:
 def status_of(job: CustomJobJson, own: AgentState | None, cluster: str) -> RunStatus:
     """The status of a job. `own` is the run's state.json, where it could be read."""
     own = own if own and own.get("submission") in ("", None, job_id(job)) else {}
-    handle = Handle("vertex", cluster, str(job.get("displayName", "")))
+    spec = job.get("jobSpec", {})
+    output = spec.get("baseOutputDirectory", {}).get("outputUriPrefix")
+    written_to = BucketPath.at(output).mounted if isinstance(output, str) else None
     native = {
         "job": job.get("name"),
         "state": job.get("state"),
@@ -56,9 +58,9 @@ def status_of(job: CustomJobJson, own: AgentState | None, cluster: str) -> RunSt
     }
     state, reason, since = _state(job, own)
     return RunStatus(
-        handle=handle,
+        handle=Handle("vertex", cluster, str(job.get("displayName", ""))),
         state=state,
-        nodes=nodes_of(job),
+        nodes=sum(int(pool.get("replicaCount", 1)) for pool in spec.get("workerPoolSpecs", ())),
         reason=reason,
         since=since,
         submitted_at=moment(job.get("createTime")),
@@ -67,15 +69,10 @@ def status_of(job: CustomJobJson, own: AgentState | None, cluster: str) -> RunSt
         round=own.get("round"),
         failures=int(own.get("failures") or 0),
         failure=_failure(job, own, state),
-        run_directory=own.get("run_directory") or _run_directory(job),
+        run_directory=own.get("run_directory") or written_to,
         hosts=tuple(own.get("hosts") or ()),
         native={name: value for name, value in native.items() if value is not None},
     )
-
-
-def nodes_of(job: CustomJobJson) -> int:
-    """All replicas of all pools."""
-    return sum(int(pool.get("replicaCount", 1)) for pool in job.get("jobSpec", {}).get("workerPoolSpecs", ()))
 
 
 def moment(text: object) -> float | None:
@@ -170,8 +167,3 @@ def _failure(job: CustomJobJson, own: AgentState, state: State) -> RunFailure | 
 def _scheduling(job: CustomJobJson) -> Mapping[str, Any]:
     found: Mapping[str, Any] = job.get("jobSpec", {}).get("scheduling", {})
     return found
-
-
-def _run_directory(job: CustomJobJson) -> str | None:
-    prefix = job.get("jobSpec", {}).get("baseOutputDirectory", {}).get("outputUriPrefix")
-    return BucketPath.of_uri(prefix).mounted if isinstance(prefix, str) else None
