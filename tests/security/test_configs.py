@@ -12,8 +12,7 @@ from drillyard.config.load import load_cluster_config, load_run_config
 from drillyard.config.overrides import apply_overrides
 from drillyard.config.yaml_document import parse_document, read_document
 from drillyard.errors import UserError
-from drillyard.measurement.merge_sources import add_directory
-from drillyard.measurement.parsed_log import empty_parsed_log
+from drillyard.measurement.merge_sources import add_directory, merge_sources
 
 # Ten levels are a billion values and never end; six are 59,049, more than a config can have.
 LAUGHS = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" if n else "a0: &a0 [x]\n" for n in range(6))
@@ -101,7 +100,7 @@ def test_the_number_of_keys_costs_no_square_of_time() -> None:
 @pytest.mark.parametrize("text", ["a: " + "[" * 5_000, "training: {steps: 2025-13-45}", MERGES, "a: " + "9" * 5_000])
 def test_the_config_in_a_run_directory_of_others_is_read_the_same_way(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(text)
-    add_directory(empty_parsed_log([]), tmp_path)
+    add_directory(merge_sources([], None), tmp_path)
 
 
 def test_overrides_do_not_multiply_aliases() -> None:

@@ -183,7 +183,7 @@ def test_what_a_run_writes_has_the_modes_that_the_users_umask_gives(tmp_path: Pa
         )
         os.close(open_rank_log(tmp_path / "rank-0.log", "round 0")[0])
         open_node_log(tmp_path / "node-0.log").close()
-        LineFile(tmp_path / "metrics.jsonl").write("{}")
+        LineFile(tmp_path / "metrics.jsonl", print).write("{}")
     finally:
         os.umask(before)
 

@@ -8,11 +8,7 @@ Confidence is Student's t on blocks, at 95 %: neighbouring steps resemble each o
   logarithms of their medians has Welch's interval, widened by what the printing of durations rounds away.
 - Loss: the last fifth of the common range is cut into up to 10 blocks; the differences of the two runs' block means
   have the interval of paired values, so a loss that falls in both does not blur it.
-With fewer than five blocks no interval is given.
-
-Runs that differ in model, tokenizer, sequence length or precision are shown, and called not comparable.
-
-Limits: one run each; what another seed would do is not in the interval.
+With fewer than five blocks no interval is given; what another seed would do is not in it.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from drillyard.measurement.formats import log_formats
 from drillyard.measurement.formats.drillyard import Drillyard
 from drillyard.measurement.marks import assign_marks, find_attempts, goes_back, split_at_starts, start_rows
 from drillyard.measurement.merge_ranks import merge_ranks
-from drillyard.measurement.parsed_log import LogClock, ParsedLog, empty_parsed_log
+from drillyard.measurement.parsed_log import LogClock, LogFacts, ParsedLog, Steps
 from drillyard.measurement.source_reader import FormatContent, SourceContent
 
 RUN_FILES: Final = ("metrics.jsonl", "events.jsonl")
@@ -32,8 +32,7 @@ def merge_sources(readings: list[SourceContent], zone: tzinfo | None, *, last: b
     chosen = _best_format([found for reading in readings for found in reading.found])
     kind = None if chosen is None else log_formats()[chosen]
     clock_restarts = kind is not None and kind.clock_restarts
-    log = empty_parsed_log(sources)
-    log.format = chosen
+    log = ParsedLog(Steps.of(), [], LogFacts(), [], sources, LogClock(), chosen)
     lanes = []
     for reading in readings:
         mine = next((found for found in reading.found if found.format == chosen and found.lanes), None)

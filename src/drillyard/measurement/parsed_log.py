@@ -11,14 +11,13 @@ What readers of a `ParsedLog` can rely on:
 - A step that an earlier attempt had done has two rows; `again` is set on the later one, which led to the model.
 - Times are UTC in integer microseconds since 1970; a clock that steps back is left as printed.
 
-Limits: beyond `EXACT_ROWS` rows neighbouring steps of about the same duration are folded into one row, so that memory
-stays bounded: see `Steps.stands_for` and `ParsedLog.folding_error`.
+Limits: beyond `EXACT_ROWS` rows neighbouring steps of about the same duration are one row (`Steps.stands_for`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -225,8 +224,6 @@ class LogFacts:
     global_batch_size: int | None = None
     """Sequences per optimizer step."""
     micro_batch_size: int | None = None
-    batch_size_per_gpu: int | None = None
-    """Sequences per GPU and optimizer step."""
     sequence_length: int | None = None
     num_gpus: int | None = None
     """World size, where the log says so."""
@@ -242,8 +239,6 @@ class LogFacts:
     tokenizer: str | None = None
     total_steps: int | None = None
     log_interval: int | None = None
-    tokens_per_step: int | None = None
-    """Of the whole global batch."""
     train_runtime_seconds: float | None = None
     """The whole training loop's time, where the framework prints it at the end (HF Trainer)."""
     places: dict[str, str] = field(default_factory=dict)
@@ -340,8 +335,3 @@ def times_us(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
     """UTC microseconds of seconds since 1970; NO_TIME where these are none (NaN, infinite, not above 0)."""
     known = (seconds > 0) & (seconds < LATEST_SECONDS)
     return np.where(known, np.round(np.where(known, seconds, 0.0) * 1e6), NO_TIME).astype(np.int64)
-
-
-def empty_parsed_log(sources: Sequence[ReadSource] = ()) -> ParsedLog:
-    """A log without a step."""
-    return ParsedLog(Steps.of(), [], LogFacts(), [], list(sources), LogClock(), None)

@@ -122,15 +122,11 @@ def _tokens(found: Speed, log: ParsedLog, timing: Timing, asked: UserFacts) -> N
             found.tokens_per_step_per_gpu = float(of_gpu * length)
         elif batch is not None:
             found.tokens_per_step = float(batch * length)
-    elif by_line is not None or facts.tokens_per_step is not None:
-        found.tokens_from = "the log's tokens"
-        found.tokens_per_step = by_line if by_line is not None else float(facts.tokens_per_step or 0)
+    elif by_line is not None:
+        found.tokens_from, found.tokens_per_step = "the log's tokens", by_line
     elif length is not None and (facts.global_batch_size is not None or samples is not None):
         found.tokens_from = "the log's batch size"
         found.tokens_per_step = length * (samples if samples is not None else float(facts.global_batch_size or 0))
-    elif length is not None and facts.batch_size_per_gpu is not None:
-        found.tokens_from = "the log's batch size"
-        found.tokens_per_step_per_gpu = float(length * facts.batch_size_per_gpu)
     if gpus is not None and found.tokens_per_step_per_gpu is not None:
         found.tokens_per_step = found.tokens_per_step_per_gpu * gpus
     elif gpus is not None and found.tokens_per_step is not None:

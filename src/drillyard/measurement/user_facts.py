@@ -3,8 +3,8 @@
 A flag goes before the log. Where they differ, the figure follows the flag and a warning names the line. What neither
 states is never guessed: the figures that need it are None and `Missing` names the flag to give.
 
-A batch can be stated in four ways (sequences of all GPUs or of one, in the log's header or on each line; tokens on each
-line), so flags and log are brought to the same unit before they are compared.
+A batch can be stated in several ways (sequences in the log's header or on each line; tokens on each line), so flags and
+log are brought to the same unit before they are compared.
 """
 
 from __future__ import annotations
@@ -143,7 +143,6 @@ def _same_fact(log: ParsedLog, asked: UserFacts) -> Iterator[str]:
         ("--num-gpus", asked.num_gpus, "num_gpus"),
         ("--sequence-length", asked.sequence_length, "sequence_length"),
         ("--global-batch-size", asked.global_batch_size, "global_batch_size"),
-        ("--batch-size-per-gpu", asked.batch_size_per_gpu, "batch_size_per_gpu"),
     ):
         stated = getattr(log.facts, name)
         if value is not None and stated is not None and value != stated:
@@ -160,16 +159,14 @@ def _batch(log: ParsedLog, asked: UserFacts) -> Iterator[str]:
         sequences = asked.batch_size_per_gpu * gpus
     else:
         return
-    logged = _on_lines(log, "samples") or _in_header(log, "global_batch_size")
-    if logged is None and gpus is not None:
-        logged = _in_header(log, "batch_size_per_gpu", gpus)
-    if logged is not None:
-        value, place = logged
+    logged, stated = _on_lines(log, "samples"), log.facts.global_batch_size
+    if logged is not None or stated is not None:
+        value, place = logged or (float(stated or 0), _place(log, "global_batch_size"))
         if abs(sequences / value - 1) > ROUNDING:
             yield f"{named} {sequences:g} sequences a step are used; the log says {value:g} ({place})"
         return
     length = asked.sequence_length or log.facts.sequence_length
-    tokens = _on_lines(log, "tokens") or _in_header(log, "tokens_per_step")
+    tokens = _on_lines(log, "tokens")
     if length is None or tokens is None:
         return
     value, place = tokens
@@ -179,12 +176,6 @@ def _batch(log: ParsedLog, asked: UserFacts) -> Iterator[str]:
             f"{named} {sequences * length:g} tokens a step are used ({length} a sequence); "
             f"the log says {value:g} ({place})"
         )
-
-
-def _in_header(log: ParsedLog, name: str, times: int = 1) -> tuple[float, str] | None:
-    """A fact of the log with its place."""
-    value = getattr(log.facts, name)
-    return None if value is None else (value * times, _place(log, name))
 
 
 def _on_lines(log: ParsedLog, column: str) -> tuple[float, str] | None:

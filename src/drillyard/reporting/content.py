@@ -87,13 +87,6 @@ class Point(NamedTuple):
     value: float
 
 
-class ConfigText(NamedTuple):
-    """A config file of the run, such as its run.yaml."""
-
-    name: str
-    text: str
-
-
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows of texts under headers; the columns from `numbers_from` on are aligned as numbers."""
@@ -127,7 +120,7 @@ class Content:
     tiles: list[Tile]
     mfu_note: str
     goodput: dict[str, float] = field(default_factory=dict)
-    goodput_notes: list[str] = field(default_factory=list)
+    goodput_note: str = ""
     resumed: list[int] = field(default_factory=list)
     evaluations: dict[str, list[Point]] = field(default_factory=dict)
     events: list[EventText] = field(default_factory=list)
@@ -135,6 +128,7 @@ class Content:
     estimate: Table | None = None
     environment: list[tuple[str, str]] = field(default_factory=list)
     resolved: Table | None = None
-    documents: list[ConfigText] = field(default_factory=list)
+    documents: list[tuple[str, str]] = field(default_factory=list)
+    """Names and texts of its config files."""
     missing: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)

@@ -48,11 +48,9 @@ def measured_content(result: RunResult, device: str = "GPU", price_source: str =
         tiles=[tile for tile in _tiles(result, device, price_source) if tile is not None],
         mfu_note=_mfu_note(result),
         goodput=account.seconds() if account is not None and account.wall_microseconds else {},
-        goodput_notes=[
-            f"The clock stepped back {plural(account.clock_steps_back, 'time')}; hidden time is not counted."
-        ]
+        goodput_note=f"The clock stepped back {plural(account.clock_steps_back, 'time')}; hidden time is not counted."
         if account is not None and account.clock_steps_back
-        else [],
+        else "",
         resumed=_resumed(log),
         evaluations=_evaluations(log.marks),
         events=[text for mark in log.marks if (text := _event_text(mark)) is not None],

@@ -16,7 +16,7 @@ from drillyard.errors import UserError
 from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.run_result import RunResult, measure
 from drillyard.measurement.user_facts import UserFacts
-from drillyard.reporting.content import ConfigText, Content, Table
+from drillyard.reporting.content import Content, Table
 from drillyard.reporting.event_text import END_LEVELS, Event, describe_event
 from drillyard.reporting.gpu_price import CLUSTER_FILE, GpuPrice, gpu_price
 from drillyard.reporting.log_content import checkpoint_rows, measured_content
@@ -106,11 +106,11 @@ def _resolved(event: Event) -> Table | None:
     return Table(("Setting left open", "Became", "Why"), rows, numbers_from=3) if rows else None
 
 
-def _documents(run_directory: Path) -> Iterator[ConfigText]:
+def _documents(run_directory: Path) -> Iterator[tuple[str, str]]:
     for name in ("run.yaml", CLUSTER_FILE):
         path = run_directory / name
         if path.is_file():
-            yield ConfigText(name, path.read_text(encoding="utf-8", errors="replace"))
+            yield name, path.read_text(encoding="utf-8", errors="replace")
 
 
 def _missing(events: list[dict[str, Any]], result: RunResult, price: GpuPrice | None) -> list[str]:

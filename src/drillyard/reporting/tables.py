@@ -196,8 +196,7 @@ def _gib(amount: float) -> str:
 
 
 def _range(estimated: Mapping[str, Any], write: Callable[[float], str]) -> str:
-    low, high = (write(float(estimated[end])) for end in ("low", "high"))
-    return low if low == high else f"{low} to {high}"
+    return formatting.extent([float(estimated["low"]), float(estimated["high"])], write)
 
 
 def _verdict(actual: float, low: float, high: float) -> str:

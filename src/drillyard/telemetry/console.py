@@ -67,21 +67,17 @@ def format_evaluation_line(step: int, results: dict[str, Any]) -> str:
 _EVENTS = {
     "resume": "Resumed: after step {step} from {path}",
     "checkpoint": "Checkpoint: step {step} saved to {path}",
-}
-_WARNINGS = {
-    "warning": "{text}",
-    "checkpoint_failed": "the checkpoint of step {step} was not saved: {reason}",
-    "evaluation_failed": "{metric} of {part} was not measured after step {step}: {reason}",
-    "checkpoint_damaged": "skipped a damaged checkpoint: {reason}",
-    "checkpoint_incomplete": "skipped an incomplete checkpoint: {reason}",
-    "checkpoint_not_removed": "{path}: cannot be deleted: {reason}",
+    "warning": "WARNING: {text}",
+    "checkpoint_failed": "WARNING: the checkpoint of step {step} was not saved: {reason}",
+    "evaluation_failed": "WARNING: {metric} of {part} was not measured after step {step}: {reason}",
+    "checkpoint_damaged": "WARNING: skipped a damaged checkpoint: {reason}",
+    "checkpoint_incomplete": "WARNING: skipped an incomplete checkpoint: {reason}",
+    "checkpoint_not_removed": "WARNING: {path}: cannot be deleted: {reason}",
 }
 
 
 def format_event(event: str, step: int | None, fields: dict[str, Any]) -> str | None:
     """The console line of an event; None for events that are not printed."""
-    if (warning := _WARNINGS.get(event)) is not None:
-        return "WARNING: " + warning.format(step=step, **fields)
     text = _EVENTS.get(event)
     return None if text is None else text.format(step=step, **fields)
 

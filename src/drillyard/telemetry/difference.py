@@ -90,31 +90,17 @@ def _divergence(
     if not different:
         return None
     first_step, a, b = different[0]
-    largest_step, c, d = max(different, key=lambda item: _absolute(item[1], item[2]))
-    return Divergence(
-        metric=metric,
-        first_step=first_step,
-        first_values=(a, b),
-        first_difference=_absolute(a, b),
-        first_relative=_relative(a, b),
-        largest_step=largest_step,
-        largest_difference=_absolute(c, d),
-        largest_relative=_relative(c, d),
-        steps=len(different),
-    )
+    largest_step, c, d = max(different, key=lambda item: _difference(item[1], item[2])[0])
+    first, largest = _difference(a, b), _difference(c, d)
+    return Divergence(metric, first_step, (a, b), *first, largest_step, *largest, len(different))
 
 
-def _absolute(a: float | None, b: float | None) -> float:
+def _difference(a: float | None, b: float | None) -> tuple[float, float]:
+    """The absolute and the relative difference."""
     if a is None or b is None or not (math.isfinite(a) and math.isfinite(b)):
-        return math.inf
-    return abs(a - b)
-
-
-def _relative(a: float | None, b: float | None) -> float:
-    difference = _absolute(a, b)
-    if a is None or b is None or not difference or math.isinf(difference):
-        return difference
-    return difference / max(abs(a), abs(b))
+        return math.inf, math.inf
+    difference = abs(a - b)
+    return difference, difference / max(abs(a), abs(b)) if difference else 0.0
 
 
 def format_difference(difference: Difference, first: Path, second: Path) -> str:

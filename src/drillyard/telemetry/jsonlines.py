@@ -22,7 +22,6 @@ import errno
 import json
 import math
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -98,11 +97,6 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
 
 
-def _print_warning(text: str) -> None:
-    with contextlib.suppress(OSError):  # stderr may be a file on the same disk
-        print(f"warning: {text}", file=sys.stderr, flush=True)
-
-
 class LineFile:
     """An append-only text file, one `write()` per line; several processes and threads may write to it.
 
@@ -112,7 +106,7 @@ class LineFile:
     Lines beyond `WAITING_BYTES` of waiting ones are lost; `lost_lines` counts them.
     """
 
-    def __init__(self, path: Path, warn: Callable[[str], None] = _print_warning) -> None:
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         self.path = path
         self.lost_lines = 0
         self._warn = warn

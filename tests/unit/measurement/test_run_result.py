@@ -136,11 +136,10 @@ def test_a_batch_flag_that_the_lines_contradict_is_reported(tmp_path, flags):
     ("columns", "facts"),
     [
         ({"tokens": [524_288.0] * 10}, {}),
-        ({}, {"tokens_per_step": 524_288}),
-        ({}, {"batch_size_per_gpu": 8, "num_gpus": 16}),
+        ({"samples": [128.0] * 10}, {}),
         ({}, {"global_batch_size": 128}),
     ],
-    ids=["tokens on lines", "tokens in a header", "batch of a GPU", "batch of all"],
+    ids=["tokens on lines", "batch on lines", "batch in a header"],
 )
 @pytest.mark.parametrize("given", [{"global_batch_size": 64}, {"batch_size_per_gpu": 4}])
 def test_a_batch_is_compared_in_whatever_unit_the_log_has(columns, facts, given):
@@ -166,15 +165,15 @@ def test_a_flag_that_contradicts_the_log_on_model_or_hardware_is_reported(flag, 
 
 
 def test_what_the_log_says_of_its_run_is_enough():
-    facts = {"num_gpus": 16, "tokens_per_step": 524_288, "parameters": 70.55e9, "accelerator": "NVIDIA B200"}
-    got = measure(run_log(seconds=[14.54] * 10, facts=facts)).speed
+    facts = {"num_gpus": 16, "parameters": 70.55e9, "accelerator": "NVIDIA B200"}
+    got = measure(run_log(seconds=[14.54] * 10, tokens=[524_288.0] * 10, facts=facts)).speed
     assert got.mfu == pytest.approx(0.4240, abs=0.0002)
     assert (got.accelerator, got.precision_from) == ("b200", "default")
 
 
 def test_an_unknown_accelerator_has_no_mfu():
-    facts = {"num_gpus": 16, "tokens_per_step": 524_288, "parameters": 70.55e9, "accelerator": "Fancy GPU"}
-    got = measure(run_log(seconds=[14.54] * 10, facts=facts)).as_json()
+    facts = {"num_gpus": 16, "parameters": 70.55e9, "accelerator": "Fancy GPU"}
+    got = measure(run_log(seconds=[14.54] * 10, tokens=[524_288.0] * 10, facts=facts)).as_json()
     assert (got["mfu"], got["peak_tflops"]) == (None, None)
     assert got["tflops_per_gpu"] == pytest.approx(954.0, abs=0.3)
     assert "'Fancy GPU'" in next(item["reason"] for item in got["missing"] if item["field"] == "mfu")
@@ -183,8 +182,8 @@ def test_an_unknown_accelerator_has_no_mfu():
 
 
 def test_adapters_count_frozen_weights_with_four():
-    facts = {"parameters": 101e6, "trainable_parameters": 1e6, "tokens_per_step": 1000, "num_gpus": 1}
-    got = measure(run_log(seconds=[1.0] * 10, facts=facts)).speed
+    facts = {"parameters": 101e6, "trainable_parameters": 1e6, "num_gpus": 1}
+    got = measure(run_log(seconds=[1.0] * 10, tokens=[1000.0] * 10, facts=facts)).speed
     assert got.flops_per_token == 4 * 100e6 + 6 * 1e6
     assert got.formula == "4N frozen + 6N trained"
 
@@ -369,7 +368,7 @@ def test_whatever_a_log_holds_the_result_is_strict_and_its_goodput_sums(data):
             max_size=8,
         )
     )
-    facts = {"tokens_per_step": 4096} if data.draw(st.booleans()) else {"parameters": 7e9}
+    facts = {"global_batch_size": 4096, "sequence_length": 1} if data.draw(st.booleans()) else {"parameters": 7e9}
     asked = data.draw(st.sampled_from([EXAMPLE, UserFacts(), UserFacts(accelerator="h100", num_gpus=8)]))
     result = measure(run_log(marks=marks, facts=facts, **columns), asked)
     got = result.as_json()
@@ -384,9 +383,9 @@ def test_whatever_a_log_holds_the_result_is_strict_and_its_goodput_sums(data):
 
 
 def test_nothing_logged_yet_is_a_result_without_figures():
-    from drillyard.measurement.parsed_log import empty_parsed_log
+    from drillyard.measurement.merge_sources import merge_sources
 
-    got = measure(empty_parsed_log()).as_json()
+    got = measure(merge_sources([], None)).as_json()
     assert (got["step_seconds"]["p50"], got["goodput"], got["loss"]["curve"]) == (None, None, [])
 
 

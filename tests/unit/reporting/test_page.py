@@ -14,7 +14,6 @@ from tests.unit.reporting import runs
 from tests.unit.reporting.test_charts import long
 
 from drillyard.errors import UserError
-from drillyard.reporting.content import ConfigText
 from drillyard.reporting.page import render, write_report
 from drillyard.reporting.run_content import read_run_directory
 
@@ -89,7 +88,7 @@ def test_figures_stand_in_the_text(page):
 
 def test_texts_of_the_run_cannot_become_markup(content):
     evil = "</script><script>alert(1)</script><b>"
-    changed = dataclasses.replace(content, title=evil, documents=[ConfigText(evil, evil)])
+    changed = dataclasses.replace(content, title=evil, documents=[(evil, evil)])
     changed.evaluations[f"{evil}.loss"] = content.evaluations["questions.loss"]
     page = render(changed)
     del changed.evaluations[f"{evil}.loss"]

@@ -79,7 +79,7 @@ def test_evaluations_restarts_and_checkpoints_are_there(content):
     assert content.resumed == [runs.RESUMED_FROM]
     assert ("Size", "840 GiB") in content.checkpoints.rows
     assert list(content.resolved.rows) == [("training.compile", "True", ""), ("parallelism.shard", "16", "all ranks")]
-    assert [document.name for document in content.documents] == ["run.yaml", "cluster.yaml"]
+    assert [name for name, _ in content.documents] == ["run.yaml", "cluster.yaml"]
 
 
 def test_without_a_known_peak_there_is_no_mfu_but_a_reason(tmp_path):

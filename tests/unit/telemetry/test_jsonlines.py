@@ -51,7 +51,7 @@ def test_a_loss_that_is_not_finite_is_null_and_named():
 @settings(max_examples=50)
 def test_a_file_cut_anywhere_gives_the_records_before_the_cut_and_takes_new_ones(tmp_path_factory, rows, data):
     path = tmp_path_factory.mktemp("cut") / "log.jsonl"
-    file = LineFile(path)
+    file = LineFile(path, print)
     for row in rows:
         file.write(encode(row))
     file.close()
@@ -62,14 +62,14 @@ def test_a_file_cut_anywhere_gives_the_records_before_the_cut_and_takes_new_ones
     torn = whole[:cut].rpartition(b"\n")[2]
     complete = [row for row in [*kept, decode(torn) if torn else None] if row is not None]
 
-    file = LineFile(path)
+    file = LineFile(path, print)
     file.write(encode({"after": 1}))
     file.close()
     assert [repr(row) for row in read_records(path)] == [repr(row) for row in [*complete, {"after": 1}]]
 
 
 def test_lines_of_several_writers_stand_whole_one_after_another(tmp_path):
-    writers = [LineFile(tmp_path / "log.jsonl") for _ in range(3)]
+    writers = [LineFile(tmp_path / "log.jsonl", print) for _ in range(3)]
     for number in range(30):
         writers[number % 3].write(encode({"number": number}))
     assert [row["number"] for row in read_records(tmp_path / "log.jsonl")] == list(range(30))
