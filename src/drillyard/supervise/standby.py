@@ -22,9 +22,6 @@ STANDBY = "DRILLYARD_STANDBY"
 """In a rank's environment: the descriptor of the socket on which it waits for its attempt."""
 
 SECONDS_TO_END = 5.0
-_MOST_BYTES = 1 << 24
-
-
 _Waiting = tuple[subprocess.Popen[bytes], socket.socket]
 
 
@@ -76,11 +73,10 @@ class Standby:
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             return None
-        message = json.dumps(dict(environment)).encode()
         try:
             with waiting[1] as connection:
-                socket.send_fds(connection, [len(message).to_bytes(8)], [stdout, stderr])
-                connection.sendall(message)
+                socket.send_fds(connection, [b"."], [stdout, stderr])
+                connection.sendall(json.dumps(dict(environment)).encode())
         except OSError:
             # It has died while it waited.
             self._dismiss(waiting)
@@ -108,23 +104,12 @@ def await_turn(prepare: Callable[[], object]) -> None:
         return
     with socket.socket(fileno=int(descriptor)) as connection:
         prepare()
-        header, outputs, _, _ = socket.recv_fds(connection, 8, 2)
-        if len(header) < 8:
-            os._exit(0)
-        environment = json.loads(_receive(connection, int.from_bytes(header)))
+        outputs = socket.recv_fds(connection, 1, 2)[1]
+        message = connection.makefile("rb").read()
+    if not message:
+        os._exit(0)
     for ours, theirs in enumerate(outputs, start=1):
         os.dup2(theirs, ours)
         os.close(theirs)
     os.environ.clear()
-    os.environ.update(environment)
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    assert size <= _MOST_BYTES
-    message = b""
-    while len(message) < size:
-        part = connection.recv(size - len(message))
-        if not part:
-            os._exit(0)
-        message += part
-    return message
+    os.environ.update(json.loads(message))

@@ -28,7 +28,14 @@ from drillyard.supervise.restart_policy import RestartDecision
 
 OVER = ("succeeded", "failed", "cancelled")
 """States of a run that has ended."""
-NO_FAILURE = {"reason": "", "rank": None, "node": None, "node_rank": None, "exit_code": None, "lines": []}
+NO_FAILURE: dict[str, Any] = {
+    "reason": "",
+    "rank": None,
+    "node": None,
+    "node_rank": None,
+    "exit_code": None,
+    "lines": [],
+}
 
 
 def final_fields(decision: RestartDecision, cancelled: bool, failure: dict[str, Any] | None) -> dict[str, Any]:
