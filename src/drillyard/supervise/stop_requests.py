@@ -8,7 +8,6 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from types import FrameType
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 RANK_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -40,8 +39,9 @@ class SignalInbox:
 
     def __enter__(self) -> SignalInbox:
         self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        # The interpreter writes the numbers to the wake-up descriptor; the handlers need do nothing.
         self._previous = {
-            number: signal.signal(number, _ignore_as_noted)
+            number: signal.signal(number, lambda *_: None)
             for number in self._numbers
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
         }
@@ -65,10 +65,6 @@ class SignalInbox:
         except BlockingIOError:
             return []
         return [signal.Signals(number) for number in numbers if number in self._numbers]
-
-
-def _ignore_as_noted(number: int, frame: FrameType | None) -> None:
-    """The interpreter has written the number to the wake-up descriptor."""
 
 
 class StopRequests(SignalInbox):

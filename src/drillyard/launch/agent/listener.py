@@ -9,6 +9,7 @@ nothing. Connections that cannot be accepted now wait in the kernel's queue.
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import socket
 import time
@@ -22,7 +23,6 @@ from .protocol import (
     Connection,
     ConnectionLost,
     derive_key,
-    new_nonce,
     read_some,
     seal,
     unseal,
@@ -83,7 +83,7 @@ class Handshake:
 
     def _answer(self, hello: bytes) -> None:
         self.hello = unseal(derive_key(self._secret, "hello"), 0, hello)
-        content = {"nonce": new_nonce(), "port": self._socket.getsockname()[1]}
+        content = {"nonce": os.urandom(16).hex(), "port": self._socket.getsockname()[1]}
         answer = seal(derive_key(self._secret, "answer", hello), 0, content)
         try:
             sent = self._socket.send(answer + b"\n")

@@ -186,11 +186,6 @@ def derive_key(secret: bytes, purpose: str, *lines: bytes) -> bytes:
     return hmac.digest(secret, b"drillyard agent\0" + purpose.encode() + b"\0" + hashes, "sha256")
 
 
-def new_nonce() -> str:
-    """A number that is used once."""
-    return os.urandom(16).hex()
-
-
 def join(
     leader: str,
     first_port: int,
@@ -229,7 +224,7 @@ def join(
 def _shake_hands(
     sock: socket.socket, secret: bytes, described: dict[str, Any], silence_seconds: float
 ) -> tuple[Connection, int]:
-    hello = seal(derive_key(secret, "hello"), 0, {**described, "nonce": new_nonce()})
+    hello = seal(derive_key(secret, "hello"), 0, {**described, "nonce": os.urandom(16).hex()})
     sock.sendall(hello + b"\n")
     line = _read_line(sock)
     port = unseal(derive_key(secret, "answer", hello), 0, line).get("port")

@@ -14,38 +14,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from drillyard.supervise import cause
 
 _ENDED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.+)$", re.MULTILINE)
 
 
-def node_rank(environment: Mapping[str, str]) -> int | None:
-    """The rank of this node; None where the environment does not say. Raises ValueError for a bad CLUSTER_SPEC."""
-    if environment.get("CLUSTER_SPEC"):
-        task = _cluster_spec(environment)["task"]
-        return int(task["index"]) if task["type"] == "workerpool0" else 1 + int(task["index"])
-    if environment.get("SLURM_NODEID", "").isdigit():
-        return int(environment["SLURM_NODEID"])
-    return None
-
-
-def leader_host(environment: Mapping[str, str]) -> str | None:
-    """The host of node 0; None where the environment does not say. Raises ValueError for a bad CLUSTER_SPEC."""
+def node_place(environment: Mapping[str, str]) -> tuple[int | None, str | None]:
+    """The rank of this node and the host of node 0, None where the environment does not say. Raises ValueError for a
+    bad CLUSTER_SPEC."""
     if not environment.get("CLUSTER_SPEC"):
-        return None
-    chief = str(_cluster_spec(environment)["cluster"]["workerpool0"][0])
-    return chief.rsplit(":", 1)[0]
-
-
-def _cluster_spec(environment: Mapping[str, str]) -> dict[str, Any]:
+        rank = environment.get("SLURM_NODEID", "")
+        return (int(rank) if rank.isdigit() else None), None
     try:
         spec = json.loads(environment["CLUSTER_SPEC"])
-        int(spec["task"]["index"]), spec["task"]["type"], spec["cluster"]["workerpool0"][0]
+        task, chief = spec["task"], str(spec["cluster"]["workerpool0"][0])
+        first_of_pool = 0 if task["type"] == "workerpool0" else 1
+        return first_of_pool + int(task["index"]), chief.rsplit(":", 1)[0]
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise ValueError(f"CLUSTER_SPEC is not one of Vertex AI: {error!r}") from None
-    return dict(spec)
 
 
 class Allocation:

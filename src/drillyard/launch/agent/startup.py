@@ -90,11 +90,13 @@ def load_job(path: str) -> Job:
 
 def locate_node(job: Job, options: Namespace) -> tuple[int, str, dict[str, str]]:
     """Rank of this node, host of node 0, and which start of the run this is. Raises UsageError."""
-    try:
-        node = options.node_rank if options.node_rank is not None else scheduler_env.node_rank(os.environ)
-        address = options.leader or scheduler_env.leader_host(os.environ)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    node, address = options.node_rank, options.leader
+    if node is None or not address:
+        try:
+            known_node, known_address = scheduler_env.node_place(os.environ)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        node, address = known_node if node is None else node, address or known_address
     if job.nodes == 1:
         node, address = node or 0, address or "127.0.0.1"
     if node is None or address is None:

@@ -17,23 +17,23 @@ SPEC = {
 
 def test_vertex_counts_workers_after_the_chief() -> None:
     environment = {"CLUSTER_SPEC": json.dumps(SPEC)}
-    assert (scheduler_env.node_rank(environment), scheduler_env.leader_host(environment)) == (2, "chief-0")
+    assert scheduler_env.node_place(environment) == (2, "chief-0")
     chief = {"CLUSTER_SPEC": json.dumps({**SPEC, "task": {"type": "workerpool0", "index": 0}})}
-    assert scheduler_env.node_rank(chief) == 0
+    assert scheduler_env.node_place(chief) == (0, "chief-0")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"task": {"index": 0}}'])
 def test_a_bad_cluster_spec_is_said(text: str) -> None:
     with pytest.raises(ValueError, match="CLUSTER_SPEC"):
-        scheduler_env.node_rank({"CLUSTER_SPEC": text})
+        scheduler_env.node_place({"CLUSTER_SPEC": text})
 
 
 def test_slurm_reports_the_rank() -> None:
-    assert scheduler_env.node_rank({"SLURM_NODEID": "3"}) == 3
+    assert scheduler_env.node_place({"SLURM_NODEID": "3"}) == (3, None)
 
 
 def test_without_a_scheduler_nothing_is_known() -> None:
-    assert (scheduler_env.node_rank({}), scheduler_env.leader_host({})) == (None, None)
+    assert scheduler_env.node_place({}) == (None, None)
 
 
 LOG = """\
