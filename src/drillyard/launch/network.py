@@ -123,15 +123,15 @@ def _setup(stack: NetworkStack, machine: Machine | None, image: str | None, in_p
     if script is not None:
         reason = f"sourced, not copied: it belongs to the node's version of {stack.name}"
         fields.append(
-            ExplainedField(f"{NETWORK_FILE}: source", script, reason, _cited(stack, f"{prefix}profile_script"))
+            ExplainedField(f"{NETWORK_FILE}: source", script, reason, cited(stack, f"{prefix}profile_script"))
         )
     if library_path is not None:
-        source = _cited(stack, f"environment.{_LIBRARIES}" if in_pods else "host_library_path")
+        source = cited(stack, f"environment.{_LIBRARIES}" if in_pods else "host_library_path")
         reason = "in front of what the node or image has"
         fields.append(ExplainedField(f"{NETWORK_FILE}: {_LIBRARIES}", library_path, reason, source))
     for path in mounts:
         reason = f"the container needs it for {stack.name}"
-        fields.append(ExplainedField(f"mount: {path}", path, reason, _cited(stack, "host_volumes")))
+        fields.append(ExplainedField(f"mount: {path}", path, reason, cited(stack, "host_volumes")))
     unmounted = (
         f"network stack {stack.name}: the image must bring {script} and the libraries of the stack where the platform "
         "does not mount them"
@@ -171,7 +171,7 @@ def _why(stack: NetworkStack, machine: Machine | None) -> list[ExplainedField]:
     if machine is None or stack.name != machine.network_stack:
         return [ExplainedField("network stack", stack.name, stack.title, "cluster.yaml: network_stack")]
     why = f"{stack.title}: what {machine.name} has"
-    return [ExplainedField("network stack", stack.name, why, _cited(machine, "network_stack"))]
+    return [ExplainedField("network stack", stack.name, why, cited(machine, "network_stack"))]
 
 
 def _settings(stack: NetworkStack, settings: Mapping[str, str], machine: str, first: str) -> Iterator[ExplainedField]:
@@ -180,10 +180,10 @@ def _settings(stack: NetworkStack, settings: Mapping[str, str], machine: str, fi
         if stack.machine_environment.get(machine, {}).get(name) == value:
             origin = f"machine_environment.{machine}"
         why = f"network stack {stack.name}"
-        yield ExplainedField(f"environment: {name}", value, why, _cited(stack, f"{origin}.{name}"))
+        yield ExplainedField(f"environment: {name}", value, why, cited(stack, f"{origin}.{name}"))
 
 
-def _cited(row: NetworkStack | Machine, path: str) -> str:
+def cited(row: NetworkStack | Machine, path: str) -> str:
     """The source of a fact with its date. Machine names contain dots, so a path is looked up from its first part."""
     source = row.provenance.of(path)
     return f"{source.text}, {source.date}{' (unverified)' if source.unverified else ''}"

@@ -51,12 +51,12 @@ class LaunchRequest:
     @property
     def image(self) -> str | None:
         """The container image of the run, if it has one."""
-        return self.workload.image if self.has_own_image and self.workload else self.cluster.image
+        return (self.workload and self.workload.image) or self.cluster.image
 
     @property
     def has_own_image(self) -> bool:
         """Whether the image is that of the run config (`workload.image`), not the cluster's (`image`)."""
-        return self.workload is not None and bool(self.workload.image)
+        return bool(self.workload and self.workload.image)
 
 
 @dataclass(frozen=True)

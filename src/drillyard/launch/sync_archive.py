@@ -69,7 +69,7 @@ def archive_of_directory(directory: Path, programs: Programs) -> bytes:
         for name in working_files(directory, programs):
             path, member = directory / name, tarfile.TarInfo(str(name))
             target = os.readlink(path) if path.is_symlink() else None
-            if not _is_below(os.path.realpath(path), root) or (target and not _stays(name, target)):
+            if not Path(os.path.realpath(path)).is_relative_to(root) or (target and not _stays(name, target)):
                 left_out.append(str(name))
                 continue
             if target is not None:
@@ -120,10 +120,6 @@ def print_edited_notice(said: str) -> None:
     for line in said.splitlines():
         if line.startswith(EDITED):
             print_notice(line.removeprefix("drillyard: "))
-
-
-def _is_below(path: str, root: str) -> bool:
-    return path == root or path.startswith(root.rstrip("/") + "/")
 
 
 def _stays(name: Path, target: str) -> bool:

@@ -12,6 +12,7 @@ import posixpath
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
@@ -250,8 +251,9 @@ def _ssh_layout(cluster: ClusterConfig, ssh: SshConfig, request: LaunchRequest |
     if request is None:
         return HostLayout(hosts, leader, ClusterPaths("", "", ""), False, "")
     paths, storage = paths_on(request), cluster.storage.directory
-    alone = len(hosts) == 1 or storage is None
-    shared = alone or _is_below(paths.project, storage or "") or _is_below(paths.output, paths.project)
+    project = PurePosixPath(paths.project)
+    shared = len(hosts) == 1 or storage is None or project.is_relative_to(storage)
+    shared = shared or PurePosixPath(paths.output).is_relative_to(project)
     return HostLayout(hosts, leader, paths, shared, f"there already: {paths.project} on every host")
 
 
@@ -264,10 +266,6 @@ def _local_layout(cluster: ClusterConfig, request: LaunchRequest | None) -> Host
     output = posixpath.normpath(posixpath.join(request.here, root, request.run.output))
     paths = ClusterPaths(request.here, output, cluster.python or request.python, request.python)
     return HostLayout(hosts, leader, paths, True, f"there already: {request.here} on this machine")
-
-
-def _is_below(path: str, directory: str) -> bool:
-    return f"{path}/".startswith(directory.rstrip("/") + "/")
 
 
 def run_status(handle: Handle, seen: dict[str, Any]) -> RunStatus:

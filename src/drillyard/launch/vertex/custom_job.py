@@ -19,6 +19,7 @@ from typing import Any
 from drillyard.config.cluster import ClusterConfig
 from drillyard.hardware.capacity import machine_of, quota_needed
 from drillyard.hardware.machines import Machine
+from drillyard.launch.network import cited
 from drillyard.launch.plan import Call, ExplainedField, Plan, PlanFile, secret_names
 from drillyard.launch.prepared_run import ClusterPaths, PreparedRun, prepare
 from drillyard.launch.request import LaunchRequest
@@ -149,9 +150,7 @@ def _assembled(entries: list[_Entry]) -> dict[str, Any]:
 
 def _fact(path: str, machine: Machine, key: str, reason: str) -> _Entry:
     """A value of the machine's row, with its source."""
-    source = machine.provenance.of(key)
-    cited = f"{source.text}, {source.date}{' (unverified)' if source.unverified else ''}"
-    return _Entry(path, getattr(machine, key), reason, cited)
+    return _Entry(path, getattr(machine, key), reason, cited(machine, key))
 
 
 def _set(path: str, value: Any, setting: str) -> _Entry:
