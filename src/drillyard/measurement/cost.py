@@ -18,8 +18,6 @@ from drillyard.hardware import Catalog
 from drillyard.measurement.speed import Speed
 from drillyard.measurement.user_facts import Figures, UserFacts
 
-SECONDS_PER_HOUR = 3600
-
 
 @dataclass(slots=True, kw_only=True)
 class Cost(Figures):
@@ -44,7 +42,7 @@ def cost(
             for name in ("cost_per_step", "cost_per_million_tokens"):
                 found.lacks(name, "the price is not known", "--price-per-gpu-hour", "--price-per-node-hour")
         return found
-    per_second = price / SECONDS_PER_HOUR
+    per_second = price / 3600
     if speed.num_gpus is None:
         found.lacks("cost_per_step", "the log does not say on how many GPUs it ran", "--num-gpus")
     elif step_seconds is None:
@@ -67,16 +65,11 @@ def _gpu_hour(found: Cost, speed: Speed, asked: UserFacts, catalog: Catalog) -> 
         return asked.price_per_gpu_hour
     gpus = asked.gpus_per_node
     if gpus is None:
-        gpus = _gpus_of_nodes_with(speed.accelerator, catalog)
-        if gpus is None:
+        sizes = {one.num_accelerators for one in catalog.machines.values() if one.accelerator == speed.accelerator}
+        if len(sizes) != 1:
             for name in ("cost_per_step", "cost_per_million_tokens"):
                 found.lacks(name, "the price is that of a node, of a size that is not known", "--gpus-per-node")
             return None
+        (gpus,) = sizes
         found.notes.append(f"a node has {gpus} GPUs, as every machine with {speed.accelerator} in the catalog")
     return asked.price_per_node_hour / gpus
-
-
-def _gpus_of_nodes_with(accelerator: str | None, catalog: Catalog) -> int | None:
-    """The number of GPUs of a node, where the catalog leaves no doubt."""
-    sizes = {machine.num_accelerators for machine in catalog.machines.values() if machine.accelerator == accelerator}
-    return sizes.pop() if len(sizes) == 1 else None

@@ -151,10 +151,7 @@ class Lanes:
 
     def lane(self, origin: Origin) -> Lane:
         """The lane of an origin, made when it is new."""
-        lane = self._lanes.get(origin)
-        if lane is None:
-            lane = self._lanes[origin] = Lane(origin, self.file)
-        return lane
+        return self._lanes.setdefault(origin, Lane(origin, self.file))
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._lanes.values())

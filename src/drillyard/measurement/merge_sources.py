@@ -19,7 +19,7 @@ from drillyard.measurement.formats import log_formats
 from drillyard.measurement.formats.drillyard import Drillyard
 from drillyard.measurement.marks import assign_marks, find_attempts, goes_back, split_at_starts, start_rows
 from drillyard.measurement.merge_ranks import merge_ranks
-from drillyard.measurement.parsed_log import LogClock, LogFacts, ParsedLog, Steps
+from drillyard.measurement.parsed_log import LogClock, LogFacts, LoggedAttempt, ParsedLog, Steps
 from drillyard.measurement.source_reader import FormatContent, SourceContent
 
 RUN_FILES: Final = ("metrics.jsonl", "events.jsonl")
@@ -129,7 +129,7 @@ def _clock(log: ParsedLog, readings: list[SourceContent], zone: tzinfo | None) -
         # The lowest stamp is not the earliest one, nor the highest the latest.
         clock.first_time_us, clock.last_time_us = log.attempts[0].first_time_us, log.attempts[-1].last_time_us
     else:
-        parts = [*used, *log.attempts]
+        parts: list[SourceContent | LoggedAttempt] = [*used, *log.attempts]
         firsts = [part.first_time_us for part in parts if part.first_time_us is not None]
         lasts = [part.last_time_us for part in parts if part.last_time_us is not None]
         clock.first_time_us, clock.last_time_us = min(firsts, default=None), max(lasts, default=None)

@@ -316,11 +316,9 @@ def _stalls(log: ParsedLog, found: Durations, times: StepTimes) -> list[Stall]:
     printed = found.basis in ("steps", "windows")
     long = np.flatnonzero((found.seconds > STALL_FACTOR * times.p50) & ~(first & printed))
     stalls = []
-    for index in long.tolist():
-        row = int(found.rows[index])
+    for row, seconds in zip(found.rows[long].tolist(), found.seconds[long].tolist(), strict=True):
         time_us = int(log.steps.time_us[row])
-        at = None if time_us == NO_TIME else time_us
-        stalls.append(Stall(int(log.steps.step[row]), float(found.seconds[index]), log.place(row), at))
+        stalls.append(Stall(int(log.steps.step[row]), seconds, log.place(row), None if time_us == NO_TIME else time_us))
     return stalls
 
 

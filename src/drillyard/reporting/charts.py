@@ -127,16 +127,14 @@ def _loss(content: Content) -> Chart | None:
     held_out = {name: points for name, points in content.evaluations.items() if name.rpartition(".")[2] == "loss"}
     skipped = int(np.count_nonzero(~curves.finite))
     skips = f"{formatting.plural(skipped, 'logged step')} skipped: loss or gradient not finite." if skipped else ""
-    x, series = _aligned([*_loss_lines(curves, rows), *_held_out_lines(held_out), *_skipped_line(curves)])
-    return Chart(
-        name="loss",
-        title="Loss",
-        x=x,
-        series=series,
+    return _chart(
+        content,
+        "loss",
+        "Loss",
+        [*_loss_lines(curves, rows), *_held_out_lines(held_out), *_skipped_line(curves)],
         table=loss_table(curves, held_out),
         summary=_course("Loss", curves, curves.loss),
         note=_drawn(curves, rows) + skips,
-        marks=content.resumed,
     )
 
 
@@ -179,24 +177,23 @@ def _measures(content: Content) -> Iterator[Chart]:
     for number, (measure, parts) in enumerate(measures.items(), start=1):
         label = measure_label(measure)
         label = label[0].upper() + label[1:]
-        x, series = _aligned(
-            CurveLine(part, dict(points), _held_out_colour(place), "joined")
-            for place, (part, points) in enumerate(parts.items())
-        )
+        x = sorted({point.step for points in parts.values() for point in points if math.isfinite(point.value)})
         if not x:
             continue
         unit = unit_of(measure)
         rows = [(f"{step:,}", *(cell(dict(points).get(step), unit) for points in parts.values())) for step in x]
         last = ", ".join(f"{part} {cell(points[-1].value, unit)}" for part, points in parts.items())
-        yield Chart(
-            name=f"evaluation-{number}",
-            title=f"{label}, held out",
-            x=x,
-            series=series,
+        yield _chart(
+            content,
+            f"evaluation-{number}",
+            f"{label}, held out",
+            [
+                CurveLine(part, dict(points), _held_out_colour(place), "joined")
+                for place, (part, points) in enumerate(parts.items())
+            ],
             table=Table(("Step", *parts), rows),
             summary=f"{label} after step {max(x):,}: {last}.",
             unit=unit,
-            marks=content.resumed,
         )
 
 
@@ -208,22 +205,20 @@ def _step_time(content: Content) -> Chart | None:
         return None
     rows = downsample(times)
     lines = list(_step_time_lines(curves, rows))
-    x, series = _aligned(lines)
     shown = [value for line in lines for value in line.values.values()]
     logarithmic = min(shown) > 0 and max(shown) > LOGARITHMIC_FROM * median
     levels = [HorizontalLine("median", median), HorizontalLine(f"{STALL_FACTOR} x median", STALL_FACTOR * median)]
-    return Chart(
-        name="step-time",
-        title="Step time",
-        x=x,
-        series=series,
+    return _chart(
+        content,
+        "step-time",
+        "Step time",
+        lines,
         table=step_time_table(curves),
         summary=_course("Step time", curves, times, "seconds"),
         note=_drawn(curves, rows) + ("Logarithmic scale. " if logarithmic else "") + _step_time_note(curves),
         unit="seconds",
         logarithmic=logarithmic,
         levels=levels if np.isfinite(median) else [],
-        marks=content.resumed,
     )
 
 
@@ -255,17 +250,15 @@ def _plain(
         return None
     rows = downsample(values)
     label = title.partition(",")[0]
-    x, series = _aligned([CurveLine(label, _at(curves, rows, values), colour)])
-    return Chart(
-        name=name,
-        title=title,
-        x=x,
-        series=series,
+    return _chart(
+        content,
+        name,
+        title,
+        [CurveLine(label, _at(curves, rows, values), colour)],
         table=curve_table(curves, label, values, unit),
         summary=_course(label, curves, values, unit),
         note=_drawn(curves, rows) + (f"{note}." if note else ""),
         unit=unit,
-        marks=content.resumed,
     )
 
 
@@ -273,11 +266,12 @@ def _at(curves: Curves, rows: Iterable[Any], values: Floats) -> dict[int, float]
     return {int(curves.step[row]): float(values[row]) for row in rows if np.isfinite(values[row])}
 
 
-def _aligned(lines: Iterable[CurveLine]) -> tuple[list[int], list[Series]]:
-    """All curves on the union of their steps; non-finite values are not drawn."""
+def _chart(content: Content, name: str, title: str, lines: Iterable[CurveLine], **more: Any) -> Chart:
+    """A chart with all curves on the union of their steps; non-finite values are not drawn."""
     drawn = [(line, {step: value for step, value in line.values.items() if math.isfinite(value)}) for line in lines]
     x = sorted({step for _, values in drawn for step in values})
-    return x, [Series(line.label, [values.get(step) for step in x], line.colour, line.style) for line, values in drawn]
+    series = [Series(line.label, [values.get(step) for step in x], line.colour, line.style) for line, values in drawn]
+    return Chart(name, title, x, series, marks=content.resumed, **more)
 
 
 def _course(label: str, curves: Curves, values: Floats, unit: Unit = "number") -> str:

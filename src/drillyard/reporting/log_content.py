@@ -104,16 +104,12 @@ def _curves(result: RunResult) -> Curves:
                 mfu = tflops * 1e12 / speed.peak_flops
     memory: Floats = np.asarray(steps.memory_gib, dtype=np.float64)
     return Curves(
-        step=steps.step[rows],
-        loss=steps.loss[rows],
+        **{name: getattr(steps, name)[rows] for name in ("step", "loss", "data_seconds", "learning_rate", "grad_norm")},
         step_seconds=seconds[rows],
-        data_seconds=steps.data_seconds[rows],
         tokens_per_second_per_gpu=rate[rows],
         tflops_per_gpu=tflops[rows],
         mfu=mfu[rows],
         memory_gib=memory[rows],
-        learning_rate=steps.learning_rate[rows],
-        grad_norm=steps.grad_norm[rows],
         warm_up=warm_up[rows],
         finite=(steps.flags[rows] & (SKIPPED | NONFINITE)) == 0,
         window_steps=max(1, timing.times.window_steps),

@@ -95,7 +95,7 @@ def write_report(path: Path, page: str, *, overwrite: bool = False) -> None:
 
 def render(content: Content) -> str:
     """The page."""
-    drawn = charts(content)
+    drawn, tiles = charts(content), len(content.tiles)
     data = json.dumps([chart.as_json() for chart in drawn], allow_nan=False, separators=(",", ":"))
     shares = _shares(content.goodput)
     events, note = _events(content)
@@ -110,7 +110,8 @@ def render(content: Content) -> str:
         # Texts from logs are in the JSON: a `</script>` among them must not end it.
         data=Markup(data.replace("<", "\\u003c")),
         groups=_groups(drawn, evaluation_table(content)),
-        tile_columns=_columns(len(content.tiles)),
+        # One row of up to five tiles, else two equal ones.
+        tile_columns=max(1, tiles if tiles <= 5 else math.ceil(tiles / 2)),
         shares=shares,
         bar_label=", ".join(f"{share.label} {share.percent}" for share in shares if share.fraction),
         wall=formatting.duration(sum(content.goodput.values())),
@@ -123,11 +124,6 @@ def render(content: Content) -> str:
 @cache
 def _asset(name: str) -> str:
     return (files("drillyard.reporting") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _columns(tiles: int) -> int:
-    """Columns of equal rows: one row of up to five tiles, else two."""
-    return max(1, tiles if tiles <= 5 else math.ceil(tiles / 2))
 
 
 def _groups(drawn: Sequence[Chart], evaluations: Table | None) -> list[CurveGroup]:

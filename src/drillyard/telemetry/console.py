@@ -36,12 +36,11 @@ def format_parameters_line(parameters: int, formula: str, flops_per_token: float
 def format_step_line(record: dict[str, Any]) -> str:
     """One line of metrics.jsonl in the PerfLogger's format; a non-finite loss is printed as nan or inf."""
     loss = record["loss"]
-    tokens = record["tokens_per_second_per_gpu"]
     return (
         f"Step: {record['step']}"
         f" | Time: {significant(record['step_seconds'])}s"
         f" | TFLOPs/s/GPU: {significant(record['tflops_per_gpu'])}"
-        f" | Tokens/s/GPU: {significant(tokens)}"
+        f" | Tokens/s/GPU: {significant(record['tokens_per_second_per_gpu'])}"
         f" | Loss: {f'{loss:.4f}' if not abs(loss) < 0.1 else significant(loss)}"
     )
 

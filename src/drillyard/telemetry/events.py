@@ -51,7 +51,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 from drillyard.errors import UserError
 from drillyard.goodput import Goodput, Kind, Moment, Overlay, account
@@ -96,8 +96,6 @@ EventName = Literal[
     "restart",
     "end",
 ]
-EVENT_NAMES: Final[frozenset[str]] = frozenset(get_args(EventName))
-
 
 ODD_VALUE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What Python raises when a record holds a value of the wrong type."""

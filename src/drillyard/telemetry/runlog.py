@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from drillyard.telemetry import console as lines
 from drillyard.telemetry.events import EVENTS_FILE, EventName, event_line, utc_now
@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 
 ConsoleMode = Literal["text", "json", "none"]
 Span = Literal["checkpoint", "evaluation", "export"]
-
-_SPANS: dict[Span, tuple[EventName, EventName]] = {
-    "checkpoint": ("checkpoint_begin", "checkpoint_end"),
-    "evaluation": ("evaluation_begin", "evaluation_end"),
-    "export": ("export_begin", "export_end"),
-}
 
 _TRACKED = (
     "loss",
@@ -115,12 +109,11 @@ class RunLog:
     @contextmanager
     def span(self, name: Span, step: int, **fields: Any) -> Iterator[dict[str, Any]]:
         """Write `<name>_begin` and, unless the body raises, `<name>_end` with seconds and the yielded dict."""
-        begin, end = _SPANS[name]
         begun = time.perf_counter()
-        self.event(begin, step, **fields)
+        self.event(cast(EventName, f"{name}_begin"), step, **fields)
         found: dict[str, Any] = {}
         yield found
-        self.event(end, step, seconds=time.perf_counter() - begun, **fields, **found)
+        self.event(cast(EventName, f"{name}_end"), step, seconds=time.perf_counter() - begun, **fields, **found)
 
     def parameters(
         self,

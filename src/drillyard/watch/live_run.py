@@ -175,7 +175,7 @@ class LiveRun:
         if self.over or not self.total_steps or len(self.recent) < 3 or self.silent_seconds(now_us) is not None:
             return None
         first, last = self.recent[1], self.recent[-1]
-        steps = last["step"] - first["step"]
+        steps: int = last["step"] - first["step"]
         if steps <= 0:
             return None
         pace = max(0, event_microseconds(last) - event_microseconds(first)) / 1e6 / steps

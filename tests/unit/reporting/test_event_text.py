@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from drillyard.reporting.event_text import describe_event, evaluation_figures
-from drillyard.telemetry.events import EVENT_NAMES
+from drillyard.telemetry.events import EventName
 
 TIME = "2026-01-31T12:00:00.000001Z"
 SHOWN_OTHERWISE = {
@@ -14,7 +16,7 @@ SHOWN_OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(EVENT_NAMES - SHOWN_OTHERWISE))
+@pytest.mark.parametrize("name", sorted(set(get_args(EventName)) - SHOWN_OTHERWISE))
 def test_every_event_that_concerns_people_has_a_sentence_even_without_its_details(name):
     minimal = {"time": TIME, "event": name, **({"count": 7} if name == "parameters" else {})}
     found = describe_event(minimal)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import get_args
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drillyard.goodput import CATEGORIES
-from drillyard.telemetry.events import EVENT_NAMES, goodput
+from drillyard.telemetry.events import EventName, goodput
 
 EPOCH = datetime(2026, 1, 31, 23, 59, 59, tzinfo=UTC)
 
@@ -23,7 +24,7 @@ def at(microseconds: int, event: str, **fields) -> dict:
 any_event = st.builds(
     lambda time, name, fields: at(time, name, **fields),
     st.integers(-10_000_000, 10_000_000_000),
-    st.sampled_from([*sorted(EVENT_NAMES), "something_else"]),
+    st.sampled_from([*sorted(get_args(EventName)), "something_else"]),
     st.fixed_dictionaries(
         {}, optional={"step": st.integers(0, 30), "step_seconds": st.floats(0, 1e4, allow_nan=False)}
     ),

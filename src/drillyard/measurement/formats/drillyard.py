@@ -106,7 +106,11 @@ class Drillyard(TextFormat):
     def _decode(self, groups: Sequence[Values], place: MatchedLines) -> Columns:
         records = load_all(groups[0])
         for record in records:
-            _restore(record)
+            if isinstance(words := record.get("nonfinite"), dict):
+                # Floats that JSON cannot hold.
+                record |= {
+                    name: float(word) for name, word in words.items() if name in record and isinstance(word, str)
+                }
         columns: Columns = gather(records, _NAMES)
         # A larger step is damage. Other events name a step too: only those with its time are its record.
         steps = [step if type(step) is int and step < LARGEST_STEP else -1 for step in field(records, "step")]
@@ -123,11 +127,6 @@ class Drillyard(TextFormat):
             if isinstance(records[0].get(name), kind):
                 self.facts[name] = records[0][name]
         return columns
-
-
-def _restore(record: dict[str, Any]) -> None:
-    if isinstance(words := record.get("nonfinite"), dict):
-        record |= {name: float(word) for name, word in words.items() if name in record and isinstance(word, str)}
 
 
 class PerfLogger(TextFormat):
