@@ -29,7 +29,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from drillyard.supervise.launch_contract import (
@@ -81,15 +81,7 @@ class RestartCounts:
 
     def as_fields(self) -> dict[str, Any]:
         """As fields of state.json, which outlive a leader; `exclude` is for the job script."""
-        return {
-            "failures": self.failures,
-            "failed_starts": self.failed_starts,
-            "repeats": self.repeats,
-            "last_failure": self.last_failure,
-            "unsaved_stops": self.unsaved_stops,
-            "losses": dict(self.losses),
-            "exclude": ",".join(self.excluded),
-        }
+        return {**asdict(self), "exclude": ",".join(self.excluded)}
 
 
 def counts_in(state: Mapping[str, Any]) -> RestartCounts:

@@ -82,13 +82,9 @@ class Leader(NodeAgent):
             before = {}
         before = before if before.get("submission") == self._start["submission"] else {}
         self._counts = restart_policy.counts_in(before)
+        of_job = ("run", "cluster", "platform", "nodes", "run_directory", "launch_directory")
         fields: dict[str, Any] = {
-            "run": self._job.run,
-            "cluster": self._job.cluster,
-            "platform": self._job.platform,
-            "nodes": self._job.nodes,
-            "run_directory": self._job.run_directory,
-            "launch_directory": self._job.launch_directory,
+            **{name: getattr(self._job, name) for name in of_job},
             **self._start,
             "epoch": self._epoch,
             "agent": self._me.as_json(),

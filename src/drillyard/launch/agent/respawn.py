@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from drillyard.supervise.launch_contract import EXIT_FAILED
-from drillyard.supervise.process_identity import process_of
+from drillyard.supervise.process_identity import process_of, running_process
 from drillyard.supervise.reaper import RUN_MARK
 
 from .job import run_token
@@ -51,7 +51,6 @@ def start(options: Namespace) -> int:
     argv = [sys.executable, str(Path(__file__).resolve().parent), "keep", "--job", options.job]
     argv += ["--node-rank", str(node), "--leader", address, "--submission", start["submission"]]
     argv += ["--attempt", start["attempt"], "--quiet"]
-    begun = time.time()
     with open(log, "ab") as output:
         respawner = subprocess.Popen(
             argv,
@@ -63,10 +62,10 @@ def start(options: Namespace) -> int:
             env={**os.environ, RUN_MARK: run_token(job.launch_directory)},
         )
     deadline = time.monotonic() + _SECONDS_TO_APPEAR
+    own = running_process(respawner.pid)
     while time.monotonic() < deadline:
         for each in agents_here(directory):
-            known = process_of(each["keeper"])
-            if known is not None and known.pid == respawner.pid and each["at"] >= begun - 1:
+            if process_of(each["keeper"]) == own:
                 print(json.dumps({**each, "already": False}))
                 return 0
         code = respawner.poll()
