@@ -16,7 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,26 +142,19 @@ def _unhandled_signal(failures: Sequence[RankExit]) -> signal.Signals | None:
     return None if code is None else signal.Signals(cause.exit_status(code) - 128)
 
 
+@dataclass
 class _Run:
     """The state of a run over its attempts, its events and its messages."""
 
-    def __init__(
-        self,
-        run_directory: Path,
-        on_event: OnEvent | None,
-        output: PlainOutput,
-        limits: RestartLimits,
-        one_of_several: bool,
-    ) -> None:
-        self.attempt = launch_contract.first_attempt()
-        self._directory = run_directory
-        self._on_event = on_event
-        self._output = output
-        self._limits = limits
-        self._counts = RestartCounts()
-        self._one_of_several = one_of_several
-        self._oom_kills = cause.oom_kills()
-        self._elsewhere: launch_contract.FailureElsewhere | None = None
+    _directory: Path
+    _on_event: OnEvent | None
+    _output: PlainOutput
+    _limits: RestartLimits
+    _one_of_several: bool
+    attempt: int = field(default_factory=launch_contract.first_attempt)
+    _counts: RestartCounts = field(default_factory=RestartCounts)
+    _oom_kills: int = field(default_factory=cause.oom_kills)
+    _elsewhere: launch_contract.FailureElsewhere | None = None
 
     def event(self, name: str, **fields: Any) -> None:
         """Write an event, on node 0. A full or read-only disk is reported and never ends the run."""

@@ -44,7 +44,8 @@ class Leader(NodeAgent):
         super().__post_init__()
         self._limits = RestartLimits(self._job.max_failures, self._job.join_seconds)
         hosts = self._allocation.hosts | {0: self._me.host}
-        self._members = Members(self._job, LocalMember(self._node, self._address), hosts, self._start, self._secret)
+        local = LocalMember(self._node, self._address)
+        self._members = Members(self._job, {0: local}, hosts, self._start, self._secret)
         self._stop_sent = False
         self._ends: list[dict[str, Any]] = []
         self._first_end_at = 0.0

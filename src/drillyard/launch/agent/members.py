@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from drillyard.supervise.sockets import Pollable, allow_open_files
@@ -20,16 +20,15 @@ _SECONDS_TO_SAY_GOODBYE = 2.0
 _OTHER_FILES = 128
 
 
+@dataclass(eq=False)
 class LocalMember:
     """The leader's own node. `address`: how the nodes reach it."""
 
+    _node: NodeCommand
+    _address: str
     connection: Connection | None = None
-
-    def __init__(self, node: NodeCommand, address: str) -> None:
-        self._node = node
-        self._address = address
-        self.ready = True
-        """Nothing of an earlier attempt runs there, and a command may be started."""
+    ready: bool = True
+    """Nothing of an earlier attempt runs there, and a command may be started."""
 
     def start(self, start: StartMessage) -> None:
         """Start the command of an attempt."""
@@ -55,14 +54,14 @@ class LocalMember:
         """Close its connection."""
 
 
+@dataclass(eq=False)
 class RemoteMember:
     """A node whose agent has joined. It becomes ready when it says so, and with the end of each attempt."""
 
-    def __init__(self, node: int, connection: Connection) -> None:
-        self.connection = connection
-        self.ready = False
-        self._node = node
-        self._failed: ConnectionLost | None = None
+    _node: int
+    connection: Connection
+    ready: bool = False
+    _failed: ConnectionLost | None = None
 
     def start(self, start: StartMessage) -> None:
         self.ready = False
@@ -107,19 +106,17 @@ class RemoteMember:
             self._failed = lost
 
 
+@dataclass(repr=False)
 class Members:
     """The nodes that have joined, node 0 from the beginning. `start`: the submission and attempt that they must name;
     `hosts`: the names that the scheduler gave them."""
 
-    def __init__(
-        self, job: Job, local: LocalMember, hosts: dict[int, str], start: dict[str, str], secret: bytes
-    ) -> None:
-        self.here: dict[int, LocalMember | RemoteMember] = {0: local}
-        self._job = job
-        self._hosts = hosts
-        self._start = start
-        self._secret = secret
-        self._listener: Listener | None = None
+    _job: Job
+    here: dict[int, LocalMember | RemoteMember]
+    _hosts: dict[int, str]
+    _start: dict[str, str]
+    _secret: bytes
+    _listener: Listener | None = None
 
     def listen(self) -> None:
         """Let other nodes join from now on. Raises OSError when no port is free."""

@@ -26,7 +26,7 @@ class AgentExit(Exception):
         self.code = code
 
 
-@dataclass
+@dataclass(repr=False)
 class NodeAgent:
     """One node's place in a start of a run. `_address` is the host of node 0 as this node reaches it; `_start` names
     the submission and the attempt."""
