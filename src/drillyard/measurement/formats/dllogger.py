@@ -33,6 +33,7 @@ _NAMES: Final = {
     "printed_tflops_per_gpu": ("TFLOPS_per_GPU",),
     "printed_tokens_per_second_per_gpu": ("tokens_per_sec_per_gpu",),
 }
+_LOSSES: Final = frozenset(_NAMES["loss"])
 _PARAMETERS: Final = {
     "global_batch_size": "global_batch_size",
     "micro_batch_size": "micro_batch_size",
@@ -72,7 +73,7 @@ class DLLogger(TextFormat):
         data = [values if isinstance(values, dict) else {} for values in logged]
         columns: Columns = gather(data, _NAMES)
         # A loss that is NaN is a step all the same.
-        is_step = np.array([any(name in values for name in _NAMES["loss"]) for values in data])
+        is_step = np.array([not _LOSSES.isdisjoint(values) for values in data])
         if "seconds" in columns:
             is_step |= ~np.isnan(columns["seconds"])
         columns["step"] = np.where(is_step, self._steps(lines, data), -1)

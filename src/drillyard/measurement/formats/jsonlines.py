@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -81,7 +82,10 @@ def gather(records: Sequence[dict[str, Any]], names: Mapping[str, Sequence[str]]
 
 def field(records: Sequence[dict[str, Any]], name: str) -> list[Any]:
     """One field of all records; None where a record lacks it."""
-    return [record.get(name) for record in records]
+    try:
+        return list(map(itemgetter(name), records))
+    except KeyError:
+        return [record.get(name) for record in records]
 
 
 def floats(values: Sequence[Any]) -> NDArray[np.float64]:
