@@ -60,7 +60,7 @@ def test_a_run_outlives_a_full_disk_and_ends_in_words_where_it_cannot(
     ballast.unlink()
     holds.release("round-0-step-36")
     watched.wait_for(lambda line: line["event"] == "warning" and says(line["text"], "metrics.jsonl: ... again"))
-    assert says(failed["reason"], "[Errno 28] ... keeping 3 ... room for 4")
+    assert says(failed["reason"], "No space left ... keeping 3 ... room for 4")
 
     # Full from the last evaluation on, when old checkpoints have gone: the predictions are passed over, the export is
     # an error.
@@ -70,7 +70,7 @@ def test_a_run_outlives_a_full_disk_and_ends_in_words_where_it_cannot(
     holds.release("round-0-forward-3")
     assert watched.end() == 2
     said = "".join(watched.errors)
-    assert says(said, "error: ... final: No space left ... free space"), said
+    assert says(said, "error: ... final: ... No space left ... free space"), said
     assert watched.lines_with("predictions ... not written: No space left")
     assert len(watched.lines_with("metrics.jsonl: cannot be written")) == 1, "once, not at each step"
     assert not (run.directory / "final").exists() and not (run.directory / ".final.incomplete").exists()
