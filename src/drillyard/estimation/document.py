@@ -1,9 +1,7 @@
 """The JSON of `drillyard estimate --json`, made by the models whose schema `drillyard schema estimate` prints.
 
 The models are the contract with programs that read estimates. Within one `version` fields may be added; none is
-renamed, removed or given another meaning. A field is read from the attribute of its name, or from that of `read_from`:
-
-    print(estimate_document(estimate_run(request)).as_text())
+renamed, removed or given another meaning. A field is read from the attribute of its name, or from that of `read_from`.
 """
 
 from __future__ import annotations

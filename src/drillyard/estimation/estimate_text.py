@@ -32,7 +32,7 @@ from drillyard.formatting import (
     rounded_percent,
     three_digits,
 )
-from drillyard.hardware import FactSource
+from drillyard.hardware import FactSource, Quota
 
 STYLES = {
     "fits": "bold green", "may not fit": "bold yellow", "does not fit": "bold red", "unknown": "bold yellow",
@@ -112,16 +112,14 @@ def quantity_groups(estimate: RunEstimate) -> Iterator[tuple[str, Sequence[Quant
 def _title(estimate: RunEstimate) -> Text:
     request, setup = estimate.request, estimate.setup
     spec = setup.spec
-    active = (
-        f", {rounded_count(spec.active_parameters)} active" if spec.active_parameters != spec.total_parameters else ""
-    )
+    mixture = spec.active_parameters != spec.total_parameters
+    active = f", {rounded_count(spec.active_parameters)} active" if mixture else ""
     adapters = f", LoRA of rank {setup.adapters.rank}" if setup.adapters is not None else ""
     recomputed = {"none": "no", "selective": "selective", "full": "full"}[setup.activation_checkpointing]
     copies = f" x {setup.replicate} copies" if setup.replicate > 1 else ""
-    batch = f"{setup.micro_batch_size} x {setup.sequence_length} tokens per GPU"
-    steps = (
-        f"{batch} and micro-batch, {setup.gradient_accumulation} a step" if setup.gradient_accumulation > 1 else batch
-    )
+    steps = f"{setup.micro_batch_size} x {setup.sequence_length} tokens per GPU"
+    if setup.gradient_accumulation > 1:
+        steps += f" and micro-batch, {setup.gradient_accumulation} a step"
     return Text.assemble(
         (request.config.name, "bold"),
         f": {rounded_count(spec.total_parameters)} parameters{active}{adapters} on {request.target.title}\n",
@@ -148,15 +146,13 @@ def _rows(estimate: RunEstimate) -> Iterator[tuple[str, RenderableType]]:
         give = f": give {missing.give}" if missing.give.startswith("-") else f"; {missing.give}" if missing.give else ""
         yield "missing", Text(f"{missing.what}: {missing.why}{give}", style="yellow")
     if estimate.quotas:
-        yield (
-            "quota",
-            "\n".join(
-                f"{quota.amount:,} {quota.unit} of {quota.metric}"
-                + "".join(f", {key} {value}" for key, value in quota.dimensions.items())
-                + (f" in {quota.region}" if quota.region else "")
-                for quota in estimate.quotas
-            ),
-        )
+        yield "quota", "\n".join(map(_quota_text, estimate.quotas))
+
+
+def _quota_text(quota: Quota) -> str:
+    dimensions = "".join(f", {key} {value}" for key, value in quota.dimensions.items())
+    region = f" in {quota.region}" if quota.region else ""
+    return f"{quota.amount:,} {quota.unit} of {quota.metric}{dimensions}{region}"
 
 
 def _memory_rows(estimate: RunEstimate) -> Iterator[tuple[str, RenderableType]]:
@@ -279,7 +275,6 @@ def _failure_table(run: RunTime) -> RenderableType:
 
 
 def _expected_count(value: float) -> str:
-    """An expected number of events; below one in a thousand runs the digits do not matter."""
     return "<0.001" if 0 < value < 0.001 else three_digits(value)
 
 
@@ -290,13 +285,7 @@ def _footnotes(estimate: RunEstimate) -> Iterator[RenderableType]:
         yield Text(
             f"rate: per 1,000 node-days; goodput: ETTR without queue wait; left out: {', '.join(left_out)}", style="dim"
         )
-    ends_of = (
-        end
-        for _, terms in quantity_groups(estimate)
-        for one in terms
-        for end in ((one,) if isinstance(one, Quantity) else (one.low, one.high))
-    )
-    if any(end.unverified for end in ends_of):
+    if any(one.unverified for _, terms in quantity_groups(estimate) for one in terms):
         yield Text(f"{DOUBT} rests on values without a primary source; --explain names them", style="dim")
 
 
@@ -326,17 +315,13 @@ def simulation_text(simulated: SimulatedRun) -> RenderableType:
         f"mean goodput {_known_to(goodput)}{doubt}, mean time {rounded_duration(wall.mean)}\n",
         f"single runs: goodput {extent((goodput.percentile_5, goodput.percentile_95), rounded_percent)} in nine of ten",
     )  # fmt: skip
-    intervals = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("save every", "expected goodput", "nine of ten runs", ""):
-        intervals.add_column(heading, justify="right")
+    intervals = _right_aligned("save every", "expected goodput", "nine of ten runs", "")
     for index, choice in enumerate(simulated.intervals):
         word = "best" if index == 0 else "as good" if choice.as_good else ""
         runs = choice.simulation.goodput
         single = extent((runs.percentile_5, runs.percentile_95), rounded_percent)
         intervals.add_row(f"{choice.interval_steps:,} steps", rounded_percent(choice.expected_goodput), single, word)
-    spares = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("spare nodes", "goodput", "runs that waited", "node-hours", "cost", ""):
-        spares.add_column(heading, justify="right")
+    spares = _right_aligned("spare nodes", "goodput", "runs that waited", "node-hours", "cost", "")
     for index, option in enumerate(simulated.spares):
         word = "cheapest" if index == 0 else "as cheap" if option.as_good else ""
         usd = "-" if option.usd is None else rounded_dollars(option.usd)
@@ -349,6 +334,13 @@ def simulation_text(simulated: SimulatedRun) -> RenderableType:
         style="dim",
     )
     return Group(head, Text(), intervals, note, Text(), spares)
+
+
+def _right_aligned(*headings: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
 
 
 def _sample(simulation: Simulation) -> str:

@@ -1,4 +1,4 @@
-"""How often a run will fail, when it should save, and what is left of its time: expected goodput before it starts.
+"""How often a run will fail, when it should save, and its expected goodput.
 
 Failures are r x (GPUs / 8) x days, r by name. A save costs the seconds that training is blocked (bytes over the
 storage's bandwidth, or over the link to the host where it is asynchronous); `checkpoint_interval` has the formulas of
@@ -185,10 +185,11 @@ def failure_estimate(job: FailureInputs, rate: FailureRate) -> FailureEstimate:
             "shorten the restart, save faster, or use fewer nodes"
         )
     saving = _saving_terms(job, schedule, mtbf_seconds, per_day)
-    total = _result_terms(job, schedule, wall_seconds, per_day, saving)
-    return FailureEstimate(
-        rate, schedule, mtbf_seconds, goodput, wall_seconds, (*frequency, *saving, *total), _left_out(job)
-    )
+    terms = (*frequency, *saving, *_result_terms(job, schedule, wall_seconds, per_day, saving))
+    left_out = ("queue wait before a start and after a failure", "planned maintenance")
+    if job.preemptions_per_node_day is None and job.spot:
+        left_out = ("preemptions, though the nodes are spot", *left_out)
+    return FailureEstimate(rate, schedule, mtbf_seconds, goodput, wall_seconds, terms, left_out)
 
 
 def _bandwidth(kind: str, own: float | None, published: Fact[float] | None, of: str, extent: str) -> Fact[float]:
@@ -285,10 +286,3 @@ def _result_terms(
             META_ETTR, per_day, support,
         ),
     ]  # fmt: skip
-
-
-def _left_out(job: FailureInputs) -> tuple[str, ...]:
-    left_out = ["queue wait before a start and after a failure", "planned maintenance"]
-    if job.preemptions_per_node_day is None and job.spot:
-        left_out.insert(0, "preemptions, though the nodes are spot")
-    return tuple(left_out)

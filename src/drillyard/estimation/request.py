@@ -120,6 +120,8 @@ def build_request(options: EstimateOptions, *, build: BuildSpec | None = None) -
     counts = parse_count("--params", options.params), parse_count("--active-params", options.active_params)
     model = find_model(config, ModelOptions(options.config, *counts), build=build)
     target, facts = _target(options)
+    if options.without_source is not None:
+        _check_publisher(options.without_source)
     return EstimateRequest(
         config=config,
         model=model,
@@ -134,7 +136,7 @@ def build_request(options: EstimateOptions, *, build: BuildSpec | None = None) -
             host_device_gb_per_s=options.host_device_gb_per_s,
         ),
         data_tokens=parse_count("--data-tokens", options.data_tokens),
-        without_source=_publisher(options.without_source),
+        without_source=options.without_source,
         calibration=None if options.calibrate is None else read_measured_run(options.calibrate, facts),
     )
 
@@ -150,15 +152,11 @@ def parse_count(flag_name: str, text: str | None) -> int | None:
     return round(value)
 
 
-def _publisher(name: str | None) -> str | None:
-    """The publisher whose measured runs are left out. UserError where there is none of that name."""
-    if name is None:
-        return None
-    known = dict.fromkeys(row.publisher for row in published_runs().values())
+def _check_publisher(name: str) -> None:
+    """UserError where no measured run is of the publisher `name`."""
+    known = list(dict.fromkeys(row.publisher for row in published_runs().values()))
     if name not in known:
-        hint = _closest(name, list(known))
-        raise UserError(f"--without-source {name}: no measured run is of that publisher; {hint}")
-    return name
+        raise UserError(f"--without-source {name}: no measured run is of that publisher; {_closest(name, known)}")
 
 
 def _closest(name: str, known: list[str]) -> str:

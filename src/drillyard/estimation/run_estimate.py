@@ -1,8 +1,5 @@
 """The estimate of a run: will it fit, how fast, how long, how much, how often will it fail.
 
-    estimate = estimate_run(EstimateRequest(config=config, model=model, target=target, facts=facts))
-    estimate.verdict, estimate.step_time.seconds, estimate.cost.of_run
-
 What cannot be known is None and listed in `missing` with the reason and the flag that gives it; nothing is guessed, and
 one missing figure takes away only what rests on it. Every number is a quantity with formula and sources.
 

@@ -1,8 +1,5 @@
 """The estimate that a run logs in one line before its first step: will it fit, and how long will a step take.
 
-    startup = startup_estimate(setup, 139.8, accelerator)
-    startup.line(), startup.verdict, startup.fields()
-
 Nothing here stops a run: what cannot be estimated is reported as such. `train` gives the memory that its ranks report,
 `launch` that of the catalog. Cost: a memory and a step time estimate.
 """
@@ -19,8 +16,6 @@ from drillyard.estimation.setup import Setup
 from drillyard.estimation.step_time import step_time
 from drillyard.formatting import three_digits
 from drillyard.hardware import Accelerator, Machine
-
-VERDICTS: dict[Verdict, str] = {"fits": "it fits", "may not fit": "it may not fit", "does not fit": "it does not fit"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +59,7 @@ class StartupEstimate:
         used = f"{_about(self.memory.total)}{range_text(self.memory.total, three_digits, 'at least')}"
         if self.verdict is None or self.memory_gib is None:
             return f"{used} GiB per rank ({mode})"
-        return f"{VERDICTS[self.verdict]}: {used} of {three_digits(self.memory_gib)} GiB per rank ({mode})"
+        return f"it {self.verdict}: {used} of {three_digits(self.memory_gib)} GiB per rank ({mode})"
 
     def _time_words(self) -> str:
         times = self.step_seconds
@@ -90,14 +85,14 @@ def startup_estimate(
     try:
         memory = memory_estimate(setup)
     except UserError as error:
-        missing["memory"] = _first_line(error)
+        missing["memory"] = str(error).splitlines()[0]
     if accelerator is None:
         missing["step_seconds"] = f"no speed of {hardware or 'this hardware'} is on record"
     else:
         try:
             seconds = step_time(setup, machine, accelerator).seconds
         except UserError as error:
-            missing["step_seconds"] = _first_line(error)
+            missing["step_seconds"] = str(error).splitlines()[0]
     return StartupEstimate(setup, memory_gib, memory, seconds, missing)
 
 
@@ -108,7 +103,3 @@ def _about(numbers: Range) -> str:
 
 def _ends(numbers: Range) -> dict[str, float]:
     return {"low": numbers.low.value, "high": numbers.high.value}
-
-
-def _first_line(error: UserError) -> str:
-    return str(error).splitlines()[0]

@@ -1,8 +1,5 @@
 """How long a step takes: bounds from the hardware, and a range from runs that were measured.
 
-    predicted = step_time(setup, machine, accelerator)
-    predicted.seconds, predicted.mfu, predicted.rows        # ranges; the runs that they are drawn from
-
 The bounds are what no step can beat: its FLOPs at the best rate published for the accelerator, the bytes of weights and
 optimizer at the bandwidth of its memory, its collectives at the machine's own measured bandwidths. Between the bounds
 and a real step lies an efficiency, which cannot be computed. It is taken from measured runs of the same class

@@ -28,8 +28,8 @@ from drillyard.estimation.quantity import SECONDS_PER_HOUR
 from drillyard.estimation.request import EstimateRequest
 from drillyard.estimation.run_estimate import RunEstimate, estimate_run
 
-SweepRequest = tuple[Mapping[str, Any], EstimateRequest | UserError]
-Progress = Callable[[Sequence[SweepRequest]], Iterable[SweepRequest]]
+Combination = tuple[Mapping[str, Any], RunConfig]
+Progress = Callable[[Sequence[Combination]], Iterable[Combination]]
 TOKENS_OF_NO_RUN = 1e9
 
 
@@ -57,15 +57,12 @@ class SweepEstimate:
     def unverified(self) -> bool:
         """Whether one of its figures rests on an assumption or an unconfirmed value."""
         one = self.estimate
-        if one is None:
-            return False
-        figures = (
-            one.memory.total if one.memory else None,
-            one.step_time.seconds if one.step_time else None,
-            one.run_time.longest if one.run_time else None,
-            one.cost.of_step if one.cost else None,
+        return one is not None and (
+            (one.memory is not None and one.memory.total.unverified)
+            or (one.step_time is not None and one.step_time.seconds.unverified)
+            or (one.run_time is not None and one.run_time.longest.unverified)
+            or (one.cost is not None and one.cost.of_step.unverified)
         )
-        return any(figure.unverified for figure in figures if figure is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +97,12 @@ def run_sweep(request: EstimateRequest, axes: Sequence[Axis], progress: Progress
     """
     chosen = list(combinations(axes))
     base = estimate_run(request)
-    tokens = TOKENS_OF_NO_RUN if base.run_time is None else base.run_time.tokens
-    requests = [(values, _request(request, axes, values, tokens)) for values in chosen]
-    estimated = [(values, *_estimated(one)) for values, one in progress(requests)]
+    request = replace(request, tokens=TOKENS_OF_NO_RUN if base.run_time is None else base.run_time.tokens)
+    configs = []
+    for values in chosen:
+        settings = {axis.path: values[axis.key] for axis in axes if axis.path not in ("nodes", "machine")}
+        configs.append((values, with_settings(request.config, settings)))
+    estimated = [(values, *_estimated(replace(request, config=config), values)) for values, config in progress(configs)]
     timed = [one for _, one, _ in estimated if one is not None and one.run_time is not None]
     with_failures = all(one.run_time is not None and one.run_time.wall is not None for one in timed)
     priced = bool(timed) and all(one.cost is not None for one in timed)
@@ -110,23 +110,9 @@ def run_sweep(request: EstimateRequest, axes: Sequence[Axis], progress: Progress
         SweepEstimate(values, one, refusal, *_figures(one, priced=priced, with_failures=with_failures))
         for values, one, refusal in estimated
     ]
-    return SweepResult(tuple(axes), tuple(mark_front(found)), tokens, "$" if priced else "GPU-hours", with_failures)
-
-
-def _request(
-    request: EstimateRequest, axes: Sequence[Axis], values: Mapping[str, Any], tokens: float
-) -> EstimateRequest | UserError:
-    """The request of one combination, or why its target cannot be."""
-    settings = {axis.path: values[axis.key] for axis in axes if axis.path not in ("nodes", "machine")}
-    target = request.target
-    try:
-        if "machine" in values:
-            target = target.with_machine(str(values["machine"]), request.facts)
-        if "nodes" in values:
-            target = target.with_nodes(values["nodes"])
-    except UserError as error:
-        return error
-    return replace(request, config=with_settings(request.config, settings), target=target, tokens=tokens)
+    assert request.tokens is not None
+    cost_unit = "$" if priced else "GPU-hours"
+    return SweepResult(tuple(axes), tuple(mark_front(found)), request.tokens, cost_unit, with_failures)
 
 
 def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
@@ -149,11 +135,15 @@ def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
         raise UserError(f"--sweep: {'.'.join(map(str, found.path))}: {found.message}") from None
 
 
-def _estimated(request: EstimateRequest | UserError) -> tuple[RunEstimate | None, str]:
+def _estimated(request: EstimateRequest, values: Mapping[str, Any]) -> tuple[RunEstimate | None, str]:
+    """The estimate on the machine and nodes of `values`, or why there is none."""
+    target = request.target
     try:
-        if isinstance(request, UserError):
-            raise request
-        return estimate_run(request), ""
+        if "machine" in values:
+            target = target.with_machine(str(values["machine"]), request.facts)
+        if "nodes" in values:
+            target = target.with_nodes(values["nodes"])
+        return estimate_run(replace(request, target=target)), ""
     except UserError as error:
         return None, str(error).splitlines()[0]
 

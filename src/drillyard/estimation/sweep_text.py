@@ -70,8 +70,7 @@ def plot_of(swept: SweepResult, run: str) -> Plot:
 
 
 def write_svg(plot: Plot, path: Path, *, overwrite: bool = False) -> None:
-    """Write `plot` to `path`; an earlier, unedited plot is replaced, and any other file only with
-    `overwrite`. UserError where it cannot be written."""
+    """Write `plot` to `path`. Without `overwrite` only an earlier, unedited plot is replaced, else UserError."""
     try:
         write_output(path, svg_plot(plot).encode(), overwrite=overwrite)
     except OSError as error:

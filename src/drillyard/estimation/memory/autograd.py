@@ -264,14 +264,10 @@ class Tape:
                 self.tape.append(joint)
         return pieces
 
-    def view(self, tensor: SizedTensor) -> SizedTensor:
-        """Another tensor on the same storage, of which nothing more needs to be known."""
-        return SizedTensor(tensor.elements, tensor.itemsize, tensor.storage, tensor.node)
-
-    def backward(self, first: int = 0) -> None:
-        """Run the recorded operators from the last to number `first`, wherever a gradient has arrived."""
+    def backward(self) -> None:
+        """Run the recorded operators from the last to the first, wherever a gradient has arrived."""
         before, self.kind = self.kind, MemoryKind.TEMPORARIES
-        while len(self.tape) > first:
+        while self.tape:
             self._run(self.tape.pop())
         self.kind = before
 
