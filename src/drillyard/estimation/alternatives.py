@@ -115,7 +115,6 @@ def _smaller_micro_batches(setup: Setup) -> Iterator[Setup]:
 
 
 def _wider_sharding(setup: Setup) -> Iterator[Setup]:
-    """Fewer copies of the model on the same ranks."""
     for replicate in range(setup.replicate - 1, 0, -1):
         if setup.world_size % replicate == 0:
             yield replace(setup, shard=setup.world_size // replicate, replicate=replicate)

@@ -55,7 +55,6 @@ class SaveSchedule:
 
     @property
     def work_seconds(self) -> float:
-        """Steps alone."""
         return self.steps * self.step_seconds
 
     @property

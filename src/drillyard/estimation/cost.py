@@ -30,10 +30,9 @@ class PriceOptions:
     def __post_init__(self) -> None:
         if self.usd_per_gpu_hour is not None and self.usd_per_node_hour is not None:
             raise UserError("a price is per GPU-hour or per node-hour: give one of them")
-        if self.usd_per_gpu_hour is not None:
-            above_zero("the price of a GPU-hour", self.usd_per_gpu_hour)
-        if self.usd_per_node_hour is not None:
-            above_zero("the price of a node-hour", self.usd_per_node_hour)
+        for unit, usd in (("GPU", self.usd_per_gpu_hour), ("node", self.usd_per_node_hour)):
+            if usd is not None:
+                above_zero(f"the price of a {unit}-hour", usd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,6 @@ class HourlyPrice:
 
     @property
     def about(self) -> str:
-        """How it is bought, where the price was read, and when."""
         return ", ".join(part for part in (self.bought, self.of_gpu.source, self.of_gpu.date) if part)
 
 

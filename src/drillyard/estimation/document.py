@@ -37,7 +37,6 @@ class DocumentPart(BaseModel):
     )
 
     def as_text(self) -> str:
-        """The document as it is printed."""
         return json.dumps(self.model_dump(), indent=2, ensure_ascii=False, allow_nan=False)
 
 
@@ -328,7 +327,6 @@ class SweepDocument(DocumentPart):
 
 
 def estimate_document(estimate: RunEstimate, simulated: SimulatedRun | None = None) -> EstimateDocument:
-    """An estimate, in full."""
     same = ("verdict", "setup", "step_time", "run_time", "cost", "quotas", "missing", "warnings")
     content = {
         "version": VERSION,

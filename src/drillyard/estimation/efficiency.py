@@ -10,9 +10,8 @@ geometric mean is taken, every publisher counting once however many runs it has,
 | neighbours | other runs on the accelerator; else the same precision and checkpointing on others of its vendor | 1.4 |
 
 Runs of a class that are not in `predicted` (measured_rows.yaml) are off what is predicted without their publisher by up
-to 8 % either way; an unpublished trainer may be off by more, hence 1.3 (14 %). The predictions that were
-chosen beforehand are in docs/published_runs.md. Neighbours are unverified, and say so. A user's own run was made
-with this very trainer; what remains is how it differs from the requested setup.
+to 8 % either way; an unpublished trainer may be off by more, hence 1.3 (14 %). Predictions chosen beforehand are in
+docs/published_runs.md. Neighbours are unverified. A user's own run differs by its setup alone, not by the trainer.
 
 Two things that the measured runs do not show widen the range at its slow end:
 

@@ -161,7 +161,6 @@ class FailureEstimate:
     left_out: tuple[str, ...]
 
     def term(self, name: str) -> Quantity:
-        """The term called `name`."""
         return next(one for one in self.terms if one.name == name)
 
     @property

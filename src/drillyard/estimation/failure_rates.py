@@ -54,7 +54,6 @@ def failure_rates() -> dict[str, FailureRate]:
 
 @cache
 def assumptions() -> dict[str, Assumption]:
-    """The defaults by name."""
     return {row.name: row for row in _rows("assumptions", Assumption)}
 
 

@@ -71,7 +71,6 @@ class MeasuredRun:
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step."""
         return self.setup.tokens_per_step_per_gpu / self.tokens_per_second_per_gpu.value
 
     @property
@@ -154,7 +153,6 @@ class PublishedRow(CatalogRow):
 
 
 def run_class(setup: Setup, accelerator: str) -> RunClass:
-    """The class of a setup on `accelerator`."""
     sharding: Sharding = "single" if setup.world_size == 1 else "replicated" if setup.shard == 1 else "sharded"
     return RunClass(accelerator, setup.precision, setup.activation_checkpointing, sharding)
 

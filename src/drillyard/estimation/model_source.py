@@ -17,6 +17,7 @@ from drillyard.config.run import TrainTokenizer
 from drillyard.errors import UserError
 from drillyard.modelspec import ModelSpec, model_spec, read_config, spec_from_counts
 
+_INLINE: Final = "model.config"
 BuildSpec = Callable[..., ModelSpec]
 """`models.meta_model.build_spec`, which needs torch: handed in by who may import it."""
 
@@ -34,9 +35,6 @@ class ModelOptions:
             raise UserError("--active-params says how many of the parameters a token uses: give --params too")
         if self.parameters is not None and self.config_file is not None:
             raise UserError("--params stands for a model whose config is not known; give it or --config, not both")
-
-
-_INLINE: Final = "model.config"
 
 
 @dataclass(frozen=True, slots=True)

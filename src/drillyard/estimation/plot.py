@@ -97,7 +97,6 @@ def terminal_plot(plot: Plot, columns: int = COLUMNS, rows: int = ROWS) -> str:
 
 
 def svg_plot(plot: Plot) -> str:
-    """The plot as an SVG document."""
     frame = _Frame(scale_of([dot.x for dot in plot.dots]), scale_of([dot.y for dot in plot.dots]))
     front = sorted((dot for dot in plot.dots if dot.on_front), key=lambda dot: dot.x)
     line = " ".join("{:.1f},{:.1f}".format(*frame.at(dot.x, dot.y)) for dot in front)

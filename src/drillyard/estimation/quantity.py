@@ -70,7 +70,6 @@ class Range:
 
 
 def given(value: float) -> Fact[float]:
-    """A user's own number as a fact."""
     return Fact(value, (GIVEN,))
 
 
@@ -113,5 +112,4 @@ def time_range(times: Range) -> str:
 
 
 def doubt_mark(value: Quantity | Range) -> str:
-    """The mark of what is not confirmed."""
     return DOUBT if value.unverified else ""

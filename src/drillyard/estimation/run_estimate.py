@@ -1,7 +1,7 @@
 """The estimate of a run: will it fit, how fast, how long, how much, how often will it fail.
 
-What cannot be known is None and listed in `missing` with the reason and the flag that gives it; nothing is guessed, and
-one missing figure takes away only what rests on it. Every number is a quantity with formula and sources.
+An unknown figure is None and listed in `missing` with the reason and the flag that gives it; the rest is still given.
+Every number is a quantity with formula and sources.
 
 Cost: a few milliseconds. Limits: those of its parts; start, evaluation and data preparation are left out.
 """
@@ -139,7 +139,6 @@ def _check(request: EstimateRequest) -> list[Problem]:
 
 
 def _unknown_adapter_targets(request: EstimateRequest) -> Iterator[Problem]:
-    """Target modules of LoRA that the model does not have."""
     lora = request.config.model.lora
     if lora is None:
         return

@@ -87,11 +87,6 @@ class Setup:
         return self.shard * self.replicate
 
     @property
-    def num_nodes(self) -> int:
-        """Machines, the last of which may be partly used."""
-        return -(-self.world_size // self.gpus_per_node)
-
-    @property
     def tokens_per_micro_batch(self) -> int:
         """Tokens, padding included, that one rank takes through one forward."""
         return self.micro_batch_size * self.sequence_length

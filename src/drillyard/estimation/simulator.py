@@ -69,7 +69,6 @@ class Scenario:
 
     @property
     def failures_per_second(self) -> float:
-        """Of the whole job, with all its nodes."""
         return self.num_nodes * sum(hazard.per_node_second for hazard in self.hazards)
 
     @property
@@ -84,7 +83,6 @@ class Scenario:
 
     @property
     def node_losses_per_node_second(self) -> float:
-        """How often a node is taken."""
         return sum(hazard.per_node_second for hazard in self.hazards if hazard.takes_node)
 
     @property
@@ -164,7 +162,6 @@ class Simulation:
 
     @property
     def replicas(self) -> int:
-        """How many runs were simulated."""
         return len(self.outcomes)
 
     @property
@@ -247,7 +244,6 @@ def simulate_once(
 
 
 def _without_failure(schedule: SaveSchedule) -> SimulatedOutcome:
-    """What every run takes."""
     return SimulatedOutcome(
         productive=schedule.work_seconds,
         saving=schedule.saves * schedule.blocking_seconds,

@@ -53,14 +53,6 @@ class UnitWork:
     backward_bytes: float
     attention_flops: float = 0.0
 
-    @property
-    def flops(self) -> float:
-        return self.forward_flops + self.backward_flops
-
-    @property
-    def bytes(self) -> float:
-        return self.forward_bytes + self.backward_bytes
-
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -80,7 +72,7 @@ class Work:
     @property
     def flops(self) -> float:
         """FLOPs of a step that one GPU really executes."""
-        return self.tokens * sum(unit.count * unit.flops for unit in self.units)
+        return self.tokens * sum(unit.count * (unit.forward_flops + unit.backward_flops) for unit in self.units)
 
     @property
     def attention_share(self) -> float:
@@ -89,8 +81,7 @@ class Work:
 
     @property
     def elementwise_bytes(self) -> float:
-        """Bytes of a step that elementwise operations and the loss move."""
-        return self.tokens * sum(unit.count * unit.bytes for unit in self.units)
+        return self.tokens * sum(unit.count * (unit.forward_bytes + unit.backward_bytes) for unit in self.units)
 
     @property
     def parameters(self) -> int:
@@ -227,7 +218,6 @@ def _root_work(setup: Setup) -> UnitWork:
 
 
 def _active(tensor: TensorSpec, block: Block) -> int:
-    """The parameters of a matrix that one token passes."""
     mlp = block.mlp
     if tensor.role == "expert" and mlp.num_experts:
         return tensor.parameters * mlp.experts_per_token // mlp.num_experts

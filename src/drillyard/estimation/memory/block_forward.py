@@ -284,7 +284,6 @@ class _BlockForward:
         return top if self.run.model_type in SCORES_IN_FP32 else to(e, top, x.itemsize), indices
 
     def _grouped(self, name: str, x: SizedTensor, outputs: int) -> SizedTensor:
-        """One product for all experts."""
         weight = self._weight(next(key for key in self.shapes if key.endswith(f"experts.{name}")))
         return linear(self.e, x, weight, outputs, grouped=True)
 

@@ -148,17 +148,14 @@ def memory_estimate(setup: Setup) -> MemoryEstimate:
         parts.append(_ranged("compiled blocks", min(0, fused), 0, formula, PARTITION))
     if setup.device_type == "cuda":
         parts += _gpu_parts(setup, step)
-    return MemoryEstimate(
-        tuple(parts), _total(parts), step.moment, dict(step.moments), _state_bytes(step), _notes(setup)
-    )
-
-
-def _total(parts: list[Range]) -> Range:
     low, high = (
         quantity("memory per rank", sum(one.value for one in ends), "GiB", "sum of the parts at the peak", *ends)
         for ends in ([part.low for part in parts], [part.high for part in parts])
     )
-    return Range(low, high)
+    notes = setup.spec.notes
+    if setup.spec.model_type not in COMPARED:
+        notes = (*notes, f"activations of {setup.spec.model_type} are predicted by its parts, compared with none")
+    return MemoryEstimate(tuple(parts), Range(low, high), step.moment, step.moments, _state_bytes(step), notes)
 
 
 def _state_bytes(step: StepMemory) -> dict[str, int]:
@@ -172,12 +169,6 @@ def _state_bytes(step: StepMemory) -> dict[str, int]:
     }
 
 
-def _notes(setup: Setup) -> tuple[str, ...]:
-    if setup.spec.model_type in COMPARED:
-        return setup.spec.notes
-    return (*setup.spec.notes, f"activations of {setup.spec.model_type} are predicted by its parts, compared with none")
-
-
 def _ranged(
     name: str, low: float, high: float, formula: str, source: FactSource, high_source: FactSource | None = None
 ) -> Range:
@@ -187,7 +178,6 @@ def _ranged(
 
 
 def _gpu_parts(setup: Setup, step: StepMemory) -> list[Range]:
-    """The parts that a GPU adds to those of the step."""
     low, high = (mebibytes * MIB for mebibytes in CONTEXT_MIB)
     found = [_ranged("CUDA context", low, high, "driver, kernels and library handles", CONTEXT_LOW, CONTEXT_HIGH)]
     if setup.world_size > 1:

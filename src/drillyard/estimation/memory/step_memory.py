@@ -334,7 +334,6 @@ class StepMemory:
         return self._profiles[key]
 
     def _excursion(self, difference: MemoryDelta) -> None:
-        """Up by a difference and back."""
         ledger = self.ledger
         if ledger.total + difference.total > ledger.peak:
             ledger.peak = ledger.total + difference.total
