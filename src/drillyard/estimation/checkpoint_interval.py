@@ -2,7 +2,7 @@
 
 Letters, all in seconds: tau = useful work between two saves, C = what a save blocks training for, D = how long it then
 drains to storage in the background, R = a restart, M = mean time between failures of the whole job. Failures come at a
-constant rate (exponential gaps), also while the job restarts; a restart that fails begins again.
+constant rate (exponential gaps), also while the job restarts; a restart that fails is repeated.
 
 - Young 1974 (CACM 17:530): tau = sqrt(2 C M). First order, for C and tau far below M; a cross check here.
 - Daly 2006 (FGCS 22:303-312): tau = sqrt(2 C M) [1 + sqrt(C/2M)/3 + (C/2M)/9] - C where C < 2M, else tau = M.

@@ -17,7 +17,7 @@ from drillyard.estimation.target import Target
 from drillyard.hardware import Catalog, Fact, Price
 
 PREFERRED = ("on-demand", "flex-start", "flex-start-queued", "calendar", "reservation", "spot")
-"""Which price stands for a machine where the way of buying is not given: what is open to all comes first."""
+"""Order of prices where the way of buying is not given: what is open to all comes first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class FailureRate(CatalogRow):
 
 
 class Assumption(CatalogRow):
-    """A default that stands until the user gives a figure of their own."""
+    """A default, used where the user gives no figure of their own."""
 
     name: str
     value: NonNegativeFloat

@@ -34,7 +34,7 @@ class ModelOptions:
         if self.active_parameters is not None and self.parameters is None:
             raise UserError("--active-params says how many of the parameters a token uses: give --params too")
         if self.parameters is not None and self.config_file is not None:
-            raise UserError("--params stands for a model whose config is not known; give it or --config, not both")
+            raise UserError("--params is for a model whose config is not known; give it or --config, not both")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,6 @@ def _with_vocabulary(content: Mapping[str, Any], config: RunConfig) -> Mapping[s
     if isinstance(tokenizer, TrainTokenizer):
         return {**content, "vocab_size": tokenizer.vocab_size}
     raise UserError(
-        "model.config.vocab_size: missing: the tokenizer, which would tell it, is not read here\n"
+        "model.config.vocab_size: missing: the tokenizer that has it is not read here\n"
         "give it by --set model.config.vocab_size=N"
     )

@@ -115,7 +115,7 @@ def build_request(options: EstimateOptions, *, build: BuildSpec | None = None) -
     """
     price = PriceOptions(options.price_per_gpu_hour, options.price_per_node_hour)
     if build is not None and options.params is not None:
-        raise UserError("--build counts the model that transformers builds, --params stands for it: give one of them")
+        raise UserError("--build counts the parameters, --params gives them: use one of the two")
     config = load_run_config(options.run, options.overrides or (), resolve_environment=False, needs_learning_rate=False)
     counts = parse_count("--params", options.params), parse_count("--active-params", options.active_params)
     model = find_model(config, ModelOptions(options.config, *counts), build=build)
@@ -196,7 +196,7 @@ def _check_target(options: EstimateOptions) -> None:
         return
     for name in ("cluster", "machine", "nodes", "consumption", "region"):
         if getattr(options, name) is not None:
-            raise UserError(f"--accelerator stands for a place of its own and goes with no --{name}; {HOW}")
+            raise UserError(f"--accelerator cannot be combined with --{name}; {HOW}")
     if options.num_gpus is None:
         raise UserError(f"--num-gpus is missing: how many {options.accelerator} are there?")
 

@@ -14,7 +14,7 @@ from drillyard.hardware.accelerators import Accelerator
 from drillyard.hardware.bandwidths import Bandwidth, BusBandwidth
 from drillyard.hardware.capacity import Quota, quota_needed, region_of
 from drillyard.hardware.catalog import Catalog, catalog, find_accelerator
-from drillyard.hardware.facts import Fact, FactSource, combine, total
+from drillyard.hardware.facts import Fact, FactSource, combine
 from drillyard.hardware.machines import Machine, Price
 from drillyard.hardware.network_stacks import NetworkStack
 
@@ -35,7 +35,6 @@ __all__ = [
     "load_catalog",
     "quota_needed",
     "region_of",
-    "total",
 ]
 
 

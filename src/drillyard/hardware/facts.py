@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
-from functools import reduce
 from typing import Annotated, Any, Final, Generic, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
@@ -85,11 +84,6 @@ def combine(value: T, *parts: Fact[Any] | FactSource | Number) -> Fact[T]:
         elif isinstance(part, FactSource):
             sources.append(part)
     return Fact(value, tuple(dict.fromkeys(sources)))
-
-
-def total(facts: Iterable[Fact[float]]) -> Fact[float]:
-    """The sum of `facts`; 0 without any source when there are none."""
-    return reduce(lambda left, right: left + right, facts, Fact(0.0, ()))
 
 
 def _value(part: Fact[float] | Number) -> float:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.hardware import Fact, FactSource, combine, total
+from drillyard.hardware import Fact, FactSource, combine
 from drillyard.hardware.facts import Provenance
 
 PAGE = FactSource("page", "2026-01-02")
@@ -37,15 +37,9 @@ def test_one_unverified_operand_makes_the_result_unverified(left, right):
     assert set((left / right).sources) == {*left.sources, *right.sources}
 
 
-@given(st.lists(FACTS, max_size=5))
-def test_a_total_is_the_sum_and_rests_on_all(facts):
-    summed = total(facts)
-    assert summed.value == pytest.approx(sum(fact.value for fact in facts))
-    assert summed.unverified == any(fact.unverified for fact in facts)
-
-
 def test_a_derived_value_can_be_of_any_kind():
     assert combine(min(3, 4), Fact(3, (PAGE,)), Fact(4, (DOUBTED,)), 7) == Fact(3, (PAGE, DOUBTED))
+    assert combine(1.0, TABLE, Fact(3, (PAGE,))) == Fact(1.0, (TABLE, PAGE))
 
 
 def test_a_fact_shows_itself_as_json():

@@ -289,7 +289,7 @@ class _BlockForward:
 
 
 def _sides(names: list[str]) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
-    """Which norms stand before and after attention and MLP. A norm without weights has no name and no tensors."""
+    """Names of the norms before and after attention and MLP. A norm without weights has no name and no tensors."""
     if len(names) == 4:
         if "post_self_attn_layernorm" in names:  # GLM-4's order differs from Gemma's
             return ("input_layernorm", "post_attention_layernorm"), ("post_self_attn_layernorm", "post_mlp_layernorm")

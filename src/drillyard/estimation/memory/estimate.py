@@ -181,7 +181,7 @@ def _gpu_parts(setup: Setup, step: StepMemory) -> list[Range]:
     low, high = (mebibytes * MIB for mebibytes in CONTEXT_MIB)
     found = [_ranged("CUDA context", low, high, "driver, kernels and library handles", CONTEXT_LOW, CONTEXT_HIGH)]
     if setup.world_size > 1:
-        # Groups of ranks that talk over NCCL: all of them, those of a shard, and those of a weight's copies.
+        # Groups of ranks that communicate over NCCL: all of them, those of a shard, and those of a weight's copies.
         groups = 1 + (setup.shard > 1) + (setup.replicate > 1)
         low, high = (
             groups * channels * 2 * NCCL_BUFFER_MIB * MIB for channels in (NCCL_FEWEST_CHANNELS, NCCL_MOST_CHANNELS)

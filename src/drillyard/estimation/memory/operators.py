@@ -1,6 +1,6 @@
 """Operators of a transformer block by what they keep and what their backward makes: the inventory of activations.
 
-Each stands for one or a few operators of PyTorch; what autograd saves is that of tools/autograd/derivatives.yaml.
+Each is one or a few operators of PyTorch; what autograd saves is that of tools/autograd/derivatives.yaml.
 Sizes are elements; an operator's result has the element size of its input unless said. Most are one of two kinds:
 `unary`, and `contraction`, whose backward makes a gradient of each input that wants one.
 """
