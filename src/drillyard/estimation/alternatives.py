@@ -17,7 +17,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from math import gcd
 from typing import Any, Final
 
@@ -57,8 +56,10 @@ class Alternative:
     def in_words(self) -> str:
         """`training.micro_batch_size: 4, training.gradient_accumulation: 2 (up to 61.2 GiB)`."""
         gpus = [] if self.num_gpus is None else [f"{self.num_gpus} {_gpus(self.setup)}"]
-        dumps = partial(yaml.safe_dump, default_flow_style=True, sort_keys=False, width=math.inf)
-        changes = [dumps({key: value}).strip()[1:-1] for key, value in self.settings.items()]
+        changes = [
+            yaml.safe_dump({key: value}, default_flow_style=True, sort_keys=False, width=math.inf).strip()[1:-1]
+            for key, value in self.settings.items()
+        ]
         return f"{', '.join(gpus + changes)} (up to {three_digits(self.memory_gib)} GiB)"
 
 

@@ -185,7 +185,7 @@ def failure_estimate(job: FailureInputs, rate: FailureRate) -> FailureEstimate:
         )
     saving = _saving_terms(job, schedule, mtbf_seconds, per_day)
     terms = (*frequency, *saving, *_result_terms(job, schedule, wall_seconds, per_day, saving))
-    left_out = ("queue wait before a start and after a failure", "planned maintenance")
+    left_out: tuple[str, ...] = ("queue wait before a start and after a failure", "planned maintenance")
     if job.preemptions_per_node_day is None and job.spot:
         left_out = ("preemptions, though the nodes are spot", *left_out)
     return FailureEstimate(rate, schedule, mtbf_seconds, goodput, wall_seconds, terms, left_out)

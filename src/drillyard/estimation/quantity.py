@@ -65,8 +65,11 @@ class Range:
         *rests_on: Fact[Any] | FactSource | Number,
     ) -> Range:
         """Another quantity that follows from this one: `function` of each end."""
-        ends = (quantity(name, function(end.value), unit, formula, end, *rests_on) for end in (self.low, self.high))
-        return Range(*ends, is_bound=self.is_bound)
+
+        def at(end: Quantity) -> Quantity:
+            return quantity(name, function(end.value), unit, formula, end, *rests_on)
+
+        return Range(at(self.low), at(self.high), self.is_bound)
 
 
 def given(value: float) -> Fact[float]:

@@ -256,7 +256,7 @@ def _operations(block: Block, setup: Setup) -> list[tuple[float, float]]:
             ((2 if mlp.gated else 1) * width * low, width * low),
         ]
     high = max(4, low)
-    operations = [(residuals * 2 * hidden * low, residuals * hidden * low)]
+    operations: list[tuple[float, float]] = [(residuals * 2 * hidden * low, residuals * hidden * low)]
     if block.norm == "layer":
         operations.append((block.num_norms * hidden * low, block.num_norms * hidden * low))
     else:

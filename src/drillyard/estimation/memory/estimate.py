@@ -173,8 +173,8 @@ def _ranged(
     name: str, low: float, high: float, formula: str, source: FactSource, high_source: FactSource | None = None
 ) -> Range:
     """A range in GiB from bytes."""
-    ends = (low, source), (high, high_source or source)
-    return Range(*(quantity(name, nbytes / GIB, "GiB", formula, fact) for nbytes, fact in ends))
+    least = quantity(name, low / GIB, "GiB", formula, source)
+    return Range(least, quantity(name, high / GIB, "GiB", formula, high_source or source))
 
 
 def _gpu_parts(setup: Setup, step: StepMemory) -> list[Range]:
